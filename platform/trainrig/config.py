@@ -1,0 +1,371 @@
+"""Run files: TOML, differences only, read into frozen pydantic models.
+
+A model is the whole truth about its part: every default stands in it, beside its unit and its
+source. A choice is a union whose members carry a `kind`; that union is the registry. The loader
+adds what pydantic does not know: the file, the line, the path of the key, the nearest name.
+"""
+
+import difflib
+import json
+import math
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainrig import storage
+from trainrig.errors import ConfigError
+
+
+class _Place:
+    """Marks a field that says where or on how much, not what: no part of a run's identity."""
+
+    def __repr__(self) -> str:
+        return "PLACE"
+
+
+PLACE = _Place()
+
+Location = tuple[str | int, ...]
+
+
+class Settings(BaseModel):
+    """One part of a run file: frozen, strict about types, closed to unknown keys.
+
+    Annotate a field with `PLACE` (`workers: Annotated[int, PLACE] = 2`) when the result does not
+    depend on it: paths, whose contents are fingerprinted instead, and numbers of workers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            for key in given:
+                if key not in cls.model_fields:
+                    hint = did_you_mean(str(key), cls.model_fields)
+                    message = f"no key '{key}' in {cls.__name__}{hint}"
+                    raise PydanticCustomError("unknown_key", "{message}", {"message": message})
+        return given
+
+
+class RunFile(Settings):
+    """A whole run file. `stage` names the verb it is for, so `check` needs to be told nothing."""
+
+    stage: str
+    verb: ClassVar[str]
+
+
+Model = TypeVar("Model", bound=Settings)
+Run = TypeVar("Run", bound=RunFile)
+
+
+def did_you_mean(name: str, choices: Sequence[str] | Mapping[str, Any]) -> str:
+    """`; did you mean 'x'?` for the nearest of `choices`, or the choices when none is near."""
+    names = list(choices)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; there are: {', '.join(sorted(names))}" if names else ""
+
+
+def load(model: type[Run], path: str, overrides: Sequence[str] = ()) -> Run:
+    """The run that the TOML file at `path` describes, changed by `overrides` (`"a.b=value"`).
+
+    Raises ConfigError, one line, for whatever cannot work.
+    """
+    text = read_text(path)
+    data = parse(text, path)
+    stage = data.get("stage")
+    if stage != model.verb:
+        found = "no `stage`" if stage is None else f'`stage = "{stage}"`'
+        raise ConfigError(
+            f"{path}: {found}, so this is no run file for `{model.verb}`; "
+            + (f"use `trainrig {stage} {path}`" if stage else f'write `stage = "{model.verb}"`')
+        )
+    for override in overrides:
+        set_key(data, override)
+    return build(model, data, path, text)
+
+
+def read_text(path: str) -> str:
+    """The run file's text. Raises ConfigError if there is none."""
+    try:
+        return storage.read(path).decode("utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such run file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; name the run file in it") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; a run file is TOML") from None
+
+
+def parse(text: str, path: str) -> dict[str, Any]:
+    """The TOML tables of `text`. Raises ConfigError naming `path` and the line."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+
+
+def build(model: type[Model], data: Mapping[str, Any], path: str, text: str = "") -> Model:
+    """A `model` from TOML tables. Raises ConfigError for the first thing wrong with them."""
+    try:
+        # Through JSON: strict, yet a TOML array may fill a tuple.
+        return model.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, data, path, text)) from None
+
+
+def set_key(data: dict[str, Any], override: str) -> None:
+    """Apply one `a.b=value` to TOML tables in place. A bare word that is no TOML is a string."""
+    dotted, equals, raw = override.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: write it as --set a.b=value")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    table: Any = data
+    for depth, key in enumerate(keys[:-1]):
+        table = _step_into(table, key, f"--set {override}: {'.'.join(keys[: depth + 1])}")
+    if isinstance(table, list):
+        index = _index(table, keys[-1], f"--set {override}")
+        table[index] = value
+    else:
+        table[keys[-1]] = value
+
+
+def _step_into(table: Any, key: str, where: str) -> Any:
+    if isinstance(table, list):
+        return table[_index(table, key, where)]
+    inner = table.setdefault(key, {})
+    if not isinstance(inner, dict | list):
+        raise ConfigError(f"{where} is a value ({inner!r}), not a table")
+    return inner
+
+
+def _index(items: list[Any], key: str, where: str) -> int:
+    if not key.isdigit() or int(key) >= len(items):
+        raise ConfigError(f"{where}: '{key}' is no index of its {len(items)} entries (0, 1, …)")
+    return int(key)
+
+
+def _explain(error: ValidationError, data: Mapping[str, Any], path: str, text: str) -> str:
+    first = error.errors()[0]
+    location = _without_tags(first["loc"], data)
+    message = first["msg"]
+    context = first.get("ctx", {})
+    if first["type"] == "union_tag_invalid":
+        choices = re.findall(r"'([^']+)'", str(context["expected_tags"]))
+        message = f"no kind '{context['tag']}'{did_you_mean(str(context['tag']), choices)}"
+    elif first["type"] == "union_tag_not_found":
+        message = "no `kind` says which one this is"
+    elif first["type"] == "missing":
+        message = f"`{location[-1]}` is missing"
+        location = location[:-1]
+    elif first["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", str(context["expected"]))
+        found = first["input"]
+        message = f"{found!r} is none of {', '.join(choices)}{_near(found, choices)}"
+    elif first["type"] == "value_error":
+        message = message.removeprefix("Value error, ")
+    elif first["type"] != "unknown_key":
+        message = f"{message[0].lower()}{message[1:]}, found {_shown(first['input'])}"
+    line = line_of(text, location)
+    at = f"{path}:{line}" if line else path
+    key = dotted(location)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{at}: {key}: {message}{more}" if key else f"{at}: {message}{more}"
+
+
+def _near(found: Any, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(found), choices, n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _without_tags(location: Location, data: Any) -> Location:
+    """pydantic puts a union's chosen `kind` into the path; a run file has no such key."""
+    kept: list[str | int] = []
+    for part in location:
+        if isinstance(data, Mapping) and part not in data and data.get("kind") == part:
+            continue
+        kept.append(part)
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            data = None
+    return tuple(kept)
+
+
+def dotted(location: Location) -> str:
+    """`("filters", 0, "min_words")` as `filters[0].min_words`."""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
+
+
+_TABLE = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"']+)\s*=")
+
+
+def line_of(text: str, location: Location) -> int | None:
+    """The line of `text` (from 1) that holds the key at `location`, or its table, or None."""
+    wanted = _flat(location)
+    counts: dict[str, int] = {}
+    table: list[str] = []
+    best: tuple[int, int] | None = None  # (parts matched, line)
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _TABLE.match(line):
+            table = _header_path(header, counts)
+            here = table
+        elif key := _KEY.match(line):
+            here = [*table, *key.group(1).replace('"', "").split(".")]
+        else:
+            continue
+        if here == wanted[: len(here)] and (best is None or len(here) > best[0]):
+            best = (len(here), number)
+    return best[1] if best else None
+
+
+def _flat(location: Location) -> list[str]:
+    return [str(part) for part in location]
+
+
+def _header_path(header: re.Match[str], counts: dict[str, int]) -> list[str]:
+    path: list[str] = []
+    names = [name.strip().strip("\"'") for name in header.group(2).split(".")]
+    for depth, name in enumerate(names):
+        path.append(name)
+        key = ".".join(path)
+        if depth == len(names) - 1 and header.group(1) == "[[":
+            counts[key] = counts.get(key, -1) + 1
+        if key in counts:
+            path.append(str(counts[key]))
+    return path
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """What of `settings` the result depends on: all but the fields marked PLACE, as plain JSON."""
+    return {
+        name: _identity_of(getattr(settings, name))
+        for name, field in type(settings).model_fields.items()
+        if PLACE not in field.metadata
+    }
+
+
+def _identity_of(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return identity(value)
+    if isinstance(value, list | tuple):
+        return [_identity_of(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _identity_of(item) for key, item in value.items()}
+    return value
+
+
+def to_toml(settings: Settings) -> str:
+    """`settings` with every default written out; `# default` marks what nobody set.
+
+    `load` of the result gives an equal model. None stands for an absent key.
+    """
+    return "\n".join(_table_lines(settings, ())).lstrip("\n") + "\n"
+
+
+def _table_lines(table: Settings | Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    if isinstance(table, Settings):
+        items = {name: getattr(table, name) for name in type(table).model_fields}
+        defaults = set(items) - table.model_fields_set
+    else:
+        items, defaults = dict(table), set()
+    lines, below = [], []
+    for name, value in items.items():
+        if value is None:
+            continue
+        inner = (*path, _toml_key(name))
+        if isinstance(value, Settings | Mapping):
+            below += ["", f"[{'.'.join(inner)}]", *_table_lines(value, inner)]
+        elif isinstance(value, tuple) and value and isinstance(value[0], Settings | Mapping):
+            for item in value:
+                below += ["", f"[[{'.'.join(inner)}]]", *_table_lines(item, inner)]
+        else:
+            note = "  # default" if name in defaults else ""
+            lines.append(f"{_toml_key(name)} = {_toml_value(value)}{note}")
+    return lines + below
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_string(name)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return repr(value)
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return _toml_string(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml_value(item) for item in value)}]"
+    raise TypeError(f"no TOML for {value!r}")
+
+
+def _toml_string(text: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped as well.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def from_command_line(model: type[Run], arguments: Sequence[str] | None = None) -> Run:
+    """The run of a job script: `python jobs/x.py RUN.toml [--set a.b=value …]`.
+
+    Ends the process with one line and exit code 2 when that cannot work.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    overrides: list[str] = []
+    paths: list[str] = []
+    while given:
+        word = given.pop(0)
+        if word == "--set" and given:
+            overrides.append(given.pop(0))
+        else:
+            paths.append(word)
+    if len(paths) != 1 or paths[0].startswith("-"):
+        print(f"usage: {sys.argv[0]} RUN.toml [--set a.b=value …]", file=sys.stderr)
+        raise SystemExit(2)
+    try:
+        return load(model, paths[0], overrides)
+    except ConfigError as error:
+        print(f"trainrig: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+
+
+__all__ = [
+    "PLACE",
+    "Field",
+    "RunFile",
+    "Settings",
+    "build",
+    "did_you_mean",
+    "dotted",
+    "from_command_line",
+    "identity",
+    "line_of",
+    "load",
+    "parse",
+    "read_text",
+    "set_key",
+    "to_toml",
+]

@@ -1,0 +1,89 @@
+"""What HTTP did to a body on its way, undone: chunks (RFC 9112, section 7.1), then compression.
+
+Archives lie about both: crawlers often store a body already unpacked under the headers of a packed
+one. So a body that does not look packed is taken as it is; one that does, and then breaks, is not.
+"""
+
+import io
+import re
+import zlib
+
+from fastwarc.stream_io import BrotliReader, ZstdReader
+
+_CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+class BadBody(Exception):
+    """A body that cannot be unpacked. Its one argument is the reason, a code to count by."""
+
+
+def unpack(body: bytes, transfer_encoding: str, content_encoding: str, limit: int) -> bytes:
+    """`body` as the server meant it, from the two headers' values ("" where absent).
+
+    Raises BadBody: "bad_chunks", "bad_content_encoding", or "too_large" past `limit` bytes.
+    """
+    if "chunked" in transfer_encoding.lower():
+        body = _join_chunks(body)
+    # The header lists codings in the order they were applied.
+    for coding in reversed(content_encoding.lower().replace(",", " ").split()):
+        body = _decompress(body, coding, limit)
+    if len(body) > limit:
+        raise BadBody("too_large")
+    return body
+
+
+def _join_chunks(body: bytes) -> bytes:
+    head = _CHUNK_HEAD.match(body)
+    if head is None:
+        return body
+    chunks = []
+    while head is not None:
+        length = int(head.group(1), 16)
+        if length == 0:
+            return b"".join(chunks)
+        end = head.end() + length
+        if end > len(body):
+            break
+        chunks.append(body[head.end() : end])
+        end += 2 if body[end : end + 2] == b"\r\n" else 1 if body[end : end + 1] == b"\n" else 0
+        head = _CHUNK_HEAD.match(body, end)
+    raise BadBody("bad_chunks")
+
+
+def _decompress(body: bytes, coding: str, limit: int) -> bytes:
+    """Undo one coding; a name we do not know was never a compression ("utf-8" is the usual one)."""
+    if coding in ("gzip", "x-gzip"):
+        return _inflate(body, 31, limit) if body[:2] == b"\x1f\x8b" else body
+    elif coding == "deflate":
+        # RFC 9110 says zlib's format; many servers send it bare.
+        zlib_format = body[:1] == b"\x78" and int.from_bytes(body[:2], "big") % 31 == 0
+        return _inflate(body, 15 if zlib_format else -15, limit)
+    elif coding == "br":
+        return _read_all(BrotliReader(io.BytesIO(body)), limit)
+    elif coding == "zstd" and body[:4] == _ZSTD_MAGIC:
+        return _read_all(ZstdReader(io.BytesIO(body)), limit)
+    return body
+
+
+def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
+    decoder = zlib.decompressobj(window_bits)
+    try:
+        out = decoder.decompress(body, limit + 1)
+    except zlib.error:
+        raise BadBody("bad_content_encoding") from None
+    if len(out) > limit:
+        raise BadBody("too_large")
+    if not decoder.eof:
+        raise BadBody("bad_content_encoding")
+    return out
+
+
+def _read_all(reader: BrotliReader | ZstdReader, limit: int) -> bytes:
+    try:
+        out: bytes = reader.read(limit + 1)
+    except OSError:
+        raise BadBody("bad_content_encoding") from None
+    if len(out) > limit:
+        raise BadBody("too_large")
+    return out

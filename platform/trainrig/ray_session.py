@@ -1,0 +1,147 @@
+"""The Ray that a stage runs on, and splits mapped over it by Ray Data.
+
+Both stages that cut their work into splits (curate, tokenize) need the same forty lines, so they
+stand here once. What travels through Ray is the split's name and task and its name back: pages
+and tokens never enter the object store.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from trainrig import errors
+from trainrig.errors import ClusterError, ConfigError
+from trainrig.splits import Phase, Split
+
+# Each must be set before Ray is imported or started; what the user has set stays.
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",  # else whoever reaches the port commands the machine
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",  # merges lines that differ only in digits
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # its C++ prints warnings about itself over our progress
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # do not hide GPUs from tasks that ask for none
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # s; 2.0 by default: how soon a dead worker is seen
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "30",
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "2",  # s; 30 by default, waited for after a fault
+    "RAY_health_check_period_ms": "500",  # with the next: a dead node is known in about 2 s, not 15
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_timeout_ms": "2000",
+}
+# Workers × threads ≤ cores; and with one thread the order of every sum is fixed.
+WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+OBJECT_STORE_BYTES = 256 * 2**20  # paths and counts only: far less is ever used
+
+Progress = Callable[[int, int], None]
+"""Called with (splits done, splits in all) as a phase advances."""
+
+
+def connect(workers: int, what: str) -> None:
+    """Join the cluster that RAY_ADDRESS names, or start a local one; once a process.
+
+    Raises ConfigError if `workers` one-CPU workers (of `what`, for the message) do not fit.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS", "local")
+        local = {} if address != "local" else _local_options(workers)
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": WORKER_ENVIRONMENT},
+                **local,
+            )
+        except ConnectionError as error:
+            raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    _check_fit(workers, int(resources.get("CPU", 0)), what)
+
+
+def _local_options(workers: int) -> dict[str, Any]:
+    return {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+
+
+def _check_fit(workers: int, cpus: int, what: str) -> None:
+    if workers > cpus:
+        raise ConfigError(
+            f"{what}: {workers} workers of 1 CPU each, but Ray has {cpus} logical CPUs; "
+            f"set workers = {cpus} or fewer, or add nodes"
+        )
+
+
+def map_splits(
+    phase: Phase, splits: Sequence[Split], workers: int, progress: Progress | None = None
+) -> None:
+    """Do what `phase` has left of `splits`, on `workers` Ray Data actors; 0: in this process.
+
+    The first error of a split ends the phase; splits that were done stay done.
+    """
+    left = phase.left_to_do(splits)
+    done = len(splits) - len(left)
+    advance = progress or (lambda done, all_: None)
+    advance(done, len(splits))
+    finished = _on_ray(phase, left, workers) if workers else _in_process(phase, left)
+    for _ in finished:
+        done += 1
+        advance(done, len(splits))
+
+
+def _in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
+    if left:
+        work = phase.make_work()
+        for split in left:
+            phase.do(work, split)
+            yield split.name
+
+
+def _on_ray(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
+    if not left:
+        return
+    import ray.data
+
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what matters is raised below
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    rows = [{"name": split.name, "task": json.dumps(dict(split.task))} for split in left]
+    done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+        _SplitActor,  # type: ignore[arg-type] # a class whose instances are called with rows
+        fn_constructor_args=(phase,),
+        compute=ray.data.ActorPoolStrategy(size=min(workers, len(rows))),
+        num_cpus=1,
+    )
+    for row in done.iter_rows():
+        if row["problem"]:
+            raise getattr(errors, row["kind"])(row["problem"])
+        yield row["name"]
+
+
+class _SplitActor:
+    """Does splits one after another; what `make_work` loaded is kept between them.
+
+    An error that trainrig foresees goes home as a row: Ray would wrap it in pages of traceback.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self._work = phase.make_work()
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        split = Split(name=row["name"], task=json.loads(row["task"]))
+        try:
+            self._phase.do(self._work, split)
+        except errors.TrainrigError as error:
+            return {"name": split.name, "problem": str(error), "kind": type(error).__name__}
+        return {"name": split.name, "problem": "", "kind": ""}

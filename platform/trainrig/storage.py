@@ -1,0 +1,338 @@
+"""Bytes on a disk or in an S3 bucket, behind one set of functions.
+
+A location is a `str`: a path, or `s3://bucket/key`. A file appears whole or not at all: on disk it
+is written under a temporary name, synced and renamed; on S3 an object is put, or its multipart
+upload completed, in one go. `create` is exclusive on both, which is what locks and manifests need.
+`AWS_ENDPOINT_URL` and the other `AWS_*` variables are honoured by boto3.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import os
+import random
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+from trainrig.errors import ClusterError
+
+S3 = "s3://"
+ATTEMPTS = 10  # boto3's default of 3 does not outlast a burst of 503 SlowDown
+READ_BLOCK = (
+    8 * 2**20
+)  # bytes a ranged GET asks for; S3 gives its full rate to a stream from about here
+HASH_BLOCK = 2**20  # bytes
+
+Result = TypeVar("Result")
+
+
+def join(folder: str, *names: str) -> str:
+    """`folder/name/…`, whatever kind of location the folder is."""
+    return "/".join([folder.rstrip("/") if len(folder) > 1 else folder, *names])
+
+
+def read(path: str) -> bytes:
+    """All bytes at `path`. Raises FileNotFoundError."""
+    if path.startswith(S3):
+        return _get(path, None)
+    return Path(path).read_bytes()
+
+
+def write(path: str, data: bytes) -> None:
+    """Put `data` at `path`, in place of whatever is there, atomically."""
+    if path.startswith(S3):
+        bucket, key = _bucket_and_key(path)
+        _client().put_object(Bucket=bucket, Key=key, Body=data)
+        return
+    with atomic_file(path) as temporary:
+        Path(temporary).write_bytes(data)
+
+
+def create(path: str, data: bytes) -> bool:
+    """Put `data` at `path` only if nothing is there; whether this call did so.
+
+    Of several callers at once exactly one gets True, provided that each one's data is its own
+    (holds a random number, say): a retry after a lost answer recognises itself by its bytes.
+    """
+    if path.startswith(S3):
+        return _create_object(path, data)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    try:
+        _write_synced(temporary, data)
+        os.link(temporary, path)  # atomic, and never replaces
+    except FileExistsError:
+        return False
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    _sync_folder(path)
+    return True
+
+
+@contextlib.contextmanager
+def atomic_file(path: str) -> Iterator[str]:
+    """A local file name to write to; published at `path` when the block ends without an error."""
+    if path.startswith(S3):
+        with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
+            temporary = str(Path(folder) / "upload")
+            yield temporary
+            bucket, key = _bucket_and_key(path)
+            _client().upload_file(temporary, bucket, key)
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    try:
+        yield temporary
+        with Path(temporary).open("rb+") as file:
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    _sync_folder(path)
+
+
+def open_read(path: str) -> BinaryIO:
+    """A seekable stream of the bytes at `path`. Raises FileNotFoundError."""
+    if path.startswith(S3):
+        reader = _ObjectReader(path, size(path))
+        return cast(BinaryIO, io.BufferedReader(reader, READ_BLOCK))
+    return Path(path).open("rb")
+
+
+def exists(path: str) -> bool:
+    """Whether a file (not a folder) is at `path`."""
+    try:
+        size(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def size(path: str) -> int:
+    """Bytes of the file at `path`. Raises FileNotFoundError."""
+    if path.startswith(S3):
+        return int(_head(path)["ContentLength"])
+    if not Path(path).is_file():
+        raise FileNotFoundError(path)
+    return Path(path).stat().st_size
+
+
+def list_files(folder: str, suffix: str = "") -> list[str]:
+    """All files below `folder` whose names end with `suffix`, sorted; none if there is no folder.
+
+    Names that begin with a dot (files being written) are left out.
+    """
+    if folder.startswith(S3):
+        bucket, prefix = _bucket_and_key(folder.rstrip("/") + "/")
+        pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        found = [
+            f"{S3}{bucket}/{item['Key']}" for page in pages for item in page.get("Contents", [])
+        ]
+    else:
+        found = [
+            os.path.join(parent, name)  # noqa: PTH118 - Path() would rewrite "./a"
+            for parent, folders, names in os.walk(folder)
+            for name in names
+        ]
+    return sorted(
+        p for p in found if p.endswith(suffix) and not p.rpartition("/")[2].startswith(".")
+    )
+
+
+def delete(path: str) -> None:
+    """Remove the file at `path`, if there is one."""
+    if path.startswith(S3):
+        bucket, key = _bucket_and_key(path)
+        _client().delete_object(Bucket=bucket, Key=key)
+    else:
+        Path(path).unlink(missing_ok=True)
+
+
+def delete_folder(folder: str) -> None:
+    """Remove `folder` and all that lies below it, if it is there."""
+    if folder.startswith(S3):
+        for path in list_files(folder):
+            delete(path)
+    elif Path(folder).is_dir():
+        shutil.rmtree(folder)
+
+
+def sha256(path: str) -> str:
+    """SHA-256 of the bytes at `path`, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open_read(path) as stream:
+        while block := stream.read(HASH_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def content_key(path: str) -> str:
+    """A string that changes when the bytes at `path` do: SHA-256 on disk, size and ETag on S3.
+
+    Reading terabytes back from S3 only to hash them would cost more than the stage that asks.
+    """
+    if path.startswith(S3):
+        head = _head(path)
+        return f"{head['ContentLength']}-{head['ETag'].strip(chr(34))}"
+    return sha256(path)
+
+
+def local_path(path: str) -> Path:
+    """A local file with the bytes at `path`: itself, or a download that later calls find again.
+
+    Downloads lie in `$XDG_CACHE_HOME/trainrig`, named by location and ETag.
+    """
+    if not path.startswith(S3):
+        return Path(path)
+    name = hashlib.sha256(f"{path}\n{content_key(path)}".encode()).hexdigest()
+    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    cached = Path(home) / "trainrig" / name
+    if not cached.exists():
+        bucket, key = _bucket_and_key(path)
+        with atomic_file(str(cached)) as temporary:
+            _client().download_file(bucket, key, temporary)
+    return cached
+
+
+def _temporary_name(path: str) -> str:
+    target = Path(path)
+    return str(target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}"))
+
+
+def _write_synced(path: str, data: bytes) -> None:
+    with Path(path).open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: str) -> None:
+    """Make a rename outlast a power cut."""
+    descriptor = os.open(Path(path).parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _bucket_and_key(path: str) -> tuple[str, str]:
+    bucket, _, key = path.removeprefix(S3).partition("/")
+    return bucket, key
+
+
+@functools.cache
+def _client() -> Any:
+    import boto3
+    from botocore.config import Config
+
+    # "standard" mode backs off exponentially with jitter on 429, 503 and broken connections.
+    retries: Any = {"mode": "standard", "max_attempts": ATTEMPTS}
+    return boto3.client("s3", config=Config(retries=retries, connect_timeout=10, read_timeout=60))
+
+
+def _head(path: str) -> dict[str, Any]:
+    from botocore.exceptions import ClientError
+
+    bucket, key = _bucket_and_key(path)
+    try:
+        return cast(dict[str, Any], _client().head_object(Bucket=bucket, Key=key))
+    except ClientError as error:
+        if _code(error) in {"404", "NoSuchKey", "NoSuchBucket"}:
+            raise FileNotFoundError(path) from None
+        raise ClusterError(f"{path}: S3 answers {error}") from error
+
+
+def _get(path: str, byte_range: str | None) -> bytes:
+    from botocore.exceptions import (
+        ClientError,
+        ConnectionError,
+        IncompleteReadError,
+        ReadTimeoutError,
+        ResponseStreamingError,
+    )
+
+    bucket, key = _bucket_and_key(path)
+    wanted = {"Range": byte_range} if byte_range else {}
+
+    def fetch() -> bytes:
+        return cast(bytes, _client().get_object(Bucket=bucket, Key=key, **wanted)["Body"].read())
+
+    try:
+        # boto3 retries the request, but not a body that is cut off on the way.
+        broken = (ConnectionError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
+        return _retried(fetch, broken, path)
+    except ClientError as error:
+        if _code(error) in {"404", "NoSuchKey", "NoSuchBucket"}:
+            raise FileNotFoundError(path) from None
+        raise ClusterError(f"{path}: S3 answers {error}") from error
+
+
+def _retried(
+    action: Callable[[], Result], broken: tuple[type[Exception], ...], path: str
+) -> Result:
+    for attempt in range(ATTEMPTS):
+        try:
+            return action()
+        except broken as error:
+            if attempt == ATTEMPTS - 1:
+                raise ClusterError(f"{path}: {ATTEMPTS} attempts failed: {error}") from error
+            time.sleep(random.uniform(0, min(20.0, 0.1 * 2**attempt)))  # full jitter
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _create_object(path: str, data: bytes) -> bool:
+    from botocore.exceptions import ClientError
+
+    bucket, key = _bucket_and_key(path)
+    for _ in range(ATTEMPTS):
+        try:
+            _client().put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+        except ClientError as error:
+            if _code(error) == "PreconditionFailed":
+                return read(path) == data
+            if _code(error) != "ConditionalRequestConflict":
+                raise ClusterError(f"{path}: S3 answers {error}") from error
+            time.sleep(random.uniform(0, 0.5))  # another writer is at it: its outcome is near
+        else:
+            return True
+    raise ClusterError(f"{path}: {ATTEMPTS} conditional writes met another writer each time")
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+class _ObjectReader(io.RawIOBase):
+    """Seekable reads of one S3 object by ranged GETs."""
+
+    def __init__(self, path: str, length: int) -> None:
+        self._path, self._length, self._at = path, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), self._length - self._at)
+        if wanted <= 0:
+            return 0
+        data = _get(self._path, f"bytes={self._at}-{self._at + wanted - 1}")
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
