@@ -9,7 +9,6 @@ import difflib
 import json
 import math
 import re
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -116,10 +115,18 @@ def parse(text: str, path: str) -> dict[str, Any]:
 def build(model: type[Model], data: Mapping[str, Any], path: str, text: str = "") -> Model:
     """A `model` from TOML tables. Raises ConfigError for the first thing wrong with them."""
     try:
-        # Through JSON: strict, yet a TOML array may fill a tuple.
-        return model.model_validate_json(json.dumps(data, default=str))
+        return model.model_validate(_frozen(data))
     except ValidationError as error:
         raise ConfigError(_explain(error, data, path, text)) from None
+
+
+def _frozen(value: Any) -> Any:
+    """TOML's arrays as tuples: frozen models hold no lists, and strict ones take none for them."""
+    if isinstance(value, Mapping):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in value)
+    return value
 
 
 def set_key(data: dict[str, Any], override: str) -> None:
@@ -328,30 +335,6 @@ def _toml_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def from_command_line(model: type[Run], arguments: Sequence[str] | None = None) -> Run:
-    """The run of a job script: `python jobs/x.py RUN.toml [--set a.b=value …]`.
-
-    Ends the process with one line and exit code 2 when that cannot work.
-    """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    overrides: list[str] = []
-    paths: list[str] = []
-    while given:
-        word = given.pop(0)
-        if word == "--set" and given:
-            overrides.append(given.pop(0))
-        else:
-            paths.append(word)
-    if len(paths) != 1 or paths[0].startswith("-"):
-        print(f"usage: {sys.argv[0]} RUN.toml [--set a.b=value …]", file=sys.stderr)
-        raise SystemExit(2)
-    try:
-        return load(model, paths[0], overrides)
-    except ConfigError as error:
-        print(f"trainrig: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-
-
 __all__ = [
     "PLACE",
     "Field",
@@ -360,7 +343,6 @@ __all__ = [
     "build",
     "did_you_mean",
     "dotted",
-    "from_command_line",
     "identity",
     "line_of",
     "load",

@@ -138,6 +138,9 @@ def claim(folder: str, run: RunFile, inputs: Mapping[str, str]) -> Stage:
     finished = read_manifest(folder) if storage.exists(manifest_path) else None
     if finished:
         check_files(folder, finished)
+        log.info("%s: made before (%s says so); nothing to do", folder, manifest_path)
+    else:
+        log.info("%s: begun before; going on", folder)
     return Stage(folder, wanted, finished, resumed=True)
 
 

@@ -5,9 +5,11 @@ stand here once. What travels through Ray is the split's name and task and its n
 and tokens never enter the object store.
 """
 
+import contextlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,17 +58,33 @@ def connect(workers: int, what: str) -> None:
         address = os.environ.get("RAY_ADDRESS", "local")
         local = {} if address != "local" else _local_options(workers)
         try:
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env={"env_vars": WORKER_ENVIRONMENT},
-                **local,
-            )
+            with _stderr_closed():
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    runtime_env={"env_vars": WORKER_ENVIRONMENT},
+                    **local,
+                )
         except ConnectionError as error:
             raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     _check_fit(workers, int(resources.get("CPU", 0)), what)
+
+
+@contextlib.contextmanager
+def _stderr_closed() -> Iterator[None]:
+    """Ray's C++ announces its log level there, past Python; what goes wrong it raises."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(nowhere)
+        os.close(kept)
 
 
 def _local_options(workers: int) -> dict[str, Any]:
