@@ -1,0 +1,36 @@
+"""How a network knows where a token stands.
+
+Shapes: B batch, H heads, T positions, D channels of one head.
+"""
+
+import torch
+from torch import Tensor
+
+
+class Rotation:
+    """Turns queries and keys by an angle that grows with their position.
+
+    Rotary embedding (Su et al. 2021, arXiv:2104.09864). The product of a turned query and a turned
+    key depends on the distance between them alone. Channel i of the first half is turned together
+    with channel i of the second half: the layout of Llama in Hugging Face, so its weights need no
+    reordering here.
+
+    The table is a plain object rather than a tensor argument of each layer because FSDP casts
+    tensor arguments to the layer's dtype, and an angle does not survive bfloat16; and it is made
+    from the positions each time because a buffer would not survive the meta device.
+    """
+
+    def __init__(self, positions_T: Tensor, head_channels: int, theta: float) -> None:
+        """`positions_T`: [T] whole numbers. Rates fall from 1 to about 1/`theta` a position."""
+        even = torch.arange(0, head_channels, 2, device=positions_T.device, dtype=torch.float32)
+        rates = 1.0 / theta ** (even / head_channels)  # radians a position, one a pair
+        angles = positions_T.float()[:, None] * rates[None, :]
+        self.cosine_TD = angles.cos().repeat(1, 2)
+        self.sine_TD = angles.sin().repeat(1, 2)
+
+    def __call__(self, x_BHTD: Tensor) -> Tensor:
+        """`x_BHTD` turned; computed in float32, returned in the dtype of `x_BHTD`."""
+        first, second = x_BHTD.chunk(2, dim=-1)
+        quarter_turn_BHTD = torch.cat((-second, first), dim=-1)
+        turned_BHTD = x_BHTD * self.cosine_TD + quarter_turn_BHTD * self.sine_TD
+        return turned_BHTD.to(x_BHTD.dtype)

@@ -1,0 +1,57 @@
+import math
+
+import pytest
+import torch
+from trainrig.models.attention import Attention, KeyValueCache
+from trainrig.models.positions import Rotation
+
+
+def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Attention of one sequence [T, C] with nothing batched: one query, one head at a time."""
+    width = attention.head_channels
+    query, key, value = (
+        part(x).unflatten(-1, (-1, width)).transpose(0, 1)
+        for part in (attention.query, attention.key, attention.value)
+    )
+    query, key = rotation(query), rotation(key)
+    group = len(query) // len(key)  # query heads that share a key head
+    rows = []
+    for t in range(len(x)):
+        heads = []
+        for h in range(len(query)):
+            scores = key[h // group, : t + 1] @ query[h, t] / math.sqrt(width)
+            heads.append(scores.softmax(0) @ value[h // group, : t + 1])
+        rows.append(torch.cat(heads))
+    return attention.output(torch.stack(rows))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(1, 1, 4), (4, 4, 2), (4, 2, 6), (6, 1, 2)]
+)
+def test_it_equals_attention_written_as_loops(heads, kv_heads, width):
+    attention = Attention(12, heads, kv_heads, width)
+    x = torch.randn(2, 9, 12)
+    rotation = Rotation(torch.arange(9), width, 100.0)
+    together = attention(x, rotation)
+    for row in range(2):
+        assert torch.allclose(together[row], by_loops(attention, x[row], rotation), atol=1e-6)
+
+
+@pytest.mark.parametrize("pieces", [[1] * 9, [9], [4, 5], [1, 6, 2], [8, 1]])
+def test_pieces_through_a_cache_see_what_the_whole_sees(pieces):
+    attention = Attention(12, 4, 2, 6)
+    x = torch.randn(2, 9, 12)
+    whole = attention(x, Rotation(torch.arange(9), 6, 100.0))
+    cache, outputs = KeyValueCache(), []
+    for piece in x.split(pieces, dim=1):
+        positions = torch.arange(len(cache), len(cache) + piece.shape[1])
+        outputs.append(attention(piece, Rotation(positions, 6, 100.0), cache))
+    assert len(cache) == 9
+    assert torch.allclose(torch.cat(outputs, dim=1), whole, atol=1e-6)
+
+
+def test_its_slopes_are_those_of_its_values():
+    attention = Attention(4, 2, 1, 2).double()
+    rotation = Rotation(torch.arange(3), 2, 100.0)
+    x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: attention(x, rotation), (x,))

@@ -1,0 +1,23 @@
+import torch
+from trainrig.models.feedforward import SwiGLU
+
+
+def test_it_equals_its_formula_written_out():
+    network = SwiGLU(6, 10)
+    x = torch.randn(4, 6)
+    gate = x @ network.gate.weight.T
+    expected = (gate * torch.sigmoid(gate) * (x @ network.up.weight.T)) @ network.down.weight.T
+    assert torch.allclose(network(x), expected, atol=1e-6)
+
+
+def test_a_closed_gate_lets_nothing_through():
+    network = SwiGLU(3, 5)
+    with torch.no_grad():
+        network.gate.weight.zero_()
+    assert torch.equal(network(torch.randn(2, 3)), torch.zeros(2, 3))
+
+
+def test_its_slopes_are_those_of_its_values():
+    network = SwiGLU(3, 4).double()
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(network, (x,))

@@ -1,0 +1,31 @@
+import pytest
+import torch
+from trainrig.models.norm import RMSNorm
+
+
+def test_a_hand_worked_vector_is_divided_by_its_root_mean_square():
+    norm = RMSNorm(2, epsilon=0.0)
+    assert norm(torch.tensor([3.0, 4.0])).tolist() == pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5])
+
+
+def test_it_equals_torchs_own_with_any_gain():
+    x = torch.randn(3, 5, 16)
+    ours, theirs = RMSNorm(16, 1e-5), torch.nn.RMSNorm(16, 1e-5)
+    gain = torch.randn(16)
+    with torch.no_grad():
+        ours.weight.copy_(gain)
+        theirs.weight.copy_(gain)
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_zeros_stay_zeros():
+    assert torch.equal(RMSNorm(4, 1e-5)(torch.zeros(4)), torch.zeros(4))
+
+
+@pytest.mark.filterwarnings("error")
+def test_bfloat16_goes_in_and_out_of_a_float32_gain_with_the_mean_taken_in_float32():
+    # 300 squared, summed over 4,096 channels, would lose its last terms in bfloat16.
+    x = torch.full((4096,), 300.0, dtype=torch.bfloat16)
+    y = RMSNorm(4096, 1e-5)(x)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, torch.ones_like(y))

@@ -1,0 +1,67 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainrig import config as run_files
+from trainrig.config import Settings
+from trainrig.errors import ConfigError
+from trainrig.optim import Constant, Cosine, Schedule
+
+SCHEDULES = st.builds(
+    Cosine, warmup=st.none() | st.integers(0, 9), floor=st.floats(0, 1)
+) | st.builds(Constant, warmup=st.none() | st.integers(0, 9))
+
+
+class Run(Settings):
+    schedule: Schedule = Cosine()
+
+
+def test_a_hand_worked_cosine():
+    schedule = Cosine(warmup=2, floor=0.2)
+    # Up in two steps, then a quarter, a half, three quarters and the whole of the way down.
+    falls = [(1 + math.cos(math.pi * share)) / 2 for share in (0.25, 0.5, 0.75, 1.0)]
+    expected = [0.5, 1.0, *(0.2 + 0.8 * fall for fall in falls)]
+    assert [schedule.multiplier(step, 6) for step in range(6)] == pytest.approx(expected)
+    assert schedule.multiplier(5, 6) == pytest.approx(0.2)
+    assert schedule.multiplier(50, 6) == pytest.approx(0.2)
+
+
+def test_a_hand_worked_constant():
+    rates = [Constant(warmup=4).multiplier(step, 6) for step in range(6)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(5, 0), (100, 10), (20_000, 2_000), (10**6, 2_000)])
+def test_a_warmup_nobody_set_is_a_tenth_of_the_run_and_never_above_2000_steps(steps, warmup):
+    assert Cosine().warmup_steps(steps) == warmup
+    if warmup:
+        assert Cosine().multiplier(warmup - 1, steps) == 1.0
+        assert Cosine().multiplier(warmup - 2, steps) < 1.0
+
+
+@given(SCHEDULES, st.integers(10, 200))
+def test_every_schedule_rises_to_the_peak_then_never_rises_again(schedule, steps):
+    rates = [schedule.multiplier(step, steps) for step in range(steps + 5)]
+    warmup = schedule.warmup_steps(steps)
+    rise, fall = rates[:warmup], rates[warmup:]
+    assert all(0 <= rate <= 1 for rate in rates)
+    assert rise == sorted(rise) and (not rise or rise[-1] == 1.0)
+    assert fall == sorted(fall, reverse=True)
+
+
+@pytest.mark.parametrize("kind", [Cosine, Constant])
+def test_a_warmup_longer_than_the_run_is_refused_with_what_would_do(kind):
+    with pytest.raises(
+        ConfigError, match=r"warmup \(60 steps\) .* \(50 steps\); leave it out for 5"
+    ):
+        kind(warmup=60).multiplier(0, 50)
+
+
+def test_a_run_file_chooses_a_schedule_by_its_kind():
+    run = run_files.build(Run, {"schedule": {"kind": "Constant", "warmup": 3}}, "run.toml")
+    assert run.schedule == Constant(warmup=3)
+    with pytest.raises(ConfigError, match="did you mean 'Cosine'"):
+        run_files.build(Run, {"schedule": {"kind": "Cosinus"}}, "run.toml")
+    with pytest.raises(ConfigError, match="no key 'floor' in Constant"):
+        run_files.build(Run, {"schedule": {"kind": "Constant", "floor": 0.1}}, "run.toml")
