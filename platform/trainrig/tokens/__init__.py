@@ -1,0 +1,1 @@
+"""From text to token ids: tokenizers, token shards, and the batches that training reads."""
