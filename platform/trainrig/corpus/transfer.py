@@ -37,7 +37,7 @@ def _join_chunks(body: bytes) -> bytes:
     head = _CHUNK_HEAD.match(body)
     if head is None:
         return body
-    chunks = []
+    chunks: list[bytes] = []
     while head is not None:
         length = int(head.group(1), 16)
         if length == 0:

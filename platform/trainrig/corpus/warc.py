@@ -81,17 +81,15 @@ class _Reader:
         self.stream = stream
         self.number = 0
         self.position = 0
+        self._next_start: int | None = 0
         self.packed = stream.read(3) == _GZIP_MAGIC
         stream.seek(0)
 
     def read(self) -> Iterator[Page | Unreadable]:
-        start: int | None = 0
-        while start is not None:
-            self.stream.seek(start)
+        while self._next_start is not None:
+            self.position = self._next_start
+            self.stream.seek(self.position)
             yield from self._read_until_damage()
-            start = self._next_start
-            if start is not None:
-                self.position = start
         if self.number == 0:
             yield Unreadable(self.path, "not_an_archive")
 
@@ -99,6 +97,7 @@ class _Reader:
         """Read on. Leaves `_next_start`: where to go on after damage, or None at the end."""
         # One record is held back: whether its length is right shows only at the next one's start.
         held: Page | Unreadable | None = None
+        first, start = self.number + 1, self.position
         records = ArchiveIterator(self.stream, parse_http=False)
         try:
             while (record := _next(records)) is not None:
@@ -107,19 +106,30 @@ class _Reader:
                 self.number += 1
                 self.position = record.stream_pos
                 held = self._judge(record)
-                del record  # its reader is the archive's, and the archive moves on
         except (_WrongLength, _Damaged) as damage:
-            if isinstance(damage, _Damaged):
-                if held is not None and not _blames_gzip(held):
-                    yield held
-                yield self._unreadable("damaged_gzip")
-            elif self.number:
-                yield self._unreadable("wrong_content_length")
             self._next_start = self._find_record(self.position + 1)
-            return
-        if held is not None:
+            # Nothing read since the last damage: the same damage, which has been reported. At the
+            # start of a file it has not, but is worth a word only if there are records at all.
+            if self.number >= first or (start == 0 and self._next_start is not None):
+                yield from self._report(damage, held)
+        else:
+            if held is not None:
+                yield held
+            self._next_start = None
+
+    def _report(
+        self, damage: Exception, held: Page | Unreadable | None
+    ) -> Iterator[Page | Unreadable]:
+        if isinstance(damage, _WrongLength):
+            self.number = max(self.number, 1)
+            yield self._unreadable("wrong_content_length")
+        elif isinstance(held, Unreadable) and held.reason == "damaged_gzip":
             yield held
-        self._next_start = None
+        else:
+            if held is not None:
+                yield held
+            self.number += 1
+            yield self._unreadable("damaged_gzip")
 
     def _judge(self, record: WarcRecord) -> Page | Unreadable | None:
         """The record as a page, or why it is none; None for one that is ordinary and no page."""
@@ -170,10 +180,6 @@ class _Reader:
             return zlib.decompressobj(31).decompress(head, 64).startswith(_RECORD_START)
         except zlib.error:
             return False
-
-
-def _blames_gzip(held: Page | Unreadable) -> bool:
-    return isinstance(held, Unreadable) and held.reason == "damaged_gzip"
 
 
 def _next(records: ArchiveIterator) -> WarcRecord | None:

@@ -1,0 +1,166 @@
+"""Signatures on storage, and the numbers that documents go by while copies are looked for.
+
+A document that passed the rules has a *position*: its place in the signature files, one after the
+other. Its *number* is its place in the keep order: of two alike, the lower one may stay.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.corpus.dedup.exact import text_digest
+from trainrig.corpus.dedup.minhash import MinHash, band_keys, sign
+from trainrig.corpus.dedup.pairs import Fallen, candidate_pairs, keep_order
+from trainrig.corpus.dedup.shingles import jaccard, shingle
+
+EXACT, NEAR = "exact_duplicate", "near_duplicate"
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """What is known of the texts of one file that passed the rules, in their order."""
+
+    ids: NDArray[np.str_]  # [documents]
+    characters: NDArray[np.int64]  # [documents]
+    digests: NDArray[np.uint8]  # [documents, 16]
+    keys: NDArray[np.uint64]  # [documents, bands]
+    shingles: NDArray[np.uint64]  # all, one document after the other
+    ends: NDArray[np.int64]  # [documents] where each document's shingles end
+
+    @classmethod
+    def of(cls, documents: Sequence[tuple[str, str]], settings: MinHash) -> "Signatures":
+        """Those of `(id, text)` documents."""
+        texts = [text for _, text in documents]
+        shingles = [shingle(text, settings.shingle_words) for text in texts]
+        keys = [band_keys(sign(each, settings), settings) for each in shingles]
+        digests = b"".join(text_digest(text) for text in texts)
+        return cls(
+            ids=np.array([identity for identity, _ in documents], dtype=np.str_),
+            characters=np.array([len(text) for text in texts], dtype=np.int64),
+            digests=np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16),
+            keys=np.array(keys, dtype=np.uint64).reshape(-1, settings.bands),
+            shingles=np.concatenate([np.empty(0, np.uint64), *shingles]),
+            ends=np.cumsum([len(each) for each in shingles], dtype=np.int64),
+        )
+
+    def save(self, path: str) -> None:
+        """Write them, as an .npz file."""
+        save_arrays(path, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def shingles_of(self, document: int) -> NDArray[np.uint64]:
+        """The shingles of one document."""
+        start = self.ends[document - 1] if document else 0
+        return self.shingles[start : self.ends[document]]
+
+
+def save_arrays(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write named arrays as an .npz file: equal arrays give equal bytes."""
+    keywords: dict[str, Any] = dict(arrays)
+    with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
+        np.savez(file, **keywords)
+
+
+def load_arrays(path: str) -> Mapping[str, NDArray[Any]]:
+    """The arrays of an .npz file, each read when it is asked for."""
+    loaded: Mapping[str, NDArray[Any]] = np.load(storage.local_path(path), allow_pickle=False)
+    return loaded
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Why one document falls, and for which kept one."""
+
+    dropped_by: str  # EXACT or NEAR
+    duplicate_of: str  # id
+    similarity: float  # Jaccard, of shingles
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """All documents that passed, by position."""
+
+    ids: NDArray[np.str_]
+    numbers: NDArray[np.int64]  # place in the keep order
+    repeats: NDArray[np.int64]  # position of the document of equal text that is kept, or -1
+
+    @classmethod
+    def of(cls, paths: Sequence[str]) -> "Ranking":
+        """That of the signature files at `paths`."""
+        files = [load_arrays(path) for path in paths]
+        ids = np.concatenate([file["ids"] for file in files])
+        characters = np.concatenate([file["characters"] for file in files])
+        digests = [row.tobytes() for file in files for row in file["digests"]]
+        order = keep_order(characters.tolist(), ids.tolist())
+        kept_with: dict[bytes, int] = {}
+        repeats = np.full(len(ids), -1, np.int64)
+        for position in order:
+            kept = kept_with.setdefault(digests[position], position)
+            if kept != position:
+                repeats[position] = kept
+        numbers = np.empty(len(ids), np.int64)
+        numbers[order] = np.arange(len(ids))
+        return cls(ids, numbers, repeats)
+
+    def save(self, path: str) -> None:
+        """Write it, as an .npz file."""
+        save_arrays(path, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    @classmethod
+    def load(cls, path: str) -> "Ranking":
+        """What `save` wrote."""
+        return cls(**load_arrays(path))
+
+    def copies(self, near: Fallen) -> dict[int, Copy]:
+        """What falls, by position: the exact copies, and the near ones that were found."""
+        position_of = np.argsort(self.numbers)
+        found = {
+            int(position): Copy(EXACT, str(self.ids[self.repeats[position]]), 1.0)
+            for position in np.flatnonzero(self.repeats >= 0)
+        }
+        rows = zip(near.documents, near.partners, near.similarities, strict=True)
+        for document, partner, similarity in rows:
+            kept = str(self.ids[position_of[partner]])
+            found[int(position_of[document])] = Copy(NEAR, kept, float(similarity))
+        return found
+
+
+def band_pairs(
+    paths: Sequence[str], ranking: Ranking, settings: MinHash
+) -> Callable[[int], tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """A function of the band: its verified pairs [pairs, 2] by number, and their similarities.
+
+    Exact copies take no part. A pair that agrees in several bands is verified in the first alone.
+    """
+    files = [load_arrays(path) for path in paths]
+    keys = np.concatenate([file["keys"] for file in files])
+    unique = ranking.repeats < 0
+    position_of = np.argsort(ranking.numbers)
+    firsts = np.cumsum([0, *(len(file["ends"]) for file in files)])  # position of each file's first
+
+    @functools.cache
+    def opened(number: int) -> Signatures:
+        return Signatures(**files[number])
+
+    def shingles_at(position: int) -> NDArray[np.uint64]:
+        number = int(np.searchsorted(firsts, position, side="right")) - 1
+        return opened(number).shingles_of(position - int(firsts[number]))
+
+    def pairs_of(band: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        pairs = candidate_pairs(keys[unique, band], ranking.numbers[unique])
+        earlier, later = position_of[pairs[:, 0]], position_of[pairs[:, 1]]
+        fresh = ~(keys[earlier, :band] == keys[later, :band]).any(axis=1)
+        positions = zip(earlier[fresh].tolist(), later[fresh].tolist(), strict=True)
+        similarities = np.array(
+            [jaccard(shingles_at(a), shingles_at(b)) for a, b in positions], dtype=np.float64
+        )
+        alike = similarities >= settings.threshold
+        return pairs[fresh][alike], similarities[alike]
+
+    return pairs_of

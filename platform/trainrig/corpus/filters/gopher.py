@@ -1,0 +1,80 @@
+"""Gopher's rules for web pages (Rae et al. 2021, arXiv:2112.11446, appendix A1.1, table A1)."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.corpus.language import LanguageGuess
+from trainrig.corpus.signals import Signals
+
+
+class GopherQuality(Settings):
+    """Drops text that is too short, too long, or not made of sentences.
+
+    All of the paper's quality rules. Stop words are English: for other languages set
+    `min_stop_words = 0`. They are counted as different ones, as datatrove counts them.
+    """
+
+    kind: Literal["GopherQuality"] = "GopherQuality"
+    min_words: int = Field(default=50, ge=0)
+    max_words: int = Field(default=100_000, gt=0)
+    min_mean_word_length: float = Field(default=3.0, ge=0)  # characters
+    max_mean_word_length: float = Field(default=10.0, gt=0)
+    max_hashes_per_word: float = Field(default=0.1, ge=0)
+    max_ellipses_per_word: float = Field(default=0.1, ge=0)
+    max_bullet_lines: float = Field(default=0.9, ge=0, le=1)  # share of lines
+    max_ellipsis_lines: float = Field(default=0.3, ge=0, le=1)
+    min_alphabetic_words: float = Field(default=0.8, ge=0, le=1)  # share of words
+    min_stop_words: int = Field(default=2, ge=0, le=8)
+
+    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
+        """Each rule that the text breaks."""
+        if not self.min_words <= signals.words <= self.max_words:
+            yield "word_count"
+        if not self.min_mean_word_length <= signals.mean_word_length <= self.max_mean_word_length:
+            yield "mean_word_length"
+        if signals.hashes_per_word > self.max_hashes_per_word:
+            yield "hashes"
+        if signals.ellipses_per_word > self.max_ellipses_per_word:
+            yield "ellipses"
+        if signals.bullet_lines > self.max_bullet_lines:
+            yield "bullet_lines"
+        if signals.ellipsis_lines > self.max_ellipsis_lines:
+            yield "ellipsis_lines"
+        if signals.alphabetic_words < self.min_alphabetic_words:
+            yield "alphabetic_words"
+        if signals.stop_words < self.min_stop_words:
+            yield "stop_words"
+
+
+class GopherRepetition(Settings):
+    """Drops text that repeats itself: all of table A1, each value a share.
+
+    Shares of characters are of the lines', the paragraphs' or the words' own characters, without
+    the white space between them. A duplicate is what had been there before; words inside several
+    duplicate n-grams count once.
+    """
+
+    kind: Literal["GopherRepetition"] = "GopherRepetition"
+    max_duplicate_lines: float = Field(default=0.30, ge=0, le=1)
+    max_duplicate_paragraphs: float = Field(default=0.30, ge=0, le=1)
+    max_duplicate_line_characters: float = Field(default=0.20, ge=0, le=1)
+    max_duplicate_paragraph_characters: float = Field(default=0.20, ge=0, le=1)
+    max_top_2_gram: float = Field(default=0.20, ge=0, le=1)
+    max_top_3_gram: float = Field(default=0.18, ge=0, le=1)
+    max_top_4_gram: float = Field(default=0.16, ge=0, le=1)
+    max_duplicate_5_grams: float = Field(default=0.15, ge=0, le=1)
+    max_duplicate_6_grams: float = Field(default=0.14, ge=0, le=1)
+    max_duplicate_7_grams: float = Field(default=0.13, ge=0, le=1)
+    max_duplicate_8_grams: float = Field(default=0.12, ge=0, le=1)
+    max_duplicate_9_grams: float = Field(default=0.11, ge=0, le=1)
+    max_duplicate_10_grams: float = Field(default=0.10, ge=0, le=1)
+
+    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
+        """Each rule that the text breaks, named as the signal it limits."""
+        for field in type(self).model_fields:
+            signal = field.removeprefix("max_")
+            if signal != field and getattr(signals, signal) > getattr(self, field):
+                yield signal

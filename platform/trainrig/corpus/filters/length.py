@@ -1,0 +1,37 @@
+"""Texts too short to learn from, or too long to be one text."""
+
+from collections.abc import Iterator
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainrig.config import Settings
+from trainrig.corpus.language import LanguageGuess
+from trainrig.corpus.signals import Signals
+
+
+class Length(Settings):
+    """Keeps texts of `min_characters` to `max_characters`.
+
+    The least is our choice: two short sentences. There is no most unless one is set.
+    """
+
+    kind: Literal["Length"] = "Length"
+    min_characters: int = Field(default=100, ge=0)
+    max_characters: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _some_text_can_pass(self) -> Self:
+        if self.max_characters is not None and self.max_characters < self.min_characters:
+            raise ValueError(
+                f"no text has at least {self.min_characters} characters (min_characters) "
+                f"and at most {self.max_characters} (max_characters)"
+            )
+        return self
+
+    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
+        """Each rule that the text breaks."""
+        if signals.characters < self.min_characters:
+            yield "too_short"
+        if self.max_characters is not None and signals.characters > self.max_characters:
+            yield "too_long"

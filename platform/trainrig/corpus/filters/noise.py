@@ -1,0 +1,34 @@
+"""Texts that are mostly signs, or say one thing over and over. The thresholds are our own."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.corpus.language import LanguageGuess
+from trainrig.corpus.signals import Signals
+
+
+class Symbols(Settings):
+    """Drops texts with too many characters that are punctuation or symbols."""
+
+    kind: Literal["Symbols"] = "Symbols"
+    max_symbols: float = Field(default=0.3, ge=0, le=1)  # share of characters; English prose .03
+
+    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
+        """Each rule that the text breaks."""
+        if signals.symbols > self.max_symbols:
+            yield "symbols"
+
+
+class RepeatedLines(Settings):
+    """Drops texts in which one line comes too many times in a row."""
+
+    kind: Literal["RepeatedLines"] = "RepeatedLines"
+    max_in_a_row: int = Field(default=3, ge=1)  # lines
+
+    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
+        """Each rule that the text breaks."""
+        if signals.longest_run_of_equal_lines > self.max_in_a_row:
+            yield "in_a_row"

@@ -1,0 +1,90 @@
+"""One page, judged: its row of text, language, signals, masked finds, and the reason to drop it."""
+
+import dataclasses
+import json
+from typing import Annotated, Any
+
+import pyarrow as pa
+from pydantic import Field
+
+from trainrig.config import PLACE, Settings
+from trainrig.corpus.document import document_id
+from trainrig.corpus.filters import (
+    Filter,
+    GopherQuality,
+    GopherRepetition,
+    Language,
+    Length,
+    RepeatedLines,
+    Symbols,
+    first_broken_rule,
+)
+from trainrig.corpus.html import Extractor, NotExtracted, Resiliparse, extract
+from trainrig.corpus.language import identify
+from trainrig.corpus.rewrite.pii import PII, mask
+from trainrig.corpus.signals import Signals, measure
+from trainrig.corpus.warc import Page
+
+_SPAN = pa.struct([("kind", pa.string()), ("start", pa.int64()), ("length", pa.int64())])
+# Of kept and of dropped documents alike.
+COLUMNS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("id", "url", "text", "source", "language", "date")),
+        ("metadata", pa.string()),
+        ("language_score", pa.float64()),
+        *(
+            (field.name, pa.int64() if field.type is int else pa.float64())
+            for field in dataclasses.fields(Signals)
+        ),
+        ("pii", pa.list_(_SPAN)),  # places in the text before masking; never the value
+        ("dropped_by", pa.string()),
+        ("duplicate_of", pa.string()),  # id of the kept document that it repeats
+        ("similarity", pa.float64()),  # Jaccard of the two, on their shingles
+    ]
+)
+
+
+class Source(Settings):
+    """One domain of the mixture: where its pages are, and what they are held to."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    paths: Annotated[tuple[str, ...], PLACE] = Field(min_length=1)  # WARC files; * and ? are wild
+    extractor: Extractor = Resiliparse()
+    filters: tuple[Filter, ...] = (
+        Length(),
+        Language(),
+        GopherRepetition(),
+        GopherQuality(),
+        Symbols(),
+        RepeatedLines(),
+    )
+
+
+def judge(source: Source, pii: PII, page: Page) -> dict[str, Any] | NotExtracted:
+    """The row of `page`, by COLUMNS. Whether it repeats another is for later.
+
+    Personal data are masked first: no signal, no digest and no row ever sees them.
+    """
+    extracted = extract(page, source.extractor)
+    if isinstance(extracted, NotExtracted):
+        return extracted
+    text, spans = mask(extracted.text, pii)
+    language = identify(text)
+    signals = measure(text)
+    reason = first_broken_rule(source.filters, signals, language)
+    too_many = next(pii.broken_rules(spans), None)
+    return {
+        "id": document_id(source.name, page.url, page.body),
+        "url": page.url,
+        "text": text,
+        "source": source.name,
+        "language": language.code,
+        "date": page.date,
+        "metadata": json.dumps({"title": mask(extracted.title, pii)[0]}, ensure_ascii=False),
+        "language_score": language.score,
+        **dataclasses.asdict(signals),
+        "pii": [{"kind": s.kind, "start": s.start, "length": s.length} for s in spans],
+        "dropped_by": reason or (f"PII.{too_many}" if too_many else None),
+        "duplicate_of": None,
+        "similarity": None,
+    }
