@@ -1,0 +1,33 @@
+"""The devices of a run, as axes with names."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+DATA_AXIS = "data"
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def local_device() -> torch.device:
+    """The device of this process: its GPU if there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def data_mesh(device: torch.device) -> DeviceMesh:
+    """All processes of the group along one axis."""
+    return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(DATA_AXIS,))
+
+
+def join_group(rank: int, world: int, store: str, timeout: timedelta) -> None:
+    """Meet the other processes at the file `store`: how a group forms without Ray."""
+    dist.init_process_group(
+        BACKENDS[local_device().type],
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world,
+        timeout=timeout,
+    )

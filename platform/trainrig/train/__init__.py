@@ -1,0 +1,1 @@
+"""From batches to checkpoints: one loop for pretraining and post-training."""

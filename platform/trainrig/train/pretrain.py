@@ -1,0 +1,75 @@
+"""Pretraining: from a folder of token shards to a run folder with a model in it."""
+
+import functools
+
+from trainrig import manifest, storage
+from trainrig.config import to_toml
+from trainrig.errors import DataError
+from trainrig.manifest import FileSum, Manifest, Stage
+from trainrig.models.decoder import count_parameters
+from trainrig.tokens.batches import BatchSettings, PretrainBatches
+from trainrig.tokens.encode import Encoder
+from trainrig.tokens.shards import TRAIN, TokenShards
+from trainrig.train import metrics, trainer
+from trainrig.train.run import Pretraining
+from trainrig.train.state import Job
+
+
+def pretrain(run: Pretraining) -> Manifest:
+    """Train to the end of `run`, going on where an earlier call stopped; the run folder's manifest.
+
+    Raises InputError for what cannot work, before any worker starts; ClusterError when workers
+    fail more often than the run allows.
+    """
+    tokens = manifest.read_input(run.tokens, "tokenize")
+    job = prepare(run)
+    stage = manifest.claim(run.output, run, {"tokens": tokens.content})
+    if stage.finished:
+        return stage.finished
+    storage.write(stage.path("run.toml"), to_toml(run).encode())
+    outcome = trainer.run(job, run.workers, "workers")
+    return finish(stage, job, outcome)
+
+
+def prepare(run: Pretraining) -> Job:
+    """The job that `run` describes. Raises InputError if its parts do not fit each other."""
+    tokenizer = storage.read(storage.join(run.tokens, "tokenizer.json")).decode()
+    encoder = Encoder(tokenizer)
+    run.training.schedule.warmup_steps(run.training.steps)
+    batches = open_batches(run.tokens, run.batches)
+    return Job(
+        folder=run.output,
+        model=run.model.for_tokenizer(encoder.vocabulary_size),
+        training=run.training,
+        make_batches=functools.partial(open_batches, run.tokens, run.batches),
+        data_fingerprint=batches.fingerprint,
+        tokenizer=tokenizer,
+    )
+
+
+def open_batches(tokens: str, settings: BatchSettings) -> PretrainBatches:
+    """The batches of the training split of the folder `tokens`."""
+    return PretrainBatches(TokenShards.open(storage.join(tokens, TRAIN)), settings)
+
+
+def finish(stage: Stage, job: Job, outcome: trainer.Outcome) -> Manifest:
+    """Write the manifest of a run folder whose last checkpoint is whole."""
+    losses = metrics.series(job.folder)
+    if not losses:
+        raise DataError(f"{job.folder}/{metrics.METRICS}: gone, though the run is at its end")
+    counts = {
+        "steps": outcome.checkpoint.step,
+        "train_tokens": losses[-1]["train/tokens"],
+        "parameters": count_parameters(job.model).total,
+        "loss_first": losses[0]["train/loss"],
+        "loss_last": losses[-1]["train/loss"],
+        "restarts": outcome.restarts,
+        "checkpoint": outcome.checkpoint.path.removeprefix(f"{job.folder}/"),
+    }
+    return stage.finish(counts, _sums(stage, outcome.checkpoint.path))
+
+
+def _sums(stage: Stage, checkpoint: str) -> dict[str, FileSum]:
+    """Of the last checkpoint alone: events and metrics hold times, which no fingerprint should."""
+    paths = [*storage.list_files(checkpoint), stage.path("run.toml")]
+    return {path.removeprefix(f"{stage.folder}/"): manifest.file_sum(path) for path in paths}

@@ -1,0 +1,90 @@
+"""A run's folder: what happened in it, and who may write to it.
+
+`events.jsonl` holds starts, failures, restarts and the end, with times. `attempts/0001.json` and so
+on are taken one after another by exclusive create, each with the step it resumes from: a checkpoint
+of an earlier attempt counts only up to there, so a worker that outlives its attempt is never
+believed. No clocks, no leases.
+"""
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainrig import storage
+
+EVENTS = "events.jsonl"
+LIMIT = 4096  # bytes of one appended line: more could interleave with another process's
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at the run by one group of workers, numbered from 1."""
+
+    number: int
+    resumed_step: int
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder at `path`."""
+
+    path: str
+
+    @property
+    def checkpoints(self) -> str:
+        """Where the checkpoints lie."""
+        return storage.join(self.path, "checkpoints")
+
+    def record(self, event: str, **details: Any) -> None:
+        """Append one event with the time, and the process and host that saw it."""
+        line = {
+            "event": event,
+            "time": round(time.time(), 3),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            **details,
+        }
+        data = (json.dumps(line) + "\n").encode()
+        assert len(data) <= LIMIT, f"event of {len(data)} bytes"
+        # One write of a short line to a file opened for appending: several processes may do it.
+        descriptor = os.open(
+            Path(self.path) / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
+        )
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """All events so far; a line still being written is left out."""
+        path = Path(self.path) / EVENTS
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+    def attempts(self) -> list[Attempt]:
+        """The attempts made so far, in order."""
+        found = [
+            json.loads(storage.read(path))
+            for path in storage.list_files(storage.join(self.path, "attempts"), ".json")
+        ]
+        return sorted(
+            (Attempt(entry["number"], entry["resumed_step"]) for entry in found),
+            key=lambda attempt: attempt.number,
+        )
+
+    def take_attempt(self, resumed_step: int) -> Attempt:
+        """The next attempt's number, ours alone, on record as resuming from `resumed_step`."""
+        while True:
+            number = max((attempt.number for attempt in self.attempts()), default=0) + 1
+            entry = {"number": number, "resumed_step": resumed_step, "owner": secrets.token_hex(8)}
+            path = storage.join(self.path, "attempts", f"{number:04d}.json")
+            if storage.create(path, json.dumps(entry).encode()):
+                return Attempt(number, resumed_step)

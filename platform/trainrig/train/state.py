@@ -1,0 +1,80 @@
+"""What training changes: weights, the optimizer's memory, and two counters."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trainrig.models.decoder import Decoder, DecoderConfig, initial_value
+from trainrig.optim.groups import group_by_decay
+from trainrig.parallel.fsdp import shard
+from trainrig.parallel.mesh import data_mesh
+from trainrig.tokens.batches import Batches
+from trainrig.train.run import Training
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a worker needs to know of its run. Travels to the workers by pickle."""
+
+    folder: str  # the run folder
+    model: DecoderConfig  # its vocabulary settled
+    training: Training
+    make_batches: Callable[[], Batches]
+    data_fingerprint: str
+    tokenizer: str  # the text of its tokenizer.json: a checkpoint is of use by itself
+    initial_weights: str | None = None  # a checkpoint to start from; None: fresh ones
+
+
+@dataclass
+class TrainState:
+    """The state after `step` updates, the last of them on the batch before `data_step`.
+
+    `step` drives the schedule, `data_step` names the next batch: they part when a run skips data.
+    """
+
+    model: Decoder
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    data_step: int = 0
+    tokens: int = 0  # targets trained on so far
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights as `model.NAME`, optimizer memory as `optimizer.state.NAME.WHAT`; not copies.
+
+        Learning rates and their like are no part of it: they are functions of the step.
+        """
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        weights, memory = get_state_dict(self.model, self.optimizer, options=options)
+        named: dict[str, Any] = {f"model.{name}": value for name, value in weights.items()}
+        named |= {f"optimizer.{name}": value for name, value in memory.items()}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+
+def fresh_state(job: Job, device: torch.device) -> TrainState:
+    """The state at step 0, sharded over the process group.
+
+    No rank ever holds more of it than its shards and one whole parameter.
+    """
+    mesh = data_mesh(device)
+    with torch.device("meta"):
+        model = Decoder(job.model)
+    shard(model, model.layers, mesh)
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            value = initial_value(name, parameter.shape, job.model, job.training.seed).to(device)
+            _fill(parameter, value, mesh)
+    groups = group_by_decay(model.named_parameters(), job.training.optimizer.weight_decay)
+    return TrainState(model, job.training.optimizer.build(groups))
+
+
+def _fill(parameter: Tensor, value: Tensor, mesh: DeviceMesh) -> None:
+    """Each rank takes its slice of `value`, which all of them computed alike: nothing is sent."""
+    assert isinstance(parameter, DTensor)
+    parameter.copy_(distribute_tensor(value, mesh, parameter.placements, src_data_rank=None))
