@@ -1,0 +1,1 @@
+"""From a pretrained checkpoint to one that answers."""

@@ -1,0 +1,142 @@
+"""Supervised fine-tuning: the same loop as pretraining, on conversations."""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from trainrig import manifest, storage
+from trainrig.config import PLACE, RunFile, to_toml
+from trainrig.errors import ConfigError, DataError
+from trainrig.manifest import Manifest
+from trainrig.models.decoder import DecoderConfig
+from trainrig.posttrain.chat import Message, Rendered, read_conversations, render
+from trainrig.tokens.batches import IGNORE, BatchSizes, Integers, MicroBatch, permuted
+from trainrig.tokens.encode import Encoder
+from trainrig.tokens.train import PAD
+from trainrig.train import checkpoint, trainer
+from trainrig.train.pretrain import finish
+from trainrig.train.run import Training, check_positions
+from trainrig.train.state import Job
+
+
+class FineTuning(RunFile):
+    """`trainrig posttrain`: a checkpoint, taught by conversations."""
+
+    verb: ClassVar[str] = "posttrain"
+
+    stage: Literal["posttrain"] = "posttrain"
+    checkpoint: Annotated[str, PLACE]  # run folder of the model to start from, or one step in it
+    conversations: Annotated[str, PLACE]  # JSONL
+    output: Annotated[str, PLACE]  # the run folder
+    workers: Annotated[int, PLACE] = Field(default=1, ge=1)
+    batches: BatchSizes
+    training: Training
+
+
+class ConversationBatches:
+    """One conversation a row, padded; each once an epoch, in a seeded order."""
+
+    def __init__(
+        self, conversations: Sequence[Sequence[Message]], encoder: Encoder, sizes: BatchSizes
+    ) -> None:
+        """Those longer than a row are left out, and counted. Raises DataError if all are."""
+        rendered = [render(messages, encoder) for messages in conversations]
+        self._sizes = sizes
+        self._pad = encoder.special(PAD)
+        # T + 1 ids: each position's target is the next one's id.
+        self._kept = [each for each in rendered if len(each.ids) <= sizes.sequence_length + 1]
+        self.too_long = len(rendered) - len(self._kept)
+        if not self._kept:
+            shortest = min((len(each.ids) for each in rendered), default=0)
+            raise DataError(
+                f"conversations: none of {len(rendered)} fits sequence_length "
+                f"({sizes.sequence_length}); the shortest has {shortest} tokens"
+            )
+        content = "\n".join(str(each) for each in self._kept)
+        self.fingerprint = hashlib.sha256(
+            f"{encoder.fingerprint}\n{sizes.seed}\n{sizes.sequence_length}\n{content}".encode()
+        ).hexdigest()
+
+    def __len__(self) -> int:
+        """Conversations in an epoch."""
+        return len(self._kept)
+
+    def at(self, step: int) -> tuple[MicroBatch, ...]:
+        """The global batch of `step`: a pure function of it."""
+        first = step * self._sizes.global_batch
+        size = self._sizes.micro_batch
+        return tuple(
+            self._micro_batch(np.arange(begin, begin + size, dtype=np.int64))
+            for begin in range(first, first + self._sizes.global_batch, size)
+        )
+
+    def _micro_batch(self, samples: Integers) -> MicroBatch:
+        shape = (len(samples), self._sizes.sequence_length)
+        ids = np.full(shape, self._pad, dtype=np.int64)
+        targets = np.full(shape, IGNORE, dtype=np.int64)
+        for row, sample in enumerate(samples):
+            epoch, place = divmod(int(sample), len(self._kept))
+            key = f"{self._sizes.seed}\n{epoch}\nconversations"
+            (index,) = permuted(np.array([place], dtype=np.int64), len(self._kept), key)
+            self._fill(ids[row], targets[row], self._kept[index])
+        return MicroBatch(ids, targets, samples)
+
+    @staticmethod
+    def _fill(ids_T: Integers, targets_T: Integers, conversation: Rendered) -> None:
+        length = len(conversation.ids) - 1
+        ids_T[:length] = conversation.ids[:-1]
+        following = np.array(conversation.ids[1:], dtype=np.int64)
+        targets_T[:length] = np.where(conversation.trained[1:], following, IGNORE)
+
+
+def posttrain(run: FineTuning) -> Manifest:
+    """Fine-tune to the end of `run`, going on where an earlier call stopped.
+
+    Raises InputError for what cannot work, before any worker starts; ClusterError when workers
+    fail more often than the run allows.
+    """
+    job, inputs = prepare(run)
+    stage = manifest.claim(run.output, run, inputs)
+    if stage.finished:
+        return stage.finished
+    storage.write(stage.path("run.toml"), to_toml(run).encode())
+    outcome = trainer.run(job, run.workers, "workers")
+    return finish(stage, job, outcome)
+
+
+def prepare(run: FineTuning) -> tuple[Job, dict[str, str]]:
+    """The job that `run` describes, and the fingerprints of its inputs."""
+    path = checkpoint.resolve(run.checkpoint)
+    model, tokenizer = checkpoint.describe(path)
+    _check(run, model)
+    batches = open_conversations(run.conversations, tokenizer, run.batches)
+    job = Job(
+        folder=run.output,
+        model=model,
+        training=run.training,
+        make_batches=functools.partial(
+            open_conversations, run.conversations, tokenizer, run.batches
+        ),
+        data_fingerprint=batches.fingerprint,
+        tokenizer=tokenizer,
+        initial_weights=path,
+    )
+    inputs = {"checkpoint": checkpoint.content_key(path), "conversations": batches.fingerprint}
+    return job, inputs
+
+
+def _check(run: FineTuning, model: DecoderConfig) -> None:
+    try:
+        check_positions(run.batches.sequence_length, model)
+    except ValueError as error:
+        raise ConfigError(f"batches: {error}") from None
+    run.training.schedule.warmup_steps(run.training.steps)
+
+
+def open_conversations(path: str, tokenizer: str, sizes: BatchSizes) -> ConversationBatches:
+    """The batches of the JSONL file at `path`."""
+    return ConversationBatches(list(read_conversations(path)), Encoder(tokenizer), sizes)
