@@ -1,0 +1,41 @@
+"""What can be said of a run before it starts."""
+
+from typing import Any
+
+from trainrig import storage
+from trainrig.config import RunFile
+from trainrig.manifest import MANIFEST
+from trainrig.models.decoder import count_parameters
+from trainrig.posttrain import sft
+from trainrig.posttrain.sft import FineTuning
+from trainrig.tokens.prepare import TOKENIZER_FILE
+from trainrig.train import pretrain
+from trainrig.train.run import Pretraining
+
+
+def describe(run: RunFile) -> dict[str, Any]:
+    """Facts about `run`: for training, its parameters and tokens.
+
+    Raises InputError if its parts do not fit each other or its inputs. An input that an earlier
+    stage has still to make is no error; what depends on it is left out.
+    """
+    if isinstance(run, Pretraining):
+        tokens = run.training.steps * run.batches.global_batch * run.batches.sequence_length
+        facts: dict[str, Any] = {"train_tokens": tokens}
+        if storage.exists(storage.join(run.tokens, MANIFEST)):
+            return _sizes(pretrain.prepare(run).model) | facts
+        if run.model.vocabulary is not None:
+            return _sizes(run.model) | facts
+        missing = storage.join(run.tokens, TOKENIZER_FILE)
+        return facts | {
+            "parameters": f"not known before {missing} is there, or model.vocabulary set"
+        }
+    if isinstance(run, FineTuning) and storage.list_files(run.checkpoint):
+        job, _ = sft.prepare(run)
+        return _sizes(job.model)
+    return {}
+
+
+def _sizes(model: Any) -> dict[str, Any]:
+    count = count_parameters(model)
+    return {"parameters": count.total, "parameters_of_embedding": count.embedding}

@@ -1,0 +1,242 @@
+"""The command line: one verb for each arrow of the data path.
+
+Results go to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 your input, 75 ended whole but
+unfinished (run it again), 130 after Ctrl-C. Verbs import what they need when they run, so that
+`trainrig --help` does not wait for torch.
+"""
+
+import importlib
+import json
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from trainrig import config
+from trainrig.config import RunFile
+from trainrig.errors import ConfigError
+from trainrig.job import exit_codes
+from trainrig.manifest import Manifest
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Raw web pages to an aligned language model, on an elastic Ray cluster.",
+)
+
+RunPath = Annotated[str, typer.Argument(metavar="RUN.toml", help="The run file.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=value", help="Change one key of the run file; repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Where a verb's run file and its function are, by name: importing them takes seconds."""
+
+    module: str
+    model: str
+    function: str
+
+    def load_function(self) -> Callable[..., Manifest]:
+        """The function that does it."""
+        function: Callable[..., Manifest] = getattr(
+            importlib.import_module(self.module), self.function
+        )
+        return function
+
+    def load_model(self) -> type[RunFile]:
+        """The model of its run file."""
+        model: type[RunFile] = getattr(importlib.import_module(self.module), self.model)
+        return model
+
+
+VERBS = {
+    "curate": Verb("trainrig.corpus.curate", "Curation", "curate"),
+    "tokenizer": Verb("trainrig.tokens.prepare", "TokenizerTraining", "make_tokenizer"),
+    "tokenize": Verb("trainrig.tokens.prepare", "Tokenization", "tokenize"),
+    "pretrain": Verb("trainrig.train.pretrain", "Pretraining", "pretrain"),
+    "posttrain": Verb("trainrig.posttrain.sft", "FineTuning", "posttrain"),
+    "evaluate": Verb("trainrig.evaluate.perplexity", "Evaluation", "evaluate"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process with its exit code."""
+    with exit_codes():
+        app(args=arguments)
+
+
+@app.callback(invoke_without_command=True)
+def trainrig(
+    version: Annotated[bool, typer.Option("--version", help="Versions, for bug reports.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Raw web pages to an aligned language model, on an elastic Ray cluster."""
+    if version:
+        from trainrig.manifest import environment
+
+        found = {**environment(), "system": platform.platform()}
+        print(json.dumps(found) if as_json else "\n".join(f"{k} {v}" for k, v in found.items()))
+        raise typer.Exit
+
+
+@app.command()
+def quickstart(
+    out: Annotated[str, typer.Option(help="Folder for everything it makes.")] = "quickstart",
+    workers: Annotated[int, typer.Option(min=1, help="Processes to work with.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """The whole path on this machine, from pages made of the local Python installation."""
+    from trainrig.quickstart.path import Quickstart, walk
+    from trainrig.terminal import Terminal
+
+    terminal = Terminal()
+    terminal.listen()
+    summary = walk(Quickstart(out=out, workers=workers), terminal)
+    if as_json:
+        print(json.dumps(summary))
+
+
+@app.command()
+def check(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """Validate a run file and print what would run, every default included."""
+    from trainrig.check import describe
+
+    model = _model_for(run_file)
+    run = config.load(model, run_file, changes or ())
+    facts = describe(run)
+    if as_json:
+        print(json.dumps({"run": run.model_dump(mode="json"), **facts}))
+        return
+    print(config.to_toml(run), end="")
+    for name, value in facts.items():
+        print(f"# {name}: {value:,}" if isinstance(value, int) else f"# {name}: {value}")
+
+
+def _model_for(run_file: str) -> type[RunFile]:
+    """The model that the file's `stage` asks for."""
+    stage = config.parse(config.read_text(run_file), run_file).get("stage")
+    if stage not in VERBS:
+        found = "`stage` is missing" if stage is None else f"no stage {stage!r}"
+        hint = config.did_you_mean(str(stage or ""), VERBS)
+        raise ConfigError(f"{run_file}: {found}{hint}")
+    return VERBS[stage].load_model()
+
+
+def _do(verb: str, run_file: str, changes: Sequence[str] | None, as_json: bool) -> None:
+    from trainrig.terminal import Terminal, show
+
+    terminal = Terminal()
+    terminal.listen()
+    run: Any = config.load(VERBS[verb].load_model(), run_file, changes or ())
+    manifest = show(terminal, run, VERBS[verb].load_function())
+    if as_json:
+        print(json.dumps({"output": run.output, **manifest.counts}))
+
+
+@app.command()
+def curate(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """Web archives to documents: extract, judge, deduplicate, mask personal data."""
+    _do("curate", run_file, changes, as_json)
+
+
+@app.command()
+def tokenizer(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """A tokenizer, trained on a sample of curated documents."""
+    _do("tokenizer", run_file, changes, as_json)
+
+
+@app.command()
+def tokenize(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """Curated documents to token shards, some of them held out."""
+    _do("tokenize", run_file, changes, as_json)
+
+
+@app.command()
+def pretrain(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """Train a fresh model on token shards; the same command goes on after a stop."""
+    _do("pretrain", run_file, changes, as_json)
+
+
+@app.command()
+def posttrain(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """Fine-tune a checkpoint on conversations."""
+    _do("posttrain", run_file, changes, as_json)
+
+
+@app.command()
+def evaluate(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """Loss, perplexity and bits per byte of a checkpoint, by source."""
+    _do("evaluate", run_file, changes, as_json)
+
+
+@app.command()
+def schema(verb: Annotated[str, typer.Argument(help="A verb that takes a run file.")]) -> None:
+    """Print the JSON schema of a verb's run file, for editors."""
+    if verb not in VERBS:
+        raise ConfigError(f"schema: no run file for '{verb}'{config.did_you_mean(verb, VERBS)}")
+    print(json.dumps(VERBS[verb].load_model().model_json_schema(), indent=1))
+
+
+Checkpoint = Annotated[
+    str, typer.Argument(metavar="CKPT", help="A run folder, or one checkpoint in it.")
+]
+
+
+@app.command()
+def generate(
+    checkpoint: Checkpoint,
+    prompt: Annotated[str, typer.Option(help="The text to go on from.")],
+    chat: Annotated[bool, typer.Option(help="Put the prompt as a question in a chat.")] = False,
+    tokens: Annotated[int, typer.Option(min=1, help="New tokens, at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=1, help="Draw among this many likeliest.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Let a checkpoint go on from a prompt."""
+    from trainrig.models.generate import Sampling
+    from trainrig.posttrain.speak import Speaker
+
+    sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed, maximum_tokens=tokens)
+    spoken = Speaker.open(checkpoint).speak(prompt, sampling, chat=chat)
+    if as_json:
+        print(json.dumps({"prompt": prompt, "text": spoken.text, "stopped": spoken.stopped}))
+    else:
+        print(spoken.text)
+
+
+@app.command()
+def export(
+    checkpoint: Checkpoint,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to write.")],
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint as a Hugging Face folder that Transformers loads as it is."""
+    from trainrig.models.hf import HubFolder
+    from trainrig.posttrain.exchange import export_checkpoint
+
+    settings = config.build(HubFolder, {"dtype": dtype}, "export --dtype")
+    facts = export_checkpoint(checkpoint, out, settings)
+    print(json.dumps(facts) if as_json else f"{out}: step {facts['step']} of {facts['checkpoint']}")
+
+
+@app.command("import")
+def import_folder(
+    folder: Annotated[str, typer.Argument(metavar="HF_DIR", help="A Hugging Face Llama folder.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The run folder to write.")],
+    as_json: Json = False,
+) -> None:
+    """Read a Hugging Face Llama folder into a checkpoint to train on or evaluate."""
+    from trainrig.posttrain.exchange import import_checkpoint
+
+    facts = import_checkpoint(folder, out)
+    print(json.dumps(facts) if as_json else f"{out}: {facts['parameters']:,} parameters")

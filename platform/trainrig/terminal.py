@@ -1,0 +1,158 @@
+"""What a person sees while stages run: one live panel on a terminal, plain lines elsewhere.
+
+All of it goes to stderr. Only the driver prints; training is followed by reading its metrics.
+"""
+
+import contextlib
+import inspect
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from trainrig.manifest import Manifest
+from trainrig.train import metrics
+from trainrig.train.run import Training
+from trainrig.train.run_folder import RunFolder
+
+LINE_SECONDS = 30.0  # off a terminal: a line at least this often,
+LINE_SHARE = 0.1  # and at every tenth of the way
+FOLLOW_SECONDS = 0.5
+
+Advance = Callable[[int, int], None]
+
+
+class Terminal:
+    """The driver's voice."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.live = self.console.is_terminal and not os.environ.get("CI")
+
+    def listen(self) -> None:
+        """Show what trainrig's own loggers say, between the lines of the panel."""
+        handler: logging.Handler = logging.StreamHandler(self.console.file)
+        handler.setFormatter(logging.Formatter("trainrig: %(message)s"))
+        if self.live:
+            handler = RichHandler(console=self.console, show_time=False, show_path=False)
+        logger = logging.getLogger("trainrig")
+        logger.handlers = [handler]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self.console.print(text, markup=False)
+
+    @contextlib.contextmanager
+    def stage(self, title: str, unit: str) -> Iterator[Advance]:
+        """Show how far a stage is; the block is given a function to call with (done, all)."""
+        if not self.live:
+            yield _Lines(self, title, unit).advance
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(title, total=None, note=unit)
+            yield lambda done, of, note=unit: progress.update(  # type: ignore[misc]
+                task, completed=done, total=of, note=note
+            )
+
+    @contextlib.contextmanager
+    def training(self, title: str, folder: str, steps: int) -> Iterator[None]:
+        """Show the run in `folder` while the block trains it."""
+        with self.stage(title, "steps") as advance:
+            stop = threading.Event()
+            follower = threading.Thread(
+                target=_follow, args=(advance, folder, steps, stop), daemon=True
+            )
+            follower.start()
+            try:
+                yield
+            finally:
+                stop.set()
+                follower.join()
+
+
+class _Lines:
+    """Progress as lines, few of them."""
+
+    def __init__(self, terminal: Terminal, title: str, unit: str) -> None:
+        self._terminal, self._title, self._unit = terminal, title, unit
+        self._said_at, self._said_share = float("-inf"), -1.0
+
+    def advance(self, done: int, of: int, note: str = "") -> None:
+        share = done / of if of else 0.0
+        now = time.monotonic()
+        if now - self._said_at < LINE_SECONDS and share < min(self._said_share + LINE_SHARE, 1.0):
+            return
+        if share == self._said_share:
+            return
+        self._said_at, self._said_share = now, share
+        self._terminal.say(f"{self._title}: {done} of {of} {note or self._unit}")
+
+
+def _follow(advance: Any, folder: str, steps: int, stop: threading.Event) -> None:
+    """Read the run's metrics until told to stop; a last time after that."""
+    shown = 0
+    while True:
+        last_look = stop.wait(FOLLOW_SECONDS)
+        lines = list(metrics.read_lines(folder))
+        if len(lines) > shown:
+            shown = len(lines)
+            restarts = max(0, len(RunFolder(folder).attempts()) - 1)
+            advance(lines[-1]["step"], steps, _note(lines[-1], restarts))
+        if last_look:
+            return
+
+
+def _note(line: dict[str, Any], restarts: int) -> str:
+    loss = "NaN" if line["train/loss"] is None else f"{line['train/loss']:.3f}"
+    pace = f"{line['speed/tokens_per_second']:,.0f} tokens/s"
+    again = f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    return f"steps, loss {loss}, {pace}, {line['cluster/workers']:.0f} workers{again}"
+
+
+def show(terminal: Terminal, run: Any, stage: Callable[..., Manifest]) -> Manifest:
+    """Do `stage` as `run` says, showing how far it is; then say what came out, in one line."""
+    if isinstance(getattr(run, "training", None), Training):
+        with terminal.training(run.verb, run.output, run.training.steps):
+            manifest = stage(run)
+    elif "progress" in inspect.signature(stage).parameters:
+        with terminal.stage(run.verb, "files") as advance:
+            manifest = stage(run, progress=advance)
+    else:
+        manifest = stage(run)
+    terminal.say(f"{run.verb}: {run.output}: {_in_words(manifest.counts)}")
+    return manifest
+
+
+def _in_words(counts: Mapping[str, Any]) -> str:
+    words = []
+    for name, value in counts.items():
+        if isinstance(value, float):
+            words.append(f"{name} {value:,.4g}")
+        elif isinstance(value, int):
+            words.append(f"{name} {value:,}")
+    return ", ".join(words)
