@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from trainrig.objectives import causal
-from trainrig.objectives.causal import IGNORE, cross_entropy_sum, token_nats
+from trainrig.objectives.causal import cross_entropy_sum, token_nats
+from trainrig.tokens.batches import IGNORE
 
 
 def batch(rows=3, positions=7, vocabulary=11, scale=3.0):

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IGNORE = -100  # a target that is not trained on; the same number as torch's and the tokens floor's
+from trainrig.tokens.batches import IGNORE
+
 # 64 MiB of float32: small beside the logits, large enough to keep a device busy.
 CHUNK_ELEMENTS = 2**24
 

@@ -16,6 +16,7 @@ from trainrig.tokens.batches import IGNORE, MicroBatch, local
 from trainrig.train import checkpoint
 from trainrig.train.metrics import MetricsWriter
 from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.samples import SampleLog
 from trainrig.train.state import Job, TrainState, fresh_state
 
 
@@ -36,14 +37,19 @@ def train(job: Job, attempt: Attempt, resume_from: str | None) -> int:
         checkpoint.load_weights(job.initial_weights, state, job)
     batches = job.make_batches()
     writer = MetricsWriter(job.folder, attempt.number, state.step) if dist.get_rank() == 0 else None
+    samples = SampleLog(job.folder, attempt.number, dist.get_rank())
     began = time.perf_counter()
     while state.step < job.training.steps:
-        figures = take_step(job, state, batches.at(state.data_step), device)
+        batch = batches.at(state.data_step)
+        mine = local(batch, dist.get_rank(), dist.get_world_size())
+        figures = take_step(job, state, mine, count_targets(batch), device)
+        samples.write(state.step, (micro for micro, real in mine if real))
         began, seconds = time.perf_counter(), time.perf_counter() - began
         if writer:
             writer.write(state.step, _logged(state, figures, seconds))
         if state.step % job.training.checkpoint_every == 0 or state.step == job.training.steps:
             _save(folder, attempt, state, job)
+    samples.close()
     if writer:
         writer.close()
     return state.step
@@ -59,17 +65,24 @@ class StepFigures:
     targets: int  # in the global batch
 
 
+def count_targets(batch: Sequence[MicroBatch]) -> int:
+    """What the loss of a whole global batch is divided by; known before anything is computed."""
+    return sum(int((micro.targets != IGNORE).sum()) for micro in batch)
+
+
 def take_step(
-    job: Job, state: TrainState, batch: Sequence[MicroBatch], device: torch.device
+    job: Job,
+    state: TrainState,
+    mine: Sequence[tuple[MicroBatch, bool]],
+    targets: int,
+    device: torch.device,
 ) -> StepFigures:
-    """One update of `state` on the global `batch`.
+    """One update of `state`, on a global batch of `targets` targets of which this rank has `mine`.
 
     Each micro-batch's loss is divided by the targets of the *global* batch before its backward
     pass, so the gradient is that of the mean over all of them, however they are dealt.
     """
     training = job.training
-    targets = sum(int((micro.targets != IGNORE).sum()) for micro in batch)
-    mine = local(batch, dist.get_rank(), dist.get_world_size())
     nats = torch.zeros((), device=device)
     for index, (micro, real) in enumerate(mine):
         # Gradients meet those of the other ranks once a step, at the last micro-batch.

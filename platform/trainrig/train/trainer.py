@@ -96,14 +96,29 @@ def _attempt(job: Job, attempt: Attempt, resume_from: str | None, workers: int) 
     try:
         trainer.fit()
     except WorkerGroupError as error:
-        first_rank = min(error.worker_failures)
         for failure in error.worker_failures.values():
             if isinstance(failure, InputError):
                 raise failure from None
-        return f"rank {first_rank}: {_last_line(error.worker_failures[first_rank])}"
+        return _root_cause(error.worker_failures)
     except (TrainingFailedError, ray.exceptions.RayActorError) as error:
-        return _last_line(error)
+        return f"Ray's controller of the attempt failed: {_last_line(error)}"
     return None
+
+
+def _root_cause(failures: Mapping[int, Exception]) -> str:
+    """One line for a failed group. A dead process is the cause; broken collectives follow it."""
+    from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+    dead = [
+        rank for rank, error in failures.items() if isinstance(error, WorkerHealthCheckFailedError)
+    ]
+    if dead:
+        others = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
+        return (
+            f"the process of rank {min(dead)} died{others}: killed, out of memory, or its node lost"
+        )
+    rank = min(failures)
+    return f"rank {rank}: {_last_line(failures[rank])}"
 
 
 def _last_line(error: Exception) -> str:
