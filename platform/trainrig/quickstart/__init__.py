@@ -1,0 +1,1 @@
+"""The whole path on one machine, on pages made of the local Python installation."""

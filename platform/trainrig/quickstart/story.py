@@ -1,0 +1,160 @@
+"""What a quickstart run did, as plain data: the whole input of its report page.
+
+Every field is what a stage measured or wrote down; nothing here is computed for the page. As it
+holds only dataclasses, `pydantic.TypeAdapter(Story)` reads and writes it as JSON.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One arrow of the path. `name` is pages, documents, tokens, model, tuned or scores."""
+
+    name: str
+    seconds: float
+    count: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Documents that fell for one reason, given in words; examples are masked already."""
+
+    reason: str
+    documents: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Faults of one kind put into the pages on purpose.
+
+    `gone` counts those whose page fell for another reason before this one was looked for:
+    planted = caught + missed + gone.
+    """
+
+    kind: str
+    planted: int
+    caught: int
+    missed: int
+    gone: int
+
+
+@dataclass(frozen=True)
+class NearDuplicate:
+    """A dropped page, the kept page it repeats, and the Jaccard similarity of their shingles."""
+
+    url: str
+    kept_url: str
+    jaccard: float
+
+
+@dataclass(frozen=True)
+class LossPoint:
+    """One training step of one attempt: loss in nats per token after `tokens` tokens in all."""
+
+    step: int
+    tokens: int
+    loss: float
+    attempt: int
+
+
+@dataclass(frozen=True)
+class HeldOutPoint:
+    """Loss on held-out documents, nats per token."""
+
+    step: int
+    tokens: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A worker that died after step `killed_at`; training went on from checkpoint `resumed_from`.
+
+    `seconds` is from its death to the next step that had not been finished before.
+    """
+
+    killed_at: int
+    resumed_from: int
+    seconds: float
+    pid: int
+
+
+@dataclass(frozen=True)
+class SpeedPoint:
+    """Throughput of one training step, over all workers."""
+
+    step: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class TuningPoint:
+    """One step of supervised fine-tuning: loss on the trained tokens, nats per token."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class DomainScore:
+    """One held-out domain, scored by the pretrained model (before) and the tuned one (after)."""
+
+    domain: str
+    bits_per_byte_before: float
+    bits_per_byte_after: float
+    perplexity_before: float
+    perplexity_after: float
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What both models wrote after `prompt`, and why each stopped ("end of turn", "length")."""
+
+    prompt: str
+    before: str
+    stop_before: str
+    after: str
+    stop_after: str
+
+
+@dataclass(frozen=True)
+class Story:
+    """A whole quickstart run. `dropped` is in the order in which curation decides.
+
+    `samples_checked` training samples were compared with the order that the seed prescribes;
+    `samples_lost` of them were never trained on, `samples_repeated` more than once in the final
+    model's history. Raises ValueError when a part is missing without which there is no page.
+    """
+
+    stages: tuple[Stage, ...]
+    documents_in: int
+    documents_kept: int
+    dropped: tuple[Dropped, ...]
+    planted: tuple[Planted, ...]
+    near_duplicates: tuple[NearDuplicate, ...]
+    tokens_by_source: Mapping[str, int]
+    vocabulary: int
+    parameters: int
+    loss: tuple[LossPoint, ...]
+    held_out: tuple[HeldOutPoint, ...]
+    restarts: tuple[Restart, ...]
+    speed: tuple[SpeedPoint, ...]
+    samples_checked: int
+    samples_lost: int
+    samples_repeated: int
+    tuning: tuple[TuningPoint, ...]
+    scores: tuple[DomainScore, ...]
+    generations: tuple[Generation, ...]
+    versions: Mapping[str, str]
+    machine: str
+    manifests: Mapping[str, str]  # stage or folder -> SHA-256 of its manifest.json
+    commands: tuple[tuple[str, str], ...]  # what it does, the line to copy
+
+    def __post_init__(self) -> None:
+        for part in ("stages", "planted", "loss", "held_out", "speed", "tuning", "scores"):
+            if not getattr(self, part):
+                raise ValueError(f"a story without `{part}` cannot be told")

@@ -1,0 +1,357 @@
+"""Report pages: one self-contained HTML file that explains itself.
+
+Every page is read in one order: the verdict in a sentence, with its warnings beside it; four to
+six figures; the sections, each a finding with its chart and its details; what to do next; where it
+all came from. A `Page` is plain data in that order, and `html()` is a pure function of it: the
+same page gives the same bytes.
+
+What a page shows was written by strangers. All text is escaped and its control characters are made
+visible, and the page's own policy forbids scripts and anything fetched.
+"""
+
+import html
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal
+
+# Colours by name. The series are those of Okabe and Ito, told apart by the colour-blind, in the
+# shades that reach a contrast of 3:1 on each paper (WCAG 2.2, criterion 1.4.11; test_report.py).
+LIGHT = {
+    "paper": "#ffffff",
+    "panel": "#f5f7f9",
+    "ink": "#1b2026",
+    "muted": "#59636e",
+    "grid": "#d5dbe1",
+    "c1": "#0072b2",
+    "c2": "#d55e00",
+    "c3": "#009e73",
+    "c4": "#cc79a7",
+}
+DARK = {
+    "paper": "#111418",
+    "panel": "#1a1f25",
+    "ink": "#e7ebef",
+    "muted": "#9ba6b2",
+    "grid": "#343c45",
+    "c1": "#56b4e9",
+    "c2": "#e69f00",
+    "c3": "#009e73",
+    "c4": "#cc79a7",
+}
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+Cell = str | int | float | None
+
+# What would break the markup or turn the reading order around: C0 and C1 controls, marks and
+# overrides of writing direction, lone surrogates, and the two that XML forbids.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+    "\ufffe\uffff]"
+)
+
+
+def visible(text: str) -> str:
+    """`text` with control characters, direction marks and lone surrogates spelt as ⟨U+202E⟩."""
+    text = text.replace("\r\n", "\n")
+    return _INVISIBLE.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", text)
+
+
+def escape(text: str) -> str:
+    """`text` as HTML text or attribute value, whoever wrote it."""
+    return html.escape(visible(text), quote=True)
+
+
+def number(value: int | float) -> str:
+    """An integer in full (`1,234`), a fraction to four significant digits (`0.8123`)."""
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+_SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def short(value: float) -> str:
+    """`value` in full below 10,000, else to three significant digits: `52.1 k`, `6.91 M`."""
+    if abs(value) < 9_999.5:
+        return number(value)
+    # 999,500 rounds to 1 M, not to 1000 k.
+    size, letter = next((size, letter) for size, letter in _SIZES if abs(value) >= 0.9995 * size)
+    return f"{value / size:.3g}\u00a0{letter}"
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` of `whole` to a tenth of a percent: `37.6 %`; `–` of nothing."""
+    return f"{100 * part / whole:.1f}\u00a0%" if whole else "–"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `4 min 10 s`, `2 h 5 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}\u00a0s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}\u00a0min {rest}\u00a0s" if minutes else f"{rest}\u00a0s"
+    return f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How it ended, in one sentence, with what the reader must know before believing it."""
+
+    sentence: str
+    state: Literal["done", "warning", "failed"] = "done"
+    warnings: tuple[str, ...] = ()
+
+    def html(self) -> str:
+        """The block below the page's title."""
+        warnings = "".join(f"<li>{escape(warning)}</li>" for warning in self.warnings)
+        return (
+            f'<div class="verdict {self.state}"><p><span class="state">{self.state}</span> '
+            f"{escape(self.sentence)}</p>{f'<ul>{warnings}</ul>' if warnings else ''}</div>"
+        )
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One number of the top row. `comparison` says against what it is to be read."""
+
+    name: str
+    value: str
+    unit: str
+    comparison: str
+
+    def html(self) -> str:
+        """One cell of the row."""
+        return (
+            f'<div class="figure"><dt>{escape(self.name)}</dt><dd><b>{escape(self.value)}</b> '
+            f"{escape(self.unit)}<small>{escape(self.comparison)}</small></dd></div>"
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage on the strip from the input to the result; links to the section of its name."""
+
+    name: str
+    value: str
+    unit: str
+    seconds: float
+
+    def html(self, sections: set[str]) -> str:
+        """One cell of the strip."""
+        name = escape(self.name)
+        title = f'<a href="#{name}">{name}</a>' if self.name in sections else name
+        return (
+            f'<li><span class="name">{title}</span><b>{escape(self.value)}</b> {escape(self.unit)}'
+            f"<small>{duration(self.seconds)}</small></li>"
+        )
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+    def html(self) -> str:
+        """The paragraph."""
+        return f"<p>{escape(self.text)}</p>"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns; `caption` says what they are and, where some were left out, which."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def html(self) -> str:
+        """The table in a box of its own that scrolls sideways on a narrow screen."""
+        # A column is set to the right when its first value is a number.
+        right = [not isinstance(cell, str) for cell in self.rows[0]] if self.rows else []
+        right += [False] * (len(self.columns) - len(right))
+        head = "".join(
+            f'<th scope="col"{" class=n" if is_right else ""}>{escape(column)}</th>'
+            for column, is_right in zip(self.columns, right, strict=True)
+        )
+        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
+        caption = escape(self.caption)
+        return (
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}"><table>'
+            f"<caption>{caption}</caption><thead><tr>{head}</tr></thead>"
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+
+def _cell(value: Cell) -> str:
+    if isinstance(value, str):
+        return f'<td dir="auto">{escape(value)}</td>'
+    return f"<td class=n>{'–' if value is None else number(value)}</td>"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A finding and the drawing that shows it.
+
+    `svg` is markup, from `trainrig.figures.draw`; `label` says the drawing in words for those who
+    do not see it; `caption` names n and the smoothing; `table` holds the drawn numbers.
+    """
+
+    title: str
+    svg: str
+    label: str
+    caption: str
+    table: Table
+
+    def html(self) -> str:
+        """Title, drawing, caption, and the numbers folded below."""
+        return (
+            f'<figure><h3>{escape(self.title)}</h3><div class="drawing" role="img" '
+            f'aria-label="{escape(self.label)}">{self.svg}</div>'
+            f"<figcaption>{escape(self.caption)}</figcaption>"
+            f"{Details('The numbers of this chart', (self.table,)).html()}</figure>"
+        )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text as it is, under `label`; `note` says what happened to it."""
+
+    label: str
+    text: str
+    note: str = ""
+
+    def html(self) -> str:
+        """The text in a box, its line breaks kept, its direction found from its letters."""
+        note = f"<small>{escape(self.note)}</small>" if self.note else ""
+        return (
+            f'<div class="sample"><span class="name">{escape(self.label)}</span>{note}'
+            f'<blockquote dir="auto">{escape(self.text)}</blockquote></div>'
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Samples that are read against each other: side by side where there is room."""
+
+    samples: tuple[Sample, ...]
+
+    def html(self) -> str:
+        """The samples in one row."""
+        return f'<div class="group">{"".join(sample.html() for sample in self.samples)}</div>'
+
+
+@dataclass(frozen=True)
+class Details:
+    """What only some readers want, folded under one line."""
+
+    summary: str
+    blocks: "tuple[Block, ...]"
+
+    def html(self) -> str:
+        """The fold."""
+        inside = "".join(block.html() for block in self.blocks)
+        return f"<details><summary>{escape(self.summary)}</summary>{inside}</details>"
+
+
+Block = Text | Table | Chart | Sample | Group | Details
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. `name` is its anchor: lower-case letters and dashes."""
+
+    name: str
+    title: str
+    blocks: tuple[Block, ...]
+
+    def html(self) -> str:
+        """The heading and the blocks."""
+        inside = "".join(block.html() for block in self.blocks)
+        return f'<section id="{escape(self.name)}"><h2>{escape(self.title)}</h2>{inside}</section>'
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line for the reader's terminal, and what it does."""
+
+    line: str
+    purpose: str
+
+    def html(self) -> str:
+        """The purpose, and the line, which one click selects."""
+        return f"<li>{escape(self.purpose)}<pre><code>{escape(self.line)}</code></pre></li>"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole report. `provenance` maps headings to names and values (inputs, versions, hashes)."""
+
+    title: str
+    verdict: Verdict
+    figures: tuple[KeyFigure, ...]
+    sections: tuple[Section, ...]
+    commands: tuple[Command, ...]
+    provenance: Mapping[str, Mapping[str, str]]
+    steps: tuple[Step, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 4 <= len(self.figures) <= 6:
+            raise ValueError(f"{len(self.figures)} figures: a page shows four to six")
+        names = [section.name for section in self.sections]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sections have one name: {', '.join(names)}")
+
+    def html(self) -> str:
+        """The page as a file's text. Write it as UTF-8."""
+        title = escape(self.title)
+        return (
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f'<title>{title}</title>\n<link rel="icon" href="data:,">\n'
+            f"<style>\n{_style()}</style>\n</head>\n<body>\n<main>\n"
+            f"<header>\n<h1>{title}</h1>\n{self.verdict.html()}\n{self._figures()}\n"
+            f"{self._strip()}\n</header>\n"
+            f"{chr(10).join(section.html() for section in self.sections)}\n"
+            f"{self._commands()}\n{self._provenance()}\n</main>\n</body>\n</html>\n"
+        )
+
+    def _figures(self) -> str:
+        return f'<dl class="figures">{"".join(figure.html() for figure in self.figures)}</dl>'
+
+    def _strip(self) -> str:
+        names = {section.name for section in self.sections}
+        steps = "".join(step.html(names) for step in self.steps)
+        return f'<nav aria-label="Stages"><ol class="strip">{steps}</ol></nav>' if steps else ""
+
+    def _commands(self) -> str:
+        commands = "".join(command.html() for command in self.commands)
+        return f'<section id="next"><h2>What to do next</h2><ol>{commands}</ol></section>'
+
+    def _provenance(self) -> str:
+        parts = "".join(
+            f"<h3>{escape(heading)}</h3><dl>"
+            + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in values.items())
+            + "</dl>"
+            for heading, values in self.provenance.items()
+        )
+        return f'<section id="provenance"><h2>Where this comes from</h2>{parts}</section>'
+
+
+def _style() -> str:
+    css = (resources.files("trainrig") / "report.css").read_text(encoding="utf-8")
+    return (
+        f":root{{color-scheme:light dark;{_variables(LIGHT)}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}\n"
+        f"@media print{{:root{{color-scheme:light;{_variables(LIGHT)}}}}}\n{css}"
+    )
+
+
+def _variables(colours: Mapping[str, str]) -> str:
+    return "".join(f"--{name}:{colour};" for name, colour in colours.items())
