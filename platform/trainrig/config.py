@@ -306,7 +306,7 @@ def _table_lines(table: Settings | Mapping[str, Any], path: tuple[str, ...]) -> 
                 below += ["", f"[[{'.'.join(inner)}]]", *_table_lines(item, inner)]
         else:
             note = "  # default" if name in defaults else ""
-            lines.append(f"{_toml_key(name)} = {_toml_value(value)}{note}")
+            lines.append(f"{_toml_key(name)} = {toml_value(value)}{note}")
     return lines + below
 
 
@@ -314,7 +314,8 @@ def _toml_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_string(name)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """One value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -326,7 +327,7 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, str):
         return _toml_string(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml_value(item) for item in value)}]"
+        return f"[{', '.join(toml_value(item) for item in value)}]"
     raise TypeError(f"no TOML for {value!r}")
 
 
@@ -350,4 +351,5 @@ __all__ = [
     "read_text",
     "set_key",
     "to_toml",
+    "toml_value",
 ]

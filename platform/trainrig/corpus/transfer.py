@@ -43,8 +43,6 @@ def _join_chunks(body: bytes) -> bytes:
         if length == 0:
             return b"".join(chunks)
         end = head.end() + length
-        if end > len(body):
-            break
         chunks.append(body[head.end() : end])
         end += 2 if body[end : end + 2] == b"\r\n" else 1 if body[end : end + 1] == b"\n" else 0
         head = _CHUNK_HEAD.match(body, end)

@@ -64,10 +64,10 @@ def read_warc(path: str) -> Iterator[Page | Unreadable]:
     A page is a `response` with HTTP status 200, a `resource` or a `conversion` (WET). Requests,
     warcinfo and metadata records are what an archive is made of and pass in silence.
 
-    Reasons: "not_an_archive" (no record at all), "revisit", "continuation", "unknown_type",
-    "not_http_200", "not_http", "not_a_page" (DNS answers and the like), "truncated",
-    "wrong_content_length" (the next record is not where this one says it ends),
-    "damaged_gzip", "bad_chunks", "bad_content_encoding", "too_large".
+    Reasons: "not_an_archive" (no record at all), "not_a_record" (something before the first),
+    "revisit", "continuation", "unknown_type", "not_http_200", "not_http", "not_a_page" (DNS answers
+    and the like), "truncated", "wrong_content_length" (the next record is not where this one says
+    it ends), "damaged_gzip", "bad_chunks", "bad_content_encoding", "too_large".
     """
     with storage.open_read(path) as stream:
         yield from _Reader(path, stream).read()
@@ -120,9 +120,11 @@ class _Reader:
     def _report(
         self, damage: Exception, held: Page | Unreadable | None
     ) -> Iterator[Page | Unreadable]:
-        if isinstance(damage, _WrongLength):
-            self.number = max(self.number, 1)
+        if isinstance(damage, _WrongLength) and self.number:
             yield self._unreadable("wrong_content_length")
+        elif isinstance(damage, _WrongLength):
+            self.number = 1
+            yield self._unreadable("not_a_record")
         elif isinstance(held, Unreadable) and held.reason == "damaged_gzip":
             yield held
         else:

@@ -47,7 +47,6 @@ def sign(shingles: NDArray[np.uint64], settings: MinHash) -> NDArray[np.uint64]:
     rows = settings.bands * settings.rows
     signature = datasketch.MinHash(
         num_perm=rows,
-        seed=settings.seed,
         scheme="affine64",
         hashfunc=_itself,
         permutations=_permutations(rows, settings.seed),

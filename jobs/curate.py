@@ -1,0 +1,10 @@
+"""Web archives to documents.
+
+    ray job submit --working-dir . -- python jobs/curate.py RUN.toml
+"""
+
+from trainrig import job
+from trainrig.corpus.curate import Curation, curate
+
+if __name__ == "__main__":
+    job.main(Curation, curate)

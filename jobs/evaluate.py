@@ -1,0 +1,10 @@
+"""Held-out loss and bits per byte of a checkpoint.
+
+    ray job submit --working-dir . -- python jobs/evaluate.py RUN.toml
+"""
+
+from trainrig import job
+from trainrig.evaluate.perplexity import Evaluation, evaluate
+
+if __name__ == "__main__":
+    job.main(Evaluation, evaluate)

@@ -1,0 +1,19 @@
+"""A checkpoint as a Hugging Face folder.
+
+    ray job submit --working-dir . -- python jobs/export.py RUN_FOLDER OUT
+"""
+
+import argparse
+import json
+
+from trainrig.job import exit_codes
+from trainrig.models.hf import HubFolder
+from trainrig.posttrain.exchange import export_checkpoint
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write a checkpoint as a Hugging Face folder.")
+    parser.add_argument("checkpoint", metavar="CKPT")
+    parser.add_argument("out", metavar="OUT")
+    given = parser.parse_args()
+    with exit_codes():
+        print(json.dumps(export_checkpoint(given.checkpoint, given.out, HubFolder())))

@@ -1,0 +1,10 @@
+"""A checkpoint, fine-tuned on conversations.
+
+    ray job submit --working-dir . -- python jobs/posttrain.py RUN.toml
+"""
+
+from trainrig import job
+from trainrig.posttrain.sft import FineTuning, posttrain
+
+if __name__ == "__main__":
+    job.main(FineTuning, posttrain)

@@ -1,0 +1,10 @@
+"""A tokenizer, trained on curated documents.
+
+    ray job submit --working-dir . -- python jobs/tokenizer.py RUN.toml
+"""
+
+from trainrig import job
+from trainrig.tokens.prepare import TokenizerTraining, make_tokenizer
+
+if __name__ == "__main__":
+    job.main(TokenizerTraining, make_tokenizer)

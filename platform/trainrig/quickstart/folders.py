@@ -1,0 +1,99 @@
+"""Where the quickstart puts things."""
+
+from dataclasses import dataclass
+
+from trainrig import storage
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The folders of one quickstart, below `out`."""
+
+    out: str
+
+    def _below(self, *names: str) -> str:
+        return storage.join(self.out, *names)
+
+    @property
+    def pages(self) -> str:
+        """Archives, the list of what was planted, questions and answers."""
+        return self._below("pages")
+
+    @property
+    def docs(self) -> str:
+        """The archives of HTML pages."""
+        return self._below("pages", "docs-*.warc.gz")
+
+    @property
+    def code(self) -> str:
+        """The archives of Python sources."""
+        return self._below("pages", "code-*.warc.gz")
+
+    @property
+    def planted(self) -> str:
+        """The list of what was planted."""
+        return self._below("pages", "planted.json")
+
+    @property
+    def lessons(self) -> str:
+        """Questions and answers to tune on."""
+        return self._below("pages", "instructions-train.jsonl")
+
+    @property
+    def questions(self) -> str:
+        """Questions and answers kept apart to judge by."""
+        return self._below("pages", "instructions-held-out.jsonl")
+
+    @property
+    def documents(self) -> str:
+        """What `curate` wrote."""
+        return self._below("documents")
+
+    @property
+    def tokenizer(self) -> str:
+        """What `tokenizer` wrote."""
+        return self._below("tokenizer")
+
+    @property
+    def tokens(self) -> str:
+        """What `tokenize` wrote."""
+        return self._below("tokens")
+
+    @property
+    def model(self) -> str:
+        """The run folder of `pretrain`."""
+        return self._below("model")
+
+    @property
+    def tuned(self) -> str:
+        """The run folder of `posttrain`."""
+        return self._below("tuned")
+
+    @property
+    def scores_early(self) -> str:
+        """The scorecard of the first checkpoint."""
+        return self._below("scores-early")
+
+    @property
+    def scores_before(self) -> str:
+        """The scorecard of the pretrained model."""
+        return self._below("scores-model")
+
+    @property
+    def scores_after(self) -> str:
+        """The scorecard of the tuned model."""
+        return self._below("scores-tuned")
+
+    @property
+    def report(self) -> str:
+        """The page that tells all of it."""
+        return self._below("report.html")
+
+    def scored(self) -> dict[str, str]:
+        """Checkpoints, and where their scorecards go: the first one, the model, the tuned one."""
+        first = sorted(storage.list_files(self._below("model", "checkpoints"), "/manifest.json"))[0]
+        return {
+            first.removesuffix("/manifest.json"): self.scores_early,
+            self.model: self.scores_before,
+            self.tuned: self.scores_after,
+        }

@@ -1,0 +1,122 @@
+"""The whole path on one machine: pages → documents → tokens → model → tuned → scores → report.
+
+Each stage runs from its file in `jobs/configs/quickstart`, as a job on a cluster would; only the
+folders, the workers and, for a smaller path, some sizes are set from here.
+"""
+
+import importlib.resources
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+import trainrig
+from trainrig import config, manifest, ray_session, storage
+from trainrig.config import PLACE, Field, Run, RunFile
+from trainrig.corpus.curate import Curation, curate
+from trainrig.errors import ConfigError
+from trainrig.evaluate.perplexity import Evaluation, evaluate
+from trainrig.manifest import FileSum, Manifest
+from trainrig.posttrain.sft import FineTuning, posttrain
+from trainrig.quickstart.fault import kill_one_worker
+from trainrig.quickstart.folders import Folders
+from trainrig.quickstart.pages import PagesSettings, build_pages
+from trainrig.quickstart.storyboard import quickstart_page
+from trainrig.quickstart.telling import summarise, tell
+from trainrig.terminal import Terminal, show
+from trainrig.tokens.prepare import Tokenization, TokenizerTraining, make_tokenizer, tokenize
+from trainrig.train.pretrain import pretrain
+from trainrig.train.run import Pretraining
+
+
+class PageMaking(RunFile):
+    """The quickstart's own first stage: archives made of the local Python installation."""
+
+    verb: ClassVar[str] = "pages"
+
+    stage: Literal["pages"] = "pages"
+    output: Annotated[str, PLACE]
+    workers: Annotated[int, PLACE] = Field(default=2, ge=1)
+    pages: PagesSettings = PagesSettings()
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """What the command line says of a quickstart."""
+
+    out: str
+    workers: int = 2
+    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # stage → `a.b=value` …
+
+    def load(self, model: type[Run], **places: Any) -> Run:
+        """The run of one stage: its file, with the folders and workers of this quickstart."""
+        if "workers" in model.model_fields:
+            places["workers"] = self.workers
+        changes = [
+            f"{key.replace('__', '.')}={config.toml_value(value)}" for key, value in places.items()
+        ]
+        path = str(configs() / f"{model.verb}.toml")
+        return config.load(model, path, [*changes, *self.changes.get(model.verb, ())])
+
+
+def configs() -> Path:
+    """The folder of the quickstart's run files: in an installed package, or in its repository."""
+    packed = Path(str(importlib.resources.files(trainrig))) / "configs"
+    folder = packed if packed.is_dir() else Path(__file__).parents[3] / "jobs" / "configs"
+    return folder / "quickstart"
+
+
+def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
+    """Do every stage that is not done; write the report; the summary that `--json` prints.
+
+    Raises InputError for a folder made by something else, and for more workers than CPUs.
+    """
+    if wanted.out.startswith(storage.S3):
+        raise ConfigError(f"--out {wanted.out}: the quickstart is for this machine; name a folder")
+    ray_session.connect(wanted.workers, "--workers")
+    at = Folders(wanted.out)
+
+    def do(stage: Callable[[Run], Manifest], model: type[Run], **places: Any) -> None:
+        show(terminal, wanted.load(model, **places), cast(Callable[..., Manifest], stage))
+
+    do(make_pages, PageMaking, output=at.pages)
+    sources = {"sources__0__paths": (at.docs,), "sources__1__paths": (at.code,)}
+    do(curate, Curation, output=at.documents, **sources)
+    do(make_tokenizer, TokenizerTraining, documents=at.documents, output=at.tokenizer)
+    do(tokenize, Tokenization, documents=at.documents, tokenizer=at.tokenizer, output=at.tokens)
+    steps = wanted.load(Pretraining).training.steps
+    # Past the half, and past a checkpoint: there is something to lose and something to go back to.
+    with kill_one_worker(at.model, after_step=steps // 2 + steps // 10):
+        do(pretrain, Pretraining, tokens=at.tokens, output=at.model)
+    do(posttrain, FineTuning, checkpoint=at.model, conversations=at.lessons, output=at.tuned)
+    for checkpoint, scores in at.scored().items():
+        places = {"tokens": at.tokens, "conversations": at.questions}
+        do(evaluate, Evaluation, checkpoint=checkpoint, output=scores, **places)
+    terminal.say("report: reading what came out, letting both models speak")
+    story = tell(at)
+    storage.write(at.report, quickstart_page(story).encode())
+    return summarise(at, story)
+
+
+def make_pages(run: PageMaking) -> Manifest:
+    """Make the archives of `run`; the manifest of their folder."""
+    installed = sorted((d.name, d.version) for d in metadata.distributions())
+    stage = manifest.claim(run.output, run, {"installation": manifest.digest(installed)})
+    if stage.finished:
+        return stage.finished
+    made = build_pages(run.output, run.pages, run.workers)
+    files: dict[str, FileSum] = {
+        path.removeprefix(f"{run.output}/"): manifest.file_sum(path)
+        for path in storage.list_files(run.output)
+        if not path.endswith(manifest.CLAIM)
+    }
+    counts = {
+        "docs": made.docs,
+        "code": made.code,
+        "planted": sum(made.planted.values()),
+        "instructions": made.instructions,
+        "skipped_modules": len(made.skipped_modules),
+        "bytes": made.bytes,
+    }
+    return stage.finish(counts, files)

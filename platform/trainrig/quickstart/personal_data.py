@@ -1,0 +1,190 @@
+"""Made-up personal data, valid in form, in sentences as people write them.
+
+None of it is anybody's: names at the domains that RFC 2606 reserves, the 555-01xx numbers kept for
+fiction, cards in the ranges that payment services publish for tests, accounts of banks that do not
+exist. Public IPv4 addresses are the exception, since there are none for examples that count as
+routable; they are drawn at random.
+"""
+
+import ipaddress
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+HARD_SHARE = 0.1  # of all items are disguised (`anna at example dot org`), so that some are missed
+
+
+@dataclass(frozen=True)
+class PersonalItem:
+    """One item. `sentence` holds `value` once, as it stands."""
+
+    what: str  # "EMAIL", "IP", "PHONE", "CARD", "IBAN", as corpus.rewrite.pii calls them
+    value: str
+    sentence: str
+    hard: bool
+
+
+_WORDS = [
+    "amber",
+    "birch",
+    "cedar",
+    "cobalt",
+    "coral",
+    "delta",
+    "ember",
+    "fern",
+    "garnet",
+    "harbor",
+    "heron",
+    "indigo",
+    "juniper",
+    "lantern",
+    "lichen",
+    "maple",
+    "meadow",
+    "nectar",
+    "opal",
+    "orchid",
+    "pebble",
+    "quartz",
+    "raven",
+    "saffron",
+    "tundra",
+    "umber",
+    "violet",
+    "willow",
+]
+_DOMAINS = ("example.com", "example.org", "example.net")
+_DIGIT_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_AREA_CODES = (212, 303, 312, 404, 415, 503, 617, 702, 808, 919)
+
+
+def personal_items(count: int, seed: int) -> list[PersonalItem]:
+    """`count` items, kinds by turns, no value twice. The first items do not depend on `count`."""
+    draw = random.Random(f"personal/{seed}")
+    items: dict[str, PersonalItem] = {}
+    while len(items) < count:
+        what = _KINDS[len(items) % len(_KINDS)]
+        # Only some kinds have a disguise, so these wear it more often.
+        hard = what in _HARD and draw.random() < HARD_SHARE * len(_KINDS) / len(_HARD)
+        value = (_HARD if hard else _EASY)[what](draw)
+        sentence = draw.choice(_SENTENCES[what]).format(value)
+        items.setdefault(value, PersonalItem(what, value, sentence, hard))
+    return list(items.values())
+
+
+def _local_part(draw: random.Random) -> str:
+    return draw.choice("._-").join(draw.sample(_WORDS, 2)) + str(draw.randrange(10, 1000))
+
+
+def _email(draw: random.Random) -> str:
+    return f"{_local_part(draw)}@{draw.choice(_DOMAINS)}"
+
+
+def _spelt_email(draw: random.Random) -> str:
+    first, second = draw.sample(_WORDS, 2)
+    domain = draw.choice(_DOMAINS).replace(".", " dot ")
+    return f"{first} dot {second}{draw.randrange(10, 1000)} at {domain}"
+
+
+def _ipv4(draw: random.Random) -> str:
+    while True:
+        # Below 224: above are multicast and reserved addresses, which no host has.
+        address = ipaddress.IPv4Address(draw.randrange(1 << 24, 224 << 24))
+        if address.is_global:
+            return str(address)
+
+
+def _phone(draw: random.Random) -> str:
+    area, line = draw.choice(_AREA_CODES), draw.randrange(100)
+    form = draw.choice(
+        ("+1 {}-555-01{:02}", "({}) 555-01{:02}", "{}-555-01{:02}", "+1.{}.555.01{:02}")
+    )
+    return form.format(area, line)
+
+
+def _spelt_phone(draw: random.Random) -> str:
+    digits = f"{draw.choice(_AREA_CODES)}55501{draw.randrange(100):02}"
+    return " ".join(_DIGIT_WORDS[int(digit)] for digit in digits)
+
+
+def _card(draw: random.Random) -> str:
+    prefix, length = draw.choice((("424242", 16), ("411111", 16), ("555555", 16), ("378282", 15)))
+    body = prefix + "".join(str(draw.randrange(10)) for _ in range(length - len(prefix) - 1))
+    digits = body + str(_luhn_digit(body))
+    if length == 15:
+        groups = [digits[:4], digits[4:10], digits[10:]]
+    else:
+        groups = [digits[start : start + 4] for start in range(0, 16, 4)]
+    return draw.choice((" ", "-", "")).join(groups)
+
+
+def _luhn_digit(body: str) -> int:
+    """The digit that makes `body` a valid number by the Luhn formula (ISO/IEC 7812-1, annex B)."""
+    total = 0
+    for place, character in enumerate(reversed(body)):
+        digit = int(character) * (2 if place % 2 == 0 else 1)
+        total += digit - 9 if digit > 9 else digit
+    return -total % 10
+
+
+def _iban(draw: random.Random) -> str:
+    def digits(count: int) -> str:
+        return "".join(str(draw.randrange(10)) for _ in range(count))
+
+    # No bank has these: German codes do not begin with 0 or 9, and TEST is not given out.
+    country, account = draw.choice(
+        (("DE", "99" + digits(16)), ("GB", "TEST" + digits(14)), ("NL", "TEST" + digits(10)))
+    )
+    iban = f"{country}{_iban_check(country, account):02}{account}"
+    spaced = " ".join(iban[start : start + 4] for start in range(0, len(iban), 4))
+    return draw.choice((iban, spaced))
+
+
+def _iban_check(country: str, account: str) -> int:
+    """The two check digits (ISO 13616: the number, rearranged, leaves 1 modulo 97)."""
+    return 98 - int("".join(str(int(letter, 36)) for letter in f"{account}{country}00")) % 97
+
+
+_EASY: dict[str, Callable[[random.Random], str]] = {
+    "EMAIL": _email,
+    "IP": _ipv4,
+    "PHONE": _phone,
+    "CARD": _card,
+    "IBAN": _iban,
+}
+_HARD: dict[str, Callable[[random.Random], str]] = {"EMAIL": _spelt_email, "PHONE": _spelt_phone}
+_KINDS = tuple(_EASY)
+
+_SENTENCES = {
+    "EMAIL": (
+        "Questions about this part are best sent to {} before the end of the week.",
+        "The maintainer of these pages can be reached at {} on working days.",
+        "A corrected copy was promised to everyone who writes to {} in time.",
+        "Please report anything that looks wrong here to {} and add a short example.",
+    ),
+    "IP": (
+        "During the trial the service answered from {} and was moved afterwards.",
+        "The log of that afternoon shows several hundred requests from {} alone.",
+        "Access was later restricted to the machine at {} until the fault was found.",
+        "An older client kept calling {} although the address had been given up.",
+    ),
+    "PHONE": (
+        "If the build is blocked outside office hours, call {} and leave a message.",
+        "The person on duty can be reached by phone at {} during the release.",
+        "For access to the test machines please ring {} and ask for the operator.",
+        "The number of the reading room is {} and somebody answers in the morning.",
+    ),
+    "CARD": (
+        "The order in question had been paid with card number {} in the spring.",
+        "By mistake the sample form was filled in with the card {} and saved.",
+        "The refund went back to the credit card {} a few days after the complaint.",
+        "Her receipt still showed the full card number {} at the bottom.",
+    ),
+    "IBAN": (
+        "Donations for the project were collected on the account {} until summer.",
+        "The travel costs were to be transferred to {} after the meeting.",
+        "He had written the account number {} on the back of the invoice.",
+        "Membership fees are paid once a year to the account {} of the club.",
+    ),
+}
