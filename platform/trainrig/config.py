@@ -49,7 +49,8 @@ class Settings(BaseModel):
                 if key not in cls.model_fields:
                     hint = did_you_mean(str(key), cls.model_fields)
                     message = f"no key '{key}' in {cls.__name__}{hint}"
-                    raise PydanticCustomError("unknown_key", "{message}", {"message": message})
+                    context = {"message": message, "key": str(key)}
+                    raise PydanticCustomError("unknown_key", "{message}", context)
         return given
 
 
@@ -102,6 +103,8 @@ def read_text(path: str) -> str:
         raise ConfigError(f"{path}: is a folder; name the run file in it") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; a run file is TOML") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def parse(text: str, path: str) -> dict[str, Any]:
@@ -132,36 +135,50 @@ def _frozen(value: Any) -> Any:
 def set_key(data: dict[str, Any], override: str) -> None:
     """Apply one `a.b=value` to TOML tables in place. A bare word that is no TOML is a string."""
     dotted, equals, raw = override.partition("=")
-    keys = dotted.strip().split(".")
+    keys = [key.strip() for key in dotted.split(".")]
     if not equals or not all(keys):
         raise ConfigError(f"--set {override}: write it as --set a.b=value")
-    try:
-        value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = raw
     table: Any = data
     for depth, key in enumerate(keys[:-1]):
         table = _step_into(table, key, f"--set {override}: {'.'.join(keys[: depth + 1])}")
     if isinstance(table, list):
         index = _index(table, keys[-1], f"--set {override}")
-        table[index] = value
+        table[index] = _toml_or_word(raw.strip())
     else:
-        table[keys[-1]] = value
+        table[keys[-1]] = _toml_or_word(raw.strip())
+
+
+def _toml_or_word(raw: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {raw}")
+    except tomllib.TOMLDecodeError:
+        return raw
+    return parsed["value"] if len(parsed) == 1 else raw  # more: a second line set another key
 
 
 def _step_into(table: Any, key: str, where: str) -> Any:
     if isinstance(table, list):
-        return table[_index(table, key, where)]
-    inner = table.setdefault(key, {})
+        inner = table[_index(table, key, where)]
+    else:
+        inner = table.setdefault(key, {})
     if not isinstance(inner, dict | list):
         raise ConfigError(f"{where} is a value ({inner!r}), not a table")
     return inner
 
 
 def _index(items: list[Any], key: str, where: str) -> int:
-    if not key.isdigit() or int(key) >= len(items):
+    if not key.isdecimal() or int(key) >= len(items):
         raise ConfigError(f"{where}: '{key}' is no index of its {len(items)} entries (0, 1, …)")
     return int(key)
+
+
+# What pydantic calls by Python's names, in TOML's.
+_IN_TOML = {
+    "model_type": "should be a table",
+    "model_attributes_type": "should be a table",
+    "dict_type": "should be a table",
+    "tuple_type": "should be an array",
+}
 
 
 def _explain(error: ValidationError, data: Mapping[str, Any], path: str, text: str) -> str:
@@ -169,6 +186,8 @@ def _explain(error: ValidationError, data: Mapping[str, Any], path: str, text: s
     location = _without_tags(first["loc"], data)
     message = first["msg"]
     context = first.get("ctx", {})
+    at_fault = {"unknown_key": context.get("key"), "union_tag_invalid": "kind"}.get(first["type"])
+    line = line_of(text, (*location, at_fault) if at_fault else location)
     if first["type"] == "union_tag_invalid":
         choices = re.findall(r"'([^']+)'", str(context["expected_tags"]))
         message = f"no kind '{context['tag']}'{did_you_mean(str(context['tag']), choices)}"
@@ -184,8 +203,8 @@ def _explain(error: ValidationError, data: Mapping[str, Any], path: str, text: s
     elif first["type"] == "value_error":
         message = message.removeprefix("Value error, ")
     elif first["type"] != "unknown_key":
-        message = f"{message[0].lower()}{message[1:]}, found {_shown(first['input'])}"
-    line = line_of(text, location)
+        message = _IN_TOML.get(first["type"], f"{message[0].lower()}{message[1:]}")
+        message += f", found {_shown(first['input'])}"
     at = f"{path}:{line}" if line else path
     key = dotted(location)
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
@@ -236,11 +255,12 @@ def line_of(text: str, location: Location) -> int | None:
             table = _header_path(header, counts)
             here = table
         elif key := _KEY.match(line):
-            here = [*table, *key.group(1).replace('"', "").split(".")]
+            here = [*table, *(name.strip("\"'") for name in key.group(1).split("."))]
         else:
             continue
-        if here == wanted[: len(here)] and (best is None or len(here) > best[0]):
-            best = (len(here), number)
+        matched = min(len(here), len(wanted))
+        if here[:matched] == wanted[:matched] and matched > (best[0] if best else 0):
+            best = (matched, number)
     return best[1] if best else None
 
 
@@ -285,27 +305,32 @@ def to_toml(settings: Settings) -> str:
 
     `load` of the result gives an equal model. None stands for an absent key.
     """
-    return "\n".join(_table_lines(settings, ())).lstrip("\n") + "\n"
+    return "\n".join(_table_lines(settings, (), False)).lstrip("\n") + "\n"
 
 
-def _table_lines(table: Settings | Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+def _table_lines(
+    table: Settings | Mapping[str, Any], path: tuple[str, ...], default: bool
+) -> list[str]:
+    """The lines below `table`'s header. `default`: nobody set the table that it is in."""
     if isinstance(table, Settings):
         items = {name: getattr(table, name) for name in type(table).model_fields}
-        defaults = set(items) - table.model_fields_set
+        defaults = set(items) - (set() if default else table.model_fields_set)
     else:
-        items, defaults = dict(table), set()
+        items = dict(table)
+        defaults = set(items) if default else set()
     lines, below = [], []
     for name, value in items.items():
         if value is None:
             continue
         inner = (*path, _toml_key(name))
+        unset = name in defaults
         if isinstance(value, Settings | Mapping):
-            below += ["", f"[{'.'.join(inner)}]", *_table_lines(value, inner)]
+            below += ["", f"[{'.'.join(inner)}]", *_table_lines(value, inner, unset)]
         elif isinstance(value, tuple) and value and isinstance(value[0], Settings | Mapping):
             for item in value:
-                below += ["", f"[[{'.'.join(inner)}]]", *_table_lines(item, inner)]
+                below += ["", f"[[{'.'.join(inner)}]]", *_table_lines(item, inner, unset)]
         else:
-            note = "  # default" if name in defaults else ""
+            note = "  # default" if unset else ""
             lines.append(f"{_toml_key(name)} = {toml_value(value)}{note}")
     return lines + below
 

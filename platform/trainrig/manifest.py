@@ -43,7 +43,14 @@ Record = TypeVar("Record", bound="_Record")
 class _Record(BaseModel):
     """Read back leniently: a later version may know more keys."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # JSON has no infinity; as null it would not come back.
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
+
+
+class _Versioned(_Record):
+    """What every format keeps, so that a newer one is known for what it is."""
+
+    format: int
 
 
 class FileSum(_Record):
@@ -53,7 +60,7 @@ class FileSum(_Record):
     sha256: str
 
 
-class Claim(_Record):
+class Claim(_Versioned):
     """What a folder is being made into."""
 
     format: int = FORMAT
@@ -118,6 +125,8 @@ def claim(folder: str, run: RunFile, inputs: Mapping[str, str]) -> Stage:
         environment=environment(),
     )
     data = wanted.model_dump_json(indent=1).encode()
+    if storage.exists(folder):
+        raise OutputTaken(f"{folder}: is a file; choose another `output`")
     empty = not storage.list_files(folder)
     if empty and storage.create(storage.join(folder, CLAIM), data):
         return Stage(folder, wanted)
@@ -138,6 +147,7 @@ def claim(folder: str, run: RunFile, inputs: Mapping[str, str]) -> Stage:
     finished = read_manifest(folder) if storage.exists(manifest_path) else None
     if finished:
         check_files(folder, finished)
+        storage.delete_folder(storage.join(folder, "work"))  # if killed between manifest and this
         log.info("%s: made before (%s says so); nothing to do", folder, manifest_path)
     else:
         log.info("%s: begun before; going on", folder)
@@ -189,16 +199,20 @@ def check_files(folder: str, manifest: Manifest) -> None:
 
 
 def _read_record(model: type[Record], path: str) -> Record:
+    data = storage.read(path)
     try:
-        record = model.model_validate_json(storage.read(path))
+        found = _Versioned.model_validate_json(data).format
+        if found > FORMAT:
+            raise DataError(
+                f"{path}: format {found}, but this trainrig reads up to {FORMAT}; upgrade it"
+            )
+        return model.model_validate_json(data)
     except ValidationError as error:
-        raise DataError(f"{path}: torn or not ours: {error.errors()[0]['msg']}") from None
-    found = getattr(record, "format", FORMAT)
-    if found > FORMAT:
+        problem = error.errors()[0]
+        at = ".".join(str(part) for part in problem["loc"])
         raise DataError(
-            f"{path}: format {found}, but this trainrig reads up to {FORMAT}; upgrade it"
-        )
-    return record
+            f"{path}: torn or not ours: {f'`{at}`: ' if at else ''}{problem['msg']}"
+        ) from None
 
 
 def file_sum(path: str) -> FileSum:
@@ -253,7 +267,7 @@ def difference(there: Claim, here: Claim) -> str:
     found = [
         f"{key}: {_shown(old, key)} there, {_shown(new, key)} here"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) or (key in old) != (key in new)
+        if _shown(old, key) != _shown(new, key)
     ]
     found += [
         f"input `{role}` has other contents"
@@ -273,5 +287,7 @@ def _flat(value: Any, key: str = "") -> dict[str, Any]:
     elif isinstance(value, list | tuple):
         pairs = [(f"{key}[{index}]", inner) for index, inner in enumerate(value)]
     else:
+        pairs = []
+    if not pairs:  # a value, or a table or array that holds nothing
         return {key: value}
     return {path: leaf for name, inner in pairs for path, leaf in _flat(inner, name).items()}

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainrig import errors
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.splits import Phase, Split
+from trainrig.splits import Phase, Split, Work
 
 # Each must be set before Ray is imported or started; what the user has set stays.
 ENVIRONMENT = {
@@ -56,7 +56,7 @@ def connect(workers: int, what: str) -> None:
 
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS", "local")
-        local = {} if address != "local" else _local_options(workers)
+        local = _local_options() if address == "local" else {}
         try:
             with _stderr_closed():
                 ray.init(
@@ -87,7 +87,7 @@ def _stderr_closed() -> Iterator[None]:
         os.close(kept)
 
 
-def _local_options(workers: int) -> dict[str, Any]:
+def _local_options() -> dict[str, Any]:
     return {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
 
 
@@ -154,11 +154,12 @@ class _SplitActor:
 
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
-        self._work = phase.make_work()
+        self._work: Work | None = None
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         split = Split(name=row["name"], task=json.loads(row["task"]))
         try:
+            self._work = self._work or self._phase.make_work()  # here, as it may raise as well
             self._phase.do(self._work, split)
         except errors.TrainrigError as error:
             return {"name": split.name, "problem": str(error), "kind": type(error).__name__}

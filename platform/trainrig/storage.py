@@ -20,13 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from trainrig.errors import ClusterError
+from trainrig.errors import ClusterError, DataError
 
 S3 = "s3://"
 ATTEMPTS = 10  # boto3's default of 3 does not outlast a burst of 503 SlowDown
-READ_BLOCK = (
-    8 * 2**20
-)  # bytes a ranged GET asks for; S3 gives its full rate to a stream from about here
+# Bytes a ranged GET asks for; S3 gives its full rate to a stream from about here.
+READ_BLOCK = 8 * 2**20
 HASH_BLOCK = 2**20  # bytes
 
 Result = TypeVar("Result")
@@ -34,7 +33,7 @@ Result = TypeVar("Result")
 
 def join(folder: str, *names: str) -> str:
     """`folder/name/…`, whatever kind of location the folder is."""
-    return "/".join([folder.rstrip("/") if len(folder) > 1 else folder, *names])
+    return "/".join([folder.rstrip("/"), *names] if folder else names)
 
 
 def read(path: str) -> bytes:
@@ -48,7 +47,8 @@ def write(path: str, data: bytes) -> None:
     """Put `data` at `path`, in place of whatever is there, atomically."""
     if path.startswith(S3):
         bucket, key = _bucket_and_key(path)
-        _client().put_object(Bucket=bucket, Key=key, Body=data)
+        with _s3_errors(path):
+            _client().put_object(Bucket=bucket, Key=key, Body=data)
         return
     with atomic_file(path) as temporary:
         Path(temporary).write_bytes(data)
@@ -83,7 +83,8 @@ def atomic_file(path: str) -> Iterator[str]:
             temporary = str(Path(folder) / "upload")
             yield temporary
             bucket, key = _bucket_and_key(path)
-            _client().upload_file(temporary, bucket, key)
+            with _s3_errors(path):
+                _client().upload_file(temporary, bucket, key)
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
@@ -129,11 +130,7 @@ def list_files(folder: str, suffix: str = "") -> list[str]:
     Names that begin with a dot (files being written) are left out.
     """
     if folder.startswith(S3):
-        bucket, prefix = _bucket_and_key(folder.rstrip("/") + "/")
-        pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        found = [
-            f"{S3}{bucket}/{item['Key']}" for page in pages for item in page.get("Contents", [])
-        ]
+        found = _list_objects(folder)
     else:
         found = [
             os.path.join(parent, name)  # noqa: PTH118 - Path() would rewrite "./a"
@@ -141,7 +138,10 @@ def list_files(folder: str, suffix: str = "") -> list[str]:
             for name in names
         ]
     return sorted(
-        p for p in found if p.endswith(suffix) and not p.rpartition("/")[2].startswith(".")
+        path
+        for path in found
+        # An object whose key ends in "/" is what S3's console makes when asked for a folder.
+        if path.endswith(suffix) and path[-1] != "/" and path.rpartition("/")[2][0] != "."
     )
 
 
@@ -149,7 +149,8 @@ def delete(path: str) -> None:
     """Remove the file at `path`, if there is one."""
     if path.startswith(S3):
         bucket, key = _bucket_and_key(path)
-        _client().delete_object(Bucket=bucket, Key=key)
+        with _s3_errors(path):
+            _client().delete_object(Bucket=bucket, Key=key)
     else:
         Path(path).unlink(missing_ok=True)
 
@@ -157,7 +158,7 @@ def delete(path: str) -> None:
 def delete_folder(folder: str) -> None:
     """Remove `folder` and all that lies below it, if it is there."""
     if folder.startswith(S3):
-        for path in list_files(folder):
+        for path in _list_objects(folder):
             delete(path)
     elif Path(folder).is_dir():
         shutil.rmtree(folder)
@@ -195,7 +196,7 @@ def local_path(path: str) -> Path:
     cached = Path(home) / "trainrig" / name
     if not cached.exists():
         bucket, key = _bucket_and_key(path)
-        with atomic_file(str(cached)) as temporary:
+        with atomic_file(str(cached)) as temporary, _s3_errors(path):
             _client().download_file(bucket, key, temporary)
     return cached
 
@@ -228,34 +229,52 @@ def _bucket_and_key(path: str) -> tuple[str, str]:
 
 @functools.cache
 def _client() -> Any:
-    import boto3
+    from boto3.session import Session
     from botocore.config import Config
 
     # "standard" mode backs off exponentially with jitter on 429, 503 and broken connections.
     retries: Any = {"mode": "standard", "max_attempts": ATTEMPTS}
-    return boto3.client("s3", config=Config(retries=retries, connect_timeout=10, read_timeout=60))
+    config = Config(retries=retries, connect_timeout=10, read_timeout=60)
+    return Session().client("s3", config=config)  # threads may not share boto3's default session
+
+
+@contextlib.contextmanager
+def _s3_errors(path: str) -> Iterator[None]:
+    """What S3 refuses, and what still fails when boto3 has retried, in our own terms."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if _code(error) in {"404", "NoSuchKey"}:
+            raise FileNotFoundError(path) from None
+        if _code(error) == "NoSuchBucket":
+            raise DataError(f"{path}: no such bucket; create it, or name another") from None
+        raise ClusterError(f"{path}: S3 answers {error}") from error
+    except (BotoCoreError, Boto3Error) as error:
+        raise ClusterError(f"{path}: {error}") from error
+
+
+def _list_objects(folder: str) -> list[str]:
+    bucket, prefix = _bucket_and_key(folder.rstrip("/") + "/")
+    with _s3_errors(folder):
+        pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return [
+            f"{S3}{bucket}/{item['Key']}" for page in pages for item in page.get("Contents", [])
+        ]
 
 
 def _head(path: str) -> dict[str, Any]:
-    from botocore.exceptions import ClientError
-
     bucket, key = _bucket_and_key(path)
-    try:
+    if not key:
+        raise FileNotFoundError(path)
+    with _s3_errors(path):
         return cast(dict[str, Any], _client().head_object(Bucket=bucket, Key=key))
-    except ClientError as error:
-        if _code(error) in {"404", "NoSuchKey", "NoSuchBucket"}:
-            raise FileNotFoundError(path) from None
-        raise ClusterError(f"{path}: S3 answers {error}") from error
 
 
 def _get(path: str, byte_range: str | None) -> bytes:
-    from botocore.exceptions import (
-        ClientError,
-        ConnectionError,
-        IncompleteReadError,
-        ReadTimeoutError,
-        ResponseStreamingError,
-    )
+    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
 
     bucket, key = _bucket_and_key(path)
     wanted = {"Range": byte_range} if byte_range else {}
@@ -263,14 +282,11 @@ def _get(path: str, byte_range: str | None) -> bytes:
     def fetch() -> bytes:
         return cast(bytes, _client().get_object(Bucket=bucket, Key=key, **wanted)["Body"].read())
 
-    try:
-        # boto3 retries the request, but not a body that is cut off on the way.
-        broken = (ConnectionError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
-        return _retried(fetch, broken, path)
-    except ClientError as error:
-        if _code(error) in {"404", "NoSuchKey", "NoSuchBucket"}:
-            raise FileNotFoundError(path) from None
-        raise ClusterError(f"{path}: S3 answers {error}") from error
+    # boto3 retries the request, but not a body that is cut off on the way.
+    with _s3_errors(path):
+        return _retried(
+            fetch, (IncompleteReadError, ReadTimeoutError, ResponseStreamingError), path
+        )
 
 
 def _retried(
@@ -292,15 +308,17 @@ def _create_object(path: str, data: bytes) -> bool:
     bucket, key = _bucket_and_key(path)
     for _ in range(ATTEMPTS):
         try:
-            _client().put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
-        except ClientError as error:
-            if _code(error) == "PreconditionFailed":
-                return read(path) == data
-            if _code(error) != "ConditionalRequestConflict":
-                raise ClusterError(f"{path}: S3 answers {error}") from error
-            time.sleep(random.uniform(0, 0.5))  # another writer is at it: its outcome is near
-        else:
+            with _s3_errors(path):
+                _client().put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
             return True
+        except ClusterError as error:
+            answer = error.__cause__
+            code = _code(answer) if isinstance(answer, ClientError) else ""
+            if code == "PreconditionFailed":
+                return read(path) == data
+            if code != "ConditionalRequestConflict":
+                raise
+            time.sleep(random.uniform(0, 0.5))  # another writer is at it: its outcome is near
     raise ClusterError(f"{path}: {ATTEMPTS} conditional writes met another writer each time")
 
 

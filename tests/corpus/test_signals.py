@@ -68,6 +68,10 @@ def test_the_vowel_signs_of_hindi_and_thai_are_no_symbols():
     assert measure("ภาษาไทยน่ารู้").symbols == 0
 
 
+def test_an_underscore_is_a_symbol():
+    assert measure("snake_case").symbols == 0.1
+
+
 def test_words_are_compared_without_case():
     assert measure("The THE the Of").stop_words == 2
     assert measure("A b c d e a B C D E").duplicate_5_grams == 0.5

@@ -160,6 +160,12 @@ def test_a_mixture_of_two_to_one_worked_by_hand():
     assert before.tolist() == [0, 1, 0, 2, 3, 1]
 
 
+def test_a_mixture_of_one_to_two_to_five_worked_by_hand():
+    # Each may stand from, and must before: a 0-8; b 0-4 4-8; c 0-2 1-4 3-5 4-7 6-8.
+    mixture = Mixture.of({"a": 1.0, "b": 2.0, "c": 5.0})
+    assert "".join(sources_of(mixture, 8)) == "cbcccabc"
+
+
 weights = st.dictionaries(
     st.sampled_from("abcdefghij"),
     st.one_of(st.integers(1, 50), st.floats(0.01, 10.0)),
@@ -203,6 +209,12 @@ def test_decimal_weights_are_exact():
     # DoReMi's for Pile-CC, OpenWebText2, Books3 and the rest (arXiv:2305.10429).
     mixture = Mixture.of({"cc": 0.6057, "owt": 0.1019, "books": 0.0224, "rest": 0.27})
     assert mixture.shares == {"cc": 0.6057, "owt": 0.1019, "books": 0.0224, "rest": 0.27}
+
+
+def test_only_the_ratios_of_weights_matter():
+    assert Mixture.of({"a": 7.0, "b": 3.0}).slots == (7, 3)
+    assert Mixture.of({"a": 70.0, "b": 30.0}).slots == (7, 3)
+    assert Mixture.of({"a": 0.7, "b": 0.3}).slots == (7, 3)
 
 
 def test_a_weight_too_small_for_a_slot_is_refused_not_rounded_up():
@@ -357,12 +369,13 @@ def test_epochs_are_counted_by_source(make):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"seed": 1}, {"sequence_length": 5}, {"weights": {"web": 1.0, "wiki": 1.0}}],
+    [{"seed": 1}, {"sequence_length": 5}, {"weights": {"web": 2.0, "wiki": 1.0}}],
 )
 def test_the_fingerprint_changes_with_what_samples_depend_on(make, changed):
     shards = make(web=100, wiki=60)
-    before = PretrainBatches(shards, settings()).fingerprint
-    assert PretrainBatches(shards, settings(**changed)).fingerprint != before
+    alike = {"weights": {"web": 1.0, "wiki": 1.0}}
+    before = PretrainBatches(shards, settings(**alike)).fingerprint
+    assert PretrainBatches(shards, settings(**alike | changed)).fingerprint != before
 
 
 def test_the_fingerprint_changes_with_the_shards(make):

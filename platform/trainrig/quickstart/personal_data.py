@@ -1,7 +1,7 @@
 """Made-up personal data, valid in form, in sentences as people write them.
 
 None of it is anybody's: names at the domains that RFC 2606 reserves, the 555-01xx numbers kept for
-fiction, cards in the ranges that payment services publish for tests, accounts of banks that do not
+fiction, cards that begin like the test numbers of payment services, accounts of banks that do not
 exist. Public IPv4 addresses are the exception, since there are none for examples that count as
 routable; they are drawn at random.
 """

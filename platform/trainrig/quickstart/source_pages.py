@@ -31,7 +31,7 @@ from trainrig.quickstart.article import (
 _SMALLEST, _LARGEST = 2_000, 200_000  # bytes of a source; the larger ones are mostly generated
 _PARSED = 60_000  # bytes of its beginning, far more than a page holds; parsing is slow
 _FEWEST_WORDS = 120  # of prose, for a page worth reading
-_FEWEST_QUOTED = 160  # words in triple quotes; with fewer, one source in twelve has that much prose
+_FEWEST_QUOTED = 160  # words in triple quotes; sources with fewer rarely have that much prose
 _TRIPLE_QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
 _PAGE_CHARACTERS = 14_000  # of blocks; further classes and functions are left out
 _PARAMETERS = 3  # a function with at least so many gets a table of them

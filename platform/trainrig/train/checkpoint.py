@@ -41,6 +41,7 @@ from trainrig.train.state import Job, TrainState
 FORMAT = 1
 CHUNK = 16 * 2**20  # bytes under one sum: what a reader must hold to check what it reads
 MANIFEST = "manifest.json"
+COMMIT = re.compile(r"(.*/step_(\d+))/attempt-(\d+)/manifest\.json")
 
 log = logging.getLogger(__name__)
 
@@ -131,11 +132,28 @@ def _write_tensors(target: str, tensors: Mapping[str, Tensor]) -> dict[str, File
         )
         rank = dist.get_rank() if dist.is_initialized() else 0
         names = sorted(p.name for p in Path(written).glob(f"shard-{rank + 1:05d}-*"))
+        for name in names:
+            _sort_metadata(Path(written) / name)
         sums = {name: chunk_sums(str(Path(written) / name)) for name in names}
         if written == scratch:
             for name in names:
                 storage.write(storage.join(target, name), (Path(scratch) / name).read_bytes())
     return sums
+
+
+def _sort_metadata(path: Path) -> None:
+    """Make the safetensors file at `path` a function of its tensors.
+
+    The library writes the keys of the metadata in the order of a hash table, another one each time.
+    """
+    with path.open("rb+") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+        data = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(data) <= length, f"{path}: its header grew"
+        file.seek(8)
+        file.write(data.ljust(length))  # the format allows for blanks at its end
 
 
 def _write_rest(target: str, entries: Mapping[str, Any], tokenizer: str) -> dict[str, FileChunks]:
@@ -168,16 +186,10 @@ def newest_valid(folder: RunFolder, below: str = "") -> tuple[Checkpoint | None,
     """The newest checkpoint of the run that is whole, and what was wrong with newer ones.
 
     With `below`, only those in that folder are looked at.
-
-    A checkpoint counts only if no later attempt resumed from before it: what an outlived worker
-    commits behind its successors' backs is ignored (fencing).
     """
-    attempts = folder.attempts()
     damages: list[str] = []
     for path, step, number in _committed(folder):
         if not path.startswith(below):
-            continue
-        if any(later.number > number and later.resumed_step < step for later in attempts):
             continue
         damage = find_damage(path)
         if damage is None:
@@ -187,13 +199,19 @@ def newest_valid(folder: RunFolder, below: str = "") -> tuple[Checkpoint | None,
 
 
 def _committed(folder: RunFolder) -> Iterator[tuple[str, int, int]]:
-    """(folder, step, attempt) of everything with a manifest, newest first."""
+    """(folder, step, attempt) of everything with a manifest that counts, newest first.
+
+    It counts only if no later attempt resumed from before it: what an outlived worker commits
+    behind its successors' backs is ignored (fencing), and so is what they found to be damaged.
+    """
+    attempts = folder.attempts()
     found = []
     for path in storage.list_files(folder.checkpoints, f"/{MANIFEST}"):
-        if match := re.search(r"/step_(\d+)/attempt-(\d+)/manifest\.json$", path):
-            found.append((int(match[1]), int(match[2]), path.removesuffix(f"/{MANIFEST}")))
-    for step, attempt, path in sorted(found, reverse=True):
-        yield path, step, attempt
+        if match := COMMIT.fullmatch(path):
+            found.append((int(match[2]), int(match[3]), path.removesuffix(f"/{MANIFEST}")))
+    for step, number, path in sorted(found, reverse=True):
+        if not any(later.number > number and later.resumed_step < step for later in attempts):
+            yield path, step, number
 
 
 def find_damage(path: str) -> str | None:
@@ -202,6 +220,8 @@ def find_damage(path: str) -> str | None:
         manifest = CheckpointManifest.model_validate_json(
             storage.read(storage.join(path, MANIFEST))
         )
+    except FileNotFoundError:
+        return f"{path}/{MANIFEST}: gone, or never written"
     except ValidationError:
         return f"{path}/{MANIFEST}: torn"
     for name, wanted in manifest.files.items():
@@ -237,8 +257,7 @@ def load(checkpoint: str, state: TrainState, job: Job) -> None:
 def load_weights(checkpoint: str, state: TrainState, job: Job) -> None:
     """Fill only the weights of `state`, for a run of its own that starts from `checkpoint`."""
     _check_model(checkpoint, _entries(checkpoint), job.model)
-    tensors = state.tensors()
-    _read_tensors(checkpoint, {name: t for name, t in tensors.items() if name.startswith("model.")})
+    _read_tensors(checkpoint, state.weights())
 
 
 def _check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
@@ -316,8 +335,11 @@ def resolve(path: str) -> str:
         if damage := find_damage(path):
             raise DataError(f"{path}: a damaged checkpoint ({damage}); name its run folder instead")
         return path
-    inside = re.fullmatch(r"(.*?)/?checkpoints(/step_\d+)?", path)
-    found, damages = newest_valid(RunFolder(inside[1] or "." if inside else path), below=path)
+    run, below = path, ""
+    if inside := re.fullmatch(r"(?:(.*)/)?(checkpoints(?:/step_\d+)?)", path):
+        run = "." if inside[1] is None else inside[1]
+        below = storage.join(run, inside[2])
+    found, damages = newest_valid(RunFolder(run), below)
     for damage in damages:
         log.warning("passed over a damaged checkpoint: %s", damage)
     if found is None:
@@ -344,13 +366,13 @@ def write_model(
 
 
 def prune(folder: RunFolder, keep: int) -> None:
-    """Delete the checkpoints of all steps but the newest `keep` that have a manifest.
+    """Delete the checkpoints of all steps but the newest `keep` that count.
 
     Called by the one process that just committed the newest, while no other attempt is writing.
     """
     steps = sorted({step for _, step, _ in _committed(folder)}, reverse=True)
     for path in storage.list_files(folder.checkpoints, f"/{MANIFEST}"):
-        match = re.search(r"/step_(\d+)/", path)
-        if match and int(match[1]) in steps[keep:]:
+        match = COMMIT.fullmatch(path)
+        if match and int(match[2]) not in steps[:keep]:
             storage.delete(path)  # first: what is left of a deletion cut short is no checkpoint
-            storage.delete_folder(path.partition(match[0])[0] + match[0])
+            storage.delete_folder(match[1])

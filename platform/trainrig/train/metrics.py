@@ -6,6 +6,7 @@ of updates done: the first line of a run says step 1. TensorBoard gets the same 
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,7 +31,9 @@ class MetricsWriter:
         from tensorboardX import SummaryWriter  # slow to import, and only this process needs it
 
         self._attempt = attempt
-        self._file = (Path(folder) / METRICS).open("a", buffering=1, encoding="utf-8")
+        path = Path(folder) / METRICS
+        _cut_torn_line(path)
+        self._file = path.open("a", buffering=1, encoding="utf-8")
         # purge_step hides what a dead attempt logged past the step that this one resumes from.
         self._board = SummaryWriter(
             str(Path(folder) / "tensorboard"),
@@ -53,6 +56,13 @@ class MetricsWriter:
         """Flush and close both."""
         self._file.close()
         self._board.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """What a dead attempt did not finish writing would spoil our first line too."""
+    if path.exists():
+        whole = path.read_bytes().rfind(b"\n") + 1
+        os.truncate(path, whole)
 
 
 def read_lines(folder: str) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -44,16 +48,22 @@ class TrainState:
     data_step: int = 0
     tokens: int = 0  # targets trained on so far
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Weights as `model.NAME`, optimizer memory as `optimizer.state.NAME.WHAT`; not copies.
+    def weights(self) -> dict[str, Tensor]:
+        """Weights as `model.NAME`; not copies."""
+        named: dict[str, Any] = get_model_state_dict(self.model)
+        return {f"model.{name}": value for name, value in named.items()}
 
-        Learning rates and their like are no part of it: they are functions of the step.
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights, and optimizer memory as `optimizer.state.NAME.WHAT`; not copies.
+
+        Learning rates and their like are no part of it: they are functions of the step. Asked of a
+        fresh optimizer, torch gives it a memory, of one step that changed nothing: good to be
+        filled from a checkpoint, not to train on.
         """
         options = StateDictOptions(flatten_optimizer_state_dict=True)
-        weights, memory = get_state_dict(self.model, self.optimizer, options=options)
-        named: dict[str, Any] = {f"model.{name}": value for name, value in weights.items()}
-        named |= {f"optimizer.{name}": value for name, value in memory.items()}
-        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+        memory = get_optimizer_state_dict(self.model, self.optimizer, options=options)
+        named = {f"optimizer.{n}": each for n, each in memory.items() if isinstance(each, Tensor)}
+        return self.weights() | named
 
 
 def fresh_state(job: Job, device: torch.device) -> TrainState:

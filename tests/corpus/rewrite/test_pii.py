@@ -59,13 +59,13 @@ def test_what_identifies_is_masked(text: str, expected: str):
     [
         "@property and ann@localhost",
         "the image logo@2x.png",
-        "10.0.0.1, 127.0.0.1, 192.168.1.1 and 203.0.113.7 are of no one",
+        "10.0.0.1, 127.0.0.1, 192.168.1.1, 100.64.0.1 and 203.0.113.7 are of no one",
         "version 2.0.0.1, v1.2.3.4, release 4.5.6.7 and section 3.1.4.1",
         "256.1.1.1 and 08.08.08.08 and 1.2.3.4.5",
         "on 2024-05-18 at 12.30, pages 100-200, 3.14159265358979",
         "array([300 200 1000 4000])",
         "4111 1111 1111 1112 fails Luhn, 4222222222222222222222 is long",
-        "9999999999999995 is of no issuer",
+        "5000000000000009 and 9999999999999995 pass Luhn and are of no issuer",
         "GB83 WEST 1234 5698 7654 32 fails mod 97",
         "ISBN 978-3-16-148410-0, 1-800",
         "+1 -1 +3.5e10",
@@ -165,7 +165,7 @@ def test_e_mail_addresses_in_notes_of_companies_are_masked(capsys: pytest.Captur
         label = row["choices"][row["gold"]] == "yes"
         found, sensitive = found + bool(spans), sensitive + label
         both += label and bool(spans)
-        assert not re.search(r"\w@\w", text)
+        assert not re.search(r"\w@\w+\.\w", text)
     with capsys.disabled():
         # The labels are about business secrets: no sensitive passage holds an e-mail address.
         print(f"\nPII on {len(rows)} passages: precision {both}/{found}, recall {both}/{sensitive}")

@@ -1,0 +1,74 @@
+"""What tests of several folders ask for: an S3 server, the real data, this checkout in children."""
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from moto.s3.responses import S3Response
+from moto.server import ThreadedMotoServer
+from trainrig import storage
+
+PLATFORM = Path(__file__).parents[1] / "platform"
+
+# Examples share the machine with others: how long one takes says nothing about our code.
+settings.register_profile("trainrig", deadline=None)
+settings.load_profile("trainrig")
+
+# Processes that tests start import the same trainrig as the tests do.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(PLATFORM), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
+_buckets = (f"bucket-{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server on this machine, for `s3` and for what is put before it."""
+    _make_conditional_writes_atomic()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else each request is a line
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    storage._client.cache_clear()  # it knows its server's address
+    yield f"http://{host}:{port}"
+    storage._client.cache_clear()
+    server.stop()
+
+
+def _make_conditional_writes_atomic() -> None:
+    """Of many writers with `If-None-Match: *` S3 lets one win; moto looks, and writes later."""
+    one_at_a_time, put_object = threading.Lock(), S3Response.put_object
+
+    def put_object_alone(response: S3Response) -> Any:
+        with one_at_a_time:
+            return put_object(response)
+
+    S3Response.put_object = put_object_alone
+
+
+@pytest.fixture
+def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket, as `s3://bucket`, on a server that this process and its children will use."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    bucket = next(_buckets)
+    storage._client().create_bucket(Bucket=bucket)
+    return f"s3://{bucket}"
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The folder of larger real data; tests that ask for it are skipped where there is none."""
+    folder = os.environ.get("TRAINRIG_TEST_DATA")
+    if not folder:
+        pytest.skip("TRAINRIG_TEST_DATA names no folder of real data")
+    return Path(folder)

@@ -1,0 +1,192 @@
+import errno
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+from trainrig import job, manifest
+from trainrig.config import PLACE, RunFile
+from trainrig.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    OutputTaken,
+    Unfinished,
+)
+from trainrig.manifest import Manifest
+
+
+class Counting(RunFile):
+    verb: ClassVar[str] = "count"
+    stage: Literal["count"] = "count"
+    output: Annotated[str, PLACE]
+    upto: int = 3
+
+
+def count(run: Counting) -> Manifest:
+    stage = manifest.claim(run.output, run, {})
+    return stage.finished or stage.finish({"upto": run.upto, "deep": {"é": 1}}, {})
+
+
+@pytest.fixture(autouse=True)
+def quiet_again() -> Iterator[None]:
+    """A job lets trainrig's loggers speak; other tests start from silence."""
+    yield
+    logging.getLogger("trainrig").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> str:
+    path = tmp_path / "run.toml"
+    path.write_text(f'stage = "count"\noutput = "{tmp_path}/out"\n')
+    return str(path)
+
+
+def outcome(
+    capsys: pytest.CaptureFixture[str], stage: Callable[[Counting], Manifest], *arguments: str
+) -> tuple[int | str | None, str, str]:
+    """Exit code, stdout and stderr of the job."""
+    try:
+        job.main(Counting, stage, arguments)
+        code: int | str | None = 0
+    except SystemExit as ended:
+        code = ended.code
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_a_job_that_is_done_prints_its_counts_as_json(
+    capsys: pytest.CaptureFixture[str], run_file: str
+) -> None:
+    code, out, err = outcome(capsys, count, run_file)
+    assert (code, json.loads(out), err) == (0, {"upto": 3, "deep": {"é": 1}}, "")
+    assert out.count("\n") == 1
+
+
+def test_changes_on_the_command_line_reach_the_run(
+    capsys: pytest.CaptureFixture[str], run_file: str
+) -> None:
+    _, out, _ = outcome(capsys, count, run_file, "--set", "upto=4", "--set", "upto=5")
+    assert json.loads(out)["upto"] == 5
+
+
+@pytest.mark.parametrize(
+    ("problem", "code", "line"),
+    [
+        (ConfigError("run.toml: bad"), 2, "run.toml: bad"),
+        (DataError("pages: gone"), 2, "pages: gone"),
+        (OutputTaken("out: taken"), 2, "out: taken"),
+        (ClusterError("s3: down"), 1, "s3: down"),
+        (Unfinished("step 3 of 9"), 75, "step 3 of 9"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from here"),
+        (
+            OSError(errno.ENOSPC, "No space", "/big"),
+            1,
+            "/big: storage is full; free some and run it again",
+        ),
+        (
+            OSError(errno.EDQUOT, "Quota"),
+            1,
+            "storage is full; free some and run it again",
+        ),
+    ],
+)
+def test_each_failure_that_is_foreseen_has_its_code_and_one_line(
+    capsys: pytest.CaptureFixture[str],
+    run_file: str,
+    problem: BaseException,
+    code: int,
+    line: str,
+) -> None:
+    def stage(run: Counting) -> Manifest:
+        raise problem
+
+    assert outcome(capsys, stage, run_file) == (code, "", f"trainrig: {line}\n")
+
+
+@pytest.mark.parametrize("bug", [ZeroDivisionError(), OSError(errno.EIO, "Input/output error")])
+def test_what_is_not_foreseen_keeps_its_traceback(run_file: str, bug: Exception) -> None:
+    def stage(run: Counting) -> Manifest:
+        raise bug
+
+    with pytest.raises(type(bug)):
+        job.main(Counting, stage, [run_file])
+
+
+def test_a_full_disk_is_told_from_other_troubles(
+    capsys: pytest.CaptureFixture[str], run_file: str
+) -> None:
+    def stage(run: Counting) -> Manifest:
+        with Path("/dev/full").open("wb", buffering=0) as file:  # each write finds it full
+            file.write(b"x")
+        raise AssertionError("a full disk took a byte")
+
+    assert outcome(capsys, stage, run_file)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["run.toml", "more.toml"], ["run.toml", "--sett", "a=1"], ["x", "--set"]]
+)
+def test_a_wrong_command_line_is_the_users_to_fix(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, out, err = outcome(capsys, count, *arguments)
+    assert (code, out) == (2, "")
+    assert "usage: " in err
+
+
+def test_a_run_file_that_is_not_there_is_the_users_to_fix(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert outcome(capsys, count, "none.toml") == (2, "", "trainrig: none.toml: no such run file\n")
+
+
+SCRIPT = """
+import os, signal
+from typing import Annotated, ClassVar, Literal
+from trainrig import job, manifest
+from trainrig.config import PLACE, RunFile
+
+class Counting(RunFile):
+    verb: ClassVar[str] = "count"
+    stage: Literal["count"] = "count"
+    output: Annotated[str, PLACE]
+    how: str = "whole"
+
+def count(run):
+    stage = manifest.claim(run.output, run, {})
+    if run.how == "interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
+    if run.how == "broken":
+        raise ZeroDivisionError
+    return stage.finished or stage.finish({"upto": 3}, {})
+
+if __name__ == "__main__":
+    job.main(Counting, count)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "out", "last_line"),
+    [
+        ("whole", 0, '{"upto": 3}\n', "trainrig: {out}: made before ({out}/manifest.json says so)"),
+        ("interrupted", 130, "", "trainrig: interrupted; the same command goes on from here"),
+        ("broken", 1, "", "ZeroDivisionError"),
+    ],
+)
+def test_a_script_keeps_results_and_talk_apart(
+    tmp_path: Path, run_file: str, how: str, code: int, out: str, last_line: str
+) -> None:
+    (tmp_path / "count.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "count.py"), run_file, "--set", f"how={how}"]
+    if how == "whole":
+        first = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert (first.stdout, first.stderr) == (out, "")
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (code, out)
+    assert ended.stderr.splitlines()[-1].startswith(last_line.format(out=tmp_path / "out"))
+    assert ("Traceback" in ended.stderr) == (how == "broken")

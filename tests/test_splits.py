@@ -1,0 +1,161 @@
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainrig import manifest, splits, storage
+from trainrig.manifest import FileSum
+from trainrig.splits import Phase, Split, SplitRecord, Work
+
+SPLITS = [Split(name, {"letters": name * 3}) for name in ("b", "a", "c")]
+
+
+def phase_in(folder: Path, done: Counter[str]) -> Phase:
+    """A phase that writes each split's letters, and counts in `done` how often it did."""
+
+    def make_work() -> Work:
+        def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+            done[task["letters"]] += 1
+            path = str(folder / f"{task['letters']}.txt")
+            storage.write(path, task["letters"].encode())
+            return {"letters": len(task["letters"])}, {"x": manifest.file_sum(path)}
+
+        return work
+
+    return Phase(str(folder / "records"), make_work)
+
+
+def do(phase: Phase) -> None:
+    work = phase.make_work()
+    for split in phase.left_to_do(SPLITS):
+        phase.do(work, split)
+
+
+def test_each_split_is_done_once_and_leaves_its_record(tmp_path: Path) -> None:
+    done: Counter[str] = Counter()
+    phase = phase_in(tmp_path, done)
+    assert phase.left_to_do(SPLITS) == SPLITS
+    do(phase)
+    do(phase)
+    assert phase.left_to_do(SPLITS) == []
+    assert done == {"aaa": 1, "bbb": 1, "ccc": 1}
+    assert [record.name for record in phase.results(SPLITS)] == ["b", "a", "c"]
+    assert phase.results(SPLITS)[1] == SplitRecord(
+        name="a",
+        counts={"letters": 3},
+        files={"x": manifest.file_sum(str(tmp_path / "aaa.txt"))},
+    )
+
+
+def test_only_what_has_no_record_is_done_again(tmp_path: Path) -> None:
+    done: Counter[str] = Counter()
+    phase = phase_in(tmp_path, done)
+    do(phase)
+    storage.delete(phase.record_path(SPLITS[1]))
+    assert phase.left_to_do(SPLITS) == [SPLITS[1]]
+    do(phase)
+    assert done == {"aaa": 2, "bbb": 1, "ccc": 1}
+
+
+def test_records_may_lie_in_a_bucket(s3: str) -> None:
+    phase = Phase(f"{s3}/out/work/records", lambda: lambda task: ({}, {}))
+    phase.do(phase.make_work(), SPLITS[0])
+    assert phase.left_to_do(SPLITS) == SPLITS[1:]
+    assert phase.results(SPLITS[:1]) == [SplitRecord(name="b", counts={}, files={})]
+
+
+def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:
+    def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        raise ZeroDivisionError
+
+    phase = Phase(str(tmp_path), lambda: work)
+    with pytest.raises(ZeroDivisionError):
+        phase.do(work, SPLITS[0])
+    assert phase.left_to_do(SPLITS) == SPLITS
+
+
+STOPPED_BEFORE_ITS_RECORD = """
+import signal, sys
+from pathlib import Path
+from trainrig.splits import Phase, Split, storage
+def work(task):
+    Path(sys.argv[1], "aaa.txt").write_text("aaa")
+    return {}, {}
+def stop(path, data):
+    print("worked, not yet recorded", flush=True)
+    signal.pause()
+storage.write = stop
+Phase(sys.argv[1] + "/records", lambda: work).do(work, Split("a", {"letters": "aaa"}))
+"""
+
+
+@pytest.mark.chaos
+def test_a_split_killed_between_its_work_and_its_record_is_done_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STOPPED_BEFORE_ITS_RECORD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        child.kill()
+    assert child.returncode == -signal.SIGKILL
+    assert (tmp_path / "aaa.txt").exists()
+    done: Counter[str] = Counter()
+    do(phase_in(tmp_path, done))
+    assert done == {"aaa": 1, "bbb": 1, "ccc": 1}
+
+
+# Sums
+
+
+def test_numbers_are_added_key_by_key() -> None:
+    counts = [
+        {"pages": 3, "dropped": {"short": 1, "long": 2}},
+        {"pages": 4, "unread": 1, "dropped": {"short": 5}},
+        {"dropped": {"by": {"host": 1}}},
+    ]
+    assert splits.total(counts) == {
+        "dropped": {"by": {"host": 1}, "long": 2, "short": 6},
+        "pages": 7,
+        "unread": 1,
+    }
+    assert splits.total([]) == {}
+    assert splits.total([{"dropped": {}}]) == {"dropped": {}}
+
+
+def test_what_is_summed_stays_as_it_was() -> None:
+    first, second = {"a": {"b": 1}}, {"a": {"b": 2}}
+    splits.total([first, second])
+    assert (first, second) == ({"a": {"b": 1}}, {"a": {"b": 2}})
+
+
+tables = st.fixed_dictionaries(
+    {},
+    optional={
+        "pages": st.integers(),
+        "dropped": st.dictionaries(st.text(max_size=3), st.integers(), max_size=3),
+        "deep": st.fixed_dictionaries(
+            {}, optional={"er": st.dictionaries(st.text(max_size=2), st.integers(), max_size=2)}
+        ),
+    },
+)
+
+
+@given(st.lists(tables, max_size=5).flatmap(lambda t: st.tuples(st.just(t), st.permutations(t))))
+def test_the_total_depends_on_no_order(
+    both: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+) -> None:
+    one, other = (splits.total(counts) for counts in both)
+    assert one == other
+    assert str(one) == str(other)  # the keys' order too
+
+
+@given(st.lists(tables, max_size=3), st.lists(tables, max_size=3))
+def test_the_total_of_totals_is_the_total(
+    one: list[dict[str, Any]], other: list[dict[str, Any]]
+) -> None:
+    assert splits.total([splits.total(one), splits.total(other)]) == splits.total(one + other)

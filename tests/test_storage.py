@@ -1,0 +1,608 @@
+import hashlib
+import http.client
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
+from trainrig import storage
+from trainrig.errors import ClusterError, DataError
+
+BOTH = pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder on the disk or in a bucket."""
+    if request.param == "s3":
+        return f"{request.getfixturevalue('s3')}/folder"
+    return str(tmp_path / "folder")
+
+
+# Both kinds of place
+
+
+@BOTH
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5])
+def test_what_is_written_is_read(place: str, data: bytes) -> None:
+    path = storage.join(place, "sub", "file.bin")
+    storage.write(path, data)
+    assert storage.read(path) == data
+    assert storage.size(path) == len(data)
+    assert storage.exists(path)
+    assert storage.sha256(path) == hashlib.sha256(data).hexdigest()
+    assert storage.open_read(path).read() == data
+    storage.write(path, b"other")
+    assert storage.read(path) == b"other"
+
+
+@BOTH
+def test_names_that_need_escapes_are_names_like_others(place: str) -> None:
+    path = storage.join(place, "a b+c%20é?#&.txt")
+    storage.write(path, b"odd")
+    assert storage.list_files(place) == [path]
+    assert storage.read(path) == b"odd"
+
+
+@BOTH
+def test_a_file_appears_only_when_its_block_ends(place: str) -> None:
+    path = storage.join(place, "file")
+    with storage.atomic_file(path) as temporary:
+        Path(temporary).write_bytes(b"whole")
+        assert not storage.exists(path)
+        assert storage.list_files(place) == []
+    assert storage.read(path) == b"whole"
+
+
+@BOTH
+def test_a_block_that_fails_leaves_what_was_there(place: str, tmp_path: Path) -> None:
+    path = storage.join(place, "file")
+    storage.write(path, b"old")
+    with pytest.raises(ZeroDivisionError), storage.atomic_file(path) as temporary:
+        Path(temporary).write_bytes(b"new")
+        raise ZeroDivisionError
+    assert storage.read(path) == b"old"
+    assert not Path(temporary).exists()
+
+
+@BOTH
+def test_only_the_first_of_two_creations_counts(place: str) -> None:
+    path = storage.join(place, "lock")
+    assert storage.create(path, b"first")
+    assert not storage.create(path, b"second")
+    assert storage.read(path) == b"first"
+    assert storage.list_files(place) == [path]
+    storage.delete(path)
+    assert storage.create(path, b"third")
+
+
+@BOTH
+def test_of_sixteen_threads_that_create_one_file_one_wins(place: str) -> None:
+    for round_ in range(2):
+        path, start = storage.join(place, f"lock-{round_}"), threading.Barrier(16)
+
+        def compete(number: int, path: str = path, start: threading.Barrier = start) -> bool:
+            start.wait()
+            return storage.create(path, b"%d" % number)
+
+        with ThreadPoolExecutor(16) as pool:
+            won = list(pool.map(compete, range(16)))
+        assert won.count(True) == 1
+        assert storage.read(path) == b"%d" % won.index(True)
+
+
+def test_of_sixteen_processes_that_create_one_file_one_wins(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    code = (
+        "import os, sys; from trainrig import storage; print('ready', flush=True); "
+        "sys.stdin.readline(); "
+        "print(storage.create(sys.argv[1], str(os.getpid()).encode()))"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(16)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    answers = {child.pid: child.communicate("go\n")[0].strip() for child in children}
+    winners = [pid for pid, answer in answers.items() if answer == "True"]
+    assert sorted(answers.values()) == ["False"] * 15 + ["True"]
+    assert path.read_text() == str(winners[0])
+
+
+@BOTH
+def test_files_are_listed_by_folder_and_suffix_in_order(place: str) -> None:
+    for name in ("b.txt", "a/z.txt", "a/c/d.json", "a.txt", ".hidden.txt", "a/.part"):
+        storage.write(storage.join(place, name), b"")
+    storage.write(f"{place}-beside/e.txt", b"")
+
+    def listed(*arguments: str) -> list[str]:
+        return [path.removeprefix(f"{place}/") for path in storage.list_files(*arguments)]
+
+    assert listed(place) == ["a.txt", "a/c/d.json", "a/z.txt", "b.txt"]
+    assert listed(f"{place}/", ".json") == ["a/c/d.json"]
+    assert listed(place, "/z.txt") == ["a/z.txt"]
+    assert listed(f"{place}/none") == []
+
+
+@BOTH
+def test_deleting_takes_one_file_or_all_below_a_folder(place: str) -> None:
+    for name in ("a", "sub/b", "sub/deep/c", "sub/.part", "subway"):
+        storage.write(storage.join(place, name), b"")
+    storage.delete(f"{place}/a")
+    storage.delete(f"{place}/a")
+    storage.delete_folder(f"{place}/sub")
+    storage.delete_folder(f"{place}/sub")
+    assert storage.list_files(place) == [f"{place}/subway"]
+    assert not storage.exists(f"{place}/sub/.part")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "look",
+    [storage.read, storage.size, storage.open_read, storage.sha256, storage.content_key],
+)
+def test_what_is_not_there_is_not_found(place: str, look: Callable[[str], object]) -> None:
+    storage.write(f"{place}/sub/file", b"")
+    assert not storage.exists(f"{place}/none")
+    assert not storage.exists(f"{place}/sub")
+    with pytest.raises(FileNotFoundError, match=f"{place}/none"):
+        look(f"{place}/none")
+
+
+@BOTH
+def test_the_content_key_changes_with_the_bytes_and_only_with_them(place: str) -> None:
+    path = f"{place}/file"
+    keys = []
+    for data in (b"one", b"two", b"three", b"one"):
+        storage.write(path, data)
+        keys.append(storage.content_key(path))
+    assert len(set(keys)) == 3
+    assert keys[0] == keys[3]
+
+
+@BOTH
+def test_a_local_file_has_the_bytes(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    storage.write(f"{place}/file", b"bytes")
+    assert storage.local_path(f"{place}/file").read_bytes() == b"bytes"
+
+
+@pytest.mark.parametrize(
+    ("folder", "names", "path"),
+    [
+        ("a", ("b", "c"), "a/b/c"),
+        ("a/", ("b",), "a/b"),
+        ("/", ("b",), "/b"),
+        ("", ("b",), "b"),
+        ("./a", ("b",), "./a/b"),
+        ("s3://bucket", ("b",), "s3://bucket/b"),
+        ("s3://bucket/a/", ("b",), "s3://bucket/a/b"),
+    ],
+)
+def test_names_are_joined_below_their_folder(
+    folder: str, names: tuple[str, ...], path: str
+) -> None:
+    assert storage.join(folder, *names) == path
+
+
+# The disk
+
+STOPPED_BEFORE_ITS_NAME = """
+import os, signal, sys
+from trainrig import storage
+def stop(descriptor):
+    print("written, not yet named", flush=True)
+    signal.pause()
+os.fsync = stop
+action, path = sys.argv[1:]
+if action == "atomic_file":
+    with storage.atomic_file(path) as temporary:
+        open(temporary, "wb").write(b"new")
+else:
+    getattr(storage, action)(path, b"new")
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("action", ["write", "create", "atomic_file"])
+def test_a_writer_killed_in_mid_write_leaves_nothing_under_the_name(
+    tmp_path: Path, action: str
+) -> None:
+    path = str(tmp_path / "file")
+    kill_at_first_line([sys.executable, "-c", STOPPED_BEFORE_ITS_NAME, action, path])
+    assert not storage.exists(path)
+    assert storage.list_files(str(tmp_path)) == []
+    assert [name.read_bytes() for name in tmp_path.iterdir()] == [b"new"]  # it had come that far
+    storage.write(path, b"again")
+    assert storage.read(path) == b"again"
+
+
+def kill_at_first_line(command: list[str]) -> None:
+    """Start `command`, wait for it to say something, and kill it."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        child.kill()
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_a_local_file_is_itself() -> None:
+    assert storage.local_path("some/file") == Path("some/file")
+
+
+# S3
+
+steps = st.lists(
+    st.tuples(st.just("seek"), st.integers(0, 120), st.sampled_from([0, 1, 2]))
+    | st.tuples(st.just("read"), st.integers(-1, 70), st.just(0))
+    | st.tuples(st.just("readinto"), st.integers(0, 70), st.just(0)),
+    max_size=8,
+)
+
+
+@given(st.binary(max_size=100), steps)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_object_reads_and_seeks_like_its_bytes(
+    s3: str, data: bytes, steps: list[tuple[str, int, int]]
+) -> None:
+    storage.write(f"{s3}/file", data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "READ_BLOCK", 16)  # so that 100 bytes are several requests
+        ours, theirs = storage.open_read(f"{s3}/file"), io.BytesIO(data)
+    assert ours.seekable()
+    assert ours.readable()
+    for action, number, whence in steps:
+        if action == "seek":
+            offset = number - {0: 0, 1: theirs.tell(), 2: len(data)}[whence]
+            assert ours.seek(offset, whence) == theirs.seek(offset, whence)
+        elif action == "read":
+            assert ours.read(number) == theirs.read(number)
+        else:
+            into, reference = bytearray(number), bytearray(number)
+            assert ours.readinto(into) == theirs.readinto(reference)
+            assert into == reference
+        assert ours.tell() == theirs.tell()
+
+
+def test_more_objects_than_fit_one_answer_are_all_listed(s3: str) -> None:
+    names = [f"many/{number:04}" for number in range(1_001)]  # one answer holds 1000
+    server = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    for name in names:
+        server.put_object(s3.removeprefix("s3://"), name, b"")
+    assert storage.list_files(f"{s3}/many") == [f"{s3}/{name}" for name in names]
+
+
+def test_a_folder_made_in_the_console_is_no_file(s3: str) -> None:
+    storage.write(f"{s3}/made/", b"")
+    assert storage.list_files(f"{s3}/made") == []
+    assert storage.list_files(s3) == []
+    storage.delete_folder(f"{s3}/made")
+    assert not storage.exists(f"{s3}/made/")
+
+
+def test_a_whole_bucket_is_a_folder_and_no_file(s3: str) -> None:
+    storage.write(f"{s3}/file", b"")
+    assert not storage.exists(s3)
+    assert storage.list_files(s3) == [f"{s3}/file"]
+
+
+def test_a_download_is_kept_until_the_object_changes(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    storage.write(f"{s3}/file", b"one")
+    first = storage.local_path(f"{s3}/file")
+    first_inode = first.stat().st_ino
+    assert first.parent == tmp_path / "trainrig"
+    assert storage.local_path(f"{s3}/file") == first
+    assert first.stat().st_ino == first_inode
+    storage.write(f"{s3}/file", b"two")
+    second = storage.local_path(f"{s3}/file")
+    assert (first.read_bytes(), second.read_bytes()) == (b"one", b"two")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda folder: storage.write(f"{folder}/file", b""),
+        lambda folder: storage.create(f"{folder}/file", b""),
+        lambda folder: storage.delete(f"{folder}/file"),
+        storage.list_files,
+        lambda folder: storage.read(f"{folder}/file"),
+    ],
+)
+def test_a_bucket_that_is_not_there_is_the_users_to_fix(
+    s3: str, act: Callable[[str], object]
+) -> None:
+    with pytest.raises(DataError, match=r"^s3://no-such.*: no such bucket; create it"):
+        act("s3://no-such-bucket/folder")
+
+
+# S3 on a bad day
+
+
+@dataclass
+class Proxy:
+    """Stands before the S3 server and spoils what `spoil` picks, the first `times` times."""
+
+    target: str
+    spoil: Callable[[str, str], bool] = lambda method, path: True
+    how: str = "slow_down"
+    times: int = 0
+    seen: list[str] = field(default_factory=list)
+    reached: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def takes(self, method: str, path: str) -> bool:
+        """Whether this request is one to spoil."""
+        with self.lock:
+            self.seen.append(f"{method} {path}")
+            if self.times and self.spoil(method, path):
+                self.times -= 1
+                return True
+            return False
+
+
+REFUSALS = {
+    "slow_down": (503, "SlowDown"),
+    "conflict": (409, "ConditionalRequestConflict"),
+    "forbidden": (403, "AccessDenied"),
+}
+
+
+class SpoilingHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: Proxy
+
+    def handle_one_request(self) -> None:
+        with suppress(ConnectionError):  # the client may be killed at any time
+            super().handle_one_request()
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        how = self.proxy.how if self.proxy.takes(self.command, self.path) else ""
+        if how in REFUSALS:
+            status, code = REFUSALS[how]
+            text = f"<Error><Code>{code}</Code><Message>not now</Message></Error>".encode()
+            self.answer(status, {"Content-Type": "application/xml"}, text)
+        elif how == "hold":
+            self.proxy.reached.set()
+            self.close_connection = self.rfile.read(1) == b""  # until the client is gone
+        else:
+            status, headers, answer = self.forward(body)
+            if how == "cut":
+                self.answer(status, headers, answer, sent=len(answer) // 2)
+            elif how == "lose_answer":
+                self.close_connection = True
+            else:
+                self.answer(status, headers, answer)
+
+    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET
+
+    def forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(urlsplit(self.proxy.target).netloc)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        response = connection.getresponse()
+        return response.status, dict(response.headers), response.read()
+
+    def answer(
+        self, status: int, headers: dict[str, str], body: bytes, sent: int | None = None
+    ) -> None:
+        self.send_response_only(status)
+        length = headers.get("Content-Length", str(len(body)))  # of a HEAD, no body's length
+        for name, value in (headers | {"Content-Length": length}).items():
+            if name not in {"Connection", "Transfer-Encoding"}:
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body[:sent] if self.command != "HEAD" else b"")
+        self.close_connection = sent is not None
+
+    def log_message(self, *arguments: object) -> None:
+        """Tests say what happened."""
+
+
+@pytest.fixture
+def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """What every request of this test goes through; nobody waits long between attempts."""
+    proxy = Proxy(s3_server)
+    handler = type("Handler", (SpoilingHandler,), {"proxy": proxy})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(
+        "botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0
+    )
+    storage._client.cache_clear()
+    yield proxy
+    storage._client.cache_clear()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long storage wanted to wait between its own attempts, which is not waited for."""
+    waits: list[float] = []
+    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=waits.append))
+    return waits
+
+
+def test_reads_and_writes_outlast_a_burst_of_503(proxy: Proxy, s3: str) -> None:
+    def in_a_burst(act: Callable[[], object]) -> object:
+        proxy.times = 5  # boto3's own default gives up after 3
+        result = act()
+        assert proxy.times == 0
+        return result
+
+    path = f"{s3}/folder/file"
+    in_a_burst(lambda: storage.write(path, b"data"))
+    assert in_a_burst(lambda: storage.read(path)) == b"data"
+    assert in_a_burst(lambda: storage.size(path)) == 4
+    assert in_a_burst(lambda: storage.list_files(s3)) == [path]
+    assert in_a_burst(lambda: storage.open_read(path).read()) == b"data"
+    assert in_a_burst(lambda: storage.create(path, b"x")) is False
+    assert in_a_burst(lambda: storage.create(f"{path}2", b"x")) is True
+    in_a_burst(lambda: storage.delete(path))
+    assert not storage.exists(path)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        storage.read,
+        storage.size,
+        storage.exists,
+        storage.list_files,
+        storage.delete,
+        lambda path: storage.write(path, b""),
+        lambda path: storage.create(path, b""),
+    ],
+)
+def test_a_503_without_end_is_the_clusters_fault(
+    proxy: Proxy, s3: str, act: Callable[[str], object]
+) -> None:
+    proxy.times = 1_000
+    with pytest.raises(ClusterError, match=r"^s3://.*/file: .*(SlowDown|503)"):
+        act(f"{s3}/file")
+    assert len(proxy.seen) == storage.ATTEMPTS + 1
+
+
+def test_a_body_that_is_cut_off_is_read_again(proxy: Proxy, s3: str, waits: list[float]) -> None:
+    data = os.urandom(100_000)
+    storage.write(f"{s3}/file", data)
+    proxy.how, proxy.times = "cut", 4
+    proxy.spoil = lambda method, path: method == "GET"
+    assert storage.read(f"{s3}/file") == data
+    assert proxy.times == 0
+    assert all(0 <= wait <= 0.1 * 2**attempt for attempt, wait in enumerate(waits))
+    proxy.times = 4
+    assert storage.open_read(f"{s3}/file").read() == data
+    assert len(waits) == 8
+
+
+def test_a_body_that_is_always_cut_off_is_given_up(
+    proxy: Proxy, s3: str, waits: list[float]
+) -> None:
+    storage.write(f"{s3}/file", b"data")
+    proxy.how, proxy.times = "cut", 1_000
+    proxy.spoil = lambda method, path: method == "GET"
+    with pytest.raises(ClusterError, match=r"/file: 10 attempts failed: "):
+        storage.read(f"{s3}/file")
+    assert len(waits) == storage.ATTEMPTS - 1
+
+
+def test_a_creation_whose_answer_is_lost_knows_itself_again(proxy: Proxy, s3: str) -> None:
+    proxy.how, proxy.times = "lose_answer", 1
+    assert storage.create(f"{s3}/lock", b"mine")
+    assert [line.split()[0] for line in proxy.seen] == ["PUT", "PUT", "GET"]
+    assert not storage.create(f"{s3}/lock", b"yours")
+
+
+def test_a_creation_that_meets_another_writer_tries_again(
+    proxy: Proxy, s3: str, waits: list[float]
+) -> None:
+    proxy.how, proxy.times = "conflict", 2
+    assert storage.create(f"{s3}/lock", b"mine")
+    assert len(waits) == 2
+    proxy.times = 1_000
+    with pytest.raises(ClusterError, match="10 conditional writes met another writer"):
+        storage.create(f"{s3}/other", b"mine")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        storage.read,
+        storage.size,
+        storage.list_files,
+        lambda path: storage.write(path, b""),
+        lambda path: storage.create(path, b""),
+    ],
+)
+def test_what_s3_forbids_is_said_at_once(
+    proxy: Proxy, s3: str, act: Callable[[str], object]
+) -> None:
+    proxy.how, proxy.times = "forbidden", 1_000
+    with pytest.raises(ClusterError, match=r"^s3://.*/file: S3 answers .*(AccessDenied|403)"):
+        act(f"{s3}/file")
+    assert len(proxy.seen) == 1
+
+
+def test_a_server_that_does_not_answer_is_named(
+    proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # "discard": nobody listens
+    storage._client.cache_clear()
+    with pytest.raises(ClusterError, match=r"/file: Could not connect to the endpoint URL"):
+        storage.read(f"{s3}/file")
+
+
+def test_files_to_and_from_a_bucket_outlast_a_bad_day(
+    proxy: Proxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = os.urandom(9 * 2**20)  # above 8 MiB boto3 uploads in parts
+    proxy.times = 4
+    with storage.atomic_file(f"{s3}/large") as temporary:
+        Path(temporary).write_bytes(data)
+    assert any(line.startswith("POST") and "uploadId" in line for line in proxy.seen)
+    proxy.how, proxy.times = "cut", 2
+    proxy.spoil = lambda method, path: method == "GET"
+    assert storage.local_path(f"{s3}/large").read_bytes() == data
+    assert proxy.times == 0
+    proxy.how, proxy.times = "forbidden", 1_000
+    proxy.spoil = lambda method, path: True
+    with (
+        pytest.raises(ClusterError, match=r"^s3://.*/large: .*AccessDenied"),
+        storage.atomic_file(f"{s3}/large") as temporary,
+    ):
+        Path(temporary).write_bytes(b"")
+
+
+UPLOAD = """
+import sys
+from trainrig import storage
+with storage.atomic_file(sys.argv[1]) as temporary:
+    open(temporary, "wb").write(bytes(9 * 2**20))
+"""
+
+
+@pytest.mark.chaos
+def test_an_upload_killed_before_its_end_leaves_nothing_under_the_name(
+    proxy: Proxy, s3: str
+) -> None:
+    proxy.how, proxy.times = "hold", 1
+    proxy.spoil = lambda method, path: method == "POST" and "uploadId" in path  # all parts are up
+    with subprocess.Popen([sys.executable, "-c", UPLOAD, f"{s3}/large"]) as child:
+        assert proxy.reached.wait(60)
+        child.kill()
+    assert sum(line.startswith("PUT") for line in proxy.seen) == 2
+    assert not storage.exists(f"{s3}/large")
+    assert storage.list_files(s3) == []
