@@ -99,7 +99,8 @@ def quickstart(
 
     terminal = Terminal()
     terminal.listen()
-    summary = walk(Quickstart(out=out, workers=workers), terminal)
+    with terminal.only_results_on_stdout():
+        summary = walk(Quickstart(out=out, workers=workers), terminal)
     if as_json:
         print(json.dumps(summary))
 
@@ -136,7 +137,8 @@ def _do(verb: str, run_file: str, changes: Sequence[str] | None, as_json: bool) 
     terminal = Terminal()
     terminal.listen()
     run: Any = config.load(VERBS[verb].load_model(), run_file, changes or ())
-    manifest = show(terminal, run, VERBS[verb].load_function())
+    with terminal.only_results_on_stdout():
+        manifest = show(terminal, run, VERBS[verb].load_function())
     if as_json:
         print(json.dumps({"output": run.output, **manifest.counts}))
 

@@ -30,7 +30,8 @@ def main(
     logging.basicConfig(format="trainrig: %(message)s")
     logging.getLogger("trainrig").setLevel(logging.INFO)
     with exit_codes():
-        manifest = stage(config.load(model, given.run_file, given.changes))
+        with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages there
+            manifest = stage(config.load(model, given.run_file, given.changes))
         print(json.dumps(manifest.counts))
 
 

@@ -38,6 +38,7 @@ WORKER_ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS is not deterministic without, and torch refuses
 }
 OBJECT_STORE_BYTES = 256 * 2**20  # paths and counts only: far less is ever used
 

@@ -5,6 +5,7 @@ All of it goes to stderr. Only the driver prints; training is followed by readin
 
 import contextlib
 import inspect
+import io
 import logging
 import os
 import threading
@@ -23,6 +24,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 from trainrig.manifest import Manifest
 from trainrig.train import metrics
@@ -57,6 +60,19 @@ class Terminal:
     def say(self, text: str) -> None:
         """One line."""
         self.console.print(text, markup=False)
+
+    def table(self, rows: Mapping[str, str]) -> None:
+        """Two columns: what, and how much."""
+        grid = Table.grid(padding=(0, 2))
+        for name, value in rows.items():
+            grid.add_row(Text(name), Text(value, overflow="fold"))
+        self.console.print(grid)
+
+    @contextlib.contextmanager
+    def only_results_on_stdout(self) -> Iterator[None]:
+        """While the block runs, what anyone prints goes to stderr: Ray prints its messages."""
+        with contextlib.redirect_stdout(_Talk(self)):
+            yield
 
     @contextlib.contextmanager
     def stage(self, title: str, unit: str) -> Iterator[Advance]:
@@ -93,6 +109,24 @@ class Terminal:
             finally:
                 stop.set()
                 follower.join()
+
+
+class _Talk(io.TextIOBase):
+    """Lines that others print, shown among our own; but for those that we say better ourselves."""
+
+    KNOWN = "A worker died or was killed while executing a task"
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            if line.strip() and self.KNOWN not in line:
+                self._terminal.say(line)
+        return len(text)
 
 
 class _Lines:

@@ -96,7 +96,26 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     terminal.say("report: reading what came out, letting both models speak")
     story = tell(at)
     storage.write(at.report, quickstart_page(story).encode())
-    return summarise(at, story)
+    summary = summarise(at, story)
+    terminal.table(_closing(summary))
+    return summary
+
+
+def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The few figures to end with."""
+    seconds = sum(summary["seconds"].values())
+    return {
+        "documents": f"{summary['documents_kept']:,} kept of {summary['documents_in']:,}",
+        "planted duplicates": f"{summary['duplicates_caught']} caught of "
+        f"{summary['duplicates_planted']}",
+        "planted personal data": f"{summary['pii_caught']} masked of {summary['pii_planted']}",
+        "model": f"{summary['parameters']:,} parameters, {summary['train_tokens']:,} tokens",
+        "loss": f"{summary['loss_first']:.2f} → {summary['loss_last']:.2f} nats per token",
+        "workers killed": f"{summary['restarts']}, {summary['samples_lost']} samples lost, "
+        f"{summary['samples_repeated']} repeated",
+        "time": f"{seconds:.0f} s in the stages",
+        "report": summary["report"],
+    }
 
 
 def make_pages(run: PageMaking) -> Manifest:

@@ -1,0 +1,39 @@
+# `make quickstart` and `make test` need Python 3.11 or later and nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+OUT ?= quickstart
+
+.PHONY: quickstart test check lint types floors tests bench clean
+
+quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
+	$(BIN)/trainrig quickstart --out $(OUT)
+
+test: check tests ## Linters, types, floors, tests
+
+check: lint types floors ## All but the tests
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed
+	$(BIN)/mypy
+
+floors: .venv/installed
+	$(BIN)/lint-imports
+
+tests: .venv/installed
+	$(BIN)/python -m pytest
+
+bench: .venv/installed ## Measurements: minutes, on an idle machine
+	$(BIN)/python -m pytest -m bench -s tests/benchmarks
+
+# Once for each change of what is to be installed.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "trainrig needs Python 3.11 or later; set PYTHON=…")'
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean: ## Remove the virtual environment and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
