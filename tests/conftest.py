@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+
 from trainrig import storage
 
 PLATFORM = Path(__file__).parents[1] / "platform"

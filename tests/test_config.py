@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
+
 from trainrig import config, storage
 from trainrig.config import PLACE, RunFile, Settings
 from trainrig.errors import ConfigError

@@ -2,6 +2,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+
 from trainrig import errors
 from trainrig.errors import (
     ClusterError,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import pytest
+
 from trainrig import job, manifest
 from trainrig.config import PLACE, RunFile
 from trainrig.errors import (
@@ -65,6 +66,16 @@ def test_a_job_that_is_done_prints_its_counts_as_json(
     code, out, err = outcome(capsys, count, run_file)
     assert (code, json.loads(out), err) == (0, {"upto": 3, "deep": {"é": 1}}, "")
     assert out.count("\n") == 1
+
+
+def test_what_a_stage_prints_is_talk(capsys: pytest.CaptureFixture[str], run_file: str) -> None:
+    def stage(run: Counting) -> Manifest:
+        print("some library says hello")
+        return count(run)
+
+    _, out, err = outcome(capsys, stage, run_file)
+    assert json.loads(out)["upto"] == 3
+    assert err == "some library says hello\n"
 
 
 def test_changes_on_the_command_line_reach_the_run(

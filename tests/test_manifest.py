@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
+
 from trainrig import manifest, storage
 from trainrig.config import PLACE, RunFile, Settings
 from trainrig.errors import DataError, OutputTaken
@@ -233,6 +234,22 @@ def test_files_of_others_are_left_alone(folder: str) -> None:
 def test_an_output_that_is_a_file_is_refused(folder: str) -> None:
     storage.write(folder, b"a file")
     with pytest.raises(OutputTaken, match=r"out: is a file; choose another `output`$"):
+        begin(folder)
+
+
+def test_a_folder_found_empty_that_another_run_claims_next_is_refused(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_files = storage.list_files
+
+    def list_before_the_other_claims(folder: str) -> list[str]:
+        monkeypatch.setattr(storage, "list_files", list_files)
+        found = storage.list_files(folder)
+        begin(folder, seed=9)
+        return found
+
+    monkeypatch.setattr(storage, "list_files", list_before_the_other_claims)
+    with pytest.raises(OutputTaken, match="seed: 9 there, 0 here"):
         begin(folder)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+
 from trainrig import manifest, ray_session, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum

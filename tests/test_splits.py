@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig import manifest, splits, storage
 from trainrig.manifest import FileSum
 from trainrig.splits import Phase, Split, SplitRecord, Work

@@ -16,10 +16,11 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
+
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
 
@@ -264,7 +265,8 @@ steps = st.lists(
 )
 
 
-@given(st.binary(max_size=100), steps)
+@given(st.integers(0, 100).map(range).map(bytes), steps)
+@example(bytes(range(100)), [("read", 5, 0), ("read", -1, 0), ("seek", 120, 0), ("read", 1, 0)])
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_object_reads_and_seeks_like_its_bytes(
     s3: str, data: bytes, steps: list[tuple[str, int, int]]
