@@ -1,6 +1,6 @@
 """Web archives to documents.
 
-    ray job submit --working-dir . -- python jobs/curate.py RUN.toml
+ray job submit --working-dir . -- python jobs/curate.py RUN.toml
 """
 
 from trainrig import job

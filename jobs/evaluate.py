@@ -1,6 +1,6 @@
 """Held-out loss and bits per byte of a checkpoint.
 
-    ray job submit --working-dir . -- python jobs/evaluate.py RUN.toml
+ray job submit --working-dir . -- python jobs/evaluate.py RUN.toml
 """
 
 from trainrig import job

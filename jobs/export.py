@@ -1,6 +1,6 @@
 """A checkpoint as a Hugging Face folder.
 
-    ray job submit --working-dir . -- python jobs/export.py RUN_FOLDER OUT
+ray job submit --working-dir . -- python jobs/export.py RUN_FOLDER OUT
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A checkpoint, fine-tuned on conversations.
 
-    ray job submit --working-dir . -- python jobs/posttrain.py RUN.toml
+ray job submit --working-dir . -- python jobs/posttrain.py RUN.toml
 """
 
 from trainrig import job

@@ -1,6 +1,6 @@
 """A fresh model, trained on token shards.
 
-    ray job submit --working-dir . -- python jobs/pretrain.py RUN.toml
+ray job submit --working-dir . -- python jobs/pretrain.py RUN.toml
 """
 
 from trainrig import job

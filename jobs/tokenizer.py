@@ -1,6 +1,6 @@
 """A tokenizer, trained on curated documents.
 
-    ray job submit --working-dir . -- python jobs/tokenizer.py RUN.toml
+ray job submit --working-dir . -- python jobs/tokenizer.py RUN.toml
 """
 
 from trainrig import job

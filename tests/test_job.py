@@ -1,6 +1,8 @@
 import errno
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -201,3 +203,51 @@ def test_a_script_keeps_results_and_talk_apart(
     assert (ended.returncode, ended.stdout) == (code, out)
     assert ended.stderr.splitlines()[-1].startswith(last_line.format(out=tmp_path / "out"))
     assert ("Traceback" in ended.stderr) == (how == "broken")
+
+
+SIGTERM_DRIVER = """
+import os, signal, sys
+from trainrig import job, ray_session
+from trainrig.splits import Phase, Split
+
+def make_work():
+    def work(task):
+        if task["n"] == 2:
+            os.kill(task["driver"], signal.SIGTERM)
+            signal.pause()
+        return {}, {}
+    return work
+
+with job.exit_codes():
+    ray_session.connect(1, "workers")
+    splits = [Split(f"s{n}", {"n": n, "driver": os.getpid()}) for n in range(4)]
+    ray_session.map_splits(Phase(sys.argv[1], make_work), splits, 1)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_sigterm_ends_a_ray_driver_as_unfinished_with_its_splits_kept(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SIGTERM_DRIVER, str(tmp_path / "done")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 75, done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("trainrig: stopped by SIGTERM; the same")
+    assert sorted(path.name for path in (tmp_path / "done").iterdir()) == ["s0.json", "s1.json"]
+
+
+def test_sigterm_ends_a_job_as_unfinished(tmp_path, capsys):
+    def stage(run):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    path = tmp_path / "run.toml"
+    path.write_text('stage = "count"\noutput = "o"\n')
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        job.main(Counting, stage, [str(path)])
+    assert ended.value.code == 75
+    assert "stopped by SIGTERM" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -10,12 +10,14 @@ import contextlib
 import errno
 import json
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 from trainrig import config
 from trainrig.config import Run
-from trainrig.errors import TrainrigError
+from trainrig.errors import TrainrigError, Unfinished
 from trainrig.manifest import Manifest
 
 
@@ -37,8 +39,13 @@ def main(
 
 @contextlib.contextmanager
 def exit_codes() -> Iterator[None]:
-    """End the process as the module says when the block raises what trainrig foresees."""
+    """End the process as the module says when the block raises what trainrig foresees.
+
+    SIGTERM (a stopped job, a machine taken back) ends it as unfinished: stages are always whole.
+    """
+    before = signal.getsignal(signal.SIGTERM)
     try:
+        signal.signal(signal.SIGTERM, _stop)
         yield
     except TrainrigError as error:
         print(f"trainrig: {error}", file=sys.stderr)
@@ -52,3 +59,9 @@ def exit_codes() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         print(f"trainrig: {where}storage is full; free some and run it again", file=sys.stderr)
         raise SystemExit(1) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    raise Unfinished("stopped by SIGTERM; the same command goes on from the last that was whole")

@@ -9,7 +9,9 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,7 +61,7 @@ def connect(workers: int, what: str) -> None:
         address = os.environ.get("RAY_ADDRESS", "local")
         local = _local_options() if address == "local" else {}
         try:
-            with _stderr_closed():
+            with _stderr_closed(), _sigterm_kept():
                 ray.init(
                     address=address,
                     log_to_driver=False,
@@ -86,6 +88,15 @@ def _stderr_closed() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(nowhere)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Ray puts in a handler that ends the process as a failure; whoever set one means otherwise."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _local_options() -> dict[str, Any]:

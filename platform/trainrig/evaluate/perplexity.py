@@ -117,11 +117,7 @@ def score(
     nats = text_nats = 0.0
     tokens = text_bytes = 0
     with torch.inference_mode():
-        for padded_ids_BT, padded_targets_BT in rows:
-            # Padding at the end changes nothing before it, and costs as much as text.
-            length = int(np.flatnonzero((padded_targets_BT != IGNORE).any(axis=0))[-1]) + 1
-            ids_BT = np.ascontiguousarray(padded_ids_BT[:, :length])
-            targets_BT = np.ascontiguousarray(padded_targets_BT[:, :length])
+        for ids_BT, targets_BT in rows:
             logits_BTV = model(torch.from_numpy(ids_BT))
             nats_BT = token_nats(logits_BTV, torch.from_numpy(targets_BT)).double().numpy()
             trained_BT = targets_BT != IGNORE

@@ -38,7 +38,7 @@ class FineTuning(RunFile):
 
 
 class ConversationBatches:
-    """One conversation a row, padded; each once an epoch, in a seeded order."""
+    """One conversation a row; each once an epoch, in a seeded order."""
 
     def __init__(
         self, conversations: Sequence[Sequence[Message]], encoder: Encoder, sizes: BatchSizes
@@ -75,15 +75,20 @@ class ConversationBatches:
         )
 
     def _micro_batch(self, samples: Integers) -> MicroBatch:
-        shape = (len(samples), self._sizes.sequence_length)
+        """As wide as its longest conversation: padding costs what text does and teaches nothing."""
+        conversations = [self._conversation(int(sample)) for sample in samples]
+        shape = (len(samples), max(len(each.ids) for each in conversations) - 1)
         ids = np.full(shape, self._pad, dtype=np.int64)
         targets = np.full(shape, IGNORE, dtype=np.int64)
-        for row, sample in enumerate(samples):
-            epoch, place = divmod(int(sample), len(self._kept))
-            key = f"{self._sizes.seed}\n{epoch}\nconversations"
-            (index,) = permuted(np.array([place], dtype=np.int64), len(self._kept), key)
-            self._fill(ids[row], targets[row], self._kept[index])
+        for row, conversation in enumerate(conversations):
+            self._fill(ids[row], targets[row], conversation)
         return MicroBatch(ids, targets, samples)
+
+    def _conversation(self, sample: int) -> Rendered:
+        epoch, place = divmod(sample, len(self._kept))
+        key = f"{self._sizes.seed}\n{epoch}\nconversations"
+        (index,) = permuted(np.array([place], dtype=np.int64), len(self._kept), key)
+        return self._kept[int(index)]
 
     @staticmethod
     def _fill(ids_T: Integers, targets_T: Integers, conversation: Rendered) -> None:

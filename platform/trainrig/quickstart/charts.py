@@ -236,8 +236,11 @@ def repeated_steps(story: Story) -> tuple[int, float]:
 
 
 def mean_over(points: int) -> int:
-    """Over how many points a curve of `points` is smoothed: a fortieth, so that its bends stay."""
-    return max(1, points // 40)
+    """Over how many points a curve of `points` is smoothed: a fortieth, so that its bends stay.
+
+    But over four at least, where there are as many: fewer smooth nothing.
+    """
+    return max(1, min(points, max(4, points // 40)))
 
 
 def _points(

@@ -85,9 +85,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     do(curate, Curation, output=at.documents, **sources)
     do(make_tokenizer, TokenizerTraining, documents=at.documents, output=at.tokenizer)
     do(tokenize, Tokenization, documents=at.documents, tokenizer=at.tokenizer, output=at.tokens)
-    steps = wanted.load(Pretraining).training.steps
-    # Past the half, and past a checkpoint: there is something to lose and something to go back to.
-    with kill_one_worker(at.model, after_step=steps // 2 + steps // 10):
+    with kill_one_worker(at.model, after_step=_step_of_the_kill(wanted.load(Pretraining))):
         do(pretrain, Pretraining, tokens=at.tokens, output=at.model)
     do(posttrain, FineTuning, checkpoint=at.model, conversations=at.lessons, output=at.tuned)
     for checkpoint, scores in at.scored().items():
@@ -99,6 +97,13 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     summary = summarise(at, story)
     terminal.table(_closing(summary))
     return summary
+
+
+def _step_of_the_kill(run: Pretraining) -> int:
+    """Past half of the run and past a checkpoint: with something to lose, and to go back to."""
+    every = run.training.checkpoint_every
+    checkpoint = -(-(run.training.steps // 2) // every) * every
+    return checkpoint + max(1, every // 6)
 
 
 def _closing(summary: Mapping[str, Any]) -> dict[str, str]:

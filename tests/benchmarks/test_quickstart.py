@@ -1,0 +1,50 @@
+"""Wall time and memory of the quickstart at its full size."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.bench
+TRAINRIG = Path(sys.executable).with_name("trainrig")
+
+
+def memory_of(tree: psutil.Process) -> int:
+    """Bytes of a process and all below it; a page that n of them share counts 1/n in each."""
+    total = 0
+    for process in [tree, *tree.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):  # it may end while we look
+            total += process.memory_full_info().pss
+    return total
+
+
+def test_the_whole_path_in_time_and_memory(tmp_path):
+    began = time.monotonic()
+    run = subprocess.Popen(
+        [TRAINRIG, "quickstart", "--out", tmp_path / "q", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    tree = psutil.Process(run.pid)
+    peak = 0
+    while run.poll() is None:
+        peak = max(peak, memory_of(tree))
+        time.sleep(0.5)
+    summary = json.loads(run.stdout.read())
+    print(
+        json.dumps(
+            {
+                "benchmark": "quickstart",
+                "wall_seconds": round(time.monotonic() - began, 1),
+                "peak_gib": round(peak / 2**30, 2),
+                **{key: summary[key] for key in ("seconds", "loss_last", "bits_per_byte")},
+            }
+        )
+    )
+    assert run.returncode == 0
+    assert peak < 6 * 2**30  # what README promises of any machine
