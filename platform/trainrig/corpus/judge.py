@@ -44,20 +44,24 @@ COLUMNS = pa.schema(
 )
 
 
+# What documents of prose are held to unless a run file says otherwise.
+PROSE: tuple[Filter, ...] = (
+    Length(),
+    Language(),
+    GopherRepetition(),
+    GopherQuality(),
+    Symbols(),
+    RepeatedLines(),
+)
+
+
 class Source(Settings):
     """One domain of the mixture: where its pages are, and what they are held to."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
     paths: Annotated[tuple[str, ...], PLACE] = Field(min_length=1)  # WARC files; * and ? are wild
     extractor: Extractor = Resiliparse()
-    filters: tuple[Filter, ...] = (
-        Length(),
-        Language(),
-        GopherRepetition(),
-        GopherQuality(),
-        Symbols(),
-        RepeatedLines(),
-    )
+    filters: tuple[Filter, ...] = PROSE
 
 
 def judge(source: Source, pii: PII, page: Page) -> dict[str, Any] | NotExtracted:

@@ -14,16 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainrig import storage
-from trainrig.corpus.filters import (
-    GopherQuality,
-    GopherRepetition,
-    Language,
-    Length,
-    RepeatedLines,
-    Symbols,
-    first_broken_rule,
-)
+from trainrig.corpus.filters import first_broken_rule
 from trainrig.corpus.html import NotExtracted, Resiliparse, extract
+from trainrig.corpus.judge import PROSE
 from trainrig.corpus.language import identify
 from trainrig.corpus.signals import measure
 from trainrig.corpus.warc import Page
@@ -66,15 +59,6 @@ def read_plants(path: str) -> tuple[Plant, ...]:
     return tuple(Plant(**entry) for entry in json.loads(storage.read(path))["plants"])
 
 
-# So that a plant's page is not lost for another reason before its turn comes.
-_ORDINARY_RULES = (
-    Length(),
-    Language(),
-    GopherQuality(),
-    GopherRepetition(),
-    Symbols(),
-    RepeatedLines(),
-)
 _FEWEST_WORDS, _MOST_WORDS = 200, 5_000
 _PROSE_SHARE = 0.6  # of the words stand in paragraphs
 _UNIQUE_SHARE = 0.9  # of the prose stands on this page alone
@@ -127,7 +111,8 @@ def _is_kept(article: Article, frame: Frame) -> bool:
     if isinstance(extracted, NotExtracted):
         return False
     text = extracted.text
-    return first_broken_rule(_ORDINARY_RULES, measure(text), identify(text)) is None
+    # Else a plant's page could be lost for another reason before its turn comes.
+    return first_broken_rule(PROSE, measure(text), identify(text)) is None
 
 
 _SYNONYMS = {
