@@ -1,6 +1,8 @@
 """Web archives to documents.
 
-ray job submit --working-dir . -- python jobs/curate.py RUN.toml
+On a cluster that has trainrig installed (README says how on another):
+
+    ray job submit --working-dir . -- python jobs/curate.py RUN.toml
 """
 
 from trainrig import job

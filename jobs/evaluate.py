@@ -1,6 +1,8 @@
 """Held-out loss and bits per byte of a checkpoint.
 
-ray job submit --working-dir . -- python jobs/evaluate.py RUN.toml
+On a cluster that has trainrig installed (README says how on another):
+
+    ray job submit --working-dir . -- python jobs/evaluate.py RUN.toml
 """
 
 from trainrig import job

@@ -1,6 +1,8 @@
 """A checkpoint as a Hugging Face folder.
 
-ray job submit --working-dir . -- python jobs/export.py RUN_FOLDER OUT
+On a cluster that has trainrig installed (README says how on another):
+
+    ray job submit --working-dir . -- python jobs/export.py RUN_FOLDER OUT
 """
 
 import argparse

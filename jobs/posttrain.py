@@ -1,6 +1,8 @@
 """A checkpoint, fine-tuned on conversations.
 
-ray job submit --working-dir . -- python jobs/posttrain.py RUN.toml
+On a cluster that has trainrig installed (README says how on another):
+
+    ray job submit --working-dir . -- python jobs/posttrain.py RUN.toml
 """
 
 from trainrig import job

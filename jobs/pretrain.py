@@ -1,6 +1,8 @@
 """A fresh model, trained on token shards.
 
-ray job submit --working-dir . -- python jobs/pretrain.py RUN.toml
+On a cluster that has trainrig installed (README says how on another):
+
+    ray job submit --working-dir . -- python jobs/pretrain.py RUN.toml
 """
 
 from trainrig import job

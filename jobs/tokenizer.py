@@ -1,6 +1,8 @@
 """A tokenizer, trained on curated documents.
 
-ray job submit --working-dir . -- python jobs/tokenizer.py RUN.toml
+On a cluster that has trainrig installed (README says how on another):
+
+    ray job submit --working-dir . -- python jobs/tokenizer.py RUN.toml
 """
 
 from trainrig import job

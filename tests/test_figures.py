@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+
 from trainrig import figures, report
 from trainrig.figures import C1, C2, Curve, Interruptions, Pair, Part, Row
 

@@ -403,3 +403,25 @@ def test_a_change_of_versions_is_announced_and_not_refused(
 def test_libraries_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "LIBRARIES", ("numpy", "no-such-library"))
     assert set(manifest.environment()) == {"trainrig", "python", "machine", "numpy"}
+
+
+def test_a_stage_that_refuses_its_input_leaves_nothing_behind(folder: str) -> None:
+    stage = begin(folder)
+    with pytest.raises(DataError), stage.undone_if_refused():
+        storage.write(stage.path("half.bin"), b"half")
+        raise DataError("x.txt: empty; give it text")
+    assert storage.list_files(folder) == []
+    assert not begin(folder, seed=7).resumed  # the corrected run is free to go
+
+
+def test_what_an_earlier_call_made_outlives_a_refusal_and_any_failure_that_is_none(
+    folder: str,
+) -> None:
+    storage.write(begin(folder).path("half.bin"), b"half")
+    with pytest.raises(DataError), begin(folder).undone_if_refused():
+        raise DataError("x.txt: empty; give it text")
+    assert storage.exists(storage.join(folder, "half.bin"))
+    other = f"{folder}-other"
+    with pytest.raises(RuntimeError), begin(other).undone_if_refused():
+        raise RuntimeError("a bug")
+    assert storage.exists(storage.join(other, CLAIM))

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig import report
 from trainrig.report import (
     Chart,

@@ -5,12 +5,13 @@ says that it was made, and with which bytes. So: written = finished; the same co
 nothing; another run is refused; a killed run goes on under its own claim.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainrig import __version__, storage
 from trainrig.config import RunFile, identity
-from trainrig.errors import DataError, OutputTaken
+from trainrig.errors import DataError, InputError, OutputTaken
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -97,6 +98,20 @@ class Stage:
     def path(self, *names: str) -> str:
         """The location of a file of this stage."""
         return storage.join(self.folder, *names)
+
+    @contextlib.contextmanager
+    def undone_if_refused(self) -> Iterator[None]:
+        """Leave nothing behind if the block finds that its input cannot work.
+
+        Another run file or other inputs are needed then, and this claim would be in their way. One
+        that an earlier call made is left alone, with what it has.
+        """
+        try:
+            yield
+        except InputError:
+            if not self.resumed:
+                storage.delete_folder(self.folder)
+            raise
 
     def finish(self, counts: Mapping[str, Any], files: Mapping[str, FileSum]) -> Manifest:
         """Write the manifest: from here on the folder is whole. The scratch folder `work/` goes."""

@@ -33,7 +33,7 @@ from trainrig.train.run import Training
 from trainrig.train.run_folder import RunFolder
 
 LINE_SECONDS = 30.0  # off a terminal: a line at least this often,
-LINE_SHARE = 0.1  # and at every tenth of the way
+LINES = 10  # and at every tenth of the way
 FOLLOW_SECONDS = 0.5
 
 Advance = Callable[[int, int], None]
@@ -134,16 +134,16 @@ class _Lines:
 
     def __init__(self, terminal: Terminal, title: str, unit: str) -> None:
         self._terminal, self._title, self._unit = terminal, title, unit
-        self._said_at, self._said_share = float("-inf"), -1.0
+        self._said_at, self._said_part, self._said = float("-inf"), -1, -1
 
     def advance(self, done: int, of: int, note: str = "") -> None:
-        share = done / of if of else 0.0
+        part = LINES * done // of if of else 0
         now = time.monotonic()
-        if now - self._said_at < LINE_SECONDS and share < min(self._said_share + LINE_SHARE, 1.0):
+        if now - self._said_at < LINE_SECONDS and part <= self._said_part:
             return
-        if share == self._said_share:
+        if done == self._said:
             return
-        self._said_at, self._said_share = now, share
+        self._said_at, self._said_part, self._said = now, part, done
         self._terminal.say(f"{self._title}: {done} of {of} {note or self._unit}")
 
 

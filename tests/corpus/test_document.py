@@ -2,6 +2,7 @@ import hashlib
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig.corpus.document import document_id
 
 

@@ -3,6 +3,7 @@ import re
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from trainrig.corpus.html import (
     Extracted,
     NotExtracted,

@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig.corpus.language import NONE, PREFIX, identify
 
 ENGLISH = "The mill stands by the river, and its wheel has turned there for two hundred years. "

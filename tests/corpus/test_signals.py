@@ -3,6 +3,7 @@ from dataclasses import fields
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig.corpus.signals import Signals, measure
 
 ALICE = """The cat sat on the mat.

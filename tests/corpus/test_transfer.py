@@ -6,6 +6,7 @@ import pytest
 from fastwarc.stream_io import BrotliWriter, ZstdWriter
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig.corpus.transfer import BadBody, unpack
 
 LIMIT = 10_000

@@ -13,6 +13,7 @@ import pytest
 from fastwarc.warc import ArchiveIterator
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from trainrig.corpus.warc import LARGEST_BODY, Page, Unreadable, read_warc, write_warc
 from trainrig.errors import DataError
 
@@ -296,3 +297,14 @@ def test_odd_archives_give_what_they_hold(
     found = list(read_warc(str(data / "archives" / name)))
     assert sum(isinstance(each, Page) for each in found) == pages
     assert Counter(each.reason for each in found if isinstance(each, Unreadable)) == reasons
+
+
+def test_a_last_record_cut_anywhere_is_never_lost_in_silence(tmp_path: Path) -> None:
+    first, second = packed(A), packed(C)
+    for kept in range(1, len(second) - 8):  # what follows is gzip's check sum and length
+        whole, *cut = outcome(read(tmp_path, first + second[:kept]))
+        assert whole == b"a" * 1_000
+        assert len(cut) == 1, f"{kept} bytes of the record kept"
+        # A header cut in its length can promise less than there was to be.
+        assert cut[0] in ("truncated", "not_http", "unknown_type", b"", b"c" * 1_000)
+    assert outcome(read(tmp_path, first)) == [b"a" * 1_000]

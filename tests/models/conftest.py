@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 
 SMALL: dict[str, Any] = {

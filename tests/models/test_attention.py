@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from trainrig.models.attention import Attention, KeyValueCache
 from trainrig.models.positions import Rotation
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.models.attention import KeyValueCache

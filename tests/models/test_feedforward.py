@@ -1,4 +1,5 @@
 import torch
+
 from trainrig.models.feedforward import SwiGLU
 
 

@@ -2,6 +2,7 @@ from collections import Counter
 
 import pytest
 import torch
+
 from trainrig.errors import DataError
 from trainrig.models.generate import Generation, Sampling, draw, generate
 

@@ -13,6 +13,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
+
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.hf import (
@@ -396,3 +397,11 @@ def test_sizes_read_back_as_a_run_file_would_have_them(exported):
     assert isinstance(config, DecoderConfig)
     assert config.initial_std == model.config.initial_std
     assert config.positions == model.config.positions
+
+
+def test_a_folder_of_other_files_is_left_alone(build, tokenizer_json, tmp_path):
+    model = build(vocabulary=320)
+    (tmp_path / "stage.json").write_text("{}")
+    with pytest.raises(OutputTaken, match=r"holds other files \(stage\.json\)"):
+        export_llama(model.state_dict(), model.config, HubTokenizer(tokenizer_json), str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["stage.json"]

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from trainrig.models.norm import RMSNorm
 
 

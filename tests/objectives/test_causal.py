@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+
 from trainrig.objectives import causal
 from trainrig.objectives.causal import cross_entropy_sum, token_nats
 from trainrig.tokens.batches import IGNORE

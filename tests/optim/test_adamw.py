@@ -3,6 +3,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.optim import AdamW

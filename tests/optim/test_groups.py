@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+
 from trainrig.optim.groups import decays, group_by_decay
 
 

@@ -3,6 +3,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig import config as run_files
 from trainrig.config import Settings
 from trainrig.errors import ConfigError

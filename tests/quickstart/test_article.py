@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig.quickstart.article import (
     Article,
     Bullets,

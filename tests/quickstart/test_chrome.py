@@ -2,6 +2,7 @@ from html.parser import HTMLParser
 
 import pytest
 from resiliparse.extract.html2text import extract_plain_text
+
 from trainrig.quickstart.article import Article, Bullets, Code, Heading, Paragraph, Table
 from trainrig.quickstart.chrome import Frame, Link, render
 

@@ -1,4 +1,5 @@
 import pytest
+
 from trainrig.corpus.language import identify
 from trainrig.quickstart.article import main_text
 from trainrig.quickstart.foreign import _languages, foreign_page, languages

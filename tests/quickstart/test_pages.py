@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+
 from trainrig.corpus.html import Resiliparse, extract
 from trainrig.corpus.warc import Page, read_warc
 from trainrig.errors import ConfigError

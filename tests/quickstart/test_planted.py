@@ -3,6 +3,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig.quickstart.article import Article, Bullets, Code, Paragraph, main_text
 from trainrig.quickstart.chrome import Frame
 from trainrig.quickstart.foreign import foreign_page

@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from trainrig.quickstart import pydoc_pages
 from trainrig.quickstart.article import Article
 from trainrig.quickstart.pydoc_pages import Skipped, render, standard_modules

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
+
 from trainrig.quickstart import charts
 from trainrig.quickstart.story import (
     DomainScore,

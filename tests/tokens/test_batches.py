@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 from pydantic import ValidationError
+
 from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.batches import (

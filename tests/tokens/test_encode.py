@@ -8,6 +8,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.encode import Encoder

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+
 from trainrig.errors import DataError
 from trainrig.tokens.shards import (
     EncodedDocument,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 from pydantic import ValidationError
+
 from trainrig.errors import DataError
 from trainrig.tokens.train import SPECIAL_TOKENS, ByteLevelBPE, draw_sample, train_tokenizer
 

@@ -15,12 +15,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainrig import manifest, storage
 from trainrig.config import PLACE, RunFile
@@ -34,7 +35,7 @@ from trainrig.corpus.dedup.signatures import (
     save_arrays,
 )
 from trainrig.corpus.html import NotExtracted
-from trainrig.corpus.judge import COLUMNS, Source, judge
+from trainrig.corpus.judge import COLUMNS, Source, judge, masked_url
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.warc import Unreadable, read_warc
 from trainrig.errors import DataError
@@ -59,6 +60,13 @@ class Curation(RunFile):
     # How much of a dropped document is kept: all of it, all but its text, or nothing.
     keep_dropped: Literal["text", "signals", "none"] = "text"
 
+    @model_validator(mode="after")
+    def _no_two_sources_share_a_name(self) -> Self:
+        name, number = Counter(source.name for source in self.sources).most_common(1)[0]
+        if number > 1:
+            raise ValueError(f"{number} sources are named '{name}'; give each a name of its own")
+        return self
+
 
 def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     """Curate as `run` says, going on where an earlier call stopped; the manifest of the output.
@@ -74,31 +82,34 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    if run.workers:
-        connect(run.workers, "workers")
     splits = [
         Split(name, {"name": name, "source": index, "path": path})
         for index, (source, paths) in enumerate(zip(run.sources, files, strict=True))
         for number, path in enumerate(paths)
         for name in [f"{source.name}-{number:05d}"]
     ]
-    passes = _Passes(run, stage, splits, progress)
-    passes.read()
-    passes.decide()
-    return passes.write()
+    with stage.undone_if_refused():
+        if run.workers:
+            connect(run.workers, "workers")
+        passes = _Passes(run, stage, splits, progress)
+        passes.read()
+        passes.decide()
+        return passes.write()
 
 
 def files_of(source: Source) -> list[str]:
     """The files that the patterns of `source` name, each once. Raises DataError for none."""
-    return sorted({path for pattern in source.paths for path in _matching(pattern)})
+    found = {path for pattern in source.paths for path in _matching(pattern)}
+    # "./a" and "a" are one file.
+    return sorted({path if path.startswith(storage.S3) else str(Path(path)) for path in found})
 
 
 def _matching(pattern: str) -> list[str]:
+    if storage.exists(pattern):
+        return [pattern]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
     if wild is None:
-        if not storage.exists(pattern):
-            raise DataError(f"{pattern}: no such file; `paths` names WARC files, * is wild")
-        return [pattern]
+        raise DataError(f"{pattern}: no such file; `paths` names WARC files, * is wild")
     folder = pattern[:wild].rpartition("/")[0] or "."
     names = storage.list_files(folder)
     wanted = pattern if "/" in pattern else f"./{pattern}"
@@ -152,7 +163,7 @@ class _Passes:
         by_split: dict[str, dict[int, Any]] = {}
         first = 0
         for split, path in zip(self.splits, signatures, strict=True):
-            count = len(load_arrays(path)["ids"])
+            count = len(load_arrays(path, ["ids"])["ids"])
             by_split[split.name] = {
                 nth: dataclasses.asdict(copies[first + nth])
                 for nth in range(count)
@@ -207,11 +218,15 @@ def _reading(run: Curation) -> Work:
             if isinstance(page, Unreadable):
                 if page.reason == "not_an_archive":
                     raise DataError(f"{task['path']}: not a WARC file; name archives in `paths`")
-                quarantined.append({"where": page.where, "reason": page.reason})
+                # Without the folder: where archives lie must not show in the bytes of the output.
+                folder = task["path"].rpartition("/")[0]
+                where = page.where.removeprefix(f"{folder}/")
+                quarantined.append({"where": where, "reason": page.reason})
                 continue
             row = judge(run.sources[task["source"]], run.pii, page)
             if isinstance(row, NotExtracted):
-                quarantined.append({"where": page.url, "reason": row.reason})
+                where = masked_url(page.url, run.pii)
+                quarantined.append({"where": where, "reason": row.reason})
             else:
                 rows.append(row)
         passed = [(row["id"], row["text"]) for row in rows if row["dropped_by"] is None]

@@ -64,6 +64,12 @@ class Source(Settings):
     filters: tuple[Filter, ...] = PROSE
 
 
+def masked_url(url: str, pii: PII) -> str:
+    """`url` without personal data. Addresses of hosts stay: they say where, not who."""
+    kinds = tuple(kind for kind in pii.kinds if kind != "IP")
+    return mask(url, pii.model_copy(update={"kinds": kinds}))[0]
+
+
 def judge(source: Source, pii: PII, page: Page) -> dict[str, Any] | NotExtracted:
     """The row of `page`, by COLUMNS. Whether it repeats another is for later.
 
@@ -79,7 +85,7 @@ def judge(source: Source, pii: PII, page: Page) -> dict[str, Any] | NotExtracted
     too_many = next(pii.broken_rules(spans), None)
     return {
         "id": document_id(source.name, page.url, page.body),
-        "url": page.url,
+        "url": masked_url(page.url, pii),
         "text": text,
         "source": source.name,
         "language": language.code,

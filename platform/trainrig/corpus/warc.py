@@ -116,11 +116,39 @@ class _Reader:
             if held is not None:
                 yield held
             self._next_start = None
+            if self._ends_in_another_member():
+                self.number += 1
+                yield self._unreadable("truncated")
+
+    def _ends_in_another_member(self) -> bool:
+        """Whether the file breaks off inside a gzip member behind that of the last record.
+
+        A member cut in its first bytes is passed over in silence by the reader of records, or
+        taken for a wrong length of the record before it.
+        """
+        if not self.number or not self.packed:
+            return False
+        self.stream.seek(self.position)
+        member, members, data = zlib.decompressobj(31), 1, b""
+        while data or (data := self.stream.read(_SEARCH_BLOCK)):
+            if member.eof:
+                member, members = zlib.decompressobj(31), members + 1
+            try:
+                member.decompress(data)
+            except zlib.error:  # no member: padding, or damage that was reported
+                return False
+            data = member.unused_data
+        return members > 1 and not member.eof
 
     def _report(
         self, damage: Exception, held: Page | Unreadable | None
     ) -> Iterator[Page | Unreadable]:
-        if isinstance(damage, _WrongLength) and self.number:
+        if self._next_start is None and self._ends_in_another_member():
+            if held is not None:
+                yield held
+            self.number += 1
+            yield self._unreadable("truncated")
+        elif isinstance(damage, _WrongLength) and self.number:
             yield self._unreadable("wrong_content_length")
         elif isinstance(damage, _WrongLength):
             self.number = 1

@@ -77,7 +77,8 @@ def evaluate(run: Evaluation) -> Manifest:
         return stage.finished
     torch.set_num_threads(run.threads)
     opened = checkpoint.open_model(path)
-    scores = score_all(run, opened.build(), Encoder(opened.tokenizer, path))
+    with stage.undone_if_refused():
+        scores = score_all(run, opened.build(), Encoder(opened.tokenizer, path))
     card = {"step": opened.step, "scores": {name: asdict(score) for name, score in scores.items()}}
     storage.write(stage.path(SCORECARD), json.dumps(card, indent=1).encode())
     counts = {"step": opened.step, "bits_per_byte": {n: s.bits_per_byte for n, s in scores.items()}}

@@ -24,6 +24,15 @@ from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters
 
 TRANSFORMERS = "5.0.0"  # the release whose names for things the newer half of the keys is in
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+# Written before the config, which completes the folder.
+BEFORE_CONFIG = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "README.md",
+)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 # Our name of a tensor and theirs; {} is the number of the layer.
@@ -133,7 +142,7 @@ def export_llama(
         for ours, theirs in tensor_names(config).items()
     }
     files = split_into_files({name: t.nbytes for name, t in tensors.items()}, settings.file_bytes)
-    _refuse_another_model(out, files)
+    _refuse_another_folder(out, files)
     for file, names in files.items():
         with storage.atomic_file(storage.join(out, file)) as path:
             save_file({name: tensors[name] for name in names}, path, metadata={"format": "pt"})
@@ -231,12 +240,15 @@ def _check_state(state: Mapping[str, Tensor], config: DecoderConfig) -> None:
             )
 
 
-def _refuse_another_model(out: str, files: Mapping[str, Any]) -> None:
-    # Weights without a config are what a killed export left: written over if they are these files.
+def _refuse_another_folder(out: str, files: Mapping[str, Any]) -> None:
+    # Files of ours without a config are what a killed export left: they are written over.
+    ours = {*files, INDEX, *BEFORE_CONFIG}
     for path in storage.list_files(out):
-        name = path.rpartition("/")[2]
+        name = path.removeprefix(out.rstrip("/") + "/")
         if name == CONFIG or (name.endswith(".safetensors") and name not in files):
             raise OutputTaken(f"{out}: holds a model already ({name}); name another folder")
+        if name not in ours:
+            raise OutputTaken(f"{out}: holds other files ({name}); name another folder")
 
 
 def _config_json(

@@ -107,8 +107,12 @@ def _message(value: Any, where: str) -> Message:
     if not isinstance(value, Mapping) or not {"role", "content"} <= set(value):
         raise DataError(f"{where}: a message is an object with `role` and `content`")
     role, content = value["role"], value["content"]
-    if role not in ROLES:
+    if role not in list(ROLES):  # a list, because what stands there may not be hashable
         raise DataError(f"{where}: role {role!r}; there are: {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise DataError(f"{where}: content is {type(content).__name__}, not text")
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: content is no Unicode text: {error.reason}") from None
     return Message(role, content)

@@ -105,11 +105,12 @@ def posttrain(run: FineTuning) -> Manifest:
     fail more often than the run allows.
     """
     job, inputs = prepare(run)
+    trainer.check_fit(run.workers)  # before the claim: too many leave nothing behind
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
     storage.write(stage.path("run.toml"), to_toml(run).encode())
-    outcome = trainer.run(job, run.workers, "workers")
+    outcome = trainer.run(job, run.workers)
     return finish(stage, job, outcome)
 
 

@@ -18,10 +18,14 @@ LOOK_SECONDS = 0.05
 def kill_one_worker(folder: str, after_step: int) -> Iterator[None]:
     """While the block trains in `folder`, kill the last rank once `after_step` is done; only once.
 
-    A run that was killed before, also by an earlier call, is left in peace.
+    A run that was killed before, also by an earlier call, is left in peace. So is one that takes no
+    step in the block: by now the process numbers of its workers may be those of others.
     """
+    before = len(list(metrics.read_lines(folder)))
     over = threading.Event()
-    killer = threading.Thread(target=_kill, args=(RunFolder(folder), after_step, over), daemon=True)
+    killer = threading.Thread(
+        target=_kill, args=(RunFolder(folder), after_step, before, over), daemon=True
+    )
     killer.start()
     try:
         yield
@@ -30,9 +34,9 @@ def kill_one_worker(folder: str, after_step: int) -> Iterator[None]:
         killer.join()
 
 
-def _kill(folder: RunFolder, after_step: int, over: threading.Event) -> None:
+def _kill(folder: RunFolder, after_step: int, before: int, over: threading.Event) -> None:
     while not over.wait(LOOK_SECONDS):
-        lines = list(metrics.read_lines(folder.path))
+        lines = list(metrics.read_lines(folder.path))[before:]
         if not lines or lines[-1]["step"] < after_step:
             continue
         events = list(folder.events())

@@ -129,7 +129,8 @@ def make_pages(run: PageMaking) -> Manifest:
     stage = manifest.claim(run.output, run, {"installation": manifest.digest(installed)})
     if stage.finished:
         return stage.finished
-    made = build_pages(run.output, run.pages, run.workers)
+    with stage.undone_if_refused():
+        made = build_pages(run.output, run.pages, run.workers)
     files: dict[str, FileSum] = {
         path.removeprefix(f"{run.output}/"): manifest.file_sum(path)
         for path in storage.list_files(run.output)

@@ -230,7 +230,7 @@ def _restarts(run: RunFolder, lines: Sequence[Mapping[str, Any]]) -> tuple[story
     for before, after in itertools.pairwise(run.attempts()):
         last = max((li["step"] for li in lines if li["attempt"] == before.number), default=0)
         again = next(
-            (li for li in lines if li["attempt"] == after.number and li["step"] > last), None
+            (li for li in lines if li["attempt"] > before.number and li["step"] > last), None
         )
         killed = next((kill for kill in kills if kill["attempt"] == before.number), None)
         if killed and again:

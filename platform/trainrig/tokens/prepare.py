@@ -57,7 +57,7 @@ class Tokenization(RunFile):
     tokenizer: Annotated[str, PLACE]  # folder that `tokenizer` wrote
     output: Annotated[str, PLACE]
     workers: Annotated[int, PLACE] = Field(default=2, ge=0)  # 0: in this process, without Ray
-    held_out: float = Field(default=0.01, ge=0, lt=1)  # share of the documents, by their URL's hash
+    held_out: float = Field(default=0.01, ge=0, lt=1)  # share of documents, by hash of URL, or id
 
 
 def make_tokenizer(run: TokenizerTraining) -> Manifest:
@@ -70,7 +70,8 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
         ((row["id"], row["text"]) for path in _kept(run.documents) for row in _rows(path)),
         run.tokenizer.sample_bytes,
     )
-    trained = train_tokenizer(run.tokenizer, texts)
+    with stage.undone_if_refused():
+        trained = train_tokenizer(run.tokenizer, texts)
     path = stage.path(TOKENIZER_FILE)
     storage.write(path, trained)
     counts = {
@@ -100,16 +101,17 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         )
         for number, path in enumerate(_kept(run.documents))
     ]
-    if run.workers:
-        connect(run.workers, "workers")
     phase = Phase(stage.path("work"), functools.partial(_encoding, run, encoder))
-    map_splits(phase, splits, run.workers, progress)
-    records = phase.results(splits)
-    counts = total(record.counts for record in records)
-    if not counts.get("train_tokens"):
-        raise DataError(
-            f"{run.documents}: not one document to train on; curate more, or hold out less"
-        )
+    with stage.undone_if_refused():
+        if run.workers:
+            connect(run.workers, "workers")
+        map_splits(phase, splits, run.workers, progress)
+        records = phase.results(splits)
+        counts = total(record.counts for record in records)
+        if not counts.get("train_tokens"):
+            raise DataError(
+                f"{run.documents}: not one document to train on; curate more, or hold out less"
+            )
     storage.write(stage.path(TOKENIZER_FILE), storage.read(path))
     files = {name: entry for record in records for name, entry in record.files.items()}
     files[TOKENIZER_FILE] = manifest.file_sum(stage.path(TOKENIZER_FILE))
@@ -126,7 +128,9 @@ def _encoding(run: Tokenization, encoder: Encoder) -> Work:
         files: dict[str, FileSum] = {}
         for split in (TRAIN, HELD_OUT):
             chosen = [
-                row for row in rows if held_out(row["url"], run.held_out) == (split == HELD_OUT)
+                row
+                for row in rows
+                if held_out(row["url"] or row["id"], run.held_out) == (split == HELD_OUT)
             ]
             documents = _encoded(chosen, encoder, task["path"].rpartition("/")[2])
             summary = write_shard(

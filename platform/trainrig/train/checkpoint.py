@@ -15,6 +15,7 @@ import json
 import logging
 import re
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,11 +286,14 @@ def _read_tensors(checkpoint: str, tensors: dict[str, Tensor]) -> None:
             for path in storage.list_files(checkpoint, ".safetensors"):
                 link = Path(scratch) / path.rpartition("/")[2]
                 link.symlink_to(storage.local_path(path))
-        state_dict_loader.load(
-            tensors,
-            storage_reader=HuggingFaceStorageReader(folder),
-            no_dist=not dist.is_initialized(),
-        )
+        with warnings.catch_warnings():
+            # It says what `no_dist` asks for.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            state_dict_loader.load(
+                tensors,
+                storage_reader=HuggingFaceStorageReader(folder),
+                no_dist=not dist.is_initialized(),
+            )
 
 
 def describe(checkpoint: str) -> tuple[DecoderConfig, str]:

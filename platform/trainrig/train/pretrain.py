@@ -23,11 +23,12 @@ def pretrain(run: Pretraining) -> Manifest:
     """
     tokens = manifest.read_input(run.tokens, "tokenize")
     job = prepare(run)
+    trainer.check_fit(run.workers)  # before the claim: too many leave nothing behind
     stage = manifest.claim(run.output, run, {"tokens": tokens.content})
     if stage.finished:
         return stage.finished
     storage.write(stage.path("run.toml"), to_toml(run).encode())
-    outcome = trainer.run(job, run.workers, "workers")
+    outcome = trainer.run(job, run.workers)
     return finish(stage, job, outcome)
 
 

@@ -62,8 +62,8 @@ class TrainState:
         """
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         memory = get_optimizer_state_dict(self.model, self.optimizer, options=options)
-        named = {f"optimizer.{n}": each for n, each in memory.items() if isinstance(each, Tensor)}
-        return self.weights() | named
+        named: dict[str, Any] = {f"optimizer.{name}": value for name, value in memory.items()}
+        return self.weights() | {n: each for n, each in named.items() if isinstance(each, Tensor)}
 
 
 def fresh_state(job: Job, device: torch.device) -> TrainState:

@@ -29,16 +29,22 @@ class Outcome:
     restarts: int  # over the whole life of the run folder
 
 
-def run(job: Job, workers: int, what: str) -> Outcome:
+def check_fit(workers: int) -> None:
+    """Raise ConfigError if Ray, which is joined or started for it, has no room for `workers`."""
+    connect(workers, "workers")
+
+
+def run(job: Job, workers: int) -> Outcome:
     """Train `job` to its last step on `workers` Ray workers, restarting after faults.
 
-    `what` names the setting of `workers` for messages. Raises InputError for what the user must
-    fix, ClusterError when workers fail more often than the job allows.
+    Raises InputError for what the user must fix, ClusterError when workers fail more often than
+    the job allows.
     """
-    connect(workers, what)
+    check_fit(workers)
     folder = RunFolder(job.folder)
     without_progress = 0
     last_step = -1
+    problem = None
     while True:
         newest = _newest(folder)
         step = newest.step if newest else 0
@@ -47,19 +53,18 @@ def run(job: Job, workers: int, what: str) -> Outcome:
             return Outcome(newest, restarts=len(folder.attempts()) - 1)
         without_progress = 0 if step > last_step else without_progress + 1
         last_step = max(step, last_step)
+        if without_progress > job.training.max_restarts:
+            raise ClusterError(
+                f"{job.folder}: no progress beyond step {step}, attempts: {without_progress}; the "
+                f"last: {problem or 'it left no whole checkpoint behind'}"
+            )
         attempt = folder.take_attempt(step)
         folder.record("attempt_started", attempt=attempt.number, step=step, workers=workers)
         problem = _attempt(job, attempt, newest.path if newest else None, workers)
-        if problem is None:
-            continue
-        folder.record("attempt_failed", attempt=attempt.number, problem=problem[:500])
-        _remove_placement_group(folder, attempt)
-        if without_progress >= job.training.max_restarts:
-            raise ClusterError(
-                f"{job.folder}: attempt {attempt.number} failed at the same checkpoint as the "
-                f"{without_progress} before it (step {step}): {problem}"
-            )
-        log.warning("attempt %d failed (%s); starting again", attempt.number, problem)
+        if problem:
+            folder.record("attempt_failed", attempt=attempt.number, problem=problem[:500])
+            _remove_placement_group(folder, attempt)
+            log.warning("attempt %d failed (%s)", attempt.number, problem)
 
 
 def _newest(folder: RunFolder) -> Checkpoint | None:

@@ -2,6 +2,7 @@ import unicodedata
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig.corpus.dedup.exact import text_digest
 
 

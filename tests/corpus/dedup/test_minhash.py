@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from trainrig.corpus.dedup.minhash import MinHash, band_keys, sign
 from trainrig.corpus.dedup.shingles import jaccard, mix
 

@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig.corpus.dedup.pairs import FULL_BUCKET, candidate_pairs, fall, keep_order
 
 entries = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=80)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainrig.corpus.dedup.shingles import jaccard, mix, shingle
 
 words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=30)

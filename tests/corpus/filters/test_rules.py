@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+
 from trainrig.corpus import filters
 from trainrig.corpus.filters import (
     Filter,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from trainrig.corpus.rewrite.pii import PII, mask, passes_luhn, passes_mod_97
 
 PUBLISHED_TEST_NUMBERS = [  # of the issuers, for testing

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.corpus.dedup.exact import text_digest
 from trainrig.corpus.dedup.minhash import MinHash, band_keys, sign
-from trainrig.corpus.dedup.pairs import Fallen, candidate_pairs, keep_order
+from trainrig.corpus.dedup.pairs import FULL_BUCKET, Fallen, candidate_pairs, keep_order
 from trainrig.corpus.dedup.shingles import jaccard, shingle
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
@@ -67,10 +67,11 @@ def save_arrays(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
         np.savez(file, **keywords)
 
 
-def load_arrays(path: str) -> Mapping[str, NDArray[Any]]:
-    """The arrays of an .npz file, each read when it is asked for."""
-    loaded: Mapping[str, NDArray[Any]] = np.load(storage.local_path(path), allow_pickle=False)
-    return loaded
+def load_arrays(path: str, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays `names` of an .npz file, or all; the others are not read."""
+    # Closed at once: thousands of files are looked into, and a process may hold about 1024 open.
+    with np.load(storage.local_path(path), allow_pickle=False) as file:
+        return {name: file[name] for name in names or file.files}
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Ranking:
     @classmethod
     def of(cls, paths: Sequence[str]) -> "Ranking":
         """That of the signature files at `paths`."""
-        files = [load_arrays(path) for path in paths]
+        files = [load_arrays(path, ["ids", "characters", "digests"]) for path in paths]
         ids = np.concatenate([file["ids"] for file in files])
         characters = np.concatenate([file["characters"] for file in files])
         digests = [row.tobytes() for file in files for row in file["digests"]]
@@ -120,14 +121,17 @@ class Ranking:
     def copies(self, near: Fallen) -> dict[int, Copy]:
         """What falls, by position: the exact copies, and the near ones that were found."""
         position_of = np.argsort(self.numbers)
-        found = {
-            int(position): Copy(EXACT, str(self.ids[self.repeats[position]]), 1.0)
-            for position in np.flatnonzero(self.repeats >= 0)
-        }
         rows = zip(near.documents, near.partners, near.similarities, strict=True)
-        for document, partner, similarity in rows:
-            kept = str(self.ids[position_of[partner]])
-            found[int(position_of[document])] = Copy(NEAR, kept, float(similarity))
+        found = {
+            int(position_of[document]): Copy(
+                NEAR, str(self.ids[position_of[partner]]), float(similarity)
+            )
+            for document, partner, similarity in rows
+        }
+        for position in np.flatnonzero(self.repeats >= 0).tolist():
+            first = int(self.repeats[position])
+            # Where the first of equals fell itself, all of them are near copies of what is kept.
+            found[position] = found.get(first) or Copy(EXACT, str(self.ids[first]), 1.0)
         return found
 
 
@@ -136,26 +140,38 @@ def band_pairs(
 ) -> Callable[[int], tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """A function of the band: its verified pairs [pairs, 2] by number, and their similarities.
 
-    Exact copies take no part. A pair that agrees in several bands is verified in the first alone.
+    Exact copies take no part. A pair that meets in several bands is verified in the first alone.
     """
-    files = [load_arrays(path) for path in paths]
+    files = [load_arrays(path, ["keys", "ends"]) for path in paths]
     keys = np.concatenate([file["keys"] for file in files])
-    unique = ranking.repeats < 0
+    unique = np.flatnonzero(ranking.repeats < 0)
     position_of = np.argsort(ranking.numbers)
     firsts = np.cumsum([0, *(len(file["ends"]) for file in files)])  # position of each file's first
 
     @functools.cache
     def opened(number: int) -> Signatures:
-        return Signatures(**files[number])
+        return Signatures(**load_arrays(paths[number]))
 
     def shingles_at(position: int) -> NDArray[np.uint64]:
         number = int(np.searchsorted(firsts, position, side="right")) - 1
         return opened(number).shingles_of(position - int(firsts[number]))
 
+    @functools.cache
+    def leads(band: int) -> NDArray[np.bool_]:
+        """By position: whether all later ones of its bucket meet it."""
+        order = unique[np.lexsort((ranking.numbers[unique], keys[unique, band]))]
+        in_order = keys[order, band]
+        leading = np.zeros(len(keys), bool)
+        leading[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order) < FULL_BUCKET
+        return leading
+
     def pairs_of(band: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         pairs = candidate_pairs(keys[unique, band], ranking.numbers[unique])
         earlier, later = position_of[pairs[:, 0]], position_of[pairs[:, 1]]
-        fresh = ~(keys[earlier, :band] == keys[later, :band]).any(axis=1)
+        fresh = np.ones(len(pairs), bool)
+        for before in range(band):
+            met = (keys[earlier, before] == keys[later, before]) & leads(before)[earlier]
+            fresh &= ~met
         positions = zip(earlier[fresh].tolist(), later[fresh].tolist(), strict=True)
         similarities = np.array(
             [jaccard(shingles_at(a), shingles_at(b)) for a, b in positions], dtype=np.float64

@@ -1,0 +1,596 @@
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow.parquet as pq
+import pytest
+
+from trainrig import config, manifest, ray_session, storage
+from trainrig.corpus import curate as curation
+from trainrig.corpus.curate import DROPPED, KEPT, QUARANTINE, Curation, curate, read_rows
+from trainrig.corpus.dedup import MinHash
+from trainrig.corpus.dedup.shingles import jaccard, shingle
+from trainrig.corpus.filters import GopherQuality, Language, Length
+from trainrig.corpus.judge import COLUMNS, Source
+from trainrig.corpus.rewrite.pii import PII
+from trainrig.corpus.warc import Page, write_warc
+from trainrig.errors import ConfigError, DataError, OutputTaken
+from trainrig.manifest import CLAIM, MANIFEST
+
+NOUNS = ["river", "bridge", "garden", "window", "letter", "market", "summer", "engine", "valley"]
+VERBS = ["keeps", "follows", "changes", "reaches", "carries", "opens", "watches", "remembers"]
+KINDS = ["old", "quiet", "narrow", "bright", "heavy", "distant", "green", "empty", "broken"]
+LINKS = ["and", "with", "of", "under", "beyond", "before", "after", "without", "above", "near"]
+
+
+def sentences(number: int, count: int) -> list[str]:
+    """English-looking sentences, different ones for each number."""
+    draw = random.Random(number)
+
+    def thing() -> str:
+        return f"{draw.choice(('the', 'a', 'that'))} {draw.choice(KINDS)} {draw.choice(NOUNS)}"
+
+    def place() -> str:
+        return f"{draw.choice(LINKS)} {thing()}"
+
+    return [
+        f"{thing()} {place()} {draw.choice(VERBS)} {thing()} {place()}, {place()}.".capitalize()
+        for _ in range(count)
+    ]
+
+
+def prose(number: int, count: int = 20) -> str:
+    return " ".join(sentences(number, count))
+
+
+def plain(url: str, text: str) -> Page:
+    return Page(f"http://{url}", "text/plain", text.encode(), "2024-05-18T01:58:10Z", "utf-8")
+
+
+def html(url: str, text: str, title: str) -> Page:
+    body = f"<html><head><title>{title}</title></head><body><p>{text}</p></body></html>".encode()
+    return Page(f"http://{url}", "text/html", body, "2024-05-18T01:58:10Z", "utf-8")
+
+
+GERMAN = (
+    "Die alte Brücke über den Fluss wurde im vergangenen Jahr vollständig erneuert, und seither "
+    "fahren die Züge wieder pünktlich in die kleine Stadt hinter den Bergen. "
+)
+MAIL, MAIL_OF_TITLE, PHONE = "ann.smith@example.com", "bob@example.org", "+49 30 901820"
+CARD, ADDRESS, IBAN = "4111 1111 1111 1111", "93.184.216.34", "DE89 3704 0044 0532 0130 00"
+PRIVATE = (MAIL, MAIL_OF_TITLE, PHONE, CARD, ADDRESS, IBAN)
+
+# The middle one is alike to both ends, which are not alike, and the shortest.
+CHAIN = [" ".join(sentences(50, 41)[start:end]) for start, end in ((0, 36), (3, 38), (5, 41))]
+ONE_FACE = plain("web.example/twice", prose(1))
+WEB_A = [
+    ONE_FACE,
+    plain("web.example/2", prose(2)),
+    html("web.example/private", f"{prose(3)} Write to {MAIL} or {PHONE}.", f"Of {MAIL_OF_TITLE}"),
+    plain("web.example/short", f"Pay {CARD} now."),
+    plain("web.example/german", GERMAN * 2),
+    ONE_FACE,
+    Page("http://web.example/image", "image/png", b"\x89PNG", "2024-05-18T01:58:10Z", None),
+    html("web.example/short-too", f"From {ADDRESS}.", f"Account {IBAN}"),
+]
+WEB_B = [
+    *(plain(f"web.example/chain-{n}", text) for n, text in enumerate(CHAIN)),
+    ONE_FACE,
+    plain("web.example/numbers", "With the house " + "of 12 34 56 78 90 and " * 40),
+]
+WIKI = [
+    plain("wiki.example/2", prose(2).upper().replace(" ", "  ")),
+    plain("wiki.example/4", prose(4)),
+    plain("wiki.example/5", prose(5)),
+]
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two sources in three archives."""
+    folder = str(tmp_path_factory.mktemp("archives"))
+    write_archives(folder)
+    return folder
+
+
+def write_archives(folder: str) -> None:
+    write_warc(f"{folder}/web/a.warc.gz", WEB_A)
+    write_warc(f"{folder}/web/b.warc.gz", WEB_B)
+    write_warc(f"{folder}/wiki/c.warc.gz", WIKI)
+
+
+def run_on(archives: str, output: str, workers: int = 0, **changes: Any) -> Curation:
+    sources = (
+        Source(name="web", paths=(f"{archives}/web/*.warc.gz",)),
+        Source(name="wiki", paths=(f"{archives}/wiki/c.warc.gz",)),
+    )
+    return Curation(**{"output": output, "workers": workers, "sources": sources, **changes})
+
+
+def run_on_pages(folder: Path, pages: list[Page], **changes: Any) -> Curation:
+    """A run on one archive of `pages`, into `folder/out`."""
+    write_warc(str(folder / "pages.warc.gz"), pages)
+    source = Source(name="pages", paths=(str(folder / "pages.warc.gz"),))
+    return Curation(output=str(folder / "out"), workers=0, sources=(source,), **changes)
+
+
+def result(output: str) -> dict[str, str]:
+    """Path below `output` → SHA-256 of all that is the same each time: claim and manifest hold
+    times and versions."""
+    return {
+        path.removeprefix(f"{output}/"): storage.sha256(path)
+        for path in storage.list_files(output)
+        if path.rpartition("/")[2] not in {CLAIM, MANIFEST}
+    }
+
+
+def verdicts(output: str) -> dict[str, list[str | None]]:
+    """URL → what became of each of its captures, in the order of the files."""
+    found: dict[str, list[str | None]] = {}
+    for folder in (KEPT, DROPPED):
+        for row in read_rows(output, folder, ["url", "dropped_by"]):
+            found.setdefault(row["url"].removeprefix("http://"), []).append(row["dropped_by"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a run in this process made of `archives`."""
+    output = str(tmp_path_factory.mktemp("curated") / "out")
+    curate(run_on(archives, output))
+    return output
+
+
+# Verdicts
+
+
+def test_each_page_meets_its_fate(curated: str) -> None:
+    assert verdicts(curated) == {
+        "web.example/twice": [None, "exact_duplicate", "exact_duplicate"],
+        "web.example/2": ["exact_duplicate"],
+        "wiki.example/2": [None],  # the longer of the two
+        "web.example/private": [None],
+        "web.example/short": ["Length.too_short"],
+        "web.example/short-too": ["Length.too_short"],
+        "web.example/german": ["Language.not_allowed"],
+        "web.example/numbers": ["GopherRepetition.top_2_gram"],
+        "wiki.example/4": [None],
+        "wiki.example/5": [None],
+        "web.example/chain-0": [None],
+        "web.example/chain-1": ["near_duplicate"],
+        "web.example/chain-2": [None],
+    }
+
+
+def test_the_chain_is_one() -> None:
+    zero, one, two = (shingle(text, 5) for text in CHAIN)
+    assert jaccard(zero, one) > 0.8 and jaccard(one, two) > 0.8 and jaccard(zero, two) < 0.8
+    assert min(CHAIN, key=len) == CHAIN[1]
+
+
+def test_a_copy_names_the_kept_document_that_it_repeats(curated: str) -> None:
+    kept = {row["id"] for row in read_rows(curated, KEPT, ["id"])}
+    copies = list(read_rows(curated, DROPPED, ["dropped_by", "duplicate_of", "similarity"]))
+    for row in copies:
+        if row["dropped_by"] == "exact_duplicate":
+            assert row["duplicate_of"] in kept and row["similarity"] == 1
+        elif row["dropped_by"] == "near_duplicate":
+            assert row["duplicate_of"] in kept and 0.8 <= row["similarity"] < 1
+        else:
+            assert (row["duplicate_of"], row["similarity"]) == (None, None)
+    assert Counter(row["dropped_by"] for row in copies)["near_duplicate"] >= 1
+
+
+def test_an_exact_copy_of_what_fell_as_a_near_copy_repeats_what_is_kept(tmp_path: Path) -> None:
+    original, near = prose(9, 30), prose(9, 29)  # the longer one is kept
+    pages = [plain("a/near", near), plain("a/original", original), plain("a/again", near.upper())]
+    output = curate(run_on_pages(tmp_path, pages)) and str(tmp_path / "out")
+    (kept,) = read_rows(output, KEPT, ["id", "url"])
+    assert kept["url"] == "http://a/original"
+    fallen = list(read_rows(output, DROPPED, ["dropped_by", "duplicate_of", "similarity"]))
+    assert [row["dropped_by"] for row in fallen] == ["near_duplicate"] * 2
+    assert {row["duplicate_of"] for row in fallen} == {kept["id"]}
+    assert fallen[0]["similarity"] == fallen[1]["similarity"] < 1
+
+
+def test_kept_dropped_and_quarantined_add_up_to_what_came_in(curated: str) -> None:
+    counts = manifest.read_manifest(curated).counts
+    pages = len(WEB_A) + len(WEB_B) + len(WIKI)
+    assert counts["documents_in"] == pages
+    assert counts["quarantined"] == {"not_text": 1}
+    assert (
+        counts["documents_kept"]
+        + sum(counts["dropped_by"].values())
+        + sum(counts["quarantined"].values())
+    ) == pages
+    kept = list(read_rows(curated, KEPT, COLUMNS.names))
+    dropped = list(read_rows(curated, DROPPED, COLUMNS.names))
+    assert len(kept) == counts["documents_kept"] == sum(counts["kept_of"].values())
+    assert Counter(row["dropped_by"] for row in dropped) == counts["dropped_by"]
+    assert Counter(row["source"] for row in kept) == counts["kept_of"]
+    assert sum(len(row["text"].encode()) for row in kept) == counts["bytes_kept"]
+    assert counts["masked"] == {"EMAIL": 1, "PHONE": 1, "CARD": 1, "IP": 1}
+
+
+def test_what_is_no_text_is_quarantined_with_its_reason(curated: str) -> None:
+    lines = [
+        json.loads(line)
+        for path in storage.list_files(f"{curated}/{QUARANTINE}")
+        for line in storage.read(path).splitlines()
+    ]
+    assert lines == [{"where": "http://web.example/image", "reason": "not_text"}]
+
+
+def test_the_manifest_lists_every_file_with_its_sum(curated: str) -> None:
+    listed = manifest.read_manifest(curated).files
+    assert {name: entry.sha256 for name, entry in listed.items()} == result(curated)
+    assert sorted(listed) == sorted(
+        f"{folder}/{split}.{ending}"
+        for folder, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
+        for split in ("web-00000", "web-00001", "wiki-00000")
+    )
+
+
+def test_a_limit_on_personal_data_drops_the_documents_beyond_it(
+    archives: str, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "out")
+    curate(run_on(archives, output, pii=PII(max_per_document=1)))
+    assert verdicts(output)["web.example/private"] == ["PII.too_many"]
+
+
+def test_each_source_is_held_to_its_own_rules(archives: str, tmp_path: Path) -> None:
+    output = str(tmp_path / "out")
+    path = f"{archives}/web/a.warc.gz"
+    sources = (
+        Source(name="any", paths=(path,), filters=()),
+        Source(name="german", paths=(path,), filters=(Language(allowed=("de",)),)),
+    )
+    curate(Curation(output=output, workers=0, sources=sources))
+    kept = {(row["source"], row["url"]) for row in read_rows(output, KEPT, ["source", "url"])}
+    dropped = {(row["source"], row["url"]) for row in read_rows(output, DROPPED, ["source", "url"])}
+    assert ("any", "http://web.example/short") in kept
+    assert ("german", "http://web.example/private") in dropped
+    german = "http://web.example/german"  # both sources pass it, so one of the two is a copy
+    assert len({("any", german), ("german", german)} & kept) == 1
+
+
+# The same bytes
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """A Ray of this machine's own for all tests of this file."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop("RAY_ADDRESS", None)
+        ray_session.connect(1, "tests")
+        import ray
+
+        yield
+        ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("workers", [1, 2])
+def test_any_number_of_workers_makes_the_same_bytes(
+    local_ray: None, archives: str, curated: str, tmp_path: Path, workers: int
+) -> None:
+    output = str(tmp_path / "out")
+    made = curate(run_on(archives, output, workers))
+    assert result(output) == result(curated)
+    assert made.content == manifest.read_manifest(curated).content
+    assert made.counts == manifest.read_manifest(curated).counts
+
+
+@pytest.mark.ray
+def test_a_worker_that_meets_no_archive_says_so(local_ray: None, tmp_path: Path) -> None:
+    (tmp_path / "page.warc").write_text("just a text\n")
+    source = Source(name="web", paths=(f"{tmp_path}/page.warc",))
+    run = Curation(output=str(tmp_path / "out"), workers=1, sources=(source,))
+    with pytest.raises(DataError, match=r"page\.warc: not a WARC file"):
+        curate(run)
+
+
+def test_the_order_of_the_patterns_and_naming_a_file_twice_change_nothing(
+    archives: str, curated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(f"{archives}/web")
+    for number, paths in enumerate(
+        [
+            ("b.warc.gz", "a.warc.gz"),
+            ("*.gz", "a.warc.gz", "./a.warc.gz", "[ab].warc.gz"),
+            ("./b.*", "?.warc.gz"),
+        ]
+    ):
+        output = str(tmp_path / f"out-{number}")
+        web = Source(name="web", paths=paths)
+        sources = (web, run_on(archives, output).sources[1])
+        curate(run_on(archives, output, sources=sources))
+        assert result(output) == result(curated), paths
+
+
+def test_a_bucket_holds_the_same_bytes_as_a_disk(
+    archives: str, curated: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_archives(f"{s3}/archives")
+    made = curate(run_on(f"{s3}/archives", f"{s3}/out"))
+    assert made.content == manifest.read_manifest(curated).content
+    assert result(f"{s3}/out") == result(curated)
+    assert curate(run_on(f"{s3}/archives", f"{s3}/out")) == made
+
+
+def test_where_archives_lie_does_not_show_in_the_output(archives: str, tmp_path: Path) -> None:
+    whole = Path(archives, "web/a.warc.gz").read_bytes()
+    made = []
+    for place in ("here", "some/other place"):
+        path = tmp_path / place / "cut.warc.gz"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(whole[:-40])
+        source = Source(name="web", paths=(str(path),))
+        output = str(tmp_path / place / "out")
+        made.append(curate(Curation(output=output, workers=0, sources=(source,))))
+    assert made[0].counts["quarantined"]["truncated"] == 1
+    assert made[0].content == made[1].content
+
+
+# Killed and run again
+
+CURATE_UNTIL_KILLED = """
+import os, signal, sys
+from trainrig import config
+from trainrig.corpus.curate import Curation, curate
+
+def progress(done, whole):
+    if done == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+curate(config.load(Curation, sys.argv[1]), progress)
+"""
+SPLITS, BANDS = 3, 14
+WHOLE = 2 * SPLITS + BANDS
+IN_PAIRS, IN_WRITE = SPLITS + BANDS // 2, SPLITS + BANDS + 1
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("done", [1, IN_PAIRS, IN_WRITE])
+def test_a_killed_run_goes_on_and_makes_the_same_bytes(
+    archives: str, curated: str, tmp_path: Path, done: int
+) -> None:
+    output = str(tmp_path / "out")
+    run = run_on(archives, output)
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(config.to_toml(run))
+    killed = subprocess.run([sys.executable, "-c", CURATE_UNTIL_KILLED, str(run_file), str(done)])
+    assert killed.returncode == -signal.SIGKILL
+    assert not storage.exists(f"{output}/{MANIFEST}")
+    records = times(f"{output}/work/done")
+    assert len(records) == done
+    at_the_end: dict[str, int] = {}
+
+    def progress(number: int, whole: int) -> None:
+        if number == whole:  # the last moment of the folder `work`
+            at_the_end.update(times(f"{output}/work/done"))
+
+    curate(run, progress)
+    assert result(output) == result(curated)
+    assert len(at_the_end) == WHOLE
+    assert {path: at_the_end[path] for path in records} == records  # none was done again
+
+
+def times(folder: str) -> dict[str, int]:
+    return {path: Path(path).stat().st_mtime_ns for path in storage.list_files(folder)}
+
+
+class Stopped(Exception):
+    """Stands for whatever ends a run."""
+
+
+def test_a_run_stopped_at_every_moment_makes_the_same_bytes_in_the_end(
+    archives: str, curated: str, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "out")
+    told: list[int] = []
+
+    def progress(done: int, whole: int) -> None:
+        assert whole == WHOLE
+        if done > max(told, default=0):
+            told.append(done)
+            raise Stopped
+
+    stops = 0
+    while stops <= WHOLE:
+        try:
+            curate(run_on(archives, output), progress)
+            break
+        except Stopped:
+            stops += 1
+    assert told == list(range(1, WHOLE + 1))
+    assert result(output) == result(curated)
+    assert not Path(output, "work").exists()
+
+
+def test_a_finished_run_does_nothing_when_it_runs_again(
+    archives: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trainrig")
+    output = str(tmp_path / "out")
+    made = curate(run_on(archives, output))
+    before = times(output)
+    with mock.patch.object(curation, "read_warc", side_effect=AssertionError):
+        assert curate(run_on(archives, output, workers=99)) == made
+    assert times(output) == before
+    assert caplog.messages == [
+        f"{output}: made before ({output}/{MANIFEST} says so); nothing to do"
+    ]
+
+
+def test_another_run_in_the_same_folder_is_refused_with_the_difference(
+    archives: str, curated: str
+) -> None:
+    with pytest.raises(OutputTaken, match=r"near_duplicates\.threshold: 0\.8 there, 0\.9 here"):
+        curate(run_on(archives, curated, near_duplicates=MinHash(threshold=0.9)))
+    sources = run_on(archives, curated).sources
+    stricter = Source(name="web", paths=sources[0].paths, filters=(Length(min_characters=7),))
+    with pytest.raises(OutputTaken, match=r"sources\[0\]\.filters"):
+        curate(run_on(archives, curated, sources=(stricter, sources[1])))
+    fewer = Source(name="web", paths=(f"{archives}/web/a.warc.gz",))
+    with pytest.raises(OutputTaken, match="input `web` has other contents"):
+        curate(run_on(archives, curated, sources=(fewer, sources[1])))
+
+
+# What is kept of the dropped
+
+
+@pytest.mark.parametrize(
+    ("keep_dropped", "lost"), [("text", set()), ("signals", {"text", "metadata"}), ("none", None)]
+)
+def test_as_much_is_kept_of_the_dropped_as_was_asked_for(
+    archives: str, curated: str, tmp_path: Path, keep_dropped: str, lost: set[str] | None
+) -> None:
+    output = str(tmp_path / "out")
+    made = curate(run_on(archives, output, keep_dropped=keep_dropped))
+    files = storage.list_files(f"{output}/{DROPPED}")
+    if lost is None:
+        assert files == []
+    else:
+        assert len(files) == SPLITS
+        for path in files:
+            assert set(COLUMNS.names) - set(pq.read_schema(path).names) == lost
+    assert made.counts == manifest.read_manifest(curated).counts
+    assert {name: sha for name, sha in result(output).items() if not name.startswith(DROPPED)} == {
+        name: sha for name, sha in result(curated).items() if not name.startswith(DROPPED)
+    }
+
+
+# Personal data
+
+
+def test_personal_data_stand_in_no_file_in_clear(curated: str) -> None:
+    found = 0
+    for path in storage.list_files(curated):
+        clear = storage.read(path)
+        if path.endswith(".parquet"):
+            rows = pq.read_table(path).to_pylist()
+            found += sum(text.count("<") for row in rows for text in (row["text"], row["metadata"]))
+            clear += json.dumps(rows, ensure_ascii=False).encode()
+        for value in PRIVATE:
+            assert value.encode() not in clear, path
+            assert value.replace(" ", "").encode() not in clear, path
+    assert found == len(PRIVATE)  # each stood somewhere
+
+
+def test_a_find_is_told_by_its_place_in_the_text_before_masking(curated: str) -> None:
+    (row,) = (
+        row
+        for row in read_rows(curated, KEPT, ["url", "text", "metadata", "pii"])
+        if row["url"].endswith("/private")
+    )
+    before = f"{prose(3)} Write to {MAIL} or {PHONE}."
+    assert row["text"] == f"{prose(3)} Write to <EMAIL> or <PHONE>."
+    assert json.loads(row["metadata"]) == {"title": "Of <EMAIL>"}
+    assert row["pii"] == [
+        {"kind": "EMAIL", "start": before.index(MAIL), "length": len(MAIL)},
+        {"kind": "PHONE", "start": before.index(PHONE), "length": len(PHONE)},
+    ]
+
+
+# What cannot work
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    source = Source(name="web", paths=(f"{tmp_path}/gone.warc.gz",))
+    run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
+    with pytest.raises(DataError, match=r"gone\.warc\.gz: no such file; `paths` names WARC files"):
+        curate(run)
+    assert not Path(run.output).exists()
+
+
+def test_a_pattern_that_matches_nothing_is_named_with_what_is_there(archives: str) -> None:
+    source = Source(name="web", paths=(f"{archives}/web/*.arc",))
+    run = Curation(output="out", workers=0, sources=(source,))
+    with pytest.raises(DataError, match=r"web/\*\.arc: matches none of the 2 files below .*/web"):
+        curate(run)
+
+
+def test_a_name_with_brackets_in_it_is_that_file(tmp_path: Path) -> None:
+    write_warc(str(tmp_path / "pages[1].warc.gz"), WIKI)
+    source = Source(name="web", paths=(f"{tmp_path}/pages[1].warc.gz",))
+    assert curation.files_of(source) == [f"{tmp_path}/pages[1].warc.gz"]
+
+
+@pytest.mark.parametrize("content", [b"", b"Just a text.\n", b"\x1f\x8b\x08\x00 and no more"])
+def test_a_file_that_is_no_archive_is_named(archives: str, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "page.warc.gz"
+    path.write_bytes(content)
+    source = Source(name="web", paths=(f"{archives}/web/a.warc.gz", str(path)))
+    run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
+    with pytest.raises(DataError, match=rf"{path}: not a WARC file; name archives in `paths`"):
+        curate(run)
+
+
+def test_the_rest_of_a_cut_off_archive_is_used(archives: str, tmp_path: Path) -> None:
+    whole = Path(archives, "web/a.warc.gz").read_bytes()
+    (tmp_path / "a.warc.gz").write_bytes(whole[: len(whole) // 2])
+    write_warc(str(tmp_path / "b.warc.gz"), WIKI)
+    output = str(tmp_path / "out")
+    source = Source(name="web", paths=(f"{tmp_path}/*.warc.gz",))
+    counts = curate(Curation(output=output, workers=0, sources=(source,))).counts
+    assert counts["quarantined"] == {"truncated": 1}
+    assert {"web.example/twice", "wiki.example/4"} <= set(verdicts(output))
+    (line,) = storage.read(f"{output}/{QUARANTINE}/web-00000.jsonl").splitlines()
+    assert json.loads(line)["where"].startswith("a.warc.gz: record ")
+
+
+def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
+    pages = [
+        *(plain(f"a/{n}", f"Too short, number {n}.") for n in range(3)),
+        *(plain(f"a/german-{n}", GERMAN * (n + 1)) for n in range(2)),
+        Page("http://a/image", "image/png", b"\x89PNG", "2024-05-18T01:58:10Z", None),
+    ]
+    with pytest.raises(
+        DataError,
+        match=r"out: nothing was kept; of 6 pages most fell by Length\.too_short 3, "
+        r"Language\.not_allowed 2, not_text 1; loosen `filters`",
+    ):
+        curate(run_on_pages(tmp_path, pages))
+    with pytest.raises(DataError, match="its stage is not finished"):
+        manifest.read_manifest(str(tmp_path / "out"))
+
+
+def test_two_sources_of_one_name_are_refused() -> None:
+    table = {"name": "web", "paths": ["a.warc"]}
+    data = {"stage": "curate", "output": "out", "sources": [table, table]}
+    with pytest.raises(ConfigError, match=r"run\.toml: 2 sources are named 'web'; give each"):
+        config.build(Curation, data, "run.toml")
+
+
+# Real pages
+
+RULES = ("Length", "Language", "GopherRepetition", "GopherQuality", "Symbols", "RepeatedLines")
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_a_shard_of_a_real_crawl_is_curated(test_data: Path, tmp_path: Path) -> None:
+    output = str(tmp_path / "out")
+    source = Source(name="crawl", paths=(str(test_data / "crawl" / "0000.warc.gz"),))
+    counts = curate(Curation(output=output, workers=0, sources=(source,))).counts
+    lines = (test_data / "crawl" / "manifest.jsonl").read_text().splitlines()
+    pages = sum(json.loads(line)["shard"].endswith("0000.warc.gz") for line in lines)
+    assert counts["documents_in"] == pages
+    assert 0.2 < counts["documents_kept"] / pages < 0.95
+    reasons = {reason.partition(".")[0] for reason in counts["dropped_by"]}
+    assert reasons <= {*RULES, "exact_duplicate", "near_duplicate"}
+    kept = list(read_rows(output, KEPT, ["text", "language", "words"]))
+    assert all(row["language"] == "en" for row in kept)
+    assert all(row["words"] >= GopherQuality().min_words for row in kept)

@@ -1,0 +1,200 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from trainrig.errors import ConfigError, DataError, OutputTaken
+from trainrig.evaluate import perplexity
+from trainrig.evaluate.perplexity import Evaluation, Score, evaluate, score, score_all
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.posttrain.chat import read_conversations, render
+from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.encode import Encoder
+from trainrig.tokens.shards import TokenShards
+from trainrig.train.checkpoint import write_model
+
+VOCABULARY = 384  # more than the tokenizer's 320 entries
+CONFIG = DecoderConfig(layers=2, channels=32, heads=4, positions=48, vocabulary=VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def encoder(tokens):
+    return Encoder.load(f"{tokens}/tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def held_out(tokens):
+    return TokenShards.open(f"{tokens}/held_out")
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = Decoder(CONFIG.model_copy(update={"initial_std": 0.3}))  # has opinions
+    initialise(model, seed=5)
+    return model.eval()
+
+
+@pytest.fixture
+def run(tokens, model, encoder, tmp_path):
+    weights = model.state_dict()
+    write_model(str(tmp_path / "run"), model.config, encoder.text, weights)
+    return Evaluation(
+        checkpoint=str(tmp_path / "run"),
+        tokens=tokens,
+        output=str(tmp_path / "card"),
+        sequence_length=32,
+    )
+
+
+def changed(run, **fields):
+    return run.model_copy(update=fields)
+
+
+def plain_score(model, texts, encoder):
+    """Sums over (ids before and at, number of ids that are targets), one window at a time."""
+    nats = text_nats = tokens = text_bytes = 0
+    for ids, targets in texts:
+        logits = model(torch.tensor([ids[:-1]]))[0, -targets:]
+        each = functional.cross_entropy(logits, torch.tensor(ids[-targets:]), reduction="none")
+        for lost, target in zip(each.double().tolist(), ids[-targets:], strict=True):
+            length = len(encoder.decode_bytes([target])) if target >= 5 else 0
+            nats, tokens = nats + lost, tokens + 1
+            text_nats, text_bytes = text_nats + (lost if length else 0), text_bytes + length
+    return nats / tokens, text_nats / math.log(2) / text_bytes, tokens, text_bytes
+
+
+@pytest.mark.parametrize("length", [32, 7, 48])
+@torch.inference_mode()
+def test_a_source_is_scored_as_a_loop_over_its_windows_scores_it(
+    length, run, model, encoder, held_out
+):
+    scores = score_all(changed(run, sequence_length=length), model, encoder)
+    assert tuple(scores) == held_out.sources == ("books", "web")
+    for source, found in scores.items():
+        count = held_out.tokens(source)
+        ids = held_out.window(source, 0, count).tolist()
+        # Each id but the first is a target once, and sees at most the `length` before it.
+        windows = []
+        for start in range(0, count - 1, length):
+            window = ids[start : start + length + 1]
+            windows.append((window, len(window) - 1))
+        loss, bits_per_byte, tokens, text_bytes = plain_score(model, windows, encoder)
+        assert (found.tokens, found.bytes) == (tokens, text_bytes) and tokens == count - 1
+        assert found.loss == pytest.approx(loss, rel=1e-6)
+        assert found.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
+        assert found.bits_per_byte == pytest.approx(bits_per_byte, rel=1e-6)
+
+
+def test_the_bytes_of_a_source_are_those_of_its_texts(run, model, encoder, held_out):
+    scores = score_all(run, model, encoder)
+    for source in held_out.sources:
+        documents = held_out.documents(source, 0, held_out.tokens(source))
+        first = encoder.byte_lengths[held_out.window(source, 0, 1)].sum()  # no target
+        text = sum(document.text_bytes for document in documents)
+        assert len(documents) > 3 and scores[source].bytes == text - first
+
+
+def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(run, encoder):
+    ignorant = Decoder(CONFIG)
+    for parameter in ignorant.parameters():
+        torch.nn.init.zeros_(parameter)
+    for found in score_all(run, ignorant, encoder).values():
+        assert found.perplexity == pytest.approx(VOCABULARY, rel=1e-6)
+        assert found.loss == pytest.approx(math.log(VOCABULARY), rel=1e-6)
+    ids = np.array([[0, 70, 80, 4]])
+    targets = np.array([[70, 80, 4, IGNORE]])  # two of text, of one byte each, and one special
+    found = score(ignorant, [(ids, targets)], encoder.byte_lengths)
+    assert (found.tokens, found.bytes) == (3, 2)
+    assert found.bits_per_byte == pytest.approx(math.log2(VOCABULARY), rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_rows_at_a_time_do_not_change_the_score(rows, run, model, encoder):
+    eight = score_all(run, model, encoder)
+    for source, found in score_all(changed(run, micro_batch=rows), model, encoder).items():
+        assert found.loss == pytest.approx(eight[source].loss, rel=1e-6)
+        assert found.bits_per_byte == pytest.approx(eight[source].bits_per_byte, rel=1e-6)
+        assert (found.tokens, found.bytes) == (eight[source].tokens, eight[source].bytes)
+
+
+def test_no_more_tokens_of_a_source_are_scored_than_asked_for(run, model, encoder, held_out):
+    for wanted in (1, 32, 50, 10**9):
+        scores = score_all(changed(run, tokens_per_source=wanted), model, encoder)
+        for source, found in scores.items():
+            assert found.tokens == min(wanted, held_out.tokens(source) - 1)
+
+
+@torch.inference_mode()
+def test_of_conversations_the_assistants_words_are_scored(run, model, encoder, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    chats = [{"prompt": f"is it {n}", "completion": f"a mirror, é {n}"} for n in range(5)]
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    found = score_all(changed(run, conversations=str(path)), model, encoder)["conversations"]
+    windows = []
+    for conversation in read_conversations(str(path)):
+        rendered = render(conversation, encoder)
+        assert list(rendered.trained) == sorted(rendered.trained)  # all trained ids come last
+        windows.append((list(rendered.ids), sum(rendered.trained)))
+    loss, bits_per_byte, tokens, text_bytes = plain_score(model, windows, encoder)
+    assert (found.tokens, found.bytes) == (tokens, text_bytes)
+    assert text_bytes == sum(len(chat["completion"].encode()) for chat in chats)
+    assert found.loss == pytest.approx(loss, rel=1e-6)
+    assert found.bits_per_byte == pytest.approx(bits_per_byte, rel=1e-6)
+
+
+# --- the stage
+
+
+def test_the_scorecard_holds_the_scores_of_the_newest_checkpoint(run, model, encoder, tmp_path):
+    manifest = evaluate(run)
+    card = json.loads((tmp_path / "card" / "scorecard.json").read_bytes())
+    assert card["step"] == 0
+    found = {source: Score(**values) for source, values in card["scores"].items()}
+    assert found == score_all(run, model, encoder)
+    assert manifest.counts["bits_per_byte"] == {n: s.bits_per_byte for n, s in found.items()}
+    assert set(manifest.files) == {"scorecard.json"}
+    assert set(manifest.inputs) == {"checkpoint", "tokens"}
+
+
+def test_the_same_evaluation_is_not_done_twice_and_another_is_refused(run, monkeypatch):
+    manifest = evaluate(run)
+    monkeypatch.setattr(perplexity, "score_all", None)
+    assert evaluate(run) == manifest
+    with pytest.raises(OutputTaken, match="sequence_length: 32 there, 31 here"):
+        evaluate(changed(run, sequence_length=31))
+
+
+def test_tokens_of_another_tokenizer_are_refused(run, make_tokens, tmp_path):
+    other = make_tokens(tmp_path, entries=300)
+    with pytest.raises(DataError, match="tokens of another tokenizer than the checkpoint's"):
+        evaluate(changed(run, tokens=other))
+
+
+def test_tokens_of_which_nothing_is_held_out_are_refused(run, make_tokens, tmp_path):
+    other = make_tokens(tmp_path, held_out=0.0)
+    with pytest.raises(DataError, match="nothing is held out; tokenize with a larger `held_out`"):
+        evaluate(changed(run, tokens=other))
+
+
+def test_windows_longer_than_the_model_can_read_are_refused(run):
+    with pytest.raises(ConfigError, match=r"sequence_length \(49\) is beyond the model's 48"):
+        evaluate(changed(run, sequence_length=49))
+
+
+def test_what_is_not_there_is_named(run, tmp_path):
+    for field, message in {
+        "checkpoint": "no whole checkpoint there",
+        "tokens": "no manifest.json, so no stage made it",
+        "conversations": "no such file; `conversations` names a JSONL file",
+    }.items():
+        with pytest.raises(DataError, match=f"nowhere: {message}"):
+            evaluate(changed(run, **{field: str(tmp_path / "nowhere")}))
+
+
+def test_nothing_but_special_tokens_has_no_score(model, encoder):
+    rows = [(np.array([[70, 0]]), np.array([[0, IGNORE]]))]
+    with pytest.raises(DataError, match="not one token of text in it"):
+        score(model, rows, encoder.byte_lengths)

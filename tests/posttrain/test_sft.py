@@ -1,0 +1,232 @@
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from trainrig.errors import ConfigError, DataError, OutputTaken
+from trainrig.posttrain.chat import Message, render
+from trainrig.posttrain.sft import ConversationBatches, FineTuning, posttrain, prepare
+from trainrig.tokens.batches import IGNORE, BatchSizes
+from trainrig.train import metrics, trainer
+from trainrig.train.checkpoint import open_model
+from trainrig.train.loop import count_targets
+
+PAD = 1
+CHATS = [
+    (Message("user", f"is the sea grey {n}"), Message("assistant", f"a mirror {'and ' * n}é"))
+    for n in range(7)
+]
+LONG = (Message("user", "x " * 40), Message("assistant", "now"))
+
+
+def sizes(**changes):
+    return BatchSizes(**{"sequence_length": 40, "global_batch": 4, "micro_batch": 2} | changes)
+
+
+def rows(batches, steps):
+    """(sample, ids, targets) of each row, in order."""
+    for step in range(steps):
+        for micro in batches.at(step):
+            yield from zip(micro.samples.tolist(), micro.ids, micro.targets, strict=True)
+
+
+def conversation_of(ids_T, targets_T, kept):
+    """The one of `kept` that a row shows; checks all of the row on the way."""
+    for index, rendered in enumerate(kept):
+        length = len(rendered.ids) - 1
+        if tuple(ids_T[:length]) == rendered.ids[:-1]:
+            wanted = np.where(rendered.trained[1:], rendered.ids[1:], IGNORE)
+            np.testing.assert_array_equal(targets_T[:length], wanted)
+            assert set(ids_T[length:]) <= {PAD} and set(targets_T[length:]) <= {IGNORE}
+            return index
+    raise AssertionError("a row of no conversation")
+
+
+def test_every_conversation_comes_once_an_epoch_whole_and_padded(encoder):
+    batches = ConversationBatches(CHATS, encoder, sizes(global_batch=7, micro_batch=7))
+    kept = [render(each, encoder) for each in CHATS]
+    epochs = [
+        [conversation_of(ids, targets, kept) for _, ids, targets in rows(batches, 3)][at : at + 7]
+        for at in (0, 7, 14)
+    ]
+    assert [Counter(epoch) for epoch in epochs] == [Counter(range(7))] * 3
+    assert epochs[0] != epochs[1]  # each epoch has its own order
+
+
+def test_batches_are_a_function_of_the_step_and_cut_the_same_samples(encoder):
+    by_twos = ConversationBatches(CHATS, encoder, sizes())
+    by_fours = ConversationBatches(CHATS, encoder, sizes(micro_batch=4))
+    for step in (5, 0, 5):
+        (four,) = by_fours.at(step)
+        two = by_twos.at(step)
+        assert four.samples.tolist() == list(range(4 * step, 4 * step + 4))
+        narrow = [row for micro in two for row in zip(micro.ids, micro.targets, strict=True)]
+        for row, (ids, targets) in enumerate(narrow):  # each as wide as its own longest
+            np.testing.assert_array_equal(four.ids[row, : len(ids)], ids)
+            np.testing.assert_array_equal(four.targets[row, : len(ids)], targets)
+            assert set(four.targets[row, len(ids) :].tolist()) <= {IGNORE}
+
+
+def test_a_micro_batch_is_as_wide_as_its_longest_conversation(encoder):
+    lengths = [len(render(each, encoder).ids) - 1 for each in CHATS]
+    batches = ConversationBatches(CHATS, encoder, sizes(global_batch=7, micro_batch=7))
+    assert [micro.ids.shape for micro in batches.at(0)] == [(7, max(lengths))]
+
+
+def test_another_seed_gives_another_order(encoder):
+    orders = [
+        [ids.tolist() for _, ids, _ in rows(ConversationBatches(CHATS, encoder, each), 2)]
+        for each in (sizes(), sizes(), sizes(seed=1))
+    ]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_conversations_that_do_not_fit_a_row_are_left_out_and_counted(encoder):
+    longest = max(len(render(each, encoder).ids) for each in CHATS)
+    exact = ConversationBatches([*CHATS, LONG], encoder, sizes(sequence_length=longest - 1))
+    assert (len(exact), exact.too_long) == (7, 1)
+    short = ConversationBatches([*CHATS, LONG], encoder, sizes(sequence_length=longest - 2))
+    assert (len(short), short.too_long) == (6, 2)
+
+
+def test_conversations_none_of_which_fits_are_refused(encoder):
+    shortest = min(len(render(each, encoder).ids) for each in CHATS)
+    message = rf"none of 7 fits sequence_length \(3\); the shortest has {shortest} tokens"
+    with pytest.raises(DataError, match=message):
+        ConversationBatches(CHATS, encoder, sizes(sequence_length=3))
+    with pytest.raises(DataError, match="none of 0 fits"):
+        ConversationBatches([], encoder, sizes())
+
+
+def test_the_fingerprint_is_of_what_is_trained_on(encoder):
+    def fingerprint(chats, **changes):
+        return ConversationBatches(chats, encoder, sizes(**changes)).fingerprint
+
+    same = [fingerprint(CHATS), fingerprint([*CHATS, LONG]), fingerprint(CHATS, micro_batch=4)]
+    assert len(set(same)) == 1
+    other = [fingerprint(CHATS[1:]), fingerprint(CHATS[::-1]), fingerprint(CHATS, seed=1)]
+    assert len({*same, *other}) == 4
+
+
+# --- the stage
+
+
+@pytest.fixture
+def run(fresh, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    lines = [{"messages": [dataclasses.asdict(m) for m in each]} for each in CHATS]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return FineTuning.model_validate(
+        {
+            "stage": "posttrain",
+            "checkpoint": fresh,
+            "conversations": str(path),
+            "output": str(tmp_path / "tuned"),
+            "batches": {"sequence_length": 40, "global_batch": 4, "micro_batch": 2},
+            "training": {
+                "steps": 15,
+                "optimizer": {"kind": "AdamW", "lr": 0.01, "betas": (0.9, 0.99)},
+                "schedule": {"kind": "Constant", "warmup": 0},
+                "clip_norm": 100.0,
+            },
+        }
+    )
+
+
+def losses(run):
+    return [line["train/loss"] for line in metrics.series(run.output)]
+
+
+def assistant_nats(model, rendered):
+    """(Nats, number) of the ids that the assistant says, each from all that stands before it."""
+    ids = torch.tensor(rendered.ids)
+    logits = model(ids[None, :-1])[0]
+    said = [i for i, trained in enumerate(rendered.trained) if trained]
+    picked = torch.stack([logits[i - 1] for i in said])
+    return functional.cross_entropy(picked, ids[said], reduction="sum"), len(said)
+
+
+def order_of(batches, steps, kept):
+    return [conversation_of(ids, targets, kept) for _, ids, targets in rows(batches, steps)]
+
+
+def test_the_loss_is_that_of_the_assistants_words_by_the_plain_sum(without_ray, run, encoder):
+    """Fine-tuning, against a loop that takes one unpadded conversation at a time."""
+    posttrain(run)
+    kept = [render(each, encoder) for each in CHATS]
+    order = order_of(ConversationBatches(CHATS, encoder, run.batches), 15, kept)
+    model = open_model(run.checkpoint).build().train()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=0.01,
+        betas=(0.9, 0.99),
+    )
+    expected = []
+    for step in range(15):
+        pairs = [assistant_nats(model, kept[i]) for i in order[4 * step : 4 * step + 4]]
+        loss = sum(nats for nats, _ in pairs) / sum(count for _, count in pairs)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    assert losses(run) == pytest.approx(expected, rel=1e-4)
+    tokens = [line["train/tokens"] for line in metrics.series(run.output)]
+    job, _ = prepare(run)
+    assert tokens[0] == count_targets(job.make_batches().at(0))
+    assert tokens[0] == sum(sum(kept[i].trained) for i in order[:4])
+
+
+def test_two_ranks_fine_tune_as_one_does(without_ray, run, tmp_path):
+    posttrain(run)
+    pair = run.model_copy(update={"output": str(tmp_path / "by-two"), "workers": 2})
+    posttrain(pair)
+    assert losses(pair) == pytest.approx(losses(run), rel=1e-5)
+
+
+def test_a_finished_run_names_its_inputs_and_is_not_made_again(without_ray, run, monkeypatch):
+    manifest = posttrain(run)
+    _, inputs = prepare(run)
+    assert manifest.inputs == inputs and set(inputs) == {"checkpoint", "conversations"}
+    assert manifest.counts["checkpoint"] == "checkpoints/step_00000015/attempt-0001"
+    monkeypatch.setattr(trainer, "run", None)
+    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    assert posttrain(run) == manifest
+    with Path(run.conversations).open("a") as file:
+        file.write('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(OutputTaken, match="input `conversations` has other contents"):
+        posttrain(run)
+
+
+def test_rows_longer_than_the_model_can_read_are_refused(run):
+    longer = run.batches.model_copy(update={"sequence_length": 49})
+    with pytest.raises(ConfigError, match=r"batches: sequence_length \(49 tokens\) is beyond"):
+        posttrain(run.model_copy(update={"batches": longer}))
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(run, tmp_path):
+    with pytest.raises(DataError, match="nowhere: no whole checkpoint there"):
+        posttrain(run.model_copy(update={"checkpoint": str(tmp_path / "nowhere")}))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_fine_tuning_on_ray_learns_its_own_data(run):
+    import ray
+
+    from trainrig.ray_session import connect
+
+    connect(1, "workers")
+    try:
+        manifest = posttrain(run)
+    finally:
+        ray.shutdown()
+    assert manifest.counts["loss_last"] < 0.5 * manifest.counts["loss_first"]
+    assert open_model(run.output).step == 15

@@ -1,0 +1,259 @@
+"""Each job script on a cluster of one node, one after another, each reading what the last wrote.
+
+Their run files are the quickstart's, made smaller.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainrig.corpus.warc import Page, write_warc
+from trainrig.errors import ConfigError
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ("curate", "tokenizer", "tokens", "pretrain", "posttrain", "evaluate", "export")
+WORDS = (
+    *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
+    *("gravel", "willow", "ferry", "anvil", "barley", "cobble", "drizzle", "ember", "furrow"),
+)
+# A process of its own: Ray remembers for the life of one how it is to authenticate.
+SUBMIT = """
+import json, sys, time
+from ray.job_submission import JobSubmissionClient
+
+address, runtime_env = sys.argv[1], json.loads(sys.argv[2])
+client = JobSubmissionClient(address)
+for line in sys.stdin:
+    job = client.submit_job(entrypoint=json.loads(line), runtime_env=runtime_env)
+    while not client.get_job_status(job).is_terminal():
+        time.sleep(0.1)
+    info = client.get_job_info(job)
+    ended = {"state": str(info.status.value), "code": info.driver_exit_code}
+    print(json.dumps({**ended, "output": client.get_job_logs(job)}), flush=True)
+"""
+RUNTIME_ENV = {
+    "working_dir": str(ROOT),
+    "excludes": [".git", "/tests", "/docs"],  # a job needs the package, its script and run file
+    "env_vars": {"PYTHONPATH": "platform"},
+}
+
+
+@dataclass
+class Cluster:
+    """A Ray head of our own, and a process that submits jobs to it."""
+
+    folder: Path
+    _client: subprocess.Popen[str]
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)  # script → how it ended
+
+    def run(self, script: str, *arguments: str) -> dict[str, Any]:
+        """State, exit code and output of one job, from its submission to its end."""
+        entrypoint = shlex.join(["python", f"jobs/{script}.py", *arguments])
+        self._client.stdin.write(json.dumps(entrypoint) + "\n")
+        self._client.stdin.flush()
+        return json.loads(self._client.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One node of four logical CPUs; all that it starts ends with it."""
+    binaries = Path(sys.executable).parent
+    kept = {n: v for n, v in os.environ.items() if not n.startswith("RAY_") and n != "PYTHONPATH"}
+    environment = kept | {
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",  # where entrypoints find `python`
+        "RAY_AUTH_MODE": "disabled",  # on the loopback interface alone
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    quiet = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    gcs, dashboard = free_ports(2)
+    address = f"http://127.0.0.1:{dashboard}"
+    submit = [sys.executable, "-c", SUBMIT, address, json.dumps(RUNTIME_ENV)]
+    # Not below pytest's folder: the paths of sockets have to be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as sockets:
+        options = [f"--port={gcs}", f"--dashboard-port={dashboard}", f"--temp-dir={sockets}"]
+        options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
+        options += ["--include-dashboard=true", "--num-cpus=4", "--object-store-memory=134217728"]
+        head = subprocess.Popen([binaries / "ray", "start", "--head", "--block", *options], **quiet)
+        with killing(head):
+            wait_for_answer(f"{address}/api/version", head)
+            pipes = quiet | {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            with subprocess.Popen(submit, **pipes) as client, killing(client):
+                yield Cluster(tmp_path_factory.mktemp("jobs"), client)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+@contextlib.contextmanager
+def killing(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """At the end, kill `process` and all that it started, and nobody else."""
+    try:
+        yield
+    finally:
+        family = [psutil.Process(process.pid)] if process.poll() is None else []
+        family += [child for parent in family for child in parent.children(recursive=True)]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        process.wait()
+        psutil.wait_procs(family)
+
+
+def wait_for_answer(url: str, server: subprocess.Popen[Any]) -> None:
+    """Return once `url` answers; fail if its server ends instead."""
+    while True:
+        assert server.poll() is None, "ray start ended"
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(0.2)
+
+
+def write_archive(path: Path, seed: int) -> str:
+    """Thirty pages of plain text that no two have in common."""
+    dice = random.Random(seed)
+    pages = []
+    for number in range(30):
+        lines = [" ".join(dice.choices(WORDS, k=9)).capitalize() + "." for _ in range(12)]
+        body = "\n".join(lines).encode()
+        url = f"https://{path.stem}.example/{number}"
+        pages.append(Page(url, "text/plain", body, "2026-01-01T00:00:00Z", "utf-8"))
+    write_warc(str(path), pages)
+    return json.dumps([str(path)])
+
+
+def write_conversations(path: Path) -> str:
+    turns = [
+        {"messages": [{"role": role, "content": word} for role in ("user", "assistant")]}
+        for word in WORDS
+    ]
+    path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    return str(path)
+
+
+def arguments_of(script: str, folder: Path) -> list[str]:
+    """The command line of one job, on what the jobs before it have left in `folder`."""
+    names = ("documents", "tokenizer", "tokens", "model", "tuned", "scores", "exported")
+    at = {name: str(folder / name) for name in names}
+    if script == "export":
+        return [at["tuned"], at["exported"]]
+    loose = '[{kind = "Length", min_characters = 50}]'
+    changes = {
+        "curate": {
+            "output": at["documents"],
+            "sources.0.paths": write_archive(folder / "docs.warc.gz", 0),
+            "sources.1.paths": write_archive(folder / "code.warc.gz", 1),
+            "sources.0.filters": loose,
+            "sources.1.filters": loose,
+        },
+        "tokenizer": {
+            "documents": at["documents"],
+            "output": at["tokenizer"],
+            "tokenizer.vocabulary": "300",
+        },
+        "tokens": {
+            "documents": at["documents"],
+            "tokenizer": at["tokenizer"],
+            "output": at["tokens"],
+            "held_out": "0.2",
+        },
+        "pretrain": {
+            "tokens": at["tokens"],
+            "output": at["model"],
+            "model.layers": "1",
+            "model.channels": "32",
+            "batches.sequence_length": "32",
+            "batches.global_batch": "4",
+            "batches.micro_batch": "2",
+            "training.steps": "4",
+        },
+        "posttrain": {
+            "checkpoint": at["model"],
+            "conversations": write_conversations(folder / "lessons.jsonl"),
+            "output": at["tuned"],
+            "workers": "1",
+            "batches.sequence_length": "64",
+            "batches.global_batch": "4",
+            "batches.micro_batch": "4",
+            "training.steps": "2",
+        },
+        "evaluate": {
+            "checkpoint": at["tuned"],
+            "tokens": at["tokens"],
+            "conversations": str(folder / "lessons.jsonl"),
+            "output": at["scores"],
+            "sequence_length": "64",
+        },
+    }[script]
+    run_file = {"tokens": "tokenize"}.get(script, script)
+    given = [f"jobs/configs/quickstart/{run_file}.toml"]
+    for key, value in changes.items():
+        given += ["--set", f"{key}={value}"]
+    return given
+
+
+def test_there_are_no_other_jobs() -> None:
+    assert sorted(SCRIPTS) == sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script: str) -> None:
+    for before in SCRIPTS[: SCRIPTS.index(script)]:
+        if before not in cluster.ended:  # a test that is run alone does what it needs
+            cluster.ended[before] = cluster.run(before, *arguments_of(before, cluster.folder))
+    ended = cluster.ended[script] = cluster.run(script, *arguments_of(script, cluster.folder))
+    assert (ended["state"], ended["code"]) == ("SUCCEEDED", 0), ended["output"]
+    printed = json.loads(ended["output"].splitlines()[-1])
+    expected = {
+        "curate": ("documents_kept", 60),
+        "tokenizer": ("vocabulary", 300),
+        "tokens": ("vocabulary", 300),
+        "pretrain": ("steps", 4),
+        "posttrain": ("steps", 2),
+        "evaluate": ("step", 2),
+        "export": ("step", 2),
+    }
+    name, value = expected[script]
+    assert printed[name] == value
+    assert "Traceback" not in ended["output"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("training.stepz=4", "no key 'stepz' in Training; did you mean 'steps'?"),
+        ("workers=two", "workers: input should be a valid integer, found 'two'"),
+    ],
+)
+def test_a_job_with_a_bad_run_file_fails_by_the_users_fault(
+    cluster: Cluster, change: str, message: str
+) -> None:
+    ended = cluster.run("pretrain", "jobs/configs/quickstart/pretrain.toml", "--set", change)
+    assert (ended["state"], ended["code"]) == ("FAILED", ConfigError.exit_code)
+    assert message in ended["output"]
+    assert "Traceback" not in ended["output"]

@@ -1,0 +1,75 @@
+"""What `check` says of a run before it starts."""
+
+from pathlib import Path
+
+import pytest
+
+from trainrig.check import describe
+from trainrig.corpus.curate import Curation
+from trainrig.corpus.judge import Source
+from trainrig.errors import ConfigError
+from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.posttrain.sft import FineTuning
+from trainrig.tokens.batches import BatchSettings, BatchSizes
+from trainrig.train.checkpoint import write_model
+from trainrig.train.run import Pretraining, Training
+
+SIZES = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
+BATCHES = BatchSettings(sequence_length=32, global_batch=8, micro_batch=2)
+
+
+def pretraining(tokens: Path, **sizes: int) -> Pretraining:
+    return Pretraining(
+        tokens=str(tokens),
+        output="never/written",
+        model=DecoderConfig(**SIZES | sizes),
+        batches=BATCHES,
+        training=Training(steps=5),
+    )
+
+
+def test_without_tokens_the_parameters_are_known_if_the_vocabulary_is(tmp_path: Path) -> None:
+    exact = sum(p.numel() for p in Decoder(DecoderConfig(**SIZES, vocabulary=320)).parameters())
+    assert describe(pretraining(tmp_path / "tokens", vocabulary=320)) == {
+        "parameters": exact,
+        "parameters_of_embedding": 320 * 32,
+        "train_tokens": 5 * 8 * 32,
+    }
+
+
+def test_without_either_it_says_what_is_missing(tmp_path: Path) -> None:
+    facts = describe(pretraining(tmp_path / "tokens"))
+    assert facts == {
+        "train_tokens": 5 * 8 * 32,
+        "parameters": f"not known before {tmp_path}/tokens/tokenizer.json is there, or "
+        "model.vocabulary set",
+    }
+
+
+def test_a_checkpoint_to_start_from_tells_the_size_and_refuses_what_is_too_long(
+    tmp_path: Path,
+) -> None:
+    lessons = tmp_path / "lessons.jsonl"
+    lessons.write_text("")
+    missing = tuning(tmp_path / "none", lessons, 32)
+    assert describe(missing) == {}
+    sizes = DecoderConfig(**SIZES, vocabulary=320)
+    folder = tmp_path / "model"
+    write_model(str(folder), sizes, "{}", Decoder(sizes).state_dict())
+    with pytest.raises(ConfigError, match="beyond the model's 48 positions"):
+        describe(tuning(folder, lessons, 49))
+
+
+def tuning(checkpoint: Path, lessons: Path, sequence_length: int) -> FineTuning:
+    return FineTuning(
+        checkpoint=str(checkpoint),
+        conversations=str(lessons),
+        output="never/written",
+        batches=BatchSizes(sequence_length=sequence_length, global_batch=1, micro_batch=1),
+        training=Training(steps=5),
+    )
+
+
+def test_a_stage_that_trains_nothing_has_no_sizes() -> None:
+    source = Source(name="web", paths=("none.warc.gz",))
+    assert describe(Curation(output="never/written", sources=(source,))) == {}

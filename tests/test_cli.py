@@ -1,0 +1,573 @@
+"""The command line: what it prints where, and how it ends."""
+
+import json
+import logging
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from trainrig import cli, config
+from trainrig.cli import VERBS
+from trainrig.corpus.warc import Page, write_warc
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.train.checkpoint import write_model
+
+SCRIPT = Path(sys.executable).with_name("trainrig")
+COMMANDS = sorted(get_command(cli.app).commands)
+WORDS = (
+    *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
+    *("gravel", "willow", "ferry", "anvil", "barley", "cobble", "drizzle", "ember", "furrow"),
+)
+MODEL = {"layers": 1, "channels": 32, "heads": 4, "positions": 48}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it printed."""
+
+    code: int | str | None
+    out: str
+    err: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The one JSON object on stdout."""
+        assert (self.code, self.out.count("\n")) == (0, 1), self.err
+        return json.loads(self.out)
+
+
+Trainrig = Callable[..., Ended]
+
+
+@pytest.fixture
+def trainrig(capsys: pytest.CaptureFixture[str]) -> Iterator[Trainrig]:
+    """`trainrig("check", "run.toml")` in this process."""
+
+    def call(*arguments: str | Path) -> Ended:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        shown = capsys.readouterr()
+        return Ended(ended.value.code, shown.out, shown.err)
+
+    logger = logging.getLogger("trainrig")
+    before = logger.handlers, logger.level, logger.propagate
+    yield call
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def script(*arguments: str | Path, **environment: str) -> Ended:
+    """The installed script, in a process of its own."""
+    ended = subprocess.run(
+        [SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+# --- help
+
+
+def test_every_verb_is_explained(trainrig: Trainrig) -> None:
+    shown = trainrig("--help")
+    assert shown.code == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in shown.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_verb_has_help_for_itself_and_all_its_options(trainrig: Trainrig, name: str) -> None:
+    shown = trainrig(name, "--help")
+    assert shown.code == 0
+    command = get_command(cli.app).commands[name]
+    assert command.help and command.help.split("\n")[0] in " ".join(shown.out.split())
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    assert [p.name for p in options if not p.help] == []
+    for option in options:
+        assert option.opts[0] in shown.out
+
+
+def test_help_does_not_wait_for_torch_or_ray() -> None:
+    code = (
+        "import sys\nfrom trainrig import cli\n"
+        "try: cli.main(['pretrain', '--help'])\n"
+        "except SystemExit: print(sorted({'torch', 'ray', 'numpy', 'pyarrow'} & {*sys.modules}))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pretrian", "run.toml"],
+        ["pretrain"],
+        ["pretrain", "run.toml", "--sett", "a=1"],
+        ["pretrain", "run.toml", "more.toml"],
+        ["generate", "model", "--prompt", "x", "--temperature", "-1"],
+        ["generate", "model", "--prompt", "x", "--tokens", "0"],
+        ["generate", "model"],
+        ["quickstart", "--workers", "0"],
+    ],
+)
+def test_a_wrong_command_line_is_the_users_to_fix(trainrig: Trainrig, arguments: list[str]) -> None:
+    ended = trainrig(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert "Usage: " in ended.err
+
+
+def test_the_installed_script_ends_with_our_code_and_one_line() -> None:
+    ended = script("check", "none.toml")
+    assert ended == Ended(2, "", "trainrig: none.toml: no such run file\n")
+
+
+def test_versions_are_printed_for_people_and_for_machines(trainrig: Trainrig) -> None:
+    machine = trainrig("--version", "--json").result
+    assert {"trainrig", "python", "torch", "ray", "system"} <= machine.keys()
+    shown = trainrig("--version")
+    assert shown.code == 0
+    assert dict(line.split(" ", 1) for line in shown.out.splitlines()) == machine
+
+
+# --- a path of tiny stages, none of which needs Ray
+
+
+def write_pages(path: Path) -> Path:
+    dice = random.Random(path.name)
+    pages = []
+    for number in range(30):
+        lines = [" ".join(dice.choices(WORDS, k=9)).capitalize() + "." for _ in range(12)]
+        url, body = f"https://pages.example/{number}", "\n".join(lines).encode()
+        pages.append(Page(url, "text/plain", body, "2026-01-01T00:00:00Z", "utf-8"))
+    write_warc(str(path), pages)
+    return path
+
+
+RUN_FILES = {
+    "curate": """
+stage = "curate"
+output = "{at}/documents"
+workers = 0
+
+[[sources]]
+name = "pages"
+paths = ["{at}/pages.warc.gz"]
+filters = [{{ kind = "Length", min_characters = 50 }}]
+""",
+    "tokenizer": """
+stage = "tokenizer"
+documents = "{at}/documents"
+output = "{at}/tokenizer"
+
+[tokenizer]
+kind = "ByteLevelBPE"
+vocabulary = 280
+""",
+    "tokenize": """
+stage = "tokenize"
+documents = "{at}/documents"
+tokenizer = "{at}/tokenizer"
+output = "{at}/tokens"
+workers = 0
+held_out = 0.3
+""",
+    "pretrain": """
+stage = "pretrain"
+tokens = "{at}/tokens"
+output = "{at}/model"
+
+[model]
+layers = 1
+channels = 32
+heads = 4
+positions = 48
+
+[batches]
+sequence_length = 32
+global_batch = 4
+micro_batch = 2
+
+[training]
+steps = 3
+""",
+    "posttrain": """
+stage = "posttrain"
+checkpoint = "{at}/fresh"
+conversations = "{at}/lessons.jsonl"
+output = "{at}/tuned"
+
+[batches]
+sequence_length = 48
+global_batch = 2
+micro_batch = 2
+
+[training]
+steps = 2
+""",
+    "evaluate": """
+stage = "evaluate"
+checkpoint = "{at}/fresh"
+tokens = "{at}/tokens"
+output = "{at}/scores"
+sequence_length = 32
+""",
+}
+
+
+def write_run_files(folder: Path, at: Path) -> None:
+    """A run file for each verb, in `folder`, of inputs and outputs below `at`."""
+    for verb, text in RUN_FILES.items():
+        (folder / f"{verb}.toml").write_text(text.format(at=at).lstrip())
+
+
+@dataclass(frozen=True)
+class Made:
+    """A folder with run files and what those stages made that need no Ray."""
+
+    at: Path
+    ended: dict[str, Ended]  # verb → how its first call ended
+
+    def run_file(self, verb: str) -> Path:
+        return self.at / f"{verb}.toml"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    at = tmp_path_factory.mktemp("made")
+    write_pages(at / "pages.warc.gz")
+    write_run_files(at, at)
+    turns = [{"role": role, "content": "ember"} for role in ("user", "assistant")]
+    (at / "lessons.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    ended = {}
+    for verb in ("curate", "tokenizer", "tokenize"):
+        ended[verb] = script(verb, at / f"{verb}.toml", "--json")
+        assert ended[verb].code == 0, ended[verb].err
+    sizes = DecoderConfig(**MODEL, vocabulary=320)
+    model = Decoder(sizes)
+    initialise(model, seed=1)
+    tokenizer = (at / "tokens" / "tokenizer.json").read_text()
+    write_model(str(at / "fresh"), sizes, tokenizer, model.state_dict())
+    ended["evaluate"] = script("evaluate", at / "evaluate.toml", "--json")
+    return Made(at, ended)
+
+
+@pytest.mark.parametrize(
+    ("verb", "count", "value"),
+    [
+        ("curate", "documents_kept", 30),
+        ("tokenizer", "vocabulary", 280),
+        ("tokenize", "vocabulary", 280),
+        ("evaluate", "step", 0),
+    ],
+)
+def test_a_stage_prints_one_json_object_and_talks_elsewhere(
+    made: Made, verb: str, count: str, value: int
+) -> None:
+    ended = made.ended[verb]
+    assert ended.result[count] == value
+    output = str(config.load(VERBS[verb].load_model(), str(made.run_file(verb))).output)
+    assert ended.result["output"] == output
+    assert ended.err.splitlines()[-1].startswith(f"{verb}: {output}: ")
+    assert "\r" not in ended.err
+
+
+@pytest.mark.parametrize("verb", ["curate", "tokenizer", "tokenize", "evaluate"])
+def test_the_same_command_again_does_nothing_and_says_so(
+    trainrig: Trainrig, made: Made, verb: str
+) -> None:
+    before = contents(made.at)
+    again = trainrig(verb, made.run_file(verb), "--json")
+    assert again.result == made.ended[verb].result
+    assert f"{again.result['output']}: made before" in again.err
+    assert contents(made.at) == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder`."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_without_json_a_stage_leaves_stdout_alone(trainrig: Trainrig, made: Made) -> None:
+    ended = trainrig("curate", made.run_file("curate"))
+    assert (ended.code, ended.out) == (0, "")
+    assert "documents_kept 30" in ended.err
+
+
+def test_what_is_set_on_the_command_line_counts(
+    trainrig: Trainrig, made: Made, tmp_path: Path
+) -> None:
+    changed = trainrig(
+        *("tokenizer", made.run_file("tokenizer"), "--json"),
+        *("--set", f"output={tmp_path}/other", "--set", "tokenizer.vocabulary=270"),
+    ).result
+    assert (changed["output"], changed["vocabulary"]) == (f"{tmp_path}/other", 270)
+
+
+def test_a_checkpoint_speaks_and_is_exchanged(
+    trainrig: Trainrig, made: Made, tmp_path: Path
+) -> None:
+    greedy = ("--prompt", "Meadow", "--temperature", "0", "--tokens", "5", "--json")
+    spoken = trainrig("generate", made.at / "fresh", *greedy).result
+    assert spoken.keys() == {"prompt", "text", "stopped"}
+    assert trainrig("export", made.at / "fresh", tmp_path / "hf", "--json").result == {
+        "output": f"{tmp_path}/hf",
+        "checkpoint": str(next((made.at / "fresh" / "checkpoints").glob("*/*"))),
+        "step": 0,
+    }
+    back = trainrig("import", tmp_path / "hf", tmp_path / "back", "--json").result
+    sizes = DecoderConfig(**MODEL, vocabulary=320)
+    assert back["parameters"] == sum(p.numel() for p in Decoder(sizes).parameters())
+    assert trainrig("generate", tmp_path / "back", *greedy).result == spoken
+
+
+def test_what_is_spoken_is_all_of_stdout_without_json(trainrig: Trainrig, made: Made) -> None:
+    arguments = ("generate", made.at / "fresh", "--prompt", "Meadow", "--tokens", "5")
+    spoken = trainrig(*arguments, "--json").result
+    assert trainrig(*arguments).out == spoken["text"] + "\n"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_stages_that_train_print_one_json_object_too(made: Made) -> None:
+    pretrained = script("pretrain", made.run_file("pretrain"), "--json")
+    assert (pretrained.result["steps"], pretrained.result["output"]) == (3, f"{made.at}/model")
+    tuned = script("posttrain", made.run_file("posttrain"), "--json")
+    assert (tuned.result["steps"], tuned.result["output"]) == (2, f"{made.at}/tuned")
+
+
+# --- check
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_check_prints_a_run_file_that_loads_as_the_same_run(
+    trainrig: Trainrig, made: Made, tmp_path: Path, verb: str
+) -> None:
+    model, run_file = VERBS[verb].load_model(), str(made.run_file(verb))
+    shown = trainrig("check", run_file)
+    assert (shown.code, shown.err) == (0, "")
+    resolved = tmp_path / "resolved.toml"
+    resolved.write_text(shown.out)
+    run = config.load(model, run_file)
+    assert config.load(model, str(resolved)) == run
+    assert trainrig("check", run_file, "--json").result["run"] == run.model_dump(mode="json")
+
+
+def test_check_counts_parameters_exactly_before_and_after_there_are_tokens(
+    trainrig: Trainrig, made: Made, tmp_path: Path
+) -> None:
+    after = trainrig("check", made.run_file("pretrain"), "--json").result
+    sizes = DecoderConfig(**MODEL, vocabulary=320)  # 280 entries, up to a multiple of 64
+    exact = sum(p.numel() for p in Decoder(sizes).parameters())
+    assert (after["parameters"], after["train_tokens"]) == (exact, 3 * 4 * 32)
+    write_run_files(tmp_path, tmp_path / "nothing-made")
+    early = ("check", tmp_path / "pretrain.toml")
+    assert "tokens/tokenizer.json is there" in trainrig(*early, "--json").result["parameters"]
+    settled = (*early, "--set", "model.vocabulary=320")
+    assert trainrig(*settled, "--json").result["parameters"] == exact
+    assert f"# parameters: {exact:,}\n" in trainrig(*settled).out
+
+
+def test_check_names_the_stage_that_was_meant(trainrig: Trainrig, tmp_path: Path) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text('stage = "pretrian"\n')
+    problem = f"trainrig: {run_file}: no stage 'pretrian'; did you mean 'pretrain'?\n"
+    assert trainrig("check", run_file) == Ended(2, "", problem)
+    run_file.write_text("steps = 3\n")
+    assert trainrig("check", run_file).err.startswith(f"trainrig: {run_file}: `stage` is missing")
+
+
+# --- what the user gives that cannot work
+
+
+def refused(ended: Ended) -> str:
+    """The one line that says why."""
+    assert (ended.code, ended.out) == (2, "")
+    (line,) = ended.err.splitlines()
+    assert line.startswith("trainrig: ")
+    return line.removeprefix("trainrig: ")
+
+
+@pytest.mark.parametrize(
+    ("verb", "old", "new", "line", "problem"),
+    [
+        (
+            *("curate", "workers = 0", "worker = 0", 3),
+            "no key 'worker' in Curation; did you mean 'workers'?",
+        ),
+        (
+            *("curate", "min_characters", "min_charaters", 8),
+            "sources[0].filters[0]: no key 'min_charaters' in Length; did you mean "
+            "'min_characters'? (and 1 more)",
+        ),
+        (
+            *("pretrain", "steps = 3", 'steps = "three"', 17),
+            "training.steps: input should be a valid integer, found 'three'",
+        ),
+        (
+            *("pretrain", "steps = 3", "steps = 3.0", 17),
+            "training.steps: input should be a valid integer, found 3.0",
+        ),
+        (
+            *("tokenizer", '"ByteLevelBPE"', '"ByteBPE"', 6),
+            "tokenizer.kind: 'ByteBPE' is none of ByteLevelBPE; did you mean 'ByteLevelBPE'?",
+        ),
+        (
+            *("pretrain", "sequence_length = 32", "sequence_length = 64", None),
+            "sequence_length (64 tokens) is beyond the model's 48 positions; lower it, or set "
+            "model.positions = 64",
+        ),
+    ],
+)
+def test_a_wrong_run_file_is_refused_by_file_and_line(
+    trainrig: Trainrig,
+    tmp_path: Path,
+    verb: str,
+    old: str,
+    new: str,
+    line: int | None,
+    problem: str,
+) -> None:
+    write_run_files(tmp_path, tmp_path)
+    run_file = tmp_path / f"{verb}.toml"
+    run_file.write_text(run_file.read_text().replace(old, new))
+    before = contents(tmp_path)
+    where = f"{run_file}:{line}" if line else str(run_file)
+    for command in (verb, "check"):
+        assert refused(trainrig(command, run_file)) == f"{where}: {problem}"
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("verb", "changes", "problem"),
+    [
+        ("curate", ["sources.0.paths=['{at}/none.warc.gz']"], "{at}/none.warc.gz: no such file"),
+        ("curate", ["sources.0.paths=['{at}/*.warc']"], "{at}/*.warc: matches none of"),
+        ("tokenizer", ["documents='{at}/none'"], "{at}/none: no manifest.json"),
+        ("tokenizer", ["documents='{at}/tokens'"], "{at}/tokens: made by `tokenize`, but"),
+        ("tokenize", ["tokenizer='{at}/documents'"], "{at}/documents: made by `curate`, but"),
+        ("pretrain", ["tokens='{at}/none'"], "{at}/none: no manifest.json"),
+        ("pretrain", ["model.vocabulary=100"], "model.vocabulary (100) is below the tokenizer's"),
+        ("posttrain", ["checkpoint='{at}/none'"], "{at}/none"),
+        ("posttrain", ["conversations='{at}/none.jsonl'"], "{at}/none.jsonl"),
+        ("posttrain", ["batches.sequence_length=49"], "batches: sequence_length (49 tokens) is"),
+        ("evaluate", ["checkpoint='{at}/none'"], "{at}/none"),
+    ],
+)
+def test_inputs_that_cannot_work_are_refused_and_nothing_is_written(
+    trainrig: Trainrig, made: Made, tmp_path: Path, verb: str, changes: list[str], problem: str
+) -> None:
+    names = {"at": made.at, "out": tmp_path / "out"}
+    given = [f"output='{tmp_path}/out'", *(change.format(**names) for change in changes)]
+    before = contents(made.at)
+    options = [word for change in given for word in ("--set", change)]
+    line = refused(trainrig(verb, made.run_file(verb), *options))
+    assert line.startswith(problem.format(**names))
+    assert contents(made.at) == before
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("verb", "change", "problem"),
+    [
+        ("curate", "sources.0.paths=['{at}/curate.toml']", "{at}/curate.toml: not a WARC file"),
+        (
+            *("curate", "sources.0.filters=[{{kind='Length', min_characters=90000}}]"),
+            "{out}: nothing was kept; of 30 pages most fell by Length",
+        ),
+        ("tokenizer", "tokenizer.vocabulary=60000", "tokenizer.vocabulary: 30 texts of"),
+        ("evaluate", "sequence_length=49", "sequence_length (49) is beyond the model's 48"),
+    ],
+)
+def test_what_shows_only_in_the_doing_is_refused_and_no_output_is_left(
+    trainrig: Trainrig, made: Made, tmp_path: Path, verb: str, change: str, problem: str
+) -> None:
+    names = {"at": made.at, "out": tmp_path / "out"}
+    given = ("--set", f"output='{tmp_path}/out'", "--set", change.format(**names))
+    before = contents(made.at)
+    ended = trainrig(verb, made.run_file(verb), *given)
+    *progress, line = ended.err.splitlines(keepends=True)
+    assert all(re.fullmatch(rf"{verb}: \d+ of \d+ files\n", said) for said in progress)
+    assert refused(Ended(ended.code, ended.out, line)).startswith(problem.format(**names))
+    assert contents(made.at) == before
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    output = f"--set=output='{tmp_path}/next'"
+    reader = {"curate": ("tokenizer", "documents"), "tokenizer": ("tokenize", "tokenizer")}
+    if verb in reader:  # and no later stage takes it for one
+        later, role = reader[verb]
+        took = trainrig(later, made.run_file(later), output, f"--set={role}='{tmp_path}/out'")
+        assert "its stage is not finished" in refused(took)
+
+
+def test_an_archive_that_is_torn_in_the_middle_is_no_end_of_a_crawl(
+    trainrig: Trainrig, made: Made, tmp_path: Path
+) -> None:
+    whole = (made.at / "pages.warc.gz").read_bytes()
+    (tmp_path / "torn.warc.gz").write_bytes(whole[:-200])  # in the last page's text
+    counts = trainrig(
+        *("curate", made.run_file("curate"), "--json", "--set", f"output={tmp_path}/out"),
+        *("--set", f"sources.0.paths=['{tmp_path}/torn.warc.gz']"),
+    ).result
+    assert (counts["documents_kept"], counts["documents_in"]) == (29, 30)
+    assert sum(counts["quarantined"].values()) == 1
+
+
+def test_a_folder_made_by_another_run_is_left_as_it_is(trainrig: Trainrig, made: Made) -> None:
+    before = contents(made.at)
+    changed = ("--set", "tokenizer.vocabulary=270")
+    line = refused(trainrig("tokenizer", made.run_file("tokenizer"), *changed))
+    assert line.startswith(f"{made.at}/tokenizer: made by another run (tokenizer.vocabulary: 280")
+    line = refused(
+        trainrig("tokenize", made.run_file("tokenize"), "--set", f"output={made.at}/documents")
+    )
+    assert "by `curate`, not `tokenize`" in line
+    assert contents(made.at) == before
+
+
+def test_a_folder_to_export_or_import_into_must_be_new(
+    trainrig: Trainrig, made: Made, tmp_path: Path
+) -> None:
+    exported = tmp_path / "hf"
+    assert trainrig("export", made.at / "fresh", exported).code == 0
+    before = contents(tmp_path) | contents(made.at)
+    line = refused(trainrig("export", made.at / "fresh", exported))
+    assert line.startswith(f"{exported}: holds a model already")
+    line = refused(trainrig("import", exported, made.at / "tokens"))
+    assert line.startswith(f"{made.at}/tokens: not empty")
+    line = refused(trainrig("export", made.at / "fresh", tmp_path / "new", "--dtype", "float8"))
+    assert line.startswith("export --dtype: dtype: 'float8' is none of ")
+    refused(trainrig("import", made.at / "tokens", tmp_path / "new"))
+    assert contents(tmp_path) | contents(made.at) == before
+
+
+def test_a_verb_without_a_run_file_has_no_schema(trainrig: Trainrig) -> None:
+    assert refused(trainrig("schema", "pretrian")) == (
+        "schema: no run file for 'pretrian'; did you mean 'pretrain'?"
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["curate", "pretrain"])
+def test_more_workers_than_cpus_are_refused_with_what_would_fit(
+    made: Made, tmp_path: Path, verb: str
+) -> None:
+    out = tmp_path / "out"
+    changes = ("--set", "workers=999", "--set", f"output='{out}'")
+    line = refused(script(verb, made.run_file(verb), *changes, RAY_ADDRESS="local"))
+    assert re.fullmatch(
+        r"workers: 999 workers of 1 CPU each, but Ray has (\d+) logical CPUs; "
+        r"set workers = \1 or fewer, or add nodes",
+        line,
+    )
+    # The claim is for any number of workers: the same command with fewer goes on.
+    assert {path.name for path in out.rglob("*") if path.is_file()} <= {"stage.json", "run.toml"}

@@ -1,0 +1,91 @@
+"""The run files and jobs of the repository fit the command line."""
+
+import ast
+import json
+import runpy
+import sys
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from trainrig import config
+from trainrig.cli import VERBS
+from trainrig.config import RunFile
+from trainrig.quickstart.path import PageMaking
+
+ROOT = Path(__file__).parents[1]
+RUN_FILES = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
+JOBS = sorted((ROOT / "jobs").glob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def model_of(stage: str) -> type[RunFile]:
+    """The quickstart's pages are a stage without a verb of its own."""
+    return PageMaking if stage == PageMaking.verb else VERBS[stage].load_model()
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=name_of)
+def test_a_run_file_loads_and_comes_back_from_its_resolved_form(path: Path, tmp_path: Path) -> None:
+    model = model_of(tomllib.loads(path.read_text())["stage"])
+    run = config.load(model, str(path))
+    resolved = tmp_path / "resolved.toml"
+    resolved.write_text(config.to_toml(run))
+    assert config.load(model, str(resolved)) == run
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=name_of)
+def test_a_run_file_fits_the_schema_and_with_a_wrong_key_does_not(path: Path) -> None:
+    given = tomllib.loads(path.read_text())
+    schema = model_of(given["stage"]).model_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(given, schema)
+    with pytest.raises(jsonschema.ValidationError, match="stepz"):
+        jsonschema.validate(given | {"stepz": 1}, schema)
+
+
+def test_the_quickstart_has_a_run_file_for_each_verb() -> None:
+    quickstart = {path.stem for path in RUN_FILES if path.parent.name == "quickstart"}
+    assert quickstart == {*VERBS, PageMaking.verb}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_is_what_its_run_file_says(verb: str) -> None:
+    model = VERBS[verb].load_model()
+    assert model.verb == verb
+    assert model.model_fields["stage"].default == verb
+    assert callable(VERBS[verb].load_function())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_is_the_job_of_one_script(verb: str) -> None:
+    wanted = [VERBS[verb].load_model(), VERBS[verb].load_function()]
+    scripts = {path.name: list(runpy.run_path(str(path)).values()) for path in JOBS}
+    assert len([n for n, held in scripts.items() if all(w in held for w in wanted)]) == 1
+
+
+@pytest.mark.parametrize("job", JOBS, ids=name_of)
+def test_a_job_says_how_to_submit_it(job: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(job.read_text())) or ""
+    command = f"ray job submit --working-dir . -- python {name_of(job)} "
+    assert [line for line in docstring.splitlines() if line.strip().startswith(command)]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=name_of)
+def test_a_job_hides_no_module_of_the_standard_library(job: Path) -> None:
+    """A script's folder comes first in the search for modules."""
+    assert job.stem not in sys.stdlib_module_names
+
+
+def test_the_schema_of_a_verb_says_what_its_model_does(capsys: pytest.CaptureFixture[str]) -> None:
+    from trainrig import cli
+
+    for verb in VERBS:
+        with pytest.raises(SystemExit):
+            cli.main(["schema", verb])
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == VERBS[verb].load_model().model_json_schema()

@@ -1,0 +1,154 @@
+"""Every command of the README works, and what it draws and names is there."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from trainrig import cli, config
+from trainrig.cli import VERBS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = FENCE.findall(README)
+COMMANDS = sorted(
+    {
+        line.strip().removeprefix("$ ")
+        for language, block in BLOCKS
+        if language in {"bash", "console", "sh", "shell"}
+        for line in block.splitlines()
+        if line.strip() and not line.strip().startswith("#")
+    }
+)
+VERBS_OF_CLI = get_command(cli.app).commands
+
+
+def words_of(command: str) -> list[str]:
+    """The command's words, without its comment."""
+    return shlex.split(command, comments=True)
+
+
+def commands(program: str) -> list[str]:
+    return [command for command in COMMANDS if words_of(command)[0] == program]
+
+
+def test_there_are_commands_to_check() -> None:
+    assert commands("make") and commands("trainrig") and commands("ray")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_of_a_program_that_is_checked_here(command: str) -> None:
+    assert words_of(command)[0] in {"make", "trainrig", "ray"}, (
+        f"say in {Path(__file__).name} how to check it"
+    )
+
+
+@pytest.mark.parametrize("command", commands("make"))
+def test_a_target_is_in_the_makefile(command: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    wanted = [word for word in words_of(command)[1:] if "=" not in word]
+    assert wanted
+    assert set(wanted) <= targets
+    for word in words_of(command)[1:]:
+        if "=" in word:
+            assert re.search(rf"^{word.partition('=')[0]} [?:]?=", makefile, re.MULTILINE)
+
+
+def parse(words: list[str]) -> dict[str, object]:
+    """What the command line makes of `words`, without doing it."""
+    name, *rest = words
+    command = VERBS_OF_CLI[name]
+    return dict(command.make_context(name, list(rest)).params)
+
+
+@pytest.mark.parametrize("command", commands("trainrig"))
+def test_a_trainrig_command_parses_and_its_run_file_loads(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = words_of(command)[1:]
+    given = parse(words)
+    if "run_file" in given:
+        run_file = str(given["run_file"])
+        verb = Path(run_file).stem if words[0] == "check" else words[0]
+        config.load(VERBS[verb].load_model(), run_file, given["changes"] or ())
+    if "verb" in given:
+        assert given["verb"] in VERBS
+
+
+def test_a_trainrig_command_that_does_not_parse_would_be_noticed() -> None:
+    with pytest.raises(Exception, match="No such option: --chatty"):
+        parse(["generate", "quickstart/tuned", "--chatty", "--prompt", "?"])
+
+
+@pytest.mark.parametrize("command", commands("ray"))
+def test_a_job_is_submitted_with_options_that_ray_has(command: str) -> None:
+    from ray.dashboard.modules.job.cli import submit
+
+    ray, job, verb, *words = words_of(command)
+    assert (ray, job, verb) == ("ray", "job", "submit")
+    # As Ray's own parser takes it: everything after `--` is the entrypoint.
+    given = submit.make_context("submit", words).params
+    assert given["working_dir"] == "."
+    assert json.loads(given["runtime_env_json"])["env_vars"] == {"PYTHONPATH": "platform"}
+    python, script, run_file = given["entrypoint"]
+    assert python == "python"
+    assert (ROOT / script).is_file()
+    verb = {"tokens": "tokenize"}.get(Path(script).stem, Path(script).stem)
+    config.load(VERBS[verb].load_model(), str(ROOT / run_file))
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS_OF_CLI))
+def test_every_verb_is_shown(verb: str) -> None:
+    assert any(words_of(command)[1] == verb for command in commands("trainrig")) or any(
+        words_of(command)[1:] == [verb] for command in commands("make")
+    )
+
+
+def drawn() -> list[str]:
+    """The folders of the package as the README draws them."""
+    (tree,) = [block for _, block in BLOCKS if block.startswith("platform/trainrig")]
+    return re.findall(r"^  (\w+)/", tree, re.MULTILINE)
+
+
+def test_the_tree_shows_the_folders_that_there_are() -> None:
+    package = ROOT / "platform" / "trainrig"
+    there = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert sorted(drawn()) == sorted(there)
+
+
+def test_the_folders_are_drawn_in_the_order_of_the_floors() -> None:
+    """Each imports only from those above it."""
+    layers = (ROOT / "pyproject.toml").read_text().partition("layers = [")[2].partition("\n]")[0]
+    floors = [name for line in re.findall(r'"(.+)"', layers) for name in line.split(" | ")]
+    ranks = {
+        name: rank
+        for rank, line in enumerate(reversed(re.findall(r'"(.+)"', layers)))
+        for name in line.split(" | ")
+    }
+    assert set(drawn()) <= set(floors)
+    heights = [ranks[name] for name in drawn()]
+    assert heights == sorted(heights)
+
+
+TOP = {"platform", "jobs", "tests", "docs", "benchmarks", "deploy"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"(?:`|\"|\()((?:\w+/)+[\w.-]*)(?:`|\"|\))", README)))
+)
+def test_a_path_that_is_named_exists(path: str) -> None:
+    """Those of the repository; what a run makes is there only after it."""
+    if path.partition("/")[0] in TOP:
+        assert (ROOT / path).exists()
+    elif (ROOT / "platform" / "trainrig" / path.partition("/")[0]).is_dir():
+        assert path == "quickstart/report.html" or (ROOT / "platform" / "trainrig" / path).exists()
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    assert re.findall(r"\bQS_\w+|\bTODO\b|\bXXX\b", README) == []

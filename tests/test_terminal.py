@@ -1,0 +1,238 @@
+"""What a person sees: in a pseudo-terminal, and where there is none."""
+
+import functools
+import json
+import logging
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from trainrig import terminal
+from trainrig.terminal import Terminal
+
+# A stage of a hundred steps that takes a moment, so that a live panel has something to redraw.
+STAGE = """
+    import sys, time
+    from trainrig.terminal import Terminal
+
+    terminal = Terminal()
+    terminal.listen()
+    with terminal.only_results_on_stdout(), terminal.stage("curate", "files") as advance:
+        for done in range(101):
+            advance(done, 100)
+            time.sleep(0.005)
+        print("said by somebody else")
+    terminal.say("done: [all] of it")
+    print("the result")
+"""
+ANIMATION = re.compile(r"\r|\x1b\[[0-9]*[AK]|\x1b\[\?25l")  # carriage return, cursor up, hidden
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a process printed on stdout, and what came out of its stderr."""
+
+    out: str
+    err: str
+
+
+def environment(changes: Mapping[str, str]) -> dict[str, str]:
+    quiet = {"CI", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"}
+    kept = {name: value for name, value in os.environ.items() if name not in quiet}
+    return kept | {"TERM": "xterm-256color"} | changes
+
+
+def in_a_terminal(code: str, **changes: str) -> Shown:
+    """`code` run with stderr on a pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, env=environment(changes)
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        select.select([ours], [], [])
+        try:
+            read = os.read(ours, 65536)
+        except OSError:  # Linux says so when the last holder of the other end has gone
+            break
+        if not read:
+            break
+        seen += read
+    os.close(ours)
+    out, _ = process.communicate()
+    assert process.returncode == 0, seen
+    return Shown(out.decode(), seen.decode())
+
+
+def off_a_terminal(code: str, **changes: str) -> Shown:
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(changes),
+    )
+    return Shown(ended.stdout, ended.stderr)
+
+
+def test_in_a_terminal_there_is_one_live_panel() -> None:
+    shown = in_a_terminal(STAGE)
+    assert ANIMATION.search(shown.err)
+    assert COLOUR.search(shown.err)
+    assert "curate" in shown.err
+    assert shown.out == "the result\n"
+    assert "said by somebody else" in shown.err
+    assert "done: [all] of it" in shown.err
+
+
+def test_off_a_terminal_there_are_plain_lines_and_few() -> None:
+    shown = off_a_terminal(STAGE)
+    lines = shown.err.splitlines()
+    assert shown.err == shown.err.replace("\r", "").replace("\x1b", "")
+    progress = [f"curate: {done} of 100 files" for done in range(0, 101, 10)]
+    assert lines == [*progress, "said by somebody else", "done: [all] of it"]
+    assert shown.out == "the result\n"
+
+
+def test_in_continuous_integration_nothing_moves() -> None:
+    shown = in_a_terminal(STAGE, CI="true")
+    assert not ANIMATION.search(shown.err.replace("\r\n", "\n"))
+    assert "curate: 50 of 100 files" in shown.err
+
+
+def test_no_color_is_obeyed() -> None:
+    shown = in_a_terminal(STAGE, NO_COLOR="1")
+    colours = {code for match in COLOUR.findall(shown.err) for code in match[2:-1].split(";")}
+    assert not {code for code in colours if re.fullmatch(r"3[0-8]|4[0-8]|9[0-7]", code)}
+    assert "curate" in shown.err
+
+
+# --- in this process, not a terminal
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    logger = logging.getLogger("trainrig")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def test_what_others_print_is_talk_and_rays_own_notice_of_a_death_is_not_repeated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    notice = "(raylet) A worker died or was killed while executing a task by an unexpected error."
+    with Terminal().only_results_on_stdout():
+        print("two\nlines")
+        print(notice)
+        print()
+    print("a result")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("a result\n", "two\nlines\n")
+
+
+def test_our_loggers_are_heard_once_and_without_marks_of_a_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Terminal().listen()
+    Terminal().listen()
+    logging.getLogger("trainrig.train").info("attempt %d failed", 1)
+    logging.getLogger("trainrig.train").debug("of no interest")
+    assert capsys.readouterr().err == "trainrig: attempt 1 failed\n"
+
+
+def test_a_long_line_is_not_cut_and_brackets_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "[bold]" + "x" * 500
+    Terminal().say(line)
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_a_table_has_two_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    Terminal().table({"loss": "6.47 → 5.36", "[report]": "x/report.html"})
+    rows = [line.rstrip() for line in capsys.readouterr().err.splitlines()]
+    assert rows == ["loss      6.47 → 5.36", "[report]  x/report.html"]
+
+
+@pytest.mark.parametrize("of", [1, 3, 10, 97, 5_000])
+def test_off_a_terminal_a_stage_is_at_most_a_line_a_tenth_of_the_way(
+    capsys: pytest.CaptureFixture[str], of: int
+) -> None:
+    with Terminal().stage("tokenize", "files") as advance:
+        for done in range(of + 1):
+            advance(done, of)
+            advance(done, of)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) <= 11
+    assert lines[0] == f"tokenize: 0 of {of} files"
+    assert lines[-1] == f"tokenize: {of} of {of} files"
+
+
+def test_off_a_terminal_a_slow_stage_is_heard_of_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([0.0, *(terminal.LINE_SECONDS * n + 1 for n in (0, 1, 2))])
+    monkeypatch.setattr(terminal.time, "monotonic", functools.partial(next, now))
+    with Terminal().stage("tokenize", "files") as advance:
+        for done in (0, 1, 2, 2):  # that it is where it was is no news
+            advance(done, 1_000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["tokenize: 0 of 1000 files", "tokenize: 2 of 1000 files"]
+
+
+def metrics_line(step: int, loss: float | None) -> str:
+    line = {"step": step, "attempt": 1, "time": 0.0, "train/loss": loss}
+    line |= {"speed/tokens_per_second": 12_345.6, "cluster/workers": 2}
+    return json.dumps(line) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "loss", "note"),
+    [
+        (1, 6.4702, "loss 6.470, 12,346 tokens/s, 2 workers"),
+        (2, 6.4702, "loss 6.470, 12,346 tokens/s, 2 workers, 1 restart"),
+        (4, None, "loss NaN, 12,346 tokens/s, 2 workers, 3 restarts"),
+    ],
+)
+def test_training_is_followed_by_the_metrics_that_it_writes(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    attempts: int,
+    loss: float | None,
+    note: str,
+) -> None:
+    (tmp_path / "attempts").mkdir()
+    for number in range(1, attempts + 1):
+        attempt = {"number": number, "resumed_step": 0}
+        (tmp_path / "attempts" / f"{number:04d}.json").write_text(json.dumps(attempt))
+    with Terminal().training("pretrain", str(tmp_path), 40):
+        (tmp_path / "metrics.jsonl").write_text(metrics_line(39, 7.0) + metrics_line(40, loss))
+    assert capsys.readouterr().err.splitlines()[-1] == f"pretrain: 40 of 40 steps, {note}"
+
+
+def test_training_that_has_not_begun_is_nothing_to_tell(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with Terminal().training("pretrain", str(tmp_path), 40):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_training_that_fails_is_no_longer_followed(tmp_path: Path) -> None:
+    import threading
+
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError), Terminal().training("pretrain", str(tmp_path), 40):
+        raise ZeroDivisionError
+    assert threading.active_count() == before

@@ -1,0 +1,351 @@
+import hashlib
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainrig import manifest, ray_session, storage
+from trainrig.corpus.curate import Curation
+from trainrig.corpus.judge import Source
+from trainrig.errors import DataError, OutputTaken
+from trainrig.manifest import CLAIM, MANIFEST
+from trainrig.tokens.encode import Encoder
+from trainrig.tokens.prepare import (
+    BATCH_ROWS,
+    TOKENIZER_FILE,
+    Tokenization,
+    TokenizerTraining,
+    make_tokenizer,
+    tokenize,
+)
+from trainrig.tokens.shards import HELD_OUT, TRAIN, TokenShards, normalised
+from trainrig.tokens.train import ByteLevelBPE
+
+WORDS = ["the", "sea", "is", "a", "grey", "mirror", "and", "nobody", "sleeps", "é", "猫", "\n\n"]
+SMALL = ByteLevelBPE(vocabulary=300)
+Row = dict[str, str]
+
+
+def row(number: int, source: str = "web", url: str | None = None) -> Row:
+    draw = random.Random(f"{source}-{number}")
+    text = " ".join(draw.choice(WORDS) for _ in range(draw.randint(5, 30)))
+    url = f"https://{source}.example/{number}" if url is None else url
+    identity = hashlib.blake2b(f"{source}{number}".encode(), digest_size=16).hexdigest()
+    return {"id": identity, "url": url, "source": source, "text": text}
+
+
+# More than are encoded at a time; special tokens that are only written; and a text of nothing.
+FILES = {
+    "web-00000": [row(number) for number in range(BATCH_ROWS + 44)],
+    "web-00001": [row(number) for number in range(1_000, 1_010)]
+    + [row(2_000) | {"text": "<|end_of_text|> is how a text ends <|pad|>"}]
+    + [row(2_001) | {"text": ""}],
+    "wiki-00000": [row(number, "wiki") for number in range(20)],
+}
+
+
+def write_documents(folder: str, files: dict[str, list[Row]]) -> str:
+    """What `curate` leaves, of rows that nobody judged."""
+    source = Source(name="any", paths=("any.warc",))
+    inputs = {"any": manifest.digest(files)}
+    stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), inputs)
+    sums = {}
+    for name, rows in files.items():
+        path = stage.path(f"kept/{name}.parquet")
+        schema = pa.schema([(column, pa.string()) for column in row(0)])
+        with storage.atomic_file(path) as temporary:
+            pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
+        sums[f"kept/{name}.parquet"] = manifest.file_sum(path)
+    stage.finish({}, sums)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """`documents`, the `tokenizer` trained on them, and the `tokens` that both make."""
+    folder = str(tmp_path_factory.mktemp("prepare"))
+    write_documents(f"{folder}/documents", FILES)
+    make_tokenizer(training(folder))
+    tokenize(tokenization(folder))
+    return folder
+
+
+def training(folder: str, **changes: Any) -> TokenizerTraining:
+    places = {"documents": f"{folder}/documents", "output": f"{folder}/tokenizer"}
+    return TokenizerTraining(**{**places, "tokenizer": SMALL, **changes})
+
+
+def tokenization(folder: str, **changes: Any) -> Tokenization:
+    names = ("documents", "tokenizer")
+    places = {name: f"{folder}/{name}" for name in names} | {"output": f"{folder}/tokens"}
+    return Tokenization(**{**places, "workers": 0, "held_out": 0.2, **changes})
+
+
+def result(output: str) -> dict[str, str]:
+    """Path below `output` → SHA-256, but for claim and manifest, which hold times."""
+    return {
+        path.removeprefix(f"{output}/"): storage.sha256(path)
+        for path in storage.list_files(output)
+        if path.rpartition("/")[2] not in {CLAIM, MANIFEST}
+    }
+
+
+def texts_of(folder: str, split: str) -> dict[str, str]:
+    """Id → the text that the ids of the split `split` decode to."""
+    encoder = Encoder.load(f"{folder}/{TOKENIZER_FILE}")
+    shards = TokenShards.open(f"{folder}/{split}")
+    found = {}
+    for source in shards.sources:
+        start = 0
+        for document in shards.documents(source, 0, shards.tokens(source)):
+            *ids, last = shards.window(source, start, document.length).tolist()
+            assert last == encoder.end_of_text and encoder.end_of_text not in ids
+            text = encoder.decode(ids)
+            assert document.text_bytes == len(text.encode())
+            found[document.id] = text
+            start += document.length
+    return found
+
+
+def urls_of(folder: str, split: str) -> dict[str, str]:
+    """Id → URL of the documents of one split."""
+    paths = storage.list_files(f"{folder}/{split}", ".index.parquet")
+    rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
+    return {row["id"]: row["url"] for row in rows}
+
+
+# Tokenizer
+
+
+def test_a_tokenizers_folder_keeps_the_contract(folder: str) -> None:
+    made = manifest.read_input(f"{folder}/tokenizer", "tokenizer")
+    documents = manifest.read_manifest(f"{folder}/documents")
+    assert made.inputs == {"documents": documents.content}
+    assert {name: entry.sha256 for name, entry in made.files.items()} == result(
+        f"{folder}/tokenizer"
+    )
+    assert list(made.files) == [TOKENIZER_FILE]
+    texts = [row["text"] for rows in FILES.values() for row in rows]
+    assert made.counts == {
+        "vocabulary": 300,
+        "sampled_documents": len(texts),
+        "sampled_bytes": sum(len(text.encode()) for text in texts),
+    }
+    assert make_tokenizer(training(folder)) == made
+    with pytest.raises(OutputTaken, match=r"tokenizer\.vocabulary: 300 there, 310 here"):
+        make_tokenizer(training(folder, tokenizer=ByteLevelBPE(vocabulary=310)))
+
+
+def test_how_documents_are_dealt_to_files_does_not_change_the_tokenizer(
+    folder: str, tmp_path: Path
+) -> None:
+    rows = [row for rows in FILES.values() for row in rows]
+    random.Random(0).shuffle(rows)
+    write_documents(f"{tmp_path}/documents", {"one": rows[:100], "two": rows[100:]})
+    make_tokenizer(training(str(tmp_path)))
+    assert result(f"{tmp_path}/tokenizer") == result(f"{folder}/tokenizer")
+
+
+def test_a_vocabulary_that_the_text_is_too_short_for_leaves_nothing_finished(
+    folder: str, tmp_path: Path
+) -> None:
+    output, other = f"{tmp_path}/large", f"{tmp_path}/small"
+    large = ByteLevelBPE(vocabulary=5_000)
+    for _ in range(2):  # and the same command says so again
+        with pytest.raises(DataError, match=r"tokenizer\.vocabulary: .* entries, not 5000; set it"):
+            make_tokenizer(training(folder, output=output, tokenizer=large))
+        with pytest.raises(DataError, match="its stage is not finished"):
+            manifest.read_input(output, "tokenizer")
+        assert storage.list_files(output) == [f"{output}/{CLAIM}"]
+    with pytest.raises(DataError, match="large: its stage is not finished"):
+        tokenize(tokenization(folder, tokenizer=output, output=f"{tmp_path}/tokens"))
+    make_tokenizer(training(folder, output=other))
+    assert result(other) == result(f"{folder}/tokenizer")
+
+
+# Tokens
+
+
+def test_the_folder_of_tokens_keeps_the_contract(folder: str) -> None:
+    made = manifest.read_input(f"{folder}/tokens", "tokenize")
+    assert made.inputs == {
+        name: manifest.read_manifest(f"{folder}/{kind}").content
+        for name, kind in (("documents", "documents"), ("tokenizer", "tokenizer"))
+    }
+    assert {name: entry.sha256 for name, entry in made.files.items()} == result(f"{folder}/tokens")
+    assert sorted(made.files) == sorted(
+        [TOKENIZER_FILE]
+        + [
+            f"{split}/documents-{number:05d}{ending}"
+            for split in (TRAIN, HELD_OUT)
+            for number in range(len(FILES))
+            for ending in (".bin", ".index.parquet")
+        ]
+    )
+    assert result(f"{folder}/tokens")[TOKENIZER_FILE] == result(f"{folder}/tokenizer").popitem()[1]
+    assert tokenize(tokenization(folder, workers=7)) == made
+    with pytest.raises(OutputTaken, match=r"held_out: 0\.2 there, 0\.3 here"):
+        tokenize(tokenization(folder, held_out=0.3))
+
+
+def test_every_kept_text_comes_back_from_its_ids(folder: str) -> None:
+    kept = {row["id"]: row["text"] for rows in FILES.values() for row in rows}
+    parts = {split: texts_of(f"{folder}/tokens", split) for split in (TRAIN, HELD_OUT)}
+    assert parts[TRAIN] | parts[HELD_OUT] == kept
+    assert len(parts[TRAIN]) + len(parts[HELD_OUT]) == len(kept)
+
+
+def test_the_counts_are_those_of_the_shards(folder: str) -> None:
+    counts = manifest.read_manifest(f"{folder}/tokens").counts
+    assert counts["vocabulary"] == 300
+    for split in (TRAIN, HELD_OUT):
+        shards = TokenShards.open(f"{folder}/tokens/{split}")
+        tokens = {source: shards.tokens(source) for source in shards.sources}
+        texts = texts_of(f"{folder}/tokens", split)
+        assert counts[f"{split}_tokens_of"] == tokens
+        assert counts[f"{split}_tokens"] == sum(tokens.values())
+        assert counts[f"{split}_documents"] == len(texts)
+        assert counts[f"{split}_bytes"] == sum(len(text.encode()) for text in texts.values())
+
+
+def test_every_document_knows_its_row(folder: str) -> None:
+    for split in (TRAIN, HELD_OUT):
+        shards = TokenShards.open(f"{folder}/tokens/{split}")
+        for source in shards.sources:
+            for document in shards.documents(source, 0, shards.tokens(source)):
+                rows = FILES[document.corpus_file.removesuffix(".parquet")]
+                assert rows[document.corpus_row]["id"] == document.id
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """A Ray of this machine's own for all tests of this file."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop("RAY_ADDRESS", None)
+        ray_session.connect(1, "tests")
+        import ray
+
+        yield
+        ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("workers", [1, 2])
+def test_any_number_of_workers_makes_the_same_bytes(
+    local_ray: None, folder: str, tmp_path: Path, workers: int
+) -> None:
+    output = f"{tmp_path}/tokens"
+    made = tokenize(tokenization(folder, output=output, workers=workers))
+    assert result(output) == result(f"{folder}/tokens")
+    assert made.content == manifest.read_manifest(f"{folder}/tokens").content
+
+
+def test_a_stopped_run_goes_on_and_makes_the_same_bytes(folder: str, tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(done: int, whole: int) -> None:
+        if done == 2:
+            raise Stopped
+
+    run = tokenization(folder, output=f"{tmp_path}/tokens")
+    with pytest.raises(Stopped):
+        tokenize(run, stop)
+    told: list[int] = []
+    tokenize(run, lambda done, whole: told.append(done))
+    assert told == [2, 3]
+    assert result(run.output) == result(f"{folder}/tokens")
+
+
+# What is held out
+
+
+def test_no_url_is_in_both_splits(tmp_path: Path) -> None:
+    spellings = ("https://a.example/{}", "HTTPS://A.example:443/{}/", "https://a.example/{}#top")
+    files = {
+        f"web-{number:05d}": [
+            row(100 * number + page, url=spelling.format(page)) for page in range(60)
+        ]
+        for number, spelling in enumerate(spellings)
+    }
+    folder = str(tmp_path)
+    write_documents(f"{folder}/documents", files)
+    make_tokenizer(training(folder))
+    tokenize(tokenization(folder, held_out=0.3))
+    trained, held = (
+        {normalised(url) for url in urls_of(f"{folder}/tokens", split).values()}
+        for split in (TRAIN, HELD_OUT)
+    )
+    assert len(trained) + len(held) == 60 and not trained & held
+    assert 5 < len(held) < 35
+
+
+def test_a_document_keeps_its_side_when_others_are_added_or_more_are_held_out(
+    folder: str, tmp_path: Path
+) -> None:
+    more = {"first-00000": [row(number, "news") for number in range(30)], **FILES}
+    write_documents(f"{tmp_path}/documents", more)
+    tokenizer = f"{folder}/tokenizer"
+    tokenize(tokenization(str(tmp_path), tokenizer=tokenizer))
+    tokenize(tokenization(folder, output=f"{tmp_path}/half", held_out=0.5))
+    held = set(urls_of(f"{folder}/tokens", HELD_OUT))
+    news = {row["id"] for row in more["first-00000"]}
+    assert 0 < len(held) < 200
+    assert set(urls_of(f"{tmp_path}/tokens", HELD_OUT)) - news == held
+    assert held < set(urls_of(f"{tmp_path}/half", HELD_OUT))
+
+
+def test_documents_without_a_url_are_dealt_by_their_ids(folder: str, tmp_path: Path) -> None:
+    rows = [row(number, url="") for number in range(200)]
+    write_documents(f"{tmp_path}/documents", {"web-00000": rows})
+    tokenize(tokenization(str(tmp_path), tokenizer=f"{folder}/tokenizer"))
+    trained, held = (set(urls_of(f"{tmp_path}/tokens", split)) for split in (TRAIN, HELD_OUT))
+    assert trained | held == {row["id"] for row in rows} and not trained & held
+    assert 15 < len(held) < 70  # 40, and six standard deviations either way
+
+
+# What cannot work
+
+
+def test_another_stages_folder_is_refused(folder: str, tmp_path: Path) -> None:
+    output = f"{tmp_path}/out"
+    made_by = "made by `{}`, but the output of `{}` is wanted"
+    with pytest.raises(DataError, match=made_by.format("tokenizer", "curate")):
+        make_tokenizer(training(folder, documents=f"{folder}/tokenizer", output=output))
+    with pytest.raises(DataError, match=made_by.format("tokenize", "curate")):
+        tokenize(tokenization(folder, documents=f"{folder}/tokens", output=output))
+    with pytest.raises(DataError, match=made_by.format("curate", "tokenizer")):
+        tokenize(tokenization(folder, tokenizer=f"{folder}/documents", output=output))
+    assert not Path(output).exists()
+
+
+def test_when_everything_is_held_out_nothing_is_finished(folder: str, tmp_path: Path) -> None:
+    output = f"{tmp_path}/tokens"
+    with pytest.raises(DataError, match="documents: not one document to train on; curate more"):
+        tokenize(tokenization(folder, output=output, held_out=0.999999))
+    with pytest.raises(DataError, match="its stage is not finished"):
+        manifest.read_input(output, "tokenize")
+
+
+def test_nothing_held_out_is_an_empty_split(folder: str, tmp_path: Path) -> None:
+    output = f"{tmp_path}/tokens"
+    counts = tokenize(tokenization(folder, output=output, held_out=0.0)).counts
+    assert (counts["held_out_documents"], counts["held_out_tokens"]) == (0, 0)
+    assert len(texts_of(output, TRAIN)) == sum(map(len, FILES.values()))
+
+
+def test_a_bucket_holds_the_same_bytes_as_a_disk(
+    folder: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_documents(f"{s3}/documents", FILES)
+    make_tokenizer(training(s3))
+    tokenize(tokenization(s3))
+    for name in ("tokenizer", "tokens"):
+        assert result(f"{s3}/{name}") == result(f"{folder}/{name}")

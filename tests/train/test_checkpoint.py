@@ -1,0 +1,389 @@
+import dataclasses
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.parallel.mesh import local_device
+from trainrig.train import checkpoint
+from trainrig.train.checkpoint import (
+    content_key,
+    describe,
+    find_damage,
+    newest_valid,
+    open_model,
+    prune,
+    resolve,
+    write_model,
+)
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.state import fresh_state
+
+FILES = (
+    "manifest.json",
+    "shard-00001-model-00001-of-00001.safetensors",
+    "shard-00002-model-00001-of-00001.safetensors",
+    "state.json",
+    "tokenizer.json",
+)
+
+
+def at(folder, step, attempt=1):
+    return Path(folder, "checkpoints", f"step_{step:08d}", f"attempt-{attempt:04d}")
+
+
+@pytest.fixture
+def copy(straight, tmp_path):
+    """A copy of the undisturbed run of two ranks, with checkpoints at 4, 8, 12, 16 and 20."""
+    shutil.copytree(straight(2).folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def plant(straight, tmp_path):
+    """`plant(8, attempt=2)` commits a whole checkpoint in the run folder that it returns."""
+    source = at(straight(1).folder, 4)
+    run = tmp_path / "planted"
+
+    def commit(step, attempt=1):
+        shutil.copytree(source, at(run, step, attempt))
+        return RunFolder(str(run))
+
+    return commit
+
+
+def flip(path, position, bit=0):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
+# --- what is in one
+
+
+def test_what_two_ranks_saved_is_the_same_bits_at_one_two_and_three(straight, ranks):
+    job = straight(2)
+    path = str(at(job.folder, 8))
+    read = {world: ranks(world, "tensors", job=job, resume_from=path) for world in (1, 2, 3)}
+    (one,) = read[1]
+    assert one["counters"] == (8, 8, 8 * 8 * 32)
+    for tensors in (*read[2], *read[3]):
+        assert tensors.keys() == one.keys()
+        for name, value in one.items():
+            np.testing.assert_array_equal(tensors[name], value)
+    moved = "optimizer.state.embedding.weight.exp_avg_sq"
+    assert one[moved].any() and one["optimizer.state.norm.weight.step"] == 8
+
+
+def test_the_model_of_a_checkpoint_is_the_one_that_was_trained(straight, ranks):
+    job = straight(3)
+    path = str(at(job.folder, 12))
+    (trained, *_) = ranks(3, "tensors", job=job, resume_from=path)
+    opened = open_model(path)
+    assert (opened.step, opened.config, opened.tokenizer) == (12, job.model, job.tokenizer)
+    for name, weights in opened.weights.items():
+        np.testing.assert_array_equal(weights.numpy(), trained[f"model.{name}"])
+    built = opened.build().state_dict()
+    assert built.keys() == opened.weights.keys()
+    assert all(torch.equal(built[name], opened.weights[name]) for name in built)
+
+
+def test_nothing_in_a_checkpoint_can_be_executed(straight):
+    folder = at(straight(2).folder, 20)
+    assert tuple(sorted(path.name for path in folder.iterdir())) == FILES
+    for path in folder.iterdir():
+        if path.suffix == ".json":
+            json.loads(path.read_bytes())
+            continue
+        held = sum(tensor.nbytes for tensor in load_file(path).values())
+        header = int.from_bytes(path.read_bytes()[:8], "little")
+        assert path.stat().st_size == 8 + header + held  # and so nothing besides tensors
+
+
+def test_the_same_state_is_the_same_bytes_whichever_attempt_wrote_it(straight, ranks, tmp_path):
+    straight_on = straight(1)
+    job = dataclasses.replace(straight_on, folder=str(tmp_path))
+    folder = RunFolder(job.folder)
+    folder.take_attempt(0)
+    resume_from = str(at(straight_on.folder, 16))
+    ranks(1, "train", job=job, attempt=folder.take_attempt(16), resume_from=resume_from)
+    again = at(job.folder, 20, attempt=2)
+    assert content_key(str(again)) == content_key(str(at(straight_on.folder, 20)))
+    assert content_key(str(again)) != content_key(resume_from)
+
+
+def test_one_process_writes_a_model_that_others_open(make_job, tmp_path):
+    job = make_job(tmp_path)
+    model = Decoder(job.model)
+    initialise(model, seed=3)
+    weights = {name: value.bfloat16() for name, value in model.state_dict().items()}
+    path = write_model(str(tmp_path / "made"), job.model, job.tokenizer, weights)
+    (file,) = Path(path).glob("*.safetensors")
+    assert {tensor.dtype for tensor in load_file(file).values()} == {torch.float32}
+    opened = open_model(str(tmp_path / "made"))
+    assert (opened.path, opened.step, opened.config) == (path, 0, job.model)
+    for name, value in weights.items():
+        assert torch.equal(opened.weights[name], value.float())
+
+
+def test_a_model_in_a_bucket_is_the_same_model(s3, make_job, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job = make_job(tmp_path)
+    model = Decoder(job.model)
+    initialise(model, seed=3)
+    path = write_model(f"{s3}/run", job.model, job.tokenizer, model.state_dict())
+    local = write_model(str(tmp_path / "run"), job.model, job.tokenizer, model.state_dict())
+    assert content_key(path) == content_key(local)
+    opened = open_model(f"{s3}/run")
+    assert opened.path == path
+    for name, value in model.state_dict().items():
+        assert torch.equal(opened.weights[name], value)
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, copy):
+    path = at(copy, 20) / name
+    if how == "deleted":
+        path.unlink()
+    elif how == "truncated":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        flip(path, path.stat().st_size // 2)
+    newest, damages = newest_valid(RunFolder(str(copy)))
+    assert newest.step == 16
+    if (name, how) == ("manifest.json", "deleted"):
+        assert damages == []  # without one it never was a checkpoint
+    elif name == "manifest.json":
+        assert len(damages) == 1 and str(at(copy, 20)) in damages[0]
+    else:
+        said = {"deleted": "gone", "truncated": "bytes of", "flipped": "other bytes than"}[how]
+        assert len(damages) == 1 and damages[0].startswith(f"{path}: ") and said in damages[0]
+
+
+@tries(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_flipped_bit_goes_unseen(copy, data):
+    name = data.draw(st.sampled_from(FILES[1:]))
+    path = at(copy, 20) / name
+    position = data.draw(st.integers(0, path.stat().st_size - 1))
+    bit = data.draw(st.integers(0, 7))
+    flip(path, position, bit)
+    try:
+        assert find_damage(str(at(copy, 20))) is not None
+    finally:
+        flip(path, position, bit)
+    assert find_damage(str(at(copy, 20))) is None
+
+
+def test_the_place_of_the_damage_is_told_to_the_chunk(monkeypatch, copy):
+    path = at(copy, 20) / FILES[1]
+    monkeypatch.setattr(checkpoint, "CHUNK", 1_000)
+    sums = checkpoint.chunk_sums(str(path))
+    assert len(sums.sha256) == -(-path.stat().st_size // 1_000)
+    manifest = checkpoint.CheckpointManifest(step=20, attempt=1, files={path.name: sums})
+    (at(copy, 20) / "manifest.json").write_text(manifest.model_dump_json())
+    flip(path, 2_345)
+    assert find_damage(str(at(copy, 20))) == (
+        f"{path}: other bytes than were written, from byte 2000 on"
+    )
+
+
+def test_all_damages_on_the_way_are_named_and_no_checkpoint_may_be_left(copy):
+    for step in (4, 8, 12, 16, 20):
+        (at(copy, step) / "state.json").unlink()
+    newest, damages = newest_valid(RunFolder(str(copy)))
+    assert newest is None
+    assert damages == [f"{at(copy, step) / 'state.json'}: gone" for step in (20, 16, 12, 8, 4)]
+
+
+# --- fencing
+
+
+def test_a_commit_behind_the_back_of_a_later_attempt_is_ignored(plant):
+    folder = plant(8)
+    for resumed in (0, 8):
+        folder.take_attempt(resumed)
+    plant(12, attempt=1)  # by workers that outlived their attempt
+    assert newest_valid(folder)[0].step == 8
+    plant(12, attempt=2)
+    newest, damages = newest_valid(folder)
+    assert (newest.step, newest.attempt, damages) == (12, 2, [])
+
+
+def test_what_was_resumed_from_counts_for_every_later_attempt(plant):
+    folder = plant(4)
+    for resumed in (0, 4, 4):
+        folder.take_attempt(resumed)
+    assert newest_valid(folder)[0].step == 4
+    plant(8, attempt=2)  # attempt 3 began from before it
+    assert newest_valid(folder)[0].step == 4
+
+
+def test_sixteen_at_once_take_sixteen_numbers(tmp_path):
+    folder = RunFolder(str(tmp_path))
+    taken = []
+    threads = [
+        threading.Thread(target=lambda step=n: taken.append(folder.take_attempt(step)))
+        for n in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(attempt.number for attempt in taken) == list(range(1, 17))
+    assert folder.attempts() == sorted(taken, key=lambda attempt: attempt.number)
+    assert sorted(attempt.resumed_step for attempt in taken) == list(range(16))
+
+
+# --- pruning
+
+
+def steps_in(folder):
+    return sorted(int(p.name.removeprefix("step_")) for p in Path(folder, "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [20]), (2, [16, 20]), (9, [4, 8, 12, 16, 20])])
+def test_pruning_keeps_the_newest(keep, left, copy):
+    prune(RunFolder(str(copy)), keep)
+    assert steps_in(copy) == left
+    assert newest_valid(RunFolder(str(copy)))[0].step == 20
+
+
+def test_what_does_not_count_is_not_kept_in_place_of_what_does(plant):
+    folder = plant(8)
+    folder.take_attempt(0)
+    folder.take_attempt(8)
+    plant(12, attempt=2)
+    plant(16, attempt=1)  # by workers that outlived their attempt
+    prune(folder, keep=1)
+    assert newest_valid(folder)[0].step == 12
+    assert steps_in(folder.path) == [12]
+
+
+def test_pruning_stays_in_its_run_folder_whatever_that_lies_in(copy, tmp_path):
+    inside = tmp_path / "step_4" / "attempt-1"
+    inside.mkdir(parents=True)
+    run = copy.rename(inside / "run")
+    prune(RunFolder(str(run)), keep=1)
+    assert steps_in(run) == [20]
+
+
+def test_pruning_leaves_what_is_being_written(copy):
+    being_written = at(copy, 24)
+    being_written.mkdir(parents=True)
+    (being_written / "state.json").write_text("{}")
+    prune(RunFolder(str(copy)), keep=1)
+    assert steps_in(copy) == [20, 24]
+
+
+def test_a_run_keeps_as_many_checkpoints_as_it_is_told(ranks, make_job, tmp_path):
+    job = make_job(tmp_path, training={"steps": 6, "checkpoint_every": 1, "keep_checkpoints": 2})
+    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    assert steps_in(job.folder) == [5, 6]
+    recorded = [event["step"] for event in RunFolder(job.folder).events()]
+    assert recorded == [1, 2, 3, 4, 5, 6]
+
+
+# --- finding one
+
+
+def test_a_checkpoint_is_found_from_any_folder_around_it(copy):
+    newest = str(at(copy, 20))
+    for path in (copy, copy / "checkpoints", at(copy, 20).parent, at(copy, 20)):
+        assert resolve(str(path)) == newest
+        assert resolve(f"{path}/") == newest
+    assert resolve(str(at(copy, 8).parent)) == str(at(copy, 8))
+    assert resolve(str(at(copy, 8))) == str(at(copy, 8))
+
+
+def test_a_checkpoint_is_found_by_a_relative_path(copy, monkeypatch):
+    monkeypatch.chdir(copy)
+    for path in (".", "checkpoints", "./checkpoints", "checkpoints/step_00000020"):
+        assert Path(resolve(path)).resolve() == at(copy, 20).resolve()
+    monkeypatch.chdir(copy.parent)
+    assert resolve("copy") == str(at("copy", 20))
+
+
+def test_a_run_folder_may_have_any_name(copy):
+    for name in ("my-checkpoints", "checkpoints", "step_1"):
+        renamed = copy.rename(copy.with_name(name))
+        assert resolve(str(renamed)) == str(at(renamed, 20))
+        copy = renamed
+
+
+def test_a_copied_checkpoint_is_one_wherever_it_lies(copy, tmp_path):
+    elsewhere = shutil.copytree(at(copy, 8), tmp_path / "elsewhere")
+    assert resolve(str(elsewhere)) == str(elsewhere)
+    assert open_model(str(elsewhere)).step == 8
+
+
+def test_a_damaged_newest_one_is_passed_over_unless_it_is_named(copy, caplog):
+    (at(copy, 20) / "tokenizer.json").write_text("{}")
+    assert resolve(str(copy)) == str(at(copy, 16))
+    assert "passed over a damaged checkpoint" in caplog.text
+    with pytest.raises(DataError, match=r"a damaged checkpoint \(.*tokenizer.json: 2 bytes of"):
+        resolve(str(at(copy, 20)))
+    with pytest.raises(DataError, match=r"no whole checkpoint there; damaged: .*tokenizer.json"):
+        resolve(str(at(copy, 20).parent))
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(copy):
+    (at(copy, 20) / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"manifest.json: gone, or never written"):
+        resolve(str(at(copy, 20)))
+
+
+@pytest.mark.parametrize("where", ["", "nowhere", "checkpoints", "checkpoints/step_00000001"])
+def test_where_there_is_no_checkpoint_the_message_says_what_to_name(where, tmp_path):
+    with pytest.raises(DataError, match="no whole checkpoint there; name the folder of a training"):
+        resolve(str(tmp_path / where))
+
+
+# --- loading into another run
+
+
+def test_a_checkpoint_of_other_data_is_refused(alone, straight, make_job, tmp_path):
+    job = make_job(tmp_path, batches={"seed": 1})
+    with pytest.raises(ConfigError, match=r"step_00000008.*trained on other data"):
+        checkpoint.load(str(at(straight(1).folder, 8)), fresh_state(job, local_device()), job)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
+    alone, straight, make_job, tmp_path
+):
+    job = make_job(tmp_path, model={"rope_theta": 500.0})
+    state = fresh_state(job, local_device())
+    for load in (checkpoint.load, checkpoint.load_weights):
+        with pytest.raises(ConfigError, match=r"rope_theta is 10000.0 there, 500.0 in"):
+            load(str(at(straight(1).folder, 8)), state, job)
+
+
+def test_only_the_weights_of_another_run_are_taken(straight, ranks, make_job, tmp_path):
+    other = make_job(tmp_path, batches={"seed": 1})
+    path = str(at(straight(2).folder, 8))
+    (taken,) = ranks(1, "tensors", job=other, weights_from=path)
+    assert taken["counters"] == (0, 0, 0)
+    assert not taken["optimizer.state.norm.weight.exp_avg"].any()
+    for name, weights in open_model(path).weights.items():
+        np.testing.assert_array_equal(taken[f"model.{name}"], weights.numpy())
+
+
+def test_a_checkpoint_says_what_it_is_of(straight):
+    job = straight(1)
+    config, tokenizer = describe(str(at(job.folder, 4)))
+    assert config == job.model and isinstance(config, DecoderConfig)
+    assert tokenizer == job.tokenizer

@@ -1,0 +1,260 @@
+import dataclasses
+import itertools
+import math
+import signal
+import time
+
+import pytest
+import torch
+from torch.nn import functional
+
+from trainrig.models.decoder import Decoder, initialise
+from trainrig.optim.groups import group_by_decay
+from trainrig.train import metrics
+from trainrig.train.checkpoint import newest_valid, open_model
+from trainrig.train.loop import count_targets, train
+from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.samples import trained_samples
+
+STEPS = 20  # of the undisturbed runs
+
+# What one line of metrics says that does not depend on clocks and attempts.
+EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
+
+
+def exact(job):
+    return [(line["step"], *(line[name] for name in EXACT)) for line in metrics.series(job.folder)]
+
+
+def losses(job):
+    return [line["train/loss"] for line in metrics.series(job.folder)]
+
+
+def begin(world, ranks, job, **arguments):
+    """A first attempt that is not meant to reach its end."""
+    attempt = RunFolder(job.folder).take_attempt(0)
+    return ranks.start(world, "train", job=job, attempt=attempt, **arguments)
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+
+
+# --- resuming
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_resuming_from_any_checkpoint_gives_the_run_that_never_stopped(
+    world, straight, ranks, last_weights, tmp_path
+):
+    undisturbed = straight(world)
+    for step in (4, 12, 16):
+        job = dataclasses.replace(undisturbed, folder=str(tmp_path / f"from-{step}"))
+        folder = RunFolder(job.folder)
+        resume_from = f"{undisturbed.folder}/checkpoints/step_{step:08d}/attempt-0001"
+        attempt = folder.take_attempt(step)
+        assert ranks(world, "train", job=job, attempt=attempt, resume_from=resume_from) == (
+            [STEPS] * world
+        )
+        assert exact(job) == exact(undisturbed)[step:]
+        assert last_weights(job) == last_weights(undisturbed)
+        straight_samples = trained_samples(RunFolder(undisturbed.folder))
+        assert trained_samples(folder) == {
+            at: samples for at, samples in straight_samples.items() if at > step
+        }
+
+
+def test_a_stop_after_any_number_of_steps_leaves_no_trace(alone, make_job, last_weights, tmp_path):
+    def at_constant_rate(steps, folder):
+        schedule = {"kind": "Constant", "warmup": 0}
+        return make_job(folder, training={"steps": steps, "schedule": schedule})
+
+    whole = at_constant_rate(6, tmp_path / "whole")
+    train(whole, RunFolder(whole.folder).take_attempt(0), None)
+    for stop in range(1, 6):
+        folder = tmp_path / f"stopped-at-{stop}"
+        for steps in (stop, 6):
+            job = at_constant_rate(steps, folder)
+            newest, _ = newest_valid(RunFolder(job.folder))
+            attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
+            train(job, attempt, newest.path if newest else None)
+        assert exact(job) == exact(whole)
+        assert last_weights(job) == last_weights(whole)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("world", "victim"), [(1, 0), (2, 0), (2, 1)])
+def test_a_run_whose_rank_was_killed_goes_on_as_if_nothing_had_been(
+    world, victim, straight, mortal_ranks, go_on, last_weights, tmp_path
+):
+    undisturbed = straight(world)
+    job = dataclasses.replace(undisturbed, folder=str(tmp_path / "run"))
+    # It hangs on the data of its eleventh step until it is killed, two steps past a checkpoint.
+    processes = begin(world, mortal_ranks, job, fault=(victim, "stall", 10))
+    wait_for(lambda: len(losses(job)) == 10, processes[victim])
+    processes[victim].send_signal(signal.SIGKILL)
+    processes[victim].wait()
+    newest, damages = newest_valid(RunFolder(job.folder))
+    assert (newest.step, damages) == (8, [])
+    go_on(world, job)
+    assert [a.resumed_step for a in RunFolder(job.folder).attempts()] == [0, 8]
+    assert exact(job) == exact(undisturbed)
+    assert last_weights(job) == last_weights(undisturbed)
+    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(undisturbed.folder))
+
+
+@pytest.mark.chaos
+def test_a_checkpoint_cut_short_by_a_kill_does_not_count(
+    straight, mortal_ranks, go_on, last_weights, tmp_path
+):
+    undisturbed = straight(2)
+    job = dataclasses.replace(undisturbed, folder=str(tmp_path / "run"))
+    processes = begin(2, mortal_ranks, job, fault=(0, "die in save", 12))
+    assert processes[0].wait() == -signal.SIGKILL
+    half_written = tmp_path / "run" / "checkpoints" / "step_00000012" / "attempt-0001"
+    assert len(list(half_written.iterdir())) == 4  # all but the manifest
+    newest, damages = newest_valid(RunFolder(job.folder))
+    assert (newest.step, damages) == (8, [])
+    go_on(2, job)
+    assert exact(job) == exact(undisturbed)
+    assert last_weights(job) == last_weights(undisturbed)
+
+
+# --- any number of ranks
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_the_number_of_ranks_does_not_change_the_losses(world, straight):
+    # Three ranks get 1, 1 and 2 of the 4 micro-batches of a step: an uneven deal.
+    one, several = straight(1), straight(world)
+    assert losses(several)[0] == pytest.approx(losses(one)[0], rel=1e-6)
+    assert losses(several) == pytest.approx(losses(one), rel=1e-5)
+    norms = [[line["train/grad_norm"] for line in metrics.series(j.folder)] for j in (one, several)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    workers = {line["cluster/workers"] for line in metrics.series(several.folder)}
+    assert len(losses(several)) == STEPS and workers == {world}
+
+
+def test_more_ranks_than_micro_batches_give_the_same_losses_too(ranks, make_job, tmp_path):
+    few = {"global_batch": 4, "micro_batch": 2}
+    jobs = [make_job(tmp_path / str(world), batches=few) for world in (1, 3)]
+    for world, job in zip((1, 3), jobs, strict=True):
+        ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    assert losses(jobs[1]) == pytest.approx(losses(jobs[0]), rel=1e-5)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(straight, ranks, tmp_path):
+    one = straight(1)
+    job = dataclasses.replace(one, folder=str(tmp_path))
+    path = f"{straight(2).folder}/checkpoints/step_00000008/attempt-0001"
+    attempt = RunFolder(job.folder).take_attempt(8)
+    ranks(3, "train", job=job, attempt=attempt, resume_from=path)
+    assert losses(job) == pytest.approx(losses(one)[8:], rel=1e-5)
+    assert exact(job)[-1][-1] == exact(one)[-1][-1]  # targets trained on
+
+
+# --- what a step computes
+
+
+def test_micro_batches_of_any_size_give_the_same_losses(alone, make_job, tmp_path):
+    series = {}
+    for size in (1, 2, 4, 8):
+        job = make_job(tmp_path / str(size), batches={"micro_batch": size})
+        train(job, RunFolder(job.folder).take_attempt(0), None)
+        series[size] = losses(job)
+    for size in (1, 2, 4):
+        assert series[size] == pytest.approx(series[8], rel=1e-5)
+
+
+def fresh_model(job):
+    model = Decoder(job.model)
+    initialise(model, job.training.seed)
+    return model
+
+
+def plain_losses(job, model, steps):
+    """The run without FSDP, micro-batches and a single line of ours but the model's."""
+    training = job.training
+    optimizer = torch.optim.AdamW(
+        group_by_decay(model.named_parameters(), training.optimizer.weight_decay),
+        betas=training.optimizer.betas,
+        eps=training.optimizer.epsilon,
+    )
+    batches = job.make_batches()
+    for step in range(steps):
+        ids, targets = (
+            torch.cat([torch.from_numpy(getattr(m, name)) for m in batches.at(step)])
+            for name in ("ids", "targets")
+        )
+        loss = functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = training.optimizer.lr * cosine(step, training)
+        optimizer.step()
+        yield loss.item(), norm.item()
+
+
+def cosine(step, training):
+    """Up over two steps, then down half a cosine to a tenth."""
+    if step < 2:
+        return (step + 1) / 2
+    fallen = (step - 1) / (training.steps - 2)
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * fallen))
+
+
+def test_the_loop_does_what_a_plain_torch_loop_does(straight):
+    job = straight(1)
+    plain = list(plain_losses(job, fresh_model(job), STEPS))
+    assert losses(job) == pytest.approx([loss for loss, _ in plain], rel=1e-5)
+    norms = [line["train/grad_norm"] for line in metrics.series(job.folder)]
+    assert norms == pytest.approx([norm for _, norm in plain], rel=1e-4)
+    clipped = [norm > job.training.clip_norm for norm in norms]
+    assert any(clipped) and not all(clipped)  # else nothing is known of one of the two cases
+
+
+def test_the_learning_rate_follows_the_schedule(straight):
+    job = straight(1)
+    rates = [line["train/lr"] for line in metrics.series(job.folder)]
+    expected = [0.01 * cosine(step, job.training) for step in range(STEPS)]
+    assert rates == pytest.approx(expected, rel=1e-12)
+    assert rates[:3] == pytest.approx([0.005, 0.01, 0.01], rel=0.01)
+    assert rates[-1] == pytest.approx(0.001)
+
+
+def test_the_targets_of_a_step_are_counted_once(straight):
+    job = straight(3)
+    assert count_targets(job.make_batches().at(0)) == 8 * 32
+    assert [line["train/tokens"] for line in metrics.series(job.folder)] == list(
+        itertools.accumulate([8 * 32] * STEPS)
+    )
+
+
+def test_training_lowers_the_loss(straight):
+    first, *_, last = losses(straight(1))
+    assert first == pytest.approx(math.log(320), rel=0.02)  # fresh weights know nothing
+    assert last < 0.6 * first
+
+
+def test_a_run_at_its_end_takes_no_further_step(alone, straight, last_weights, tmp_path):
+    finished = straight(1)
+    job = dataclasses.replace(finished, folder=str(tmp_path))
+    resume_from = newest_valid(RunFolder(finished.folder))[0].path
+    assert train(job, Attempt(1, STEPS), resume_from) == STEPS
+    assert losses(job) == [] and not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_may_start_from_the_weights_of_another(alone, straight, make_job, tmp_path):
+    """Its counters, its schedule and its optimizer's memory are its own."""
+    trained = newest_valid(RunFolder(straight(2).folder))[0].path
+    job = dataclasses.replace(make_job(tmp_path), initial_weights=trained)
+    train(job, RunFolder(job.folder).take_attempt(0), None)
+    plain = list(plain_losses(job, open_model(trained).build(), job.training.steps))
+    assert losses(job) == pytest.approx([loss for loss, _ in plain], rel=1e-5)
+    assert losses(job)[0] < 1.2 * losses(straight(1))[-1]
+    first = metrics.series(job.folder)[0]
+    assert (first["step"], first["train/tokens"]) == (1, 8 * 32)

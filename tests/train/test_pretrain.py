@@ -1,0 +1,171 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainrig import config, storage
+from trainrig.config import to_toml
+from trainrig.errors import ConfigError, DataError, OutputTaken
+from trainrig.manifest import read_manifest
+from trainrig.models.decoder import count_parameters
+from trainrig.train import metrics, trainer
+from trainrig.train.pretrain import prepare, pretrain
+from trainrig.train.run import Pretraining
+from trainrig.train.run_folder import RunFolder
+
+
+@pytest.fixture
+def finished(without_ray, make_run, tmp_path):
+    run = make_run(tmp_path / "run")
+    return run, pretrain(run)
+
+
+def refuse_to_train(*_):
+    raise AssertionError("there was nothing to train")
+
+
+def test_a_finished_run_says_what_it_made(finished):
+    run, manifest = finished
+    last = "checkpoints/step_00000012/attempt-0001"
+    losses = [line["train/loss"] for line in metrics.series(run.output)]
+    assert manifest.counts == {
+        "steps": 12,
+        "train_tokens": 12 * 8 * 32,
+        "parameters": count_parameters(prepare(run).model).total,
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "restarts": 0,
+        "checkpoint": last,
+    }
+    assert manifest == read_manifest(run.output)
+    there = {f"{last}/{path.name}" for path in Path(run.output, last).iterdir()}
+    assert set(manifest.files) == there | {"run.toml"} and len(there) == 4
+    for name, entry in manifest.files.items():
+        assert entry.sha256 == storage.sha256(f"{run.output}/{name}")
+
+
+def test_the_run_file_in_a_run_folder_is_the_run(finished):
+    run, _ = finished
+    assert config.load(Pretraining, f"{run.output}/run.toml") == run
+
+
+def test_a_finished_run_is_not_made_again(finished, monkeypatch):
+    run, manifest = finished
+    monkeypatch.setattr(trainer, "run", refuse_to_train)
+    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    assert pretrain(run) == manifest
+    assert pretrain(run.model_copy(update={"workers": 7})) == manifest  # where, not what
+
+
+def test_a_folder_of_another_run_is_refused_by_what_differs(finished, make_run, monkeypatch):
+    run, _ = finished
+    monkeypatch.setattr(trainer, "run", refuse_to_train)
+    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    other = make_run(run.output, training={"optimizer": {"kind": "AdamW", "lr": 0.02}})
+    with pytest.raises(OutputTaken, match=r"optimizer\.lr: 0.01 there, 0.02 here"):
+        pretrain(other)
+
+
+def test_a_folder_of_a_run_on_other_tokens_is_refused(finished, make_tokens, monkeypatch, tmp_path):
+    run, _ = finished
+    monkeypatch.setattr(trainer, "run", refuse_to_train)
+    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    other = make_tokens(tmp_path, held_out=0.4)
+    with pytest.raises(OutputTaken, match="input `tokens` has other contents"):
+        pretrain(run.model_copy(update={"tokens": other}))
+
+
+def test_a_run_that_was_cut_off_goes_on(without_ray, make_run, monkeypatch, tmp_path):
+    run = make_run(tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        pretrain(run)
+    assert not (tmp_path / "run" / "manifest.json").exists()
+    assert pretrain(run).counts["steps"] == 12
+
+
+def test_a_run_whose_metrics_are_gone_is_not_called_finished(without_ray, make_run, tmp_path):
+    run = make_run(tmp_path / "run")
+    pretrain(run)
+    (tmp_path / "run" / "manifest.json").unlink()
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    with pytest.raises(DataError, match=r"metrics.jsonl: gone, though the run is at its end"):
+        pretrain(run)
+
+
+def test_what_cannot_work_is_refused_before_any_worker_starts(make_run, monkeypatch, tmp_path):
+    monkeypatch.setattr(trainer, "run", refuse_to_train)
+    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    cases = {
+        r"schedule.warmup \(12 steps\) must end": {
+            "training": {"schedule": {"kind": "Cosine", "warmup": 12}}
+        },
+        r"model.vocabulary \(300\) is below the tokenizer's 320": {"model": {"vocabulary": 300}},
+        "has no source 'wbe'; did you mean 'web'": {"batches": {"weights": {"wbe": 1.0}}},
+    }
+    for message, changes in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            pretrain(make_run(tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_tokenize_did_not_write_is_refused(make_run, tmp_path):
+    run = make_run(tmp_path / "run").model_copy(update={"tokens": str(tmp_path)})
+    with pytest.raises(DataError, match=r"no manifest.json, so no stage made it"):
+        pretrain(run)
+
+
+# --- the driver itself is killed
+
+COMMAND = "from trainrig.cli import main; main()"
+
+
+def start(run_file, *more):
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "pretrain", str(run_file), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_the_same_command_finishes_a_run_whose_driver_was_killed(
+    ranks, make_job, make_run, last_weights, tmp_path
+):
+    # Long enough that it is not over before its first checkpoint has been seen.
+    training = {"steps": 200, "checkpoint_every": 10, "keep_checkpoints": 100}
+    run = make_run(tmp_path / "run", training=training)
+    (tmp_path / "run.toml").write_text(to_toml(run))
+    killed = start(tmp_path / "run.toml")
+    deadline = time.monotonic() + 240
+    while not list(Path(run.output).glob("checkpoints/*/*/manifest.json")):
+        assert time.monotonic() < deadline and killed.poll() is None, killed.communicate()
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert not Path(run.output, "manifest.json").exists()
+
+    again = start(tmp_path / "run.toml", "--json")
+    out, said = again.communicate(timeout=300)
+    assert again.returncode == 0, said.decode()
+    counts = json.loads(out)
+    assert (counts["steps"], counts["restarts"]) == (200, 1)
+    resumed = RunFolder(run.output).attempts()[1].resumed_step
+    assert 10 <= resumed < 200 and resumed % 10 == 0
+
+    undisturbed = make_job(tmp_path / "undisturbed", training=training)
+    ranks(1, "train", job=undisturbed, attempt=RunFolder(undisturbed.folder).take_attempt(0))
+    series = [
+        [line["train/loss"] for line in metrics.series(folder)]
+        for folder in (run.output, undisturbed.folder)
+    ]
+    assert series[0] == series[1] and len(series[0]) == 200
+    assert last_weights(make_job(run.output)) == last_weights(undisturbed)

@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from trainrig.models.decoder import Decoder, initialise
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_fresh_weights_are_the_same_bits_at_any_number_of_ranks(world, ranks, make_job, tmp_path):
+    job = make_job(tmp_path, training={"seed": 7})
+    model = Decoder(job.model)
+    initialise(model, seed=7)
+    for tensors in ranks(world, "tensors", job=job):
+        for name, value in model.state_dict().items():
+            np.testing.assert_array_equal(tensors[f"model.{name}"], value.numpy())
+
+
+def test_ranks_share_the_weights_out_between_them(ranks, make_job, tmp_path):
+    job = make_job(tmp_path)
+    parts = ranks(3, "parts", job=job)
+    for name, value in Decoder(job.model).named_parameters():
+        held = [part[name] for part in parts]
+        assert sum(held) == value.numel()
+        assert max(held) <= -(-value.shape[0] // 3) * value[0].numel()
+
+
+def test_a_state_is_all_that_a_model_and_its_optimizer_remember(ranks, make_job, tmp_path):
+    job = make_job(tmp_path)
+    (tensors,) = ranks(1, "tensors", job=job)
+    names = {name for name, _ in Decoder(job.model).named_parameters()}
+    memory = {f"{name}.{what}" for name in names for what in ("exp_avg", "exp_avg_sq", "step")}
+    assert set(tensors) == {
+        *(f"model.{name}" for name in names),
+        *(f"optimizer.state.{name}" for name in memory),
+        "counters",
+    }
+    assert tensors["counters"] == (0, 0, 0)
+
+
+def test_another_seed_gives_other_weights(ranks, make_job, tmp_path):
+    drawn = [
+        ranks(1, "tensors", job=make_job(tmp_path / str(seed), training={"seed": seed}))[0]
+        for seed in (0, 1)
+    ]
+    name = "model.embedding.weight"
+    assert not np.array_equal(drawn[0][name], drawn[1][name])

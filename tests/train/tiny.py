@@ -1,0 +1,212 @@
+"""Fixtures of training and of what follows it: tiny tokens, tiny runs, groups of ranks.
+
+Read by the conftest.py of each folder that asks for them.
+"""
+
+import hashlib
+import os
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainrig import manifest
+from trainrig.corpus.curate import Curation
+from trainrig.corpus.judge import Source
+from trainrig.parallel.mesh import join_group
+from trainrig.tokens.prepare import Tokenization, TokenizerTraining, make_tokenizer, tokenize
+from trainrig.tokens.train import ByteLevelBPE
+from trainrig.train import trainer
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.pretrain import prepare
+from trainrig.train.run import Pretraining
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.state import Job
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+ENTRIES = 320  # of the tiny tokenizer: 256 bytes, 5 special tokens, 59 merges
+WORDS = {
+    "books": ["the", "sea", "is", "a", "grey", "mirror", "and", "nobody", "sleeps", "é"],
+    "web": ["buy", "two", "cats", "now", "2024", "free", "猫", "shipping!", "click", "here"],
+}
+
+
+def write_curated(folder: str) -> str:
+    """What `curate` leaves, of made-up text: two sources that do not speak alike."""
+    made_up = Source(name="made-up", paths=("made-up.warc",))
+    stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(made_up,)), {})
+    files = {}
+    for source, words in WORDS.items():
+        dice = random.Random(source)
+        rows = []
+        for number in range(40):
+            text = " ".join(dice.choice(words) for _ in range(dice.randint(20, 90)))
+            url = f"https://{source}.example/{number}"
+            identity = hashlib.md5(url.encode()).hexdigest()
+            rows.append({"id": identity, "url": url, "source": source, "text": text})
+        name = f"kept/{source}.parquet"
+        Path(stage.path("kept")).mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), stage.path(name))
+        files[name] = manifest.file_sum(stage.path(name))
+    stage.finish({"kept": 80}, files)
+    return folder
+
+
+def tokenized(base: Path, held_out: float = 0.2, entries: int = ENTRIES) -> str:
+    """A folder below `base` as `tokenize` leaves it."""
+    documents = write_curated(str(base / "curated"))
+    tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
+    settings = ByteLevelBPE(vocabulary=entries)
+    make_tokenizer(TokenizerTraining(documents=documents, output=tokenizer, tokenizer=settings))
+    tokenize(
+        Tokenization(
+            documents=documents, tokenizer=tokenizer, output=output, workers=0, held_out=held_out
+        )
+    )
+    return output
+
+
+@pytest.fixture(scope="session")
+def make_tokens() -> Callable[..., str]:
+    """`make_tokens(folder, held_out=0.0)`: other tokens than the usual."""
+    return tokenized
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The usual tokens: about 7,000 of two sources, a fifth of the documents held out."""
+    return tokenized(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def make_run(tokens: str) -> Callable[..., Pretraining]:
+    """`make_run(output, training={"steps": 5})`: the usual run file, but for that."""
+
+    def make(output: Path | str, workers: int = 1, **changes: dict[str, Any]) -> Pretraining:
+        parts: dict[str, dict[str, Any]] = {
+            "model": {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48},
+            "batches": {"sequence_length": 32, "global_batch": 8, "micro_batch": 2},
+            # Steep enough that a wrong gradient shows, clipped at some steps and not at others.
+            "training": {
+                "steps": 12,
+                "optimizer": {"kind": "AdamW", "lr": 0.01},
+                "schedule": {"kind": "Cosine", "warmup": 2},
+                "clip_norm": 0.8,
+            },
+        }
+        merged = {name: part | changes.get(name, {}) for name, part in parts.items()}
+        return Pretraining(tokens=tokens, output=str(output), workers=workers, **merged)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., Job]:
+    """The job of `make_run(…)`, its run folder made."""
+
+    def make(output: Path | str, **changes: dict[str, Any]) -> Job:
+        Path(output).mkdir(parents=True, exist_ok=True)
+        return prepare(make_run(output, **changes))
+
+    return make
+
+
+class Ranks:
+    """Processes that form a group for each task; `rank.py` has what they can do."""
+
+    def __init__(self, stores: Path) -> None:
+        self._stores = stores
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._tasks = 0
+
+    def __call__(self, world: int, action: str, **arguments: Any) -> list[Any]:
+        """What each of `world` ranks makes of `action`."""
+        answers = [pickle.load(each.stdout) for each in self.start(world, action, **arguments)]
+        for fine, answer in answers:
+            assert fine, answer
+        return [answer for _, answer in answers]
+
+    def start(self, world: int, action: str, **arguments: Any) -> list[subprocess.Popen[bytes]]:
+        """Have `world` ranks begin with `action`; their processes, in the order of ranks."""
+        while len(self._processes) < world:
+            self._processes.append(self._spawn())
+        self._tasks += 1
+        store = self._stores / f"task-{self._tasks}"
+        for rank, process in enumerate(self._processes[:world]):
+            pickle.dump((action, arguments, (rank, world, str(store))), process.stdin)
+            process.stdin.flush()
+        return self._processes[:world]
+
+    def end(self) -> None:
+        """Kill whoever is left."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+        self._processes = []
+
+    @staticmethod
+    def _spawn() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("rank.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | ONE_THREAD,
+        )
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """`ranks(2, "train", job=…, attempt=…)`; for tests that leave all processes alive."""
+    pool = Ranks(tmp_path_factory.mktemp("stores"))
+    yield pool
+    pool.end()
+
+
+@pytest.fixture
+def mortal_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Ranks of this test alone, which may die."""
+    pool = Ranks(tmp_path_factory.mktemp("stores"))
+    yield pool
+    pool.end()
+
+
+@pytest.fixture
+def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages that train do so by ranks of ours instead of Ray's workers."""
+
+    def run(job: Job, workers: int) -> trainer.Outcome:
+        folder = RunFolder(job.folder)
+        newest, _ = newest_valid(folder)
+        attempt = folder.take_attempt(newest.step if newest else 0)
+        path = newest.path if newest else None
+        ranks(workers, "train", job=job, attempt=attempt, resume_from=path)
+        last, _ = newest_valid(folder)
+        assert last is not None
+        return trainer.Outcome(last, restarts=len(folder.attempts()) - 1)
+
+    monkeypatch.setattr(trainer, "run", run)
+    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+
+
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """This process as the only rank of a group, single-threaded as ranks are."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    join_group(0, 1, str(tmp_path_factory.mktemp("stores") / "store"), timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
