@@ -31,8 +31,8 @@ def describe(run: RunFile) -> dict[str, Any]:
             "parameters": f"not known before {missing} is there, or model.vocabulary set"
         }
     if isinstance(run, FineTuning) and storage.list_files(run.checkpoint):
-        job, _ = sft.prepare(run)
-        return _sizes(job.model)
+        job, _, counted = sft.prepare(run)
+        return _sizes(job.model) | counted
     return {}
 
 

@@ -179,7 +179,7 @@ def test_the_loss_is_that_of_the_assistants_words_by_the_plain_sum(without_ray, 
         expected.append(loss.item())
     assert losses(run) == pytest.approx(expected, rel=1e-4)
     tokens = [line["train/tokens"] for line in metrics.series(run.output)]
-    job, _ = prepare(run)
+    job, _, _ = prepare(run)
     assert tokens[0] == count_targets(job.make_batches().at(0))
     assert tokens[0] == sum(sum(kept[i].trained) for i in order[:4])
 
@@ -193,7 +193,7 @@ def test_two_ranks_fine_tune_as_one_does(without_ray, run, tmp_path):
 
 def test_a_finished_run_names_its_inputs_and_is_not_made_again(without_ray, run, monkeypatch):
     manifest = posttrain(run)
-    _, inputs = prepare(run)
+    _, inputs, _ = prepare(run)
     assert manifest.inputs == inputs and set(inputs) == {"checkpoint", "conversations"}
     assert manifest.counts["checkpoint"] == "checkpoints/step_00000015/attempt-0001"
     monkeypatch.setattr(trainer, "run", None)

@@ -68,3 +68,13 @@ def test_attempts_are_numbered_in_a_row_and_remembered(tmp_path):
     taken = [folder.take_attempt(step) for step in (0, 8, 8)]
     assert [(a.number, a.resumed_step) for a in taken] == [(1, 0), (2, 8), (3, 8)]
     assert RunFolder(str(tmp_path)).attempts() == taken
+
+
+def test_an_event_torn_by_a_full_disk_costs_no_other(tmp_path, caplog):
+    folder = RunFolder(str(tmp_path))
+    folder.record("first")
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write('{"event": "torn", "ti\n')
+    folder.record("last")
+    assert [event["event"] for event in folder.events()] == ["first", "last"]
+    assert "passed over a torn line" in caplog.text

@@ -7,6 +7,7 @@ Shapes: B rows, T positions.
 """
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ from trainrig.tokens.encode import Encoder
 from trainrig.tokens.shards import HELD_OUT, TokenShards
 from trainrig.train import checkpoint
 
+log = logging.getLogger(__name__)
 SCORECARD = "scorecard.json"
 
 
@@ -97,13 +99,22 @@ def score_all(run: Evaluation, model: Decoder, encoder: Encoder) -> dict[str, Sc
         raise DataError(f"{run.tokens}: tokens of another tokenizer than the checkpoint's")
     if not shards.sources:
         raise DataError(f"{run.tokens}: nothing is held out; tokenize with a larger `held_out`")
-    scores = {
-        source: score(model, _windows(shards, source, run), encoder.byte_lengths)
-        for source in shards.sources
-    }
+    scores = {}
+    for source in shards.sources:
+        if shards.tokens(source) < 2:  # the first is no target
+            log.warning("%s: source '%s' holds out one token; it gets no score", run.tokens, source)
+            continue
+        scores[source] = score(model, _windows(shards, source, run), encoder.byte_lengths)
     if run.conversations:
         sizes = BatchSizes(sequence_length=run.sequence_length, global_batch=1, micro_batch=1)
         batches = open_conversations(run.conversations, encoder.text, sizes)
+        if batches.too_long:
+            log.warning(
+                "%s: %d of %d conversations are longer than sequence_length and get no score",
+                run.conversations,
+                batches.too_long,
+                batches.too_long + len(batches),
+            )
         rows = (micro for step in range(len(batches)) for micro in batches.at(step))
         scores["conversations"] = score(
             model, ((micro.ids, micro.targets) for micro in rows), encoder.byte_lengths

@@ -61,6 +61,11 @@ class ConversationBatches:
             f"{encoder.fingerprint}\n{sizes.seed}\n{sizes.sequence_length}\n{content}".encode()
         ).hexdigest()
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many conversations there are to train on, and how many were too long for a row."""
+        return {"conversations": len(self), "conversations_too_long": self.too_long}
+
     def __len__(self) -> int:
         """Conversations in an epoch."""
         return len(self._kept)
@@ -104,18 +109,19 @@ def posttrain(run: FineTuning) -> Manifest:
     Raises InputError for what cannot work, before any worker starts; ClusterError when workers
     fail more often than the run allows.
     """
-    job, inputs = prepare(run)
-    trainer.check_fit(run.workers)  # before the claim: too many leave nothing behind
+    job, inputs, counted = prepare(run)
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
+    with stage.undone_if_refused():
+        trainer.check_fit(run.workers)
     storage.write(stage.path("run.toml"), to_toml(run).encode())
     outcome = trainer.run(job, run.workers)
-    return finish(stage, job, outcome)
+    return finish(stage, job, outcome, counted)
 
 
-def prepare(run: FineTuning) -> tuple[Job, dict[str, str]]:
-    """The job that `run` describes, and the fingerprints of its inputs."""
+def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
+    """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
     path = checkpoint.resolve(run.checkpoint)
     model, tokenizer = checkpoint.describe(path)
     _check(run, model)
@@ -132,7 +138,7 @@ def prepare(run: FineTuning) -> tuple[Job, dict[str, str]]:
         initial_weights=path,
     )
     inputs = {"checkpoint": checkpoint.content_key(path), "conversations": batches.fingerprint}
-    return job, inputs
+    return job, inputs, batches.counts
 
 
 def _check(run: FineTuning, model: DecoderConfig) -> None:

@@ -10,6 +10,7 @@ checkpoint holds anything that could be executed. The manifest is the truth: a f
 is no checkpoint, and one whose bytes do not match it is passed over for the one before.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -126,11 +127,12 @@ def _write_tensors(target: str, tensors: Mapping[str, Tensor]) -> dict[str, File
         # A bucket cannot be written into in place; a disk can, as no manifest names the file yet.
         written = scratch if target.startswith(storage.S3) else target
         Path(written).mkdir(parents=True, exist_ok=True)
-        state_dict_saver.save(
-            dict(tensors),
-            storage_writer=HuggingFaceStorageWriter(written, save_distributed=True),
-            no_dist=not dist.is_initialized(),
-        )
+        with _alone_without_a_word():
+            state_dict_saver.save(
+                dict(tensors),
+                storage_writer=HuggingFaceStorageWriter(written, save_distributed=True),
+                no_dist=not dist.is_initialized(),
+            )
         rank = dist.get_rank() if dist.is_initialized() else 0
         names = sorted(p.name for p in Path(written).glob(f"shard-{rank + 1:05d}-*"))
         for name in names:
@@ -140,6 +142,14 @@ def _write_tensors(target: str, tensors: Mapping[str, Tensor]) -> dict[str, File
             for name in names:
                 storage.write(storage.join(target, name), (Path(scratch) / name).read_bytes())
     return sums
+
+
+@contextlib.contextmanager
+def _alone_without_a_word() -> Iterator[None]:
+    """torch warns of what `no_dist` asks for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 def _sort_metadata(path: Path) -> None:
@@ -286,9 +296,7 @@ def _read_tensors(checkpoint: str, tensors: dict[str, Tensor]) -> None:
             for path in storage.list_files(checkpoint, ".safetensors"):
                 link = Path(scratch) / path.rpartition("/")[2]
                 link.symlink_to(storage.local_path(path))
-        with warnings.catch_warnings():
-            # It says what `no_dist` asks for.
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        with _alone_without_a_word():
             state_dict_loader.load(
                 tensors,
                 storage_reader=HuggingFaceStorageReader(folder),

@@ -1,6 +1,7 @@
 """Pretraining: from a folder of token shards to a run folder with a model in it."""
 
 import functools
+from collections.abc import Mapping
 
 from trainrig import manifest, storage
 from trainrig.config import to_toml
@@ -23,10 +24,11 @@ def pretrain(run: Pretraining) -> Manifest:
     """
     tokens = manifest.read_input(run.tokens, "tokenize")
     job = prepare(run)
-    trainer.check_fit(run.workers)  # before the claim: too many leave nothing behind
     stage = manifest.claim(run.output, run, {"tokens": tokens.content})
     if stage.finished:
         return stage.finished
+    with stage.undone_if_refused():
+        trainer.check_fit(run.workers)
     storage.write(stage.path("run.toml"), to_toml(run).encode())
     outcome = trainer.run(job, run.workers)
     return finish(stage, job, outcome)
@@ -53,8 +55,10 @@ def open_batches(tokens: str, settings: BatchSettings) -> PretrainBatches:
     return PretrainBatches(TokenShards.open(storage.join(tokens, TRAIN)), settings)
 
 
-def finish(stage: Stage, job: Job, outcome: trainer.Outcome) -> Manifest:
-    """Write the manifest of a run folder whose last checkpoint is whole."""
+def finish(
+    stage: Stage, job: Job, outcome: trainer.Outcome, counted: Mapping[str, int] | None = None
+) -> Manifest:
+    """Write the manifest of a run folder whose last checkpoint is whole, with `counted` in it."""
     losses = metrics.series(job.folder)
     if not losses:
         raise DataError(f"{job.folder}/{metrics.METRICS}: gone, though the run is at its end")
@@ -66,6 +70,7 @@ def finish(stage: Stage, job: Job, outcome: trainer.Outcome) -> Manifest:
         "loss_last": losses[-1]["train/loss"],
         "restarts": outcome.restarts,
         "checkpoint": outcome.checkpoint.path.removeprefix(f"{job.folder}/"),
+        **(counted or {}),
     }
     return stage.finish(counts, _sums(stage, outcome.checkpoint.path))
 

@@ -7,6 +7,7 @@ believed. No clocks, no leases.
 """
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -18,6 +19,7 @@ from typing import Any
 
 from trainrig import storage
 
+log = logging.getLogger(__name__)
 EVENTS = "events.jsonl"
 LIMIT = 4096  # bytes of one appended line: more could interleave with another process's
 
@@ -62,12 +64,16 @@ class RunFolder:
             os.close(descriptor)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """All events so far; a line still being written is left out."""
+        """All events so far; a line still being written, or torn by a full disk, is left out."""
         path = Path(self.path) / EVENTS
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-                if line.endswith("\n"):
+                if not line.endswith("\n"):
+                    continue
+                try:
                     yield json.loads(line)
+                except ValueError:
+                    log.warning("%s: passed over a torn line: %.60s…", path, line)
 
     def attempts(self) -> list[Attempt]:
         """The attempts made so far, in order."""
