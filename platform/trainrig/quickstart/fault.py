@@ -11,7 +11,7 @@ from trainrig.train import metrics
 from trainrig.train.run_folder import RunFolder
 
 KILLED = "killed_by_quickstart"  # the event's name
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.25
 
 
 @contextlib.contextmanager
