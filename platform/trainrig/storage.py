@@ -36,6 +36,11 @@ def join(folder: str, *names: str) -> str:
     return "/".join([folder.rstrip("/"), *names] if folder else names)
 
 
+def absolute(path: str) -> str:
+    """`path` as processes elsewhere on this machine, in folders of their own, can use it."""
+    return path if path.startswith(S3) else str(Path(path).absolute())
+
+
 def read(path: str) -> bytes:
     """All bytes at `path`. Raises FileNotFoundError."""
     if path.startswith(S3):

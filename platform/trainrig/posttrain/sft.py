@@ -110,7 +110,7 @@ def posttrain(run: FineTuning) -> Manifest:
     fail more often than the run allows.
     """
     job, inputs, counted = prepare(run)
-    stage = manifest.claim(run.output, run, inputs)
+    stage = manifest.claim(job.folder, run, inputs)
     if stage.finished:
         return stage.finished
     with stage.undone_if_refused():
@@ -122,17 +122,16 @@ def posttrain(run: FineTuning) -> Manifest:
 
 def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
     """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
-    path = checkpoint.resolve(run.checkpoint)
+    path = checkpoint.resolve(storage.absolute(run.checkpoint))
     model, tokenizer = checkpoint.describe(path)
     _check(run, model)
-    batches = open_conversations(run.conversations, tokenizer, run.batches)
+    conversations = storage.absolute(run.conversations)
+    batches = open_conversations(conversations, tokenizer, run.batches)
     job = Job(
-        folder=run.output,
+        folder=storage.absolute(run.output),
         model=model,
         training=run.training,
-        make_batches=functools.partial(
-            open_conversations, run.conversations, tokenizer, run.batches
-        ),
+        make_batches=functools.partial(open_conversations, conversations, tokenizer, run.batches),
         data_fingerprint=batches.fingerprint,
         tokenizer=tokenizer,
         initial_weights=path,

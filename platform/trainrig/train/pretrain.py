@@ -24,7 +24,7 @@ def pretrain(run: Pretraining) -> Manifest:
     """
     tokens = manifest.read_input(run.tokens, "tokenize")
     job = prepare(run)
-    stage = manifest.claim(run.output, run, {"tokens": tokens.content})
+    stage = manifest.claim(job.folder, run, {"tokens": tokens.content})
     if stage.finished:
         return stage.finished
     with stage.undone_if_refused():
@@ -36,15 +36,16 @@ def pretrain(run: Pretraining) -> Manifest:
 
 def prepare(run: Pretraining) -> Job:
     """The job that `run` describes. Raises InputError if its parts do not fit each other."""
-    tokenizer = storage.read(storage.join(run.tokens, "tokenizer.json")).decode()
+    tokens = storage.absolute(run.tokens)
+    tokenizer = storage.read(storage.join(tokens, "tokenizer.json")).decode()
     encoder = Encoder(tokenizer)
     run.training.schedule.warmup_steps(run.training.steps)
-    batches = open_batches(run.tokens, run.batches)
+    batches = open_batches(tokens, run.batches)
     return Job(
-        folder=run.output,
+        folder=storage.absolute(run.output),
         model=run.model.for_tokenizer(encoder.vocabulary_size),
         training=run.training,
-        make_batches=functools.partial(open_batches, run.tokens, run.batches),
+        make_batches=functools.partial(open_batches, tokens, run.batches),
         data_fingerprint=batches.fingerprint,
         tokenizer=tokenizer,
     )
