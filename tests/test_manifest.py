@@ -57,7 +57,7 @@ def begin(folder: str, inputs: dict[str, str] = INPUTS, **changes: Any) -> Stage
 
 def finish(stage: Stage, text: bytes = b"result") -> Manifest:
     storage.write(stage.path("part", "a.txt"), text)
-    storage.write(stage.path("work", "scratch"), b"")
+    storage.write(stage.path("scratch", "part"), b"")
     return stage.finish({"lines": 3}, {"part/a.txt": manifest.file_sum(stage.path("part/a.txt"))})
 
 
@@ -123,19 +123,19 @@ def test_a_killed_run_goes_on_under_its_own_claim(
 ) -> None:
     caplog.set_level(logging.INFO, "trainrig")
     first = begin(folder)
-    storage.write(first.path("work", "split-1.json"), b"{}")
+    storage.write(first.path("scratch", "split-1.json"), b"{}")
     second = begin(folder)
     assert (second.finished, second.resumed) == (None, True)
-    assert storage.exists(second.path("work", "split-1.json"))
+    assert storage.exists(second.path("scratch", "split-1.json"))
     assert second.claim == first.claim
     assert caplog.messages == [f"{folder}: begun before; going on"]
 
 
 def test_scratch_that_a_kill_left_beside_the_manifest_goes_with_the_next_run(out: str) -> None:
     finish(begin(out))
-    storage.write(f"{out}/work/scratch", b"")
+    storage.write(f"{out}/scratch/part", b"")
     assert begin(out).finished
-    assert not storage.exists(f"{out}/work/scratch")
+    assert not storage.exists(f"{out}/scratch/part")
 
 
 def test_a_number_that_json_lacks_is_recorded_all_the_same(out: str) -> None:

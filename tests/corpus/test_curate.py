@@ -373,13 +373,13 @@ def test_a_killed_run_goes_on_and_makes_the_same_bytes(
     killed = subprocess.run([sys.executable, "-c", CURATE_UNTIL_KILLED, str(run_file), str(done)])
     assert killed.returncode == -signal.SIGKILL
     assert not storage.exists(f"{output}/{MANIFEST}")
-    records = times(f"{output}/work/done")
+    records = times(f"{output}/scratch/done")
     assert len(records) == done
     at_the_end: dict[str, int] = {}
 
     def progress(number: int, whole: int) -> None:
-        if number == whole:  # the last moment of the folder `work`
-            at_the_end.update(times(f"{output}/work/done"))
+        if number == whole:  # the last moment of the folder `scratch`
+            at_the_end.update(times(f"{output}/scratch/done"))
 
     curate(run, progress)
     assert result(output) == result(curated)
@@ -416,7 +416,7 @@ def test_a_run_stopped_at_every_moment_makes_the_same_bytes_in_the_end(
             stops += 1
     assert told == list(range(1, WHOLE + 1))
     assert result(output) == result(curated)
-    assert not Path(output, "work").exists()
+    assert not Path(output, "scratch").exists()
 
 
 def test_a_finished_run_does_nothing_when_it_runs_again(
@@ -563,8 +563,7 @@ def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
         r"Language\.not_allowed 2, not_text 1; loosen `filters`",
     ):
         curate(run_on_pages(tmp_path, pages))
-    with pytest.raises(DataError, match="its stage is not finished"):
-        manifest.read_manifest(str(tmp_path / "out"))
+    assert storage.list_files(str(tmp_path / "out")) == []  # looser rules may go there
 
 
 def test_two_sources_of_one_name_are_refused() -> None:

@@ -138,19 +138,19 @@ class _Passes:
 
     def decide(self) -> None:
         """Which of the documents that passed the rules repeat another."""
-        decided = self.stage.path("work", "copies.json")
+        decided = _scratch(self.run, "copies.json")
         if storage.exists(decided):
             return
-        signatures = [_work(self.run, "signatures", split.name) for split in self.splits]
+        signatures = [_arrays(self.run, "signatures", split.name) for split in self.splits]
         ranking = Ranking.of(signatures)
-        ranking.save(self.stage.path("work", "ranking.npz"))
+        ranking.save(_scratch(self.run, "ranking.npz"))
         self._map(
             "pairs",
             functools.partial(_pairing, self.run, signatures),
             self.bands,
             before=len(self.splits),
         )
-        found = [load_arrays(_work(self.run, "pairs", band.name)) for band in self.bands]
+        found = [load_arrays(_arrays(self.run, "pairs", band.name)) for band in self.bands]
         pairs = np.concatenate([each["pairs"] for each in found])
         similarities = np.concatenate([each["similarities"] for each in found])
         copies = ranking.copies(fall(pairs, similarities))
@@ -185,7 +185,7 @@ class _Passes:
 
     def _map(self, name: str, make_work: Any, splits: Sequence[Split], before: int) -> Phase:
         """Do one pass, its progress told as a part of all three."""
-        phase = Phase(self.stage.path("work", "done", name), make_work)
+        phase = Phase(_scratch(self.run, "done", name), make_work)
         whole = 2 * len(self.splits) + len(self.bands)
         tell = self.progress or (lambda done, all_: None)
         map_splits(phase, splits, self.run.workers, lambda done, _: tell(before + done, whole))
@@ -200,12 +200,16 @@ def _why_nothing(counts: Mapping[str, Any]) -> str:
     return f"of {counts['documents_in']:,} pages most fell by {worst}; loosen `filters`"
 
 
-def _work(run: Curation, folder: str, name: str) -> str:
-    return storage.join(run.output, "work", folder, f"{name}.npz")
+def _scratch(run: Curation, *names: str) -> str:
+    return storage.join(run.output, manifest.SCRATCH, *names)
+
+
+def _arrays(run: Curation, folder: str, name: str) -> str:
+    return _scratch(run, folder, f"{name}.npz")
 
 
 def _judged(run: Curation, name: str) -> str:
-    return storage.join(run.output, "work", "judged", f"{name}.parquet")
+    return _scratch(run, "judged", f"{name}.parquet")
 
 
 def _reading(run: Curation) -> Work:
@@ -231,7 +235,7 @@ def _reading(run: Curation) -> Work:
                 rows.append(row)
         passed = [(row["id"], row["text"]) for row in rows if row["dropped_by"] is None]
         _write_table(_judged(run, task["name"]), rows)
-        Signatures.of(passed, run.near_duplicates).save(_work(run, "signatures", task["name"]))
+        Signatures.of(passed, run.near_duplicates).save(_arrays(run, "signatures", task["name"]))
         lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in quarantined)
         path = storage.join(run.output, QUARANTINE, f"{task['name']}.jsonl")
         storage.write(path, lines.encode("utf-8", "surrogatepass"))
@@ -242,12 +246,12 @@ def _reading(run: Curation) -> Work:
 
 def _pairing(run: Curation, signatures: Sequence[str]) -> Work:
     """The work of the second pass."""
-    ranking = Ranking.load(storage.join(run.output, "work", "ranking.npz"))
+    ranking = Ranking.load(_scratch(run, "ranking.npz"))
     pairs_of = band_pairs(signatures, ranking, run.near_duplicates)
 
     def pair(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         pairs, similarities = pairs_of(task["band"])
-        path = _work(run, "pairs", f"band-{task['band']:03d}")
+        path = _arrays(run, "pairs", f"band-{task['band']:03d}")
         save_arrays(path, {"pairs": pairs, "similarities": similarities})
         return {}, {}
 
@@ -256,7 +260,7 @@ def _pairing(run: Curation, signatures: Sequence[str]) -> Work:
 
 def _writing(run: Curation) -> Work:
     """The work of the last pass."""
-    copies = json.loads(storage.read(storage.join(run.output, "work", "copies.json")))
+    copies = json.loads(storage.read(_scratch(run, "copies.json")))
 
     def write(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]

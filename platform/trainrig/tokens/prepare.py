@@ -101,7 +101,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         )
         for number, path in enumerate(_kept(run.documents))
     ]
-    phase = Phase(stage.path("work"), functools.partial(_encoding, run, encoder))
+    phase = Phase(stage.path(manifest.SCRATCH), functools.partial(_encoding, run, encoder))
     with stage.undone_if_refused():
         if run.workers:
             connect(run.workers, "workers")
