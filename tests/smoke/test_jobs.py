@@ -68,7 +68,9 @@ class Cluster:
         entrypoint = shlex.join(["python", f"jobs/{script}.py", *arguments])
         self._client.stdin.write(json.dumps(entrypoint) + "\n")
         self._client.stdin.flush()
-        return json.loads(self._client.stdout.readline())
+        answer = self._client.stdout.readline()
+        assert answer, f"the submitting process ended: {self._client.poll()}"
+        return json.loads(answer)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +189,8 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "output": at["model"],
             "model.layers": "1",
             "model.channels": "32",
+            "model.heads": "4",
+            "model.kv_heads": "2",
             "batches.sequence_length": "32",
             "batches.global_batch": "4",
             "batches.micro_batch": "2",
@@ -228,7 +232,10 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
             cluster.ended[before] = cluster.run(before, *arguments_of(before, cluster.folder))
     ended = cluster.ended[script] = cluster.run(script, *arguments_of(script, cluster.folder))
     assert (ended["state"], ended["code"]) == ("SUCCEEDED", 0), ended["output"]
-    printed = json.loads(ended["output"].splitlines()[-1])
+    # A job's output is all that it prints anywhere; Ray may have a last word on stderr.
+    results = [line for line in ended["output"].splitlines() if line.startswith("{")]
+    assert len(results) == 1, ended["output"]
+    printed = json.loads(results[0])
     expected = {
         "curate": ("documents_kept", 60),
         "tokenizer": ("vocabulary", 300),
