@@ -54,3 +54,8 @@ def test_a_sequence_may_fill_the_positions():
 def test_settings_that_cannot_work_are_refused_by_name(key, value):
     with pytest.raises(ConfigError, match=rf"run.toml: training.{key}: "):
         build(Pretraining, changed("training", **{key: value}), "run.toml")
+
+
+def test_a_run_folder_in_a_bucket_is_refused_when_the_file_is_read():
+    with pytest.raises(ConfigError, match=r"run\.toml: output: a run folder has to be on a disk"):
+        build(Pretraining, RUN | {"output": "s3://bucket/run"}, "run.toml")

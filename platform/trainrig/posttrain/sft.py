@@ -19,7 +19,7 @@ from trainrig.tokens.encode import Encoder
 from trainrig.tokens.train import PAD
 from trainrig.train import checkpoint, trainer
 from trainrig.train.pretrain import finish
-from trainrig.train.run import Training, check_positions
+from trainrig.train.run import RunPath, Training, check_positions
 from trainrig.train.state import Job
 
 
@@ -31,7 +31,7 @@ class FineTuning(RunFile):
     stage: Literal["posttrain"] = "posttrain"
     checkpoint: Annotated[str, PLACE]  # run folder of the model to start from, or one step in it
     conversations: Annotated[str, PLACE]  # JSONL
-    output: Annotated[str, PLACE]  # the run folder
+    output: RunPath
     workers: Annotated[int, PLACE] = Field(default=1, ge=1)
     batches: BatchSizes
     training: Training

@@ -2,12 +2,23 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from trainrig import storage
 from trainrig.config import PLACE, RunFile, Settings
 from trainrig.models.decoder import DecoderConfig
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.tokens.batches import BatchSettings
+
+
+def _on_disk(path: str) -> str:
+    if path.startswith(storage.S3):
+        raise ValueError(f"a run folder has to be on a disk that all workers share, not {path}")
+    return path
+
+
+# Events and metrics are appended to, which S3 cannot do.
+RunPath = Annotated[str, PLACE, AfterValidator(_on_disk)]
 
 
 class Training(Settings):
@@ -34,7 +45,7 @@ class Pretraining(RunFile):
 
     stage: Literal["pretrain"] = "pretrain"
     tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote
-    output: Annotated[str, PLACE]  # the run folder
+    output: RunPath
     workers: Annotated[int, PLACE] = Field(default=1, ge=1)
     model: DecoderConfig
     batches: BatchSettings
