@@ -63,3 +63,13 @@ def test_a_file_says_what_it_holds_in_its_name_and_first_words(source: Path) -> 
 
 def test_no_folder_is_named_for_nothing() -> None:
     assert [name_of(folder) for folder in FOLDERS if folder.name in SAY_NOTHING] == []
+
+
+def test_the_loop_and_all_below_it_run_where_there_is_no_ray() -> None:
+    program = (
+        "import sys; sys.modules['ray'] = None\n"  # as if it were not installed
+        "import trainrig.train.loop, trainrig.train.pretrain, trainrig.models.hf\n"
+        "import trainrig.evaluate.perplexity, trainrig.corpus.curate\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
