@@ -7,13 +7,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
-from trainrig import storage
+from trainrig import ray_session, storage
 
 PLATFORM = Path(__file__).parents[1] / "platform"
 
@@ -73,3 +74,15 @@ def test_data() -> Path:
     if not folder:
         pytest.skip("TRAINRIG_TEST_DATA names no folder of real data")
     return Path(folder)
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """A Ray of this machine's own for all tests of this file."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop("RAY_ADDRESS", None)
+        ray_session.connect(1, "tests")
+        import ray
+
+        yield
+        ray.shutdown()

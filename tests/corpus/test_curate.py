@@ -1,12 +1,10 @@
 import json
 import logging
-import os
 import random
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +12,7 @@ from unittest import mock
 import pyarrow.parquet as pq
 import pytest
 
-from trainrig import config, manifest, ray_session, storage
+from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
 from trainrig.corpus.curate import DROPPED, KEPT, QUARANTINE, Curation, curate, read_rows
 from trainrig.corpus.dedup import MinHash
@@ -265,18 +263,6 @@ def test_each_source_is_held_to_its_own_rules(archives: str, tmp_path: Path) -> 
 
 
 # The same bytes
-
-
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    """A Ray of this machine's own for all tests of this file."""
-    with mock.patch.dict(os.environ):
-        os.environ.pop("RAY_ADDRESS", None)
-        ray_session.connect(1, "tests")
-        import ray
-
-        yield
-        ray.shutdown()
 
 
 @pytest.mark.ray

@@ -1,16 +1,13 @@
 import hashlib
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainrig import manifest, ray_session, storage
+from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.judge import Source
 from trainrig.errors import DataError, OutputTaken
@@ -219,18 +216,6 @@ def test_every_document_knows_its_row(folder: str) -> None:
             for document in shards.documents(source, 0, shards.tokens(source)):
                 rows = FILES[document.corpus_file.removesuffix(".parquet")]
                 assert rows[document.corpus_row]["id"] == document.id
-
-
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    """A Ray of this machine's own for all tests of this file."""
-    with mock.patch.dict(os.environ):
-        os.environ.pop("RAY_ADDRESS", None)
-        ray_session.connect(1, "tests")
-        import ray
-
-        yield
-        ray.shutdown()
 
 
 @pytest.mark.ray
