@@ -10,7 +10,8 @@ from trainrig.corpus.judge import Source
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.posttrain.sft import FineTuning
-from trainrig.tokens.batches import BatchSettings, BatchSizes
+from trainrig.tokens.batches import BatchSizes
+from trainrig.tokens.pretraining import BatchSettings
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import Pretraining, Training
 

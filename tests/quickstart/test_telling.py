@@ -19,7 +19,8 @@ from trainrig.quickstart import story, telling
 from trainrig.quickstart.fault import KILLED
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.planted import Kind, Plant
-from trainrig.tokens.batches import BatchSettings, MicroBatch
+from trainrig.tokens.batches import MicroBatch
+from trainrig.tokens.pretraining import BatchSettings
 from trainrig.tokens.shards import EncodedDocument, Vocabulary, write_shard
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run import Pretraining, Training

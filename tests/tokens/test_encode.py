@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.encode import Encoder
-from trainrig.tokens.train import END_OF_TEXT, SPECIAL_TOKENS, ByteLevelBPE, train_tokenizer
+from trainrig.tokens.special import END_OF_TEXT, SPECIAL_TOKENS
+from trainrig.tokens.train import ByteLevelBPE, train_tokenizer
 
 TEXTS = [f"the cat {n} sat on the mat, naïve; the hat {n % 7} is flat 猫\n" for n in range(200)]
 # What a trainer could learn to merge into one if nothing stopped it.

@@ -13,6 +13,7 @@ from trainrig.corpus.judge import Source
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.tokens.encode import Encoder
+from trainrig.tokens.held_out import normalised
 from trainrig.tokens.prepare import (
     BATCH_ROWS,
     TOKENIZER_FILE,
@@ -21,7 +22,7 @@ from trainrig.tokens.prepare import (
     make_tokenizer,
     tokenize,
 )
-from trainrig.tokens.shards import HELD_OUT, TRAIN, TokenShards, normalised
+from trainrig.tokens.shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.train import ByteLevelBPE
 
 WORDS = ["the", "sea", "is", "a", "grey", "mirror", "and", "nobody", "sleeps", "é", "猫", "\n\n"]

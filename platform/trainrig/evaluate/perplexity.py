@@ -25,8 +25,9 @@ from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder
 from trainrig.objectives.causal import token_nats
 from trainrig.posttrain.sft import open_conversations
-from trainrig.tokens.batches import IGNORE, BatchSizes, Integers
+from trainrig.tokens.batches import IGNORE, BatchSizes
 from trainrig.tokens.encode import Encoder
+from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards import HELD_OUT, TokenShards
 from trainrig.train import checkpoint
 

@@ -15,7 +15,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.encode import Encoder
-from trainrig.tokens.train import ASSISTANT, END_OF_TEXT, END_OF_TURN, USER
+from trainrig.tokens.special import ASSISTANT, END_OF_TEXT, END_OF_TURN, USER
 
 ROLES = {"user": USER, "assistant": ASSISTANT}
 # The same in Jinja, for exported folders.

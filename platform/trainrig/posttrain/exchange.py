@@ -7,7 +7,7 @@ from trainrig.errors import OutputTaken
 from trainrig.models.decoder import count_parameters
 from trainrig.models.hf import HubFolder, HubTokenizer, export_llama, import_llama
 from trainrig.posttrain.chat import TEMPLATE
-from trainrig.tokens.train import END_OF_TEXT, END_OF_TURN, PAD
+from trainrig.tokens.special import END_OF_TEXT, END_OF_TURN, PAD
 from trainrig.train import checkpoint
 
 

@@ -14,9 +14,10 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
 from trainrig.posttrain.chat import Message, Rendered, read_conversations, render
-from trainrig.tokens.batches import IGNORE, BatchSizes, Integers, MicroBatch, permuted
+from trainrig.tokens.batches import IGNORE, BatchSizes, MicroBatch
 from trainrig.tokens.encode import Encoder
-from trainrig.tokens.train import PAD
+from trainrig.tokens.permutation import Integers, permuted
+from trainrig.tokens.special import PAD
 from trainrig.train import checkpoint, trainer
 from trainrig.train.pretrain import finish
 from trainrig.train.run import RunPath, Training, check_positions

@@ -6,7 +6,7 @@ from trainrig.models.decoder import Decoder
 from trainrig.models.generate import Sampling, generate
 from trainrig.posttrain.chat import Message, prompt_ids
 from trainrig.tokens.encode import Encoder
-from trainrig.tokens.train import END_OF_TURN
+from trainrig.tokens.special import END_OF_TURN
 from trainrig.train import checkpoint
 
 

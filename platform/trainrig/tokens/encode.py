@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.train import END_OF_TEXT
+from trainrig.tokens.special import END_OF_TEXT
 
 
 class Encoder:

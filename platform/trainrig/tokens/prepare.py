@@ -20,6 +20,8 @@ from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, total
 from trainrig.tokens.encode import Encoder
+from trainrig.tokens.held_out import held_out
+from trainrig.tokens.sample import draw_sample
 from trainrig.tokens.shards import (
     HELD_OUT,
     INDEX,
@@ -27,10 +29,9 @@ from trainrig.tokens.shards import (
     TRAIN,
     EncodedDocument,
     Vocabulary,
-    held_out,
     write_shard,
 )
-from trainrig.tokens.train import ByteLevelBPE, Tokenizer, draw_sample, train_tokenizer
+from trainrig.tokens.train import ByteLevelBPE, Tokenizer, train_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 BATCH_ROWS = 256  # documents encoded at a time: enough to keep the tokenizer's loop in Rust

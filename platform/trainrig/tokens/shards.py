@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 import pyarrow as pa
@@ -336,38 +335,3 @@ def _stretches(shards: tuple[_Shard, ...]) -> dict[str, _Stretches]:
             found.setdefault(source, _Stretches()).add(number, start, end - start)
             start = end
     return dict(sorted(found.items()))
-
-
-def held_out(url: str, share: float) -> bool:
-    """Whether the document at `url` is held out of training.
-
-    Goes by the hash of the normalised URL alone: a document keeps its side when others are added,
-    when it is fetched again, and when `share` rises (whoever was held out stays so). A document
-    without a URL needs something else of its own here, such as its id.
-    """
-    digest = hashlib.blake2b(normalised(url).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
-
-
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-def normalised(url: str) -> str:
-    """`url` as its other spellings have it too.
-
-    Scheme and host in lower case; no default port, no fragment, no slash at the end; the query's
-    parameters sorted. What cannot be parsed stays as it is.
-    """
-    try:
-        parts = urlsplit(url.strip())
-        port = parts.port
-    except ValueError:
-        return url
-    host = parts.hostname or ""
-    if ":" in host:  # IPv6
-        host = f"[{host}]"
-    if port not in (None, _DEFAULT_PORTS.get(parts.scheme)):
-        host = f"{host}:{port}"
-    user, at, _ = parts.netloc.rpartition("@")
-    query = "&".join(sorted(parts.query.split("&")))
-    return urlunsplit((parts.scheme, user + at + host, parts.path.rstrip("/"), query, ""))

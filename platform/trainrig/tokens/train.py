@@ -5,7 +5,6 @@ had back. The same texts give the same file, to the byte, in any order and on an
 threads, because all that training sees of them is how often each word occurs.
 """
 
-import bisect
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -14,19 +13,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-
-END_OF_TEXT = "<|end_of_text|>"
-PAD = "<|pad|>"
-USER = "<|user|>"
-ASSISTANT = "<|assistant|>"
-END_OF_TURN = "<|end_of_turn|>"
-SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN)  # their ids are 0, 1, 2, 3, 4
-
-# Where a text is cut before any merge; merges never cross these cuts.
-LLAMA_3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from trainrig.tokens.special import SPECIAL_TOKENS
+from trainrig.tokens.words import word_splitter
 
 
 class ByteLevelBPE(Settings):
@@ -48,30 +36,6 @@ class ByteLevelBPE(Settings):
 Tokenizer = ByteLevelBPE
 
 
-def draw_sample(documents: Iterable[tuple[str, str]], sample_bytes: int) -> list[str]:
-    """The texts to train on, out of `(document id, text)`: those of the lowest ids, in that order.
-
-    Ids are hashes, so this is a random sample, and the same one in whatever order the documents
-    come. It ends exactly at `sample_bytes` (less the bytes of a character cut in two): the text
-    that would go beyond is cut. Holds no more than the sample and one document.
-    """
-    sample: list[tuple[str, bytes]] = []
-    held = 0  # bytes
-    for identity, text in documents:
-        if held >= sample_bytes and identity > sample[-1][0]:
-            continue
-        encoded = text.encode()
-        bisect.insort(sample, (identity, encoded))
-        held += len(encoded)
-        while held - len(sample[-1][1]) >= sample_bytes:
-            held -= len(sample.pop()[1])
-    if held > sample_bytes:
-        identity, last = sample.pop()
-        sample.append((identity, last[: len(last) - (held - sample_bytes)]))
-    # Only the end of the last text can hold half a character.
-    return [encoded.decode(errors="ignore") for _, encoded in sample]
-
-
 def train_tokenizer(settings: Tokenizer, texts: Iterable[str]) -> bytes:
     """The `tokenizer.json` of a tokenizer trained on `texts`.
 
@@ -81,7 +45,7 @@ def train_tokenizer(settings: Tokenizer, texts: Iterable[str]) -> bytes:
     Raises DataError if the texts do not have merges enough for the vocabulary.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = _word_splitter(settings.words)
+    tokenizer.pre_tokenizer = word_splitter(settings.words)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocabulary,
@@ -100,14 +64,6 @@ def train_tokenizer(settings: Tokenizer, texts: Iterable[str]) -> bytes:
             f"more text"
         )
     return bytes(tokenizer.to_str(), "utf-8")
-
-
-def _word_splitter(words: Literal["gpt2", "llama3"]) -> pre_tokenizers.PreTokenizer:
-    if words == "gpt2":
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    cut = pre_tokenizers.Split(tokenizers.Regex(LLAMA_3_WORDS), behavior="isolated")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([cut, to_bytes])
 
 
 class _Counted:

@@ -8,8 +8,8 @@ from trainrig.config import to_toml
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder import count_parameters
-from trainrig.tokens.batches import BatchSettings, PretrainBatches
 from trainrig.tokens.encode import Encoder
+from trainrig.tokens.pretraining import BatchSettings, PretrainBatches
 from trainrig.tokens.shards import TRAIN, TokenShards
 from trainrig.train import metrics, trainer
 from trainrig.train.run import Pretraining

@@ -8,7 +8,7 @@ from trainrig import storage
 from trainrig.config import PLACE, RunFile, Settings
 from trainrig.models.decoder import DecoderConfig
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
-from trainrig.tokens.batches import BatchSettings
+from trainrig.tokens.pretraining import BatchSettings
 
 
 def _on_disk(path: str) -> str:

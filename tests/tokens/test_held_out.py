@@ -1,0 +1,70 @@
+import pytest
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
+
+from trainrig.tokens.held_out import held_out, normalised
+from trainrig.tokens.shards import (
+    Vocabulary,
+)
+
+VOCABULARY = Vocabulary(60_000, "f" * 64)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("HTTP://Example.COM:80/A/?b=2&a=1#top", "http://example.com/A?a=1&b=2"),
+        ("https://example.com:443/", "https://example.com"),
+        ("https://example.com:80/", "https://example.com:80"),
+        ("http://user@Example.com/x//", "http://user@example.com/x"),
+        ("http://[2001:DB8::1]:80/x", "http://[2001:db8::1]/x"),
+        ("  http://example.com/x ", "http://example.com/x"),
+        ("http://example.com/?", "http://example.com"),
+        ("http://example.com:notaport/", "http://example.com:notaport/"),
+        ("http://[broken", "http://[broken"),
+        ("", ""),
+    ],
+)
+def test_spellings_of_a_url_are_normalised(url, expected):
+    assert normalised(url) == expected
+    assert normalised(expected) == expected
+
+
+hosts = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,9}\.[A-Za-z]{2,3}", fullmatch=True)
+paths = st.from_regex(r"(/[A-Za-z0-9._~%-]{0,5}){0,3}", fullmatch=True)
+queries = st.lists(st.from_regex(r"[a-z]{1,3}=[A-Za-z0-9]{0,3}", fullmatch=True), max_size=3)
+
+
+@tries(deadline=None)
+@given(hosts, paths, queries, st.randoms())
+def test_normalising_ignores_what_it_should_and_is_done_after_once(host, path, query, random):
+    shuffled = random.sample(query, len(query))
+    one = f"https://{host}{path}?{'&'.join(query)}"
+    other = f"HTTPS://{host.swapcase()}:443{path}/?{'&'.join(shuffled)}#{path}"
+    assert normalised(one) == normalised(other) == normalised(normalised(one))
+
+
+@tries(deadline=None)
+@given(st.text())
+def test_any_text_at_all_falls_on_one_side(url):
+    assert held_out(url, 1.0) and not held_out(url, 0.0)
+
+
+def test_about_the_share_asked_for_is_held_out():
+    # 20,000 draws at 5%: a standard deviation is 31 documents, so 200 is beyond six.
+    out = sum(held_out(f"https://site{n % 97}.example/{n}", 0.05) for n in range(20_000))
+    assert abs(out - 1_000) < 200
+
+
+def test_a_larger_share_holds_out_all_that_a_smaller_one_did():
+    urls = [f"https://a.example/{n}" for n in range(500)]
+    small = {url for url in urls if held_out(url, 0.1)}
+    large = {url for url in urls if held_out(url, 0.2)}
+    assert small < large
+
+
+def test_the_split_is_the_same_as_ever():
+    # Written down once: a change would move documents between training and held-out.
+    out = [n for n in range(60) if held_out(f"https://a.example/{n}", 0.1)]
+    assert out == [5, 28, 33, 34, 57]
