@@ -53,6 +53,16 @@ def test_what_is_written_is_read(place: str, data: bytes) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize(("begin", "end"), [(0, 1), (0, 1280), (700, 703), (1279, 1280), (9, 5000)])
+def test_a_range_of_bytes_is_that_of_the_file(place: str, begin: int, end: int) -> None:
+    data = bytes(range(256)) * 5
+    storage.write(storage.join(place, "file"), data)
+    assert storage.read_range(storage.join(place, "file"), begin, end) == data[begin:end]
+    with pytest.raises(FileNotFoundError):
+        storage.read_range(storage.join(place, "other"), begin, end)
+
+
+@BOTH
 def test_names_that_need_escapes_are_names_like_others(place: str) -> None:
     path = storage.join(place, "a b+c%20é?#&.txt")
     storage.write(path, b"odd")

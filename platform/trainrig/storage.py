@@ -48,6 +48,18 @@ def read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
+def read_range(path: str, begin: int, end: int) -> bytes:
+    """The bytes `begin` up to `end` at `path`; fewer where the file ends. Raises FileNotFoundError.
+
+    On S3 at least one of them must be there.
+    """
+    if path.startswith(S3):
+        return _get(path, f"bytes={begin}-{end - 1}")
+    with Path(path).open("rb") as file:
+        file.seek(begin)
+        return file.read(end - begin)
+
+
 def write(path: str, data: bytes) -> None:
     """Put `data` at `path`, in place of whatever is there, atomically."""
     if path.startswith(S3):

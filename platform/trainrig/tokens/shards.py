@@ -1,278 +1,98 @@
-"""Token shards: what tokenizing leaves on disk, and training reads in any order.
+"""Token shards as training reads them: each source one array of ids, whatever files it lies in.
 
-A shard is two files. `NAME.bin` is the ids of its documents, one after the other, each ending with
-end-of-text: a flat little-endian array that can be memory-mapped (uint16 for a vocabulary of up to
-65,536 entries, else uint32). `NAME.index.parquet` has a row for each document. Parquet, because
-ids, URLs and sources are strings that repeat and compress well, because training reads two of its
-columns and `trace` the rest, and because any tool opens it. The index is written last: a `.bin`
-without one was never finished.
-
-Documents of several sources may share a shard. A reader sees each source as one unbroken array:
-its stretches of all shards, in the order of the shards' names.
+A source's tokens are its runs of all shards, one after the other, in the order of the shards'
+names; likewise its documents, which are numbered from 0. Opening looks at the head of each shard
+and at the sizes of its files; reading costs what is asked, and finding a document the logarithm of
+their number.
 """
 
-import bisect
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.tokens.blocks import BlockCache
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.runs import Runs, grouped, runs_of, spread
+from trainrig.tokens.shard_files import (
+    ENDINGS,
+    HEAD,
+    INDEX,
+    TOKENS,
+    Ids,
+    IndexedDocument,
+    Shard,
+    Vocabulary,
+)
+from trainrig.tokens.shard_writer import EncodedDocument, ShardSummary, write_shard
 
-FORMAT = 1  # of both files; raised when a reader of this one could misread the next
-TOKENS = ".bin"
-INDEX = ".index.parquet"
 # The folders that a tokenized data set consists of.
 TRAIN = "train"
 HELD_OUT = "held_out"
 
-_METADATA = b"trainrig.shard"
-_COLUMNS = pa.schema(
-    [
-        ("id", pa.string()),
-        ("source", pa.string()),
-        ("url", pa.string()),
-        ("offset", pa.int64()),  # tokens from the start of the shard
-        ("length", pa.int64()),  # tokens, end-of-text among them
-        ("text_bytes", pa.int64()),
-        ("corpus_file", pa.string()),
-        ("corpus_row", pa.int64()),
-    ]
-)
-_CARRIED = tuple(name for name in _COLUMNS.names if name not in {"offset", "length"})
-
-Ids = NDArray[np.unsignedinteger[Any]]
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What the ids of a shard mean: they are below `size`, by the tokenizer of `fingerprint`."""
-
-    size: int
-    fingerprint: str
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """How the ids lie on disk."""
-        return np.dtype("<u2" if self.size <= 2**16 else "<u4")
-
-
-@dataclass(frozen=True)
-class EncodedDocument:
-    """One document as ids, on its way into a shard."""
-
-    id: str
-    source: str
-    url: str
-    ids: NDArray[np.integer[Any]]  # [tokens], the last one end-of-text
-    text_bytes: int  # UTF-8
-    corpus_file: str
-    corpus_row: int
-
-
-@dataclass(frozen=True)
-class ShardSummary:
-    """What one shard holds."""
-
-    documents: int
-    tokens: int
-    text_bytes: int
-    tokens_of: Mapping[str, int]  # by source
-
-
-@dataclass(frozen=True)
-class IndexedDocument:
-    """One document of a shard, without its ids."""
-
-    id: str
-    source: str
-    url: str
-    length: int  # tokens, end-of-text among them
-    text_bytes: int
-    corpus_file: str
-    corpus_row: int
-
-
-def write_shard(
-    folder: str, name: str, vocabulary: Vocabulary, documents: Iterable[EncodedDocument]
-) -> ShardSummary:
-    """Write `documents` as the shard `name` of `folder`, in their order.
-
-    Raises ValueError for an id that the vocabulary does not have, and for a document of no ids.
-    """
-    rows: list[dict[str, Any]] = []
-    tokens_of: dict[str, int] = {}
-    digest = hashlib.sha256()
-    offset = 0
-    tokens_path = storage.join(folder, name + TOKENS)
-    with storage.atomic_file(tokens_path) as temporary, Path(temporary).open("wb") as file:
-        for document in documents:
-            data = _checked_ids(document, vocabulary).astype(vocabulary.dtype).tobytes()
-            file.write(data)
-            digest.update(data)
-            length = len(document.ids)
-            row = {name: getattr(document, name) for name in _CARRIED}
-            rows.append(row | {"offset": offset, "length": length})
-            tokens_of[document.source] = tokens_of.get(document.source, 0) + length
-            offset += length
-    _write_index(storage.join(folder, name + INDEX), vocabulary, rows, digest.hexdigest())
-    text_bytes = sum(row["text_bytes"] for row in rows)
-    return ShardSummary(len(rows), offset, text_bytes, tokens_of)
-
-
-def _checked_ids(document: EncodedDocument, vocabulary: Vocabulary) -> NDArray[np.integer[Any]]:
-    if len(document.ids) == 0:
-        raise ValueError(f"document {document.id} has no ids, not even end-of-text")
-    if document.ids.max() >= vocabulary.size or document.ids.min() < 0:
-        raise ValueError(
-            f"document {document.id} has ids from {document.ids.min()} to {document.ids.max()}, "
-            f"beyond a vocabulary of {vocabulary.size}"
-        )
-    return document.ids
-
-
-def _write_index(
-    path: str, vocabulary: Vocabulary, rows: list[dict[str, Any]], tokens_sha256: str
-) -> None:
-    head = {
-        "format": FORMAT,
-        "vocabulary": vocabulary.size,
-        "tokenizer": vocabulary.fingerprint,
-        "tokens_sha256": tokens_sha256,
-    }
-    schema = _COLUMNS.with_metadata({_METADATA: json.dumps(head).encode()})
-    with storage.atomic_file(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema), temporary, compression="zstd")
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """One shard, mapped."""
-
-    index_path: str
-    head: Mapping[str, Any]
-    ids: Ids
-    ends: NDArray[np.int64]  # [documents] where each document ends, in tokens
-    runs: tuple[tuple[str, int], ...]  # sources in a row, each with the token where its run ends
-
-    @classmethod
-    def open(cls, path: str) -> "_Shard":
-        head, table = _read_index(path + INDEX, ["source", "length"])
-        ends = np.cumsum(table["length"].to_numpy(), dtype=np.int64)
-        runs = pc.run_end_encode(table["source"].combine_chunks())
-        run_ends = [int(ends[past - 1]) for past in runs.run_ends.to_pylist()]
-        sources = tuple(zip(runs.values.to_pylist(), run_ends, strict=True))
-        ids = _map_ids(path + TOKENS, Vocabulary(head["vocabulary"], head["tokenizer"]), ends)
-        return cls(path + INDEX, head, ids, ends, sources)
-
-    @functools.cached_property
-    def documents(self) -> Any:
-        """The index as an Arrow table; read only when someone asks what was trained on."""
-        return _read_index(self.index_path, list(IndexedDocument.__dataclass_fields__))[1]
-
-
-def _map_ids(path: str, vocabulary: Vocabulary, ends: NDArray[np.int64]) -> Ids:
-    tokens = int(ends[-1]) if len(ends) else 0
-    expected = tokens * vocabulary.dtype.itemsize
-    found = storage.size(path) if storage.exists(path) else 0
-    if found != expected:
-        raise DataError(
-            f"{path}: {found} bytes, but its index tells of {tokens} tokens, {expected} bytes; "
-            f"tokenize again"
-        )
-    if tokens == 0:  # an empty file cannot be mapped
-        return np.empty(0, vocabulary.dtype)
-    return np.memmap(storage.local_path(path), vocabulary.dtype, mode="r")
-
-
-def _read_index(path: str, columns: list[str]) -> tuple[dict[str, Any], Any]:
-    try:
-        with pq.ParquetFile(storage.local_path(path)) as file:
-            head = json.loads(file.schema_arrow.metadata[_METADATA])
-            if head["format"] != FORMAT:
-                found = head["format"]
-                raise DataError(f"{path}: a shard of format {found}; this trainrig reads {FORMAT}")
-            return head, file.read(columns)
-    except FileNotFoundError:
-        raise DataError(
-            f"{path}: missing, so its shard was never finished; tokenize again"
-        ) from None
-    except (pa.ArrowInvalid, TypeError, KeyError) as error:
-        raise DataError(f"{path}: not the index of a token shard ({error})") from None
-
-
-@dataclass(frozen=True)
-class _Stretches:
-    """Where the tokens of one source lie: whole documents in a row, shard by shard."""
-
-    shards: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)  # in the shard, in tokens
-    ends: list[int] = field(default_factory=list)  # in the source, in tokens
-
-    def add(self, shard: int, start: int, length: int) -> None:
-        self.shards.append(shard)
-        self.starts.append(start)
-        self.ends.append((self.ends[-1] if self.ends else 0) + length)
+OPENERS = 16  # threads that look at shards: three requests each on S3, and they wait for answers
 
 
 @dataclass(frozen=True)
 class TokenShards:
-    """The shards of one folder, as one array of ids for each source."""
+    """The shards of one folder, as one array of ids for each source. May be pickled."""
 
     folder: str
     vocabulary: Vocabulary
-    _shards: tuple[_Shard, ...]
-    _stretches: Mapping[str, _Stretches]
+    _shards: tuple[Shard, ...]
+    _runs: Mapping[str, Runs]
 
     @classmethod
-    def open(cls, folder: str) -> "TokenShards":
-        """Map the shards that lie in `folder` itself, not in folders below it.
+    def open(cls, folder: str, cache: BlockCache | None = None) -> "TokenShards":
+        """The shards that lie in `folder` itself, not in folders below it.
 
-        Raises DataError for a folder without any, a shard that is not whole, and shards of
-        different tokenizers.
+        `cache` is where blocks are kept if that is in a bucket. Raises DataError for a folder
+        without any, a shard that is not whole, and shards of different tokenizers.
         """
         paths = _shard_paths(folder)
-        shards = tuple(_Shard.open(path) for path in paths)
+        with ThreadPoolExecutor(OPENERS) as threads:
+            shards = tuple(threads.map(lambda path: Shard.open(path, cache), paths))
         first = shards[0].head
         for path, shard in zip(paths, shards, strict=True):
-            if shard.head["tokenizer"] != first["tokenizer"]:
+            if shard.head.tokenizer != first.tokenizer:
                 raise DataError(
                     f"{path}: made with another tokenizer than {paths[0]}; tokenize both alike"
                 )
-        vocabulary = Vocabulary(first["vocabulary"], first["tokenizer"])
-        return cls(folder, vocabulary, shards, _stretches(shards))
+        return cls(folder, first.of, shards, runs_of([shard.head.runs for shard in shards]))
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The names of all sources, in alphabetical order."""
-        return tuple(self._stretches)
+        return tuple(self._runs)
 
     def tokens(self, source: str) -> int:
         """How many ids `source` has."""
-        return self._stretches[source].ends[-1]
+        return self._runs[source].token_ends[-1]
+
+    def document_count(self, source: str) -> int:
+        """How many documents `source` has."""
+        return self._runs[source].document_ends[-1]
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over tokenizer, tokens, and which stretch belongs to which source.
+        """SHA-256 over tokenizer, tokens, where documents end, and which are of which source.
 
         The same tokens in the same shards have it, wherever the folder lies.
         """
         content = {
             "tokenizer": self.vocabulary.fingerprint,
-            "tokens": [shard.head["tokens_sha256"] for shard in self._shards],
-            "stretches": {
-                source: [s.shards, s.starts, s.ends] for source, s in self._stretches.items()
-            },
+            "shards": [
+                [shard.head.tokens_sha256, shard.head.ends_sha256, shard.head.runs]
+                for shard in self._shards
+            ],
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -281,44 +101,123 @@ class TokenShards:
 
         Raises IndexError beyond the source's end.
         """
-        pieces = self._pieces(source, start, length)
-        return np.concatenate([self._shards[s].ids[begin:end] for s, begin, end in pieces])
+        ids = np.empty(max(length, 0), self.vocabulary.dtype)
+        self.read_into(source, start, ids)
+        return ids
+
+    def read_into(self, source: str, start: int, out: NDArray[np.integer[Any]]) -> None:
+        """Fill `out` with the ids of `source` from `start` on.
+
+        Raises IndexError beyond the source's end.
+        """
+        at = 0
+        for shard, begin, end in self._pieces(source, start, len(out)):
+            out[at : at + end - begin] = self._shards[shard].ids.read(begin, end)
+            at += end - begin
+
+    def document_starts(self, source: str, numbers: Integers) -> Integers:
+        """The token of `source` at which each document of `numbers` begins.
+
+        A number may be `document_count(source)`: past the last one. Raises IndexError beyond.
+        """
+        of = self._runs[source]
+        _check_inside(numbers, self.document_count(source) + 1, f"{source}: document")
+        starts = np.full(numbers.shape, self.tokens(source), dtype=np.int64)
+        for run, here in grouped(of.document_ends, numbers):
+            first = of.first_documents[run]
+            places = numbers[here] - of.documents_before(run) + first
+            found = self._shards[of.shards[run]].ends.take(np.maximum(places - 1, 0))
+            found = np.where(places > 0, found, 0)  # a shard's first document begins at 0
+            starts[here] = found - of.first_tokens[run] + of.tokens_before(run)
+        return starts
+
+    def document_numbers(self, source: str, positions: Integers) -> Integers:
+        """The number, in `source`, of the document that the token at each position is of.
+
+        Raises IndexError for what is no position.
+        """
+        of = self._runs[source]
+        _check_inside(positions, self.tokens(source), f"{source}: token")
+        numbers = np.empty(positions.shape, dtype=np.int64)
+        for run, here in grouped(of.token_ends, positions):
+            first = of.first_documents[run]
+            past = first + of.document_ends[run] - of.documents_before(run)
+            places = positions[here] - of.tokens_before(run) + of.first_tokens[run]
+            found = self._shards[of.shards[run]].ends.search(places, "right", first, past)
+            numbers[here] = found - first + of.documents_before(run)
+        return numbers
+
+    def boundaries(self, source: str, start: int, length: int) -> Integers:
+        """The positions after `start` and before `start + length` at which a document begins."""
+        self._check_window(source, start, length)
+        of = self._runs[source]
+        found: list[Integers] = []
+        for run, begin, end in spread(of.token_ends, start, start + length):
+            token, document = of.first_tokens[run], of.first_documents[run]
+            shift = of.tokens_before(run) - token  # from places in the shard to those in the source
+            ends = self._shards[of.shards[run]].ends
+            inside = np.array([token + begin, token + end - 1], dtype=np.int64)
+            past = document + of.document_ends[run] - of.documents_before(run)
+            first, last = ends.search(inside, "right", document, past).tolist()
+            if found:  # a run begins with a document
+                found.append(np.array([token + begin + shift]))
+            found.append(ends.read(first, last) + shift)
+        return np.concatenate(found)
 
     def documents(self, source: str, start: int, length: int) -> list[IndexedDocument]:
         """The documents that the ids `start` up to `start + length` of `source` are of."""
-        found = []
-        for number, begin, end in self._pieces(source, start, length):
-            shard = self._shards[number]
-            first, last = np.searchsorted(shard.ends, [begin, end - 1], side="right")
-            rows = shard.documents.slice(first, last + 1 - first).to_pylist()
-            found += [IndexedDocument(**row) for row in rows]
-        return found
+        return self._rows(source, *self._numbers(source, start, length))
 
     def document_at(self, source: str, position: int) -> IndexedDocument:
         """The document that the id at `position` of `source` is of."""
         return self.documents(source, position, 1)[0]
 
-    def _pieces(self, source: str, start: int, length: int) -> list[tuple[int, int, int]]:
+    def document(self, source: str, number: int) -> IndexedDocument:
+        """The document of this number, counted from 0 in `source`."""
+        if not 0 <= number < self.document_count(source):
+            raise IndexError(f"{source}: document {number} of {self.document_count(source)}")
+        return self._rows(source, number, number + 1)[0]
+
+    def _numbers(self, source: str, start: int, length: int) -> tuple[int, int]:
+        """The numbers of the documents of a window: the first, and past the last."""
+        self._check_window(source, start, length)
+        ends = np.array([start, start + length - 1], dtype=np.int64)
+        first, last = self.document_numbers(source, ends).tolist()
+        return first, last + 1
+
+    def _rows(self, source: str, first: int, past: int) -> list[IndexedDocument]:
+        of = self._runs[source]
+        found: list[IndexedDocument] = []
+        for run, begin, end in spread(of.document_ends, first, past):
+            offset = of.first_documents[run]
+            found += self._shards[of.shards[run]].rows(offset + begin, offset + end)
+        return found
+
+    def _pieces(self, source: str, start: int, length: int) -> Iterator[tuple[int, int, int]]:
         """Where `length` (at least 1) ids lie: (shard, first id, past the last id) in order."""
+        self._check_window(source, start, length)
+        of = self._runs[source]
+        for run, begin, end in spread(of.token_ends, start, start + length):
+            offset = of.first_tokens[run]
+            yield of.shards[run], offset + begin, offset + end
+
+    def _check_window(self, source: str, start: int, length: int) -> None:
         if not 0 <= start < start + length <= self.tokens(source):
             raise IndexError(
                 f"{source}: ids {start} to {start + length} of {self.tokens(source)} tokens"
             )
-        of = self._stretches[source]
-        pieces = []
-        number = bisect.bisect_right(of.ends, start)
-        while length:
-            taken = min(length, of.ends[number] - start)
-            begin = of.starts[number] + start - (of.ends[number - 1] if number else 0)
-            pieces.append((of.shards[number], begin, begin + taken))
-            start, length, number = start + taken, length - taken, number + 1
-        return pieces
+
+
+def _check_inside(places: Integers, count: int, what: str) -> None:
+    if places.size and (places.min() < 0 or places.max() >= count):
+        raise IndexError(f"{what}s {places.min()} to {places.max()}, of {count}")
 
 
 def _shard_paths(folder: str) -> list[str]:
-    """The shards in `folder`, without their endings: of those that lack one of their files too."""
-    files = [*storage.list_files(folder, TOKENS), *storage.list_files(folder, INDEX)]
-    paths = {path.removesuffix(TOKENS).removesuffix(INDEX) for path in files}
+    """The shards in `folder`, without their endings: of those that lack some of their files too."""
+    files = storage.list_files(folder)
+    ending_of = {path: ending for path in files for ending in ENDINGS if path.endswith(ending)}
+    paths = {path.removesuffix(ending) for path, ending in ending_of.items() if ending != HEAD}
     here = {path for path in paths if path.rpartition("/")[0] == folder.rstrip("/")}
     if not here:
         nearby = ", ".join(sorted({path.rpartition("/")[0] for path in paths}))
@@ -327,11 +226,16 @@ def _shard_paths(folder: str) -> list[str]:
     return sorted(here)
 
 
-def _stretches(shards: tuple[_Shard, ...]) -> dict[str, _Stretches]:
-    found: dict[str, _Stretches] = {}
-    for number, shard in enumerate(shards):
-        start = 0
-        for source, end in shard.runs:
-            found.setdefault(source, _Stretches()).add(number, start, end - start)
-            start = end
-    return dict(sorted(found.items()))
+__all__ = [
+    "HELD_OUT",
+    "INDEX",
+    "TOKENS",
+    "TRAIN",
+    "EncodedDocument",
+    "Ids",
+    "IndexedDocument",
+    "ShardSummary",
+    "TokenShards",
+    "Vocabulary",
+    "write_shard",
+]

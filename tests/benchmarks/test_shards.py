@@ -1,0 +1,77 @@
+"""What opening and reading token shards costs, by their size: it must not depend on it.
+
+Shards of 100 GB are sparse files: as many bytes to seek in, hardly any on the disk. Ids are then
+zeros, and documents end where a formula says, written at the places that searches will look at.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainrig.tokens.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TOKENS, Head
+
+READER = Path(__file__).with_name("read_shards.py")
+SIZES = {"1 MB": 10**6, "100 MB": 10**8, "100 GB": 10**11}  # bytes of ids, of two bytes each
+DOCUMENT = 1_000  # tokens of each
+SHARD_BYTES = 2 * 10**9  # of ids, at most
+ROUNDS = 3
+MEBIBYTE = 2**20
+
+
+def made(folder: Path, ids_bytes: int) -> Path:
+    """Shards of `ids_bytes` in all; only what the format asks for is written."""
+    folder.mkdir()
+    for number, begin in enumerate(range(0, ids_bytes, SHARD_BYTES)):
+        tokens = min(SHARD_BYTES, ids_bytes - begin) // 2
+        documents = tokens // DOCUMENT
+        name = str(folder / f"documents-{number:05d}")
+        Path(name + TOKENS).touch()
+        os.truncate(name + TOKENS, 2 * tokens)
+        ends = np.arange(1, documents + 1, dtype=ENDS_DTYPE) * DOCUMENT
+        Path(name + ENDS).write_bytes(ends.tobytes())
+        Path(name + INDEX).touch()
+        head = Head(
+            vocabulary=50_000,
+            tokenizer="none",
+            documents=documents,
+            tokens=tokens,
+            tokens_sha256="",
+            ends_sha256="",
+            index_bytes=0,
+            runs=(("web", documents, tokens),),
+        )
+        Path(name + HEAD).write_text(head.model_dump_json())
+    return folder
+
+
+def read(folder: Path) -> dict[str, float]:
+    """What a process of its own measures."""
+    done = subprocess.run(
+        [sys.executable, str(READER), str(folder)], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.bench
+def test_reading_costs_the_same_at_any_size(tmp_path):
+    folders = {name: made(tmp_path / name, size) for name, size in SIZES.items()}
+    rounds = [{name: read(folder) for name, folder in folders.items()} for _ in range(ROUNDS)]
+    best = {
+        name: {key: min(each[name][key] for each in rounds) for key in rounds[0][name]}
+        for name in SIZES
+    }
+    for name, measured in best.items():
+        print(json.dumps({"benchmark": f"token shards of {name}", **measured}))
+    small, large = best["1 MB"], best["100 GB"]
+    # 50 shards are opened instead of one: a millisecond or two each, whatever they hold.
+    assert large["open_cpu_ms"] < small["open_cpu_ms"] + 50 * 5
+    # A page that nobody has touched yet costs a fault; that aside, as much as a small file.
+    assert large["window_cpu_us"] < 3 * small["window_cpu_us"] + 20
+    assert large["document_cpu_us"] < 3 * small["document_cpu_us"] + 20
+    assert large["anonymous_bytes"] < small["anonymous_bytes"] + 10 * MEBIBYTE
+    assert large["anonymous_bytes"] < 200 * MEBIBYTE
