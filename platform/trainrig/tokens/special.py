@@ -1,8 +1,65 @@
 """Special tokens: those that no text makes, only code that means to."""
 
+from collections.abc import Mapping
+
 END_OF_TEXT = "<|end_of_text|>"
 PAD = "<|pad|>"
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 END_OF_TURN = "<|end_of_turn|>"
-SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN)  # their ids are 0, 1, 2, 3, 4
+BEGIN_OF_TEXT = "<|begin_of_text|>"
+SYSTEM = "<|system|>"
+# In tokenizers that we train, their ids are their places here: 0 … 6.
+SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN, BEGIN_OF_TEXT, SYSTEM)
+
+# What published tokenizers call these roles, where they do not use our names.
+PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
+    END_OF_TEXT: (
+        "<|endoftext|>",  # GPT-2, GPT-NeoX, OLMo, Qwen
+        "</s>",  # Llama 2, Mistral
+        "<eos>",  # Gemma
+        "<｜end▁of▁sentence｜>",  # DeepSeek
+    ),
+    PAD: (
+        "<pad>",  # Gemma
+        "[PAD]",
+        "<|padding|>",  # GPT-NeoX, OLMo
+        "<|finetune_right_pad_id|>",  # Llama 3.1
+        "<｜▁pad▁｜>",  # DeepSeek
+    ),
+    USER: ("<｜User｜>",),  # DeepSeek
+    ASSISTANT: ("<｜Assistant｜>",),  # DeepSeek
+    END_OF_TURN: (
+        "<|eot_id|>",  # Llama 3
+        "<|im_end|>",  # Qwen
+        "<end_of_turn>",  # Gemma
+    ),
+    BEGIN_OF_TEXT: (
+        "<s>",  # Llama 2, Mistral
+        "<bos>",  # Gemma
+        "<｜begin▁of▁sentence｜>",  # DeepSeek
+    ),
+    SYSTEM: (),
+}
+
+
+def special_tokens(reserved: int) -> list[str]:
+    """The special tokens of a tokenizer that we train, by id, with `reserved` slots at the end.
+
+    A slot is a special token without a meaning yet. A model that has one can be taught it later
+    without its vocabulary growing.
+    """
+    return [*SPECIAL_TOKENS, *(f"<|reserved_{slot}|>" for slot in range(reserved))]
+
+
+def role_id(tokens: Mapping[str, int], role: str) -> int | None:
+    """The id that plays `role` (`END_OF_TEXT`, `PAD`, …) among the special tokens `tokens`.
+
+    Our own name wins over published ones, so an imported tokenizer's `</s>` is its end of text
+    unless it has an `<|end_of_text|>` too. Any other special token is found by its own name. None
+    if there is none such.
+    """
+    for name in (role, *PUBLISHED_NAMES.get(role, ())):
+        if name in tokens:
+            return tokens[name]
+    return None

@@ -1,0 +1,128 @@
+"""The bytes of text that each entry of a vocabulary stands for.
+
+An entry is written in one of two spellings, and the tokenizer's decoder says which:
+
+- *byte-level* (GPT-2, Llama 3, and our byte-level BPE and WordPiece): each character is one byte;
+- *plain* with byte fallback (our Unigram, Gemma): an entry is text as it stands, but for the 256
+  entries `<0x00>` … `<0xFF>`, each of which is one byte.
+
+In both, a decoder may first replace characters, such as SentencePiece's `▁` by a space.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tokenizers
+
+from trainrig.errors import DataError
+
+BYTE_ENTRIES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # by byte, in the plain spelling
+
+_BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decoder loses nothing"
+
+
+def entry_bytes(
+    tokenizer: tokenizers.Tokenizer, special: set[int], where: str
+) -> tuple[bytes, ...]:
+    """What each id adds to a text, by id; special tokens: their names.
+
+    Joined, they are the bytes of the text that the ids were made of, if the tokenizer loses
+    nothing: the library's decoder gives the same, but as text, with U+FFFD for half a character.
+
+    `where` names the tokenizer in errors. Raises DataError if ids have a gap, or if the decoder
+    makes of an id what depends on its neighbours (a prefix space taken off again, say), so that
+    no bytes are its own.
+    """
+    read = _reading(tokenizer.decoder, where)
+    added = {
+        number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()
+    }
+    entries = []
+    for number in range(tokenizer.get_vocab_size()):
+        name = tokenizer.id_to_token(number)
+        if name is None:
+            raise DataError(f"{where}: no entry has the id {number}; ids must have no gap")
+        if number in special or number in added:
+            entries.append(added.get(number, name).encode())
+            continue
+        found = read(name)
+        if found is None:
+            raise DataError(
+                f"{where}: entry {number} ({name!r}) is not written in byte-level characters; "
+                f"{_LOSSLESS}"
+            )
+        entries.append(found)
+    return tuple(entries)
+
+
+def characters_of_bytes() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary (GPT-2's choice).
+
+    A byte that is a visible Latin-1 character stands for itself; the others, in order, take the
+    characters from U+0100.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return [chr(b) if b in visible else chr(0x100 + hidden.index(b)) for b in range(256)]
+
+
+def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
+    """What a decoder of the library does, step by step, as tokenizer.json writes it."""
+    if decoder is None:
+        return []
+    written = json.loads(decoder.__getstate__())
+    return list(written["decoders"]) if written["type"] == "Sequence" else [written]
+
+
+def _reading(decoder: Any, where: str) -> Callable[[str], bytes | None]:
+    """How to read an entry: its bytes, or None for one that is not written as the rest."""
+    replacements: list[tuple[str, str]] = []
+    spelling: Callable[[str], bytes | None] | None = None
+    # Without a decoder the library would put spaces between entries; byte-level is all they can be.
+    for step in decoder_steps(decoder) or [{"type": "ByteLevel"}]:
+        match step:
+            case {"type": "Replace", "pattern": {"String": old}, "content": new} if not spelling:
+                replacements.append((old, new))
+            case {"type": "ByteLevel"} if not spelling:
+                spelling = _byte_level()
+            case {"type": "ByteFallback"} if not spelling:
+                spelling = _plain
+            case {"type": "Fuse"} if spelling:
+                pass
+            case _:
+                raise DataError(f"{where}: decoder {_named(step)}: {_LOSSLESS}")
+    if spelling is None:
+        raise DataError(f"{where}: decoder Replace alone has no entry for every byte; {_LOSSLESS}")
+    read = spelling
+
+    def read_replaced(name: str) -> bytes | None:
+        for old, new in replacements:
+            name = name.replace(old, new)
+        return read(name)
+
+    return read_replaced if replacements else read
+
+
+def _named(step: Mapping[str, Any]) -> str:
+    if step["type"] == "Strip":
+        return "Strip takes off spaces that text may have had"
+    return f"{step['type']} is none whose entries have bytes of their own"
+
+
+def _byte_level() -> Callable[[str], bytes | None]:
+    byte_of = {character: byte for byte, character in enumerate(characters_of_bytes())}
+
+    def read(name: str) -> bytes | None:
+        if any(character not in byte_of for character in name):
+            return None
+        return bytes(byte_of[character] for character in name)
+
+    return read
+
+
+def _plain(name: str) -> bytes:
+    byte = _BYTE_ENTRY.fullmatch(name)
+    return bytes([int(byte[1], 16)]) if byte else name.encode()
