@@ -1,0 +1,156 @@
+"""Plans for documents drawn like web text: what they cost to make, to hold and to read.
+
+The shards are sparse: .ends is whole, of the ids nothing lies on disk. Times are CPU seconds.
+"""
+
+import importlib.util
+import json
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.objectives.causal import cross_entropy_sum
+from trainrig.tokens.packing import BestFit, Concatenate, open_layout
+from trainrig.tokens.plans import PackingPlan, write_plans
+from trainrig.tokens.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
+from trainrig.tokens.shards import TokenShards
+
+_spec = importlib.util.spec_from_file_location(
+    "side_by_side", Path(__file__).with_name("side_by_side.py")
+)
+side_by_side = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(side_by_side)
+
+pytestmark = pytest.mark.bench
+LENGTH = 2048
+DOCUMENTS = [100_000, 1_000_000, 10_000_000]
+SHARDS = 10
+SHUFFLE = PackingPlan(shuffle_documents=True)
+PACK = PackingPlan(best_fit=(LENGTH,))
+
+
+def write_sparse_shards(folder: Path, documents: int) -> str:
+    """`documents` of lognormal length, median 403 tokens, mean 829: 9% are longer than a row."""
+    lengths = np.random.default_rng(0).lognormal(6.0, 1.2, documents).astype(np.int64) + 1
+    folder.mkdir(parents=True)
+    for number, part in enumerate(np.split(lengths, SHARDS)):
+        tokens = int(part.sum())
+        path = str(folder / f"{number}")
+        np.cumsum(part).astype("<i8").tofile(path + ENDS)
+        Path(path + INDEX).touch()
+        with Path(path + TOKENS).open("wb") as file:
+            file.truncate(2 * tokens)
+        head = Head(
+            vocabulary=60_000,
+            tokenizer="f" * 64,
+            documents=len(part),
+            tokens=tokens,
+            tokens_sha256="",
+            ends_sha256="",
+            index_bytes=0,
+            runs=(("web", len(part), tokens),),
+        )
+        Path(path + HEAD).write_text(head.model_dump_json())
+    return str(folder)
+
+
+@pytest.fixture(scope="module", params=DOCUMENTS)
+def folder(request, tmp_path_factory) -> str:
+    """Sparse shards of a number of documents."""
+    return write_sparse_shards(tmp_path_factory.mktemp("plans") / "train", request.param)
+
+
+def cpu_seconds(action) -> tuple[float, object]:
+    began = time.process_time()
+    result = action()
+    return time.process_time() - began, result
+
+
+@pytest.mark.parametrize("plan", [SHUFFLE, PACK], ids=["shuffle", "best-fit"])
+def test_what_a_plan_costs(folder, plan):
+    seconds, (counts, _) = cpu_seconds(lambda: write_plans(folder, plan, padding=1))
+    tracemalloc.start()
+    write_plans(folder, plan, padding=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    shown = counts.get("shuffle") or counts["best_fit"][str(LENGTH)]
+    documents = shown["documents"]
+    result = {
+        "benchmark": f"plan: {'shuffle' if plan is SHUFFLE else 'best-fit'}",
+        "documents": documents,
+        "cpu_seconds": round(seconds, 2),
+        "documents_per_cpu_second": round(documents / seconds),
+        "peak_megabytes": round(peak / 1e6, 1),
+        "plan_bytes_per_document": round(shown["bytes"] / documents, 2),
+    }
+    if plan is PACK:
+        rows = shown["rows"]
+        result |= {
+            "rows": rows,
+            "rows_per_cpu_second": round(rows / seconds),
+            "padding_share": shown["padding"] / (rows * (LENGTH + 1)),
+            "cut_share": round(shown["documents_cut"] / documents, 4),
+            "cut_share_if_concatenated": round(
+                shown["documents_cut_if_concatenated"] / documents, 4
+            ),
+        }
+        if documents >= 1_000_000:
+            assert result["padding_share"] < 1e-3
+    print(json.dumps(result))
+    assert peak < 300e6  # of arrays; a bound that does not grow with the documents
+
+
+@pytest.mark.parametrize(
+    "packing", [Concatenate(), Concatenate(shuffle_documents=True), BestFit()], ids=str
+)
+def test_what_a_row_costs(folder, packing):
+    write_plans(folder, SHUFFLE.model_copy(update={"best_fit": (LENGTH,)}), padding=1)
+    shards = TokenShards.open(folder)
+    opening, layout = cpu_seconds(lambda: open_layout(packing, shards, LENGTH))
+    windows = np.random.default_rng(1).integers(0, layout.windows("web"), 500)
+    ids, targets = np.zeros((2, LENGTH), dtype=np.int64)
+    pieces = [len(layout.read("web", int(w), 1, ids, targets)) for w in windows]
+    reading, _ = cpu_seconds(lambda: [layout.read("web", int(w), 1, ids, targets) for w in windows])
+    counting, _ = cpu_seconds(lambda: layout.targets("web", windows, 1))
+    result = {
+        "benchmark": f"row: {packing}",
+        "documents": shards.document_count("web"),
+        "open_milliseconds": round(1e3 * opening, 2),
+        "row_microseconds": round(1e6 * reading / len(windows), 1),
+        "pieces_a_row": round(float(np.mean(pieces)), 2),
+        "targets_of_500_rows_microseconds": round(1e6 * counting, 1),
+    }
+    print(json.dumps(result))
+
+
+def test_what_attention_inside_documents_costs():
+    torch.set_num_threads(1)
+    config = DecoderConfig(layers=4, channels=256, heads=4, vocabulary=512, positions=1024)
+    model = Decoder(config)
+    initialise(model, seed=0)
+    ids = torch.randint(512, (2, 1025))
+    # Documents of 1 to 600 tokens, cut where the row ends.
+    cuts = torch.rand(2, 1024).lt(1 / 300).cumsum(1)
+    places = torch.arange(1024).expand(2, -1)
+    begins = torch.zeros(2, 1024, dtype=torch.long)
+    for row in range(2):
+        for number in cuts[row].unique():
+            begins[row, cuts[row] == number] = places[row, cuts[row] == number].min()
+
+    def step(positions):
+        logits = model(ids[:, :-1], positions_BT=positions)
+        cross_entropy_sum(logits, ids[:, 1:].contiguous()).backward()
+        model.zero_grad()
+
+    ratio = side_by_side.compare(
+        "forward and backward with attention inside documents, against causal; rows of 1,024",
+        lambda: step(places - begins),
+        lambda: step(None),
+        rounds=5,
+    )
+    assert ratio < 2
