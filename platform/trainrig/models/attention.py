@@ -47,36 +47,61 @@ class Attention(nn.Module):
         self.output = nn.Linear(heads * head_channels, channels, bias=False)
 
     def forward(
-        self, x_BTC: Tensor, rotation: Rotation, cache: KeyValueCache | None = None
+        self,
+        x_BTC: Tensor,
+        rotation: Rotation,
+        cache: KeyValueCache | None = None,
+        mask_B1TS: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions."""
+        """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions.
+
+        `mask_B1TS` is true where a query may look; without one, at itself and all before it.
+        """
         query_BHTD = rotation(self._split_heads(self.query(x_BTC)))
         key_BKSD = rotation(self._split_heads(self.key(x_BTC)))
         value_BKSD = self._split_heads(self.value(x_BTC))
         if cache is not None:
             key_BKSD, value_BKSD = cache.extend(key_BKSD, value_BKSD)
-        seen_BHTD = self.attend(query_BHTD, key_BKSD, value_BKSD)
+        seen_BHTD = self.attend(query_BHTD, key_BKSD, value_BKSD, mask_B1TS)
         mixed_BTC: Tensor = self.output(seen_BHTD.transpose(1, 2).flatten(2))
         return mixed_BTC
 
-    def attend(self, query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor) -> Tensor:
+    def attend(
+        self,
+        query_BHTD: Tensor,
+        key_BKSD: Tensor,
+        value_BKSD: Tensor,
+        mask_B1TS: Tensor | None = None,
+    ) -> Tensor:
         """What each query sees, [B, H, T, D]; the queries are those of the last T of S positions.
 
         Apart from `forward` so that another way to attend (over devices, say) can take its place.
         """
         new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
-        mask_TS = None if new == seen else _causal_mask(new, seen, query_BHTD.device)
+        if mask_B1TS is None and new != seen:
+            mask_B1TS = _causal_mask(new, seen, query_BHTD.device)
         return F.scaled_dot_product_attention(
             query_BHTD,
             key_BKSD,
             value_BKSD,
-            attn_mask=mask_TS,
-            is_causal=mask_TS is None,
+            attn_mask=mask_B1TS,
+            is_causal=mask_B1TS is None,
             enable_gqa=query_BHTD.shape[1] != key_BKSD.shape[1],
         )
 
     def _split_heads(self, x_BTE: Tensor) -> Tensor:
         return x_BTE.view(*x_BTE.shape[:2], -1, self.head_channels).transpose(1, 2)
+
+
+def document_mask(positions_BT: Tensor) -> Tensor:
+    """[B, 1, T, T], true where a query may look: at itself and before it, in its own document.
+
+    `positions_BT` [B, T] counts from 0 in each document; a row may begin inside one. Takes
+    B * T * T bytes, and attention is computed over whole rows, of which the mask drops most.
+    """
+    documents_BT = (positions_BT == 0).cumsum(dim=1)
+    together_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    return together_BTT.tril()[:, None]
 
 
 def _causal_mask(new: int, seen: int, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.models.attention import Attention, KeyValueCache
+from trainrig.models.attention import Attention, KeyValueCache, document_mask
 from trainrig.models.feedforward import SwiGLU
 from trainrig.models.norm import RMSNorm
 from trainrig.models.positions import Rotation
@@ -156,10 +156,14 @@ class Layer(nn.Module):
         self.feedforward = SwiGLU(shape.channels, shape.feedforward_channels)
 
     def forward(
-        self, x_BTC: Tensor, rotation: Rotation, cache: KeyValueCache | None = None
+        self,
+        x_BTC: Tensor,
+        rotation: Rotation,
+        cache: KeyValueCache | None = None,
+        mask_B1TT: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, C] to [B, T, C]."""
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache)
+        """[B, T, C] to [B, T, C]; `mask_B1TT` is true where a token may look."""
+        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache, mask_B1TT)
         changed_BTC: Tensor = x_BTC + self.feedforward(self.feedforward_norm(x_BTC))
         return changed_BTC
 
@@ -184,20 +188,32 @@ class Decoder(nn.Module):
             else nn.Linear(shape.channels, shape.vocabulary, bias=False)
         )
 
-    def forward(self, ids_BT: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
+    def forward(
+        self,
+        ids_BT: Tensor,
+        caches: Sequence[KeyValueCache] | None = None,
+        positions_BT: Tensor | None = None,
+    ) -> Tensor:
         """Logits [B, T, V] of the token after each of `ids_BT` [B, T].
 
         With `caches`, one for each layer, `ids_BT` continues what they hold, and they are extended.
+        With `positions_BT` [B, T], each token's place in its own document, rows hold several
+        documents: a new one begins at each 0, and no token sees another's. Not both.
         """
         past = len(caches[0]) if caches else 0
         last = past + ids_BT.shape[1]
         if last > self.config.positions:
             raise ValueError(f"{last} tokens for a model of {self.config.positions} positions")
-        positions_T = torch.arange(past, last, device=ids_BT.device)
-        rotation = Rotation(positions_T, self.shape.head_channels, self.config.rope_theta)
+        if positions_BT is None:
+            positions, mask_B1TT = torch.arange(past, last, device=ids_BT.device), None
+        elif caches:
+            raise ValueError("caches hold one document a row: give no positions beside them")
+        else:
+            positions, mask_B1TT = positions_BT, document_mask(positions_BT)
+        rotation = Rotation(positions, self.shape.head_channels, self.config.rope_theta)
         x_BTC = self.embedding(ids_BT)
         for index, layer in enumerate(self.layers):
-            x_BTC = layer(x_BTC, rotation, caches[index] if caches else None)
+            x_BTC = layer(x_BTC, rotation, caches[index] if caches else None, mask_B1TT)
         x_BTC = self.norm(x_BTC)
         if self.head is None:
             return F.linear(x_BTC, self.embedding.weight)

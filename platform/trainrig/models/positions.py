@@ -20,13 +20,18 @@ class Rotation:
     from the positions each time because a buffer would not survive the meta device.
     """
 
-    def __init__(self, positions_T: Tensor, head_channels: int, theta: float) -> None:
-        """`positions_T`: [T] whole numbers. Rates fall from 1 to about 1/`theta` a position."""
-        even = torch.arange(0, head_channels, 2, device=positions_T.device, dtype=torch.float32)
+    def __init__(self, positions: Tensor, head_channels: int, theta: float) -> None:
+        """`positions`: whole numbers, [T], or [B, T] where rows have positions of their own.
+
+        Rates fall from 1 to about 1/`theta` a position.
+        """
+        even = torch.arange(0, head_channels, 2, device=positions.device, dtype=torch.float32)
         rates = 1.0 / theta ** (even / head_channels)  # radians a position, one a pair
-        angles = positions_T.float()[:, None] * rates[None, :]
-        self.cosine_TD = angles.cos().repeat(1, 2)
-        self.sine_TD = angles.sin().repeat(1, 2)
+        angles = positions.float()[..., None] * rates
+        if positions.dim() == 2:
+            angles = angles[:, None]  # all heads of a row alike: [B, 1, T, D / 2]
+        self.cosine_TD = torch.cat((angles.cos(), angles.cos()), dim=-1)
+        self.sine_TD = torch.cat((angles.sin(), angles.sin()), dim=-1)
 
     def __call__(self, x_BHTD: Tensor) -> Tensor:
         """`x_BHTD` turned; computed in float32, returned in the dtype of `x_BHTD`."""

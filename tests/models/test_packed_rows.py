@@ -1,0 +1,146 @@
+"""Rows that hold several documents, none of which sees another."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainrig.models.attention import Attention, KeyValueCache, document_mask
+from trainrig.models.hf import tensor_names
+from trainrig.models.positions import Rotation
+
+ROWS = [[5, 1, 9, 7], [22], [1, 1, 20], [11, 11]]  # lengths of documents, row by row
+T = 22
+
+
+def packed_positions(rows: list[list[int]]) -> torch.Tensor:
+    return torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in rows])
+
+
+def random_ids(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(61, (rows, T), generator=torch.Generator().manual_seed(seed))
+
+
+def one_document_at_a_time(model, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of `ids` cut into the documents of ROWS, each run alone."""
+    return torch.stack(
+        [
+            torch.cat([model(document[None])[0] for document in row.split(lengths)])
+            for row, lengths in zip(ids, ROWS, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_heads):
+    model, ids = build(kv_heads=kv_heads), random_ids(4)
+    with torch.no_grad():
+        packed = model(ids, positions_BT=packed_positions(ROWS))
+        assert (packed - one_document_at_a_time(model, ids)).abs().max() <= 1e-5
+        assert (packed[0] - model(ids)[0])[5:].abs().max() > 1e-2  # which the row itself does not
+
+
+def test_documents_in_one_row_give_the_slopes_that_each_gives_alone(build):
+    model, ids, targets = build(), random_ids(4), random_ids(4, seed=1)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    slopes = [
+        torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), targets.flatten()), parameters)
+        for logits in (
+            model(ids, positions_BT=packed_positions(ROWS)),
+            one_document_at_a_time(model, ids),
+        )
+    ]
+    for name, together, alone in zip(names, *slopes, strict=True):
+        assert (together - alone).abs().max() <= 1e-5 * max(1, alone.abs().max()), name
+
+
+def test_transformers_gives_each_document_alone_the_same_logits(build):
+    transformers = pytest.importorskip("transformers")
+    model, ids = build(), random_ids(4)
+    shape, config = model.shape, model.config
+    llama = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.channels,
+            intermediate_size=shape.feedforward_channels,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=config.positions,
+            rms_norm_eps=config.norm_epsilon,
+            rope_theta=config.rope_theta,
+            tie_word_embeddings=config.tie_embeddings,
+        )
+    )
+    state, names = model.state_dict(), tensor_names(config)
+    missing = llama.load_state_dict({names[ours]: state[ours] for ours in names}, strict=False)
+    assert missing.missing_keys == ["lm_head.weight"]  # tied
+    with torch.no_grad():
+        packed = model(ids, positions_BT=packed_positions(ROWS))
+        theirs = one_document_at_a_time(lambda document: llama(document).logits, ids)
+    assert (packed - theirs).abs().max() <= 1e-5
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
+def test_a_document_that_changes_changes_no_other(build, lengths, data):
+    model = build()
+    positions = packed_positions([lengths])[:, :T]
+    ids = random_ids(1)[:, : positions.shape[1]]
+    place = data.draw(st.integers(0, ids.shape[1] - 1))
+    changed = ids.clone()
+    changed[0, place] = (changed[0, place] + 7) % 61
+    with torch.no_grad():
+        before, after = (model(x, positions_BT=positions)[0] for x in (ids, changed))
+    document = (positions[0] == 0).cumsum(0)
+    others = (document != document[place]) | (torch.arange(ids.shape[1]) < place)
+    assert torch.equal(after[others], before[others])
+    assert not torch.allclose(after[place], before[place], atol=1e-3)
+
+
+def test_a_row_of_one_document_is_a_row_without_positions(build):
+    model, ids = build(), random_ids(3)
+    with torch.no_grad():
+        packed = model(ids, positions_BT=packed_positions([[T]] * 3))
+        assert (packed - model(ids)).abs().max() <= 1e-5
+
+
+def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build):
+    # Distances alone count, so documents that merely begin later would not show it: a gap does.
+    model, ids = build(), random_ids(1)[:, :6]
+    near, far = torch.tensor([[0, 1, 2, 3, 4, 5]]), torch.tensor([[0, 1, 2, 13, 14, 15]])
+    with torch.no_grad():
+        logits, apart = model(ids, positions_BT=near)[0], model(ids, positions_BT=far)[0]
+    assert torch.equal(logits[:3], apart[:3])
+    assert (logits - apart)[3:].abs().amax(-1).min() > 1e-3
+
+
+def test_a_row_may_begin_inside_a_document():
+    positions = torch.tensor([[4, 5, 0, 1], [0, 1, 2, 0]])
+    assert document_mask(positions).int().tolist() == [
+        [[[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]],
+        [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]],
+    ]
+
+
+def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
+    x = torch.randn(2, 3, 7, 16)
+    positions = torch.stack([torch.arange(7), torch.tensor([0, 1, 0, 1, 2, 3, 0])])
+    together = Rotation(positions, 16, 100.0)(x)
+    for row in range(2):
+        assert torch.equal(together[row], Rotation(positions[row], 16, 100.0)(x[row : row + 1])[0])
+
+
+def test_slopes_under_a_mask_are_those_of_the_values():
+    attention = Attention(4, 2, 1, 2).double()
+    positions = torch.tensor([[0, 1, 0, 1]])
+    rotation, mask = Rotation(positions, 2, 100.0), document_mask(positions)
+    x = torch.randn(1, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: attention(x, rotation, None, mask), (x,))
+
+
+def test_positions_beside_caches_are_refused(build):
+    model = build()
+    with pytest.raises(ValueError, match="caches hold one document a row"):
+        model(random_ids(1), [KeyValueCache() for _ in model.layers], packed_positions([[T]]))
