@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from trainrig.check import describe
+from trainrig.config import build
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.judge import Source
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.posttrain.sft import FineTuning
 from trainrig.tokens.batches import BatchSizes
-from trainrig.tokens.pretraining import BatchSettings
+from trainrig.tokens.stages import BatchSettings, Stage
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import Pretraining, Training
 
@@ -36,6 +37,28 @@ def test_without_tokens_the_parameters_are_known_if_the_vocabulary_is(tmp_path: 
         "parameters_of_embedding": 320 * 32,
         "train_tokens": 5 * 8 * 32,
     }
+
+
+def test_tokens_are_counted_over_stages(tmp_path: Path) -> None:
+    stages = (Stage(from_step=2, sequence_length=16), Stage(from_step=4, global_batch=2))
+    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    staged = run.batches.model_copy(update={"stages": stages})
+    facts = describe(run.model_copy(update={"batches": staged}))
+    assert facts["train_tokens"] == 2 * 8 * 32 + 2 * 8 * 16 + 1 * 2 * 16
+
+
+def test_a_stage_longer_than_the_model_can_read_is_refused(tmp_path: Path) -> None:
+    longer = {"sequence_length": 32, "stages": [{"from_step": 2, "sequence_length": 64}]}
+    table = {
+        "stage": "pretrain",
+        "tokens": "t",
+        "output": "o",
+        "model": SIZES,
+        "batches": {"global_batch": 8, "micro_batch": 2} | longer,
+        "training": {"steps": 5},
+    }
+    with pytest.raises(ConfigError, match=r"length \(64 tokens\) is beyond the model's 48"):
+        build(Pretraining, table, "run.toml")
 
 
 def test_without_either_it_says_what_is_missing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, RunFile, Settings
+from trainrig.config import AHEAD, PLACE, RunFile, Settings
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST, FileSum, Manifest, Stage
 
@@ -26,6 +26,10 @@ class Stacking(RunFile):
     workers: Annotated[int, PLACE] = 2
     seed: int = 0
     pile: Pile = Pile()
+
+
+class Growing(Stacking):
+    later: Annotated[tuple[int, ...], AHEAD] = ()
 
 
 class Burning(RunFile):
@@ -201,6 +205,25 @@ def test_another_run_is_refused_and_the_difference_named(
     assert str(caught.value) == (
         f"{out}: made by another run ({difference}); choose another `output`, or delete that folder"
     )
+
+
+def test_what_lies_ahead_may_change_until_the_folder_is_finished(folder: str) -> None:
+    manifest.claim(folder, Growing(output=folder), INPUTS)
+    changed = manifest.claim(folder, Growing(output=folder, later=(7,)), INPUTS)
+    assert changed.resumed and not changed.finished
+    with pytest.raises(OutputTaken, match="seed: 0 there, 1 here"):
+        manifest.claim(folder, Growing(output=folder, later=(7,), seed=1), INPUTS)
+    made = finish(changed)
+    assert made.config["later"] == [7]
+    assert manifest.claim(folder, Growing(output=folder, later=(7,)), INPUTS).finished == made
+    with pytest.raises(OutputTaken, match=r"later\[0\]: 7 there, 8 here"):
+        manifest.claim(folder, Growing(output=folder, later=(8,)), INPUTS)
+
+
+def test_tables_are_told_apart_by_what_differs() -> None:
+    there, here = {"a": 1, "b": {"c": [1, 2]}}, {"a": 1, "b": {"c": [1, 3]}, "d": 4}
+    assert manifest.difference_of(there, here) == "b.c[1]: 2 there, 3 here; d: absent there, 4 here"
+    assert manifest.difference_of(there, there) == ""
 
 
 def test_another_stage_is_refused(out: str) -> None:

@@ -8,7 +8,7 @@ from trainrig.manifest import MANIFEST
 from trainrig.models.decoder import count_parameters
 from trainrig.posttrain import sft
 from trainrig.posttrain.sft import FineTuning
-from trainrig.tokens.prepare import TOKENIZER_FILE
+from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run import Pretraining
 
@@ -20,10 +20,12 @@ def describe(run: RunFile) -> dict[str, Any]:
     stage has still to make is no error; what depends on it is left out.
     """
     if isinstance(run, Pretraining):
-        tokens = run.training.steps * run.batches.global_batch * run.batches.sequence_length
-        facts: dict[str, Any] = {"train_tokens": tokens}
+        facts: dict[str, Any] = {"train_tokens": run.batches.positions(run.training.steps)}
         if storage.exists(storage.join(run.tokens, MANIFEST)):
-            return _sizes(pretrain.prepare(run).model) | facts
+            batches = pretrain.open_batches(run.tokens, run.batches, run.cache)
+            epochs = batches.check_epochs(run.training.steps)
+            rounded = {f"epochs_of_{source}": round(n, 3) for source, n in epochs.items()}
+            return _sizes(pretrain.prepare(run).model) | facts | rounded
         if run.model.vocabulary is not None:
             return _sizes(run.model) | facts
         missing = storage.join(run.tokens, TOKENIZER_FILE)

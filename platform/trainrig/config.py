@@ -29,6 +29,16 @@ class _Place:
 
 PLACE = _Place()
 
+
+class _Ahead:
+    """Marks a field that may be changed while its run is not finished."""
+
+    def __repr__(self) -> str:
+        return "AHEAD"
+
+
+AHEAD = _Ahead()
+
 Location = tuple[str | int, ...]
 
 
@@ -36,7 +46,9 @@ class Settings(BaseModel):
     """One part of a run file: frozen, strict about types, closed to unknown keys.
 
     Annotate a field with `PLACE` (`workers: Annotated[int, PLACE] = 2`) when the result does not
-    depend on it: paths, whose contents are fingerprinted instead, and numbers of workers.
+    depend on it: paths, whose contents are fingerprinted instead, and numbers of workers. With
+    `AHEAD` when it speaks of what is still to come: a run that is not finished may go on under
+    another value, if its stage finds that nothing done so far depends on the change.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -281,22 +293,26 @@ def _header_path(header: re.Match[str], counts: dict[str, int]) -> list[str]:
     return path
 
 
-def identity(settings: Settings) -> dict[str, Any]:
-    """What of `settings` the result depends on: all but the fields marked PLACE, as plain JSON."""
+def identity(settings: Settings, ahead: bool = True) -> dict[str, Any]:
+    """What of `settings` the result depends on: all but the fields marked PLACE, as plain JSON.
+
+    Without `ahead`, also without those marked AHEAD: what cannot change while a run goes on.
+    """
+    left_out = (PLACE,) if ahead else (PLACE, AHEAD)
     return {
-        name: _identity_of(getattr(settings, name))
+        name: _identity_of(getattr(settings, name), ahead)
         for name, field in type(settings).model_fields.items()
-        if PLACE not in field.metadata
+        if not any(mark in field.metadata for mark in left_out)
     }
 
 
-def _identity_of(value: Any) -> Any:
+def _identity_of(value: Any, ahead: bool) -> Any:
     if isinstance(value, Settings):
-        return identity(value)
+        return identity(value, ahead)
     if isinstance(value, list | tuple):
-        return [_identity_of(item) for item in value]
+        return [_identity_of(item, ahead) for item in value]
     if isinstance(value, Mapping):
-        return {key: _identity_of(item) for key, item in value.items()}
+        return {key: _identity_of(item, ahead) for key, item in value.items()}
     return value
 
 
@@ -362,6 +378,7 @@ def _toml_string(text: str) -> str:
 
 
 __all__ = [
+    "AHEAD",
     "PLACE",
     "Field",
     "RunFile",

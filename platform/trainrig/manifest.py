@@ -130,12 +130,18 @@ class Stage:
 def claim(folder: str, run: RunFile, inputs: Mapping[str, str]) -> Stage:
     """Claim `folder` for `run` on `inputs` (role -> fingerprint of its contents).
 
+    A folder that is not finished may be claimed again with other values of fields marked AHEAD.
     Raises OutputTaken if another run, or anything else, is there; DataError if a finished folder
     has lost files.
     """
+    lasting = {
+        "stage": run.verb,
+        "config": identity(run, ahead=False),
+        "inputs": dict(inputs),
+    }
     wanted = Claim(
         stage=run.verb,
-        fingerprint=digest({"stage": run.verb, "config": identity(run), "inputs": dict(inputs)}),
+        fingerprint=digest(lasting),
         config=identity(run),
         inputs=dict(inputs),
         environment=environment(),
@@ -153,14 +159,14 @@ def claim(folder: str, run: RunFile, inputs: Mapping[str, str]) -> Stage:
             f"{folder}: holds files that no stage made ({first.rpartition('/')[2]}, …); "
             "choose another `output`"
         )
-    if there.fingerprint != wanted.fingerprint:
-        raise OutputTaken(
-            f"{folder}: made by another run ({difference(there, wanted)}); choose another "
-            "`output`, or delete that folder"
-        )
-    announce_changes(folder, there.environment, wanted.environment)
     manifest_path = storage.join(folder, MANIFEST)
     finished = read_manifest(folder) if storage.exists(manifest_path) else None
+    if there.fingerprint != wanted.fingerprint or (finished and difference(finished, wanted)):
+        raise OutputTaken(
+            f"{folder}: made by another run ({difference(finished or there, wanted)}); choose "
+            "another `output`, or delete that folder"
+        )
+    announce_changes(folder, there.environment, wanted.environment)
     if finished:
         check_files(folder, finished)
         storage.delete_folder(storage.join(folder, SCRATCH))  # if killed between manifest and this
@@ -279,18 +285,30 @@ def difference(there: Claim, here: Claim) -> str:
     """The first differences between two claims, in words."""
     if there.stage != here.stage:
         return f"by `{there.stage}`, not `{here.stage}`"
-    old, new = _flat(there.config), _flat(here.config)
-    found = [
-        f"{key}: {_shown(old, key)} there, {_shown(new, key)} here"
-        for key in sorted({*old, *new})
-        if _shown(old, key) != _shown(new, key)
-    ]
-    found += [
+    inputs = [
         f"input `{role}` has other contents"
         for role in sorted({*there.inputs, *here.inputs})
         if there.inputs.get(role) != here.inputs.get(role)
     ]
-    return "; ".join(found[:3]) + ("; …" if len(found) > 3 else "")
+    return _few([*_differing(there.config, here.config), *inputs])
+
+
+def difference_of(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """The first differences between two tables of plain JSON, in words; empty if they are equal."""
+    return _few(_differing(there, here))
+
+
+def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    old, new = _flat(there), _flat(here)
+    return [
+        f"{key}: {_shown(old, key)} there, {_shown(new, key)} here"
+        for key in sorted({*old, *new})
+        if _shown(old, key) != _shown(new, key)
+    ]
+
+
+def _few(differences: list[str]) -> str:
+    return "; ".join(differences[:3]) + ("; …" if len(differences) > 3 else "")
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

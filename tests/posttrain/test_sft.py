@@ -14,7 +14,6 @@ from trainrig.posttrain.sft import ConversationBatches, FineTuning, posttrain, p
 from trainrig.tokens.batches import IGNORE, BatchSizes
 from trainrig.train import metrics, trainer
 from trainrig.train.checkpoint import open_model
-from trainrig.train.loop import count_targets
 
 PAD = 1
 CHATS = [
@@ -76,6 +75,23 @@ def test_a_micro_batch_is_as_wide_as_its_longest_conversation(encoder):
     lengths = [len(render(each, encoder).ids) - 1 for each in CHATS]
     batches = ConversationBatches(CHATS, encoder, sizes(global_batch=7, micro_batch=7))
     assert [micro.ids.shape for micro in batches.at(0)] == [(7, max(lengths))]
+
+
+def test_the_targets_of_a_step_are_known_before_it_is_read(encoder):
+    batches = ConversationBatches(CHATS, encoder, sizes())
+    for step in range(5):  # into the third epoch
+        assert batches.targets(step) == sum(
+            int((micro.targets != IGNORE).sum()) for micro in batches.at(step)
+        )
+
+
+def test_a_row_says_which_conversation_it_is(encoder):
+    batches = ConversationBatches(CHATS, encoder, sizes())
+    kept = [render(each, encoder) for each in CHATS]
+    for micro in (each for step in range(5) for each in batches.at(step)):
+        shown = [conversation_of(*row, kept) for row in zip(micro.ids, micro.targets, strict=True)]
+        assert micro.pieces.tolist() == [[row, 0, number] for row, number in enumerate(shown)]
+        assert not micro.sources.any() and micro.positions is None
 
 
 def test_another_seed_gives_another_order(encoder):
@@ -180,7 +196,7 @@ def test_the_loss_is_that_of_the_assistants_words_by_the_plain_sum(without_ray, 
     assert losses(run) == pytest.approx(expected, rel=1e-4)
     tokens = [line["train/tokens"] for line in metrics.series(run.output)]
     job, _, _ = prepare(run)
-    assert tokens[0] == count_targets(job.make_batches().at(0))
+    assert tokens[0] == job.make_batches().targets(0)
     assert tokens[0] == sum(sum(kept[i].trained) for i in order[:4])
 
 

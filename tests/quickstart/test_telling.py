@@ -206,7 +206,9 @@ def train(at: Folders, resumed_step: int, plan: Plan) -> None:
         log = SampleLog(at.model, attempt.number, rank)
         for step, samples in plan.items():
             ids = np.zeros((len(samples[rank]), 8), np.int64)
-            log.write(step, [MicroBatch(ids, ids, np.array(samples[rank], np.int64))])
+            pieces = np.zeros((0, 3), np.int64)
+            numbers = np.array(samples[rank], np.int64)
+            log.write(step, [MicroBatch(ids, ids, numbers, np.zeros_like(numbers), pieces)])
         log.close()
 
 

@@ -1,3 +1,6 @@
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,7 +8,7 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
-from trainrig.tokens.mixture import SLOTS, Mixture
+from trainrig.tokens.mixture import SLOTS, Mixture, carried
 
 
 def sources_of(mixture: Mixture, samples: int) -> list[str]:
@@ -88,3 +91,93 @@ def test_a_source_of_weight_0_is_left_out():
 
 
 # --- batches
+
+
+# --- weights that change
+
+
+stretches = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from("abcdefg"), st.integers(0, 12), min_size=1).filter(
+            lambda weights: any(weights.values())
+        ),
+        st.integers(0, 90),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@tries(max_examples=150, deadline=None)
+@given(stretches)
+def test_debts_carried_over_changes_of_weights_are_paid_within_the_stated_bounds(stretches):
+    owed = {}
+    for weights, samples in stretches:
+        begun = carried(owed, weights)
+        mixture = Mixture.of(weights, begun)
+        length, numbers = sum(mixture.slots), len(mixture.slots)
+        sources, before = mixture.places(np.arange(samples))
+        counts = [0] * numbers
+        for slot in range(samples):
+            assert before[slot] == counts[sources[slot]]
+            counts[sources[slot]] += 1
+            for number, source in enumerate(mixture.sources):
+                share = Fraction(mixture.slots[number] * (slot + 1), length)
+                ahead = counts[number] - begun[source] - share
+                assert ahead < 1
+                assert -ahead < max(1, numbers - 1)
+                if slot + 1 >= length:  # the debts are paid
+                    assert -ahead < 1
+        assert mixture.counts(samples) == dict(zip(mixture.sources, counts, strict=True))
+        owed = mixture.owed_after(samples)
+        assert owed == {
+            source: begun[source]
+            + Fraction(mixture.slots[number] * samples, length)
+            - counts[number]
+            for number, source in enumerate(mixture.sources)
+        }
+
+
+@tries(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=6), st.integers(1, 60), st.data())
+def test_the_table_of_a_mixture_with_debts_repeats_as_plain_scheduling_would(slots, samples, data):
+    first = Mixture({str(n): count for n, count in enumerate(slots)})
+    owed = carried(first.owed_after(samples), dict.fromkeys(first.sources, 1.0))
+    new = data.draw(st.lists(st.integers(1, 9), min_size=len(slots), max_size=len(slots)))
+    mixture = Mixture({str(n): count for n, count in enumerate(new)}, owed)
+    sources, _ = mixture.places(np.arange(8 * sum(new)))
+    assert sources.tolist() == earliest_deadlines(new, list(owed.values()), 8 * sum(new))
+
+
+def earliest_deadlines(slots, owed, count):
+    """Each slot to whoever is due first of those that may have it, by fractions, slot by slot."""
+    had, order = [0] * len(slots), []
+    for slot in range(count):
+
+        def due(number, ahead):
+            return Fraction(had[number] + ahead) - owed[number], Fraction(slots[number], sum(slots))
+
+        may = [n for n in range(len(slots)) if due(n, 0)[0] < due(n, 0)[1] * (slot + 1)]
+        chosen = min(may, key=lambda n: (math.ceil(due(n, 1)[0] / due(n, 1)[1]), n))
+        order.append(chosen)
+        had[chosen] += 1
+    return order
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 60))
+def test_the_sample_of_an_ordinal_is_the_one_that_has_it(slots, samples):
+    first = Mixture({str(n): count for n, count in enumerate(slots)})
+    owed = carried(first.owed_after(samples), dict.fromkeys(first.sources, 1.0))
+    for mixture in (first, Mixture({str(n): n + 1 for n in range(len(slots))}, owed)):
+        sources, before = mixture.places(np.arange(4 * sum(mixture.slots)))
+        for sample, (number, ordinal) in enumerate(zip(sources, before, strict=True)):
+            assert mixture.sample_of(mixture.sources[number], int(ordinal)) == sample
+
+
+def test_a_source_that_leaves_settles_its_account_and_only_shrinks_the_others():
+    owed = {"a": Fraction(1, 2), "b": Fraction(1, 4), "c": Fraction(-3, 4)}
+    assert carried(owed, {"a": 1.0, "b": 1.0, "c": 1.0}) == owed
+    # b takes 1/4 with it, so of the 3/4 that c is ahead 1/4 is written off.
+    assert carried(owed, {"a": 1.0, "c": 1.0}) == {"a": Fraction(1, 2), "c": Fraction(-1, 2)}
+    assert carried(owed, {"a": 1.0, "b": 1.0, "c": 0.0}) == {"a": 0, "b": 0}
+    assert carried(owed, {"c": 1.0, "d": 1.0}) == {"c": 0, "d": 0}  # d was never there

@@ -1,5 +1,6 @@
 import collections
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from pydantic import ValidationError
 
 from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
+from trainrig.manifest import difference_of
 from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.permutation import permuted
-from trainrig.tokens.pretraining import BatchSettings, PretrainBatches
+from trainrig.tokens.pretraining import PretrainBatches
 from trainrig.tokens.shards import EncodedDocument, TokenShards, Vocabulary, write_shard
+from trainrig.tokens.stages import BatchSettings
 
 # A source of the tests below holds ids that count up from its own thousand: an id tells its place.
 BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}
@@ -84,7 +87,6 @@ def test_each_token_is_a_target_exactly_once_an_epoch_but_the_stated_rest(
         shards, settings(sequence_length=length, global_batch=1, micro_batch=1, seed=seed)
     )
     windows = (tokens - 1) // length
-    assert batches.windows == {"web": windows}
     expected = [BASE["web"] + t for t in range(1, windows * length + 1)]
     assert tokens - 1 - len(expected) < length  # the rest is less than a window
     seen = targets_of(batches, 2 * windows)
@@ -141,6 +143,8 @@ def assert_same(some: tuple[MicroBatch, ...], others: tuple[MicroBatch, ...]) ->
         np.testing.assert_array_equal(one.ids, other.ids)
         np.testing.assert_array_equal(one.targets, other.targets)
         np.testing.assert_array_equal(one.samples, other.samples)
+        np.testing.assert_array_equal(one.sources, other.sources)
+        np.testing.assert_array_equal(one.pieces, other.pieces)
 
 
 def test_the_sizes_of_batches_do_not_change_what_a_sample_is(make):
@@ -148,17 +152,18 @@ def test_the_sizes_of_batches_do_not_change_what_a_sample_is(make):
     small = PretrainBatches(shards, settings(global_batch=3, micro_batch=1))
     large = PretrainBatches(shards, settings(global_batch=12, micro_batch=4))
     assert targets_of(small, 8) == targets_of(large, 2)
-    assert small.fingerprint == large.fingerprint
+    assert small.data_before(8) == large.data_before(2)
 
 
 IN_ANOTHER_PROCESS = """
 import sys
 import numpy as np
-from trainrig.tokens.pretraining import BatchSettings, PretrainBatches
+from trainrig.tokens.pretraining import PretrainBatches
 from trainrig.tokens.shards import TokenShards
+from trainrig.tokens.stages import BatchSettings
 settings = BatchSettings(sequence_length=4, global_batch=6, micro_batch=2, seed=5)
 batches = PretrainBatches(TokenShards.open(sys.argv[1]), settings)
-print(batches.fingerprint, *(int(t) for m in batches.at(1_000_003) for t in m.targets.ravel()))
+print(*(int(t) for m in batches.at(1_000_003) for t in m.targets.ravel()))
 """
 
 
@@ -174,7 +179,7 @@ def test_another_process_has_the_same_batches(make):
     )
     batches = PretrainBatches(shards, settings(seed=5))
     targets = [int(t) for m in batches.at(1_000_003) for t in m.targets.ravel()]
-    assert done.stdout.split() == [batches.fingerprint, *map(str, targets)]
+    assert done.stdout.split() == [str(target) for target in targets]
 
 
 def test_a_sample_is_located_where_its_ids_are_from(make):
@@ -184,12 +189,50 @@ def test_a_sample_is_located_where_its_ids_are_from(make):
         for micro_batch in batches.at(step):
             for ids, sample in zip(micro_batch.ids, micro_batch.samples, strict=True):
                 where = batches.locate(int(sample))
-                assert where.sample == sample
-                window = shards.window(where.source, where.start, 5)
-                assert window[:4].tolist() == ids.tolist()
-                assert where.start == 4 * where.window
-                owners = [shards.document_at(where.source, where.start + t).id for t in range(5)]
-                assert [d.id for d in where.documents] == list(dict.fromkeys(owners))
+                assert (where.sample, where.step) == (sample, step)
+                start = 4 * where.window
+                assert shards.window(where.source, start, 4).tolist() == ids.tolist()
+                owners = [shards.document_at(where.source, start + t).id for t in range(4)]
+                named = {piece.place: piece.document.id for piece in where.pieces}
+                assert named == {owners.index(each): each for each in owners}
+
+
+def test_a_micro_batch_says_which_document_of_which_source_each_piece_is_of(make):
+    shards = make(web=100, wiki=60)
+    batches = PretrainBatches(shards, settings(sequence_length=12))
+    for micro in (each for step in range(6) for each in batches.at(step)):
+        assert (np.diff(micro.pieces[:, 0] * 1000 + micro.pieces[:, 1]) > 0).all()
+        assert sorted(set(micro.pieces[:, 0].tolist())) == list(range(len(micro.ids)))
+        ends = np.append(micro.pieces[1:, 1], 0)
+        for (row, place, number), end in zip(micro.pieces.tolist(), ends.tolist(), strict=True):
+            source = batches.sources[micro.sources[row]]
+            first = int(micro.ids[row, place]) - BASE[source]
+            assert first // DOCUMENT == number
+            assert place == 0 or first % DOCUMENT == 0
+            inside = micro.ids[row, place : end or 12] - BASE[source]
+            assert set((inside // DOCUMENT).tolist()) == {number}
+
+
+def test_positions_count_from_each_documents_first_id_in_the_row(make):
+    shards = make(web=100, wiki=60)
+    by_document = PretrainBatches(shards, settings(sequence_length=12, attend="document"))
+    across = PretrainBatches(shards, settings(sequence_length=12))
+    for step in range(3):
+        assert_same(by_document.at(step), across.at(step))
+        for micro in by_document.at(step):
+            for row in range(len(micro.ids)):
+                places = micro.pieces[micro.pieces[:, 0] == row, 1].tolist()
+                expected = [t - max(p for p in places if p <= t) for t in range(12)]
+                assert micro.positions[row].tolist() == expected
+        assert {micro.positions is None for micro in across.at(step)} == {True}
+
+
+@pytest.mark.parametrize(("step", "index"), [(0, 3), (0, -1), (5, 3)])
+def test_a_micro_batch_that_a_step_does_not_have_is_refused(make, step, index):
+    batches = PretrainBatches(make(web=100), settings())
+    assert batches.micro_batches(step) == 3
+    with pytest.raises(ValueError, match=f"no micro-batch {index} among 3"):
+        batches.micro_batch(step, index)
 
 
 def test_epochs_are_counted_by_source(make):
@@ -198,19 +241,29 @@ def test_epochs_are_counted_by_source(make):
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"seed": 1}, {"sequence_length": 5}, {"weights": {"web": 2.0, "wiki": 1.0}}],
+    ("changed", "named"),
+    [
+        ({"seed": 1}, "seed: 0 there, 1 here"),
+        ({"sequence_length": 5}, "base_sequence_length: 4 there, 5 here"),
+        ({"longest_sequence_length": 8}, "longest_sequence_length: 4 there, 8 here"),
+        ({"global_batch": 8}, "samples: 6 there, 8 here"),
+        ({"attend": "document"}, "attend: 'window' there, 'document' here"),
+        ({"weights": {"web": 2.0, "wiki": 1.0}}, r"segments[0].slots.web: 1 there, 2 here"),
+    ],
 )
-def test_the_fingerprint_changes_with_what_samples_depend_on(make, changed):
+def test_what_samples_depend_on_is_told_apart_by_name(make, changed, named):
     shards = make(web=100, wiki=60)
     alike = {"weights": {"web": 1.0, "wiki": 1.0}}
-    before = PretrainBatches(shards, settings(**alike)).fingerprint
-    assert PretrainBatches(shards, settings(**alike | changed)).fingerprint != before
+    before = PretrainBatches(shards, settings(**alike)).data_before(1)
+    after = PretrainBatches(shards, settings(**alike | changed)).data_before(1)
+    assert difference_of(before, after).startswith(named)
+    assert json.loads(json.dumps(before)) == before  # it is kept in checkpoints
 
 
-def test_the_fingerprint_changes_with_the_shards(make):
-    before = PretrainBatches(make(web=100), settings()).fingerprint
-    assert PretrainBatches(make(web=101), settings()).fingerprint != before
+def test_other_shards_are_other_data(make):
+    before = PretrainBatches(make(web=100), settings()).data_before(1)
+    after = PretrainBatches(make(web=101), settings()).data_before(1)
+    assert "shards: " in difference_of(before, after)
 
 
 @pytest.mark.parametrize(
@@ -225,14 +278,23 @@ def test_weights_that_do_not_fit_the_sources_are_refused(make, weights, message)
         PretrainBatches(make(web=100, wiki=60), settings(weights=weights))
 
 
-@pytest.mark.parametrize("weights", [None, {"web": 1.0, "wiki": 1.0}])
-def test_a_source_of_less_than_a_window_is_refused_unless_it_is_left_out(make, weights):
+def test_a_source_of_less_than_a_window_is_refused_unless_it_has_no_weight(make):
     shards = make(web=100, wiki=4)
+    alike = {"web": 1.0, "wiki": 1.0}
     with pytest.raises(DataError, match="'wiki' has 4 tokens, less than a window of 5"):
-        PretrainBatches(shards, settings(weights=weights))
-    left_out = PretrainBatches(shards, settings(weights={"web": 1.0, "wiki": 0.0}))
-    assert left_out.windows == {"web": 24}
-    PretrainBatches(shards, settings(sequence_length=3, weights=weights))  # as the message says
+        PretrainBatches(shards, settings(weights=alike))
+    PretrainBatches(shards, settings(sequence_length=3, weights=alike))  # as the message says
+    web_alone = settings(weights={"web": 1.0, "wiki": 0.0})
+    assert set(targets_of(PretrainBatches(shards, web_alone), 20)) < set(range(20_000, 20_100))
+
+
+def test_a_source_of_less_than_a_window_is_left_out_where_no_weights_are_given(make):
+    batches = PretrainBatches(make(web=100, wiki=4), settings())
+    assert batches.left_out == ("wiki",)
+    assert set(targets_of(batches, 20)) < set(range(20_000, 20_100))
+    assert PretrainBatches(make(web=100, wiki=5), settings()).left_out == ()
+    with pytest.raises(DataError, match="no source has a window of 5 tokens"):
+        PretrainBatches(make(web=4, wiki=4), settings())
 
 
 def test_shards_without_any_tokens_are_refused(make):
@@ -266,6 +328,3 @@ def test_settings_that_cannot_work_are_refused(changed, message):
 def test_weights_may_be_written_as_whole_numbers():
     table = {"sequence_length": 4, "global_batch": 2, "micro_batch": 2, "weights": {"web": 3}}
     assert build(BatchSettings, table, "run.toml").weights == {"web": 3.0}
-
-
-# --- who takes which micro-batch

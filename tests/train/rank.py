@@ -30,20 +30,23 @@ TIMEOUT = timedelta(seconds=60)  # no test waits for it: ranks whose peers die f
 
 @dataclass(frozen=True)
 class Faulty:
-    """Batches that end badly when `step` is asked for."""
+    """Batches that end badly when a micro-batch of `step` is asked for."""
 
     sound: Any
     step: int
     how: str  # "die", "raise" or "stall" (until someone kills the process)
 
-    def at(self, step: int) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sound, name)
+
+    def micro_batch(self, step: int, index: int) -> Any:
         if step == self.step:
             if self.how == "raise":
                 raise OSError("the disk of the data is gone")
             if self.how == "stall":
                 signal.pause()
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.sound.at(step)
+        return self.sound.micro_batch(step, index)
 
 
 def train(
@@ -66,7 +69,11 @@ def train(
             checkpoint._commit = commit
         else:
             make = job.make_batches
-            job = dataclasses.replace(job, make_batches=lambda: Faulty(make(), step, how))
+            # Nothing is read ahead, so that all steps before this one are done.
+            training = job.training.model_copy(update={"prefetch_steps": 0})
+            job = dataclasses.replace(
+                job, training=training, make_batches=lambda: Faulty(make(), step, how)
+            )
     return loop.train(job, attempt, resume_from)
 
 
@@ -76,7 +83,7 @@ def tensors(
     """All whole tensors of a state, and its counters: fresh, or filled from a checkpoint."""
     state = fresh_state(job, local_device())
     if resume_from:
-        checkpoint.load(resume_from, state, job)
+        checkpoint.load(resume_from, state, job, job.make_batches())
     if weights_from:
         checkpoint.load_weights(weights_from, state, job)
     return _whole(state) | {"counters": (state.step, state.data_step, state.tokens)}

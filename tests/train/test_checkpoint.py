@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 import shutil
 import threading
@@ -20,6 +21,7 @@ from trainrig.train.checkpoint import (
     content_key,
     describe,
     find_damage,
+    load_weights,
     newest_valid,
     open_model,
     prune,
@@ -356,10 +358,37 @@ def test_where_there_is_no_checkpoint_the_message_says_what_to_name(where, tmp_p
 # --- loading into another run
 
 
-def test_a_checkpoint_of_other_data_is_refused(alone, straight, make_job, tmp_path):
-    job = make_job(tmp_path, batches={"seed": 1})
-    with pytest.raises(ConfigError, match=r"step_00000008.*trained on other data"):
-        checkpoint.load(str(at(straight(1).folder, 8)), fresh_state(job, local_device()), job)
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"seed": 1}, "seed: 0 there, 1 here"),
+        ({"global_batch": 4}, "samples: 64 there, 32 here"),
+        ({"weights": {"books": 2, "web": 1}}, r"segments\[0\]\.slots\.books: \d+ there, 2 here"),
+        ({"stages": ({"from_step": 7, "micro_batch": 4},)}, r"segments\[1\]\S*: absent there"),
+    ],
+)
+def test_a_checkpoint_of_other_data_is_refused_by_what_differs(
+    alone, straight, make_job, tmp_path, changed, named
+):
+    job = make_job(tmp_path, batches=changed)
+    state = fresh_state(job, local_device())
+    with pytest.raises(ConfigError, match=rf"step_00000008.*trained on other data.*\(.*{named}"):
+        checkpoint.load(str(at(straight(1).folder, 8)), state, job, job.make_batches())
+
+
+def test_a_checkpoint_does_not_mind_what_comes_after_it(alone, straight, make_job, tmp_path):
+    job = make_job(tmp_path, batches={"stages": ({"from_step": 8, "global_batch": 4},)})
+    state = fresh_state(job, local_device())
+    checkpoint.load(str(at(straight(1).folder, 8)), state, job, job.make_batches())
+    assert state.data_step == 8
+
+
+def test_weights_alone_are_nothing_to_go_on_from(alone, make_job, tmp_path):
+    job = make_job(tmp_path)
+    weights = write_model(job.folder, job.model, "{}", Decoder(job.model).state_dict())
+    state = fresh_state(job, local_device())
+    with pytest.raises(ConfigError, match="does not say what data it was trained on"):
+        checkpoint.load(weights, state, job, job.make_batches())
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
@@ -367,7 +396,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
 ):
     job = make_job(tmp_path, model={"rope_theta": 500.0})
     state = fresh_state(job, local_device())
-    for load in (checkpoint.load, checkpoint.load_weights):
+    for load in (functools.partial(checkpoint.load, batches=job.make_batches()), load_weights):
         with pytest.raises(ConfigError, match=r"rope_theta is 10000.0 there, 500.0 in"):
             load(str(at(straight(1).folder, 8)), state, job)
 

@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.optim.groups import group_by_decay
+from trainrig.tokens.batches import IGNORE, read_share
 from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid, open_model
-from trainrig.train.loop import count_targets, train
+from trainrig.train.loop import train
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.samples import trained_samples
 
@@ -156,6 +157,16 @@ def test_a_run_goes_on_with_another_number_of_ranks(straight, ranks, tmp_path):
     assert exact(job)[-1][-1] == exact(one)[-1][-1]  # targets trained on
 
 
+def test_a_rank_reads_its_own_micro_batches_alone(make_job, tmp_path):
+    batches = make_job(tmp_path).make_batches()
+    read, micro_batch = [], batches.micro_batch
+    batches.micro_batch = lambda step, index: read.append((step, index)) or micro_batch(step, index)
+    share = read_share(batches, 1, 3, 5)
+    assert read == [(5, 1), (5, 0)]  # its own, and another to join the others' second round
+    assert [real for _, real in share.dealt] == [True, False]
+    assert share.targets == batches.targets(5)
+
+
 # --- what a step computes
 
 
@@ -167,6 +178,24 @@ def test_micro_batches_of_any_size_give_the_same_losses(alone, make_job, tmp_pat
         series[size] = losses(job)
     for size in (1, 2, 4):
         assert series[size] == pytest.approx(series[8], rel=1e-5)
+
+
+def test_reading_ahead_changes_nothing(alone, make_job, straight, tmp_path):
+    for ahead in (0, 1):
+        training = {"steps": STEPS, "prefetch_steps": ahead}
+        job = make_job(tmp_path / str(ahead), training=training)
+        train(job, RunFolder(job.folder).take_attempt(0), None)
+        assert exact(job) == exact(straight(1))
+
+
+def test_attention_stays_in_its_document_where_the_run_file_says_so(alone, make_job, tmp_path):
+    job = make_job(tmp_path / "document", batches={"attend": "document"})
+    across = make_job(tmp_path / "window")
+    for each in (job, across):
+        train(each, RunFolder(each.folder).take_attempt(0), None)
+    plain = list(plain_losses(job, fresh_model(job), 12))
+    assert losses(job) == pytest.approx([loss for loss, _ in plain], rel=1e-5)
+    assert losses(job) != pytest.approx(losses(across), rel=1e-4)
 
 
 def fresh_model(job):
@@ -185,11 +214,14 @@ def plain_losses(job, model, steps):
     )
     batches = job.make_batches()
     for step in range(steps):
-        ids, targets = (
-            torch.cat([torch.from_numpy(getattr(m, name)) for m in batches.at(step)])
-            for name in ("ids", "targets")
+        ids, targets, positions = (
+            None
+            if getattr(batches.at(step)[0], name) is None
+            else torch.cat([torch.from_numpy(getattr(m, name)) for m in batches.at(step)])
+            for name in ("ids", "targets", "positions")
         )
-        loss = functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+        logits = model(ids, positions_BT=positions)
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
@@ -228,7 +260,9 @@ def test_the_learning_rate_follows_the_schedule(straight):
 
 def test_the_targets_of_a_step_are_counted_once(straight):
     job = straight(3)
-    assert count_targets(job.make_batches().at(0)) == 8 * 32
+    batches = job.make_batches()
+    assert batches.targets(0) == 8 * 32
+    assert sum(int((micro.targets != IGNORE).sum()) for micro in batches.at(0)) == 8 * 32
     assert [line["train/tokens"] for line in metrics.series(job.folder)] == list(
         itertools.accumulate([8 * 32] * STEPS)
     )

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -107,11 +108,97 @@ def test_what_cannot_work_is_refused_before_any_worker_starts(make_run, monkeypa
         },
         r"model.vocabulary \(300\) is below the tokenizer's 320": {"model": {"vocabulary": 300}},
         "has no source 'wbe'; did you mean 'web'": {"batches": {"weights": {"wbe": 1.0}}},
+        r"source '\w+' would be read .* in 12 steps, beyond its cap of 0.1 epochs; train for": {
+            "batches": {"epochs": 0.1}
+        },
     }
     for message, changes in cases.items():
         with pytest.raises(ConfigError, match=message):
             pretrain(make_run(tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
+
+
+# --- stages that are added while the run is on its way
+
+ROOM = {"base_sequence_length": 8, "longest_sequence_length": 32, "sequence_length": 16}
+LONGER = (
+    {"from_step": 6, "sequence_length": 32, "weights": {"books": 3.0, "web": 1.0}},
+    {"from_step": 9, "global_batch": 4},
+)
+
+
+def stop_after(step, without_ray, make_run, monkeypatch, run):
+    """Train `run` up to `step`, where its driver and workers end."""
+    short = run.training.model_copy(update={"steps": step})
+    trains = trainer.run
+
+    def cut_short(job, workers):
+        trains(dataclasses.replace(job, training=short), workers)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "run", cut_short)
+        pretrain(run)
+
+
+@pytest.fixture
+def stopped_at_six(without_ray, make_run, monkeypatch, tmp_path):
+    """A run of constant rate, stopped at its checkpoint of step 6, before any stage."""
+    training = {"schedule": {"kind": "Constant", "warmup": 0}, "checkpoint_every": 3}
+
+    def make(folder, stages=(), **more):
+        batches = ROOM | {"stages": stages} | more
+        return make_run(tmp_path / folder, training=training, batches=batches)
+
+    run = make("run")
+    stop_after(6, without_ray, make_run, monkeypatch, run)
+    assert not (tmp_path / "run" / "manifest.json").exists()
+    return make
+
+
+def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(
+    stopped_at_six, last_weights
+):
+    added, from_start = stopped_at_six("run", LONGER), stopped_at_six("from-start", LONGER)
+    assert pretrain(added).counts["steps"] == 12
+    pretrain(from_start)
+    series = [
+        [(at["train/loss"], at["train/tokens"]) for at in metrics.series(run.output)]
+        for run in (added, from_start)
+    ]
+    assert series[0] == series[1] and len(series[0]) == 12
+    assert last_weights(prepare(added)) == last_weights(prepare(from_start))
+    assert config.load(Pretraining, f"{added.output}/run.toml") == added
+    # Eight rows of 32 positions at the seventh step, but for what was trained on before.
+    tokens = [at for _, at in series[0]]
+    assert 8 * 16 < tokens[6] - tokens[5] <= 8 * 32 and tokens[11] - tokens[10] <= 4 * 32
+
+
+@pytest.mark.parametrize(
+    ("stages", "more", "named"),
+    [
+        (({"from_step": 5, "sequence_length": 32},), {}, r"segments\[1\]\.first_sample: absent"),
+        ((), {"longest_sequence_length": 64}, "batches.longest_sequence_length: 32 there, 64 here"),
+        ((), {"seed": 1}, "batches.seed: 0 there, 1 here"),
+    ],
+)
+def test_what_was_trained_on_before_cannot_be_changed(
+    stopped_at_six, monkeypatch, stages, more, named
+):
+    before = Path(stopped_at_six("run").output, "run.toml").read_text()
+    monkeypatch.setattr(trainer, "run", refuse_to_train)
+    with pytest.raises((ConfigError, OutputTaken), match=named):
+        pretrain(stopped_at_six("run", stages, **more))
+    assert Path(stopped_at_six("run").output, "run.toml").read_text() == before
+
+
+def test_a_finished_run_is_not_the_run_of_other_stages(stopped_at_six, monkeypatch):
+    manifest = pretrain(stopped_at_six("run", LONGER))
+    monkeypatch.setattr(trainer, "run", refuse_to_train)
+    assert pretrain(stopped_at_six("run", LONGER)) == manifest
+    for stages in ((), LONGER[:1]):
+        with pytest.raises(OutputTaken, match=r"made by another run \(batches\.stages"):
+            pretrain(stopped_at_six("run", stages))
 
 
 def test_a_folder_that_tokenize_did_not_write_is_refused(make_run, tmp_path):
@@ -142,7 +229,8 @@ def test_the_same_command_finishes_a_run_whose_driver_was_killed(
 ):
     # Long enough that it is not over before its first checkpoint has been seen.
     training = {"steps": 200, "checkpoint_every": 10, "keep_checkpoints": 100}
-    run = make_run(tmp_path / "run", training=training)
+    often = {"epochs": 20.0}
+    run = make_run(tmp_path / "run", training=training, batches=often)
     (tmp_path / "run.toml").write_text(to_toml(run))
     killed = start(tmp_path / "run.toml")
     deadline = time.monotonic() + 240
@@ -161,7 +249,7 @@ def test_the_same_command_finishes_a_run_whose_driver_was_killed(
     resumed = RunFolder(run.output).attempts()[1].resumed_step
     assert 10 <= resumed < 200 and resumed % 10 == 0
 
-    undisturbed = make_job(tmp_path / "undisturbed", training=training)
+    undisturbed = make_job(tmp_path / "undisturbed", training=training, batches=often)
     ranks(1, "train", job=undisturbed, attempt=RunFolder(undisturbed.folder).take_attempt(0))
     series = [
         [line["train/loss"] for line in metrics.series(folder)]

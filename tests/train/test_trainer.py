@@ -129,14 +129,29 @@ class Faulty:
     def __call__(self):
         return dataclasses.replace(self, make=self.make())
 
-    def at(self, step):
+    def micro_batches(self, step):
+        return self.make.micro_batches(step)
+
+    def targets(self, step):
+        return self.make.targets(step)
+
+    def data_before(self, step):
+        return self.make.data_before(step)
+
+    def micro_batch(self, step, index):
         if step == self.step and dist.get_rank() == dist.get_world_size() - 1:
             if self.marker is None:
                 raise RuntimeError("first line\nthe disk of the data is gone")
             if not Path(self.marker).exists():
                 Path(self.marker).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return self.make.at(step)
+        return self.make.micro_batch(step, index)
+
+
+def reading_nothing_ahead(job, **changes):
+    """So that a fault in the data of a step comes after all steps before it."""
+    training = job.training.model_copy(update={"prefetch_steps": 0})
+    return dataclasses.replace(job, training=training, **changes)
 
 
 def batches_that_are_gone():
@@ -164,7 +179,7 @@ def test_a_run_whose_worker_is_killed_ends_as_if_nothing_had_been(
 ):
     undisturbed = straight(2)
     faulty = Faulty(undisturbed.make_batches, step=10, marker=str(tmp_path / "killed"))
-    job = dataclasses.replace(undisturbed, folder=str(tmp_path / "run"), make_batches=faulty)
+    job = reading_nothing_ahead(undisturbed, folder=str(tmp_path / "run"), make_batches=faulty)
     outcome = run(job, workers=2)
     assert (outcome.restarts, outcome.checkpoint.step) == (1, 20)
     assert (tmp_path / "killed").exists()
@@ -193,7 +208,7 @@ def test_what_the_user_must_mend_ends_the_run_at_once(cluster, make_job, tmp_pat
 @pytest.mark.slow
 def test_a_worker_that_always_raises_is_given_up_with_its_reason(cluster, make_job, tmp_path):
     job = make_job(tmp_path, training={"max_restarts": 0})
-    job = dataclasses.replace(job, make_batches=Faulty(job.make_batches, step=2))
+    job = reading_nothing_ahead(job, make_batches=Faulty(job.make_batches, step=2))
     with pytest.raises(
         ClusterError, match=r"attempts: 1; .* rank 0: .*: the disk of the data is gone$"
     ):

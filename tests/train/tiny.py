@@ -24,7 +24,8 @@ from trainrig import manifest
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.judge import Source
 from trainrig.parallel.mesh import join_group
-from trainrig.tokens.prepare import Tokenization, TokenizerTraining, make_tokenizer, tokenize
+from trainrig.tokens.prepare import Tokenization, tokenize
+from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.train import ByteLevelBPE
 from trainrig.train import trainer
 from trainrig.train.checkpoint import newest_valid
@@ -34,7 +35,7 @@ from trainrig.train.run_folder import RunFolder
 from trainrig.train.state import Job
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-ENTRIES = 320  # of the tiny tokenizer: 256 bytes, 5 special tokens, 59 merges
+ENTRIES = 320  # of the tiny tokenizer: 256 bytes, 7 special tokens, 57 merges
 WORDS = {
     "books": ["the", "sea", "is", "a", "grey", "mirror", "and", "nobody", "sleeps", "é"],
     "web": ["buy", "two", "cats", "now", "2024", "free", "猫", "shipping!", "click", "here"],
@@ -53,7 +54,8 @@ def write_curated(folder: str) -> str:
             text = " ".join(dice.choice(words) for _ in range(dice.randint(20, 90)))
             url = f"https://{source}.example/{number}"
             identity = hashlib.md5(url.encode()).hexdigest()
-            rows.append({"id": identity, "url": url, "source": source, "text": text})
+            row = {"id": identity, "url": url, "source": source, "language": "", "text": text}
+            rows.append(row)
         name = f"kept/{source}.parquet"
         Path(stage.path("kept")).mkdir(exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), stage.path(name))

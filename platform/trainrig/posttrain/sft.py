@@ -3,7 +3,7 @@
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -57,6 +57,8 @@ class ConversationBatches:
                 f"conversations: none of {len(rendered)} fits sequence_length "
                 f"({sizes.sequence_length}); the shortest has {shortest} tokens"
             )
+        # The first id is nobody's target.
+        self._targets = np.array([sum(each.trained[1:]) for each in self._kept], dtype=np.int64)
         content = "\n".join(str(each) for each in self._kept)
         self.fingerprint = hashlib.sha256(
             f"{encoder.fingerprint}\n{sizes.seed}\n{sizes.sequence_length}\n{content}".encode()
@@ -71,30 +73,48 @@ class ConversationBatches:
         """Conversations in an epoch."""
         return len(self._kept)
 
-    def at(self, step: int) -> tuple[MicroBatch, ...]:
-        """The global batch of `step`: a pure function of it."""
-        first = step * self._sizes.global_batch
-        size = self._sizes.micro_batch
-        return tuple(
-            self._micro_batch(np.arange(begin, begin + size, dtype=np.int64))
-            for begin in range(first, first + self._sizes.global_batch, size)
-        )
+    def micro_batches(self, step: int) -> int:
+        """How many micro-batches make up a global batch: the same at each step."""
+        return self._sizes.global_batch // self._sizes.micro_batch
 
-    def _micro_batch(self, samples: Integers) -> MicroBatch:
-        """As wide as its longest conversation: padding costs what text does and teaches nothing."""
-        conversations = [self._conversation(int(sample)) for sample in samples]
+    def targets(self, step: int) -> int:
+        """Targets of the whole global batch of `step`."""
+        first = step * self._sizes.global_batch
+        samples = np.arange(first, first + self._sizes.global_batch, dtype=np.int64)
+        return int(self._targets[self._chosen(samples)].sum())
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch `index` of `step`, as wide as its longest conversation: padding costs what
+        text does and teaches nothing."""
+        first = step * self._sizes.global_batch + index * self._sizes.micro_batch
+        samples = np.arange(first, first + self._sizes.micro_batch, dtype=np.int64)
+        chosen = self._chosen(samples)
+        conversations = [self._kept[number] for number in chosen.tolist()]
         shape = (len(samples), max(len(each.ids) for each in conversations) - 1)
         ids = np.full(shape, self._pad, dtype=np.int64)
         targets = np.full(shape, IGNORE, dtype=np.int64)
         for row, conversation in enumerate(conversations):
             self._fill(ids[row], targets[row], conversation)
-        return MicroBatch(ids, targets, samples)
+        nought = np.zeros_like(samples)
+        pieces = np.stack([np.arange(len(samples)), nought, chosen], axis=1)
+        return MicroBatch(ids, targets, samples, nought, pieces)
 
-    def _conversation(self, sample: int) -> Rendered:
-        epoch, place = divmod(sample, len(self._kept))
-        key = f"{self._sizes.seed}\n{epoch}\nconversations"
-        (index,) = permuted(np.array([place], dtype=np.int64), len(self._kept), key)
-        return self._kept[int(index)]
+    def at(self, step: int) -> tuple[MicroBatch, ...]:
+        """The whole global batch of `step`."""
+        return tuple(self.micro_batch(step, index) for index in range(self.micro_batches(step)))
+
+    def data_before(self, step: int) -> dict[str, Any]:
+        """All that the samples before `step` depend on, by name, as JSON has it."""
+        return {"conversations": self.fingerprint, "samples": step * self._sizes.global_batch}
+
+    def _chosen(self, samples: Integers) -> Integers:
+        """[B] which of the kept conversations each of `samples` is."""
+        epochs, chosen = np.divmod(samples, len(self._kept))
+        for epoch in set(epochs.tolist()):
+            of = epochs == epoch
+            key = f"{self._sizes.seed}\n{epoch}\nconversations"
+            chosen[of] = permuted(chosen[of], len(self._kept), key)
+        return chosen
 
     @staticmethod
     def _fill(ids_T: Integers, targets_T: Integers, conversation: Rendered) -> None:
@@ -133,7 +153,6 @@ def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
         model=model,
         training=run.training,
         make_batches=functools.partial(open_conversations, conversations, tokenizer, run.batches),
-        data_fingerprint=batches.fingerprint,
         tokenizer=tokenizer,
         initial_weights=path,
     )

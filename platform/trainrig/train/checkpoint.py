@@ -35,12 +35,13 @@ from torch.distributed.checkpoint.hf_storage import (
 from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
-from trainrig.manifest import digest
+from trainrig.manifest import difference_of, digest
 from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.tokens.batches import Batches
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.state import Job, TrainState
 
-FORMAT = 1
+FORMAT = 2
 CHUNK = 16 * 2**20  # bytes under one sum: what a reader must hold to check what it reads
 MANIFEST = "manifest.json"
 COMMIT = re.compile(r"(.*/step_(\d+))/attempt-(\d+)/manifest\.json")
@@ -96,7 +97,9 @@ class Model:
         return decoder.eval()
 
 
-def save(folder: RunFolder, attempt: Attempt, state: TrainState, job: Job) -> None:
+def save(
+    folder: RunFolder, attempt: Attempt, state: TrainState, job: Job, batches: Batches
+) -> None:
     """Write the checkpoint of `state`; every rank must call it. Returns once it is whole."""
     target = _folder_of(folder, state.step, attempt.number)
     mine = _write_tensors(target, state.tensors())
@@ -109,7 +112,7 @@ def save(folder: RunFolder, attempt: Attempt, state: TrainState, job: Job) -> No
             "data_step": state.data_step,
             "tokens": state.tokens,
             "seed": job.training.seed,
-            "data_fingerprint": job.data_fingerprint,
+            "data": batches.data_before(state.data_step),
             "model": job.model.model_dump(mode="json"),
         }
         files |= _write_rest(target, entries, job.tokenizer)
@@ -248,21 +251,34 @@ def find_damage(path: str) -> str | None:
     return None
 
 
-def load(checkpoint: str, state: TrainState, job: Job) -> None:
+def load(checkpoint: str, state: TrainState, job: Job, batches: Batches) -> None:
     """Fill `state` from `checkpoint`, whatever the number of ranks that wrote it; all must call it.
 
     Raises ConfigError if it is of another model or of other data.
     """
     entries = _entries(checkpoint)
     _check_model(checkpoint, entries, job.model)
-    if entries["data_fingerprint"] != job.data_fingerprint:
-        raise ConfigError(
-            f"{checkpoint}: trained on other data than this run file names (tokens, mixture, "
-            "sequence length or seed differ); use that data, or another `output`"
-        )
+    check_data(checkpoint, batches)
     _read_tensors(checkpoint, state.tensors())
     state.step, state.data_step = entries["step"], entries["data_step"]
     state.tokens = entries["tokens"]
+
+
+def check_data(checkpoint: str, batches: Batches) -> None:
+    """Raise ConfigError, with the difference, unless `batches` before the step of `checkpoint` are
+    those that it was trained on. What comes after may be another."""
+    entries = _entries(checkpoint)
+    if "data" not in entries:
+        raise ConfigError(
+            f"{checkpoint}: does not say what data it was trained on (a run cannot go on from "
+            "weights alone, nor from a checkpoint of an earlier trainrig); use another `output`"
+        )
+    changed = difference_of(entries["data"], batches.data_before(entries["data_step"]))
+    if changed:
+        raise ConfigError(
+            f"{checkpoint}: trained on other data than this run file names ({changed}); use that "
+            "data, or another `output`; stages may be changed from here on alone"
+        )
 
 
 def load_weights(checkpoint: str, state: TrainState, job: Job) -> None:

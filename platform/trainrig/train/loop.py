@@ -1,7 +1,7 @@
 """The training loop. It knows no Ray: only ranks, batches and storage."""
 
+import functools
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from trainrig.objectives.causal import cross_entropy_sum
 from trainrig.parallel.mesh import local_device
-from trainrig.tokens.batches import IGNORE, MicroBatch, local
+from trainrig.tokens.batches import Batches, MicroBatch, Share, read_share
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.train import checkpoint
 from trainrig.train.metrics import MetricsWriter
 from trainrig.train.run_folder import Attempt, RunFolder
@@ -30,25 +31,26 @@ def train(job: Job, attempt: Attempt, resume_from: str | None) -> int:
     device = local_device()
     torch.set_num_threads(job.training.threads)  # another number adds in another order
     torch.use_deterministic_algorithms(True)
+    batches = job.make_batches()
     state = fresh_state(job, device)
     if resume_from:
-        checkpoint.load(resume_from, state, job)
+        checkpoint.load(resume_from, state, job, batches)
     elif job.initial_weights:
         checkpoint.load_weights(job.initial_weights, state, job)
-    batches = job.make_batches()
     writer = MetricsWriter(job.folder, attempt.number, state.step) if dist.get_rank() == 0 else None
     samples = SampleLog(job.folder, attempt.number, dist.get_rank())
+    mine = functools.partial(read_share, batches, dist.get_rank(), dist.get_world_size())
     began = time.perf_counter()
-    while state.step < job.training.steps:
-        batch = batches.at(state.data_step)
-        mine = local(batch, dist.get_rank(), dist.get_world_size())
-        figures = take_step(job, state, mine, count_targets(batch), device)
-        samples.write(state.step, (micro for micro, real in mine if real))
-        began, seconds = time.perf_counter(), time.perf_counter() - began
-        if writer:
-            writer.write(state.step, _logged(state, figures, seconds))
-        if state.step % job.training.checkpoint_every == 0 or state.step == job.training.steps:
-            _save(folder, attempt, state, job)
+    with Prefetch(mine, job.training.prefetch_steps) as prefetch:
+        while state.step < job.training.steps:
+            share = prefetch.at(state.data_step)
+            figures = take_step(job, state, share, device)
+            samples.write(state.step, (micro for micro, real in share.dealt if real))
+            began, seconds = time.perf_counter(), time.perf_counter() - began
+            if writer:
+                writer.write(state.step, _logged(state, figures, seconds))
+            if state.step % job.training.checkpoint_every == 0 or state.step == job.training.steps:
+                _save(folder, attempt, state, job, batches)
     samples.close()
     if writer:
         writer.close()
@@ -65,31 +67,20 @@ class StepFigures:
     targets: int  # in the global batch
 
 
-def count_targets(batch: Sequence[MicroBatch]) -> int:
-    """What the loss of a whole global batch is divided by; known before anything is computed."""
-    return sum(int((micro.targets != IGNORE).sum()) for micro in batch)
-
-
-def take_step(
-    job: Job,
-    state: TrainState,
-    mine: Sequence[tuple[MicroBatch, bool]],
-    targets: int,
-    device: torch.device,
-) -> StepFigures:
-    """One update of `state`, on a global batch of `targets` targets of which this rank has `mine`.
+def take_step(job: Job, state: TrainState, share: Share, device: torch.device) -> StepFigures:
+    """One update of `state`, on a global batch of which this rank has `share`.
 
     Each micro-batch's loss is divided by the targets of the *global* batch before its backward
     pass, so the gradient is that of the mean over all of them, however they are dealt.
     """
-    training = job.training
+    training, targets = job.training, share.targets
     nats = torch.zeros((), device=device)
-    for index, (micro, real) in enumerate(mine):
+    for index, (micro, real) in enumerate(share.dealt):
         # Gradients meet those of the other ranks once a step, at the last micro-batch.
         assert isinstance(state.model, FSDPModule)
-        state.model.set_requires_gradient_sync(index == len(mine) - 1)
+        state.model.set_requires_gradient_sync(index == len(share.dealt) - 1)
         ids_BT, targets_BT = (torch.from_numpy(a).to(device) for a in (micro.ids, micro.targets))
-        loss = cross_entropy_sum(state.model(ids_BT), targets_BT)
+        loss = cross_entropy_sum(_logits(state.model, ids_BT, micro), targets_BT)
         # One that is not real only joins the others' collectives.
         torch.autograd.backward(loss * (1 / targets if real else 0.0))
         nats += loss.detach() if real else 0.0
@@ -104,6 +95,15 @@ def take_step(
     state.tokens += targets
     dist.all_reduce(nats)
     return StepFigures(float(nats) / targets, float(norm), rate, targets)
+
+
+def _logits(model: torch.nn.Module, ids_BT: Tensor, micro: MicroBatch) -> Tensor:
+    if micro.positions is None:
+        logits_BTV: Tensor = model(ids_BT)
+    else:
+        positions_BT = torch.from_numpy(micro.positions).to(ids_BT.device)
+        logits_BTV = model(ids_BT, positions_BT=positions_BT)
+    return logits_BTV
 
 
 def _clip(model: torch.nn.Module, largest: float) -> Tensor:
@@ -124,8 +124,10 @@ def _logged(state: TrainState, figures: StepFigures, seconds: float) -> dict[str
     }
 
 
-def _save(folder: RunFolder, attempt: Attempt, state: TrainState, job: Job) -> None:
-    checkpoint.save(folder, attempt, state, job)
+def _save(
+    folder: RunFolder, attempt: Attempt, state: TrainState, job: Job, batches: Batches
+) -> None:
+    checkpoint.save(folder, attempt, state, job, batches)
     if dist.get_rank() == 0:
         folder.record("checkpoint", attempt=attempt.number, step=state.step)
         checkpoint.prune(folder, job.training.keep_checkpoints)

@@ -1,6 +1,7 @@
 """Pretraining: from a folder of token shards to a run folder with a model in it."""
 
 import functools
+import logging
 from collections.abc import Mapping
 
 from trainrig import manifest, storage
@@ -8,12 +9,17 @@ from trainrig.config import to_toml
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder import count_parameters
+from trainrig.tokens.blocks import BlockCache
 from trainrig.tokens.encode import Encoder
-from trainrig.tokens.pretraining import BatchSettings, PretrainBatches
+from trainrig.tokens.pretraining import PretrainBatches
 from trainrig.tokens.shards import TRAIN, TokenShards
-from trainrig.train import metrics, trainer
+from trainrig.tokens.stages import BatchSettings
+from trainrig.train import checkpoint, metrics, trainer
 from trainrig.train.run import Pretraining
+from trainrig.train.run_folder import RunFolder
 from trainrig.train.state import Job
+
+log = logging.getLogger(__name__)
 
 
 def pretrain(run: Pretraining) -> Manifest:
@@ -28,6 +34,9 @@ def pretrain(run: Pretraining) -> Manifest:
     if stage.finished:
         return stage.finished
     with stage.undone_if_refused():
+        newest, _ = checkpoint.newest_valid(RunFolder(job.folder))
+        if newest:
+            checkpoint.check_data(newest.path, job.make_batches())
         trainer.check_fit(run.workers)
     storage.write(stage.path("run.toml"), to_toml(run).encode())
     outcome = trainer.run(job, run.workers)
@@ -35,25 +44,38 @@ def pretrain(run: Pretraining) -> Manifest:
 
 
 def prepare(run: Pretraining) -> Job:
-    """The job that `run` describes. Raises InputError if its parts do not fit each other."""
+    """The job that `run` describes.
+
+    Raises InputError if its parts do not fit each other, or if there is not enough data.
+    """
     tokens = storage.absolute(run.tokens)
     tokenizer = storage.read(storage.join(tokens, "tokenizer.json")).decode()
     encoder = Encoder(tokenizer)
     run.training.schedule.warmup_steps(run.training.steps)
-    batches = open_batches(tokens, run.batches)
+    batches = open_batches(tokens, run.batches, run.cache)
+    batches.check_epochs(run.training.steps)
+    for source in batches.left_out:
+        log.warning(
+            "%s: source '%s' is left out: it has not one window of %d tokens",
+            run.tokens,
+            source,
+            run.batches.longest_length + 1,
+        )
     return Job(
         folder=storage.absolute(run.output),
         model=run.model.for_tokenizer(encoder.vocabulary_size),
         training=run.training,
-        make_batches=functools.partial(open_batches, tokens, run.batches),
-        data_fingerprint=batches.fingerprint,
+        make_batches=functools.partial(open_batches, tokens, run.batches, run.cache),
         tokenizer=tokenizer,
     )
 
 
-def open_batches(tokens: str, settings: BatchSettings) -> PretrainBatches:
-    """The batches of the training split of the folder `tokens`."""
-    return PretrainBatches(TokenShards.open(storage.join(tokens, TRAIN)), settings)
+def open_batches(
+    tokens: str, settings: BatchSettings, cache: BlockCache | None = None
+) -> PretrainBatches:
+    """The batches of the training split of the folder `tokens`; `cache`: for one in a bucket."""
+    shards = TokenShards.open(storage.join(tokens, TRAIN), cache)
+    return PretrainBatches(shards, settings, cache)
 
 
 def finish(

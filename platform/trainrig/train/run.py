@@ -8,7 +8,8 @@ from trainrig import storage
 from trainrig.config import PLACE, RunFile, Settings
 from trainrig.models.decoder import DecoderConfig
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
-from trainrig.tokens.pretraining import BatchSettings
+from trainrig.tokens.blocks import BlockCache
+from trainrig.tokens.stages import BatchSettings
 
 
 def _on_disk(path: str) -> str:
@@ -34,6 +35,8 @@ class Training(Settings):
     checkpoint_every: int = Field(default=100, ge=1)  # steps; the last step always makes one
     keep_checkpoints: Annotated[int, PLACE] = Field(default=2, ge=1)  # the newest that many
     max_restarts: Annotated[int, PLACE] = Field(default=5, ge=0)  # without a new checkpoint between
+    # Steps whose batches wait in memory while another is trained on; 0: each is read when needed.
+    prefetch_steps: Annotated[int, PLACE] = Field(default=2, ge=0)
     # Seconds that a collective waits for a rank before the attempt counts as failed.
     collective_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
 
@@ -47,13 +50,15 @@ class Pretraining(RunFile):
     tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote
     output: RunPath
     workers: Annotated[int, PLACE] = Field(default=1, ge=1)
+    cache: BlockCache = BlockCache()  # for tokens in a bucket
     model: DecoderConfig
     batches: BatchSettings
     training: Training
 
     @model_validator(mode="after")
     def _sequence_fits_model(self) -> Self:
-        check_positions(self.batches.sequence_length, self.model)
+        for stage in self.batches.resolved():
+            check_positions(stage.sequence_length, self.model)
         return self
 
 

@@ -30,7 +30,6 @@ class Job:
     model: DecoderConfig  # its vocabulary settled
     training: Training
     make_batches: Callable[[], Batches]
-    data_fingerprint: str
     tokenizer: str  # the text of its tokenizer.json: a checkpoint is of use by itself
     initial_weights: str | None = None  # a checkpoint to start from; None: fresh ones
 
