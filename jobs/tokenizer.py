@@ -6,7 +6,7 @@ On a cluster that has trainrig installed (README says how on another):
 """
 
 from trainrig import job
-from trainrig.tokens.prepare import TokenizerTraining, make_tokenizer
+from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 
 if __name__ == "__main__":
     job.main(TokenizerTraining, make_tokenizer)

@@ -1,4 +1,4 @@
-"""Curated documents to token shards.
+"""Documents to token shards.
 
 Not named after its verb: a `tokenize.py` in a script's folder hides the standard library's.
 

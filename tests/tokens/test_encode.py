@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.encode import Encoder
-from trainrig.tokens.special import END_OF_TEXT, SPECIAL_TOKENS
+from trainrig.tokens.special import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS
 from trainrig.tokens.train import ByteLevelBPE, train_tokenizer
 
 TEXTS = [f"the cat {n} sat on the mat, naïve; the hat {n % 7} is flat 猫\n" for n in range(200)]
@@ -44,15 +44,16 @@ def test_any_text_at_all_comes_back(text):
 
 
 @functools.cache
-def cached_encoder(words: str) -> Encoder:
-    return Encoder(tokenizer_json(words))
+def cached_encoder(name: str) -> Encoder:
+    """By its words, on the fast engine; or on the library."""
+    return Encoder(unknown_words() if name == "library" else tokenizer_json(name))
 
 
 @tries(deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(SPECIAL_TOKENS), any_text)).map("".join))
 def test_no_text_makes_a_special_token(text):
-    for words in ("gpt2", "llama3"):
-        (ids,) = cached_encoder(words).encode_batch([text])
+    for name in ("gpt2", "llama3", "library"):
+        (ids,) = cached_encoder(name).encode_batch([text])
         assert not (ids < len(SPECIAL_TOKENS)).any()
 
 
@@ -77,10 +78,12 @@ def test_a_special_token_that_is_not_there_is_refused_with_those_that_are():
 
 
 def test_special_tokens_have_the_lowest_ids_and_no_bytes_of_text(encoder):
-    assert [encoder.special(name) for name in SPECIAL_TOKENS] == [0, 1, 2, 3, 4]
+    numbers = list(range(len(SPECIAL_TOKENS)))
+    assert [encoder.special(name) for name in SPECIAL_TOKENS] == numbers
+    assert encoder.special_ids == dict(zip(SPECIAL_TOKENS, numbers, strict=True))
     assert encoder.end_of_text == 0
-    assert encoder.byte_lengths[:5].tolist() == [0] * 5
-    assert (encoder.byte_lengths[5:] > 0).all()
+    assert not encoder.byte_lengths[numbers].any()
+    assert (encoder.byte_lengths[len(numbers) :] > 0).all()
     assert len(encoder.byte_lengths) == encoder.vocabulary_size == 320
 
 
@@ -96,6 +99,52 @@ def test_ids_and_decoding_are_those_of_the_library(encoder):
         assert ids.tolist() == library.encode(text).ids
     for number in range(encoder.vocabulary_size):  # lone bytes and halves of characters too
         assert encoder.decode([number]) == library.decode([number], skip_special_tokens=False)
+
+
+def changed(**changes: object) -> str:
+    return json.dumps(json.loads(tokenizer_json()) | changes)
+
+
+def unknown_words() -> str:
+    """Cuts as ours does, but says so in a way that we do not know."""
+    description = json.loads(tokenizer_json())
+    description["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += "|\\d"
+    return json.dumps(description)
+
+
+def test_the_fast_engine_encodes_what_it_is_sure_of_and_the_library_the_rest(encoder):
+    slow = Encoder(unknown_words())
+    assert (encoder.engine, encoder.why_not_fast) == ("tiktoken", "")
+    assert slow.engine == "tokenizers" and "cuts texts into words" in slow.why_not_fast
+    for one in (encoder, slow):
+        copy = pickle.loads(pickle.dumps(one))
+        assert (copy.engine, copy.why_not_fast) == (one.engine, one.why_not_fast)
+    fast = Encoder(tokenizer_json())
+    for text, found, expected in zip(
+        TEXTS, fast.encode_batch(TEXTS), slow.encode_batch(TEXTS), strict=True
+    ):
+        assert found.dtype == expected.dtype == np.uint32
+        assert found.tolist() == expected.tolist()
+        assert slow.decode(expected) == text
+
+
+@pytest.mark.parametrize("engine", ["tiktoken", "tokenizers"])
+def test_a_file_that_cuts_and_fills_texts_does_so_no_more(engine):
+    strategy = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    padding = {
+        "strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 1, "pad_type_id": 0, "pad_token": "<|pad|>",
+    }  # fmt: skip
+    text = changed() if engine == "tiktoken" else unknown_words()
+    encoder = Encoder(json.dumps(json.loads(text) | {"truncation": strategy, "padding": padding}))
+    assert encoder.engine == engine
+    for found, expected in zip(encoder.encode_batch(TEXTS), TEXTS, strict=True):
+        assert encoder.decode(found) == expected
+
+
+def test_a_role_is_found_by_its_published_name_too():
+    encoder = Encoder(tokenizer_json().replace("<|end_of_turn|>", "<|im_end|>"))
+    assert encoder.special(END_OF_TURN) == encoder.special("<|im_end|>") == 4
 
 
 def test_half_a_character_decodes_to_the_replacement_character(encoder):

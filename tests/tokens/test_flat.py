@@ -185,17 +185,6 @@ def test_the_array_read_longest_ago_is_the_one_let_go(tmp_path, monkeypatch):
         second.read(0, 1)
 
 
-def test_arrays_that_are_gone_take_no_place_of_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(flat, "MAPS", 2)
-    kept = stored(str(tmp_path / "kept"), np.arange(3))
-    kept.read(0, 1)
-    Path(kept.path).unlink()
-    for number in range(5):
-        stored(str(tmp_path / f"{number}"), np.arange(3)).read(0, 1)
-    gc.collect()
-    assert kept.read(0, 3).tolist() == [0, 1, 2]  # still mapped
-
-
 def test_an_array_nobody_holds_lets_go_of_its_file(tmp_path):
     before = open_files()
     array = stored(str(tmp_path / "a"), np.arange(3))

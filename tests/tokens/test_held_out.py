@@ -3,12 +3,7 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.tokens.held_out import held_out, normalised
-from trainrig.tokens.shards import (
-    Vocabulary,
-)
-
-VOCABULARY = Vocabulary(60_000, "f" * 64)
+from trainrig.tokens.held_out import _parsed, held_out, normalised
 
 
 @pytest.mark.parametrize(
@@ -43,6 +38,18 @@ def test_normalising_ignores_what_it_should_and_is_done_after_once(host, path, q
     one = f"https://{host}{path}?{'&'.join(query)}"
     other = f"HTTPS://{host.swapcase()}:443{path}/?{'&'.join(shuffled)}#{path}"
     assert normalised(one) == normalised(other) == normalised(normalised(one))
+
+
+@tries(max_examples=400)
+@given(
+    st.sampled_from(["http", "https", "Http"]),
+    st.text(st.sampled_from("aZ0.-:@[%"), max_size=6),
+    st.text(st.characters(min_codepoint=9, max_codepoint=130), max_size=10).map("/{}".format)
+    | st.text(st.sampled_from("/a?#;=&%"), max_size=8),
+)
+def test_the_short_way_with_plain_urls_is_the_long_way(scheme, host, path):
+    url = f"{scheme}://{host}{path}"
+    assert normalised(url) == _parsed(url)
 
 
 @tries(deadline=None)

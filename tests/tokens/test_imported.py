@@ -91,7 +91,10 @@ def special_of(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
     return {token.content: number for number, token in added.items() if token.special}
 
 
-@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁")))
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"))
+    | st.lists(st.sampled_from([" ", "  ", "the", "at", "t", "h", "e", "猫", "\n"])).map("".join)
+)
 def test_ids_of_text_are_those_of_the_published_tokenizer(pair, text):
     theirs, ours = pair
     assert (
@@ -121,6 +124,12 @@ def test_entries_keep_their_ids_and_missing_roles_come_after_the_last(pair):
         assert same in (name, name.replace("▁", " "))
     assert [ours.id_to_token(i) for i in range(count, ours.get_vocab_size())] == missing
     assert all(role_id(special_of(ours), role) is not None for role in SPECIAL_TOKENS)
+
+
+def test_of_the_mark_for_spaces_nothing_is_left(tmp_path):
+    ours = imported(gemma_like(), tmp_path)
+    assert "▁" not in ours.decode()
+    assert tokenizers.Tokenizer.from_str(ours.decode()).encode("  the").tokens == ["  ", "t", "he"]
 
 
 def test_a_published_end_of_text_is_ours(tmp_path):

@@ -1,4 +1,5 @@
 import hashlib
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,20 @@ from trainrig.corpus.curate import Curation
 from trainrig.corpus.judge import Source
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
+from trainrig.tokens.documents import JSONL, Column
 from trainrig.tokens.encode import Encoder
 from trainrig.tokens.held_out import normalised
-from trainrig.tokens.prepare import (
-    BATCH_ROWS,
-    TOKENIZER_FILE,
-    Tokenization,
-    TokenizerTraining,
-    make_tokenizer,
-    tokenize,
-)
+from trainrig.tokens.plans import PackingPlan
+from trainrig.tokens.prepare import BATCH_ROWS, QUARANTINE, Tokenization, tokenize
+from trainrig.tokens.shard_files import ENDINGS
 from trainrig.tokens.shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.tokens.special import BEGIN_OF_TEXT
+from trainrig.tokens.tokenizer import TOKENIZER_FILE, TokenizerTraining, make_tokenizer
 from trainrig.tokens.train import ByteLevelBPE
 
 WORDS = ["the", "sea", "is", "a", "grey", "mirror", "and", "nobody", "sleeps", "é", "猫", "\n\n"]
 SMALL = ByteLevelBPE(vocabulary=300)
+PLANS = PackingPlan(shuffle_documents=True, best_fit=(64,))
 Row = dict[str, str]
 
 
@@ -35,16 +35,16 @@ def row(number: int, source: str = "web", url: str | None = None) -> Row:
     text = " ".join(draw.choice(WORDS) for _ in range(draw.randint(5, 30)))
     url = f"https://{source}.example/{number}" if url is None else url
     identity = hashlib.blake2b(f"{source}{number}".encode(), digest_size=16).hexdigest()
-    return {"id": identity, "url": url, "source": source, "text": text}
+    return {"id": identity, "url": url, "source": source, "language": "", "text": text}
 
 
-# More than are encoded at a time; special tokens that are only written; and a text of nothing.
+# More than are encoded at a time; special tokens that are only written; two sources in one file.
 FILES = {
     "web-00000": [row(number) for number in range(BATCH_ROWS + 44)],
     "web-00001": [row(number) for number in range(1_000, 1_010)]
     + [row(2_000) | {"text": "<|end_of_text|> is how a text ends <|pad|>"}]
-    + [row(2_001) | {"text": ""}],
-    "wiki-00000": [row(number, "wiki") for number in range(20)],
+    + [row(number, source) for number in range(3_000, 3_003) for source in ("wiki", "web")],
+    "wiki-00000": [row(number, "wiki") for number in range(100, 120)],
 }
 
 
@@ -82,7 +82,8 @@ def training(folder: str, **changes: Any) -> TokenizerTraining:
 def tokenization(folder: str, **changes: Any) -> Tokenization:
     names = ("documents", "tokenizer")
     places = {name: f"{folder}/{name}" for name in names} | {"output": f"{folder}/tokens"}
-    return Tokenization(**{**places, "workers": 0, "held_out": 0.2, **changes})
+    fixed = {"workers": 0, "held_out": 0.2, "shard_bytes": 1_024, "plans": PLANS}  # a shard a file
+    return Tokenization(**{**places, **fixed, **changes})
 
 
 def result(output: str) -> dict[str, str]:
@@ -118,53 +119,6 @@ def urls_of(folder: str, split: str) -> dict[str, str]:
     return {row["id"]: row["url"] for row in rows}
 
 
-# Tokenizer
-
-
-def test_a_tokenizers_folder_keeps_the_contract(folder: str) -> None:
-    made = manifest.read_input(f"{folder}/tokenizer", "tokenizer")
-    documents = manifest.read_manifest(f"{folder}/documents")
-    assert made.inputs == {"documents": documents.content}
-    assert {name: entry.sha256 for name, entry in made.files.items()} == result(
-        f"{folder}/tokenizer"
-    )
-    assert list(made.files) == [TOKENIZER_FILE]
-    texts = [row["text"] for rows in FILES.values() for row in rows]
-    assert made.counts == {
-        "vocabulary": 300,
-        "sampled_documents": len(texts),
-        "sampled_bytes": sum(len(text.encode()) for text in texts),
-    }
-    assert make_tokenizer(training(folder)) == made
-    with pytest.raises(OutputTaken, match=r"tokenizer\.vocabulary: 300 there, 310 here"):
-        make_tokenizer(training(folder, tokenizer=ByteLevelBPE(vocabulary=310)))
-
-
-def test_how_documents_are_dealt_to_files_does_not_change_the_tokenizer(
-    folder: str, tmp_path: Path
-) -> None:
-    rows = [row for rows in FILES.values() for row in rows]
-    random.Random(0).shuffle(rows)
-    write_documents(f"{tmp_path}/documents", {"one": rows[:100], "two": rows[100:]})
-    make_tokenizer(training(str(tmp_path)))
-    assert result(f"{tmp_path}/tokenizer") == result(f"{folder}/tokenizer")
-
-
-def test_a_vocabulary_that_the_text_is_too_short_for_leaves_nothing_behind(
-    folder: str, tmp_path: Path
-) -> None:
-    output = f"{tmp_path}/large"
-    large = ByteLevelBPE(vocabulary=5_000)
-    for _ in range(2):  # and the same command says so again
-        with pytest.raises(DataError, match=r"tokenizer\.vocabulary: .* entries, not 5000; set it"):
-            make_tokenizer(training(folder, output=output, tokenizer=large))
-        assert storage.list_files(output) == []
-    with pytest.raises(DataError, match=r"large: no manifest\.json"):
-        tokenize(tokenization(folder, tokenizer=output, output=f"{tmp_path}/tokens"))
-    make_tokenizer(training(folder, output=output))  # as told, in the same place
-    assert result(output) == result(f"{folder}/tokenizer")
-
-
 # Tokens
 
 
@@ -175,16 +129,20 @@ def test_the_folder_of_tokens_keeps_the_contract(folder: str) -> None:
         for name, kind in (("documents", "documents"), ("tokenizer", "tokenizer"))
     }
     assert {name: entry.sha256 for name, entry in made.files.items()} == result(f"{folder}/tokens")
+    plans = [name for name in made.files if name.startswith("train/plans/")]
+    assert plans
     assert sorted(made.files) == sorted(
-        [TOKENIZER_FILE]
+        [TOKENIZER_FILE, *plans]
         + [
             f"{split}/documents-{number:05d}{ending}"
             for split in (TRAIN, HELD_OUT)
             for number in range(len(FILES))
-            for ending in (".bin", ".index.parquet")
+            for ending in ENDINGS
         ]
     )
-    assert result(f"{folder}/tokens")[TOKENIZER_FILE] == result(f"{folder}/tokenizer").popitem()[1]
+    assert result(f"{folder}/tokens")[TOKENIZER_FILE] == storage.sha256(
+        f"{folder}/tokenizer/{TOKENIZER_FILE}"
+    )
     assert tokenize(tokenization(folder, workers=7)) == made
     with pytest.raises(OutputTaken, match=r"held_out: 0\.2 there, 0\.3 here"):
         tokenize(tokenization(folder, held_out=0.3))
@@ -300,8 +258,6 @@ def test_documents_without_a_url_are_dealt_by_their_ids(folder: str, tmp_path: P
 def test_another_stages_folder_is_refused(folder: str, tmp_path: Path) -> None:
     output = f"{tmp_path}/out"
     made_by = "made by `{}`, but the output of `{}` is wanted"
-    with pytest.raises(DataError, match=made_by.format("tokenizer", "curate")):
-        make_tokenizer(training(folder, documents=f"{folder}/tokenizer", output=output))
     with pytest.raises(DataError, match=made_by.format("tokenize", "curate")):
         tokenize(tokenization(folder, documents=f"{folder}/tokens", output=output))
     with pytest.raises(DataError, match=made_by.format("curate", "tokenizer")):
@@ -311,16 +267,93 @@ def test_another_stages_folder_is_refused(folder: str, tmp_path: Path) -> None:
 
 def test_when_everything_is_held_out_nothing_is_left(folder: str, tmp_path: Path) -> None:
     output = f"{tmp_path}/tokens"
-    with pytest.raises(DataError, match="documents: not one document to train on; curate more"):
+    with pytest.raises(DataError, match="documents: not one document to train on; give more"):
         tokenize(tokenization(folder, output=output, held_out=0.999999))
     assert storage.list_files(output) == []
 
 
-def test_nothing_held_out_is_an_empty_split(folder: str, tmp_path: Path) -> None:
+def test_nothing_held_out_is_an_empty_split(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     output = f"{tmp_path}/tokens"
-    counts = tokenize(tokenization(folder, output=output, held_out=0.0)).counts
+    with caplog.at_level("WARNING"):
+        counts = tokenize(tokenization(folder, output=output, held_out=0.0)).counts
+    assert caplog.records == []
     assert (counts["held_out_documents"], counts["held_out_tokens"]) == (0, 0)
     assert len(texts_of(output, TRAIN)) == sum(map(len, FILES.values()))
+
+
+def test_a_share_that_meets_no_document_is_told(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenize(tokenization(folder, output=f"{tmp_path}/tokens", held_out=1e-9))
+    assert f"nothing is held out, for the share 1e-09 of {sum(map(len, FILES.values()))}" in (
+        caplog.text
+    )
+
+
+# What is put around a text
+
+
+def test_a_text_that_writes_special_tokens_stays_text(folder: str) -> None:
+    written = "<|end_of_text|> is how a text ends <|pad|>"
+    texts = texts_of(f"{folder}/tokens", TRAIN) | texts_of(f"{folder}/tokens", HELD_OUT)
+    assert written in texts.values()  # and `texts_of` saw no special token inside
+
+
+def test_documents_begin_with_begin_of_text_where_that_is_asked_for(
+    folder: str, tmp_path: Path
+) -> None:
+    tokenize(tokenization(folder, output=f"{tmp_path}/tokens", begin_of_text=True))
+    begin = Encoder.load(f"{folder}/tokenizer/{TOKENIZER_FILE}").special(BEGIN_OF_TEXT)
+    plain, begun = (
+        TokenShards.open(f"{parent}/tokens/{TRAIN}") for parent in (folder, str(tmp_path))
+    )
+    for source in plain.sources:
+        starts = begun.boundaries(source, 0, begun.tokens(source))
+        assert [begun.window(source, at, 1)[0] for at in (0, *starts.tolist())] == [begin] * (
+            plain.document_count(source)
+        )
+        assert begun.tokens(source) == plain.tokens(source) + plain.document_count(source)
+
+
+# What is no document
+
+
+def test_what_is_no_document_is_counted_and_put_aside(folder: str, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"page {n} of the sea", "id": n % 20}) for n in range(30)]
+    lines = [*rows[:3], '{"text": null}', *rows[3:], "not JSON at all"]
+    storage.write(f"{tmp_path}/in/a.jsonl", "\n".join(lines).encode())
+    documents = (JSONL(paths=(f"{tmp_path}/in/*.jsonl",), source="notes", id="id"),)
+    run = tokenization(folder, documents=documents, output=f"{tmp_path}/tokens")
+    run = run.model_copy(update={"shard_bytes": 10**6})
+    made = tokenize(run)
+    assert made.counts["refused"] == {"no_text": 1, "not_json": 1}
+    assert made.counts["repeated_ids"] == 10
+    assert made.counts["train_documents"] + made.counts["held_out_documents"] == 30
+    told = storage.read(f"{run.output}/{QUARANTINE}/documents-00000.jsonl").decode().splitlines()
+    assert [json.loads(line) for line in told] == [
+        {"file": "a.jsonl", "place": len("\n".join(rows[:3])) + 1, "reason": "no_text"},
+        {"file": "a.jsonl", "place": len("\n".join(lines[:-1])) + 1, "reason": "not_json"},
+    ]
+    assert f"{QUARANTINE}/documents-00000.jsonl" in made.files
+
+
+@pytest.mark.parametrize("shard_bytes", [4_000, 10**6])
+def test_files_from_elsewhere_give_the_documents_that_a_curated_folder_gives(
+    folder: str, tmp_path: Path, shard_bytes: int
+) -> None:
+    for name, rows in FILES.items():
+        lines = "\n".join(json.dumps(row) for row in rows)
+        storage.write(f"{tmp_path}/in/{name}.jsonl", lines.encode())
+    lines_of = JSONL(paths=(f"{tmp_path}/in",), source=Column(column="source"), id="id", url="url")
+    run = tokenization(
+        folder, documents=(lines_of,), output=f"{tmp_path}/tokens", shard_bytes=shard_bytes
+    )
+    made = tokenize(run)
+    assert made.counts["refused"] == {}
+    for split in (TRAIN, HELD_OUT):
+        assert texts_of(run.output, split) == texts_of(f"{folder}/tokens", split)
 
 
 def test_a_bucket_holds_the_same_bytes_as_a_disk(

@@ -62,13 +62,26 @@ def test_the_lowest_pair_first_learns_the_librarys_merges(words, merges):
     assert train(words, merges, "lowest_pair_id", alphabet) == merges_of(library)
 
 
-@given(words=some_words, merges=st.integers(0, 12), text=st.text("abcdzé猫", max_size=20))
-def test_the_library_encodes_as_the_reference_does(words, merges, text):
+words_and_text = alphabets.flatmap(
+    lambda letters: st.tuples(
+        st.lists(st.text(letters, min_size=1, max_size=8), min_size=1, max_size=12),
+        st.text(letters, min_size=3, max_size=20),
+    )
+)
+
+
+@given(words_and_text=words_and_text, merges=st.integers(1, 12))
+def test_the_library_encodes_as_the_reference_does(words_and_text, merges):
+    words, text = words_and_text
     alphabet = "abcdzé猫"
     library = library_bpe(words, merges, alphabet)
     expected = encode(text, merges_of(library))
     assert library.encode(text).tokens == expected
     assert "".join(expected) == text
+
+
+def test_the_earliest_merge_is_made_first_wherever_it_is():
+    assert encode("abcab", [("b", "c"), ("a", "b")]) == ["a", "bc", "ab"]
 
 
 @pytest.mark.parametrize(

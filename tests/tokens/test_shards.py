@@ -220,6 +220,8 @@ def test_documents_lie_by_source_and_else_in_their_order(folder):
         == np.array([10, 11, 0, 12, 0, 13, 0, 50, 51, 0], "<u2").tobytes()
     )
     assert Path(f"{folder}/0-a.ends").read_bytes() == np.array([3, 5, 7, 10], "<i8").tobytes()
+    write_shard(folder, "2-c", VOCABULARY, [document("wiki", [5, 6]), document("web", [7])])
+    assert np.fromfile(f"{folder}/2-c.bin", "<u2").tolist() == [7, 5, 6]  # sources by their names
     head = json.loads(Path(f"{folder}/0-a.json").read_text())
     assert head["format"] == 2
     assert head["runs"] == [["web", 3, 7], ["wiki", 1, 3]]

@@ -25,7 +25,8 @@ from trainrig.quickstart.pages import PagesSettings, build_pages
 from trainrig.quickstart.storyboard import quickstart_page
 from trainrig.quickstart.telling import summarise, tell
 from trainrig.terminal import Terminal, show
-from trainrig.tokens.prepare import Tokenization, TokenizerTraining, make_tokenizer, tokenize
+from trainrig.tokens.prepare import Tokenization, tokenize
+from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import Pretraining
 

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import tokenizers
@@ -15,31 +16,38 @@ from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.special import END_OF_TEXT
+from trainrig.tokens.engine import FastEngine, Unequal, fast_engine
+from trainrig.tokens.entries import entry_bytes
+from trainrig.tokens.special import END_OF_TEXT, role_id
 
 
 class Encoder:
-    """A byte-level tokenizer, ready to use; made of a `tokenizer.json`, and pickled as that.
+    """A tokenizer, ready to use; made of a `tokenizer.json`, and pickled as that.
 
-    Encoding runs on as many threads as the tokenizers library takes: `RAYON_NUM_THREADS`, or none
-    beside the caller's under `TOKENIZERS_PARALLELISM=false`. That is for the caller to set, before
-    the first use in a process: one process a core wants it off.
+    Takes the faster engine where that is certain to give the same ids; `engine` says which it is.
+    With "tiktoken", one thread: the caller's. With "tokenizers", as many as that library takes:
+    `RAYON_NUM_THREADS`, or none beside the caller's under `TOKENIZERS_PARALLELISM=false`. That is
+    for the caller to set, before the first use in a process: one process a core wants it off.
     """
 
     def __init__(self, tokenizer_json: str, where: str = "tokenizer.json") -> None:
-        """`where` is named in errors. Raises DataError for what is no byte-level tokenizer."""
+        """`where` is named in errors. Raises DataError for what cannot give any text back."""
         self.text = tokenizer_json  # what `tokenizer.json` holds
         self._where = where
         self._tokenizer = _parse(tokenizer_json, where)
-        # Kept out of tokenizer.json by the library, so it must be set again wherever one is read.
-        self._tokenizer.encode_special_tokens = True
         self._special = {
             token.content: number
             for number, token in self._tokenizer.get_added_tokens_decoder().items()
             if token.special
         }
-        self._bytes = _bytes_of_entries(self._tokenizer, set(self._special.values()), where)
+        self._bytes = entry_bytes(self._tokenizer, set(self._special.values()), where)
         self.end_of_text = self.special(END_OF_TEXT)
+        self._fast: FastEngine | None = None
+        self.why_not_fast = ""  # why the engine is "tokenizers", if it is
+        try:
+            self._fast = fast_engine(self._tokenizer, self._bytes)
+        except Unequal as reason:
+            self.why_not_fast = str(reason)
 
     @classmethod
     def load(cls, path: str) -> "Encoder":
@@ -53,6 +61,11 @@ class Encoder:
 
     def __reduce__(self) -> tuple[type["Encoder"], tuple[str, str]]:
         return Encoder, (self.text, self._where)
+
+    @property
+    def engine(self) -> Literal["tiktoken", "tokenizers"]:
+        """What encodes: a function of tokenizer.json alone, so it is the same in every process."""
+        return "tiktoken" if self._fast else "tokenizers"
 
     @property
     def vocabulary_size(self) -> int:
@@ -72,15 +85,26 @@ class Encoder:
         special = set(self._special.values())
         return np.array([0 if i in special else len(b) for i, b in enumerate(self._bytes)])
 
-    def special(self, name: str) -> int:
-        """The id of the special token `name`. Raises DataError if the tokenizer has none such."""
-        if name not in self._special:
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The ids of the special tokens, by their names in this tokenizer."""
+        return dict(self._special)
+
+    def special(self, role: str) -> int:
+        """The id of a special token, by our name for it or a published one for the same role.
+
+        Raises DataError if the tokenizer has none such.
+        """
+        number = role_id(self._special, role)
+        if number is None:
             there = ", ".join(sorted(self._special)) or "none"
-            raise DataError(f"{self._where}: no special token {name}; there are: {there}")
-        return self._special[name]
+            raise DataError(f"{self._where}: no special token {role}; there are: {there}")
+        return number
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """The ids of each text; none of them special, no end-of-text added."""
+        if self._fast:
+            return [self._fast.encode(text) for text in texts]
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
@@ -103,39 +127,14 @@ class Encoder:
 
 
 def _parse(tokenizer_json: str, where: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer, set to give all of a text and no more than the text."""
     try:
-        return tokenizers.Tokenizer.from_str(tokenizer_json)
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises nothing more exact
         raise DataError(f"{where}: not a tokenizer.json: {error}") from None
-
-
-def _bytes_of_entries(
-    tokenizer: tokenizers.Tokenizer, special: set[int], where: str
-) -> tuple[bytes, ...]:
-    byte_of = {character: byte for byte, character in enumerate(_characters_of_bytes())}
-    entries = []
-    for number in range(tokenizer.get_vocab_size()):
-        name = tokenizer.id_to_token(number)
-        if name is None:
-            raise DataError(f"{where}: no entry has the id {number}; ids must have no gap")
-        if number in special:
-            entries.append(name.encode())
-        elif all(character in byte_of for character in name):
-            entries.append(bytes(byte_of[character] for character in name))
-        else:
-            raise DataError(
-                f"{where}: entry {number} ({name!r}) is not written in byte-level characters; "
-                f"use a byte-level tokenizer, such as `trainrig tokenizer` makes"
-            )
-    return tuple(entries)
-
-
-def _characters_of_bytes() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2's choice).
-
-    A byte that is a visible Latin-1 character stands for itself; the others, in order, take the
-    characters from U+0100.
-    """
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return [chr(b) if b in visible else chr(0x100 + hidden.index(b)) for b in range(256)]
+    # Published files may cut and fill every text to one length.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # Kept out of tokenizer.json by the library, so it must be set again wherever one is read.
+    tokenizer.encode_special_tokens = True
+    return tokenizer

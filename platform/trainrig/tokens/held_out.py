@@ -1,6 +1,7 @@
 """Which documents are held out of training."""
 
 import hashlib
+import re
 from urllib.parse import urlsplit, urlunsplit
 
 
@@ -11,10 +12,14 @@ def held_out(url: str, share: float) -> bool:
     when it is fetched again, and when `share` rises (whoever was held out stays so). A document
     without a URL needs something else of its own here, such as its id.
     """
+    if share == 0:
+        return False
     digest = hashlib.blake2b(normalised(url).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
+# What most URLs are, which need no parsing: only slashes at the end can go.
+_PLAIN = re.compile(r"https?://[a-z0-9.-]+(?:/[!\"$->@-~]*)?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -24,6 +29,14 @@ def normalised(url: str) -> str:
     Scheme and host in lower case; no default port, no fragment, no slash at the end; the query's
     parameters sorted. What cannot be parsed stays as it is.
     """
+    if _PLAIN.fullmatch(url):
+        scheme, _, rest = url.partition("://")
+        host, slash, path = rest.partition("/")
+        return f"{scheme}://{host}{(slash + path).rstrip('/')}"
+    return _parsed(url)
+
+
+def _parsed(url: str) -> str:
     try:
         parts = urlsplit(url.strip())
         port = parts.port

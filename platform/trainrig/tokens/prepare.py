@@ -1,179 +1,182 @@
-"""The two stages between documents and batches: `tokenizer` trains one, `tokenize` applies it.
+"""The stage `tokenize`: documents to token shards.
 
-TOKENIZER/  tokenizer.json
-TOKENS/     tokenizer.json  train/documents-00000.{bin,index.parquet} …  held_out/…
+TOKENS/  tokenizer.json  train/documents-00000.{bin,ends,index.parquet,json} …  train/plans/…
+         held_out/…  quarantine/documents-00000.jsonl …
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import pyarrow.parquet as pq
-from pydantic import Field
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, RunFile
-from trainrig.corpus.curate import KEPT
+from trainrig.config import PLACE, Field, RunFile
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Split, Work, total
+from trainrig.splits import Phase, Work, total
+from trainrig.tokens.documents import (
+    SPLIT_BYTES,
+    Documents,
+    DocumentSet,
+    Refused,
+    open_documents,
+)
 from trainrig.tokens.encode import Encoder
 from trainrig.tokens.held_out import held_out
-from trainrig.tokens.sample import draw_sample
-from trainrig.tokens.shards import (
-    HELD_OUT,
-    INDEX,
-    TOKENS,
-    TRAIN,
-    EncodedDocument,
-    Vocabulary,
-    write_shard,
-)
-from trainrig.tokens.train import ByteLevelBPE, Tokenizer, train_tokenizer
+from trainrig.tokens.plans import PackingPlan, write_plans
+from trainrig.tokens.shard_writer import ShardBuilder
+from trainrig.tokens.shards import HELD_OUT, TRAIN, EncodedDocument, Vocabulary
+from trainrig.tokens.special import BEGIN_OF_TEXT, PAD
+from trainrig.tokens.tokenizer import TOKENIZER_FILE
 
-TOKENIZER_FILE = "tokenizer.json"
+QUARANTINE = "quarantine"
 BATCH_ROWS = 256  # documents encoded at a time: enough to keep the tokenizer's loop in Rust
 
-
-class TokenizerTraining(RunFile):
-    """`trainrig tokenizer`: a tokenizer from a sample of curated documents."""
-
-    verb: ClassVar[str] = "tokenizer"
-
-    stage: Literal["tokenizer"] = "tokenizer"
-    documents: Annotated[str, PLACE]  # folder that `curate` wrote
-    output: Annotated[str, PLACE]
-    tokenizer: Tokenizer = ByteLevelBPE()
+log = logging.getLogger(__name__)
 
 
 class Tokenization(RunFile):
-    """`trainrig tokenize`: curated documents to token shards."""
+    """`trainrig tokenize`: documents to token shards."""
 
     verb: ClassVar[str] = "tokenize"
 
     stage: Literal["tokenize"] = "tokenize"
-    documents: Annotated[str, PLACE]  # folder that `curate` wrote
+    documents: Documents
     tokenizer: Annotated[str, PLACE]  # folder that `tokenizer` wrote
     output: Annotated[str, PLACE]
     workers: Annotated[int, PLACE] = Field(default=2, ge=0)  # 0: in this process, without Ray
     held_out: float = Field(default=0.01, ge=0, lt=1)  # share of documents, by hash of URL, or id
-
-
-def make_tokenizer(run: TokenizerTraining) -> Manifest:
-    """Train the tokenizer that `run` describes; the manifest of its folder."""
-    documents = manifest.read_input(run.documents, "curate")
-    stage = manifest.claim(run.output, run, {"documents": documents.content})
-    if stage.finished:
-        return stage.finished
-    texts = draw_sample(
-        ((row["id"], row["text"]) for path in _kept(run.documents) for row in _rows(path)),
-        run.tokenizer.sample_bytes,
-    )
-    with stage.undone_if_refused():
-        trained = train_tokenizer(run.tokenizer, texts)
-    path = stage.path(TOKENIZER_FILE)
-    storage.write(path, trained)
-    counts = {
-        "vocabulary": Encoder.load(path).vocabulary_size,
-        "sampled_documents": len(texts),
-        "sampled_bytes": sum(len(text.encode()) for text in texts),
-    }
-    return stage.finish(counts, {TOKENIZER_FILE: manifest.file_sum(path)})
+    # Whether each document begins with begin-of-text; it always ends with end-of-text.
+    begin_of_text: bool = False
+    # Bytes of text that make a shard, about: small files of documents share one, large ones are
+    # cut, so this is also what one worker does at a time.
+    shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
+    plans: PackingPlan = PackingPlan()
 
 
 def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
     """Write the token shards that `run` describes; the manifest of their folder.
 
-    The same bytes at any number of workers: a shard is made from one file of documents.
+    The same bytes at any number of workers: a shard is made from one split of the documents, and
+    those depend on the files alone. Raises DataError for what is no document or no tokenizer, and
+    if nothing is left to train on.
     """
-    documents = manifest.read_input(run.documents, "curate")
+    documents = open_documents(run.documents)
     tokenizer = manifest.read_input(run.tokenizer, "tokenizer")
-    inputs = {"documents": documents.content, "tokenizer": tokenizer.content}
+    inputs = {**documents.inputs, "tokenizer": tokenizer.content}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
-    path = storage.join(run.tokenizer, TOKENIZER_FILE)
-    encoder = Encoder.load(path)
-    splits = [
-        Split(
-            name=f"documents-{number:05d}", task={"name": f"documents-{number:05d}", "path": path}
-        )
-        for number, path in enumerate(_kept(run.documents))
-    ]
-    phase = Phase(stage.path(manifest.SCRATCH), functools.partial(_encoding, run, encoder))
     with stage.undone_if_refused():
+        path = storage.join(run.tokenizer, TOKENIZER_FILE)
+        encoder = Encoder.load(path)
+        log.info("%s: encoding with %s", path, encoder.engine)
+        splits = documents.splits(run.shard_bytes)
+        work = functools.partial(_encoding, run, documents, encoder)
+        phase = Phase(stage.path(manifest.SCRATCH), work)
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
         records = phase.results(splits)
         counts = total(record.counts for record in records)
-        if not counts.get("train_tokens"):
-            raise DataError(
-                f"{run.documents}: not one document to train on; curate more, or hold out less"
-            )
+        _check(counts, run)
+        plan_counts, plan_files = _planned(run, encoder)
     storage.write(stage.path(TOKENIZER_FILE), storage.read(path))
     files = {name: entry for record in records for name, entry in record.files.items()}
+    files |= plan_files
     files[TOKENIZER_FILE] = manifest.file_sum(stage.path(TOKENIZER_FILE))
-    return stage.finish(counts | {"vocabulary": encoder.vocabulary_size}, files)
+    rest = {"vocabulary": encoder.vocabulary_size, "plans": plan_counts}
+    return stage.finish(counts | rest, files)
 
 
-def _encoding(run: Tokenization, encoder: Encoder) -> Work:
-    """The work on one file of documents: a shard of each split of the data."""
+def _check(counts: Mapping[str, Any], run: Tokenization) -> None:
+    if not counts.get("train_tokens"):
+        refused = f" ({total([counts['refused']])} were refused)" if counts.get("refused") else ""
+        raise DataError(
+            f"documents: not one document to train on{refused}; give more, or hold out less"
+        )
+    if run.held_out and not counts["held_out_tokens"]:
+        log.warning(
+            "%s: nothing is held out, for the share %g of %d documents met none; evaluation will "
+            "find nothing to read",
+            run.output,
+            run.held_out,
+            counts["train_documents"],
+        )
+
+
+def _planned(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    """The plans of the shards that are trained on; their files by path below the output."""
+    padding = encoder.special(PAD) if run.plans.best_fit else encoder.end_of_text
+    counts, files = write_plans(storage.join(run.output, TRAIN), run.plans, padding=padding)
+    return counts, {f"{TRAIN}/{name}": entry for name, entry in files.items()}
+
+
+def _encoding(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
+    """The work on one split of the documents: a shard to train on, and one held out."""
     vocabulary = Vocabulary(encoder.vocabulary_size, encoder.fingerprint)
+    before = [encoder.special(BEGIN_OF_TEXT)] if run.begin_of_text else []
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        rows = list(_rows(task["path"]))
-        counts: dict[str, Any] = {}
-        files: dict[str, FileSum] = {}
-        for split in (TRAIN, HELD_OUT):
-            chosen = [
-                row
-                for row in rows
-                if held_out(row["url"] or row["id"], run.held_out) == (split == HELD_OUT)
-            ]
-            documents = _encoded(chosen, encoder, task["path"].rpartition("/")[2])
-            summary = write_shard(
-                storage.join(run.output, split), task["name"], vocabulary, documents
-            )
+        shards = {split: ShardBuilder(vocabulary) for split in (TRAIN, HELD_OUT)}
+        refused: list[Refused] = []
+        ids: Counter[str] = Counter()
+        for row, document in _encoded(documents.rows(task, refused.append), encoder, before):
+            held = held_out(row["url"] or row["id"], run.held_out)
+            shards[HELD_OUT if held else TRAIN].add(document)
+            ids[document.id] += 1
+        counts: dict[str, Any] = {
+            "refused": dict(Counter(each.reason for each in refused)),
+            # In one shard: to find those of the whole is deduplication, which is `curate`'s.
+            "repeated_ids": ids.total() - len(ids),
+        }
+        files = _quarantine(run.output, task["name"], refused)
+        for split, shard in shards.items():
+            summary = shard.write(storage.join(run.output, split), task["name"])
             counts[f"{split}_documents"] = summary.documents
             counts[f"{split}_tokens"] = summary.tokens
             counts[f"{split}_bytes"] = summary.text_bytes
             counts[f"{split}_tokens_of"] = dict(summary.tokens_of)
-            for ending in (TOKENS, INDEX):
-                name = f"{split}/{task['name']}{ending}"
-                files[name] = manifest.file_sum(storage.join(run.output, name))
+            files |= {f"{split}/{name}": entry for name, entry in summary.files.items()}
         return counts, files
 
     return encode
 
 
 def _encoded(
-    rows: Sequence[Mapping[str, Any]], encoder: Encoder, corpus_file: str
-) -> Iterator[EncodedDocument]:
-    for start in range(0, len(rows), BATCH_ROWS):
-        batch = rows[start : start + BATCH_ROWS]
+    rows: Iterator[Mapping[str, Any]], encoder: Encoder, before: Iterable[int]
+) -> Iterator[tuple[Mapping[str, Any], EncodedDocument]]:
+    """Each row with its document, which has `before` before its text and end-of-text after."""
+    first = np.array(before, dtype=np.uint32)
+    last = np.array([encoder.end_of_text], dtype=np.uint32)
+    while batch := list(itertools.islice(rows, BATCH_ROWS)):
         encoded = encoder.encode_batch([row["text"] for row in batch])
         for row, ids in zip(batch, encoded, strict=True):
-            yield EncodedDocument(
-                id=row["id"],
-                source=row["source"],
-                url=row["url"],
-                ids=np.append(ids, np.uint32(encoder.end_of_text)),
-                text_bytes=len(row["text"].encode()),
-                corpus_file=corpus_file,
-                corpus_row=row["row"],
+            yield (
+                row,
+                EncodedDocument(
+                    id=row["id"],
+                    source=row["source"],
+                    url=row["url"],
+                    ids=np.concatenate([first, ids, last]),
+                    text_bytes=row["text_bytes"],
+                    corpus_file=row["file"],
+                    corpus_row=row["row"],
+                ),
             )
 
 
-def _kept(documents: str) -> list[str]:
-    return storage.list_files(storage.join(documents, KEPT), ".parquet")
-
-
-def _rows(path: str) -> Iterator[dict[str, Any]]:
-    """Id, URL, source, text and row number of each document of one Parquet file."""
-    with storage.open_read(path) as stream:
-        table = pq.read_table(stream, columns=["id", "url", "source", "text"])
-    for number, row in enumerate(table.to_pylist()):
-        yield row | {"row": number}
+def _quarantine(output: str, name: str, refused: Iterable[Refused]) -> dict[str, FileSum]:
+    """Say which rows of a split were no documents; the file that does, if there were any."""
+    lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in refused]
+    if not lines:
+        return {}
+    below = f"{QUARANTINE}/{name}.jsonl"
+    storage.write(storage.join(output, below), "".join(lines).encode("utf-8", "surrogatepass"))
+    return {below: manifest.file_sum(storage.join(output, below))}

@@ -1,0 +1,298 @@
+"""Formats of documents from elsewhere: where a file can be cut, and its rows.
+
+Each format cuts a file into pieces that workers read apart (`cut`), and reads the rows of a piece a
+batch at a time (`read`), so that no file is ever held whole.
+"""
+
+import gzip
+import io
+import itertools
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainrig import storage
+from trainrig.config import did_you_mean
+from trainrig.errors import DataError
+
+BATCH_ROWS = 1_024  # rows decoded at a time
+LINE_BYTES = 2**28  # a longer line is refused rather than held
+PEEKED_LINES = 100  # of a JSONL file, to see which columns it has
+# Text packs to about a third: what a packed file counts for when files are dealt to splits.
+UNPACKED = 3
+
+Row = Mapping[str, Any] | str  # a row, or why it is none
+Rows = Iterator[tuple[int, Row]]  # each with its place in the file
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A part of a file that can be read by itself."""
+
+    begin: int  # row group (Parquet) or byte (JSON lines)
+    end: int
+    weight: int  # bytes of text, about
+    whole: bool  # all of its file
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a file, among all the files of a stage. Plain values: it travels as JSON."""
+
+    table: int  # number of the run file's table that it is of
+    path: str
+    file: str  # the name it is known by in shards
+    begin: int
+    end: int
+    weight: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of file."""
+
+    endings: tuple[str, ...]  # of the names that are taken from a folder
+    cut: Callable[[str, Sequence[str], int], list[Cut]]  # (path, columns, bytes of a part)
+    read: Callable[[Piece, Sequence[str]], Rows]
+    # Where each row has columns of its own: (path, columns), to see in the first rows if they are
+    # there at all. None: `cut` sees, of every file.
+    peek: Callable[[str, Sequence[str]], None] | None = None
+
+
+def value_of(row: Mapping[str, Any], column: str) -> Any:
+    """What `row` has in `column`, a name or names joined by dots; None if it has no such."""
+    if column in row:
+        return row[column]
+    outer, dot, inner = column.partition(".")
+    below = row.get(outer) if dot else None
+    return value_of(below, inner) if isinstance(below, Mapping) else None
+
+
+def _check_columns(path: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    for column in columns:
+        if column not in there and column.partition(".")[0] not in there:
+            raise DataError(f"{path}: no column '{column}'{did_you_mean(column, there)}")
+
+
+# Parquet
+
+
+@contextmanager
+def _opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
+    try:
+        with storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+            yield file
+    except FileNotFoundError:
+        raise DataError(f"{path}: gone since the stage began") from None
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"{path}: not Parquet, or torn ({error})") from None
+
+
+def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[Cut]:
+    """Row groups, as many together as stay within `part_bytes`."""
+    with _opened_parquet(path) as file:
+        _check_columns(path, columns, file.schema_arrow.names)
+        weights = [
+            sum(
+                group.column(number).total_uncompressed_size
+                for number in range(group.num_columns)
+                if group.column(number).path_in_schema == columns[0]
+            )
+            for group in map(file.metadata.row_group, range(file.num_row_groups))
+        ]
+    cuts: list[Cut] = []
+    begin, held = 0, 0
+    for number, weight in enumerate(weights):
+        if held and held + weight > part_bytes:
+            cuts.append(Cut(begin, number, held, whole=False))
+            begin, held = number, 0
+        held += weight
+    return [*cuts, Cut(begin, len(weights), held, whole=not cuts)]
+
+
+def _read_parquet(piece: Piece, columns: Sequence[str]) -> Rows:
+    with _opened_parquet(piece.path) as file:
+        groups = range(piece.begin, piece.end)
+        place = sum(file.metadata.row_group(number).num_rows for number in range(piece.begin))
+        for batch in file.iter_batches(
+            BATCH_ROWS, list(groups), _outer(columns, file.schema_arrow)
+        ):
+            yield from enumerate(_rows(batch), place)
+            place += len(batch)
+
+
+def _outer(columns: Sequence[str], schema: pa.Schema) -> list[str]:
+    """The columns of the file that hold `columns`."""
+    names = (name if name in schema.names else name.partition(".")[0] for name in columns)
+    return list(dict.fromkeys(names))
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    names = batch.schema.names
+    # A column at a time: three times as quick as `to_pylist` of the batch.
+    for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+# Arrow
+
+
+@contextmanager
+def _opened_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    """Schema and record batches of an IPC stream or file."""
+    try:
+        with ExitStack() as stack:
+            if path.startswith(storage.S3):
+                stream = stack.enter_context(pa.PythonFile(storage.open_read(path), "r"))
+            else:
+                stream = stack.enter_context(pa.memory_map(path))
+            if stream.read(6) == b"ARROW1":
+                file = stack.enter_context(pa.ipc.open_file(stream))
+                yield file.schema, map(file.get_batch, range(file.num_record_batches))
+            else:
+                stream.seek(0)
+                reader = stack.enter_context(pa.ipc.open_stream(stream))
+                yield reader.schema, iter(reader)
+    except FileNotFoundError:
+        raise DataError(f"{path}: gone since the stage began") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not an Arrow stream or file, or torn ({error})") from None
+
+
+def _cut_arrow(path: str, columns: Sequence[str], part_bytes: int) -> list[Cut]:
+    """The whole file: a stream has no table of contents to find a part by."""
+    with _opened_arrow(path) as (schema, _):
+        _check_columns(path, columns, schema.names)
+    return [Cut(0, 1, storage.size(path), whole=True)]
+
+
+def _read_arrow(piece: Piece, columns: Sequence[str]) -> Rows:
+    with _opened_arrow(piece.path) as (schema, batches):
+        names = _outer(columns, schema)
+        place = 0
+        for batch in batches:
+            for start in range(0, len(batch), BATCH_ROWS):
+                part = batch.slice(start, BATCH_ROWS).select(names)
+                yield from enumerate(_rows(part), place + start)
+            place += len(batch)
+
+
+# JSON lines
+
+
+def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[Cut]:
+    """Equal ranges of bytes, each of the lines that begin in it; a packed file is one."""
+    size = storage.size(path)
+    if path.endswith((".gz", ".zst")):
+        return [Cut(0, size, size * UNPACKED, whole=True)]
+    parts = max(1, -(-size // part_bytes))
+    ends = [size * number // parts for number in range(parts + 1)]
+    return [
+        Cut(begin, end, end - begin, whole=parts == 1) for begin, end in itertools.pairwise(ends)
+    ]
+
+
+def _peek(path: str, columns: Sequence[str]) -> None:
+    """Raise DataError if one of `columns` is in none of the first rows."""
+    whole = Piece(0, path, path, 0, storage.size(path), 0, whole=True)
+    first = itertools.islice(_read_jsonl(whole, ()), PEEKED_LINES)
+    rows = [row for _, row in first if isinstance(row, Mapping)]
+    there = list(dict.fromkeys(name for row in rows for name in row))
+    if rows:
+        _check_columns(path, columns, there)
+
+
+def _read_jsonl(piece: Piece, columns: Sequence[str]) -> Rows:
+    del columns  # a line is parsed whole
+    for place, line in _lines(piece):
+        if line is None:
+            yield place, "line_too_long"
+        elif line == TORN:
+            yield place, "torn_file"
+        elif not line.isspace():
+            yield place, _parsed(line, first=place == 0)
+
+
+TORN = b""  # stands for what follows where a packed file breaks off
+
+
+def _parsed(line: bytes, first: bool) -> Row:
+    try:
+        row = json.loads(line.decode("utf-8-sig" if first else "utf-8"))
+    except UnicodeDecodeError:
+        return "not_utf8"
+    except (ValueError, RecursionError):
+        return "not_json"
+    return row if isinstance(row, dict) else "not_an_object"
+
+
+def _lines(piece: Piece) -> Iterator[tuple[int, bytes | None]]:
+    """The lines that begin in the piece, each with its place; None for one that is too long."""
+    try:
+        with storage.open_read(piece.path) as packed, _unpacked(piece.path, packed) as stream:
+            place = piece.begin
+            end = None if stream is not packed else piece.end
+            if place > 0:  # the line that begins before belongs to whoever reads before
+                stream.seek(place - 1)
+                place += _skip_line(stream) - 1
+            while end is None or place < end:
+                try:
+                    line = stream.readline(LINE_BYTES)
+                except (EOFError, zlib.error, OSError) as error:
+                    if getattr(error, "errno", None):  # the disk's or the network's doing
+                        raise
+                    yield place, TORN
+                    return
+                if not line:
+                    return
+                fits = line.endswith(b"\n") or len(line) < LINE_BYTES
+                length = len(line) + (0 if fits else _skip_line(stream))
+                yield place, line if fits else None
+                place += length
+    except FileNotFoundError:
+        raise DataError(f"{piece.path}: gone since the stage began") from None
+
+
+def _skip_line(stream: BinaryIO) -> int:
+    """Read to the end of the line; how many bytes that was."""
+    skipped = 0
+    while part := stream.readline(LINE_BYTES):
+        skipped += len(part)
+        if part.endswith(b"\n"):
+            break
+    return skipped
+
+
+@contextmanager
+def _unpacked(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
+    if path.endswith(".gz"):
+        with gzip.open(packed, "rb") as stream:
+            yield cast(BinaryIO, stream)
+    elif path.endswith(".zst"):
+        with pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd") as stream:
+            yield cast(BinaryIO, io.BufferedReader(stream))
+    else:
+        yield packed
+
+
+FORMATS: Mapping[str, Format] = {
+    "JSONL": Format(
+        tuple(
+            name + packing
+            for name in (".jsonl", ".ndjson", ".json")
+            for packing in ("", ".gz", ".zst")
+        ),
+        _cut_jsonl,
+        _read_jsonl,
+        _peek,
+    ),
+    "Parquet": Format((".parquet",), _cut_parquet, _read_parquet),
+    "Arrow": Format((".arrow",), _cut_arrow, _read_arrow),
+}

@@ -1,0 +1,195 @@
+"""The stage `tokenizer`: a tokenizer from a sample of documents, and a report of what it is worth.
+
+TOKENIZER/  tokenizer.json  report.json  report.html
+
+The report is measured on text that training did not see: documents held out by the rule of
+`tokenize` (the hash of the URL, or of the id), so with a share at least as large as there, it reads
+what models will not be trained on either. report.json is part of the result. report.html is drawn
+from it, and is not: another version of the drawing library makes no other tokenizer.
+"""
+
+import dataclasses
+import hashlib
+import heapq
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from trainrig import manifest, storage
+from trainrig.config import PLACE, Field, RunFile, Settings
+from trainrig.manifest import Manifest
+from trainrig.tokens.documents import Documents, DocumentSet, open_documents
+from trainrig.tokens.encode import Encoder
+from trainrig.tokens.held_out import held_out
+from trainrig.tokens.sample import Sample, Sampling, draw_sample
+from trainrig.tokens.train import ByteLevelBPE, Tokenizer, train_tokenizer
+from trainrig.tokens.vocabulary import (
+    MeasuredText,
+    TokenizerReport,
+    first_entries,
+    measure,
+    occurrences,
+    rival,
+)
+from trainrig.tokens.vocabulary_page import vocabulary_page
+
+TOKENIZER_FILE = "tokenizer.json"
+REPORT = "report.json"
+REPORT_PAGE = "report.html"
+REPORT_FORMAT = 1  # of report.json
+
+
+class Reporting(Settings):
+    """What the report reads, and which vocabularies it compares."""
+
+    # Share of documents, by hash of URL, or id, that the tokenizer is not trained on.
+    held_out: float = Field(default=0.05, gt=0, lt=1)
+    # Of UTF-8; of the documents held out, those whose ids have the lowest hashes.
+    bytes: int = Field(default=4_000_000, ge=1)
+    # Sizes of smaller vocabularies of the same training, which ByteLevelBPE has. None: a half, a
+    # quarter and an eighth of it.
+    smaller: tuple[int, ...] | None = None
+    # Other vocabularies by name: the path of a tokenizer.json.
+    compare: Annotated[dict[str, str], PLACE] = Field(default_factory=dict)
+    # Of the model that embeddings are counted for: 768 is GPT-2's smallest.
+    channels: int = Field(default=768, ge=1)
+    tied: bool = True  # whether its head is the embedding, or has as many parameters again
+
+
+class TokenizerTraining(RunFile):
+    """`trainrig tokenizer`: a tokenizer from a sample of documents."""
+
+    verb: ClassVar[str] = "tokenizer"
+
+    stage: Literal["tokenizer"] = "tokenizer"
+    documents: Documents
+    output: Annotated[str, PLACE]
+    tokenizer: Tokenizer = ByteLevelBPE()
+    sample: Sampling = Sampling()
+    report: Reporting = Reporting()
+
+    @model_validator(mode="after")
+    def _smaller_ones_are_part_of_it(self) -> Self:
+        whole, sizes = self.tokenizer, self.report.smaller or ()
+        if sizes and not isinstance(whole, ByteLevelBPE):
+            raise ValueError(
+                f"report.smaller: a smaller {whole.kind} is not a part of this one; leave it out, "
+                "train it, and name its tokenizer.json in report.compare"
+            )
+        for size in sizes:
+            if isinstance(whole, ByteLevelBPE) and not whole.least <= size < whole.vocabulary:
+                raise ValueError(
+                    f"report.smaller: {size} entries; the smaller ones of this tokenizer have "
+                    f"from {whole.least} to {whole.vocabulary - 1}"
+                )
+        return self
+
+
+def make_tokenizer(run: TokenizerTraining) -> Manifest:
+    """Train the tokenizer that `run` describes; the manifest of its folder."""
+    documents = open_documents(run.documents)
+    others = [(name, Encoder.load(path)) for name, path in sorted(run.report.compare.items())]
+    prints = {f"report.compare.{name}": other.fingerprint for name, other in others}
+    stage = manifest.claim(run.output, run, {**documents.inputs, **prints})
+    if stage.finished:
+        return stage.finished
+    with stage.undone_if_refused():
+        held_back = HeldBack(run.report)
+        sample = draw_sample(held_back.let_by(_rows(documents)), run.sample)
+        trained = train_tokenizer(run.tokenizer, sample.texts)
+    encoder = Encoder(trained.decode(), stage.path(TOKENIZER_FILE))
+    storage.write(stage.path(TOKENIZER_FILE), trained)
+    others = [*_smaller(run, encoder), *others]
+    told = _told(run, encoder, sample, held_back.texts(), others)
+    storage.write(stage.path(REPORT), _written(told))
+    storage.write(stage.path(REPORT_PAGE), vocabulary_page(told).encode())
+    counts = {
+        "vocabulary": encoder.vocabulary_size,
+        "sampled_documents": len(sample.texts),
+        "sampled_bytes": sum(sample.bytes_of.values()),
+        "never_seen_entries": told.vocabulary.never_seen,
+    }
+    files = {name: manifest.file_sum(stage.path(name)) for name in (TOKENIZER_FILE, REPORT)}
+    return stage.finish(counts, files)
+
+
+class HeldBack:
+    """The documents that the report reads, taken out as they pass by on their way to the sample."""
+
+    def __init__(self, report: Reporting) -> None:
+        self._report = report
+        self._heap: list[tuple[int, str, MeasuredText]] = []  # highest hash first
+        self._bytes = 0
+
+    def let_by(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+        """Id, source and text of the documents that are not held out."""
+        for row in rows:
+            if held_out(row["url"] or row["id"], self._report.held_out):
+                self._keep(row)
+            else:
+                yield row["id"], row["source"], row["text"]
+
+    def texts(self) -> list[MeasuredText]:
+        """Those kept, lowest hash first: the same for any order of documents."""
+        return [text for _, _, text in sorted(self._heap, key=lambda item: (-item[0], item[1]))]
+
+    def _keep(self, row: Mapping[str, Any]) -> None:
+        text = MeasuredText(row["id"], row["source"], row["language"] or "", row["text"])
+        place = int.from_bytes(hashlib.blake2b(text.id.encode(), digest_size=8).digest(), "big")
+        heapq.heappush(self._heap, (-place, text.id, text))
+        self._bytes += len(text.text.encode())
+        while self._bytes - len(self._heap[0][2].text.encode()) >= self._report.bytes:
+            self._bytes -= len(heapq.heappop(self._heap)[2].text.encode())
+
+
+def _rows(documents: DocumentSet) -> Iterator[Mapping[str, Any]]:
+    for split in documents.splits():
+        yield from documents.rows(split.task)
+
+
+def _smaller(run: TokenizerTraining, encoder: Encoder) -> list[tuple[str, Encoder]]:
+    """Smaller vocabularies of the same training, each with its name."""
+    whole = run.tokenizer
+    if not isinstance(whole, ByteLevelBPE):
+        return []
+    parts = [whole.vocabulary // 2, whole.vocabulary // 4, whole.vocabulary // 8]
+    sizes = run.report.smaller
+    if sizes is None:
+        sizes = tuple(size for size in parts if size >= whole.least)
+    return [
+        (f"its first {size:,} entries", Encoder(first_entries(encoder.text, size)))
+        for size in sizes
+    ]
+
+
+def _told(
+    run: TokenizerTraining,
+    encoder: Encoder,
+    sample: Sample,
+    texts: list[MeasuredText],
+    others: Sequence[tuple[str, Encoder]],
+) -> TokenizerReport:
+    measured = texts or [
+        MeasuredText(f"sample {number}", "sample", "", text)
+        for number, text in enumerate(sample.texts)
+    ]
+    parameters = run.report.channels * (1 if run.report.tied else 2)
+    return TokenizerReport(
+        kind=run.tokenizer.kind,
+        held_out=bool(texts),
+        sampled_documents=len(sample.texts),
+        sampled_bytes_of=sample.bytes_of,
+        channels=run.report.channels,
+        tied=run.report.tied,
+        vocabulary=measure(encoder, measured, occurrences(encoder, sample.texts)),
+        rivals=tuple(
+            rival(name, one, measured, parameters) for name, one in [("this one", encoder), *others]
+        ),
+    )
+
+
+def _written(told: TokenizerReport) -> bytes:
+    facts = {"format": REPORT_FORMAT, **dataclasses.asdict(told)}
+    return json.dumps(facts, indent=1, ensure_ascii=False).encode()

@@ -1,0 +1,243 @@
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainrig import manifest, storage
+from trainrig.errors import ConfigError, DataError, OutputTaken
+from trainrig.manifest import CLAIM, MANIFEST
+from trainrig.tokens.byte_level_bpe import ByteLevelBPE
+from trainrig.tokens.documents import JSONL, Column
+from trainrig.tokens.encode import Encoder
+from trainrig.tokens.held_out import held_out
+from trainrig.tokens.sample import Sampling
+from trainrig.tokens.tokenizer import (
+    REPORT,
+    REPORT_PAGE,
+    TOKENIZER_FILE,
+    HeldBack,
+    Reporting,
+    TokenizerTraining,
+    make_tokenizer,
+)
+from trainrig.tokens.wordpiece import WordPiece
+
+SMALL = ByteLevelBPE(vocabulary=320, min_frequency=1)
+REPORTING = Reporting(held_out=0.2, smaller=(300,))
+SYLLABLES = ["sea", "mir", "ror", "gre", "no", "bo", "dy", "sle", "ép", "猫", "tion", "ka"]
+WORDS = [first + last for first in SYLLABLES for last in SYLLABLES]
+Row = dict[str, Any]
+
+
+def row(number: int, source: str = "web") -> Row:
+    draw = random.Random(f"{source}{number}")
+    text = " ".join(draw.choice(WORDS) for _ in range(draw.randint(5, 30)))
+    url = f"https://{source}.example/{number}"
+    language = "en" if number % 3 else "de"
+    return {"id": f"{source}{number}", "url": url, "source": source, "language": language,
+            "text": text}  # fmt: skip
+
+
+ROWS = [row(n) for n in range(120)] + [row(n, "wiki") for n in range(60)]
+
+
+def write(folder: Path, rows: list[Row], files: int = 1) -> JSONL:
+    folder.mkdir()
+    for number in range(files):
+        lines = [json.dumps(each) + "\n" for each in rows[number::files]]
+        (folder / f"{number}.jsonl").write_text("".join(lines))
+    return JSONL(
+        paths=(str(folder),), source=Column(column="source"), id="id", url="url",
+        language="language",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> JSONL:
+    return write(tmp_path_factory.mktemp("tokenizer") / "documents", ROWS, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(table: JSONL, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What training on `table` leaves."""
+    folder = tmp_path_factory.mktemp("trained")
+    make_tokenizer(training(table, folder))
+    return folder
+
+
+def training(table: JSONL, output: Path, **changes: Any) -> TokenizerTraining:
+    given = {"documents": (table,), "output": str(output), "tokenizer": SMALL, "report": REPORTING}
+    return TokenizerTraining(**(given | changes))
+
+
+def result(output: Path) -> dict[str, str]:
+    paths = storage.list_files(str(output))
+    names = {path.rpartition("/")[2]: path for path in paths}
+    return {n: storage.sha256(path) for n, path in names.items() if n not in {CLAIM, MANIFEST}}
+
+
+def report_of(output: Path) -> dict[str, Any]:
+    return json.loads((output / REPORT).read_text())
+
+
+def test_a_tokenizers_folder_keeps_the_contract(table, folder):
+    made = manifest.read_input(str(folder), "tokenizer")
+    assert set(made.files) == {TOKENIZER_FILE, REPORT}
+    found = result(folder)
+    assert {name: entry.sha256 for name, entry in made.files.items()} == {
+        name: found[name] for name in made.files
+    }
+    assert set(found) == {*made.files, REPORT_PAGE}
+    sampled = [each for each in ROWS if not held_out(each["url"], 0.2)]
+    assert 0 < len(sampled) < len(ROWS)
+    assert made.counts["vocabulary"] == 320
+    assert made.counts["sampled_documents"] == len(sampled)
+    assert made.counts["sampled_bytes"] == sum(len(each["text"].encode()) for each in sampled)
+    assert make_tokenizer(training(table, folder)) == made
+    with pytest.raises(OutputTaken, match=r"tokenizer\.vocabulary: 320 there, 310 here"):
+        other = ByteLevelBPE(vocabulary=310, min_frequency=1)
+        make_tokenizer(training(table, folder, tokenizer=other))
+
+
+def test_the_report_reads_only_what_was_held_out_of_training(folder):
+    report = report_of(folder)
+    out = [each for each in ROWS if held_out(each["url"], 0.2)]
+    assert report["held_out"] is True
+    total = report["vocabulary"]["total"]
+    assert total["documents"] == len(out)
+    assert total["bytes"] == sum(len(each["text"].encode()) for each in out)
+    for key, names in (("source", "sources"), ("language", "languages")):
+        assert {name: of["documents"] for name, of in report["vocabulary"][names].items()} == {
+            name: sum(each[key] == name for each in out) for name in {e[key] for e in out}
+        }
+    encoder = Encoder.load(str(folder / TOKENIZER_FILE))
+    assert total["tokens"] == sum(map(len, encoder.encode_batch([each["text"] for each in out])))
+
+
+def test_order_and_files_of_the_documents_change_nothing(folder, tmp_path):
+    rows = random.Random(0).sample(ROWS, len(ROWS))
+    make_tokenizer(training(write(tmp_path / "documents", rows, 2), tmp_path / "other"))
+    assert result(tmp_path / "other") == result(folder)
+
+
+@pytest.mark.parametrize("limit", [1, 300, 10**6])
+def test_held_back_texts_are_bounded_and_the_same_in_any_order(limit):
+    def held_back(rows: list[Row]) -> list[str]:
+        back = HeldBack(Reporting(held_out=0.5, bytes=limit))
+        passed = [identity for identity, _, _ in back.let_by(rows)]
+        assert passed == [each["id"] for each in rows if not held_out(each["url"], 0.5)]
+        return [text.id for text in back.texts()]
+
+    chosen = held_back(ROWS)
+    assert chosen == held_back(ROWS[::-1])
+    sizes = {each["id"]: len(each["text"].encode()) for each in ROWS}
+    out = [each["id"] for each in ROWS if held_out(each["url"], 0.5)]
+    by_hash = sorted(out, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
+    assert chosen == by_hash[: len(chosen)]
+    total = sum(sizes[identity] for identity in chosen)
+    if limit == 10**6:
+        assert chosen == by_hash
+    else:
+        assert total >= limit and total - sizes[chosen[-1]] < limit
+
+
+def test_vocabularies_are_compared_on_the_same_text(table, folder, tmp_path):
+    path = str(folder / TOKENIZER_FILE)
+    report = Reporting(held_out=0.2, smaller=(300, 280), compare={"old": path}, channels=10)
+    made = make_tokenizer(training(table, tmp_path / "other", report=report))
+    assert made.inputs["report.compare.old"] == Encoder.load(path).fingerprint
+    rivals = report_of(tmp_path / "other")["rivals"]
+    names = ["this one", "its first 300 entries", "its first 280 entries", "old"]
+    assert [one["name"] for one in rivals] == names
+    assert [one["embedding_parameters"] for one in rivals] == [3200, 3000, 2800, 3200]
+    assert rivals[0]["amount"] == rivals[3]["amount"]
+    assert rivals[0]["amount"]["tokens"] <= rivals[1]["amount"]["tokens"]
+    untied = report.model_copy(update={"tied": False})
+    make_tokenizer(training(table, tmp_path / "untied", report=untied))
+    assert report_of(tmp_path / "untied")["rivals"][0]["embedding_parameters"] == 6400
+
+
+def test_without_held_out_documents_the_report_says_what_it_reads(tmp_path):
+    rows = [each for each in ROWS if not held_out(each["url"], 0.2)]
+    make_tokenizer(training(write(tmp_path / "documents", rows), tmp_path / "t"))
+    report = report_of(tmp_path / "t")
+    assert report["held_out"] is False
+    assert report["vocabulary"]["total"]["documents"] == len(rows)
+    assert "No document was held out" in (tmp_path / "t" / REPORT_PAGE).read_text()
+
+
+def test_the_default_report_compares_half_a_quarter_and_an_eighth_where_they_can_be(
+    table, tmp_path
+):
+    larger = ByteLevelBPE(vocabulary=530, min_frequency=1)
+    make_tokenizer(training(table, tmp_path / "t", tokenizer=larger, report=Reporting()))
+    names = [one["name"] for one in report_of(tmp_path / "t")["rivals"]]
+    assert names == ["this one", "its first 265 entries"]
+
+
+def test_another_kind_has_a_report_too(table, tmp_path):
+    kind = WordPiece(vocabulary=600)
+    make_tokenizer(training(table, tmp_path / "t", tokenizer=kind, report=Reporting()))
+    report = report_of(tmp_path / "t")
+    assert report["kind"] == "WordPiece"
+    assert report["vocabulary"]["engine"] == "tokenizers" and report["vocabulary"]["why_not_fast"]
+    assert report["vocabulary"]["not_given_back"] == []
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "smaller", "message"),
+    [
+        (SMALL, (262,), "262 entries; the smaller ones of this tokenizer have from 263 to 319"),
+        (SMALL, (300, 320), "320 entries; the smaller ones of this tokenizer have from 263 to 319"),
+        (WordPiece(vocabulary=600), (300,), "a smaller WordPiece is not a part of this one"),
+    ],
+)
+def test_smaller_vocabularies_that_are_none_are_refused_before_training(
+    table, tmp_path, tokenizer, smaller, message
+):
+    report = Reporting(smaller=smaller)
+    with pytest.raises(ValueError, match=message):
+        training(table, tmp_path, tokenizer=tokenizer, report=report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"report": Reporting(compare={"x": "nowhere.json"})}, DataError, "nowhere.json: no such"),
+        ({"tokenizer": ByteLevelBPE(vocabulary=32_768)}, DataError, "not 32768"),
+        ({"sample": Sampling(weights={"news": 1})}, ConfigError, "no document is of source 'news'"),
+    ],
+)
+def test_what_cannot_work_is_refused_and_leaves_nothing(table, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        make_tokenizer(training(table, tmp_path / "t", **changes))
+    assert storage.list_files(str(tmp_path / "t")) == []
+
+
+def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, monkeypatch):
+    run = training(table, tmp_path / "killed")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trainrig.tokens.tokenizer.vocabulary_page", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_tokenizer(run)
+    assert not storage.exists(str(tmp_path / "killed" / MANIFEST))
+    make_tokenizer(run)
+    assert result(tmp_path / "killed") == result(folder)
+
+
+def test_the_weights_of_the_sample_are_kept(table, tmp_path):
+    run = training(
+        table, tmp_path / "t", sample=Sampling(bytes=2_000, weights={"web": 1, "wiki": 3})
+    )
+    made = make_tokenizer(run)
+    assert made.counts["sampled_bytes"] == pytest.approx(2_000, abs=8)
+    bytes_of = report_of(tmp_path / "t")["sampled_bytes_of"]
+    assert bytes_of["wiki"] == pytest.approx(1_500, abs=4)
+    assert manifest.read_input(str(tmp_path / "t"), "tokenizer") == made
