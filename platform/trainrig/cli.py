@@ -59,7 +59,7 @@ class Verb:
 
 VERBS = {
     "curate": Verb("trainrig.corpus.curate", "Curation", "curate"),
-    "tokenizer": Verb("trainrig.tokens.prepare", "TokenizerTraining", "make_tokenizer"),
+    "tokenizer": Verb("trainrig.tokens.tokenizer", "TokenizerTraining", "make_tokenizer"),
     "tokenize": Verb("trainrig.tokens.prepare", "Tokenization", "tokenize"),
     "pretrain": Verb("trainrig.train.pretrain", "Pretraining", "pretrain"),
     "posttrain": Verb("trainrig.posttrain.sft", "FineTuning", "posttrain"),
@@ -213,6 +213,65 @@ def generate(
         print(json.dumps({"prompt": prompt, "text": spoken.text, "stopped": spoken.stopped}))
     else:
         print(spoken.text)
+
+
+Borders = Annotated[bool, typer.Option("--borders", help="Show where each token ends.")]
+
+
+@app.command()
+def trace(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run file, or a run folder.")],
+    step: Annotated[int, typer.Option(help="The update, from 1, as in metrics.")],
+    source: Annotated[str | None, typer.Option(help="Sequences of this source alone.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Shown of each end of a document.")] = 60,
+    borders: Borders = False,
+    as_json: Json = False,
+) -> None:
+    """The documents, URLs, sources and text that one step of a run was made of."""
+    from rich.console import Console
+
+    from trainrig.trace import trace as trace_step
+
+    traced = trace_step(run, step, source)
+    if as_json:
+        print(json.dumps(traced.as_json()))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for text in traced.texts(tokens, borders):
+        console.print(text)
+    console.print(traced.verdict)
+
+
+tokens_app = typer.Typer(no_args_is_help=True, help="Look into token shards.")
+app.add_typer(tokens_app, name="tokens")
+
+
+@tokens_app.command()
+def inspect(
+    shards: Annotated[str, typer.Argument(metavar="SHARDS", help="What `tokenize` wrote.")],
+    source: Annotated[list[str] | None, typer.Option(help="Of this alone; repeatable.")] = None,
+    documents: Annotated[int, typer.Option(min=0, help="Decoded, of each source.")] = 2,
+    rows: Annotated[int, typer.Option(min=0, help="Rows with boundaries and masks.")] = 1,
+    sequence_length: Annotated[int, typer.Option(min=1, help="Of those rows.")] = 256,
+    packing: Annotated[str, typer.Option(help="Concatenate or BestFit.")] = "Concatenate",
+    shuffled: Annotated[bool, typer.Option("--shuffled", help="By the shuffle plan.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    borders: Borders = False,
+    as_json: Json = False,
+) -> None:
+    """Counts by source, lengths, decoded samples, and rows with their boundaries and masks."""
+    from rich.console import Console
+
+    from trainrig.tokens.inspection import Inspection, View, packing_of
+
+    view = View(documents, rows, sequence_length, packing_of(packing, shuffled), seed, borders)
+    inspected = Inspection.open(shards)
+    if as_json:
+        print(json.dumps(inspected.as_json(view, source or ())))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for text in inspected.texts(view, source or ()):
+        console.print(text)
 
 
 @app.command()

@@ -1,0 +1,240 @@
+"""What is in a folder of token shards: `trainrig tokens inspect`.
+
+Counts and lengths are exact and come from the arrays that training reads, some documents at a
+time; of the texts a few are shown, drawn by a seed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from trainrig import storage
+from trainrig.config import did_you_mean
+from trainrig.errors import ConfigError, DataError
+from trainrig.report import visible
+from trainrig.tokens.encode import Encoder
+from trainrig.tokens.packing import BestFit, Concatenate, Packing, open_layout
+from trainrig.tokens.permutation import Integers, permuted
+from trainrig.tokens.row_view import Piece, row_text
+from trainrig.tokens.shards import HELD_OUT, TRAIN, TokenShards
+
+CHUNK = 2**20  # documents whose lengths are held at a time: 8 MiB
+BAR = 40  # characters of the longest bar
+SHOWN_TOKENS = 60  # of each end of a text, in samples and rows
+
+
+@dataclass(frozen=True)
+class View:
+    """What to show beside the counts, of each source of each split."""
+
+    documents: int  # decoded
+    rows: int  # with boundaries and masks
+    sequence_length: int
+    packing: Packing
+    seed: int
+    borders: bool  # where each token of a row ends
+
+
+@dataclass(frozen=True)
+class SourceCounts:
+    """One source of one split. Lengths are in tokens, end-of-text among them."""
+
+    documents: int
+    tokens: int
+    shortest: int
+    longest: int
+    lengths: tuple[int, ...]  # entry i: documents of 2^i up to 2^(i+1) - 1 tokens
+
+    @property
+    def mean(self) -> float:
+        """Tokens a document."""
+        return self.tokens / self.documents
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A folder of tokens, opened: its splits, and the tokenizer they were made with."""
+
+    folder: str
+    splits: Mapping[str, TokenShards]
+    encoder: Encoder
+
+    @classmethod
+    def open(cls, folder: str) -> "Inspection":
+        """`folder` is what `tokenize` wrote, or one split in it. Raises DataError."""
+        below = [
+            name for name in (TRAIN, HELD_OUT) if storage.list_files(storage.join(folder, name))
+        ]
+        name = folder.rstrip("/").rpartition("/")[2]
+        opened = {each: TokenShards.open(storage.join(folder, each)) for each in below} or {
+            name: TokenShards.open(folder)
+        }
+        base = folder if below else folder.rstrip("/").rpartition("/")[0] or "."
+        encoder = Encoder.load(storage.join(base, "tokenizer.json"))
+        for split, shards in opened.items():
+            if shards.vocabulary.fingerprint != encoder.fingerprint:
+                raise DataError(
+                    f"{folder}: {split} was made with another tokenizer than the tokenizer.json "
+                    f"beside it; tokenize again"
+                )
+        return cls(folder, opened, encoder)
+
+    def counts(self) -> dict[str, dict[str, SourceCounts]]:
+        """By split, by source."""
+        return {
+            split: {source: count_source(shards, source) for source in shards.sources}
+            for split, shards in self.splits.items()
+        }
+
+    def texts(self, view: "View", sources: Sequence[str] = ()) -> Iterator[Text]:
+        """All of it as a person reads it; `sources`: of these alone.
+
+        Rows are those of the split that is trained on: the other has no plans.
+        """
+        for split, source, counts in self._chosen(sources):
+            yield Text(_headline(split, source, counts, self.splits[split]), style="bold")
+            yield Text(histogram_text(counts))
+            for document in self.documents(split, source, view.documents, view.seed):
+                title = f"{document['url'] or document['id']}: {document['tokens']:,} tokens"
+                yield Text(f"┃ {visible(title)}", style="bold")
+                yield Text(excerpt(document["text"]))
+            if split != HELD_OUT:
+                yield from self.rows(split, source, view)
+
+    def as_json(self, view: "View", sources: Sequence[str] = ()) -> dict[str, Any]:
+        """Counts and sampled documents, by split, by source."""
+        found: dict[str, Any] = {}
+        for split, source, counts in self._chosen(sources):
+            samples = self.documents(split, source, view.documents, view.seed)
+            found.setdefault(split, {})[source] = asdict(counts) | {"samples": samples}
+        return found
+
+    def _chosen(self, sources: Sequence[str]) -> list[tuple[str, str, SourceCounts]]:
+        """Each split and source to show. Raises ConfigError for a source that no split has."""
+        counts = self.counts()
+        there = sorted({source for of in counts.values() for source in of})
+        for source in sources:
+            if source not in there:
+                raise ConfigError(
+                    f"{self.folder}: no source '{source}'{did_you_mean(source, there)}"
+                )
+        return [
+            (split, source, each)
+            for split, of in counts.items()
+            for source, each in of.items()
+            if not sources or source in sources
+        ]
+
+    def documents(self, split: str, source: str, count: int, seed: int) -> list[dict[str, Any]]:
+        """Some documents, whole: id, URL, tokens and decoded text."""
+        shards = self.splits[split]
+        numbers = _draw(shards.document_count(source), count, seed)
+        starts = shards.document_starts(source, numbers)
+        found = []
+        for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
+            document = shards.document(source, number)
+            text = self.encoder.decode(shards.window(source, start, document.length).tolist())
+            found.append(
+                {"id": document.id, "url": document.url, "tokens": document.length, "text": text}
+            )
+        return found
+
+    def rows(self, split: str, source: str, view: "View") -> Iterator[Text]:
+        """Some rows as training would see them, with their boundaries and masks.
+
+        Raises DataError if the source has no row of that length.
+        """
+        if not view.rows:
+            return
+        shards = self.splits[split]
+        layout = open_layout(view.packing, shards, view.sequence_length)
+        windows = layout.windows(source)
+        if not windows:
+            raise DataError(
+                f"{self.folder}: {split}: source '{source}' has {shards.tokens(source)} tokens, "
+                f"less than a row of {view.sequence_length + 1}; lower --sequence-length"
+            )
+        ids, targets = np.empty((2, view.sequence_length), np.int64)
+        for window in _draw(windows, view.rows, view.seed).tolist():
+            pieces = [
+                Piece(place, document_title(shards, source, number))
+                for place, number in layout.read(source, window, 1, ids, targets).tolist()
+            ]
+            yield Text(f"row {window:,} of {windows:,}", style="bold")
+            yield row_text(
+                ids, targets, pieces, self.encoder, tokens=SHOWN_TOKENS, borders=view.borders
+            )
+
+
+def packing_of(kind: str, shuffled: bool) -> Packing:
+    """The packing of this `kind`. Raises ConfigError if there is none such."""
+    kinds: dict[str, Packing] = {
+        "Concatenate": Concatenate(shuffle_documents=shuffled),
+        "BestFit": BestFit(),
+    }
+    if kind not in kinds:
+        raise ConfigError(f"--packing: no packing '{kind}'{did_you_mean(kind, kinds)}")
+    if shuffled and kind == "BestFit":
+        raise ConfigError("--shuffled: best-fit rows have no order of documents; leave it out")
+    return kinds[kind]
+
+
+def count_source(shards: TokenShards, source: str) -> SourceCounts:
+    """Exact, in one pass over where the documents of `source` begin."""
+    documents = shards.document_count(source)
+    lengths = np.zeros(64, np.int64)
+    shortest, longest = shards.tokens(source), 0
+    for first in range(0, documents, CHUNK):
+        numbers = np.arange(first, min(first + CHUNK, documents) + 1, dtype=np.int64)
+        found = np.diff(shards.document_starts(source, numbers))
+        # The exponent of the float is exact: lengths are far below 2^53.
+        lengths += np.bincount(np.frexp(found)[1] - 1, minlength=64)
+        shortest, longest = min(shortest, int(found.min())), max(longest, int(found.max()))
+    filled = int(np.flatnonzero(lengths)[-1]) + 1
+    return SourceCounts(
+        documents, shards.tokens(source), shortest, longest, tuple(lengths[:filled].tolist())
+    )
+
+
+def _headline(split: str, source: str, counts: SourceCounts, shards: TokenShards) -> str:
+    share = counts.tokens / sum(shards.tokens(each) for each in shards.sources)
+    return (
+        f"{split} · {source}: {counts.documents:,} documents, {counts.tokens:,} tokens "
+        f"({share:.1%}), {counts.mean:,.0f} a document ({counts.shortest:,} to {counts.longest:,})"
+    )
+
+
+def histogram_text(counts: SourceCounts) -> str:
+    """The lengths of the documents as bars, one line for each doubling."""
+    first = next(index for index, documents in enumerate(counts.lengths) if documents)
+    most = max(counts.lengths)
+    lines = []
+    for power in range(first, len(counts.lengths)):
+        documents = counts.lengths[power]
+        bar = "█" * round(BAR * documents / most) or ("▏" if documents else "")
+        span = f"{2**power:,} to {2 ** (power + 1) - 1:,}"
+        lines.append(f"  {span:>22} tokens  {bar} {documents:,}")
+    return "\n".join(lines)
+
+
+def excerpt(text: str, characters: int = 400) -> str:
+    """The beginning and the end of `text`, its control characters visible."""
+    if len(text) <= characters:
+        return visible(text)
+    half = characters // 2
+    left_out = len(text) - 2 * half
+    return f"{visible(text[:half])} … {left_out:,} characters … {visible(text[-half:])}"
+
+
+def document_title(shards: TokenShards, source: str, number: int) -> str:
+    """How a document is called where its tokens are shown."""
+    document = shards.document(source, number)
+    return document.url or document.id
+
+
+def _draw(size: int, count: int, seed: int) -> Integers:
+    """`count` different numbers below `size`, or all of them."""
+    return permuted(np.arange(min(count, size), dtype=np.int64), size, f"{seed}\ninspect")

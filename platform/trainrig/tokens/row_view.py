@@ -1,0 +1,96 @@
+"""Rows of ids as a person reads them: where documents meet, and what is trained on.
+
+A row is shown document by document, each piece under a line that names it. Tokens that are no
+target stand between ‹ and ›, so that the view says the same without colours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.text import Text
+
+from trainrig.report import visible
+from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.encode import Encoder
+
+COLOURS = ("cyan", "yellow", "green", "magenta")  # of neighbouring pieces, in turns
+UNTRAINED = ("‹", "›")
+BORDER = "·"  # between two tokens, where borders are asked for
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of one document in a row."""
+
+    place: int  # of its first id in the row
+    title: str
+
+
+def row_text(
+    ids: NDArray[np.integer],
+    targets: NDArray[np.integer],
+    pieces: Sequence[Piece],
+    encoder: Encoder,
+    *,
+    tokens: int | None = None,
+    borders: bool = False,
+) -> Text:
+    """The row of `ids` [T] whose targets are `targets` [T]: at place t, the id to predict there.
+
+    `tokens`: of each piece, at most so many of the first and of the last; None: all. `borders`:
+    show where each token ends. What strangers wrote is shown with its control characters visible.
+    """
+    row = np.append(ids, targets[-1:])  # T + 1: the last target is in no other place
+    trained = np.concatenate(([False], targets != IGNORE))
+    if row[-1] == IGNORE:
+        row, trained = row[:-1], trained[:-1]
+    text = Text()
+    ends = [piece.place for piece in pieces[1:]] + [len(row)]
+    for number, (piece, end) in enumerate(zip(pieces, ends, strict=True)):
+        colour = COLOURS[number % len(COLOURS)]
+        untaught = int((~trained[piece.place : end]).sum())
+        counted = f"{end - piece.place:,} tokens at {piece.place:,}"
+        masked = f", {untaught:,} no target" if untaught else ""
+        text.append(f"┃ {visible(piece.title)}: {counted}{masked}\n", style=f"bold {colour}")
+        for begin, past, left_out in _shown(piece.place, end, tokens):
+            if left_out:
+                text.append(f" … {left_out:,} tokens … ", style="dim")
+            text.append_text(
+                _stretch(row[begin:past], trained[begin:past], encoder, colour, borders)
+            )
+        text.append("\n")
+    return text
+
+
+def _shown(begin: int, end: int, tokens: int | None) -> list[tuple[int, int, int]]:
+    """The stretches to show, each with how many tokens are left out before it."""
+    if tokens is None or end - begin <= 2 * tokens:
+        return [(begin, end, 0)]
+    return [(begin, begin + tokens, 0), (end - tokens, end, end - begin - 2 * tokens)]
+
+
+def _stretch(
+    ids: NDArray[np.integer],
+    trained: NDArray[np.bool_],
+    encoder: Encoder,
+    colour: str,
+    borders: bool,
+) -> Text:
+    text = Text()
+    for taught, run in groupby(zip(ids.tolist(), trained.tolist(), strict=True), lambda p: p[1]):
+        numbers = [number for number, _ in run]
+        # Together: a character of several tokens has no text token by token.
+        shown = (
+            BORDER.join(map(encoder.decode, ([n] for n in numbers)))
+            if borders
+            else (encoder.decode(numbers))
+        )
+        shown = visible(shown)
+        if taught:
+            text.append(shown, style=colour)
+        else:
+            text.append(shown.join(UNTRAINED), style=f"dim underline {colour}")
+    return text

@@ -1,0 +1,144 @@
+import json
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainrig.config import to_toml
+from trainrig.errors import ConfigError, DataError
+from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.shards import TRAIN, TokenShards
+from trainrig.trace import trace
+from trainrig.train.metrics import series
+from trainrig.train.pretrain import pretrain
+from trainrig.train.run import Pretraining
+
+globals().update(runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py")))
+
+STEPS = 4
+
+
+@pytest.fixture
+def run(make_run: Callable[..., Pretraining], tmp_path: Path) -> Pretraining:
+    return make_run(tmp_path / "model", training={"steps": STEPS, "threads": 1})
+
+
+@pytest.fixture
+def run_file(run: Pretraining, tmp_path: Path) -> str:
+    (tmp_path / "run.toml").write_text(to_toml(run))
+    return str(tmp_path / "run.toml")
+
+
+def windows_of(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
+    """Of each source, every window's ids and the documents they are of, by brute force."""
+    shards = TokenShards.open(f"{run.tokens}/{TRAIN}")
+    length = run.batches.sequence_length
+    found: dict[str, dict[tuple[int, ...], list[str]]] = {}
+    for source in shards.sources:
+        ids = shards.window(source, 0, shards.tokens(source)).tolist()
+        documents = [shards.document_at(source, place).id for place in range(len(ids))]
+        found[source] = {
+            tuple(ids[start : start + length]): documents[start : start + length]
+            for start in range(0, len(ids) - length, length)
+        }
+    return found
+
+
+def test_every_sequence_of_every_step_names_the_documents_its_ids_are_of(
+    run: Pretraining, run_file: str
+) -> None:
+    windows = windows_of(run)
+    for step in range(1, STEPS + 1):
+        traced = trace(run_file, step)
+        assert len(traced.sequences) == run.batches.global_batch
+        for sequence in traced.sequences:
+            expected = windows[sequence.source][sequence.ids]
+            named = [d.id for d in sequence.documents for _ in range(d.tokens)]
+            assert named == expected
+            assert all(f"//{sequence.source}.example/" in d.url for d in sequence.documents)
+            assert sequence.targets == sum(each != IGNORE for each in sequence.target_ids)
+
+
+def test_samples_are_numbered_through_the_steps(run_file: str) -> None:
+    numbers = [s.sample for step in (1, 2) for s in trace(run_file, step).sequences]
+    assert numbers == list(range(16))
+    places = [(s.micro_batch, s.row) for s in trace(run_file, 1).sequences]
+    assert places == [(number // 2, number % 2) for number in range(8)]
+
+
+def test_a_corpus_row_leads_back_to_the_text(run: Pretraining, run_file: str) -> None:
+    import pyarrow.parquet as pq
+
+    kept = Path(run.tokens).parent / "curated" / "kept"
+    for sequence in trace(run_file, 1).as_json()["sequences"]:
+        first = sequence["documents"][0]
+        row = pq.read_table(kept / first["corpus_file"]).to_pylist()[first["corpus_row"]]
+        assert row["id"] == first["id"]
+        if len(sequence["documents"]) == 1:
+            assert sequence["text"] in row["text"] + "<|end_of_text|>"
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
+    run: Pretraining, run_file: str, tmp_path: Path
+) -> None:
+    pretrain(run)
+    traced, planned = trace(run.output, 2), trace(run_file, 2)
+    assert traced.log == "agrees"
+    assert traced.loss == series(run.output)[1]["train/loss"]
+    assert traced.sequences == planned.sequences
+    assert (planned.log, planned.loss) == ("none", None)
+    assert "the workers' logs name the same samples" in traced.verdict
+    log = next(Path(run.output).glob("samples/*/rank-00000.bin"))
+    pairs = np.fromfile(log, dtype="<i8").reshape(-1, 2)
+    pairs[pairs[:, 0] == 2, 1] += 1_000
+    pairs.tofile(log)
+    assert trace(run.output, 2).log == "differs"
+    assert trace(run.output, 3).log == "agrees"
+
+
+def test_sequences_of_one_source_alone(run_file: str) -> None:
+    whole, some = trace(run_file, 1), trace(run_file, 1, "books")
+    assert some.sequences == tuple(s for s in whole.sequences if s.source == "books")
+    assert 0 < len(some.sequences) < len(whole.sequences)
+
+
+def test_the_view_shows_each_sequence_with_its_documents(run_file: str) -> None:
+    traced = trace(run_file, 1)
+    texts = [text.plain for text in traced.texts(tokens=None)]
+    assert len(texts) == len(traced.sequences)
+    for text, sequence in zip(texts, traced.sequences, strict=True):
+        assert f"sample {sequence.sample} " in text
+        assert all(f"┃ {document.url}: " in text for document in sequence.documents)
+    assert json.dumps(traced.as_json())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"step": 0}, ConfigError, "has the steps 1 to 4"),
+        ({"step": 5}, ConfigError, "has the steps 1 to 4"),
+        ({"source": "boks"}, ConfigError, "no source 'boks'; did you mean 'books'"),
+        ({"path": "nowhere"}, ConfigError, "nowhere: no run.toml in it"),
+    ],
+)
+def test_what_the_run_does_not_have_is_named(
+    run_file: str, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        trace(**{"path": run_file, "step": 1} | arguments)
+
+
+def test_tokens_that_are_gone_and_other_stages_are_named(
+    run: Pretraining, run_file: str, tmp_path: Path
+) -> None:
+    text = Path(run_file).read_text()
+    Path(run_file).write_text(text.replace(run.tokens, f"{tmp_path}/gone"))
+    with pytest.raises(DataError, match="gone: nothing there, seen from"):
+        trace(run_file, 1)
+    Path(run_file).write_text('stage = "tokenize"')
+    with pytest.raises(ConfigError, match="a run of `tokenize`; the steps of `pretrain` can"):
+        trace(run_file, 1)

@@ -1,0 +1,203 @@
+import functools
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.tokens import inspection
+from trainrig.tokens.encode import Encoder
+from trainrig.tokens.inspection import Inspection, View, count_source, packing_of
+from trainrig.tokens.packing import BestFit, Concatenate
+from trainrig.tokens.plans import PackingPlan, write_plans
+from trainrig.tokens.shards import EncodedDocument, TokenShards, Vocabulary, write_shard
+from trainrig.tokens.train import ByteLevelBPE, train_tokenizer
+
+TEXTS = {
+    "web": ["the cat", "the cat sat on the mat " * 3, "a mat", "sat on the cat " * 9],
+    "books": ["it is", "the sea is grey and nobody sleeps " * 4],
+}
+
+
+@functools.cache
+def encoder() -> Encoder:
+    texts = [text for of in TEXTS.values() for text in of]
+    return Encoder(train_tokenizer(ByteLevelBPE(vocabulary=270), texts).decode())
+
+
+def lengths_of(source: str) -> list[int]:
+    return [len(ids) + 1 for ids in encoder().encode_batch(TEXTS[source])]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two splits over two shards each; in the held-out one no books."""
+    base = tmp_path_factory.mktemp("tokens")
+    (base / "tokenizer.json").write_text(encoder().text)
+    vocabulary = Vocabulary(encoder().vocabulary_size, encoder().fingerprint)
+    documents = [
+        EncodedDocument(
+            id=f"{source}-{number}",
+            source=source,
+            url=f"https://{source}.example/{number}" if number else "",
+            ids=np.append(encoder().encode_batch([text])[0], encoder().end_of_text),
+            text_bytes=len(text),
+            corpus_file="f",
+            corpus_row=number,
+        )
+        for source, texts in TEXTS.items()
+        for number, text in enumerate(texts)
+    ]
+    write_shard(str(base / "train"), "0", vocabulary, documents[:3])
+    write_shard(str(base / "train"), "1", vocabulary, documents[3:])
+    write_shard(str(base / "held_out"), "0", vocabulary, documents[:1])
+    write_plans(str(base / "train"), PackingPlan(shuffle_documents=True, best_fit=(8,)), padding=1)
+    return str(base)
+
+
+def view(**changed: object) -> View:
+    usual = {"documents": 0, "rows": 0, "sequence_length": 8, "packing": Concatenate()}
+    return View(**usual | {"seed": 0, "borders": False} | changed)
+
+
+def shown(folder: str, *sources: str, **changed: object) -> str:
+    return "\n".join(text.plain for text in Inspection.open(folder).texts(view(**changed), sources))
+
+
+def test_counts_are_those_of_the_documents(folder: str) -> None:
+    counts = Inspection.open(folder).counts()
+    assert {split: list(of) for split, of in counts.items()} == {
+        "train": ["books", "web"],
+        "held_out": ["web"],
+    }
+    for source, found in counts["train"].items():
+        lengths = lengths_of(source)
+        assert (found.documents, found.tokens) == (len(lengths), sum(lengths))
+        assert (found.shortest, found.longest) == (min(lengths), max(lengths))
+        expected = [sum(2**i <= n < 2 ** (i + 1) for n in lengths) for i in range(20)]
+        while not expected[-1]:
+            expected.pop()
+        assert list(found.lengths) == expected
+
+
+def test_counting_some_documents_at_a_time_changes_nothing(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = TokenShards.open(f"{folder}/train")
+    whole = count_source(shards, "web")
+    monkeypatch.setattr(inspection, "CHUNK", 3)
+    assert count_source(shards, "web") == whole
+
+
+def test_each_split_and_source_has_its_line_and_its_bars(folder: str) -> None:
+    lines = shown(folder).splitlines()
+    tokens = {source: sum(lengths_of(source)) for source in TEXTS}
+    share = tokens["books"] / sum(tokens.values())
+    assert lines[0].startswith(
+        f"train · books: 2 documents, {tokens['books']:,} tokens ({share:.1%})"
+    )
+    assert [line.split(":")[0] for line in lines if " · " in line] == [
+        "train · books",
+        "train · web",
+        "held_out · web",
+    ]
+    assert sum("█" in line for line in lines) >= 5
+
+
+def test_sampled_documents_are_decoded_whole(folder: str) -> None:
+    found = Inspection.open(folder).documents("train", "web", 99, seed=3)
+    texts = {number: f"{text}<|end_of_text|>" for number, text in enumerate(TEXTS["web"])}
+    assert {each["id"]: each["text"] for each in found} == {
+        f"web-{number}": text for number, text in texts.items()
+    }
+    assert [each["tokens"] for each in sorted(found, key=lambda each: each["id"])] == lengths_of(
+        "web"
+    )
+
+
+def test_another_seed_draws_other_documents(folder: str) -> None:
+    opened = Inspection.open(folder)
+    drawn = {opened.documents("train", "web", 1, seed)[0]["id"] for seed in range(20)}
+    assert len(drawn) > 1
+
+
+def test_a_document_without_a_url_is_named_by_its_id(folder: str) -> None:
+    assert "┃ books-0: " in shown(folder, "books", documents=9)
+    assert "┃ books-0: " in shown(folder, "books", rows=99, sequence_length=4)
+
+
+@pytest.mark.parametrize(
+    "packing", [Concatenate(), Concatenate(shuffle_documents=True), BestFit()], ids=str
+)
+def test_rows_are_those_of_the_packing(folder: str, packing: Concatenate | BestFit) -> None:
+    text = shown(folder, "web", rows=99, packing=packing)
+    rows = [line for line in text.splitlines() if line.startswith("row ")]
+    if packing != BestFit():
+        assert len(rows) == (sum(lengths_of("web")) - 1) // 8
+    pieces = [line for line in text.splitlines() if line.startswith("┃")]
+    assert len(pieces) > len(rows)  # some rows hold two documents
+    assert "held_out" in text  # its rows have no plan, and are not shown
+
+
+def test_long_texts_show_both_ends_and_what_is_left_out() -> None:
+    text = "".join(itertools.islice(itertools.cycle("abcdefghij"), 1_000))
+    assert inspection.excerpt(text, 20) == "abcdefghij … 980 characters … abcdefghij"
+    assert inspection.excerpt("short\x07", 20) == "short⟨U+0007⟩"
+
+
+def test_one_source_alone_can_be_asked_for(folder: str) -> None:
+    lines = [line for line in shown(folder, "books").splitlines() if " · " in line]
+    assert [line.split(":")[0] for line in lines] == ["train · books"]
+
+
+def test_one_split_alone_can_be_opened(folder: str) -> None:
+    assert list(Inspection.open(f"{folder}/held_out").counts()) == ["held_out"]
+
+
+def test_json_holds_the_counts_and_the_samples(folder: str) -> None:
+    found = Inspection.open(folder).as_json(view(documents=1), ("web",))
+    assert found["train"]["web"]["documents"] == 4
+    assert len(found["held_out"]["web"]["samples"]) == 1
+
+
+def another_tokenizer(folder: Path) -> None:
+    trained = train_tokenizer(ByteLevelBPE(vocabulary=264), ["xx xx xx"])
+    (folder / "tokenizer.json").write_bytes(trained)
+
+
+Change = Callable[[Path], None]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (another_tokenizer, "train was made with another tokenizer than the tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: no such file"),
+    ],
+)
+def test_shards_and_tokenizer_have_to_fit(
+    folder: str, tmp_path: Path, change: Change, message: str
+) -> None:
+    copy = tmp_path / "tokens"
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            target = copy / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    change(copy)
+    with pytest.raises(DataError, match=message):
+        Inspection.open(str(copy))
+
+
+def test_what_is_not_there_is_named(folder: str) -> None:
+    with pytest.raises(ConfigError, match="no source 'wbe'; did you mean 'web'"):
+        shown(folder, "wbe")
+    with pytest.raises(DataError, match="has 108 tokens, less than a row of 2049"):
+        shown(folder, "web", rows=1, sequence_length=2_048)
+    with pytest.raises(ConfigError, match="no packing 'BestFi'; did you mean 'BestFit'"):
+        packing_of("BestFi", shuffled=False)
+    with pytest.raises(ConfigError, match="best-fit rows have no order of documents"):
+        packing_of("BestFit", shuffled=True)
+    assert packing_of("Concatenate", shuffled=True) == Concatenate(shuffle_documents=True)

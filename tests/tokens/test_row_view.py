@@ -1,0 +1,76 @@
+import functools
+
+import numpy as np
+
+from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.encode import Encoder
+from trainrig.tokens.row_view import Piece, row_text
+from trainrig.tokens.train import ByteLevelBPE, train_tokenizer
+
+
+@functools.cache
+def encoder() -> Encoder:
+    return Encoder(
+        train_tokenizer(ByteLevelBPE(vocabulary=270), ["the cat sat on the mat"] * 3).decode()
+    )
+
+
+def ids_of(text: str) -> np.ndarray:
+    return encoder().encode_batch([text])[0].astype(np.int64)
+
+
+def shown(row: np.ndarray, pieces: list[Piece], untrained: tuple[int, ...] = (), **options) -> str:
+    """The view of the T + 1 ids of `row`; `untrained`: places that are no target."""
+    targets = row[1:].copy()
+    for place in untrained:
+        targets[place - 1] = IGNORE
+    return row_text(row[:-1], targets, pieces, encoder(), **options).plain
+
+
+def test_a_row_shows_each_document_under_its_name_and_the_first_id_as_no_target():
+    row = np.concatenate([ids_of("a cat"), ids_of("dogs")])
+    second = len(ids_of("a cat"))
+    text = shown(row, [Piece(0, "https://a.example"), Piece(second, "https://b.example")])
+    first = f"┃ https://a.example: {second} tokens at 0, 1 no target"
+    then = f"┃ https://b.example: {len(row) - second} tokens at {second}"
+    assert text == f"{first}\n‹a› cat\n{then}\ndogs\n"
+
+
+def test_tokens_that_are_no_target_stand_between_marks():
+    row = ids_of("xyzxyz")
+    assert len(row) == 6
+    assert shown(row, [Piece(0, "d")], untrained=(3, 4)).endswith("‹x›yz‹xy›z\n")
+
+
+def test_a_last_position_without_a_target_shows_no_id_for_it():
+    row = ids_of("xyzx")
+    text = row_text(row, np.append(row[1:], IGNORE), [Piece(0, "d")], encoder()).plain
+    assert text == "┃ d: 4 tokens at 0, 1 no target\n‹x›yzx\n"
+
+
+def test_the_middle_of_a_long_piece_is_left_out_and_counted():
+    row = ids_of("x" + "yz" * 50)
+    text = shown(row, [Piece(0, "d")], tokens=3)
+    assert text.endswith("‹x›yz … 95 tokens … zyz\n")
+
+
+def test_characters_of_several_tokens_are_whole_and_borders_show_them_apart():
+    row = ids_of("x猫")
+    assert len(row) == 4
+    assert shown(row, [Piece(0, "d")]).endswith("‹x›猫\n")
+    assert shown(row, [Piece(0, "d")], borders=True).endswith("‹x›\ufffd·\ufffd·\ufffd\n")
+
+
+def test_what_strangers_wrote_cannot_drive_the_terminal():
+    text = shown(ids_of("x\x1b[2Jy\u202e"), [Piece(0, "https://e.example/\x1b]0;")])
+    assert "\x1b" not in text and "\u202e" not in text
+    assert "⟨U+001B⟩" in text and "⟨U+202E⟩" in text
+
+
+def test_neighbouring_documents_have_different_colours_and_masks_are_more_than_a_colour():
+    row = ids_of("xyzxyz")
+    styles = [
+        str(span.style)
+        for span in row_text(row[:-1], row[1:], [Piece(0, "a"), Piece(3, "b")], encoder()).spans
+    ]
+    assert styles == ["bold cyan", "dim underline cyan", "cyan", "bold yellow", "yellow"]
