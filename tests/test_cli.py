@@ -419,7 +419,7 @@ def refused(ended: Ended) -> str:
         ),
         (
             *("tokenizer", '"ByteLevelBPE"', '"ByteBPE"', 6),
-            "tokenizer.kind: 'ByteBPE' is none of ByteLevelBPE; did you mean 'ByteLevelBPE'?",
+            "tokenizer: no kind 'ByteBPE'; did you mean 'ByteLevelBPE'?",
         ),
         (
             *("pretrain", "sequence_length = 32", "sequence_length = 64", None),
@@ -484,7 +484,7 @@ def test_inputs_that_cannot_work_are_refused_and_nothing_is_written(
             *("curate", "sources.0.filters=[{{kind='Length', min_characters=90000}}]"),
             "{out}: nothing was kept; of 30 pages most fell by Length",
         ),
-        ("tokenizer", "tokenizer.vocabulary=60000", "tokenizer.vocabulary: 30 texts of"),
+        ("tokenizer", "tokenizer.vocabulary=60000", "tokenizer.vocabulary: 27 texts of"),
         ("evaluate", "sequence_length=49", "sequence_length (49) is beyond the model's 48"),
     ],
 )

@@ -34,6 +34,7 @@ LIBRARIES = (
     "pyarrow",
     "ray",
     "resiliparse",
+    "tiktoken",
     "tokenizers",
     "torch",
 )

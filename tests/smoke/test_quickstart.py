@@ -26,7 +26,7 @@ SIZES = {
         *("pages.personal_data=10", "pages.instructions=60", "pages.held_out_instructions=8"),
         "pages.code_files=1",
     ],
-    "tokenizer": ["tokenizer.vocabulary=600", "tokenizer.sample_bytes=300000"],
+    "tokenizer": ["tokenizer.vocabulary=600", "sample.bytes=300000"],
     "tokenize": ["held_out=0.1"],
     "pretrain": [
         *("model.layers=2", "model.channels=64", "model.heads=4", "model.kv_heads=2"),

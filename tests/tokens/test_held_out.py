@@ -13,6 +13,8 @@ from trainrig.tokens.held_out import _parsed, held_out, normalised
         ("https://example.com:443/", "https://example.com"),
         ("https://example.com:80/", "https://example.com:80"),
         ("http://user@Example.com/x//", "http://user@example.com/x"),
+        ("https://example.com/x//y//", "https://example.com/x//y"),
+        ("https://example.com//", "https://example.com"),
         ("http://[2001:DB8::1]:80/x", "http://[2001:db8::1]/x"),
         ("  http://example.com/x ", "http://example.com/x"),
         ("http://example.com/?", "http://example.com"),

@@ -171,7 +171,7 @@ class _OpenMaps:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a collected array removes itself, at any moment
+        self._lock = threading.Lock()
         self._arrays: OrderedDict[int, weakref.ref[FlatArray]] = OrderedDict()
 
     def of(self, array: FlatArray) -> _Map:
@@ -179,21 +179,13 @@ class _OpenMaps:
         with self._lock:
             if array._map is None:
                 array._map = self._opened(array)
-                self._arrays[id(array)] = weakref.ref(array, self._forget(id(array)))
-                while len(self._arrays) > MAPS:
-                    oldest = self._arrays.popitem(last=False)[1]()
-                    if oldest is not None:
-                        oldest._map = None
+                self._arrays[id(array)] = weakref.ref(array)  # one that is gone keeps its place
             self._arrays.move_to_end(id(array))
+            while len(self._arrays) > MAPS:
+                oldest = self._arrays.popitem(last=False)[1]()
+                if oldest is not None:
+                    oldest._map = None
             return array._map
-
-    def _forget(self, key: int) -> Any:
-        def forget(dead: "weakref.ref[FlatArray]") -> None:
-            with self._lock:
-                if self._arrays.get(key) is dead:
-                    del self._arrays[key]
-
-        return forget
 
     def _opened(self, array: FlatArray) -> _Map:
         try:
