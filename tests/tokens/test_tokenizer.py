@@ -13,6 +13,7 @@ from trainrig.tokens.byte_level_bpe import ByteLevelBPE
 from trainrig.tokens.documents import JSONL, Column
 from trainrig.tokens.encode import Encoder
 from trainrig.tokens.held_out import held_out
+from trainrig.tokens.imported import Imported
 from trainrig.tokens.sample import Sampling
 from trainrig.tokens.tokenizer import (
     REPORT,
@@ -23,6 +24,7 @@ from trainrig.tokens.tokenizer import (
     TokenizerTraining,
     make_tokenizer,
 )
+from trainrig.tokens.train import train_tokenizer
 from trainrig.tokens.wordpiece import WordPiece
 
 SMALL = ByteLevelBPE(vocabulary=320, min_frequency=1)
@@ -230,6 +232,20 @@ def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, mo
     assert not storage.exists(str(tmp_path / "killed" / MANIFEST))
     make_tokenizer(run)
     assert result(tmp_path / "killed") == result(folder)
+
+
+def test_an_imported_tokenizer_is_known_by_its_content_not_its_place(table, folder, tmp_path):
+    path, moved = tmp_path / "elsewhere.json", tmp_path / "moved.json"
+    path.write_bytes((folder / TOKENIZER_FILE).read_bytes())
+    there = {"output": tmp_path / "out", "report": Reporting(held_out=0.2)}
+    made = make_tokenizer(training(table, tokenizer=Imported(path=str(path)), **there))
+    path.rename(moved)
+    again = training(table, tokenizer=Imported(path=str(moved)), **there)
+    assert make_tokenizer(again) == made
+    other = train_tokenizer(ByteLevelBPE(vocabulary=264), ["xx xx xx"])
+    moved.write_bytes(other)
+    with pytest.raises(OutputTaken, match=r"input `tokenizer.path` has other contents"):
+        make_tokenizer(again)
 
 
 def test_the_weights_of_the_sample_are_kept(table, tmp_path):

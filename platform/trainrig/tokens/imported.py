@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tokenizers
 from tokenizers import decoders
 
-from trainrig import storage
-from trainrig.config import Settings
+from trainrig import manifest, storage
+from trainrig.config import PLACE, Settings
 from trainrig.errors import DataError
 from trainrig.tokens.entries import entry_bytes
 from trainrig.tokens.space_mark import SPACE_MARK, spaces_are_marked, with_spaces
@@ -44,10 +44,15 @@ class Imported(Settings):
     """
 
     kind: Literal["Imported"] = "Imported"
-    path: str
+    path: Annotated[str, PLACE]
     # Most normalizers change texts for good (NFC makes one character of `e` and its accent). True
     # leaves it out: texts that it would not have changed keep their ids, and all come back.
     drop_normalizer: bool = False
+
+    @property
+    def content(self) -> str:
+        """Fingerprint of the file: what this tokenizer is made from. Raises DataError."""
+        return manifest.digest(_read(self.path))
 
     def train(self, texts: Iterable[str]) -> bytes:
         """The `tokenizer.json` to use; `texts` are not read. Raises DataError if it cannot be."""

@@ -23,6 +23,7 @@ from trainrig.manifest import Manifest
 from trainrig.tokens.documents import Documents, DocumentSet, open_documents
 from trainrig.tokens.encode import Encoder
 from trainrig.tokens.held_out import held_out
+from trainrig.tokens.imported import Imported
 from trainrig.tokens.sample import Sample, Sampling, draw_sample
 from trainrig.tokens.train import ByteLevelBPE, Tokenizer, train_tokenizer
 from trainrig.tokens.vocabulary import (
@@ -91,8 +92,11 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     """Train the tokenizer that `run` describes; the manifest of its folder."""
     documents = open_documents(run.documents)
     others = [(name, Encoder.load(path)) for name, path in sorted(run.report.compare.items())]
-    prints = {f"report.compare.{name}": other.fingerprint for name, other in others}
-    stage = manifest.claim(run.output, run, {**documents.inputs, **prints})
+    inputs = dict(documents.inputs)
+    inputs |= {f"report.compare.{name}": one.fingerprint for name, one in others}
+    if isinstance(run.tokenizer, Imported):
+        inputs["tokenizer.path"] = run.tokenizer.content
+    stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
     with stage.undone_if_refused():
