@@ -12,7 +12,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.posttrain.sft import FineTuning
 from trainrig.tokens.batches import BatchSizes
-from trainrig.tokens.stages import BatchSettings, Stage
+from trainrig.tokens.mixing.stages import BatchSettings, Stage
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import Pretraining, Training
 

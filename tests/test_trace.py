@@ -10,7 +10,7 @@ import pytest
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.shards import TRAIN, TokenShards
+from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.trace import trace
 from trainrig.train.metrics import series
 from trainrig.train.pretrain import pretrain

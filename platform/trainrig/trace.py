@@ -19,8 +19,8 @@ from trainrig import config, storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.batches import IGNORE, MicroBatch
-from trainrig.tokens.encode import Encoder
-from trainrig.tokens.pretraining import PretrainBatches
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.row_view import Piece, row_text
 from trainrig.train import metrics, pretrain
 from trainrig.train.run import Pretraining

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainrig.tokens.shards import TokenShards
+from trainrig.tokens.shards.token_shards import TokenShards
 
 WINDOWS = 1_000
 LENGTH = 4_097  # ids of a window

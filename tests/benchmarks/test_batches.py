@@ -23,12 +23,17 @@ from trainrig.objectives.causal import cross_entropy_sum
 from trainrig.optim import AdamW
 from trainrig.optim.groups import group_by_decay
 from trainrig.tokens.batches import read_share
-from trainrig.tokens.mixture import Mixture, carried
-from trainrig.tokens.prefetch import Prefetch
-from trainrig.tokens.pretraining import PretrainBatches
-from trainrig.tokens.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
-from trainrig.tokens.shards import EncodedDocument, TokenShards, Vocabulary, write_shard
-from trainrig.tokens.stages import BatchSettings
+from trainrig.tokens.mixing.mixture import Mixture, carried
+from trainrig.tokens.mixing.prefetch import Prefetch
+from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
+from trainrig.tokens.shards.token_shards import (
+    EncodedDocument,
+    TokenShards,
+    Vocabulary,
+    write_shard,
+)
 
 _spec = importlib.util.spec_from_file_location(
     "side_by_side", Path(__file__).with_name("side_by_side.py")
@@ -206,11 +211,11 @@ RANK = """
 import hashlib, json, sys
 from trainrig.config import build
 from trainrig.tokens.batches import read_share
-from trainrig.tokens.blocks import BlockCache
-from trainrig.tokens.prefetch import Prefetch
-from trainrig.tokens.pretraining import PretrainBatches
-from trainrig.tokens.shards import TokenShards
-from trainrig.tokens.stages import BatchSettings
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.mixing.prefetch import Prefetch
+from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.tokens.mixing.stages import BatchSettings
 
 folder, table, cache, rank, world, steps, restarts = json.loads(sys.argv[1])
 cache = cache and BlockCache(folder=cache)

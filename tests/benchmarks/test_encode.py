@@ -20,12 +20,12 @@ import tokenizers
 from trainrig.ray_session import map_splits
 from trainrig.splits import Phase, Work
 from trainrig.tokens import prepare
-from trainrig.tokens.byte_level_bpe import ByteLevelBPE
-from trainrig.tokens.documents import DocumentSet, open_documents
-from trainrig.tokens.encode import Encoder
-from trainrig.tokens.engine import LLAMA_3
+from trainrig.tokens.documents.document_set import DocumentSet, open_documents
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.encoding.engine import LLAMA_3
 from trainrig.tokens.prepare import Tokenization
-from trainrig.tokens.train import train_tokenizer
+from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
+from trainrig.tokens.tokenizers.train import train_tokenizer
 
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.ray]
 SETS = ("gsm8k_train", "boolq", "lambada_openai", "bigbench_language_identification", "arc_easy")

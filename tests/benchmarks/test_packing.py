@@ -15,10 +15,10 @@ import torch
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.causal import cross_entropy_sum
-from trainrig.tokens.packing import BestFit, Concatenate, open_layout
-from trainrig.tokens.plans import PackingPlan, write_plans
-from trainrig.tokens.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
-from trainrig.tokens.shards import TokenShards
+from trainrig.tokens.packing.choices import BestFit, Concatenate, open_layout
+from trainrig.tokens.packing.plans import PackingPlan, write_plans
+from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
+from trainrig.tokens.shards.token_shards import TokenShards
 
 _spec = importlib.util.spec_from_file_location(
     "side_by_side", Path(__file__).with_name("side_by_side.py")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.tokens.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TOKENS, Head
+from trainrig.tokens.shards.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TOKENS, Head
 
 READER = Path(__file__).with_name("read_shards.py")
 SIZES = {"1 MB": 10**6, "100 MB": 10**8, "100 GB": 10**11}  # bytes of ids, of two bytes each

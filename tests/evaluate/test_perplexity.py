@@ -12,8 +12,8 @@ from trainrig.evaluate.perplexity import Evaluation, Score, evaluate, score, sco
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.chat import read_conversations, render
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encode import Encoder
-from trainrig.tokens.shards import TokenShards
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train.checkpoint import write_model
 
 VOCABULARY = 384  # more than the tokenizer's 320 entries

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))

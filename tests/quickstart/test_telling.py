@@ -20,8 +20,8 @@ from trainrig.quickstart.fault import KILLED
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.planted import Kind, Plant
 from trainrig.tokens.batches import MicroBatch
-from trainrig.tokens.pretraining import BatchSettings
-from trainrig.tokens.shards import EncodedDocument, Vocabulary, write_shard
+from trainrig.tokens.mixing.pretraining import BatchSettings
+from trainrig.tokens.shards.token_shards import EncodedDocument, Vocabulary, write_shard
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run import Pretraining, Training
 from trainrig.train.run_folder import RunFolder

@@ -8,12 +8,17 @@ import pytest
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens import inspection
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.inspection import Inspection, View, count_source, packing_of
-from trainrig.tokens.packing import BestFit, Concatenate
-from trainrig.tokens.plans import PackingPlan, write_plans
-from trainrig.tokens.shards import EncodedDocument, TokenShards, Vocabulary, write_shard
-from trainrig.tokens.train import ByteLevelBPE, train_tokenizer
+from trainrig.tokens.packing.choices import BestFit, Concatenate
+from trainrig.tokens.packing.plans import PackingPlan, write_plans
+from trainrig.tokens.shards.token_shards import (
+    EncodedDocument,
+    TokenShards,
+    Vocabulary,
+    write_shard,
+)
+from trainrig.tokens.tokenizers.train import ByteLevelBPE, train_tokenizer
 
 TEXTS = {
     "web": ["the cat", "the cat sat on the mat " * 3, "a mat", "sat on the cat " * 9],

@@ -3,9 +3,9 @@ import functools
 import numpy as np
 
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.row_view import Piece, row_text
-from trainrig.tokens.train import ByteLevelBPE, train_tokenizer
+from trainrig.tokens.tokenizers.train import ByteLevelBPE, train_tokenizer
 
 
 @functools.cache

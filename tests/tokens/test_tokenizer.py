@@ -9,12 +9,9 @@ import pytest
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
-from trainrig.tokens.byte_level_bpe import ByteLevelBPE
-from trainrig.tokens.documents import JSONL, Column
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.documents.document_set import JSONL, Column
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.held_out import held_out
-from trainrig.tokens.imported import Imported
-from trainrig.tokens.sample import Sampling
 from trainrig.tokens.tokenizer import (
     REPORT,
     REPORT_PAGE,
@@ -24,8 +21,11 @@ from trainrig.tokens.tokenizer import (
     TokenizerTraining,
     make_tokenizer,
 )
-from trainrig.tokens.train import train_tokenizer
-from trainrig.tokens.wordpiece import WordPiece
+from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
+from trainrig.tokens.tokenizers.imported import Imported
+from trainrig.tokens.tokenizers.sample import Sampling
+from trainrig.tokens.tokenizers.train import train_tokenizer
+from trainrig.tokens.tokenizers.wordpiece import WordPiece
 
 SMALL = ByteLevelBPE(vocabulary=320, min_frequency=1)
 REPORTING = Reporting(held_out=0.2, smaller=(300,))

@@ -26,7 +26,7 @@ from trainrig.corpus.judge import Source
 from trainrig.parallel.mesh import join_group
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
-from trainrig.tokens.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.train import ByteLevelBPE
 from trainrig.train import trainer
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.pretrain import prepare

@@ -26,9 +26,9 @@ from trainrig.models.decoder import Decoder
 from trainrig.objectives.causal import token_nats
 from trainrig.posttrain.sft import open_conversations
 from trainrig.tokens.batches import IGNORE, BatchSizes
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards import HELD_OUT, TokenShards
+from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train import checkpoint
 
 log = logging.getLogger(__name__)

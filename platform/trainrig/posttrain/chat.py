@@ -14,7 +14,7 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.special import ASSISTANT, END_OF_TEXT, END_OF_TURN, USER
 
 ROLES = {"user": USER, "assistant": ASSISTANT}

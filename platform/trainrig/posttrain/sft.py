@@ -15,7 +15,7 @@ from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
 from trainrig.posttrain.chat import Message, Rendered, read_conversations, render
 from trainrig.tokens.batches import IGNORE, BatchSizes, MicroBatch
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers, permuted
 from trainrig.tokens.special import PAD
 from trainrig.train import checkpoint, trainer

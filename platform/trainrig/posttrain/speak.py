@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from trainrig.models.decoder import Decoder
 from trainrig.models.generate import Sampling, generate
 from trainrig.posttrain.chat import Message, prompt_ids
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.special import END_OF_TURN
 from trainrig.train import checkpoint
 

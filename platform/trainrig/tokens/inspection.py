@@ -15,11 +15,11 @@ from trainrig import storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import visible
-from trainrig.tokens.encode import Encoder
-from trainrig.tokens.packing import BestFit, Concatenate, Packing, open_layout
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.packing.choices import BestFit, Concatenate, Packing, open_layout
 from trainrig.tokens.permutation import Integers, permuted
 from trainrig.tokens.row_view import Piece, row_text
-from trainrig.tokens.shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 
 CHUNK = 2**20  # documents whose lengths are held at a time: 8 MiB
 BAR = 40  # characters of the longest bar

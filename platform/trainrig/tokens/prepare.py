@@ -20,18 +20,18 @@ from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, total
-from trainrig.tokens.documents import (
+from trainrig.tokens.documents.document_set import (
     SPLIT_BYTES,
     Documents,
     DocumentSet,
     Refused,
     open_documents,
 )
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.held_out import held_out
-from trainrig.tokens.plans import PackingPlan, write_plans
-from trainrig.tokens.shard_writer import ShardBuilder
-from trainrig.tokens.shards import HELD_OUT, TRAIN, EncodedDocument, Vocabulary
+from trainrig.tokens.packing.plans import PackingPlan, write_plans
+from trainrig.tokens.shards.shard_writer import ShardBuilder
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, Vocabulary
 from trainrig.tokens.special import BEGIN_OF_TEXT, PAD
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trainrig.report import visible
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.encoding.encode import Encoder
 
 COLOURS = ("cyan", "yellow", "green", "magenta")  # of neighbouring pieces, in turns
 UNTRAINED = ("‹", "›")

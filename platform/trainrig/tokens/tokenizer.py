@@ -20,13 +20,13 @@ from pydantic import model_validator
 from trainrig import manifest, storage
 from trainrig.config import PLACE, Field, RunFile, Settings
 from trainrig.manifest import Manifest
-from trainrig.tokens.documents import Documents, DocumentSet, open_documents
-from trainrig.tokens.encode import Encoder
+from trainrig.tokens.documents.document_set import Documents, DocumentSet, open_documents
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.held_out import held_out
-from trainrig.tokens.imported import Imported
-from trainrig.tokens.sample import Sample, Sampling, draw_sample
-from trainrig.tokens.train import ByteLevelBPE, Tokenizer, train_tokenizer
-from trainrig.tokens.vocabulary import (
+from trainrig.tokens.tokenizers.imported import Imported
+from trainrig.tokens.tokenizers.sample import Sample, Sampling, draw_sample
+from trainrig.tokens.tokenizers.train import ByteLevelBPE, Tokenizer, train_tokenizer
+from trainrig.tokens.vocabulary.measures import (
     MeasuredText,
     TokenizerReport,
     first_entries,
@@ -34,7 +34,7 @@ from trainrig.tokens.vocabulary import (
     occurrences,
     rival,
 )
-from trainrig.tokens.vocabulary_page import vocabulary_page
+from trainrig.tokens.vocabulary.page import vocabulary_page
 
 TOKENIZER_FILE = "tokenizer.json"
 REPORT = "report.json"

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from trainrig.objectives.causal import cross_entropy_sum
 from trainrig.parallel.mesh import local_device
 from trainrig.tokens.batches import Batches, MicroBatch, Share, read_share
-from trainrig.tokens.prefetch import Prefetch
+from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.train import checkpoint
 from trainrig.train.metrics import MetricsWriter
 from trainrig.train.run_folder import Attempt, RunFolder

@@ -9,11 +9,11 @@ from trainrig.config import to_toml
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder import count_parameters
-from trainrig.tokens.blocks import BlockCache
-from trainrig.tokens.encode import Encoder
-from trainrig.tokens.pretraining import PretrainBatches
-from trainrig.tokens.shards import TRAIN, TokenShards
-from trainrig.tokens.stages import BatchSettings
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.train import checkpoint, metrics, trainer
 from trainrig.train.run import Pretraining
 from trainrig.train.run_folder import RunFolder

@@ -8,8 +8,8 @@ from trainrig import storage
 from trainrig.config import PLACE, RunFile, Settings
 from trainrig.models.decoder import DecoderConfig
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
-from trainrig.tokens.blocks import BlockCache
-from trainrig.tokens.stages import BatchSettings
+from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.shards.blocks import BlockCache
 
 
 def _on_disk(path: str) -> str:

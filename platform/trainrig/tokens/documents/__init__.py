@@ -1,0 +1,1 @@
+"""The documents that tokenizers and shards are made of."""

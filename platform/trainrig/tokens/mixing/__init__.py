@@ -1,0 +1,1 @@
+"""Which row is learnt from when."""

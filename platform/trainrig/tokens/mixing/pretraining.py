@@ -1,0 +1,232 @@
+"""The batches of pretraining: rows of token shards, mixed by source and shuffled.
+
+Samples are numbered from 0 for the whole run. Which source sample k is of, and which row of it, the
+timeline says (timeline.py: stages, weights, caps); which windows that row is, the source's order
+(window_order.py: epochs, permutations); and what stands there, the layout (packing/). Each of the
+three computes its answer for any k alone. So a batch is a pure function of the step; a resume, a
+rollback or another number of workers needs no state and no seeking.
+
+Shapes: B sequences of a micro-batch, T positions of one, W positions of a base window.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainrig.config import did_you_mean
+from trainrig.errors import ConfigError, DataError
+from trainrig.tokens.batches import IGNORE, MicroBatch
+from trainrig.tokens.mixing import epoch_caps
+from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
+from trainrig.tokens.mixing.timeline import Places, Timeline
+from trainrig.tokens.mixing.window_order import Blocks, Rows
+from trainrig.tokens.packing.choices import open_layout
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.token_shards import IndexedDocument, TokenShards
+
+
+@dataclass(frozen=True)
+class LocatedPiece:
+    """What a row has of one document."""
+
+    place: int  # of its first id in the row
+    document: IndexedDocument
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a sample comes from."""
+
+    sample: int
+    step: int
+    source: str
+    epoch: int
+    window: int  # the row's first base window in the source
+    pieces: tuple[LocatedPiece, ...]
+
+
+class PretrainBatches:
+    """Rows of token shards, as `Batches`."""
+
+    def __init__(
+        self, shards: TokenShards, settings: BatchSettings, cache: BlockCache | None = None
+    ) -> None:
+        """`cache`: for the plan of a packing that needs one, where it lies in a bucket.
+
+        Raises ConfigError for settings that do not fit the sources, DataError for a source that is
+        to be read but has not one window.
+        """
+        self.shards = shards
+        self.settings = settings
+        self.sources = shards.sources
+        if not self.sources:
+            raise DataError(f"{shards.folder}: the shards hold no tokens; tokenize some documents")
+        self._layout = open_layout(settings.packing, shards, settings.base_length, cache)
+        together = settings.longest_length // settings.base_length
+        counts = {source: self._layout.windows(source) // together for source in self.sources}
+        stages = settings.resolved()
+        weights = [_weights(stage, settings, counts, shards) for stage in stages]
+        read = [source for source in counts if any(each.get(source, 0) for each in weights)]
+        # Too short for one row, where no weights ask for them.
+        self.left_out = tuple(s for s in counts if settings.weights is None and not counts[s])
+        _check_caps(settings, self.sources, shards.folder)
+        caps = {source: settings.cap(source) for source in read}
+        self.timeline = Timeline(
+            stages,
+            weights,
+            self.sources,
+            {s: Blocks(s, counts[s], together, settings.seed) for s in read},
+            settings.base_length,
+            caps if settings.when_exhausted == "renormalise" else {},
+        )
+
+    def micro_batches(self, step: int) -> int:
+        """How many micro-batches make up the global batch of `step` (from 0)."""
+        stage = self.timeline.stage_of(step)
+        return stage.global_batch // stage.micro_batch
+
+    def targets(self, step: int) -> int:
+        """Targets of the whole global batch of `step`; reads no tokens."""
+        first = self.timeline.first_sample(step)
+        stage = self.timeline.stage_of(step)
+        samples = np.arange(first, first + stage.global_batch, dtype=np.int64)
+        places = self.timeline.places(samples)
+        total = 0
+        for source, _, rows in self._rows(places):
+            span = rows.read.shape[1]
+            total += int(self._layout.targets(source, rows.windows, span).sum())
+            again = (rows.windows[:, None] + np.arange(span))[rows.read]
+            total -= int(self._layout.targets(source, again, 1).sum()) if len(again) else 0
+        return total
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch `index` of `step`. Raises ConfigError if the data ends before it."""
+        if not 0 <= index < self.micro_batches(step):
+            raise ValueError(f"no micro-batch {index} among {self.micro_batches(step)} of a step")
+        stage = self.timeline.stage_of(step)
+        first = self.timeline.first_sample(step) + index * stage.micro_batch
+        samples = np.arange(first, first + stage.micro_batch, dtype=np.int64)
+        places = self.timeline.places(samples)
+        ids_BT, targets_BT = np.empty((2, stage.micro_batch, stage.sequence_length), dtype=np.int64)
+        pieces = self._read(places, ids_BT, targets_BT)
+        by_document = self.settings.attend == "document"
+        positions = _positions(pieces, ids_BT.shape) if by_document else None
+        return MicroBatch(ids_BT, targets_BT, samples, places.sources, pieces, positions)
+
+    def _read(self, places: Places, ids_BT: Integers, targets_BT: Integers) -> Integers:
+        """Fill the rows of a micro-batch; its pieces [P, 3]."""
+        pieces: list[Integers] = [np.empty((0, 2), dtype=np.int64)] * len(ids_BT)
+        for source, of, rows in self._rows(places):
+            span = rows.read.shape[1]
+            for row, window, read in zip(np.flatnonzero(of), rows.windows, rows.read, strict=True):
+                pieces[row] = self._layout.read(
+                    source, int(window), span, ids_BT[row], targets_BT[row]
+                )
+                targets_BT[row].reshape(span, -1)[read] = IGNORE
+        of_rows = np.repeat(np.arange(len(pieces)), [len(each) for each in pieces])
+        return np.concatenate([of_rows[:, None], np.concatenate(pieces)], axis=1)
+
+    def at(self, step: int) -> tuple[MicroBatch, ...]:
+        """The whole global batch of `step`."""
+        return tuple(self.micro_batch(step, index) for index in range(self.micro_batches(step)))
+
+    def locate(self, sample: int) -> Location:
+        """Source, epoch, window and documents of the sample of this number."""
+        places = self.timeline.places(np.array([sample], dtype=np.int64))
+        ((source, _, rows),) = self._rows(places)
+        span, window = rows.read.shape[1], int(rows.windows[0])
+        ids, targets = np.empty((2, span * self.settings.base_length), dtype=np.int64)
+        found = self._layout.read(source, window, span, ids, targets)
+        return Location(
+            sample=sample,
+            step=self.timeline.step_of(sample),
+            source=source,
+            epoch=int(rows.epochs[0]),
+            window=window,
+            pieces=tuple(
+                LocatedPiece(place, self.shards.document(source, number))
+                for place, number in found.tolist()
+            ),
+        )
+
+    def data_before(self, step: int) -> dict[str, Any]:
+        """All that the samples before `step` depend on, by name, as JSON has it."""
+        samples = self.timeline.first_sample(step)
+        return {
+            "shards": self.shards.fingerprint,
+            "packing": self.settings.packing.model_dump(mode="json"),
+            "plan": self._layout.fingerprint,
+            "attend": self.settings.attend,
+            "seed": self.settings.seed,
+            "base_sequence_length": self.settings.base_length,
+            "longest_sequence_length": self.settings.longest_length,
+            "samples": samples,
+            "segments": self.timeline.before(samples),
+        }
+
+    def check_epochs(self, steps: int) -> dict[str, float]:
+        """The epochs that a run of so many steps makes of each source.
+
+        Raises ConfigError if one of them is beyond its cap, or if all sources end before.
+        """
+        caps = {s: self.settings.cap(s) for s in self.timeline.epochs_read(0)}
+        return epoch_caps.check(self.timeline, caps, steps)
+
+    def _rows(self, places: Places) -> Iterator[tuple[str, Any, Rows]]:
+        """(Source, which of the samples are of it, their rows), source by source."""
+        for number in np.unique(places.sources):
+            of = places.sources == number
+            source = self.sources[number]
+            passage = self.timeline.passage(places.stage, source)
+            yield source, of, passage.rows(places.ordinals[of])
+
+
+def _positions(pieces: Integers, shape: tuple[int, ...]) -> Integers:
+    """[B, T] how many ids of the same piece stand before each."""
+    begins_BT = np.zeros(shape, dtype=np.int64)
+    begins_BT[pieces[:, 0], pieces[:, 1]] = pieces[:, 1]
+    return np.arange(shape[1]) - np.maximum.accumulate(begins_BT, axis=1)
+
+
+def _check_caps(settings: BatchSettings, sources: tuple[str, ...], folder: str) -> None:
+    for source in settings.epochs if isinstance(settings.epochs, dict) else ():
+        if source not in sources:
+            raise ConfigError(
+                f"epochs: {folder} has no source '{source}'{did_you_mean(source, sources)}"
+            )
+
+
+def _weights(
+    stage: StageSizes, settings: BatchSettings, counts: Mapping[str, int], shards: TokenShards
+) -> Mapping[str, float]:
+    """The weights of one stage, whose sources have `counts` of the longest rows an epoch."""
+    where = f"from step {stage.from_step}: " if stage.from_step else ""
+    if stage.weights is None:
+        if not any(counts.values()):
+            raise DataError(
+                f"{shards.folder}: no source has a window of {settings.longest_length + 1} tokens; "
+                "lower sequence_length"
+            )
+        return {source: count for source, count in counts.items() if count}
+    for source in stage.weights:
+        if source not in counts:
+            raise ConfigError(
+                f"{where}weights: {shards.folder} has no source '{source}'"
+                f"{did_you_mean(source, counts)}"
+            )
+    for source, count in counts.items():
+        if source not in stage.weights:
+            raise ConfigError(
+                f"{where}weights: nothing said of source '{source}' of {shards.folder}; to leave "
+                "it out, give it the weight 0"
+            )
+        if stage.weights[source] and not count:
+            raise DataError(
+                f"{shards.folder}: source '{source}' has {shards.tokens(source)} tokens, less than "
+                f"a window of {settings.longest_length + 1}; lower sequence_length, or give it "
+                "the weight 0"
+            )
+    return stage.weights

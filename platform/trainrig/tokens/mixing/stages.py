@@ -1,0 +1,162 @@
+"""What the run file says of pretraining's batches, stage by stage."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+from pydantic import model_validator
+
+from trainrig.config import AHEAD, Field, Settings
+from trainrig.tokens.batches import BatchSizes, check_divides
+from trainrig.tokens.packing.choices import Concatenate, Packing
+
+# Epochs of one source that teach nearly as much as as many tokens of new text (Muennighoff et al.
+# 2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264, section 6).
+EPOCHS = 4.0
+
+Weights = dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+Cap = Annotated[float, Field(gt=0)]  # infinity: none
+
+
+class Stage(Settings):
+    """From a step on, other batches. What a stage does not say stays as it was before."""
+
+    from_step: int = Field(ge=1)  # the first step (counted from 0) with these batches
+    weights: Weights | None = None
+    sequence_length: int | None = Field(default=None, ge=1)
+    global_batch: int | None = Field(default=None, ge=1)
+    micro_batch: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _weighs_something(self) -> Self:
+        _check_weights(self.weights)
+        return self
+
+
+@dataclass(frozen=True)
+class StageSizes:
+    """One stage with nothing left to derive."""
+
+    from_step: int
+    first_sample: int
+    weights: Mapping[str, float] | None
+    sequence_length: int
+    global_batch: int
+    micro_batch: int
+
+
+class BatchSettings(BatchSizes):
+    """Batches of pretraining: rows of token shards, mixed by source."""
+
+    # Shares of the samples by source, in any unit. None: in proportion to the windows each source
+    # has, so that all sources begin their epochs together.
+    weights: Weights | None = None
+    packing: Packing = Concatenate()
+    # What a token looks back on. window: all of its row before it, across the ends of documents, as
+    # GPT-3 did (arXiv:2005.14165, section 2.2). document: its own document alone, whose positions
+    # count from 0 in each row, as Llama 3 did (arXiv:2407.21783, section 3.2).
+    attend: Literal["window", "document"] = "window"
+    # How often a run may go through a source: one number for all, or by source (EPOCHS for those
+    # not named). Parts of an epoch count.
+    epochs: Cap | dict[str, Cap] = EPOCHS
+    # error: a run that would go beyond is refused before it starts. renormalise: from where a
+    # source is used up, its weight is 0 and the others share the samples.
+    when_exhausted: Literal["error", "renormalise"] = "error"
+    # A run that is not finished may change them, where they are ahead of it.
+    stages: Annotated[tuple[Stage, ...], AHEAD] = ()
+    # Every sequence_length is a multiple of the base and divides the longest: sources are cut into
+    # windows of the base, and these are kept together up to the longest. None: as the stages have
+    # them. Set them where later stages may bring shorter or longer sequences than are planned yet.
+    base_sequence_length: int | None = Field(default=None, ge=1)
+    longest_sequence_length: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Self:
+        _check_weights(self.weights)
+        for earlier, later in itertools.pairwise((0, *(s.from_step for s in self.stages))):
+            if later <= earlier:
+                raise ValueError(
+                    f"stages: one from step {later} after one from step {earlier}; put them in the "
+                    "order of their steps"
+                )
+        for stage in self.resolved():
+            try:
+                check_divides(stage.global_batch, stage.micro_batch)
+            except ValueError as error:
+                raise ValueError(f"from step {stage.from_step}: {error}") from None
+        _check_lengths(set(self._lengths()), self.base_length, self.longest_length)
+        if self.longest_length > self.base_length and self.packing.kind != "Concatenate":
+            raise ValueError(
+                f"packing {self.packing.kind} has one plan for each length, so sequences cannot "
+                f"grow from {self.base_length} to {self.longest_length} within a run; use one "
+                "sequence_length, or packing Concatenate"
+            )
+        return self
+
+    @property
+    def base_length(self) -> int:
+        """Tokens of the windows that sources are cut into."""
+        return self.base_sequence_length or min(self._lengths())
+
+    @property
+    def longest_length(self) -> int:
+        """Tokens of the longest sequences that the order of windows leaves room for."""
+        return self.longest_sequence_length or max(self._lengths())
+
+    def _lengths(self) -> Iterator[int]:
+        yield self.sequence_length
+        yield from (stage.sequence_length for stage in self.stages if stage.sequence_length)
+
+    def resolved(self) -> tuple[StageSizes, ...]:
+        """All stages, the base settings first."""
+        last = StageSizes(
+            0, 0, self.weights, self.sequence_length, self.global_batch, self.micro_batch
+        )
+        found = [last]
+        for stage in self.stages:
+            steps = stage.from_step - last.from_step
+            last = StageSizes(
+                from_step=stage.from_step,
+                first_sample=last.first_sample + steps * last.global_batch,
+                weights=last.weights if stage.weights is None else stage.weights,
+                sequence_length=stage.sequence_length or last.sequence_length,
+                global_batch=stage.global_batch or last.global_batch,
+                micro_batch=stage.micro_batch or last.micro_batch,
+            )
+            found.append(last)
+        return tuple(found)
+
+    def positions(self, steps: int) -> int:
+        """Positions of all rows of the first `steps` steps."""
+        stages = self.resolved()
+        ends = [*(stage.from_step for stage in stages[1:]), steps]
+        return sum(
+            max(0, min(end, steps) - stage.from_step) * stage.global_batch * stage.sequence_length
+            for stage, end in zip(stages, ends, strict=True)
+        )
+
+    def cap(self, source: str) -> float:
+        """Epochs that a run may make of `source`."""
+        return self.epochs.get(source, EPOCHS) if isinstance(self.epochs, dict) else self.epochs
+
+
+def _check_weights(weights: Weights | None) -> None:
+    if weights is not None and not any(weights.values()):
+        raise ValueError("weights: all are 0 or none is given; give one above 0, or leave out")
+
+
+def _check_lengths(lengths: set[int], base: int, longest: int) -> None:
+    for length in sorted(lengths):
+        if length % base:
+            raise ValueError(
+                f"sequence_length {length} is not a multiple of the base window of {base} tokens; "
+                f"the nearest above: {length - length % base + base}. Or set base_sequence_length "
+                "to a number that divides all of them"
+            )
+    for length in sorted(lengths):
+        if longest % length:
+            raise ValueError(
+                f"longest_sequence_length ({longest}) is not a multiple of sequence_length "
+                f"{length}; the nearest above: {longest - longest % length + length}"
+            )

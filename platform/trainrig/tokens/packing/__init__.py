@@ -1,0 +1,1 @@
+"""How documents become rows."""

@@ -1,0 +1,89 @@
+"""Rows of a best-fit plan.
+
+Each token is a target once an epoch, but the first of a document that begins a row. Positions that
+hold padding, or whose next id is the first of a piece that continues a document, have no target.
+
+Shapes: T positions of a row, B rows asked about, P pieces of documents in one row.
+"""
+
+import numpy as np
+
+from trainrig import storage
+from trainrig.errors import ConfigError
+from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.packing.best_fit_plan import ARRAYS, plan_name
+from trainrig.tokens.packing.layout import check_windows
+from trainrig.tokens.packing.plan_files import HEAD, PLANS, Plan
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.token_shards import TokenShards
+
+
+class BestFitRows:
+    """Documents whole, but for those longer than a row; rows filled up with padding."""
+
+    def __init__(self, shards: TokenShards, sequence_length: int, cache: BlockCache | None) -> None:
+        """Raises ConfigError without a plan of this length, DataError for one that does not fit."""
+        self._shards = shards
+        self._length = sequence_length
+        remedy = _remedy(shards.folder, sequence_length)
+        self._plan = Plan(shards, plan_name(sequence_length), ARRAYS, cache, remedy)
+        self._padding = self._plan.head.settings["padding"]
+        self.fingerprint = self._plan.fingerprint
+
+    def windows(self, source: str) -> int:
+        """Rows of the plan."""
+        return self._plan.count("row_ends", source)
+
+    def targets(self, source: str, windows: Integers, span: int) -> Integers:
+        """[B] as the plan says. Raises ConfigError for a `span` above 1."""
+        self._check_span(span)
+        return self._plan.take("row_targets", source, windows).astype(np.int64)
+
+    def read(
+        self, source: str, window: int, span: int, ids: Integers, targets: Integers
+    ) -> Integers:
+        """Fill a row piece by piece. Raises ConfigError for a `span` above 1."""
+        self._check_span(span)
+        check_windows(source, window, span, self.windows(source))
+        starts, lengths = self._pieces(source, window)
+        row = np.full(self._length + 1, self._padding, dtype=np.int64)
+        ends = np.cumsum(lengths)
+        begins = ends - lengths
+        for begin, end, start in zip(begins, ends, starts, strict=True):
+            self._shards.read_into(source, int(start), row[begin:end])
+        numbers = self._shards.document_numbers(source, starts)
+        continues = self._shards.document_starts(source, numbers) < starts
+        ids[:], targets[:] = row[:-1], row[1:]
+        targets[ends[-1] - 1 :] = IGNORE
+        targets[begins[1:][continues[1:]] - 1] = IGNORE
+        return np.stack([begins, numbers], axis=1)[begins < self._length]
+
+    def _pieces(self, source: str, window: int) -> tuple[Integers, Integers]:
+        """[P] each: where the row's pieces start in the source, and their lengths."""
+        known = max(window - 1, 0)  # the first row's pieces begin at 0
+        row_ends = self._plan.read("row_ends", source, known, window + 1)
+        begin, end = (0 if window == 0 else int(row_ends[0])), int(row_ends[-1])
+        starts = self._plan.read("starts", source, begin, end)
+        return starts, self._plan.read("lengths", source, begin, end).astype(np.int64)
+
+    def _check_span(self, span: int) -> None:
+        if span != 1:
+            raise ConfigError(
+                f"packing: BestFit has rows of one length ({self._length}), but a row of "
+                f"{span * self._length} is asked for; use one sequence_length, or Concatenate"
+            )
+
+
+def _remedy(folder: str, sequence_length: int) -> str:
+    prefix, suffix = storage.join(folder, PLANS, plan_name(0))[:-1], HEAD
+    there = [
+        path.removeprefix(prefix).removesuffix(suffix)
+        for path in storage.list_files(storage.join(folder, PLANS), suffix)
+        if path.startswith(prefix)
+    ]
+    planned = f"planned are {', '.join(sorted(there, key=int))}; " if there else ""
+    return (
+        f"{planned}tokenize with {sequence_length} in `best_fit` under `[plans]`, or use the "
+        f"packing Concatenate"
+    )

@@ -1,0 +1,95 @@
+"""Rows cut from documents that lie end to end, in the order of the shards or of a shuffle plan.
+
+Row w of T positions takes the T + 1 ids from id w * T on: the last id of one row is the first of
+the next. So each token is a target once an epoch, but the first of the source and the
+(tokens - 1) mod T at its end.
+
+Shapes: T positions of a base window, B rows asked about, P pieces of documents in one row.
+"""
+
+import numpy as np
+
+from trainrig.tokens.packing.layout import check_windows
+from trainrig.tokens.packing.plan_files import Plan
+from trainrig.tokens.packing.shuffle_plan import ARRAYS, NAME
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.token_shards import TokenShards
+
+REMEDY = (
+    "tokenize with `shuffle_documents = true` under `[plans]`, or leave `shuffle_documents` out "
+    "of this run's packing"
+)
+
+
+class Concatenated:
+    """Documents in the order of the shards: nothing needs to be planned."""
+
+    fingerprint = ""
+
+    def __init__(self, shards: TokenShards, sequence_length: int) -> None:
+        self._shards = shards
+        self._length = sequence_length
+
+    def windows(self, source: str) -> int:
+        """As many as fit, with the id after them."""
+        return max(0, (self._shards.tokens(source) - 1) // self._length)
+
+    def targets(self, source: str, windows: Integers, span: int) -> Integers:
+        """[B] all positions of each row."""
+        return np.full(len(windows), span * self._length, dtype=np.int64)
+
+    def read(
+        self, source: str, window: int, span: int, ids: Integers, targets: Integers
+    ) -> Integers:
+        """Fill a row straight from the shards."""
+        check_windows(source, window, span, self.windows(source))
+        start, count = window * self._length, span * self._length
+        self._shards.read_into(source, start, ids)
+        targets[:-1] = ids[1:]
+        self._shards.read_into(source, start + count, targets[-1:])
+        places = np.append(0, self._shards.boundaries(source, start, count) - start)
+        first = self._shards.document_numbers(source, np.array([start]))[0]
+        return np.stack([places, first + np.arange(len(places))], axis=1)
+
+
+class Shuffled(Concatenated):
+    """Documents in the order of the shuffle plan.
+
+    A row is found by bisection and read piece by piece, so its cost does not grow with the number
+    of documents.
+    """
+
+    def __init__(self, shards: TokenShards, sequence_length: int, cache: BlockCache | None) -> None:
+        """Raises ConfigError without a plan, DataError for one that does not fit the shards."""
+        super().__init__(shards, sequence_length)
+        self._plan = Plan(shards, NAME, ARRAYS, cache, REMEDY)
+        self.fingerprint = self._plan.fingerprint
+
+    def read(
+        self, source: str, window: int, span: int, ids: Integers, targets: Integers
+    ) -> Integers:
+        """Fill a row from the documents that the plan says."""
+        check_windows(source, window, span, self.windows(source))
+        count = span * self._length
+        start = window * self._length  # in the shuffled stream
+        row = np.empty(count + 1, dtype=np.int64)
+        bounds, starts = self._documents(source, start, start + len(row))
+        begins = np.maximum(bounds[:-1], start)
+        ends = np.minimum(bounds[1:], start + len(row))
+        offsets = starts + begins - bounds[:-1]
+        for begin, end, offset in zip(begins - start, ends - start, offsets, strict=True):
+            self._shards.read_into(source, int(offset), row[begin:end])
+        ids[:], targets[:] = row[:-1], row[1:]
+        shown = begins < start + count  # the last may have no more than the row's last target
+        numbers = self._shards.document_numbers(source, starts[shown])
+        return np.stack([begins[shown] - start, numbers], axis=1)
+
+    def _documents(self, source: str, start: int, end: int) -> tuple[Integers, Integers]:
+        """The D documents of a stretch of the stream: [D + 1] where they begin in the stream, and
+        the last one ends; [D] where they start in the source."""
+        first, last = self._plan.search("ends", source, np.array([start, end - 1])).tolist()
+        bounds = np.zeros(last + 2 - first, dtype=np.int64)
+        known = max(first - 1, 0)  # the source's first document begins at 0
+        bounds[known + 1 - first :] = self._plan.read("ends", source, known, last + 1)
+        return bounds, self._plan.read("starts", source, first, last + 1)

@@ -1,0 +1,45 @@
+"""The plans that tokenizing leaves beside its shards, for the packings that need one."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.manifest import FileSum
+from trainrig.tokens.packing.best_fit_plan import write_best_fit_plan
+from trainrig.tokens.packing.shuffle_plan import write_shuffle_plan
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.token_shards import TokenShards
+
+
+class PackingPlan(Settings):
+    """Which plans to make. Plans are never changed: another one needs other shards."""
+
+    shuffle_documents: bool = False  # for the packing Concatenate with its `shuffle_documents`
+    seed: int = 0  # of that shuffle
+    # Sequence lengths that the packing BestFit is to be used with, in tokens.
+    best_fit: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+
+def write_plans(
+    folder: str, plans: PackingPlan, cache: BlockCache | None = None, *, padding: int
+) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    """Write `plans` for the shards in `folder`: counts, and sums of the files by path below it.
+
+    Which document comes where depends on the order of the shards, that of their names. `padding`
+    is the id that best-fit rows are filled up with; `cache` is for shards in a bucket.
+    """
+    counts: dict[str, Any] = {}
+    files: dict[str, FileSum] = {}
+    if not plans.shuffle_documents and not plans.best_fit:
+        return counts, files
+    shards = TokenShards.open(folder, cache)
+    if plans.shuffle_documents:
+        counts["shuffle"], written = write_shuffle_plan(shards, plans.seed)
+        files |= written
+    for length in sorted(set(plans.best_fit)):
+        counts.setdefault("best_fit", {})[str(length)], written = write_best_fit_plan(
+            shards, length, padding
+        )
+        files |= written
+    return counts, files

@@ -1,0 +1,71 @@
+"""Documents in a shuffled order: a plan that is made once, when they are tokenized.
+
+Two arrays have an entry for each place of the shuffled order, 16 bytes in all: where the document
+at that place ends in the shuffled stream of its source, and where it starts in the source.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainrig.manifest import FileSum
+from trainrig.tokens.packing.plan_files import Arrays, Entries, write_plan
+from trainrig.tokens.permutation import Integers, permuted
+from trainrig.tokens.shards.token_shards import TokenShards
+
+NAME = "shuffle"
+ARRAYS: Arrays = {
+    "ends": np.dtype("<i8"),  # tokens of the shuffled stream
+    "starts": np.dtype("<i8"),  # tokens of the source
+}
+CHUNK = 2**18  # documents at a time: 2 MiB of each array
+
+
+def write_shuffle_plan(shards: TokenShards, seed: int) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    """Shuffle the documents of each source: counts, and the sums of the plan's files.
+
+    Document i goes to the place that a permutation gives it, a function of `seed`, the source's
+    name and its number of documents. The order of the shards decides which document is i.
+    """
+
+    def fill(paths: Mapping[str, Path]) -> Entries:
+        counts = {source: shards.document_count(source) for source in shards.sources}
+        maps = {
+            array: np.memmap(paths[array], dtype, "w+", shape=(sum(counts.values()),))
+            for array, dtype in ARRAYS.items()
+        }
+        first = 0
+        for source, count in counts.items():
+            own = slice(first, first + count)
+            _shuffle(shards, source, seed, maps["ends"][own], maps["starts"][own])
+            first += count
+        for written in maps.values():
+            written.flush()
+        return {source: dict.fromkeys(ARRAYS, count) for source, count in counts.items()}
+
+    files = write_plan(shards, NAME, {"seed": seed}, ARRAYS, fill)
+    documents = sum(shards.document_count(source) for source in shards.sources)
+    return {"documents": documents, "bytes": _bytes(files)}, files
+
+
+def _shuffle(shards: TokenShards, source: str, seed: int, ends: Integers, starts: Integers) -> None:
+    """Fill the entries of one source. The shards are read in order, the plan is written in none:
+    shards may lie in a bucket, the plan is a local file until it is whole."""
+    count = len(ends)
+    for begin in range(0, count, CHUNK):
+        past = min(count, begin + CHUNK)
+        places = permuted(np.arange(begin, past), count, f"documents\n{seed}\n{source}")
+        bounds = shards.document_starts(source, np.arange(begin, past + 1))
+        starts[places] = bounds[:-1]
+        ends[places] = np.diff(bounds)  # lengths, until the next loop
+    total = 0
+    for begin in range(0, count, CHUNK):
+        chunk = ends[begin : begin + CHUNK]
+        chunk[:] = total + np.cumsum(chunk)
+        total = int(chunk[-1])
+
+
+def _bytes(files: Mapping[str, FileSum]) -> int:
+    return sum(entry.bytes for entry in files.values())

@@ -1,0 +1,1 @@
+"""Arrays of ids, on disk and in buckets."""

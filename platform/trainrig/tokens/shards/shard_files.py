@@ -1,0 +1,182 @@
+"""The files of one token shard, and reading them.
+
+    NAME.bin            ids of the documents, one after the other, each ending with end-of-text
+    NAME.ends           [documents] int64: the token where each document ends
+    NAME.index.parquet  a row for each document: where it is from
+    NAME.json           the head: what the others hold; written last
+
+The first two are flat little-endian arrays that can be memory-mapped, ids in uint16 for a
+vocabulary of up to 65,536 entries, else in uint32. The index holds what training never asks for, in
+a form that any tool opens. A shard without its head was never finished.
+
+Documents lie ordered by source, so that the head tells in a few numbers which tokens are whose:
+to open a shard costs the same whether it holds ten documents or ten million.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from trainrig import storage
+from trainrig.errors import DataError
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.flat import FlatArray
+
+FORMAT = 2  # of all files of a shard; raised when a reader of this one could misread the next
+TOKENS = ".bin"
+ENDS = ".ends"
+INDEX = ".index.parquet"
+HEAD = ".json"
+ENDINGS = (TOKENS, ENDS, INDEX, HEAD)
+ENDS_DTYPE = np.dtype("<i8")
+
+Ids = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the ids of a shard mean: they are below `size`, by the tokenizer of `fingerprint`."""
+
+    size: int
+    fingerprint: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """How the ids lie on disk."""
+        return np.dtype("<u2" if self.size <= 2**16 else "<u4")
+
+
+class Head(BaseModel):
+    """What `NAME.json` says of a shard."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format: int = FORMAT
+    vocabulary: int
+    tokenizer: str  # fingerprint
+    documents: int
+    tokens: int
+    tokens_sha256: str
+    ends_sha256: str
+    index_bytes: int
+    runs: tuple[tuple[str, int, int], ...]  # (source, documents, tokens) as they lie
+
+    @model_validator(mode="after")
+    def _runs_add_up(self) -> Self:
+        documents = sum(documents for _, documents, _ in self.runs)
+        tokens = sum(tokens for _, _, tokens in self.runs)
+        if (documents, tokens) != (self.documents, self.tokens):
+            raise ValueError(f"the runs hold {documents} documents and {tokens} tokens")
+        return self
+
+    @property
+    def of(self) -> Vocabulary:
+        """What the ids mean."""
+        return Vocabulary(self.vocabulary, self.tokenizer)
+
+    def sizes(self) -> dict[str, tuple[int, str]]:
+        """Of each other file, by its ending: bytes, and what they are."""
+        return {
+            TOKENS: (self.tokens * self.of.dtype.itemsize, f"{self.tokens} tokens"),
+            ENDS: (self.documents * ENDS_DTYPE.itemsize, f"{self.documents} documents"),
+            INDEX: (self.index_bytes, f"an index of {self.documents} documents"),
+        }
+
+    @classmethod
+    def read(cls, path: str) -> "Head":
+        """The head at `path`. Raises DataError for what is none."""
+        try:
+            found = json.loads(storage.read(path))
+            number = found["format"]
+        except FileNotFoundError:
+            raise DataError(
+                f"{path}: missing, so its shard was never finished, or an older trainrig wrote it; "
+                f"tokenize again"
+            ) from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{path}: not the head of a token shard ({error})") from None
+        if number != FORMAT:
+            raise DataError(f"{path}: a shard of format {number}; this trainrig reads {FORMAT}")
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = ".".join(map(str, first["loc"])) + ": " + first["msg"]
+            raise DataError(f"{path}: not the head of a token shard ({problem})") from None
+
+
+@dataclass(frozen=True)
+class IndexedDocument:
+    """One document of a shard, without its ids."""
+
+    id: str
+    source: str
+    url: str
+    length: int  # tokens, end-of-text among them
+    text_bytes: int
+    corpus_file: str
+    corpus_row: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard: its head, and its arrays, of which nothing is read yet."""
+
+    path: str  # without an ending
+    head: Head
+    ids: FlatArray
+    ends: FlatArray
+
+    @classmethod
+    def open(cls, path: str, cache: BlockCache | None) -> "Shard":
+        """Raises DataError for a shard that is not whole."""
+        head = Head.read(path + HEAD)
+        for ending, (size, what) in head.sizes().items():
+            _check_size(path + ending, size, what)
+        ids = FlatArray(path + TOKENS, head.of.dtype, head.tokens, cache)
+        return cls(path, head, ids, FlatArray(path + ENDS, ENDS_DTYPE, head.documents, cache))
+
+    def rows(self, begin: int, end: int) -> list[IndexedDocument]:
+        """The documents `begin` up to `end` of the shard, from its index."""
+        path = self.path + INDEX
+        found: list[IndexedDocument] = []
+        try:
+            with storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+                first = 0  # row of the row group
+                for group in range(file.num_row_groups):
+                    rows = file.metadata.row_group(group).num_rows
+                    low, high = max(begin - first, 0), min(end - first, rows)
+                    if low < high:
+                        table = file.read_row_group(group, list(_INDEXED))
+                        found += map(_indexed, table.slice(low, high - low).to_pylist())
+                    first += rows
+        except FileNotFoundError:
+            raise DataError(f"{path}: gone since it was opened") from None
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{path}: not the index of a token shard ({error})") from None
+        return found
+
+
+_INDEXED = IndexedDocument.__dataclass_fields__
+
+
+def _indexed(row: Mapping[str, Any]) -> IndexedDocument:
+    return IndexedDocument(**row)
+
+
+def _check_size(path: str, size: int, what: str) -> None:
+    try:
+        found = storage.size(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing, though its shard is finished; tokenize again") from None
+    if found != size:
+        raise DataError(
+            f"{path}: {found} bytes, but its head tells of {what}, {size} bytes; tokenize again"
+        )

@@ -1,0 +1,202 @@
+"""Writing one token shard."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.manifest import FileSum
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.shard_files import (
+    ENDS,
+    ENDS_DTYPE,
+    HEAD,
+    INDEX,
+    TOKENS,
+    Head,
+    Vocabulary,
+)
+
+# Rows that a reader of the index decodes to have one: few enough for a millisecond or so.
+INDEX_ROW_GROUP = 4_096
+PACKED_TOKENS = 2**20  # that wait in four bytes each before they are packed
+
+COLUMNS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("url", pa.string()),
+        ("offset", pa.int64()),  # tokens from the start of the shard
+        ("length", pa.int64()),  # tokens, end-of-text among them
+        ("text_bytes", pa.int64()),
+        ("corpus_file", pa.string()),
+        ("corpus_row", pa.int64()),
+    ]
+)
+_CARRIED = tuple(name for name in COLUMNS.names if name not in {"source", "offset", "length"})
+
+
+class EncodedDocument(NamedTuple):
+    """One document as ids, on its way into a shard."""
+
+    id: str
+    source: str
+    url: str
+    ids: NDArray[np.integer[Any]]  # [tokens], the last one end-of-text
+    text_bytes: int  # UTF-8
+    corpus_file: str
+    corpus_row: int
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What one shard holds."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    tokens_of: Mapping[str, int]  # by source
+    files: Mapping[str, FileSum]  # by name, without the folder
+
+
+@dataclass
+class _Run:
+    """The documents of one source, as they come."""
+
+    waiting: list[EncodedDocument] = field(default_factory=list)
+    ids: list[bytes] = field(default_factory=list)  # as they lie on disk
+    lengths: list[int] = field(default_factory=list)  # tokens
+    columns: dict[str, list[Any]] = field(default_factory=lambda: {c: [] for c in _CARRIED})
+
+    def pack(self, vocabulary: Vocabulary) -> None:
+        """Bring those that wait into the form they will have on disk; all at once is quicker."""
+        if not self.waiting:
+            return
+        ids = np.concatenate([document.ids for document in self.waiting])
+        if ids.max() >= vocabulary.size or ids.min() < 0:
+            _raise_foreign(self.waiting, vocabulary)
+        self.ids.append(ids.astype(vocabulary.dtype).tobytes())
+        self.lengths += [len(document.ids) for document in self.waiting]
+        for column, values in self.columns.items():
+            values += map(attrgetter(column), self.waiting)
+        self.waiting = []
+
+
+def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: Vocabulary) -> NoReturn:
+    for document in documents:
+        low, high = document.ids.min(), document.ids.max()
+        if high >= vocabulary.size or low < 0:
+            raise ValueError(
+                f"document {document.id} has ids from {low} to {high}, beyond a vocabulary of "
+                f"{vocabulary.size}"
+            )
+    raise AssertionError("one of them has such an id")
+
+
+class ShardBuilder:
+    """The documents of a shard to be: kept as they will lie on disk, until all are there."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._runs: defaultdict[str, _Run] = defaultdict(_Run)
+        self._waiting = 0  # tokens that are not packed yet
+
+    def add(self, document: EncodedDocument) -> None:
+        """Add one more document of its source.
+
+        Raises ValueError for a document of no ids, and, sooner or later (`write` at the latest),
+        for an id that the vocabulary does not have.
+        """
+        if len(document.ids) == 0:
+            raise ValueError(f"document {document.id} has no ids, not even end-of-text")
+        self._runs[document.source].waiting.append(document)
+        self._waiting += len(document.ids)
+        if self._waiting >= PACKED_TOKENS:
+            self._pack()
+
+    def _pack(self) -> None:
+        for run in self._runs.values():
+            run.pack(self._vocabulary)
+        self._waiting = 0
+
+    def write(self, folder: str, name: str) -> ShardSummary:
+        """Write the shard `name` of `folder`: its documents by source, else in their order."""
+        self._pack()
+        runs = dict(sorted(self._runs.items()))
+        lengths = [length for run in runs.values() for length in run.lengths]
+        ends = np.cumsum(lengths, dtype=ENDS_DTYPE)
+        ids = (data for run in runs.values() for data in run.ids)
+        files = {
+            name + TOKENS: _write(folder, name + TOKENS, ids),
+            name + ENDS: _write(folder, name + ENDS, [ends.tobytes()]),
+            name + INDEX: _write_index(folder, name + INDEX, runs, ends),
+        }
+        head = Head(
+            vocabulary=self._vocabulary.size,
+            tokenizer=self._vocabulary.fingerprint,
+            documents=len(lengths),
+            tokens=sum(lengths),
+            tokens_sha256=files[name + TOKENS].sha256,
+            ends_sha256=files[name + ENDS].sha256,
+            index_bytes=files[name + INDEX].bytes,
+            runs=tuple((s, len(run.lengths), sum(run.lengths)) for s, run in runs.items()),
+        )
+        files[name + HEAD] = _write(folder, name + HEAD, [head.model_dump_json(indent=1).encode()])
+        return ShardSummary(
+            documents=head.documents,
+            tokens=head.tokens,
+            text_bytes=sum(sum(run.columns["text_bytes"]) for run in runs.values()),
+            tokens_of={source: tokens for source, _, tokens in head.runs},
+            files=files,
+        )
+
+
+def write_shard(
+    folder: str, name: str, vocabulary: Vocabulary, documents: Iterable[EncodedDocument]
+) -> ShardSummary:
+    """Write `documents` as the shard `name` of `folder`. Raises as `ShardBuilder.add`."""
+    shard = ShardBuilder(vocabulary)
+    for document in documents:
+        shard.add(document)
+    return shard.write(folder, name)
+
+
+def _write(folder: str, name: str, pieces: Iterable[bytes]) -> FileSum:
+    digest = hashlib.sha256()
+    size = 0
+    path = storage.join(folder, name)
+    with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+    return FileSum(bytes=size, sha256=digest.hexdigest())
+
+
+def _write_index(folder: str, name: str, runs: Mapping[str, _Run], ends: Integers) -> FileSum:
+    lengths = np.diff(ends, prepend=0)
+    columns: dict[str, Any] = {
+        column: [value for run in runs.values() for value in run.columns[column]]
+        for column in _CARRIED
+    }
+    columns["source"] = [source for source, run in runs.items() for _ in run.lengths]
+    columns["offset"] = ends - lengths
+    columns["length"] = lengths
+    with storage.atomic_file(storage.join(folder, name)) as temporary:
+        pq.write_table(
+            pa.table({column: columns[column] for column in COLUMNS.names}, COLUMNS),
+            temporary,
+            compression="zstd",
+            row_group_size=INDEX_ROW_GROUP,
+        )
+        size = Path(temporary).stat().st_size
+        return FileSum(bytes=size, sha256=storage.sha256(temporary))

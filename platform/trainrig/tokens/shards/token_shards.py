@@ -1,0 +1,241 @@
+"""Token shards as training reads them: each source one array of ids, whatever files it lies in.
+
+A source's tokens are its runs of all shards, one after the other, in the order of the shards'
+names; likewise its documents, which are numbered from 0. Opening looks at the head of each shard
+and at the sizes of its files; reading costs what is asked, and finding a document the logarithm of
+their number.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.errors import DataError
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.runs import Runs, grouped, runs_of, spread
+from trainrig.tokens.shards.shard_files import (
+    ENDINGS,
+    HEAD,
+    INDEX,
+    TOKENS,
+    Ids,
+    IndexedDocument,
+    Shard,
+    Vocabulary,
+)
+from trainrig.tokens.shards.shard_writer import EncodedDocument, ShardSummary, write_shard
+
+# The folders that a tokenized data set consists of.
+TRAIN = "train"
+HELD_OUT = "held_out"
+
+OPENERS = 16  # threads that look at shards: three requests each on S3, and they wait for answers
+
+
+@dataclass(frozen=True)
+class TokenShards:
+    """The shards of one folder, as one array of ids for each source. May be pickled."""
+
+    folder: str
+    vocabulary: Vocabulary
+    _shards: tuple[Shard, ...]
+    _runs: Mapping[str, Runs]
+
+    @classmethod
+    def open(cls, folder: str, cache: BlockCache | None = None) -> "TokenShards":
+        """The shards that lie in `folder` itself, not in folders below it.
+
+        `cache` is where blocks are kept if that is in a bucket. Raises DataError for a folder
+        without any, a shard that is not whole, and shards of different tokenizers.
+        """
+        paths = _shard_paths(folder)
+        with ThreadPoolExecutor(OPENERS) as threads:
+            shards = tuple(threads.map(lambda path: Shard.open(path, cache), paths))
+        first = shards[0].head
+        for path, shard in zip(paths, shards, strict=True):
+            if shard.head.tokenizer != first.tokenizer:
+                raise DataError(
+                    f"{path}: made with another tokenizer than {paths[0]}; tokenize both alike"
+                )
+        return cls(folder, first.of, shards, runs_of([shard.head.runs for shard in shards]))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of all sources, in alphabetical order."""
+        return tuple(self._runs)
+
+    def tokens(self, source: str) -> int:
+        """How many ids `source` has."""
+        return self._runs[source].token_ends[-1]
+
+    def document_count(self, source: str) -> int:
+        """How many documents `source` has."""
+        return self._runs[source].document_ends[-1]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over tokenizer, tokens, where documents end, and which are of which source.
+
+        The same tokens in the same shards have it, wherever the folder lies.
+        """
+        content = {
+            "tokenizer": self.vocabulary.fingerprint,
+            "shards": [
+                [shard.head.tokens_sha256, shard.head.ends_sha256, shard.head.runs]
+                for shard in self._shards
+            ],
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def window(self, source: str, start: int, length: int) -> Ids:
+        """The ids `start` up to `start + length` of `source`; a copy.
+
+        Raises IndexError beyond the source's end.
+        """
+        ids = np.empty(max(length, 0), self.vocabulary.dtype)
+        self.read_into(source, start, ids)
+        return ids
+
+    def read_into(self, source: str, start: int, out: NDArray[np.integer[Any]]) -> None:
+        """Fill `out` with the ids of `source` from `start` on.
+
+        Raises IndexError beyond the source's end.
+        """
+        at = 0
+        for shard, begin, end in self._pieces(source, start, len(out)):
+            out[at : at + end - begin] = self._shards[shard].ids.read(begin, end)
+            at += end - begin
+
+    def document_starts(self, source: str, numbers: Integers) -> Integers:
+        """The token of `source` at which each document of `numbers` begins.
+
+        A number may be `document_count(source)`: past the last one. Raises IndexError beyond.
+        """
+        of = self._runs[source]
+        _check_inside(numbers, self.document_count(source) + 1, f"{source}: document")
+        starts = np.full(numbers.shape, self.tokens(source), dtype=np.int64)
+        for run, here in grouped(of.document_ends, numbers):
+            first = of.first_documents[run]
+            places = numbers[here] - of.documents_before(run) + first
+            found = self._shards[of.shards[run]].ends.take(np.maximum(places - 1, 0))
+            found = np.where(places > 0, found, 0)  # a shard's first document begins at 0
+            starts[here] = found - of.first_tokens[run] + of.tokens_before(run)
+        return starts
+
+    def document_numbers(self, source: str, positions: Integers) -> Integers:
+        """The number, in `source`, of the document that the token at each position is of.
+
+        Raises IndexError for what is no position.
+        """
+        of = self._runs[source]
+        _check_inside(positions, self.tokens(source), f"{source}: token")
+        numbers = np.empty(positions.shape, dtype=np.int64)
+        for run, here in grouped(of.token_ends, positions):
+            first = of.first_documents[run]
+            past = first + of.document_ends[run] - of.documents_before(run)
+            places = positions[here] - of.tokens_before(run) + of.first_tokens[run]
+            found = self._shards[of.shards[run]].ends.search(places, "right", first, past)
+            numbers[here] = found - first + of.documents_before(run)
+        return numbers
+
+    def boundaries(self, source: str, start: int, length: int) -> Integers:
+        """The positions after `start` and before `start + length` at which a document begins."""
+        self._check_window(source, start, length)
+        of = self._runs[source]
+        found: list[Integers] = []
+        for run, begin, end in spread(of.token_ends, start, start + length):
+            token, document = of.first_tokens[run], of.first_documents[run]
+            shift = of.tokens_before(run) - token  # from places in the shard to those in the source
+            ends = self._shards[of.shards[run]].ends
+            inside = np.array([token + begin, token + end - 1], dtype=np.int64)
+            past = document + of.document_ends[run] - of.documents_before(run)
+            first, last = ends.search(inside, "right", document, past).tolist()
+            if found:  # a run begins with a document
+                found.append(np.array([token + begin + shift]))
+            found.append(ends.read(first, last) + shift)
+        return np.concatenate(found)
+
+    def documents(self, source: str, start: int, length: int) -> list[IndexedDocument]:
+        """The documents that the ids `start` up to `start + length` of `source` are of."""
+        return self._rows(source, *self._numbers(source, start, length))
+
+    def document_at(self, source: str, position: int) -> IndexedDocument:
+        """The document that the id at `position` of `source` is of."""
+        return self.documents(source, position, 1)[0]
+
+    def document(self, source: str, number: int) -> IndexedDocument:
+        """The document of this number, counted from 0 in `source`."""
+        if not 0 <= number < self.document_count(source):
+            raise IndexError(f"{source}: document {number} of {self.document_count(source)}")
+        return self._rows(source, number, number + 1)[0]
+
+    def _numbers(self, source: str, start: int, length: int) -> tuple[int, int]:
+        """The numbers of the documents of a window: the first, and past the last."""
+        self._check_window(source, start, length)
+        ends = np.array([start, start + length - 1], dtype=np.int64)
+        first, last = self.document_numbers(source, ends).tolist()
+        return first, last + 1
+
+    def _rows(self, source: str, first: int, past: int) -> list[IndexedDocument]:
+        of = self._runs[source]
+        found: list[IndexedDocument] = []
+        for run, begin, end in spread(of.document_ends, first, past):
+            offset = of.first_documents[run]
+            found += self._shards[of.shards[run]].rows(offset + begin, offset + end)
+        return found
+
+    def _pieces(self, source: str, start: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Where `length` (at least 1) ids lie: (shard, first id, past the last id) in order."""
+        self._check_window(source, start, length)
+        of = self._runs[source]
+        for run, begin, end in spread(of.token_ends, start, start + length):
+            offset = of.first_tokens[run]
+            yield of.shards[run], offset + begin, offset + end
+
+    def _check_window(self, source: str, start: int, length: int) -> None:
+        if not 0 <= start < start + length <= self.tokens(source):
+            raise IndexError(
+                f"{source}: ids {start} to {start + length} of {self.tokens(source)} tokens"
+            )
+
+
+def _check_inside(places: Integers, count: int, what: str) -> None:
+    if places.size and (places.min() < 0 or places.max() >= count):
+        raise IndexError(f"{what}s {places.min()} to {places.max()}, of {count}")
+
+
+def _shard_paths(folder: str) -> list[str]:
+    """The shards in `folder`, without their endings: of those that lack some of their files too."""
+    files = storage.list_files(folder)
+    ending_of = {path: ending for path in files for ending in ENDINGS if path.endswith(ending)}
+    paths = {path.removesuffix(ending) for path, ending in ending_of.items() if ending != HEAD}
+    here = {path for path in paths if path.rpartition("/")[0] == folder.rstrip("/")}
+    if not here:
+        nearby = ", ".join(sorted({path.rpartition("/")[0] for path in paths}))
+        remedy = f"there are some in {nearby}" if nearby else "`trainrig tokenize` makes them"
+        raise DataError(f"{folder}: no token shards (*{TOKENS}) here; {remedy}")
+    return sorted(here)
+
+
+__all__ = [
+    "HELD_OUT",
+    "INDEX",
+    "TOKENS",
+    "TRAIN",
+    "EncodedDocument",
+    "Ids",
+    "IndexedDocument",
+    "ShardSummary",
+    "TokenShards",
+    "Vocabulary",
+    "write_shard",
+]

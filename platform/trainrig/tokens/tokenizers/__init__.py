@@ -1,0 +1,1 @@
+"""Tokenizers by kind, and the text they are trained on."""

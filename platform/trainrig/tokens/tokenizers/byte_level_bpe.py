@@ -1,0 +1,43 @@
+"""Byte-pair encoding over the bytes of UTF-8."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from trainrig.config import Field
+from trainrig.tokens.tokenizers.trained import Counted, Trained, as_file, check_reached
+from trainrig.tokens.tokenizers.words import WordsOrNone, word_splitter
+
+
+class ByteLevelBPE(Trained):
+    """The commonest pair of neighbours becomes an entry, again and again.
+
+    Sennrich et al. 2016, arXiv:1508.07909; on bytes since GPT-2 (Radford et al. 2019, section 2.2).
+    Of two pairs as common the one with the lower ids goes first (see `reference_bpe.py`).
+    """
+
+    always: ClassVar[tuple[int, str]] = (256, "bytes")
+
+    kind: Literal["ByteLevelBPE"] = "ByteLevelBPE"
+    words: WordsOrNone = "llama3"
+    # Occurrences a pair needs to be merged: one seen once tells nothing of other text.
+    min_frequency: int = Field(default=2, ge=1)
+
+    def train(self, texts: Iterable[str]) -> bytes:
+        """The `tokenizer.json`. Raises DataError if `texts` have too few pairs to merge."""
+        tokenizer = tokenizers.Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = word_splitter(self.words)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocabulary,
+            min_frequency=self.min_frequency,
+            special_tokens=self.special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        counted = Counted(texts)
+        tokenizer.train_from_iterator(iter(counted), trainer)
+        check_reached(self, tokenizer.get_vocab_size(), counted)
+        return as_file(tokenizer)

@@ -1,0 +1,144 @@
+"""A tokenizer made elsewhere, checked and given what it lacks."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import tokenizers
+from tokenizers import decoders
+
+from trainrig import manifest, storage
+from trainrig.config import PLACE, Settings
+from trainrig.errors import DataError
+from trainrig.tokens.special import SPECIAL_TOKENS, role_id
+from trainrig.tokens.tokenizers.entries import entry_bytes
+from trainrig.tokens.tokenizers.space_mark import SPACE_MARK, spaces_are_marked, with_spaces
+
+# Texts that a tokenizer loses something of if it loses anything: every byte that UTF-8 has, white
+# space, what normalizers change, what looks like entries of its own.
+PROBES = (
+    "".join(map(chr, range(0x80))),
+    "".join(map(chr, [*range(0x80, 0x800, 61), *range(0x80, 0xC0)])),
+    "".join(map(chr, [*range(0x800, 0xD800, 997), *range(0xE000, 0x110000, 9973), 0x10FFFF])),
+    "A word,  two spaces, THREE:   \t\ttabs\r\nand lines\n\n\n   indented ",
+    " a space before",
+    "  ",
+    "\n",
+    "e\u0301 \u00e9 \ufb01 \uff21 \u212b \u1e9b\u0323 \u3000 \u00a0 \u200b \ufeff \u00ad",
+    f"{SPACE_MARK}a {SPACE_MARK} {SPACE_MARK}{SPACE_MARK}b",
+    "<0x41><0xE9> ##ing Ġword Ċ ‿a </w> [UNK] <unk>",
+    "don't I'LL 1234567890 3.14 x_y a@b.c 猫が好き हिन्दी 한국어 🐈‍⬛👩‍👩‍👧 نص",
+)
+
+
+class Imported(Settings):
+    """The `tokenizer.json` at `path`, on disk or `s3://`, as Hugging Face tokenizers are saved.
+
+    Its entries keep their ids. What our code needs beside them is put after the last: the special
+    tokens whose role none of its own plays. A tokenizer that does not give any text back exactly
+    is refused.
+
+    SentencePiece writes a space as `▁`, so a `▁` in a text would come back as a space. Such a
+    vocabulary is rewritten with spaces: same ids for the same text, but for a literal `▁`, which
+    becomes its bytes.
+    """
+
+    kind: Literal["Imported"] = "Imported"
+    path: Annotated[str, PLACE]
+    # Most normalizers change texts for good (NFC makes one character of `e` and its accent). True
+    # leaves it out: texts that it would not have changed keep their ids, and all come back.
+    drop_normalizer: bool = False
+
+    @property
+    def content(self) -> str:
+        """Fingerprint of the file: what this tokenizer is made from. Raises DataError."""
+        return manifest.digest(_read(self.path))
+
+    def train(self, texts: Iterable[str]) -> bytes:
+        """The `tokenizer.json` to use; `texts` are not read. Raises DataError if it cannot be."""
+        description = _read(self.path)
+        description |= {"truncation": None, "padding": None}  # either would change texts unseen
+        if spaces_are_marked(description):
+            description = with_spaces(description)
+        elif self.drop_normalizer:
+            description["normalizer"] = None
+        tokenizer = _parsed(description, self.path)
+        _add_missing_roles(tokenizer)
+        _check_round_trip(tokenizer, self.path)
+        return bytes(tokenizer.to_str(), "utf-8")
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        description = json.loads(storage.read(path).decode("utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"tokenizer.path: {path}: no such file") from None
+    except IsADirectoryError:
+        raise DataError(f"tokenizer.path: {path}: is a folder; name the tokenizer.json") from None
+    except ValueError:
+        raise DataError(f"{path}: not JSON, so this is no tokenizer.json") from None
+    if not isinstance(description, dict) or "model" not in description:
+        raise DataError(f"{path}: not a tokenizer.json: it describes no model")
+    return description
+
+
+def _parsed(description: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
+    except Exception as error:  # the library raises nothing more exact
+        raise DataError(f"{where}: not a tokenizer.json: {error}") from None
+    # Kept out of tokenizer.json by the library.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _special(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: number for number, token in added.items() if token.special}
+
+
+def _add_missing_roles(tokenizer: tokenizers.Tokenizer) -> None:
+    there = _special(tokenizer)
+    tokenizer.add_special_tokens([r for r in SPECIAL_TOKENS if role_id(there, r) is None])
+
+
+def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
+    """Raise DataError if the tokenizer loses anything of a text, or text makes a special token."""
+    special = _special(tokenizer)
+    entries = entry_bytes(tokenizer, set(special.values()), where)
+    for text in (*PROBES, *_around_names(special)):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        made = sorted(set(ids) & set(special.values()))
+        if made:
+            raise DataError(
+                f"{where}: the text {text!r} makes the special token {made[0]} "
+                f"({tokenizer.id_to_token(made[0])}); use a tokenizer whose special tokens no "
+                f"text makes"
+            )
+        back = b"".join(entries[i] for i in ids).decode("utf-8", errors="replace")
+        if back != text:
+            raise DataError(
+                f"{where}: gives text back changed: {_first_difference(text, back)}; use a "
+                f"byte-level tokenizer{_hint(tokenizer)}"
+            )
+
+
+def _around_names(special: Iterable[str]) -> Iterator[str]:
+    for name in special:
+        yield name
+        yield f"a {name}b"
+        yield decoders.ByteLevel().decode([name])  # the text of an entry that is written so
+
+
+def _first_difference(text: str, back: str) -> str:
+    place = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), None)
+    place = min(len(text), len(back)) if place is None else place
+    begin = max(0, place - 3)
+    return f"{text[begin : place + 6]!r} as {back[begin : place + 6]!r}"
+
+
+def _hint(tokenizer: tokenizers.Tokenizer) -> str:
+    if tokenizer.normalizer is None:
+        return ""
+    kind = type(tokenizer.normalizer).__name__
+    return f", or set drop_normalizer = true to leave out its normalizer ({kind})"

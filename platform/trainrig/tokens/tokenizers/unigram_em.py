@@ -1,0 +1,245 @@
+"""Which pieces a unigram model has, and how likely each is (Kudo 2018, arXiv:1804.10959, 3.2).
+
+Many candidates at first; then, again and again, the likelihood of the words is maximised over the
+pieces' probabilities (EM over all ways to cut each word), and the pieces that it would miss least
+are dropped. As in SentencePiece, but for the loss of a piece: each use of it, as expected, is taken
+to become its own best cut into others.
+
+The tokenizers library has a trainer too. It goes through words in the order of a hash table that
+changes from run to run, so its sums, and at near ties its pieces, change with it. Here words are
+sorted, one thread adds, and the same words give the same pieces on the same kind of machine.
+
+Shapes: W words, N characters of all words, E edges (a piece at a place of a word), P pieces,
+L the length of a word or piece in characters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.tokens.tokenizers.word_lattice import Lattice, spans_inside
+
+Integers = NDArray[np.integer[Any]]
+Floats = NDArray[np.float64]
+
+# As in SentencePiece: characters of a piece, shares of the characters' uses that get an entry,
+# share of pieces kept by one round, EM steps in it.
+LONGEST_PIECE = 16
+COVERAGE = 0.9995
+KEPT_BY_A_ROUND = 0.75
+STEPS_OF_A_ROUND = 2
+# Candidates for each piece wanted. SentencePiece takes a million for any vocabulary: about 30.
+CANDIDATES = 10
+SEEN = 2  # times a candidate must occur
+# Characters after which a word is cut, in training only: with FLOOR to this power still a float64.
+WORD_LIMIT = 32
+FLOOR = 1e-9  # the least probability of a piece: once in 10^9 pieces
+
+
+def choose_pieces(count_of: Mapping[str, int], wanted: int, always: str) -> dict[str, float]:
+    """At most `wanted` pieces for words that occur `count_of` times.
+
+    `always`: characters that are pieces whatever the words, fewer than `wanted`. After them come
+    the commonest others, until all but 0.05% of the words' characters are covered.
+
+    Returns: the pieces and the logarithms of their probabilities, likeliest first; fewer than
+    `wanted` only if the words have no more that occur twice.
+    """
+    if not count_of:
+        return dict.fromkeys(always, float(np.log(FLOOR)))
+    words = _Words.of(count_of)
+    alphabet = _alphabet(words, wanted, always)
+    candidates = _Candidates.of(words, alphabet, CANDIDATES * wanted)
+    unseen = [c for c in always if c not in set(candidates.pieces)]
+    pieces, probability = _shrink(words, candidates, wanted - len(unseen))
+    scores = dict(zip(pieces, np.log(probability).tolist(), strict=True))
+    scores |= dict.fromkeys(unseen, float(np.log(FLOOR)))
+    return dict(sorted(scores.items(), key=lambda piece: (-piece[1], piece[0])))
+
+
+@dataclass(frozen=True)
+class _Words:
+    """Words, sorted, one after another."""
+
+    text: str
+    points: Integers  # [N] code points
+    begin: Integers  # [N] where the word of each character begins
+    end: Integers  # [N] where it ends
+    count: Integers  # [N] how often it occurs
+
+    @classmethod
+    def of(cls, count_of: Mapping[str, int]) -> "_Words":
+        pieces = [
+            (word[start : start + WORD_LIMIT], count)
+            for word, count in sorted(count_of.items())
+            for start in range(0, len(word), WORD_LIMIT)
+        ]
+        text = "".join(piece for piece, _ in pieces)
+        lengths = np.array([len(piece) for piece, _ in pieces], dtype=np.int64)
+        ends = np.cumsum(lengths)
+        return cls(
+            text,
+            np.frombuffer(text.encode("utf-32-le"), dtype="<u4").astype(np.int64),
+            np.repeat(ends - lengths, lengths),
+            np.repeat(ends, lengths),
+            np.repeat(np.array([count for _, count in pieces], dtype=np.int64), lengths),
+        )
+
+
+def _alphabet(words: _Words, room: int, always: str) -> set[str]:
+    """Characters that are pieces; the others are left to their bytes."""
+    points, place = np.unique(words.points, return_inverse=True)
+    uses = np.bincount(place, weights=words.count, minlength=len(points)).astype(np.int64)
+    commonest = np.argsort(-uses, kind="stable")
+    before = np.cumsum(uses[commonest]) - uses[commonest]
+    covering = commonest[before < COVERAGE * uses.sum()]
+    others = [chr(p) for p in points[covering] if chr(p) not in always]
+    return {*always, *others[: room - len(always)]}
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Pieces to choose from, and everywhere they occur. The single characters come first."""
+
+    pieces: list[str]
+    characters: int  # how many of them are single
+    example: Integers  # [P] a place where each begins
+    start: Integers  # [E] places where pieces begin, ascending
+    length: Integers  # [E]
+    piece: Integers  # [E]
+
+    @classmethod
+    def of(cls, words: _Words, alphabet: set[str], limit: int) -> "_Candidates":
+        """All of `alphabet` that occurs, and the strings of it that save most characters."""
+        found = _substrings(words, alphabet)
+        example = np.concatenate([first for first, _, _, _ in found])
+        length = np.repeat(np.arange(1, len(found) + 1), [len(first) for first, _, _, _ in found])
+        uses = np.concatenate([uses for _, uses, _, _ in found])
+        characters = len(found[0][0])
+        longer = np.arange(characters, len(uses))
+        by_saving = longer[np.argsort(-(uses * length)[longer], kind="stable")]
+        chosen = np.concatenate([np.arange(characters), by_saving[: max(0, limit - characters)]])
+        number = np.full(len(uses), -1)
+        number[chosen] = np.arange(len(chosen))
+        known = np.cumsum([0, *(len(first) for first, _, _, _ in found)])
+        start = np.concatenate([places for _, _, places, _ in found])
+        edge_length = np.repeat(np.arange(1, len(found) + 1), [len(p) for _, _, p, _ in found])
+        piece = number[
+            np.concatenate([which + known[i] for i, (_, _, _, which) in enumerate(found)])
+        ]
+        order = np.argsort(start, kind="stable")
+        order = order[piece[order] >= 0]
+        return cls(
+            [words.text[b : b + n] for b, n in zip(example[chosen], length[chosen], strict=True)],
+            characters,
+            example[chosen],
+            start[order],
+            edge_length[order],
+            piece[order],
+        )
+
+
+def _substrings(
+    words: _Words, alphabet: set[str]
+) -> list[tuple[Integers, Integers, Integers, Integers]]:
+    """The strings of each length, from 1, that occur inside words.
+
+    Each: a place of each string, its uses, the places of all, and which string is at each of those.
+    A string is found by the number of its first L - 1 characters and its last one.
+    """
+    points, last = np.unique(words.points, return_inverse=True)
+    covered = np.array([chr(point) in alphabet for point in points], dtype=bool)
+    places = np.flatnonzero(covered[last])
+    which = last[places]
+    found: list[tuple[Integers, Integers, Integers, Integers]] = []
+    for length in range(1, LONGEST_PIECE + 1):
+        if length > 1:
+            whole = places + length <= words.end[places]
+            places, which = places[whole], which[whole]
+            ends = covered[last[places + length - 1]]
+            places, which = places[ends], which[ends]
+            which = which * len(points) + last[places + length - 1]
+        _, first, which = np.unique(which, return_index=True, return_inverse=True)
+        uses = np.bincount(which, weights=words.count[places], minlength=len(first))
+        often = uses >= (SEEN if length > 1 else 1)
+        number = np.cumsum(often) - 1
+        kept = often[which]
+        first, uses = places[first][often], uses[often].astype(np.int64)
+        places, which = places[kept], number[which[kept]]
+        # There are several times as many of these as characters of all words: a gigabyte for a
+        # sample of 100 MB, at 4 bytes each.
+        found.append((first, uses, places.astype(np.int32), which.astype(np.int32)))
+    return found
+
+
+def _shrink(words: _Words, candidates: _Candidates, wanted: int) -> tuple[list[str], Floats]:
+    """Round by round, down to `wanted` of the candidates; and their probabilities. [P]"""
+    total = len(candidates.pieces)
+    uses = np.bincount(
+        candidates.piece, weights=words.count[candidates.start], minlength=total
+    ).astype(np.float64)
+    probability = np.maximum(uses / uses.sum(), FLOOR)
+    alive = np.ones(total, dtype=bool)
+    corpus = _corpus_lattice(words, candidates)
+    inside = spans_inside(
+        candidates.example,
+        np.array([len(piece) for piece in candidates.pieces], dtype=np.int64),
+        candidates.start,
+        candidates.length,
+        candidates.piece,
+    )
+    while True:
+        for _ in range(STEPS_OF_A_ROUND):
+            expected = corpus.expected_uses(probability)
+            probability = _probabilities(expected)
+        size = int(alive.sum())
+        if size <= wanted:
+            return [candidates.pieces[i] for i in np.flatnonzero(alive)], probability[alive]
+        scores, longer = np.log(probability), slice(candidates.characters, None)
+        loss = np.full(len(alive), np.inf)  # single characters stay
+        loss[longer] = expected[longer] * (scores[longer] - inside.best(scores)[longer])
+        loss[~alive] = -np.inf
+        kept = np.argsort(-loss, kind="stable")[: max(wanted, int(size * KEPT_BY_A_ROUND))]
+        alive[:] = False
+        alive[kept] = True
+        corpus, inside = corpus.of_pieces(alive), inside.of_pieces(alive)
+
+
+def _corpus_lattice(words: _Words, candidates: _Candidates) -> Lattice:
+    """All ways to cut the words. A boundary of a word is its place, plus the words before it."""
+    firsts = np.flatnonzero(words.begin == np.arange(len(words.begin)))
+    word = np.searchsorted(firsts, candidates.start, side="right") - 1
+    start = candidates.start + word
+    lengths = words.end[firsts] - firsts
+    return Lattice.of(
+        start,
+        start + candidates.length,
+        candidates.start - firsts[word] + candidates.length,
+        candidates.piece,
+        first=firsts + np.arange(len(firsts)),
+        last=firsts + lengths + np.arange(len(firsts)),
+        count=words.count[firsts],
+        pieces=len(candidates.pieces),
+    )
+
+
+def _probabilities(expected: Floats) -> Floats:
+    """Of pieces used `expected` times; less for rare ones than their share.
+
+    exp(digamma(uses)) is the variational Bayes estimate under a sparse prior, as in SentencePiece.
+    """
+    uses = np.maximum(expected, 0.01)  # digamma falls without bound at 0
+    return np.maximum(np.exp(_digamma(uses) - _digamma(uses.sum(keepdims=True))), FLOOR)
+
+
+def _digamma(x: Floats) -> Floats:
+    """The derivative of log gamma, to about 1e-9 (Abramowitz and Stegun, 6.3.5 and 6.3.18)."""
+    result = np.zeros_like(x)
+    for step in range(6):
+        result -= 1 / (x + step)
+    x = x + 6
+    square = 1 / (x * x)
+    return result + np.log(x) - 0.5 / x - square * (1 / 12 - square * (1 / 120 - square / 252))

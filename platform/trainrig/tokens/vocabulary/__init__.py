@@ -1,0 +1,1 @@
+"""What a vocabulary is worth: measures, charts, a page."""

@@ -1,0 +1,252 @@
+"""The charts of a tokenizer's report: each turns a part of it into a finding with its drawing.
+
+Titles are worded from the numbers, so a worse tokenizer gets a worse title.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
+
+from trainrig import figures
+from trainrig.figures import C1, C2, MUTED, Part, Row
+from trainrig.report import Chart, Table, percent, short
+from trainrig.tokens.vocabulary.measures import Amount, Group, Rival, TokenizerReport, Vocabulary
+
+MOST_ROWS = 12  # in a chart; its table has all
+LONGEST_DRAWN = 16  # bytes: longer entries are one bar
+
+
+def compression_chart(told: TokenizerReport) -> Chart:
+    """Bytes per token by source."""
+    sources = told.vocabulary.sources
+    best = max(sources, key=lambda name: sources[name].bytes_per_token)
+    worst = min(sources, key=lambda name: sources[name].bytes_per_token)
+    title = f"A token of {best} is {sources[best].bytes_per_token:.2f} bytes"
+    if worst != best:
+        title += f", of {worst} {sources[worst].bytes_per_token:.2f}"
+    rows = [
+        Row(name, (amount.bytes_per_token,), f"{amount.bytes_per_token:.2f}")
+        for name, amount in _first(sources)
+    ]
+    return Chart(
+        title,
+        _bars(rows, "bytes per token"),
+        label="Bars of bytes per token by source.",
+        caption=f"n = {counted(told.vocabulary.total.documents, 'document')}, "
+        f"{short(told.vocabulary.total.bytes)} bytes. {_which(told)} {_most(sources, 'source')}",
+        table=_amounts("Text and tokens by source", "source", sources),
+    )
+
+
+def _which(told: TokenizerReport) -> str:
+    if told.held_out:
+        return "Documents held out by the hash of their URL, which training did not see."
+    return "The text it was trained on, for want of documents held out."
+
+
+def rivals_chart(told: TokenizerReport) -> Chart:
+    """Bytes per token of several vocabularies, against the parameters of their embeddings."""
+    rivals = told.rivals
+    fewest = min(rivals, key=lambda one: one.amount.tokens)
+    title = (
+        f"{fewest.name[0].upper()}{fewest.name[1:]} needs the fewest tokens: "
+        f"{short(fewest.amount.tokens)}"
+    )
+    formula = "entries × channels" + ("" if told.tied else " × 2, embedding and head")
+    return Chart(
+        title,
+        figures.draw(partial(_plot_rivals, rivals=rivals), 250),
+        label="Points of bytes per token against embedding parameters, one a vocabulary.",
+        caption=f"n = {counted(rivals[0].amount.documents, 'document')}, the same for each. "
+        f"Parameters: {formula}, at {told.channels:,} channels.",
+        table=Table(
+            "Vocabularies on the same text",
+            ("vocabulary", "entries", "tokens", "bytes per token", "embedding parameters"),
+            tuple(
+                (
+                    one.name,
+                    one.entries,
+                    one.amount.tokens,
+                    one.amount.bytes_per_token,
+                    one.embedding_parameters,
+                )
+                for one in rivals
+            ),
+        ),
+    )
+
+
+def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
+    """Bytes per token against embedding parameters, each point named."""
+    for index, one in enumerate(rivals):
+        at = (float(one.embedding_parameters), one.amount.bytes_per_token)
+        ax.plot(*at, "o", markersize=9 if index == 0 else 7, color=C1 if index == 0 else C2)
+    middle = float(np.median([one.embedding_parameters for one in rivals]))
+    for one in rivals:
+        is_right = one.embedding_parameters > middle
+        ax.annotate(
+            one.name,
+            (one.embedding_parameters, one.amount.bytes_per_token),
+            (-10 if is_right else 10, 0),
+            textcoords="offset points",
+            ha="right" if is_right else "left",
+            va="center",
+            color=MUTED,
+            fontsize=11,
+        )
+    ax.margins(0.12)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.set(xlabel="embedding parameters", ylabel="bytes per token")
+    return ax
+
+
+def languages_chart(vocabulary: Vocabulary) -> Chart:
+    """Tokens per word by language."""
+    languages = {name or "not known": amount for name, amount in vocabulary.languages.items()}
+    rows = [
+        Row(name, (amount.tokens_per_word,), f"{amount.tokens_per_word:.2f}")
+        for name, amount in _first(languages)
+    ]
+    first, amount = next(iter(languages.items()))
+    return Chart(
+        f"A word of the commonest language ({first}) takes {amount.tokens_per_word:.2f} tokens",
+        _bars(rows, "tokens per word"),
+        label="Bars of tokens per word by language.",
+        caption=f"n = {short(vocabulary.total.words)} words. A word is what white space separates; "
+        "where a language writes none, tokens per character (in the table) tell more. "
+        + _most(languages, "language"),
+        table=_amounts("Text and tokens by language", "language", languages),
+    )
+
+
+def lengths_chart(vocabulary: Vocabulary) -> Chart:
+    """Entries by length in bytes."""
+    lengths = _drawn_lengths(vocabulary.lengths)
+    return Chart(
+        f"{percent(vocabulary.unused, vocabulary.entries)} of the entries are not used here",
+        figures.draw(partial(_plot_lengths, lengths=lengths), 240),
+        label="Bars of entries by their length in bytes, those not used hatched.",
+        caption=f"n = {vocabulary.entries - len(vocabulary.special):,} entries, special tokens "
+        "aside. Hatched: in no token of the measured text.",
+        table=_groups("Entries by length", "bytes", vocabulary.lengths),
+    )
+
+
+def _plot_lengths(ax: Axes, lengths: Sequence[Group]) -> Axes:
+    """Entries by length, stacked: used below, not used hatched above."""
+    x = np.arange(len(lengths))
+    used = np.array([group.used for group in lengths])
+    unused = np.array([group.entries - group.used for group in lengths])
+    parts = (Part("used", C1), Part("not used here", C2, hatched=True))
+    ax.bar(x, used, 0.7, label=parts[0].name, **parts[0].fill())
+    ax.bar(x, unused, 0.7, bottom=used, label=parts[1].name, **parts[1].fill())
+    ax.set_xticks(x, [group.name for group in lengths])
+    ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
+    ax.grid(visible=False, axis="x")
+    ax.set(xlabel="length (bytes)", ylabel="entries")
+    ax.legend(loc="upper right")
+    return ax
+
+
+def _drawn_lengths(lengths: Sequence[Group]) -> list[Group]:
+    """One group a length, those beyond `LONGEST_DRAWN` together."""
+    beyond = [group for group in lengths if int(group.name) > LONGEST_DRAWN]
+    rest = [group for group in lengths if int(group.name) <= LONGEST_DRAWN]
+    if not beyond:
+        return rest
+    entries, used = (sum(getattr(g, name) for g in beyond) for name in ("entries", "used"))
+    return [*rest, Group(f">{LONGEST_DRAWN}", entries, used)]
+
+
+def scripts_chart(vocabulary: Vocabulary) -> Chart:
+    """Entries by script."""
+    largest = vocabulary.scripts[0]
+    rows = [
+        Row(group.name, (group.used, group.entries - group.used), f"{group.entries:,}")
+        for group in vocabulary.scripts[:MOST_ROWS]
+    ]
+    return Chart(
+        f"{percent(largest.entries, vocabulary.entries)} of the entries are {largest.name}",
+        _bars(rows, "entries", (Part("used", C1), Part("not used here", C2, hatched=True))),
+        label="Bars of entries by script, those not used hatched.",
+        caption="By the script of an entry's letters. Entries without letters go by what they "
+        f"have. {_most(vocabulary.scripts, 'kind')}",
+        table=_groups("Entries by script", "script", vocabulary.scripts),
+    )
+
+
+def ranks_chart(vocabulary: Vocabulary) -> Chart:
+    """Occurrences by rank."""
+    points = vocabulary.frequencies
+    return Chart(
+        f"The commonest entry is {percent(points[0][1], vocabulary.total.tokens)} of all tokens"
+        if points
+        else "No token was made",
+        figures.draw(partial(_plot_ranks, points=points), 240),
+        label="Line of occurrences against rank, both axes logarithmic.",
+        caption=f"n = {vocabulary.total.tokens:,} tokens, at {len(points)} ranks.",
+        table=Table("Occurrences by rank", ("rank", "occurrences"), tuple(points)),
+    )
+
+
+def _plot_ranks(ax: Axes, points: Sequence[tuple[int, int]]) -> Axes:
+    """Occurrences by rank: a straight line is Zipf's law."""
+    if points:
+        ax.plot(*zip(*points, strict=True), color=C1, linewidth=2)
+    ax.set(xscale="log", yscale="log", xlabel="rank of the entry", ylabel="occurrences")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(EngFormatter(sep=" "))
+        axis.set_minor_formatter(NullFormatter())
+    return ax
+
+
+def _bars(rows: Sequence[Row], x_label: str, parts: Sequence[Part] = (Part("all", C1),)) -> str:
+    def plot(ax: Axes) -> None:
+        figures.plot_rows(ax, rows, parts, x_label)
+        ax.xaxis.set_major_formatter("{x:,g}")  # 0.5, not 500 m
+
+    return figures.draw(plot, 70 + 36 * len(rows) + 20 * (len(parts) > 1))
+
+
+def _first(amounts: Mapping[str, Amount]) -> list[tuple[str, Amount]]:
+    return list(amounts.items())[:MOST_ROWS]
+
+
+def _most(groups: Mapping[str, Amount] | Sequence[Group], kind: str) -> str:
+    left_out = len(groups) - MOST_ROWS
+    return f"The {MOST_ROWS} largest; {counted(left_out, kind)} more below." if left_out > 0 else ""
+
+
+def _amounts(caption: str, name: str, amounts: Mapping[str, Amount]) -> Table:
+    columns = (name, "documents", "bytes", "tokens", "bytes per token", "tokens per word")
+    return Table(
+        caption,
+        (*columns, "tokens per character"),
+        tuple(
+            (
+                key,
+                amount.documents,
+                amount.bytes,
+                amount.tokens,
+                amount.bytes_per_token,
+                amount.tokens_per_word,
+                amount.tokens_per_character,
+            )
+            for key, amount in amounts.items()
+        ),
+    )
+
+
+def _groups(caption: str, name: str, groups: Sequence[Group]) -> Table:
+    rows = tuple((group.name, group.entries, group.used) for group in groups)
+    return Table(caption, (name, "entries", "used"), rows)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 document`, `2 documents`, `3 entries`."""
+    plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"

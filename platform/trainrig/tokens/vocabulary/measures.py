@@ -1,0 +1,295 @@
+"""What a vocabulary is made of, and what it makes of text: the measures behind the report.
+
+All of it is a pure function of a tokenizer and texts. A *word* is what white space separates: in
+languages that write none, such as Chinese or Thai, tokens per word says little, and tokens per
+character is there beside it.
+"""
+
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.encoding.probe import probe_texts
+
+EXAMPLES = 40  # entries shown of each kind
+POINTS = 200  # of the rank-frequency curve
+BATCH_TEXTS = 256  # encoded at a time
+CUT_TOKENS = 200  # of the text that is shown cut into tokens
+CUT_CHARACTERS = 1_000  # that a text should have to be shown
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """A text to measure a vocabulary by. `language` is "" where nobody asked."""
+
+    id: str
+    source: str
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Some text, and the tokens that a vocabulary makes of it."""
+
+    documents: int = 0
+    bytes: int = 0  # UTF-8
+    characters: int = 0
+    words: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(
+            self.documents + other.documents,
+            self.bytes + other.bytes,
+            self.characters + other.characters,
+            self.words + other.words,
+            self.tokens + other.tokens,
+        )
+
+    @property
+    def bytes_per_token(self) -> float:
+        """How far a token reaches; 0 for no text."""
+        return self.bytes / self.tokens if self.tokens else 0.0
+
+    @property
+    def tokens_per_word(self) -> float:
+        """Fertility; 0 for no words."""
+        return self.tokens / self.words if self.words else 0.0
+
+    @property
+    def tokens_per_character(self) -> float:
+        """Fertility where words are not told apart; 0 for no text."""
+        return self.tokens / self.characters if self.characters else 0.0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries of one kind, and how many of them the measured text uses."""
+
+    name: str
+    entries: int
+    used: int
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A vocabulary on the same text, and what it costs: the parameters of its embedding."""
+
+    name: str
+    entries: int
+    amount: Amount
+    embedding_parameters: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """One vocabulary, measured. Entries are shown as `shown` writes them."""
+
+    entries: int
+    fingerprint: str  # of tokenizer.json
+    engine: str
+    why_not_fast: str
+    special: Mapping[str, int]
+    total: Amount
+    sources: Mapping[str, Amount]
+    languages: Mapping[str, Amount]
+    lengths: Sequence[Group]  # by bytes
+    scripts: Sequence[Group]
+    unused: int  # entries that the measured text does not use; special tokens aside, as below
+    unused_examples: Sequence[str]
+    never_seen: int  # entries that the text trained on does not use: they only made longer ones
+    never_seen_examples: Sequence[str]
+    frequencies: Sequence[tuple[int, int]]  # (rank from 1, occurrences in the measured text)
+    commonest: Sequence[tuple[str, int]]
+    longest: Sequence[str]
+    not_given_back: Sequence[str]  # ids of texts that do not come back as they were
+    cut: Sequence[str]  # a text's beginning, token by token
+    cut_id: str
+
+
+@dataclass(frozen=True)
+class TokenizerReport:
+    """All that the report of a tokenizer says."""
+
+    kind: str
+    held_out: bool  # whether the measured text was kept from training
+    sampled_documents: int
+    sampled_bytes_of: Mapping[str, int]  # by source
+    channels: int  # of the model whose embedding is counted
+    tied: bool  # whether that model's head is its embedding
+    vocabulary: Vocabulary
+    rivals: tuple[Rival, ...]  # this vocabulary first
+
+
+def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Vocabulary:
+    """Measure `encoder` on `texts`; `seen` [entries] are occurrences in what it was trained on."""
+    ids = _encoded(encoder, [text.text for text in texts])
+    amounts = [_amount(text.text, len(some)) for text, some in zip(texts, ids, strict=True)]
+    used = _count(ids, encoder.vocabulary_size)
+    special = set(encoder.special_ids.values())
+    entries = [number for number in range(encoder.vocabulary_size) if number not in special]
+    content = {number: encoder.decode_bytes([number]) for number in entries}
+    unused = [number for number in entries if not used[number]]
+    never_seen = [number for number in entries if not seen[number]]
+    by_use = sorted((number for number in entries if used[number]), key=lambda n: (-used[n], n))
+    by_length = sorted(entries, key=lambda n: (-len(content[n]), n))
+    cut_text, cut_ids = _to_show(texts, ids)
+    return Vocabulary(
+        entries=encoder.vocabulary_size,
+        fingerprint=encoder.fingerprint,
+        engine=encoder.engine,
+        why_not_fast=encoder.why_not_fast,
+        special=dict(sorted(encoder.special_ids.items(), key=lambda item: item[1])),
+        total=sum(amounts, Amount()),
+        sources=_by([text.source for text in texts], amounts),
+        languages=_by([text.language for text in texts], amounts),
+        lengths=_groups({n: f"{len(content[n])}" for n in entries}, used, key=int),
+        scripts=_groups({n: script(content[n]) for n in entries}, used),
+        unused=len(unused),
+        unused_examples=[shown(content[n]) for n in unused[:EXAMPLES]],
+        never_seen=len(never_seen),
+        never_seen_examples=[shown(content[n]) for n in never_seen[:EXAMPLES]],
+        frequencies=_thinned([int(used[n]) for n in by_use]),
+        commonest=[(shown(content[n]), int(used[n])) for n in by_use[:EXAMPLES]],
+        longest=[shown(content[n]) for n in by_length[:EXAMPLES]],
+        not_given_back=_not_given_back(encoder, texts, ids),
+        cut=[encoder.decode_bytes([n]).decode(errors="backslashreplace") for n in cut_ids],
+        cut_id=cut_text.id,
+    )
+
+
+def rival(name: str, encoder: Encoder, texts: Sequence[MeasuredText], parameters: int) -> Rival:
+    """`encoder` on `texts`. `parameters`: of the embedding and the head, for one entry."""
+    ids = _encoded(encoder, [text.text for text in texts])
+    amounts = (_amount(text.text, len(some)) for text, some in zip(texts, ids, strict=True))
+    cost = encoder.vocabulary_size * parameters
+    return Rival(name, encoder.vocabulary_size, sum(amounts, Amount()), cost)
+
+
+def occurrences(encoder: Encoder, texts: Iterable[str]) -> Counts:
+    """[entries] how often each is in `texts`."""
+    counts = np.zeros(encoder.vocabulary_size, dtype=np.int64)
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == BATCH_TEXTS:
+            counts += _count(encoder.encode_batch(batch), encoder.vocabulary_size)
+            batch = []
+    return counts + _count(encoder.encode_batch(batch), encoder.vocabulary_size)
+
+
+def first_entries(tokenizer_json: str, entries: int) -> str:
+    """The byte-pair encoding of the first `entries` entries of one that we trained.
+
+    It is the one that training would have given with a vocabulary of that size: each merge goes by
+    the counts of pairs after the merges before it, and the size only says when to stop.
+    """
+    tokenizer = json.loads(tokenizer_json)
+    vocabulary = tokenizer["model"]["vocab"]
+    kept = {name: number for name, number in vocabulary.items() if number < entries}
+    merges = [pair for pair in tokenizer["model"]["merges"] if "".join(pair) in kept]
+    tokenizer["model"] |= {"vocab": kept, "merges": merges}
+    return json.dumps(tokenizer, ensure_ascii=False)
+
+
+def script(entry: bytes) -> str:
+    """What an entry is written in: the script of its letters, or what it has instead of letters.
+
+    A letter's script is the first word of its name in Unicode: LATIN, CJK, HANGUL.
+    """
+    try:
+        text = entry.decode()
+    except UnicodeDecodeError:
+        return "part of a character"
+    names = {
+        unicodedata.name(character, "unnamed").split()[0].capitalize()
+        for character in text
+        if character.isalpha()
+    }
+    if names:
+        return names.pop().replace("Cjk", "Han") if len(names) == 1 else "several scripts"
+    if any(character.isnumeric() for character in text):
+        return "digits"
+    return "white space" if text.isspace() else "punctuation and symbols"
+
+
+def shown(entry: bytes) -> str:
+    """An entry in visible characters: bytes that are no UTF-8 as \\xNN, spaces as ␣."""
+    text = entry.decode(errors="backslashreplace")
+    return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+
+
+def _encoded(encoder: Encoder, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+    return [
+        ids
+        for start in range(0, len(texts), BATCH_TEXTS)
+        for ids in encoder.encode_batch(texts[start : start + BATCH_TEXTS])
+    ]
+
+
+def _count(ids: Sequence[NDArray[np.uint32]], entries: int) -> Counts:
+    every = np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
+    return np.bincount(every, minlength=entries).astype(np.int64)
+
+
+def _amount(text: str, tokens: int) -> Amount:
+    return Amount(1, len(text.encode()), len(text), len(text.split()), tokens)
+
+
+def _by(names: Sequence[str], amounts: Sequence[Amount]) -> dict[str, Amount]:
+    """Sums by name, most bytes first."""
+    sums: dict[str, Amount] = {}
+    for name, amount in zip(names, amounts, strict=True):
+        sums[name] = sums.get(name, Amount()) + amount
+    return dict(sorted(sums.items(), key=lambda item: (-item[1].bytes, item[0])))
+
+
+def _groups(kinds: Mapping[int, str], used: Counts, key: Any = None) -> list[Group]:
+    """Entries by kind: in the order of `key`, or most entries first."""
+    entries = Counter(kinds.values())
+    in_use = Counter(kind for number, kind in kinds.items() if used[number])
+    order = sorted(entries, key=key or (lambda kind: (-entries[kind], kind)))
+    return [Group(kind, entries[kind], in_use[kind]) for kind in order]
+
+
+def _thinned(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """(rank, occurrences) at ranks that lie evenly on a logarithmic axis, first and last kept."""
+    if not counts:
+        return []
+    ranks = np.unique(np.geomspace(1, len(counts), POINTS).round().astype(int))
+    return [(int(rank), counts[rank - 1]) for rank in ranks]
+
+
+def _to_show(
+    texts: Sequence[MeasuredText], ids: Sequence[NDArray[np.uint32]]
+) -> tuple[MeasuredText, list[int]]:
+    """The first text that is long enough, or the longest, and the ids of its beginning."""
+    enough = (number for number, text in enumerate(texts) if len(text.text) >= CUT_CHARACTERS)
+    longest = max(range(len(texts)), key=lambda number: len(texts[number].text))
+    number = next(enough, longest)
+    return texts[number], ids[number][:CUT_TOKENS].tolist()
+
+
+def _not_given_back(
+    encoder: Encoder, texts: Sequence[MeasuredText], ids: Sequence[NDArray[np.uint32]]
+) -> list[str]:
+    wrong = [
+        text.id
+        for text, some in zip(texts, ids, strict=True)
+        if encoder.decode_bytes(some.tolist()) != text.text.encode()
+    ]
+    probe = probe_texts()
+    for number, some in enumerate(_encoded(encoder, probe)):
+        if encoder.decode_bytes(some.tolist()) != probe[number].encode():
+            wrong.append(f"probe {number}")
+    return wrong

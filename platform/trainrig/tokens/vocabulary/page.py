@@ -1,0 +1,175 @@
+"""The page that a tokenizer's report is read on: a pure function of the report.
+
+Bytes per token on text that training did not see, by source, and beside other vocabularies with
+what their embeddings cost; tokens per word by language; what the entries are; a text cut up.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from trainrig import report
+from trainrig.report import Details, Sample, Section, Table, Text, percent, short
+from trainrig.tokens.vocabulary.charts import (
+    compression_chart,
+    counted,
+    languages_chart,
+    lengths_chart,
+    ranks_chart,
+    rivals_chart,
+    scripts_chart,
+)
+from trainrig.tokens.vocabulary.measures import TokenizerReport, Vocabulary
+
+BORDER = "│"  # between two tokens
+
+
+def vocabulary_page(told: TokenizerReport) -> str:
+    """The page as HTML text."""
+    vocabulary = told.vocabulary
+    page = report.Page(
+        title=f"Tokenizer: {told.kind} of {vocabulary.entries:,} entries",
+        verdict=_verdict(told),
+        figures=_key_figures(told),
+        sections=(
+            Section("bytes-per-token", "How much text a token holds", (compression_chart(told),)),
+            _rivals(told),
+            Section("languages", "What a word costs", (languages_chart(vocabulary),)),
+            _entries(vocabulary),
+            _cut(vocabulary),
+        ),
+        commands=(
+            report.Command("trainrig tokenize RUN.toml", "Encode the documents with it"),
+            report.Command(
+                "trainrig tokenizer RUN.toml --set tokenizer.vocabulary=N --set output=FOLDER",
+                "Train one of another size",
+            ),
+        ),
+        provenance={
+            "Files": {
+                "tokenizer.json": f"{vocabulary.fingerprint} (SHA-256, keys sorted)",
+                "report.json": "all numbers of this page",
+            },
+            "Trained on": {
+                name: f"{count:,} bytes" for name, count in told.sampled_bytes_of.items()
+            },
+            "Special tokens": {name: str(number) for name, number in vocabulary.special.items()},
+            "Encodes with": {
+                "engine": vocabulary.engine,
+                **({"why": vocabulary.why_not_fast} if vocabulary.why_not_fast else {}),
+            },
+        },
+    )
+    return page.html()
+
+
+def _verdict(told: TokenizerReport) -> report.Verdict:
+    vocabulary = told.vocabulary
+    kind = "held-out" if told.held_out else "training"
+    sentence = (
+        f"{vocabulary.total.bytes_per_token:.2f} bytes per token on "
+        f"{counted(vocabulary.total.documents, f'{kind} document')}"
+    )
+    wrong = len(vocabulary.not_given_back)
+    if wrong:
+        sentence += f"; {wrong:,} {'does' if wrong == 1 else 'do'} not come back."
+    else:
+        sentence += "; every one comes back as it was."
+    warnings = []
+    if wrong:
+        warnings.append(f"Not given back: {', '.join(vocabulary.not_given_back[:5])}.")
+    if not told.held_out:
+        warnings.append(
+            "No document was held out, so all is measured on the text that it was trained on: "
+            "raise report.held_out, or give more documents."
+        )
+    state: Literal["done", "warning", "failed"]
+    state = "failed" if wrong else "warning" if warnings else "done"
+    return report.Verdict(sentence, state, tuple(warnings))
+
+
+def _key_figures(told: TokenizerReport) -> tuple[report.KeyFigure, ...]:
+    vocabulary, total = told.vocabulary, told.vocabulary.total
+    sampled = sum(told.sampled_bytes_of.values())
+    embedding = told.rivals[0].embedding_parameters
+    return (
+        report.KeyFigure(
+            "Bytes per token",
+            f"{total.bytes_per_token:.2f}",
+            "bytes",
+            f"{short(total.tokens)} tokens of {short(total.bytes)} bytes; single bytes give 1",
+        ),
+        report.KeyFigure(
+            "Tokens per word",
+            f"{total.tokens_per_word:.2f}",
+            "tokens",
+            f"{short(total.words)} words between white space",
+        ),
+        report.KeyFigure(
+            "Trained on",
+            short(sampled),
+            "bytes",
+            f"{counted(told.sampled_documents, 'document')} of "
+            f"{counted(len(told.sampled_bytes_of), 'source')}",
+        ),
+        report.KeyFigure(
+            "Never seen",
+            f"{vocabulary.never_seen:,}",
+            "entries",
+            f"{percent(vocabulary.never_seen, vocabulary.entries)} of the entries are in no token "
+            "that it was trained on",
+        ),
+        report.KeyFigure(
+            "Embedding",
+            short(embedding),
+            "parameters",
+            f"{vocabulary.entries:,} entries × {told.channels:,} channels"
+            + ("" if told.tied else " × 2, for the head"),
+        ),
+        report.KeyFigure(
+            "Special tokens",
+            f"{len(vocabulary.special):,}",
+            "entries",
+            "no text makes them",
+        ),
+    )
+
+
+def _rivals(told: TokenizerReport) -> Section:
+    chart = rivals_chart(told)
+    note = Text(
+        "The first entries of a byte-pair encoding are what training stops at with a smaller "
+        "vocabulary: each merge goes by the counts after the merges before it."
+    )
+    inside = (chart, note) if any("first" in one.name for one in told.rivals) else (chart,)
+    return Section("vocabularies", "What another vocabulary would cost", inside)
+
+
+def _entries(vocabulary: Vocabulary) -> Section:
+    charts = (lengths_chart(vocabulary), scripts_chart(vocabulary), ranks_chart(vocabulary))
+    return Section("entries", "What the entries are", (*charts, *_examples(vocabulary)))
+
+
+def _examples(vocabulary: Vocabulary) -> Iterable[Details]:
+    counts = Table("Tokens of the measured text", ("entry", "tokens"), tuple(vocabulary.commonest))
+    yield Details("The commonest entries", (counts,))
+    yield Details("The longest entries", (_listed("by bytes", vocabulary.longest),))
+    for where, count, some in (
+        ("not used in the measured text", vocabulary.unused, vocabulary.unused_examples),
+        ("never seen in training", vocabulary.never_seen, vocabulary.never_seen_examples),
+    ):
+        if count:
+            first = _listed(f"the {len(some)} of the lowest ids", some)
+            yield Details(f"{counted(count, 'entry')} {where}", (first,))
+
+
+def _listed(label: str, entries: Sequence[str]) -> Sample:
+    return Sample(label, "  ".join(entries), "␣ is a space, ⏎ a line break, ⇥ a tab")
+
+
+def _cut(vocabulary: Vocabulary) -> Section:
+    sample = Sample(
+        f"document {vocabulary.cut_id}",
+        BORDER.join(vocabulary.cut),
+        f"the first {len(vocabulary.cut)} tokens; {BORDER} stands between two",
+    )
+    return Section("cut", "A text, token by token", (sample,))

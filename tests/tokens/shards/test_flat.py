@@ -1,0 +1,197 @@
+import gc
+import os
+import pickle
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig import storage
+from trainrig.errors import DataError
+from trainrig.tokens.shards import flat
+from trainrig.tokens.shards.blocks import BLOCK, BlockCache
+from trainrig.tokens.shards.flat import MAPS, FlatArray
+
+INT64 = np.dtype("<i8")
+
+
+def stored(path: str, values: np.ndarray, cache: BlockCache | None = None) -> FlatArray:
+    storage.write(path, values.tobytes())
+    return FlatArray(path, values.dtype, len(values), cache)
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def place(request, tmp_path):
+    """Where an array may lie, and its cache."""
+    if request.param == "disk":
+        return str(tmp_path / "array"), None
+    cache = BlockCache(folder=str(tmp_path / "blocks"))
+    return f"{request.getfixturevalue('s3')}/array", cache
+
+
+# More than two blocks, with repeats (where blocks meet, too), and some values that are not there.
+ASCENDING = np.sort(np.random.default_rng(1).integers(0, 10**6, 2 * BLOCK // 8 + 17)) * 2
+ASCENDING[BLOCK // 8 - 5 : BLOCK // 8 + 5] = ASCENDING[BLOCK // 8]
+
+
+def test_any_stretch_and_any_elements_are_those_of_the_file(place):
+    path, cache = place
+    array = stored(path, ASCENDING, cache)
+    assert len(array) == len(ASCENDING)
+    ends = [0, 1, BLOCK // 8 - 1, BLOCK // 8, BLOCK // 8 + 1, len(ASCENDING)]
+    for begin in ends:
+        for end in (each for each in ends if each >= begin):
+            assert (array.read(begin, end) == ASCENDING[begin:end]).all()
+    indices = np.random.default_rng(2).integers(0, len(ASCENDING), (7, 30))
+    assert (array.take(indices) == ASCENDING[indices]).all()
+    assert array.take(np.empty((0, 3), dtype=np.int64)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_searching_agrees_with_numpy(place, side):
+    path, cache = place
+    array = stored(path, ASCENDING, cache)
+    dice = np.random.default_rng(3)
+    block_starts = ASCENDING[:: BLOCK // 8]
+    values = np.concatenate([dice.integers(-5, 2 * 10**6 + 5, 40), block_starts, block_starts + 1])
+    whole = np.searchsorted(ASCENDING, values, side)
+    assert (array.search(values, side) == whole).all()
+    for begin, end in [(0, 5), (100, 100), (BLOCK // 8 - 3, BLOCK // 8 + 3), (7, len(ASCENDING))]:
+        expected = begin + np.searchsorted(ASCENDING[begin:end], values, side)
+        assert (array.search(values, side, begin, end) == expected).all()
+    assert array.search(values.reshape(-1, 1), side).shape == (len(values), 1)
+
+
+def test_only_the_stretch_that_is_searched_need_ascend(place):
+    path, cache = place
+    values = np.arange(2 * BLOCK // 8)
+    begin, end = BLOCK // 8 - 3, BLOCK // 8 + 3
+    outside = np.concatenate([values[:begin][::-1] + 10**9, values[begin:end], -values[end:]])
+    array = stored(path, outside, cache)
+    for side in ("left", "right"):
+        expected = np.searchsorted(values, values[begin:end], side)
+        assert (array.search(values[begin:end], side, begin, end) == expected).all()
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=30), st.integers(-1, 21), st.data())
+def test_searching_any_stretch_of_a_short_array_agrees_with_numpy(
+    tmp_path_factory, elements, value, data
+):
+    elements = np.sort(np.array(elements, dtype=INT64))
+    array = stored(str(tmp_path_factory.mktemp("flat") / "a"), elements)
+    begin = data.draw(st.integers(0, len(elements)))
+    end = data.draw(st.integers(begin, len(elements)))
+    for side in ("left", "right"):
+        expected = begin + np.searchsorted(elements[begin:end], [value], side)
+        assert array.search(np.array([value]), side, begin, end).tolist() == expected.tolist()
+
+
+def test_a_value_that_the_type_does_not_hold_is_no_value_to_search_for(tmp_path):
+    array = stored(str(tmp_path / "a"), np.array([1, 2], dtype="<u2"))
+    assert array.search(np.array([2])).tolist() == [2]
+    with pytest.raises(OverflowError, match="no uint16"):
+        array.search(np.array([70_000]))
+
+
+def test_what_lies_beyond_the_array_is_refused(place):
+    path, cache = place
+    array = stored(path, np.arange(5), cache)
+    for begin, end in [(-1, 2), (3, 6), (4, 3)]:
+        with pytest.raises(IndexError, match=f"elements {begin} to {end} of 5"):
+            array.read(begin, end)
+    for index in (-1, 5):
+        with pytest.raises(IndexError, match="of 5"):
+            array.take(np.array([0, index]))
+
+
+def test_what_is_read_cannot_be_written_to(place):
+    path, cache = place
+    piece = stored(path, np.arange(5), cache).read(1, 3)
+    with pytest.raises(ValueError, match="read-only"):
+        piece[0] = 9
+
+
+def test_an_empty_array_reads_nothing(place):
+    path, cache = place
+    array = FlatArray(path, INT64, 0, cache)  # not even a file
+    assert array.read(0, 0).tolist() == []
+    assert array.take(np.array([], dtype=np.int64)).tolist() == []
+    assert array.search(np.array([3])).tolist() == [0]
+
+
+def test_nothing_is_looked_at_before_it_is_read(place):
+    path, cache = place
+    array = FlatArray(path, INT64, 5, cache)
+    with pytest.raises(DataError, match="array: gone since it was opened"):
+        array.read(0, 1)
+    storage.write(path, np.arange(5).tobytes())
+    assert array.read(3, 5).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("size", [0, 39, 48])
+def test_a_file_of_another_length_is_named(place, size):
+    path, cache = place
+    storage.write(path, bytes(size))
+    with pytest.raises(DataError, match=rf"array: {size} bytes, but 5 elements of 8 bytes are 40"):
+        FlatArray(path, INT64, 5, cache).read(0, 1)
+
+
+def test_a_file_cut_off_while_mapped_is_named_and_nobody_killed(tmp_path):
+    array = stored(str(tmp_path / "array"), np.arange(10_000))
+    array.read(0, 1)
+    os.truncate(array.path, 4096)
+    for ask in (lambda: array.read(9_000, 9_001), lambda: array.take(np.array([9_000]))):
+        with pytest.raises(DataError, match="array: 4096 bytes, but 10000 elements"):
+            ask()
+
+
+def test_an_array_may_travel(place):
+    path, cache = place
+    array = stored(path, np.arange(5), cache)
+    array.read(0, 1)
+    assert pickle.loads(pickle.dumps(array)).read(0, 5).tolist() == [0, 1, 2, 3, 4]
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_more_arrays_than_there_may_be_open_files_are_read_in_any_order(tmp_path):
+    """Each open map holds a file descriptor."""
+    before = open_files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    arrays = [stored(str(tmp_path / f"{n}"), np.array([n, n + 1])) for n in range(MAPS + 60)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + MAPS + 20, hard))
+        for _ in range(2):
+            assert [array.read(1, 2)[0] for array in arrays] == [n + 1 for n in range(MAPS + 60)]
+            assert open_files() <= before + MAPS
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_array_read_longest_ago_is_the_one_let_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(flat, "MAPS", 2)
+    first, second, third = (stored(str(tmp_path / n), np.arange(3)) for n in "abc")
+    for array in (first, second, first, third):
+        array.read(0, 1)
+    for array in (first, second, third):
+        Path(array.path).unlink()
+    assert first.read(0, 1).tolist() == [0]  # still mapped
+    with pytest.raises(DataError, match="gone"):
+        second.read(0, 1)
+
+
+def test_an_array_nobody_holds_lets_go_of_its_file(tmp_path):
+    before = open_files()
+    array = stored(str(tmp_path / "a"), np.arange(3))
+    view = array.read(0, 3)
+    del array
+    gc.collect()
+    assert view.tolist() == [0, 1, 2]  # a view keeps the map
+    del view
+    gc.collect()
+    assert open_files() == before

@@ -1,0 +1,439 @@
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
+
+from trainrig import manifest, storage
+from trainrig.errors import DataError
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.shard_files import ENDINGS
+from trainrig.tokens.shards.shard_writer import INDEX_ROW_GROUP
+from trainrig.tokens.shards.token_shards import (
+    EncodedDocument,
+    TokenShards,
+    Vocabulary,
+    write_shard,
+)
+
+VOCABULARY = Vocabulary(60_000, "f" * 64)
+
+
+def document(
+    source: str, ids: list[int], name: str = "d", url: str = "https://a.example/1"
+) -> EncodedDocument:
+    return EncodedDocument(
+        name, source, url, np.array(ids, dtype=np.uint32), 10 * len(ids), f"{source}.parquet", 7
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Two shards, two sources, one of them in pieces."""
+    folder = str(tmp_path / "train")
+    write_shard(
+        folder,
+        "0-a",
+        VOCABULARY,
+        [
+            document("web", [10, 11, 0], "w0"),
+            document("web", [12, 0], "w1"),
+            document("wiki", [50, 51, 0], "k0"),
+            document("web", [13, 0], "w2"),
+        ],
+    )
+    write_shard(
+        folder,
+        "1-b",
+        VOCABULARY,
+        [document("web", [14, 0], "w3"), document("wiki", [52, 0], "k1")],
+    )
+    return folder
+
+
+WEB = [10, 11, 0, 12, 0, 13, 0, 14, 0]
+WIKI = [50, 51, 0, 52, 0]
+
+
+def test_each_source_is_one_array_across_shards_and_other_sources(folder):
+    shards = TokenShards.open(folder)
+    assert shards.sources == ("web", "wiki")
+    assert (shards.tokens("web"), shards.tokens("wiki")) == (9, 5)
+    assert shards.window("web", 0, 9).tolist() == WEB
+    assert shards.window("wiki", 0, 5).tolist() == WIKI
+
+
+def test_every_window_is_the_slice_it_says(folder):
+    shards = TokenShards.open(folder)
+    for source, whole in (("web", WEB), ("wiki", WIKI)):
+        for start in range(len(whole)):
+            for length in range(1, len(whole) - start + 1):
+                found = shards.window(source, start, length).tolist()
+                assert found == whole[start : start + length]
+
+
+@pytest.mark.parametrize(("start", "length"), [(-1, 2), (0, 10), (8, 2), (9, 1), (0, 0)])
+def test_a_window_beyond_the_source_is_refused(folder, start, length):
+    with pytest.raises(IndexError, match=r"web: ids .* of 9 tokens"):
+        TokenShards.open(folder).window("web", start, length)
+
+
+def test_every_position_knows_its_document(folder):
+    shards = TokenShards.open(folder)
+    names = [shards.document_at("web", position).id for position in range(9)]
+    assert names == ["w0", "w0", "w0", "w1", "w1", "w2", "w2", "w3", "w3"]
+    assert [shards.document_at("wiki", p).id for p in range(5)] == ["k0"] * 3 + ["k1"] * 2
+    found = shards.document_at("wiki", 4)
+    assert (found.url, found.length, found.text_bytes) == ("https://a.example/1", 2, 20)
+    assert (found.corpus_file, found.corpus_row) == ("wiki.parquet", 7)
+
+
+def test_a_window_knows_all_its_documents_in_order(folder):
+    shards = TokenShards.open(folder)
+    assert [d.id for d in shards.documents("web", 2, 6)] == ["w0", "w1", "w2", "w3"]
+    assert [d.id for d in shards.documents("web", 3, 2)] == ["w1"]
+
+
+sources_and_lengths = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 5)), min_size=1, max_size=12
+)
+
+
+@tries(max_examples=50, deadline=None)  # each writes shards
+@given(sources_and_lengths, st.integers(1, 4), st.data())
+def test_any_shards_read_as_their_documents_laid_end_to_end(
+    tmp_path_factory, documents, per_shard, data
+):
+    folder = str(tmp_path_factory.mktemp("shards"))
+    whole: dict[str, list[int]] = {}
+    owners: dict[str, list[str]] = {}
+    starts: dict[str, list[int]] = {}
+    encoded = []
+    for number, (source, length) in enumerate(documents):
+        ids = list(range(number * 10, number * 10 + length))
+        encoded.append(document(source, ids, str(number)))
+        starts.setdefault(source, []).append(len(whole.get(source, [])))
+        whole.setdefault(source, []).extend(ids)
+        owners.setdefault(source, []).extend([str(number)] * length)
+    for shard, first in enumerate(range(0, len(encoded), per_shard)):
+        write_shard(folder, f"{shard:03}", VOCABULARY, encoded[first : first + per_shard])
+    shards = TokenShards.open(folder)
+    assert {source: shards.tokens(source) for source in shards.sources} == {
+        source: len(ids) for source, ids in sorted(whole.items())
+    }
+    assert list(shards.sources) == sorted(whole)
+    source = data.draw(st.sampled_from(sorted(whole)))
+    start = data.draw(st.integers(0, len(whole[source]) - 1))
+    end = data.draw(st.integers(start + 1, len(whole[source])))
+    assert shards.window(source, start, end - start).tolist() == whole[source][start:end]
+    found = [d.id for d in shards.documents(source, start, end - start)]
+    assert found == list(dict.fromkeys(owners[source][start:end]))
+    begins = starts[source]
+    assert shards.document_count(source) == len(begins)
+    numbers = np.array(data.draw(st.lists(st.integers(0, len(begins)), max_size=6)), dtype=np.int64)
+    expected = [*begins, len(whole[source])]
+    assert shards.document_starts(source, numbers).tolist() == [expected[n] for n in numbers]
+    positions = np.arange(start, end)
+    names = [shards.document(source, n).id for n in shards.document_numbers(source, positions)]
+    assert names == owners[source][start:end]
+    inside = [begin for begin in begins if start < begin < end]
+    assert shards.boundaries(source, start, end - start).tolist() == inside
+
+
+def test_what_is_read_may_go_into_any_integers(folder):
+    out = np.full(6, -1, dtype=np.int64)
+    TokenShards.open(folder).read_into("web", 3, out[1:5])
+    assert out.tolist() == [-1, 12, 0, 13, 0, -1]
+
+
+def test_numbers_and_positions_beyond_a_source_are_refused(folder):
+    shards = TokenShards.open(folder)
+    for number in (-1, 5):
+        with pytest.raises(IndexError, match=r"web: documents .* of 5"):
+            shards.document_starts("web", np.array([0, number]))
+    for position in (-1, 9):
+        with pytest.raises(IndexError, match=r"web: tokens .* of 9"):
+            shards.document_numbers("web", np.array([position]))
+    with pytest.raises(IndexError, match=r"wiki: document 2 of 2"):
+        shards.document("wiki", 2)
+    nothing = np.array([], dtype=np.int64)
+    assert shards.document_starts("web", nothing).tolist() == []
+    assert shards.document_numbers("web", nothing).tolist() == []
+
+
+def test_a_copy_sent_to_another_process_reads_the_same(folder):
+    shards = TokenShards.open(folder)
+    shards.window("web", 0, 2)  # its files are mapped now, which does not travel
+    sent = pickle.loads(pickle.dumps(shards))
+    assert sent.window("web", 0, 9).tolist() == WEB
+    assert sent.fingerprint == shards.fingerprint
+
+
+def test_documents_beyond_one_row_group_of_the_index_are_found(tmp_path):
+    count = 2 * INDEX_ROW_GROUP + 3
+    write_shard(
+        str(tmp_path), "a", VOCABULARY, (document("web", [7], str(n)) for n in range(count))
+    )
+    shards = TokenShards.open(str(tmp_path))
+    start, length = INDEX_ROW_GROUP - 1, INDEX_ROW_GROUP + 2
+    found = [int(each.id) for each in shards.documents("web", start, length)]
+    assert found == list(range(start, start + length))
+    assert shards.document("web", count - 1).id == str(count - 1)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "expected"),
+    [(65_536, b"\x02\x01\xff\xff"), (65_537, b"\x02\x01\x00\x00\xff\xff\x00\x00")],
+)
+def test_ids_lie_little_endian_in_the_smallest_type_that_holds_the_vocabulary(
+    tmp_path, vocabulary, expected
+):
+    ids = [0x0102, 0xFFFF]
+    write_shard(str(tmp_path), "a", Vocabulary(vocabulary, "t"), [document("web", ids)])
+    assert (tmp_path / "a.bin").read_bytes() == expected
+    assert TokenShards.open(str(tmp_path)).window("web", 0, 2).tolist() == ids
+
+
+def test_the_summary_counts_what_was_written(tmp_path):
+    documents = [document("web", [1, 0]), document("wiki", [2, 3, 0]), document("web", [4])]
+    summary = write_shard(str(tmp_path), "a", VOCABULARY, iter(documents))
+    assert (summary.documents, summary.tokens, summary.text_bytes) == (3, 6, 60)
+    assert summary.tokens_of == {"web": 3, "wiki": 3}
+
+
+def test_the_summary_has_the_sums_of_all_files(folder):
+    summary = write_shard(folder, "0-a", VOCABULARY, [document("web", [1, 0])])
+    assert sorted(summary.files) == sorted(f"0-a{ending}" for ending in ENDINGS)
+    for name, entry in summary.files.items():
+        assert entry == manifest.file_sum(f"{folder}/{name}")
+
+
+def test_documents_lie_by_source_and_else_in_their_order(folder):
+    assert (
+        Path(f"{folder}/0-a.bin").read_bytes()
+        == np.array([10, 11, 0, 12, 0, 13, 0, 50, 51, 0], "<u2").tobytes()
+    )
+    assert Path(f"{folder}/0-a.ends").read_bytes() == np.array([3, 5, 7, 10], "<i8").tobytes()
+    write_shard(folder, "2-c", VOCABULARY, [document("wiki", [5, 6]), document("web", [7])])
+    assert np.fromfile(f"{folder}/2-c.bin", "<u2").tolist() == [7, 5, 6]  # sources by their names
+    head = json.loads(Path(f"{folder}/0-a.json").read_text())
+    assert head["format"] == 2
+    assert head["runs"] == [["web", 3, 7], ["wiki", 1, 3]]
+    assert head["tokens_sha256"] == storage.sha256(f"{folder}/0-a.bin")
+    assert head["ends_sha256"] == storage.sha256(f"{folder}/0-a.ends")
+
+
+def test_the_index_can_be_read_by_any_tool(folder):
+    table = pq.read_table(f"{folder}/0-a.index.parquet")
+    assert table["offset"].to_pylist() == [0, 3, 5, 7]
+    assert table["length"].to_pylist() == [3, 2, 2, 3]
+    assert table["id"].to_pylist() == ["w0", "w1", "w2", "k0"]
+    assert table["source"].to_pylist() == ["web", "web", "web", "wiki"]
+
+
+def test_the_same_documents_give_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        write_shard(str(tmp_path / name), "a", VOCABULARY, [document("web", [1, 2, 0])])
+    for ending in ENDINGS:
+        one, two = (tmp_path / name / f"a{ending}" for name in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize("ids", [[5, 60_000], [2**31]])
+def test_an_id_beyond_the_vocabulary_is_never_written(tmp_path, ids):
+    with pytest.raises(ValueError, match="beyond a vocabulary of 60000"):
+        write_shard(str(tmp_path), "a", VOCABULARY, [document("web", ids)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_negative_id_is_never_written(tmp_path):
+    ignored = EncodedDocument("d", "web", "", np.array([1, -100]), 1, "f", 0)
+    with pytest.raises(ValueError, match="ids from -100 to 1"):
+        write_shard(str(tmp_path), "a", VOCABULARY, [ignored])
+
+
+def test_a_document_without_even_an_end_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="document d has no ids"):
+        write_shard(str(tmp_path), "a", VOCABULARY, [document("web", [])])
+
+
+def test_an_empty_shard_is_a_shard(folder):
+    assert write_shard(folder, "2-c", VOCABULARY, []).tokens_of == {}
+    shards = TokenShards.open(folder)
+    assert shards.window("web", 0, 9).tolist() == WEB
+
+
+def test_shards_that_are_all_empty_have_no_sources(tmp_path):
+    write_shard(str(tmp_path), "a", VOCABULARY, [])
+    assert TokenShards.open(str(tmp_path)).sources == ()
+
+
+def shortened(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def grown(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0\0")
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def of_a_newer_format(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
+
+
+def without_runs(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"runs": None}))
+
+
+def of_other_runs(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"runs": [["web", 2, 5]]}))
+
+
+@pytest.mark.parametrize(
+    ("ending", "damage", "message"),
+    [
+        (".bin", shortened, "6 bytes, but its head tells of 4 tokens, 8 bytes"),
+        (".bin", grown, "10 bytes, but its head tells of 4 tokens, 8 bytes"),
+        (".bin", Path.unlink, "missing, though its shard is finished; tokenize again"),
+        (".ends", shortened, "14 bytes, but its head tells of 2 documents, 16 bytes"),
+        (".ends", Path.unlink, "missing, though its shard is finished"),
+        (".index.parquet", shortened, "bytes, but its head tells of an index of 2 documents"),
+        (".index.parquet", Path.unlink, "missing, though its shard is finished"),
+        (".json", Path.unlink, "missing, so its shard was never finished, or an older trainrig"),
+        (".json", shortened, "not the head of a token shard"),
+        (".json", emptied, "not the head of a token shard"),
+        (".json", of_a_newer_format, "a shard of format 3; this trainrig reads 2"),
+        (".json", without_runs, "not the head of a token shard (runs: "),
+        (".json", of_other_runs, "the runs hold 2 documents and 5 tokens"),
+    ],
+)
+def test_a_shard_that_is_not_whole_is_named(folder, ending, damage, message):
+    path = Path(folder, f"1-b{ending}")
+    damage(path)
+    with pytest.raises(DataError) as refused:
+        TokenShards.open(folder)
+    assert str(path) in str(refused.value) and message in str(refused.value)
+
+
+@pytest.mark.parametrize("damage", [shortened, emptied, Path.unlink])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_tokens_that_are_cut_off_after_opening_are_named(folder, damage, mapped):
+    shards = TokenShards.open(folder)
+    if mapped:
+        shards.window("web", 7, 2)
+    damage(Path(folder, "1-b.bin"))
+    if mapped and damage is Path.unlink:  # the map keeps the file alive
+        assert shards.window("web", 7, 2).tolist() == [14, 0]
+        return
+    with pytest.raises(DataError, match=r"1-b\.bin: .*since it was opened"):
+        shards.window("web", 7, 2)
+
+
+def test_an_index_that_is_lost_or_torn_after_opening_is_named(folder):
+    shards = TokenShards.open(folder)
+    index = Path(folder, "1-b.index.parquet")
+    index.write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"1-b\.index\.parquet: not the index of a token shard"):
+        shards.document_at("web", 8)
+    index.unlink()
+    with pytest.raises(DataError, match=r"1-b\.index\.parquet: gone since it was opened"):
+        shards.document_at("web", 8)
+    assert shards.window("web", 7, 2).tolist() == [14, 0]  # which needs none
+
+
+def test_shards_of_two_tokenizers_do_not_mix(folder):
+    write_shard(folder, "2-c", Vocabulary(60_000, "another"), [document("web", [1])])
+    with pytest.raises(DataError, match=r"2-c: made with another tokenizer than .*0-a"):
+        TokenShards.open(folder)
+
+
+def test_a_folder_without_shards_tells_where_some_are(folder):
+    above = str(Path(folder).parent)
+    with pytest.raises(DataError, match=rf"no token shards .* here; there are some in {folder}"):
+        TokenShards.open(above)
+    with pytest.raises(DataError, match="`trainrig tokenize` makes them"):
+        TokenShards.open(f"{above}/nothing")
+
+
+def test_the_fingerprint_is_of_the_content_wherever_it_lies(folder, tmp_path):
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    fingerprint = TokenShards.open(folder).fingerprint
+    assert TokenShards.open(f"{moved}/").fingerprint == fingerprint
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [document("web", [14, 1], "w3")],  # another token
+        [document("news", [14, 0], "w3")],  # another source
+        [document("web", [14], "w3"), document("web", [0], "w4")],  # another number of documents
+    ],
+)
+def test_the_fingerprint_changes_with_tokens_and_sources(folder, changed):
+    before = TokenShards.open(folder).fingerprint
+    write_shard(folder, "1-b", VOCABULARY, [*changed, document("wiki", [52, 0], "k1")])
+    assert TokenShards.open(folder).fingerprint != before
+
+
+def test_the_fingerprint_changes_with_the_ends_of_documents(tmp_path):
+    prints = set()
+    for name, cut in (("one", 1), ("two", 2)):
+        pieces = [document("web", [1, 2, 3][:cut]), document("web", [1, 2, 3][cut:])]
+        write_shard(str(tmp_path / name), "a", VOCABULARY, pieces)
+        prints.add(TokenShards.open(str(tmp_path / name)).fingerprint)
+    assert len(prints) == 2
+
+
+def test_a_bucket_reads_as_a_disk_does(s3, tmp_path):
+    dice = np.random.default_rng(0)
+    for name in ("0", "1", "2"):
+        lengths = dice.integers(1, 40_000, 12)
+        documents = [
+            document(source, dice.integers(0, 60_000, length).tolist(), f"{name}{number}")
+            for number, (source, length) in enumerate(
+                zip(["web", "wiki"] * 6, lengths, strict=True)
+            )
+        ]
+        for folder in (f"{s3}/train", str(tmp_path / "train")):
+            write_shard(folder, name, VOCABULARY, documents)
+    cache = BlockCache(folder=str(tmp_path / "blocks"))
+    near, far = TokenShards.open(str(tmp_path / "train")), TokenShards.open(f"{s3}/train", cache)
+    assert far.fingerprint == near.fingerprint
+    for source in near.sources:
+        tokens = near.tokens(source)
+        for start, end in np.sort(dice.integers(0, tokens, (20, 2)), axis=1).tolist():
+            window = (source, start, end - start + 1)
+            assert (far.window(*window) == near.window(*window)).all()
+            assert far.boundaries(*window).tolist() == near.boundaries(*window).tolist()
+            assert far.documents(*window) == near.documents(*window)
+        positions = dice.integers(0, tokens, 50)
+        numbers = near.document_numbers(source, positions)
+        assert (far.document_numbers(source, positions) == numbers).all()
+        starts = near.document_starts(source, numbers)
+        assert (far.document_starts(source, numbers) == starts).all()
+
+
+def test_a_shard_that_is_torn_or_lost_in_a_bucket_is_named(s3, tmp_path):
+    cache = BlockCache(folder=str(tmp_path))
+    for name in ("a", "b"):
+        write_shard(f"{s3}/train", name, VOCABULARY, [document("web", [1, 2, 0])])
+    shards = TokenShards.open(f"{s3}/train", cache)
+    storage.write(f"{s3}/train/b.bin", b"\1\0")
+    with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but 3 elements .* since it was opened"):
+        shards.window("web", 3, 3)
+    with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but its head tells of 3 tokens"):
+        TokenShards.open(f"{s3}/train", cache)
+    storage.delete(f"{s3}/train/b.bin")
+    with pytest.raises(DataError, match=r"b\.bin: gone since it was opened"):
+        shards.window("web", 3, 3)
+    with pytest.raises(DataError, match=r"b\.bin: missing, though its shard is finished"):
+        TokenShards.open(f"{s3}/train", cache)
