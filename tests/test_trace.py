@@ -10,6 +10,8 @@ import pytest
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.packing.plans import PackingPlan
+from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.trace import trace
 from trainrig.train.metrics import series
@@ -62,6 +64,29 @@ def test_every_sequence_of_every_step_names_the_documents_its_ids_are_of(
             assert sequence.targets == sum(each != IGNORE for each in sequence.target_ids)
 
 
+def test_padding_is_no_documents_token_and_lengths_add_up(
+    run: Pretraining, make_run: Callable[..., Pretraining], tmp_path: Path
+) -> None:
+    tokens = str(tmp_path / "planned")
+    make = Tokenization(
+        documents=f"{Path(run.tokens).parent}/curated",
+        tokenizer=f"{Path(run.tokens).parent}/tokenizer",
+        output=tokens,
+        workers=0,
+        plans=PackingPlan(best_fit=(32,)),
+    )
+    tokenize(make)
+    best_fit = make_run(tmp_path / "model", batches={"packing": {"kind": "BestFit"}})
+    run_file = str(tmp_path / "best_fit.toml")
+    Path(run_file).write_text(to_toml(best_fit).replace(run.tokens, tokens))
+    sequences = [s for step in range(1, STEPS + 1) for s in trace(run_file, step).sequences]
+    filled = [sum(document.tokens for document in s.documents) for s in sequences]
+    assert min(filled) < 32 and max(filled) == 32
+    for sequence, tokens_of in zip(sequences, filled, strict=True):
+        assert set(sequence.target_ids[tokens_of:]) <= {IGNORE}
+        assert sequence.epoch >= 0
+
+
 def test_samples_are_numbered_through_the_steps(run_file: str) -> None:
     numbers = [s.sample for step in (1, 2) for s in trace(run_file, step).sequences]
     assert numbers == list(range(16))
@@ -90,7 +115,7 @@ def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
     assert traced.log == "agrees"
     assert traced.loss == series(run.output)[1]["train/loss"]
     assert traced.sequences == planned.sequences
-    assert (planned.log, planned.loss) == ("none", None)
+    assert (planned.log, planned.loss) == ("not asked", None)
     assert "the workers' logs name the same samples" in traced.verdict
     log = next(Path(run.output).glob("samples/*/rank-00000.bin"))
     pairs = np.fromfile(log, dtype="<i8").reshape(-1, 2)

@@ -257,6 +257,7 @@ def inspect(
     shuffled: Annotated[bool, typer.Option("--shuffled", help="By the shuffle plan.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
     borders: Borders = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read all, compare sums.")] = False,
     as_json: Json = False,
 ) -> None:
     """Counts by source, lengths, decoded samples, and rows with their boundaries and masks."""
@@ -265,7 +266,7 @@ def inspect(
     from trainrig.tokens.inspection import Inspection, View, packing_of
 
     view = View(documents, rows, sequence_length, packing_of(packing, shuffled), seed, borders)
-    inspected = Inspection.open(shards)
+    inspected = Inspection.open(shards, verify)
     if as_json:
         print(json.dumps(inspected.as_json(view, source or ())))
         return

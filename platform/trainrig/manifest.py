@@ -221,6 +221,18 @@ def check_files(folder: str, manifest: Manifest) -> None:
             )
 
 
+def verify_files(folder: str, manifest: Manifest) -> None:
+    """Raise DataError if a file that `manifest` lists has other bytes; reads all of them."""
+    check_files(folder, manifest)
+    for name, entry in manifest.files.items():
+        path = storage.join(folder, name)
+        if storage.sha256(path) != entry.sha256:
+            raise DataError(
+                f"{path}: other bytes than {MANIFEST} has the SHA-256 of; delete {folder} and run "
+                "its stage again"
+            )
+
+
 def _read_record(model: type[Record], path: str) -> Record:
     data = storage.read(path)
     try:

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import numpy as np
 from rich.text import Text
 
-from trainrig import config, storage
+from trainrig import config, manifest, storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.batches import IGNORE, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
-from trainrig.tokens.row_view import Piece, row_text
+from trainrig.tokens.row_view import Piece, padding, row_text
 from trainrig.train import metrics, pretrain
 from trainrig.train.run import Pretraining
 from trainrig.train.run_folder import RunFolder
@@ -35,7 +35,7 @@ class TracedDocument:
     """A piece of a document in a sequence."""
 
     place: int  # of its first id in the sequence
-    tokens: int  # ids of it in the sequence
+    tokens: int  # ids of it among the sequence's T
     id: str
     url: str
     corpus_file: str
@@ -50,14 +50,16 @@ class TracedSequence:
     micro_batch: int
     row: int
     source: str
+    epoch: int  # of the source, from 0
     targets: int  # ids that are trained on
     documents: tuple[TracedDocument, ...]
     ids: tuple[int, ...]
     target_ids: tuple[int, ...]
 
 
-Log = Literal["agrees", "differs", "none"]
-"""What the workers' own logs say of the samples computed here; "none": no worker logged it."""
+Log = Literal["agrees", "differs", "none", "not asked"]
+"""What the workers' own logs say of the samples computed here; "none": no worker logged the step;
+"not asked": a run file was traced, and no run folder."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class TracedStep:
             "agrees": "the workers' logs name the same samples",
             "differs": "THE WORKERS' LOGS NAME OTHER SAMPLES: these are not what it was trained on",
             "none": "no worker has logged it",
+            "not asked": "planned; name the run folder to compare with what workers logged",
         }[self.log]
         return f"step {self.step}: {len(self.sequences)} sequences{loss}; {evidence}"
 
@@ -95,7 +98,8 @@ class TracedStep:
         for sequence in self.sequences:
             head = (
                 f"sample {sequence.sample:,} · micro-batch {sequence.micro_batch}, row "
-                f"{sequence.row} · {sequence.source} · {sequence.targets:,} targets\n"
+                f"{sequence.row} · {sequence.source}, epoch {sequence.epoch} · "
+                f"{sequence.targets:,} targets\n"
             )
             pieces = [Piece(each.place, each.url or each.id) for each in sequence.documents]
             ids, targets = np.array(sequence.ids), np.array(sequence.target_ids)
@@ -120,14 +124,16 @@ def trace(path: str, step: int, source: str | None = None) -> TracedStep:
             f"--source: {run.tokens} has no source '{source}'"
             f"{did_you_mean(source, batches.sources)}"
         )
+    encoder = Encoder.load(storage.join(tokens, "tokenizer.json"))
+    if encoder.fingerprint != batches.shards.vocabulary.fingerprint:
+        raise DataError(f"{run.tokens}: its tokenizer.json is not that of its shards")
     batch = batches.at(step - 1)
     sequences = tuple(
         sequence
         for index, micro in enumerate(batch)
-        for sequence in _sequences(index, micro, batches)
+        for sequence in _sequences(index, micro, batches, encoder)
         if source in (None, sequence.source)
     )
-    encoder = Encoder.load(storage.join(tokens, "tokenizer.json"))
     log, loss = _evidence(folder, step, batch)
     return TracedStep(step, loss, log, sequences, encoder)
 
@@ -146,36 +152,38 @@ def _open_run(path: str) -> tuple[Pretraining, str | None]:
     run = config.load(Pretraining, file)
     if not storage.list_files(run.tokens):
         raise DataError(f"{file}: tokens = {run.tokens}: nothing there, seen from {Path.cwd()}")
+    manifest.read_input(run.tokens, "tokenize")
     return run, folder
 
 
-def _sequences(index: int, micro: MicroBatch, batches: PretrainBatches) -> Iterator[TracedSequence]:
+def _sequences(
+    index: int, micro: MicroBatch, batches: PretrainBatches, encoder: Encoder
+) -> Iterator[TracedSequence]:
     for row, sample in enumerate(micro.samples.tolist()):
-        source = batches.sources[micro.sources[row]]
-        pieces = micro.pieces[micro.pieces[:, 0] == row, 1:]
-        ends = np.append(pieces[1:, 0], micro.ids.shape[1])
-        documents = []
-        for (place, number), end in zip(pieces.tolist(), ends.tolist(), strict=True):
-            document = batches.shards.document(source, number)
-            documents.append(
-                TracedDocument(
-                    place=place,
-                    tokens=end - place,
-                    id=document.id,
-                    url=document.url,
-                    corpus_file=document.corpus_file,
-                    corpus_row=document.corpus_row,
-                )
-            )
+        where = batches.locate(sample)
+        ids, targets = micro.ids[row], micro.targets[row]
+        filled = len(ids) - padding(ids, encoder)
+        ends = [piece.place for piece in where.pieces[1:]] + [filled]
         yield TracedSequence(
             sample=sample,
             micro_batch=index,
             row=row,
-            source=source,
-            targets=int((micro.targets[row] != IGNORE).sum()),
-            documents=tuple(documents),
-            ids=tuple(micro.ids[row].tolist()),
-            target_ids=tuple(micro.targets[row].tolist()),
+            source=where.source,
+            epoch=where.epoch,
+            targets=int((targets != IGNORE).sum()),
+            documents=tuple(
+                TracedDocument(
+                    place=piece.place,
+                    tokens=end - piece.place,
+                    id=piece.document.id,
+                    url=piece.document.url,
+                    corpus_file=piece.document.corpus_file,
+                    corpus_row=piece.document.corpus_row,
+                )
+                for piece, end in zip(where.pieces, ends, strict=True)
+            ),
+            ids=tuple(ids.tolist()),
+            target_ids=tuple(targets.tolist()),
         )
 
 
@@ -184,7 +192,7 @@ def _evidence(
 ) -> tuple[Log, float | None]:
     """What the run folder's logs say of the step."""
     if folder is None:
-        return "none", None
+        return "not asked", None
     losses = {line["step"]: line["train/loss"] for line in metrics.series(folder)}
     logged = trained_samples(RunFolder(folder)).get(step)
     if logged is None:

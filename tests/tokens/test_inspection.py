@@ -1,17 +1,22 @@
 import functools
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
+from trainrig.manifest import CLAIM
 from trainrig.tokens import inspection
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.inspection import Inspection, View, count_source, packing_of
 from trainrig.tokens.packing.choices import BestFit, Concatenate
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
+from trainrig.tokens.prepare import Tokenization
+from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
     TokenShards,
@@ -40,6 +45,8 @@ def lengths_of(source: str) -> list[int]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two splits over two shards each; in the held-out one no books."""
     base = tmp_path_factory.mktemp("tokens")
+    run = Tokenization(documents="d", tokenizer="t", output=str(base))
+    stage = manifest.claim(str(base), run, {})
     (base / "tokenizer.json").write_text(encoder().text)
     vocabulary = Vocabulary(encoder().vocabulary_size, encoder().fingerprint)
     documents = [
@@ -59,6 +66,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_shard(str(base / "train"), "1", vocabulary, documents[3:])
     write_shard(str(base / "held_out"), "0", vocabulary, documents[:1])
     write_plans(str(base / "train"), PackingPlan(shuffle_documents=True, best_fit=(8,)), padding=1)
+    names = [str(path.relative_to(base)) for path in base.rglob("*") if path.is_file()]
+    written = {name: manifest.file_sum(str(base / name)) for name in names if name != CLAIM}
+    stage.finish({}, written)
     return str(base)
 
 
@@ -167,40 +177,63 @@ def test_json_holds_the_counts_and_the_samples(folder: str) -> None:
     assert len(found["held_out"]["web"]["samples"]) == 1
 
 
-def another_tokenizer(folder: Path) -> None:
-    trained = train_tokenizer(ByteLevelBPE(vocabulary=264), ["xx xx xx"])
-    (folder / "tokenizer.json").write_bytes(trained)
-
-
 Change = Callable[[Path], None]
+
+
+def another_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    trained = train_tokenizer(ByteLevelBPE(vocabulary=264), ["xx xx xx"])
+    path.write_bytes(trained.ljust(path.stat().st_size))  # of the same size: no sum is compared
+
+
+def lose(*names: str) -> Change:
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (another_tokenizer, "train was made with another tokenizer than the tokenizer.json"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: no such file"),
+        (lose("tokenizer.json"), r"tokenizer.json: gone, though manifest.json lists it"),
+        (lose(*(f"train/1{ending}" for ending in ENDINGS[:3])), r"train/1.bin: missing, though"),
+        (lose(*(f"train/1{ending}" for ending in ENDINGS)), r"train/1.bin: gone, though manifest"),
     ],
 )
 def test_shards_and_tokenizer_have_to_fit(
     folder: str, tmp_path: Path, change: Change, message: str
 ) -> None:
-    copy = tmp_path / "tokens"
-    for path in Path(folder).rglob("*"):
-        if path.is_file():
-            target = copy / path.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
+    copy = copied(folder, tmp_path)
     change(copy)
     with pytest.raises(DataError, match=message):
         Inspection.open(str(copy))
 
 
+def test_bytes_that_changed_are_found_when_asked_for(folder: str, tmp_path: Path) -> None:
+    copy = copied(folder, tmp_path)
+    Inspection.open(str(copy), verify=True)
+    data = bytearray((copy / "train" / "0.bin").read_bytes())
+    data[3] ^= 1
+    (copy / "train" / "0.bin").write_bytes(data)
+    Inspection.open(str(copy))
+    with pytest.raises(DataError, match=r"train/0.bin: other bytes than manifest.json"):
+        Inspection.open(str(copy), verify=True)
+
+
+def copied(folder: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "tokens"))
+
+
 def test_what_is_not_there_is_named(folder: str) -> None:
     with pytest.raises(ConfigError, match="no source 'wbe'; did you mean 'web'"):
         shown(folder, "wbe")
-    with pytest.raises(DataError, match="has 108 tokens, less than a row of 2049"):
-        shown(folder, "web", rows=1, sequence_length=2_048)
+    tokens = sorted(sum(lengths_of(source)) for source in TEXTS)
+    lines = shown(folder, rows=1, sequence_length=tokens[1] - 1).splitlines()
+    no_row = f"no row: {tokens[0]:,} tokens are less than a row of {tokens[1]:,}"
+    assert {line.partition(";")[0] for line in lines if "row" in line} == {no_row, "row 0 of 1"}
     with pytest.raises(ConfigError, match="no packing 'BestFi'; did you mean 'BestFit'"):
         packing_of("BestFi", shuffled=False)
     with pytest.raises(ConfigError, match="best-fit rows have no order of documents"):

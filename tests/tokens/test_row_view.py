@@ -4,7 +4,8 @@ import numpy as np
 
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.row_view import Piece, row_text
+from trainrig.tokens.row_view import Piece, padding, row_text
+from trainrig.tokens.special import PAD
 from trainrig.tokens.tokenizers.train import ByteLevelBPE, train_tokenizer
 
 
@@ -20,11 +21,11 @@ def ids_of(text: str) -> np.ndarray:
 
 
 def shown(row: np.ndarray, pieces: list[Piece], untrained: tuple[int, ...] = (), **options) -> str:
-    """The view of the T + 1 ids of `row`; `untrained`: places that are no target."""
-    targets = row[1:].copy()
+    """The view of the ids `row`, the last of which has no target; `untrained`: nor have these."""
+    targets = np.append(row[1:], IGNORE)
     for place in untrained:
         targets[place - 1] = IGNORE
-    return row_text(row[:-1], targets, pieces, encoder(), **options).plain
+    return row_text(row, targets, pieces, encoder(), **options).plain
 
 
 def test_a_row_shows_each_document_under_its_name_and_the_first_id_as_no_target():
@@ -42,10 +43,18 @@ def test_tokens_that_are_no_target_stand_between_marks():
     assert shown(row, [Piece(0, "d")], untrained=(3, 4)).endswith("‹x›yz‹xy›z\n")
 
 
-def test_a_last_position_without_a_target_shows_no_id_for_it():
+def test_the_last_target_is_in_no_place_and_has_a_line_of_its_own():
     row = ids_of("xyzx")
-    text = row_text(row, np.append(row[1:], IGNORE), [Piece(0, "d")], encoder()).plain
-    assert text == "┃ d: 4 tokens at 0, 1 no target\n‹x›yzx\n"
+    text = row_text(row[:-1], row[1:], [Piece(0, "d")], encoder()).plain
+    assert text == "┃ d: 3 tokens at 0, 1 no target\n‹x›yz\n┃ last target: x\n"
+
+
+def test_padding_is_counted_and_is_no_documents_token():
+    pad = encoder().special(PAD)
+    row = np.concatenate([ids_of("xyz"), [pad, pad]])
+    text = shown(row, [Piece(0, "d")], untrained=(3, 4))
+    assert text == "┃ d: 3 tokens at 0, 1 no target\n‹x›yz\n┃ 2 of padding\n"
+    assert [padding(each, encoder()) for each in (row, row[:3], row[3:])] == [2, 0, 2]
 
 
 def test_the_middle_of_a_long_piece_is_left_out_and_counted():
@@ -73,4 +82,5 @@ def test_neighbouring_documents_have_different_colours_and_masks_are_more_than_a
         str(span.style)
         for span in row_text(row[:-1], row[1:], [Piece(0, "a"), Piece(3, "b")], encoder()).spans
     ]
-    assert styles == ["bold cyan", "dim underline cyan", "cyan", "bold yellow", "yellow"]
+    colours = ["bold cyan", "dim underline cyan", "cyan", "bold yellow", "yellow", "bold"]
+    assert styles == colours

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from trainrig import storage
+from trainrig import manifest, storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import visible
@@ -63,8 +63,12 @@ class Inspection:
     encoder: Encoder
 
     @classmethod
-    def open(cls, folder: str) -> "Inspection":
-        """`folder` is what `tokenize` wrote, or one split in it. Raises DataError."""
+    def open(cls, folder: str, verify: bool = False) -> "Inspection":
+        """`folder` is what `tokenize` wrote, or one split in it.
+
+        `verify`: read all of it and compare with the sums in its manifest. Raises DataError for
+        what is missing, has another size, or, if verified, other bytes.
+        """
         below = [
             name for name in (TRAIN, HELD_OUT) if storage.list_files(storage.join(folder, name))
         ]
@@ -73,6 +77,9 @@ class Inspection:
             name: TokenShards.open(folder)
         }
         base = folder if below else folder.rstrip("/").rpartition("/")[0] or "."
+        written = manifest.read_input(base, "tokenize")
+        if verify:
+            manifest.verify_files(base, written)
         encoder = Encoder.load(storage.join(base, "tokenizer.json"))
         for split, shards in opened.items():
             if shards.vocabulary.fingerprint != encoder.fingerprint:
@@ -143,20 +150,15 @@ class Inspection:
         return found
 
     def rows(self, split: str, source: str, view: "View") -> Iterator[Text]:
-        """Some rows as training would see them, with their boundaries and masks.
-
-        Raises DataError if the source has no row of that length.
-        """
+        """Some rows as training would see them, with their boundaries and masks."""
         if not view.rows:
             return
         shards = self.splits[split]
         layout = open_layout(view.packing, shards, view.sequence_length)
         windows = layout.windows(source)
         if not windows:
-            raise DataError(
-                f"{self.folder}: {split}: source '{source}' has {shards.tokens(source)} tokens, "
-                f"less than a row of {view.sequence_length + 1}; lower --sequence-length"
-            )
+            tokens = f"{shards.tokens(source):,} tokens are less than a row of"
+            yield Text(f"no row: {tokens} {view.sequence_length + 1:,}; lower --sequence-length")
         ids, targets = np.empty((2, view.sequence_length), np.int64)
         for window in _draw(windows, view.rows, view.seed).tolist():
             pieces = [

@@ -15,6 +15,7 @@ from rich.text import Text
 from trainrig.report import visible
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.special import PAD, role_id
 
 COLOURS = ("cyan", "yellow", "green", "magenta")  # of neighbouring pieces, in turns
 UNTRAINED = ("‹", "›")
@@ -27,6 +28,13 @@ class Piece:
 
     place: int  # of its first id in the row
     title: str
+
+
+def padding(ids: NDArray[np.integer], encoder: Encoder) -> int:
+    """How many ids at the end of a row are padding."""
+    pad = role_id(encoder.special_ids, PAD)
+    text = np.flatnonzero(ids != (-1 if pad is None else pad))
+    return len(ids) - (int(text[-1]) + 1 if len(text) else 0)
 
 
 def row_text(
@@ -43,12 +51,10 @@ def row_text(
     `tokens`: of each piece, at most so many of the first and of the last; None: all. `borders`:
     show where each token ends. What strangers wrote is shown with its control characters visible.
     """
-    row = np.append(ids, targets[-1:])  # T + 1: the last target is in no other place
-    trained = np.concatenate(([False], targets != IGNORE))
-    if row[-1] == IGNORE:
-        row, trained = row[:-1], trained[:-1]
+    trained = np.concatenate(([False], targets[:-1] != IGNORE))
+    unfilled = padding(ids, encoder)
     text = Text()
-    ends = [piece.place for piece in pieces[1:]] + [len(row)]
+    ends = [piece.place for piece in pieces[1:]] + [len(ids) - unfilled]
     for number, (piece, end) in enumerate(zip(pieces, ends, strict=True)):
         colour = COLOURS[number % len(COLOURS)]
         untaught = int((~trained[piece.place : end]).sum())
@@ -59,9 +65,14 @@ def row_text(
             if left_out:
                 text.append(f" … {left_out:,} tokens … ", style="dim")
             text.append_text(
-                _stretch(row[begin:past], trained[begin:past], encoder, colour, borders)
+                _stretch(ids[begin:past], trained[begin:past], encoder, colour, borders)
             )
         text.append("\n")
+    if unfilled:
+        text.append(f"┃ {unfilled:,} of padding\n", style="bold")
+    if targets[-1] != IGNORE:
+        last = visible(encoder.decode([int(targets[-1])]))
+        text.append(f"┃ last target: {last}\n", style="bold")
     return text
 
 
