@@ -35,7 +35,7 @@ def test_without_tokens_the_parameters_are_known_if_the_vocabulary_is(tmp_path: 
     assert describe(pretraining(tmp_path / "tokens", vocabulary=320)) == {
         "parameters": exact,
         "parameters_of_embedding": 320 * 32,
-        "train_tokens": 5 * 8 * 32,
+        "positions": 5 * 8 * 32,
     }
 
 
@@ -44,7 +44,7 @@ def test_tokens_are_counted_over_stages(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     staged = run.batches.model_copy(update={"stages": stages})
     facts = describe(run.model_copy(update={"batches": staged}))
-    assert facts["train_tokens"] == 2 * 8 * 32 + 2 * 8 * 16 + 1 * 2 * 16
+    assert facts["positions"] == 2 * 8 * 32 + 2 * 8 * 16 + 1 * 2 * 16
 
 
 def test_a_stage_longer_than_the_model_can_read_is_refused(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_stage_longer_than_the_model_can_read_is_refused(tmp_path: Path) -> No
 def test_without_either_it_says_what_is_missing(tmp_path: Path) -> None:
     facts = describe(pretraining(tmp_path / "tokens"))
     assert facts == {
-        "train_tokens": 5 * 8 * 32,
+        "positions": 5 * 8 * 32,
         "parameters": f"not known before {tmp_path}/tokens/tokenizer.json is there, or "
         "model.vocabulary set",
     }

@@ -14,13 +14,13 @@ from trainrig.train.run import Pretraining
 
 
 def describe(run: RunFile) -> dict[str, Any]:
-    """Facts about `run`: for training, its parameters and tokens.
+    """Facts about `run`: for training, its parameters and the positions of its rows.
 
     Raises InputError if its parts do not fit each other or its inputs. An input that an earlier
     stage has still to make is no error; what depends on it is left out.
     """
     if isinstance(run, Pretraining):
-        facts: dict[str, Any] = {"train_tokens": run.batches.positions(run.training.steps)}
+        facts: dict[str, Any] = {"positions": run.batches.positions(run.training.steps)}
         if storage.exists(storage.join(run.tokens, MANIFEST)):
             batches = pretrain.open_batches(run.tokens, run.batches, run.cache)
             epochs = batches.check_epochs(run.training.steps)

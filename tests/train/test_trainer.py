@@ -125,6 +125,7 @@ class Faulty:
     make: functools.partial
     step: int
     marker: str | None = None
+    mendable: bool = False  # by the user
 
     def __call__(self):
         return dataclasses.replace(self, make=self.make())
@@ -140,6 +141,8 @@ class Faulty:
 
     def micro_batch(self, step, index):
         if step == self.step and dist.get_rank() == dist.get_world_size() - 1:
+            if self.marker is None and self.mendable:
+                raise DataError("tokens: changed; tokenize again")
             if self.marker is None:
                 raise RuntimeError("first line\nthe disk of the data is gone")
             if not Path(self.marker).exists():
@@ -201,6 +204,19 @@ def test_what_the_user_must_mend_ends_the_run_at_once(cluster, make_job, tmp_pat
     job = dataclasses.replace(make_job(tmp_path), make_batches=batches_that_are_gone)
     with pytest.raises(DataError, match=r"^tokens: no token shards here$"):
         run(job)
+    assert len(RunFolder(job.folder).attempts()) == 1
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_what_the_user_must_mend_ends_the_run_at_once_when_one_of_two_workers_meets_it(
+    cluster, make_job, tmp_path, ahead
+):
+    job = make_job(tmp_path, training={"prefetch_steps": ahead})
+    faulty = Faulty(job.make_batches, step=6, mendable=True)
+    with pytest.raises(DataError, match=r"^tokens: changed; tokenize again$"):
+        run(dataclasses.replace(job, make_batches=faulty), workers=2)
     assert len(RunFolder(job.folder).attempts()) == 1
 
 

@@ -274,8 +274,22 @@ def test_when_all_is_used_up_it_says_how_many_steps_there_are(shards):
         batches.check_epochs(17)
     for ask in (batches.targets, batches.at):
         ask(15)
-        with pytest.raises(ConfigError, match="all sources are used up after 16 whole steps"):
+        with pytest.raises(ConfigError, match=r"step 0 \(news, web, wiki\) are used up after 16"):
             ask(16)
+
+
+def test_the_stage_whose_sources_are_used_up_is_named_with_them(shards):
+    stages = ({"from_step": 3, "weights": {"news": 1, "web": 0, "wiki": 1}},)
+    batches = PretrainBatches(
+        shards, settings(weights=BASE, stages=stages, epochs=1, when_exhausted="renormalise")
+    )
+    sources = r"all sources with weight in the stage from step 3 \(news, wiki\)"
+    with pytest.raises(
+        ConfigError, match=f"{sources} reach their caps of epochs after 9 whole ste"
+    ):
+        batches.check_epochs(50)
+    with pytest.raises(ConfigError, match=f"{sources} are used up after 9 whole steps; train for"):
+        batches.at(50)
 
 
 @tries(max_examples=20, deadline=None)
@@ -328,6 +342,22 @@ def test_no_source_is_read_beyond_its_cap_and_none_ends_before_it(shards, first,
 def test_settings_that_cannot_work_are_refused(changed, message):
     with pytest.raises((ValidationError, ConfigError), match=message):
         settings(**changed)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "message"),
+    [
+        (-1, "should be a number greater than 0, or a table of such by source, found -1"),
+        (math.nan, "should be a number greater than 0, or a table of such by source, found nan"),
+        (True, "should be a number greater than 0, or a table of such by source, found True"),
+        ("4", "should be a number greater than 0, or a table of such by source, found '4'"),
+        ({"web": 1, "wiki": 0}, "of 'wiki' should be a number greater than 0, found 0"),
+    ],
+)
+def test_caps_that_cannot_be_are_refused_in_one_message(epochs, message):
+    with pytest.raises(ConfigError) as refused:
+        settings(epochs=epochs)
+    assert str(refused.value) == f"run.toml: epochs: {message}"
 
 
 def test_weights_of_a_stage_that_do_not_fit_the_sources_are_refused_by_its_step(shards):

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import pickle
 import shutil
@@ -5,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
@@ -223,6 +227,51 @@ def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
     starts.unlink()
     with pytest.raises(DataError, match=r"shuffle.starts: missing, but its plan tells of 64"):
         open_layout(SHUFFLED, shards, 4)
+
+
+@pytest.mark.parametrize(
+    ("packing", "array", "message"),
+    [
+        (SHUFFLED, "shuffle.ends", "web: tokens 0 to 5 in documents 5 to 5, of 5"),
+        (SHUFFLED, "shuffle.starts", "web: documents that begin at tokens -1 to -1, of 23"),
+        (BestFit(), "best_fit-4.row_ends", "web: row 0 of pieces 0 to -1, of 7"),
+        (BestFit(), "best_fit-4.starts", "web: row 0 begins at ids -1 to -1, of 23"),
+        (BestFit(), "best_fit-4.lengths", "web: row 0 of -1 ids, of 5"),
+    ],
+)
+def test_a_plan_whose_bytes_have_changed_is_named_with_its_file(folder, packing, array, message):
+    path = Path(folder, "plans", array)
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises(DataError) as refused:
+        rows(folder, packing, 4)
+    assert str(refused.value) == f"{path}: {message}; tokenize again"
+
+
+def test_targets_of_rows_that_have_changed_are_named_with_their_file(folder):
+    path = Path(folder, "plans", "best_fit-4.row_targets")
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    layout = open_layout(BestFit(), TokenShards.open(folder), 4)
+    with pytest.raises(DataError, match=rf"^{path}: rows of -1 to -1 targets, of 4; tokenize agai"):
+        layout.targets("web", np.array([0, 1]), 1)
+
+
+@pytest.mark.parametrize(("packing", "name"), [(SHUFFLED, "shuffle"), (BestFit(), "best_fit-4")])
+@tries(max_examples=150)
+@given(data=st.data())
+def test_no_values_of_a_plan_at_all_break_a_reader(tmp_path_factory, packing, name, data):
+    folder = str(tmp_path_factory.mktemp("plans"))
+    write_documents(folder, SHARDS)
+    write_plans(folder, PLANS, padding=PADDING)
+    arrays = sorted(Path(folder, "plans").glob(f"{name}.[!j]*"))
+    path = data.draw(st.sampled_from(arrays))
+    small = path.suffix in {".lengths", ".row_targets"}
+    values = np.fromfile(path, "<i4" if small else "<i8")
+    limits = np.iinfo(values.dtype)
+    at = data.draw(st.integers(0, len(values) - 1))
+    values[at:] = data.draw(st.integers(limits.min, limits.max) | st.integers(-1, 30))
+    values.tofile(path)
+    with contextlib.suppress(DataError):
+        rows(folder, packing, 4)
 
 
 def test_layouts_of_other_plans_have_other_fingerprints(folder):

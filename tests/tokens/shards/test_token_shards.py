@@ -1,5 +1,7 @@
+import contextlib
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -336,6 +338,68 @@ def test_tokens_that_are_cut_off_after_opening_are_named(folder, damage, mapped)
         return
     with pytest.raises(DataError, match=r"1-b\.bin: .*since it was opened"):
         shards.window("web", 7, 2)
+
+
+def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
+    path = Path(folder, "1-b.bin")
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    shards = TokenShards.open(folder)
+    assert shards.window("web", 0, 7).tolist() == WEB[:7]  # of the other shard
+    with pytest.raises(DataError) as refused:
+        shards.window("web", 6, 2)
+    assert str(refused.value) == (
+        f"{path}: id 65535 among its tokens 0 to 1, but its vocabulary has 60000; tokenize again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ends", "found"),
+    [
+        ([-1] * 4, -1),
+        ([0] * 4, 0),
+        ([2**62] * 4, 2**62),
+        ([5, 3, 7, 10], 3),  # within the shard, but falling
+        ([3, 5, 6, 10], 6),  # the run's last document ends before the run
+    ],
+)
+def test_documents_that_end_where_none_can_are_named_with_their_file(folder, ends, found):
+    path = Path(folder, "0-a.ends")
+    path.write_bytes(np.array(ends, "<i8").tobytes())
+    shards = TokenShards.open(folder)
+    message = rf"^{path}: a document ends at token {found}, as none can of 3 documents with 7 tok"
+    asked = [
+        lambda: shards.document_starts("web", np.arange(4)),
+        lambda: shards.document_numbers("web", np.arange(7)),
+        lambda: shards.boundaries("web", 0, 7),
+    ]
+    refused = 0
+    for ask in asked:
+        try:
+            ask()
+        except DataError as error:
+            assert re.match(message, str(error)) and str(error).endswith("; tokenize again")
+            refused += 1
+    assert refused, "no way to read it found it"
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 11), min_size=4, max_size=4))
+@tries(max_examples=100)
+def test_whatever_ends_documents_have_readers_stay_inside_their_source_or_refuse(
+    tmp_path_factory, ends
+):
+    folder = tmp_path_factory.mktemp("shards")
+    documents = [document(s, [1] * n) for s, n in (("web", 3), ("web", 2), ("web", 2), ("wiki", 3))]
+    write_shard(str(folder), "a", VOCABULARY, documents)
+    (folder / "a.ends").write_bytes(np.array(ends, "<i8").tobytes())
+    shards = TokenShards.open(str(folder))
+    for ask, least, most in (
+        (lambda: shards.document_starts("web", np.array([2, 0, 3, 1])), 0, 7),
+        (lambda: shards.document_numbers("web", np.array([6, 0, 3])), 0, 2),
+        (lambda: shards.document_numbers("wiki", np.array([1])), 0, 0),
+        (lambda: shards.boundaries("web", 0, 7), 1, 6),
+    ):
+        with contextlib.suppress(DataError):
+            assert all(least <= found <= most for found in ask().tolist())
 
 
 def test_an_index_that_is_lost_or_torn_after_opening_is_named(folder):

@@ -10,15 +10,15 @@ from trainrig.tokens.mixing.timeline import Timeline
 def check(timeline: Timeline, caps: Mapping[str, float], steps: int) -> dict[str, float]:
     """The epochs that `steps` steps make of each source, of which `caps` allows so many.
 
-    Raises ConfigError for the source that reaches its cap first, or if all sources end before;
-    it says with numbers what would work.
+    Raises ConfigError for the source that reaches its cap first, or if all that a stage reads end
+    before; it says with numbers what would work.
     """
     samples = timeline.first_sample(steps)
     if timeline.end is not None and samples > timeline.end:
         enough = timeline.step_of(timeline.end)
         raise ConfigError(
-            f"batches: all sources reach their caps of epochs after {enough} whole steps, but "
-            f"training.steps is {steps}; train for {enough} steps or fewer, or raise "
+            f"batches: {timeline.last_read()} reach their caps of epochs after {enough} whole "
+            f"steps, but training.steps is {steps}; train for {enough} steps or fewer, or raise "
             "batches.epochs"
         )
     read = timeline.epochs_read(samples)

@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from trainrig.config import AHEAD, Field, Settings
 from trainrig.tokens.batches import BatchSizes, check_divides
@@ -70,6 +70,17 @@ class BatchSettings(BatchSizes):
     # them. Set them where later stages may bring shorter or longer sequences than are planned yet.
     base_sequence_length: int | None = Field(default=None, ge=1)
     longest_sequence_length: int | None = Field(default=None, ge=1)
+
+    @field_validator("epochs", mode="before")
+    @classmethod
+    def _caps_are_numbers(cls, given: Any) -> Any:
+        """Here, since a union would tell of each of its members why it is not that one."""
+        for source, cap in given.items() if isinstance(given, Mapping) else [("", given)]:
+            if not isinstance(cap, int | float) or isinstance(cap, bool) or not cap > 0:
+                of = f"of '{source}' " if source else ""
+                table = "" if source else ", or a table of such by source"
+                raise ValueError(f"{of}should be a number greater than 0{table}, found {cap!r}")
+        return given
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:

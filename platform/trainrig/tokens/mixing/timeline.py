@@ -62,10 +62,12 @@ class Timeline:
         """
         self.stages = tuple(stages)
         self.sources = tuple(sources)
-        self.end: int | None = None  # the sample from which on no source has anything left
+        # The sample from which on no source that its stage reads has anything left.
+        self.end: int | None = None
         self.segments: list[Segment] = []
-        self._passages: list[dict[str, Passage]] = []
+        self._passages: list[dict[str, Passage]] = []  # of the stages up to the end
         self._caps = caps
+        self._weights = tuple(weights)
         self._numbers = {source: number for number, source in enumerate(self.sources)}
         progress = {source: Progress.at(each, 0, 0) for source, each in blocks.items()}
         owed: Mapping[str, Fraction] = {}
@@ -138,8 +140,8 @@ class Timeline:
         """What neighbouring `samples` of one step are. Raises ConfigError past the end of data."""
         if self.end is not None and samples[-1] >= self.end:
             raise ConfigError(
-                f"batches: all sources are used up after {self.step_of(self.end)} whole steps; "
-                "train for fewer, or raise `epochs`"
+                f"batches: {self.last_read()} are used up after {self.step_of(self.end)} whole "
+                "steps; train for no more, or raise `epochs`"
             )
         sources, ordinals = np.empty_like(samples), np.empty_like(samples)
         first = bisect.bisect_right(self._firsts, int(samples[0])) - 1
@@ -153,6 +155,15 @@ class Timeline:
             sources[of] = np.array([self._numbers[name] for name in names])[chosen]
             ordinals[of] = np.array([segment.before[name] for name in names])[chosen] + counted
         return Places(self.segments[last].stage, sources, ordinals)
+
+    def last_read(self) -> str:
+        """Which sources have nothing left at the end, in words."""
+        stage = len(self._passages) - 1
+        names = [source for source, weight in self._weights[stage].items() if weight > 0]
+        return (
+            f"all sources with weight in the stage from step {self.stages[stage].from_step} "
+            f"({', '.join(sorted(names))})"
+        )
 
     def passage(self, stage: int, source: str) -> Passage:
         """The rows of `source` in a stage."""

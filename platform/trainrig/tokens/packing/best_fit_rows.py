@@ -36,14 +36,24 @@ class BestFitRows:
         return self._plan.count("row_ends", source)
 
     def targets(self, source: str, windows: Integers, span: int) -> Integers:
-        """[B] as the plan says. Raises ConfigError for a `span` above 1."""
+        """[B] as the plan says.
+
+        Raises ConfigError for a `span` above 1, DataError for what no row can have.
+        """
         self._check_span(span)
-        return self._plan.take("row_targets", source, windows).astype(np.int64)
+        targets = self._plan.take("row_targets", source, windows).astype(np.int64)
+        if targets.size and not 0 <= targets.min() <= targets.max() <= self._length:
+            found = f"rows of {targets.min()} to {targets.max()} targets, of {self._length}"
+            raise self._plan.impossible("row_targets", found)
+        return targets
 
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
-        """Fill a row piece by piece. Raises ConfigError for a `span` above 1."""
+        """Fill a row piece by piece.
+
+        Raises ConfigError for a `span` above 1, DataError for pieces that no row can have.
+        """
         self._check_span(span)
         check_windows(source, window, span, self.windows(source))
         starts, lengths = self._pieces(source, window)
@@ -64,8 +74,20 @@ class BestFitRows:
         known = max(window - 1, 0)  # the first row's pieces begin at 0
         row_ends = self._plan.read("row_ends", source, known, window + 1)
         begin, end = (0 if window == 0 else int(row_ends[0])), int(row_ends[-1])
+        count = self._plan.count("starts", source)
+        if not 0 <= begin < end <= count:
+            found = f"{source}: row {window} of pieces {begin} to {end}, of {count}"
+            raise self._plan.impossible("row_ends", found)
         starts = self._plan.read("starts", source, begin, end)
-        return starts, self._plan.read("lengths", source, begin, end).astype(np.int64)
+        lengths = self._plan.read("lengths", source, begin, end).astype(np.int64)
+        if lengths.min() < 1 or lengths.sum() > self._length + 1:
+            found = f"{source}: row {window} of {lengths.sum()} ids, of {self._length + 1}"
+            raise self._plan.impossible("lengths", found)
+        tokens = self._shards.tokens(source)
+        if starts.min() < 0 or (starts > tokens - lengths).any():
+            found = f"{source}: row {window} begins at ids {starts.min()} to {starts.max()}"
+            raise self._plan.impossible("starts", f"{found}, of {tokens}")
+        return starts, lengths
 
     def _check_span(self, span: int) -> None:
         if span != 1:

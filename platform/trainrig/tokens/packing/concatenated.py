@@ -69,7 +69,10 @@ class Shuffled(Concatenated):
     def read(
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
-        """Fill a row from the documents that the plan says."""
+        """Fill a row from the documents that the plan says.
+
+        Raises DataError for what no plan of these shards can say.
+        """
         check_windows(source, window, span, self.windows(source))
         count = span * self._length
         start = window * self._length  # in the shuffled stream
@@ -89,7 +92,20 @@ class Shuffled(Concatenated):
         """The D documents of a stretch of the stream: [D + 1] where they begin in the stream, and
         the last one ends; [D] where they start in the source."""
         first, last = self._plan.search("ends", source, np.array([start, end - 1])).tolist()
+        documents, tokens = self._plan.count("ends", source), self._shards.tokens(source)
+        if not first <= last < documents:
+            found = f"{source}: tokens {start} to {end} in documents {first} to {last}"
+            raise self._plan.impossible("ends", f"{found}, of {documents}")
         bounds = np.zeros(last + 2 - first, dtype=np.int64)
         known = max(first - 1, 0)  # the source's first document begins at 0
         bounds[known + 1 - first :] = self._plan.read("ends", source, known, last + 1)
-        return bounds, self._plan.read("starts", source, first, last + 1)
+        if bounds[0] < 0 or bounds[-1] > tokens or (bounds[1:] <= bounds[:-1]).any():
+            found = (
+                f"{source}: documents {first} to {last} end at tokens {bounds[1]} to {bounds[-1]}"
+            )
+            raise self._plan.impossible("ends", f"{found}, of {tokens}, or fall")
+        starts = self._plan.read("starts", source, first, last + 1)
+        if starts.min() < 0 or (starts > tokens - np.diff(bounds)).any():
+            found = f"{source}: documents that begin at tokens {starts.min()} to {starts.max()}"
+            raise self._plan.impossible("starts", f"{found}, of {tokens}")
+        return bounds, starts

@@ -116,6 +116,10 @@ class Plan:
         """The source's entries at `indices`."""
         return self._arrays[array].take(self._first[array][source] + indices)
 
+    def impossible(self, array: str, found: str) -> DataError:
+        """The error for values `found` in `array` that no plan for these shards can have."""
+        return DataError(f"{self._arrays[array].path}: {found}; tokenize again")
+
     def search(self, array: str, source: str, values: Integers) -> Integers:
         """How many of the source's entries, which ascend, are at most each of `values`."""
         first = self._first[array][source]

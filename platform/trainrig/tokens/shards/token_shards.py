@@ -24,6 +24,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.runs import Runs, grouped, runs_of, spread
 from trainrig.tokens.shards.shard_files import (
     ENDINGS,
+    ENDS,
     HEAD,
     INDEX,
     TOKENS,
@@ -108,17 +109,25 @@ class TokenShards:
     def read_into(self, source: str, start: int, out: NDArray[np.integer[Any]]) -> None:
         """Fill `out` with the ids of `source` from `start` on.
 
-        Raises IndexError beyond the source's end.
+        Raises IndexError beyond the source's end, DataError for an id beyond the vocabulary.
         """
         at = 0
         for shard, begin, end in self._pieces(source, start, len(out)):
-            out[at : at + end - begin] = self._shards[shard].ids.read(begin, end)
+            ids = self._shards[shard].ids.read(begin, end)
+            largest = ids.max()
+            if largest >= self.vocabulary.size:
+                raise DataError(
+                    f"{self._shards[shard].path}{TOKENS}: id {largest} among its tokens {begin} to "
+                    f"{end}, but its vocabulary has {self.vocabulary.size}; tokenize again"
+                )
+            out[at : at + end - begin] = ids
             at += end - begin
 
     def document_starts(self, source: str, numbers: Integers) -> Integers:
         """The token of `source` at which each document of `numbers` begins.
 
-        A number may be `document_count(source)`: past the last one. Raises IndexError beyond.
+        A number may be `document_count(source)`: past the last one. Raises IndexError beyond,
+        DataError where the shards have documents end as none can.
         """
         of = self._runs[source]
         _check_inside(numbers, self.document_count(source) + 1, f"{source}: document")
@@ -127,14 +136,17 @@ class TokenShards:
             first = of.first_documents[run]
             places = numbers[here] - of.documents_before(run) + first
             found = self._shards[of.shards[run]].ends.take(np.maximum(places - 1, 0))
-            found = np.where(places > 0, found, 0)  # a shard's first document begins at 0
+            # A run's first document begins where the run does.
+            found = np.where(places > first, found, of.first_tokens[run])
+            self._check_ends(of, run, places - first, found)
             starts[here] = found - of.first_tokens[run] + of.tokens_before(run)
         return starts
 
     def document_numbers(self, source: str, positions: Integers) -> Integers:
         """The number, in `source`, of the document that the token at each position is of.
 
-        Raises IndexError for what is no position.
+        Raises IndexError for what is no position, DataError where the shards have documents end
+        as none can.
         """
         of = self._runs[source]
         _check_inside(positions, self.tokens(source), f"{source}: token")
@@ -143,12 +155,18 @@ class TokenShards:
             first = of.first_documents[run]
             past = first + of.document_ends[run] - of.documents_before(run)
             places = positions[here] - of.tokens_before(run) + of.first_tokens[run]
-            found = self._shards[of.shards[run]].ends.search(places, "right", first, past)
+            ends = self._shards[of.shards[run]].ends
+            # Past the last document only if it ends too early, which is then found.
+            found = np.minimum(ends.search(places, "right", first, past), past - 1)
+            self._check_ends(of, run, found - first + 1, ends.take(found))
             numbers[here] = found - first + of.documents_before(run)
         return numbers
 
     def boundaries(self, source: str, start: int, length: int) -> Integers:
-        """The positions after `start` and before `start + length` at which a document begins."""
+        """The positions after `start` and before `start + length` at which a document begins.
+
+        Raises DataError where the shards have documents end as none can.
+        """
         self._check_window(source, start, length)
         of = self._runs[source]
         found: list[Integers] = []
@@ -159,9 +177,11 @@ class TokenShards:
             inside = np.array([token + begin, token + end - 1], dtype=np.int64)
             past = document + of.document_ends[run] - of.documents_before(run)
             first, last = ends.search(inside, "right", document, past).tolist()
+            here = ends.read(first, max(first, last))
+            self._check_ends(of, run, np.arange(first, first + len(here)) - document + 1, here)
             if found:  # a run begins with a document
                 found.append(np.array([token + begin + shift]))
-            found.append(ends.read(first, last) + shift)
+            found.append(here + shift)
         return np.concatenate(found)
 
     def documents(self, source: str, start: int, length: int) -> list[IndexedDocument]:
@@ -201,6 +221,26 @@ class TokenShards:
             offset = of.first_tokens[run]
             yield of.shards[run], offset + begin, offset + end
 
+    def _check_ends(self, of: Runs, run: int, documents: Integers, ends: Integers) -> None:
+        """Raise DataError unless the first so many `documents` of a run can end at `ends`, tokens
+        of its shard: each has a token or more, and so has each that comes after them."""
+        tokens = of.token_ends[run] - of.tokens_before(run)
+        count = of.document_ends[run] - of.documents_before(run)
+        more = ends - of.first_tokens[run] - documents  # than one token each
+        if not more.size:
+            return
+        wrong = (
+            (more < 0) | (more > tokens - count) | ((documents == count) & (more < tokens - count))
+        )
+        falls = np.diff(more) * np.diff(documents) < 0
+        if wrong.any() or falls.any():
+            at = int(wrong.argmax()) if wrong.any() else int(falls.argmax()) + 1
+            path = self._shards[of.shards[run]].path + ENDS
+            raise DataError(
+                f"{path}: a document ends at token {ends[at]}, as none can of {count} documents "
+                f"with {tokens} tokens; tokenize again"
+            )
+
     def _check_window(self, source: str, start: int, length: int) -> None:
         if not 0 <= start < start + length <= self.tokens(source):
             raise IndexError(
@@ -223,7 +263,9 @@ def _shard_paths(folder: str) -> list[str]:
         nearby = ", ".join(sorted({path.rpartition("/")[0] for path in paths}))
         remedy = f"there are some in {nearby}" if nearby else "`trainrig tokenize` makes them"
         raise DataError(f"{folder}: no token shards (*{TOKENS}) here; {remedy}")
-    return sorted(here)
+    # A head that has lost all its files is a shard too: opening it says what is missing.
+    heads = {path.removesuffix(HEAD) for path, ending in ending_of.items() if ending == HEAD}
+    return sorted(here | {path for path in heads if path.rpartition("/")[0] == folder.rstrip("/")})
 
 
 __all__ = [
