@@ -368,7 +368,7 @@ def test_check_counts_parameters_exactly_before_and_after_there_are_tokens(
     after = trainrig("check", made.run_file("pretrain"), "--json").result
     sizes = DecoderConfig(**MODEL, vocabulary=320)  # 280 entries, up to a multiple of 64
     exact = sum(p.numel() for p in Decoder(sizes).parameters())
-    assert (after["parameters"], after["train_tokens"]) == (exact, 3 * 4 * 32)
+    assert (after["parameters"], after["positions"]) == (exact, 3 * 4 * 32)
     write_run_files(tmp_path, tmp_path / "nothing-made")
     early = ("check", tmp_path / "pretrain.toml")
     assert "tokens/tokenizer.json is there" in trainrig(*early, "--json").result["parameters"]
@@ -496,7 +496,7 @@ def test_what_shows_only_in_the_doing_is_refused_and_no_output_is_left(
     before = contents(made.at)
     ended = trainrig(verb, made.run_file(verb), *given)
     *progress, line = ended.err.splitlines(keepends=True)
-    assert all(re.fullmatch(rf"{verb}: \d+ of \d+ files\n", said) for said in progress)
+    assert all(re.fullmatch(rf"{verb}: \d+ of \d+ splits\n", said) for said in progress)
     assert refused(Ended(ended.code, ended.out, line)).startswith(problem.format(**names))
     assert contents(made.at) == before
     assert not (tmp_path / "out").exists()

@@ -13,6 +13,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,7 +28,7 @@ STAGE = """
 
     terminal = Terminal()
     terminal.listen()
-    with terminal.only_results_on_stdout(), terminal.stage("curate", "files") as advance:
+    with terminal.only_results_on_stdout(), terminal.stage("curate", "splits") as advance:
         for done in range(101):
             advance(done, 100)
             time.sleep(0.005)
@@ -101,7 +103,7 @@ def test_off_a_terminal_there_are_plain_lines_and_few() -> None:
     shown = off_a_terminal(STAGE)
     lines = shown.err.splitlines()
     assert shown.err == shown.err.replace("\r", "").replace("\x1b", "")
-    progress = [f"curate: {done} of 100 files" for done in range(0, 101, 10)]
+    progress = [f"curate: {done} of 100 splits" for done in range(0, 101, 10)]
     assert lines == [*progress, "said by somebody else", "done: [all] of it"]
     assert shown.out == "the result\n"
 
@@ -109,7 +111,7 @@ def test_off_a_terminal_there_are_plain_lines_and_few() -> None:
 def test_in_continuous_integration_nothing_moves() -> None:
     shown = in_a_terminal(STAGE, CI="true")
     assert not ANIMATION.search(shown.err.replace("\r\n", "\n"))
-    assert "curate: 50 of 100 files" in shown.err
+    assert "curate: 50 of 100 splits" in shown.err
 
 
 def test_no_color_is_obeyed() -> None:
@@ -169,14 +171,14 @@ def test_a_table_has_two_columns(capsys: pytest.CaptureFixture[str]) -> None:
 def test_off_a_terminal_a_stage_is_at_most_a_line_a_tenth_of_the_way(
     capsys: pytest.CaptureFixture[str], of: int
 ) -> None:
-    with Terminal().stage("tokenize", "files") as advance:
+    with Terminal().stage("tokenize", "splits") as advance:
         for done in range(of + 1):
             advance(done, of)
             advance(done, of)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 11
-    assert lines[0] == f"tokenize: 0 of {of} files"
-    assert lines[-1] == f"tokenize: {of} of {of} files"
+    assert lines[0] == f"tokenize: 0 of {of} splits"
+    assert lines[-1] == f"tokenize: {of} of {of} splits"
 
 
 def test_off_a_terminal_a_slow_stage_is_heard_of_now_and_then(
@@ -184,11 +186,11 @@ def test_off_a_terminal_a_slow_stage_is_heard_of_now_and_then(
 ) -> None:
     now = iter([0.0, *(terminal.LINE_SECONDS * n + 1 for n in (0, 1, 2))])
     monkeypatch.setattr(terminal.time, "monotonic", functools.partial(next, now))
-    with Terminal().stage("tokenize", "files") as advance:
+    with Terminal().stage("tokenize", "splits") as advance:
         for done in (0, 1, 2, 2):  # that it is where it was is no news
             advance(done, 1_000)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["tokenize: 0 of 1000 files", "tokenize: 2 of 1000 files"]
+    assert lines == ["tokenize: 0 of 1000 splits", "tokenize: 2 of 1000 splits"]
 
 
 def metrics_line(step: int, loss: float | None) -> str:
@@ -236,3 +238,32 @@ def test_training_that_fails_is_no_longer_followed(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), Terminal().training("pretrain", str(tmp_path), 40):
         raise ZeroDivisionError
     assert threading.active_count() == before
+
+
+def last_line(capsys: pytest.CaptureFixture[str], counts: Mapping[str, Any]) -> str:
+    """What is said of a stage that has done two splits and come to `counts`."""
+
+    def stage(run: Any, progress: terminal.Advance) -> Any:
+        progress(2, 2)
+        return SimpleNamespace(counts=counts)
+
+    terminal.show(Terminal(), SimpleNamespace(verb="tokenize", output="out"), stage)
+    progress, last = capsys.readouterr().err.splitlines()
+    assert progress == "tokenize: 2 of 2 splits"
+    return last
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        ({"no_text": 15, "not_json": 1_001}, ", refused 1,016 rows: see quarantine/"),
+        ({"no_text": 1}, ", refused 1 row: see quarantine/"),
+        ({}, ""),
+    ],
+)
+def test_the_last_line_of_a_stage_tells_numbers_and_that_rows_were_refused(
+    capsys: pytest.CaptureFixture[str], refused: dict[str, int], words: str
+) -> None:
+    counts = {"loss": 6.47021, "train_tokens": 12_345, "tokens_of": {"a": 5}, "refused": refused}
+    line = "tokenize: out: loss 6.47, train_tokens 12,345"
+    assert last_line(capsys, counts) == line + words

@@ -174,7 +174,7 @@ def show(terminal: Terminal, run: Any, stage: Callable[..., Manifest]) -> Manife
         with terminal.training(run.verb, run.output, run.training.steps):
             manifest = stage(run)
     elif "progress" in inspect.signature(stage).parameters:
-        with terminal.stage(run.verb, "files") as advance:
+        with terminal.stage(run.verb, "splits") as advance:
             manifest = stage(run, progress=advance)
     else:
         manifest = stage(run)
@@ -189,4 +189,6 @@ def _in_words(counts: Mapping[str, Any]) -> str:
             words.append(f"{name} {value:,.4g}")
         elif isinstance(value, int):
             words.append(f"{name} {value:,}")
+        elif name == "refused" and (rows := sum(value.values())):  # by reason
+            words.append(f"refused {rows:,} {'row' if rows == 1 else 'rows'}: see quarantine/")
     return ", ".join(words)

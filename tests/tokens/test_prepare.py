@@ -13,7 +13,7 @@ from trainrig.corpus.curate import Curation
 from trainrig.corpus.judge import Source
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
-from trainrig.tokens.documents.document_set import JSONL, Column
+from trainrig.tokens.documents.document_set import JSONL, Column, Parquet
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.held_out import normalised
 from trainrig.tokens.packing.plans import PackingPlan
@@ -337,6 +337,20 @@ def test_what_is_no_document_is_counted_and_put_aside(folder: str, tmp_path: Pat
         {"file": "a.jsonl", "place": len("\n".join(lines[:-1])) + 1, "reason": "not_json"},
     ]
     assert f"{QUARANTINE}/documents-00000.jsonl" in made.files
+
+
+def test_a_damaged_file_is_named_and_leaves_no_claimed_output(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = pa.table({"text": [f"page {number} of the sea" for number in range(1_000)]})
+    pq.write_table(texts, path, compression="snappy")
+    damaged = bytearray(path.read_bytes())
+    damaged[100:120] = bytes(byte ^ 0xFF for byte in damaged[100:120])
+    path.write_bytes(damaged)
+    documents = (Parquet(paths=(str(path),), source="notes"),)
+    run = tokenization(folder, documents=documents, output=f"{tmp_path}/tokens")
+    with pytest.raises(DataError, match=r"a\.parquet: not Parquet, or torn .*; get or write it ag"):
+        tokenize(run)
+    assert storage.list_files(run.output) == []
 
 
 @pytest.mark.parametrize("shard_bytes", [4_000, 10**6])

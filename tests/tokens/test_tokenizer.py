@@ -9,7 +9,7 @@ import pytest
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
-from trainrig.tokens.documents.document_set import JSONL, Column
+from trainrig.tokens.documents.document_set import JSONL, Column, Parquet
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.held_out import held_out
 from trainrig.tokens.tokenizer import (
@@ -217,6 +217,32 @@ def test_what_cannot_work_is_refused_and_leaves_nothing(table, tmp_path, changes
     with pytest.raises(error, match=message):
         make_tokenizer(training(table, tmp_path / "t", **changes))
     assert storage.list_files(str(tmp_path / "t")) == []
+
+
+def test_a_damaged_tokenizer_or_document_file_leaves_no_claimed_output(table, tmp_path):
+    (tmp_path / "t.json").write_text('{"model": null}')
+    with pytest.raises(DataError, match=r"t\.json: not a tokenizer\.json"):
+        make_tokenizer(
+            training(
+                table,
+                tmp_path / "out",
+                tokenizer=Imported(path=f"{tmp_path}/t.json"),
+                report=Reporting(held_out=0.2),
+            )
+        )
+    assert storage.list_files(str(tmp_path / "out")) == []
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    damaged = Parquet(paths=(f"{tmp_path}/a.parquet",), source="s")
+    with pytest.raises(DataError, match=r"a\.parquet: not Parquet, or torn"):
+        make_tokenizer(training(damaged, tmp_path / "out"))
+    assert storage.list_files(str(tmp_path / "out")) == []
+
+
+def test_what_the_encoder_refuses_leaves_no_claimed_output(table, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainrig.tokens.tokenizer.train_tokenizer", lambda *_: b"{}")
+    with pytest.raises(DataError):
+        make_tokenizer(training(table, tmp_path / "out"))
+    assert storage.list_files(str(tmp_path / "out")) == []
 
 
 def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, monkeypatch):

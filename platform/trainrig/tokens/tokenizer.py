@@ -103,7 +103,7 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
         held_back = HeldBack(run.report)
         sample = draw_sample(held_back.let_by(_rows(documents)), run.sample)
         trained = train_tokenizer(run.tokenizer, sample.texts)
-    encoder = Encoder(trained.decode(), stage.path(TOKENIZER_FILE))
+        encoder = Encoder(trained.decode(), stage.path(TOKENIZER_FILE))
     storage.write(stage.path(TOKENIZER_FILE), trained)
     others = [*_smaller(run, encoder), *others]
     told = _told(run, encoder, sample, held_back.texts(), others)

@@ -243,6 +243,60 @@ def test_what_is_no_tokenizer_is_refused_by_name(content, message, tmp_path):
     assert str(path) in str(refused.value) and message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        None,
+        "BPE",
+        [],
+        {"type": "BPE"},
+        {"type": "Unigram"},
+        {"type": "Unigram", "vocab": [["a"]]},
+        {"type": "BPE", "vocab": {"a": 0}, "merges": 5},
+    ],
+)
+@pytest.mark.parametrize("whole", [{}, json.loads(gemma_like().to_str())])
+def test_a_damaged_model_is_refused_by_one_line_that_names_the_file(model, whole, tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(whole | {"model": model}))
+    with pytest.raises(DataError) as refused:
+        Imported(path=str(path)).train([])
+    assert str(refused.value).startswith(f"{path}: not a tokenizer.json: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_damage_beside_the_model_is_refused_too(tmp_path):
+    path = tmp_path / "t.json"
+    whole = json.loads(gemma_like().to_str())
+    for part in ("added_tokens", "normalizer", "decoder", "pre_tokenizer"):
+        for damaged in (5, "x", [5], {"type": "Split"}):
+            path.write_text(json.dumps(whole | {part: damaged}))
+            with pytest.raises(DataError, match=r"t\.json: not a tokenizer\.json"):
+                Imported(path=str(path)).train([])
+
+
+def test_brackets_without_end_are_refused(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"t\.json: not JSON"):
+        Imported(path=str(path)).train([])
+
+
+def test_a_vocabulary_that_cannot_encode_every_text_is_refused(tmp_path):
+    tokenizer = gpt_2_like()
+    tokenizer.model = models.Unigram([("a", 0.0)])
+    with pytest.raises(DataError, match=r"cannot encode '.*': .*; use a byte-level tokenizer"):
+        imported(tokenizer, tmp_path)
+
+
+def test_merges_written_as_strings_are_read_as_those_written_as_pairs(tmp_path):
+    whole = json.loads(gemma_like().to_str())
+    whole["model"]["merges"] = [" ".join(merge) for merge in whole["model"]["merges"]]
+    (tmp_path / "old.json").write_text(json.dumps(whole))
+    old = Imported(path=str(tmp_path / "old.json")).train([])
+    assert old == imported(gemma_like(), tmp_path)
+
+
 def test_a_folder_is_no_tokenizer(tmp_path):
     with pytest.raises(DataError, match=r"is a folder; name the tokenizer.json"):
         Imported(path=str(tmp_path)).train([])

@@ -62,6 +62,18 @@ def test_another_seed_draws_other_texts_in_another_order():
     assert samples[0] != sorted(samples[0])
 
 
+def test_a_seed_is_an_integer_of_toml_and_the_samples_of_known_seeds_stay():
+    documents = [(str(n), "a", f"{n:02d}") for n in range(100)]
+    first = {0: ["43", "87", "93"], 7: ["38", "58", "17"], -1: ["60", "37", "74"]}
+    for seed, texts in first.items():
+        assert draw_sample(documents, Sampling(bytes=6, seed=seed)).texts == texts
+    for seed in (-(2**63), 2**63 - 1):
+        assert len(draw_sample(documents, Sampling(bytes=6, seed=seed)).texts) == 3
+    for seed in (10**70, 2**63, -(2**63) - 1):
+        with pytest.raises(ValidationError, match="seed"):
+            Sampling(seed=seed)
+
+
 def test_a_sample_is_cut_where_it_is_full_and_never_inside_a_character():
     assert draw_sample([("1", "a", "abcdef")], Sampling(bytes=4)).texts == ["abcd"]
     assert draw_sample([("1", "a", "aé")], Sampling(bytes=2)) == Sample(["a"], {"a": 1})

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from trainrig import storage
 from trainrig.errors import DataError
@@ -14,16 +15,42 @@ from trainrig.tokens.documents.formats import FORMATS, Format
 def paths_of(kind: str, patterns: Sequence[str]) -> list[str]:
     """The files that `patterns` name, each once, sorted. Raises DataError if one names none."""
     found = {path for pattern in patterns for path in _matching(FORMATS[kind], pattern)}
-    # "./a" and "a" are one file.
-    return sorted({path if path.startswith(storage.S3) else str(Path(path)) for path in found})
+    # "./a" and "a" are one file, and so is "/folder/a" in that folder.
+    places = {_place(path): path for path in sorted(found)}
+    return [
+        path if path.startswith(storage.S3) else str(Path(path))
+        for _, path in sorted(places.items())
+    ]
 
 
 def named(paths: Sequence[str]) -> list[str]:
-    """What each file is known by: its path below the folder that all of them lie in."""
-    folder = os.path.commonpath([path.rpartition("/")[0] for path in paths])
-    if paths[0].startswith(storage.S3):  # whose double slash commonpath takes for one
-        folder = folder.replace("s3:/", storage.S3, 1)
-    return [path.removeprefix(folder).removeprefix("/") for path in paths]
+    """What each file is known by: its path below the folder that all of them lie in.
+
+    Of files on disk and on S3 no folder holds all, so each kind has one of its own, and names begin
+    with `disk/` or `s3/`: no two files have the same.
+    """
+    places = [_place(path) for path in paths]
+    kinds = sorted({kind for kind, _ in places})
+    folders = {
+        kind: os.path.commonpath(
+            [path.rpartition("/")[0] or "/" for of, path in places if of == kind]
+        )
+        for kind in kinds
+    }
+    names = [path.removeprefix(folders[kind]).removeprefix("/") for kind, path in places]
+    if len(kinds) == 1:
+        return names
+    return [f"{kind}/{name}" for (kind, _), name in zip(places, names, strict=True)]
+
+
+def _place(path: str) -> tuple[Literal["disk", "s3"], str]:
+    """Where a file lies, however it is written: the kind of location, and the path from its root.
+
+    By letters alone: a link is a folder like any other, under the name that it has.
+    """
+    if path.startswith(storage.S3):
+        return "s3", "/" + path.removeprefix(storage.S3)
+    return "disk", os.path.normpath(Path(path).absolute())
 
 
 def _matching(format_: Format, pattern: str) -> list[str]:

@@ -81,18 +81,28 @@ def _check_columns(path: str, columns: Sequence[str], there: Sequence[str]) -> N
             raise DataError(f"{path}: no column '{column}'{did_you_mean(column, there)}")
 
 
+@contextmanager
+def _damage_told(path: str, kind: str) -> Iterator[None]:
+    """Raise DataError if the block finds that the file at `path` is damaged, or of another kind."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path}: gone since the stage began") from None
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        if getattr(error, "errno", None):  # the disk's or the network's doing
+            raise
+        found = " ".join(str(error).split())
+        raise DataError(f"{path}: not {kind}, or torn ({found}); get or write it again") from None
+
+
 # Parquet
 
 
 @contextmanager
 def _opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
-    try:
-        with storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
-            yield file
-    except FileNotFoundError:
-        raise DataError(f"{path}: gone since the stage began") from None
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(f"{path}: not Parquet, or torn ({error})") from None
+    told = _damage_told(path, "Parquet")
+    with told, storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+        yield file
 
 
 def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[Cut]:
@@ -147,23 +157,18 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _opened_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """Schema and record batches of an IPC stream or file."""
-    try:
-        with ExitStack() as stack:
-            if path.startswith(storage.S3):
-                stream = stack.enter_context(pa.PythonFile(storage.open_read(path), "r"))
-            else:
-                stream = stack.enter_context(pa.memory_map(path))
-            if stream.read(6) == b"ARROW1":
-                file = stack.enter_context(pa.ipc.open_file(stream))
-                yield file.schema, map(file.get_batch, range(file.num_record_batches))
-            else:
-                stream.seek(0)
-                reader = stack.enter_context(pa.ipc.open_stream(stream))
-                yield reader.schema, iter(reader)
-    except FileNotFoundError:
-        raise DataError(f"{path}: gone since the stage began") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: not an Arrow stream or file, or torn ({error})") from None
+    with _damage_told(path, "an Arrow stream or file"), ExitStack() as stack:
+        if path.startswith(storage.S3):
+            stream = stack.enter_context(pa.PythonFile(storage.open_read(path), "r"))
+        else:
+            stream = stack.enter_context(pa.memory_map(path))
+        if stream.read(6) == b"ARROW1":
+            file = stack.enter_context(pa.ipc.open_file(stream))
+            yield file.schema, map(file.get_batch, range(file.num_record_batches))
+        else:
+            stream.seek(0)
+            reader = stack.enter_context(pa.ipc.open_stream(stream))
+            yield reader.schema, iter(reader)
 
 
 def _cut_arrow(path: str, columns: Sequence[str], part_bytes: int) -> list[Cut]:
@@ -180,6 +185,7 @@ def _read_arrow(piece: Piece, columns: Sequence[str]) -> Rows:
         for batch in batches:
             for start in range(0, len(batch), BATCH_ROWS):
                 part = batch.slice(start, BATCH_ROWS).select(names)
+                part.validate(full=True)  # a damaged offset would be followed out of the file
                 yield from enumerate(_rows(part), place + start)
             place += len(batch)
 
@@ -282,17 +288,11 @@ def _unpacked(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
         yield packed
 
 
+JSONL_ENDINGS = tuple(
+    name + packing for name in (".jsonl", ".ndjson", ".json") for packing in ("", ".gz", ".zst")
+)
 FORMATS: Mapping[str, Format] = {
-    "JSONL": Format(
-        tuple(
-            name + packing
-            for name in (".jsonl", ".ndjson", ".json")
-            for packing in ("", ".gz", ".zst")
-        ),
-        _cut_jsonl,
-        _read_jsonl,
-        _peek,
-    ),
+    "JSONL": Format(JSONL_ENDINGS, _cut_jsonl, _read_jsonl, _peek),
     "Parquet": Format((".parquet",), _cut_parquet, _read_parquet),
     "Arrow": Format((".arrow",), _cut_arrow, _read_arrow),
 }

@@ -58,6 +58,8 @@ class Imported(Settings):
         """The `tokenizer.json` to use; `texts` are not read. Raises DataError if it cannot be."""
         description = _read(self.path)
         description |= {"truncation": None, "padding": None}  # either would change texts unseen
+        # As the library writes what it read: all there, and in the form of today.
+        description = json.loads(_parsed(description, self.path).to_str())
         if spaces_are_marked(description):
             description = with_spaces(description)
         elif self.drop_normalizer:
@@ -75,7 +77,7 @@ def _read(path: str) -> dict[str, Any]:
         raise DataError(f"tokenizer.path: {path}: no such file") from None
     except IsADirectoryError:
         raise DataError(f"tokenizer.path: {path}: is a folder; name the tokenizer.json") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{path}: not JSON, so this is no tokenizer.json") from None
     if not isinstance(description, dict) or "model" not in description:
         raise DataError(f"{path}: not a tokenizer.json: it describes no model")
@@ -86,7 +88,8 @@ def _parsed(description: Mapping[str, Any], where: str) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
     except Exception as error:  # the library raises nothing more exact
-        raise DataError(f"{where}: not a tokenizer.json: {error}") from None
+        found = " ".join(str(error).split())
+        raise DataError(f"{where}: not a tokenizer.json: {found}; get it again") from None
     # Kept out of tokenizer.json by the library.
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -107,7 +110,7 @@ def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
     special = _special(tokenizer)
     entries = entry_bytes(tokenizer, set(special.values()), where)
     for text in (*PROBES, *_around_names(special)):
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = _encoded(tokenizer, text, where)
         made = sorted(set(ids) & set(special.values()))
         if made:
             raise DataError(
@@ -121,6 +124,15 @@ def _check_round_trip(tokenizer: tokenizers.Tokenizer, where: str) -> None:
                 f"{where}: gives text back changed: {_first_difference(text, back)}; use a "
                 f"byte-level tokenizer{_hint(tokenizer)}"
             )
+
+
+def _encoded(tokenizer: tokenizers.Tokenizer, text: str, where: str) -> list[int]:
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+    except Exception as error:  # the library raises nothing more exact
+        raise DataError(
+            f"{where}: cannot encode {text[:9]!r}: {error}; use a byte-level tokenizer"
+        ) from None
 
 
 def _around_names(special: Iterable[str]) -> Iterator[str]:

@@ -23,7 +23,7 @@ class Sampling(Settings):
     # Shares of the sample's bytes by source, in any unit; a source not named gives nothing. None:
     # documents as they come, whatever their source.
     weights: dict[str, float] | None = None
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)  # what an integer of TOML may be
 
 
 @dataclass(frozen=True)

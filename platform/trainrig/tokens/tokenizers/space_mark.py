@@ -18,6 +18,8 @@ _TO_SPACE = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " 
 def spaces_are_marked(description: Mapping[str, Any]) -> bool:
     """Whether a tokenizer.json marks spaces, and does nothing else to a text before its model.
 
+    `description` is as the library writes it, here and below.
+
     One that also puts a space before each text (Llama 2's does) is none: what it added could not
     be told from a space of the text.
     """
