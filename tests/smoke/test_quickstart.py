@@ -31,11 +31,11 @@ SIZES = {
     "pretrain": [
         *("model.layers=2", "model.channels=64", "model.heads=4", "model.kv_heads=2"),
         *("batches.sequence_length=64", "batches.global_batch=16", "batches.micro_batch=8"),
-        *("training.steps=60", "training.checkpoint_every=10"),
+        *("training.steps=60", "training.checkpoints.every=10"),
     ],
     "posttrain": [
         *("batches.sequence_length=256", "batches.global_batch=8", "batches.micro_batch=4"),
-        *("training.steps=6", "training.checkpoint_every=6"),
+        *("training.steps=6", "training.checkpoints.every=6"),
     ],
     "evaluate": ["sequence_length=64", "tokens_per_source=2000", "threads=1"],
 }

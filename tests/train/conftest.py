@@ -14,7 +14,7 @@ globals().update(runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 
 STEPS = 20
 # A checkpoint every fourth step, all of them kept.
-TRAINING = {"steps": STEPS, "checkpoint_every": 4, "keep_checkpoints": 100}
+TRAINING = {"steps": STEPS, "checkpoints": {"every": 4, "keep": 100}}
 
 Straight = Callable[[int], Job]
 

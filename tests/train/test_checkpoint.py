@@ -293,7 +293,7 @@ def test_pruning_leaves_what_is_being_written(copy):
 
 
 def test_a_run_keeps_as_many_checkpoints_as_it_is_told(ranks, make_job, tmp_path):
-    job = make_job(tmp_path, training={"steps": 6, "checkpoint_every": 1, "keep_checkpoints": 2})
+    job = make_job(tmp_path, training={"steps": 6, "checkpoints": {"every": 1, "keep": 2}})
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     assert steps_in(job.folder) == [5, 6]
     recorded = [event["step"] for event in RunFolder(job.folder).events()]

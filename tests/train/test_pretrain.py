@@ -144,7 +144,7 @@ def stop_after(step, without_ray, make_run, monkeypatch, run):
 @pytest.fixture
 def stopped_at_six(without_ray, make_run, monkeypatch, tmp_path):
     """A run of constant rate, stopped at its checkpoint of step 6, before any stage."""
-    training = {"schedule": {"kind": "Constant", "warmup": 0}, "checkpoint_every": 3}
+    training = {"schedule": {"kind": "Constant", "warmup": 0}, "checkpoints": {"every": 3}}
 
     def make(folder, stages=(), **more):
         batches = ROOM | {"stages": stages} | more
@@ -228,7 +228,7 @@ def test_the_same_command_finishes_a_run_whose_driver_was_killed(
     ranks, make_job, make_run, last_weights, tmp_path
 ):
     # Long enough that it is not over before its first checkpoint has been seen.
-    training = {"steps": 200, "checkpoint_every": 10, "keep_checkpoints": 100}
+    training = {"steps": 200, "checkpoints": {"every": 10, "keep": 100}}
     often = {"epochs": 20.0}
     run = make_run(tmp_path / "run", training=training, batches=often)
     (tmp_path / "run.toml").write_text(to_toml(run))

@@ -43,17 +43,19 @@ def test_a_sequence_may_fill_the_positions():
     [
         ("steps", 0),
         ("clip_norm", 0.0),
-        ("checkpoint_every", 0),
-        ("keep_checkpoints", 0),
-        ("max_restarts", -1),
+        ("checkpoints.every", 0),
+        ("checkpoints.keep", 0),
+        ("faults.max_restarts", -1),
         ("threads", 0),
-        ("collective_timeout", 0.0),
+        ("faults.collective_timeout", 0.0),
         ("seed", -1),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(key, value):
+    table, _, name = key.rpartition(".")
+    settings = {table: {name: value}} if table else {name: value}
     with pytest.raises(ConfigError, match=rf"run.toml: training.{key}: "):
-        build(Pretraining, changed("training", **{key: value}), "run.toml")
+        build(Pretraining, changed("training", **settings), "run.toml")
 
 
 def test_a_run_folder_in_a_bucket_is_refused_when_the_file_is_read():

@@ -72,7 +72,7 @@ def test_each_attempt_goes_on_from_the_newest_checkpoint(attempts, make_job, tmp
 
 @pytest.mark.parametrize("allowed", [0, 1, 3])
 def test_attempts_without_progress_are_bounded(allowed, attempts, make_job, tmp_path):
-    job = make_job(tmp_path, training={"max_restarts": allowed})
+    job = make_job(tmp_path, training={"faults": {"max_restarts": allowed}})
     fake = attempts(*[(0, "rank 3: out of memory")] * 10)
     with pytest.raises(ClusterError, match=r"beyond step 0, attempts: .; the last: rank 3: out of"):
         run(job)
@@ -80,14 +80,14 @@ def test_attempts_without_progress_are_bounded(allowed, attempts, make_job, tmp_
 
 
 def test_attempts_with_progress_are_not_bounded(attempts, make_job, tmp_path):
-    job = make_job(tmp_path, training={"max_restarts": 1})
+    job = make_job(tmp_path, training={"faults": {"max_restarts": 1}})
     fake = attempts(*[(step, "killed") for step in range(1, 12)], (12, None))
     assert run(job).restarts == 11
     assert fake.resumed == list(range(12))
 
 
 def test_attempts_that_end_well_but_leave_nothing_are_bounded_too(attempts, make_job, tmp_path):
-    job = make_job(tmp_path, training={"max_restarts": 2})
+    job = make_job(tmp_path, training={"faults": {"max_restarts": 2}})
     attempts(*[(0, None)] * 10)
     with pytest.raises(ClusterError, match="it left no whole checkpoint behind"):
         run(job)
@@ -223,7 +223,7 @@ def test_what_the_user_must_mend_ends_the_run_at_once_when_one_of_two_workers_me
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_worker_that_always_raises_is_given_up_with_its_reason(cluster, make_job, tmp_path):
-    job = make_job(tmp_path, training={"max_restarts": 0})
+    job = make_job(tmp_path, training={"faults": {"max_restarts": 0}})
     job = reading_nothing_ahead(job, make_batches=Faulty(job.make_batches, step=2))
     with pytest.raises(
         ClusterError, match=r"attempts: 1; .* rank 0: .*: the disk of the data is gone$"

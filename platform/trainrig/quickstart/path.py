@@ -102,7 +102,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
 
 def _step_of_the_kill(run: Pretraining) -> int:
     """Past half of the run and past a checkpoint: with something to lose, and to go back to."""
-    every = run.training.checkpoint_every
+    every = run.training.checkpoints.every
     checkpoint = -(-(run.training.steps // 2) // every) * every
     return checkpoint + max(1, every // 6)
 

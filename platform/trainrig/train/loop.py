@@ -49,7 +49,7 @@ def train(job: Job, attempt: Attempt, resume_from: str | None) -> int:
             began, seconds = time.perf_counter(), time.perf_counter() - began
             if writer:
                 writer.write(state.step, _logged(state, figures, seconds))
-            if state.step % job.training.checkpoint_every == 0 or state.step == job.training.steps:
+            if state.step % job.training.checkpoints.every == 0 or state.step == job.training.steps:
                 _save(folder, attempt, state, job, batches)
     samples.close()
     if writer:
@@ -130,4 +130,4 @@ def _save(
     checkpoint.save(folder, attempt, state, job, batches)
     if dist.get_rank() == 0:
         folder.record("checkpoint", attempt=attempt.number, step=state.step)
-        checkpoint.prune(folder, job.training.keep_checkpoints)
+        checkpoint.prune(folder, job.training.checkpoints.keep)

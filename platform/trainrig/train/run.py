@@ -22,6 +22,21 @@ def _on_disk(path: str) -> str:
 RunPath = Annotated[str, PLACE, AfterValidator(_on_disk)]
 
 
+class Checkpoints(Settings):
+    """When a run saves itself, and what it keeps."""
+
+    every: int = Field(default=100, ge=1)  # steps; the last step always makes one
+    keep: Annotated[int, PLACE] = Field(default=2, ge=1)  # the newest that many
+
+
+class Faults(Settings):
+    """How a run meets the failure of its workers."""
+
+    max_restarts: Annotated[int, PLACE] = Field(default=5, ge=0)  # without a new checkpoint between
+    # Seconds that a collective waits for a rank before the attempt counts as failed.
+    collective_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
+
+
 class Training(Settings):
     """How long to train, how, and what to do about faults."""
 
@@ -32,13 +47,10 @@ class Training(Settings):
     # Norm of the whole gradient above which it is scaled down (GPT-3, arXiv:2005.14165, app. B).
     clip_norm: float = Field(default=1.0, gt=0)
     threads: int = Field(default=1, ge=1)  # a worker; another number gives other bits
-    checkpoint_every: int = Field(default=100, ge=1)  # steps; the last step always makes one
-    keep_checkpoints: Annotated[int, PLACE] = Field(default=2, ge=1)  # the newest that many
-    max_restarts: Annotated[int, PLACE] = Field(default=5, ge=0)  # without a new checkpoint between
+    checkpoints: Checkpoints = Checkpoints()
+    faults: Faults = Faults()
     # Steps whose batches wait in memory while another is trained on; 0: each is read when needed.
     prefetch_steps: Annotated[int, PLACE] = Field(default=2, ge=0)
-    # Seconds that a collective waits for a rank before the attempt counts as failed.
-    collective_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
 
 
 class Pretraining(RunFile):

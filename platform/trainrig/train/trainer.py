@@ -53,7 +53,7 @@ def run(job: Job, workers: int) -> Outcome:
             return Outcome(newest, restarts=len(folder.attempts()) - 1)
         without_progress = 0 if step > last_step else without_progress + 1
         last_step = max(step, last_step)
-        if without_progress > job.training.max_restarts:
+        if without_progress > job.training.faults.max_restarts:
             raise ClusterError(
                 f"{job.folder}: no progress beyond step {step}, attempts: {without_progress}; the "
                 f"last: {problem or 'it left no whole checkpoint behind'}"
@@ -86,7 +86,7 @@ def _attempt(job: Job, attempt: Attempt, resume_from: str | None, workers: int) 
     trainer = TorchTrainer(
         _worker,
         train_loop_config={"job": job, "attempt": attempt, "resume_from": resume_from},
-        torch_config=TorchConfig(timeout_s=int(job.training.collective_timeout)),
+        torch_config=TorchConfig(timeout_s=int(job.training.faults.collective_timeout)),
         scaling_config=ScalingConfig(
             num_workers=workers, resources_per_worker={"CPU": 1}, use_gpu=_cluster_has_gpus()
         ),
