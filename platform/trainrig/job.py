@@ -20,6 +20,8 @@ from trainrig.config import Run
 from trainrig.errors import TrainrigError, Unfinished
 from trainrig.manifest import Manifest
 
+STOPPED = "stopped by SIGTERM; the same command goes on from the last that was whole"
+
 
 def main(
     model: type[Run], stage: Callable[[Run], Manifest], arguments: Sequence[str] | None = None
@@ -50,6 +52,9 @@ def exit_codes() -> Iterator[None]:
     except TrainrigError as error:
         print(f"trainrig: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except _Stopped:
+        print(f"trainrig: {STOPPED}", file=sys.stderr)
+        raise SystemExit(Unfinished.exit_code) from None
     except KeyboardInterrupt:
         print("trainrig: interrupted; the same command goes on from here", file=sys.stderr)
         raise SystemExit(130) from None
@@ -63,5 +68,9 @@ def exit_codes() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+class _Stopped(BaseException):
+    """SIGTERM, raised wherever the main thread is: no `except Exception` there may swallow it."""
+
+
 def _stop(number: int, frame: object) -> NoReturn:
-    raise Unfinished("stopped by SIGTERM; the same command goes on from the last that was whole")
+    raise _Stopped

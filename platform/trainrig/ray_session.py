@@ -9,11 +9,12 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from trainrig import errors
 from trainrig.errors import ClusterError, ConfigError
@@ -43,6 +44,8 @@ WORKER_ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS is not deterministic without, and torch refuses
 }
 OBJECT_STORE_BYTES = 256 * 2**20  # paths and counts only: far less is ever used
+
+_Row = TypeVar("_Row")
 
 Progress = Callable[[int, int], None]
 """Called with (splits done, splits in all) as a phase advances."""
@@ -152,10 +155,36 @@ def _on_ray(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
         compute=ray.data.ActorPoolStrategy(size=min(workers, len(rows))),
         num_cpus=1,
     )
-    for row in done.iter_rows():
+    for row in _aside(done.iter_rows):
         if row["problem"]:
             raise getattr(errors, row["kind"])(row["problem"])
         yield row["name"]
+
+
+def _aside(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
+    """What `iterate` gives, made in a thread of its own, so that a signal finds this one waiting.
+
+    A handler's exception is raised wherever the main thread happens to be, and Ray's own code
+    swallows some there: a driver that was told to stop then waited for ever (1 run in 12).
+    """
+    results: queue.SimpleQueue[tuple[_Row | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            for row in iterate():
+                results.put((row, None))
+            results.put((None, None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=run, name="splits", daemon=True).start()
+    while True:
+        row, error = results.get()
+        if error is not None:
+            raise error
+        if row is None:
+            return
+        yield row
 
 
 class _SplitActor:
