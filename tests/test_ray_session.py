@@ -1,5 +1,6 @@
 import functools
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -164,3 +165,17 @@ def test_a_worker_has_one_thread_and_the_standard_librarys_platform(
     assert seen["python"] == platform.python_version()
     assert seen["process"] != os.getpid()
     assert seen["environment"] == {**ray_session.WORKER_ENVIRONMENT, "RAY_AUTH_MODE": "token"}
+
+
+UNASKED = """
+import os
+from trainrig import ray_session
+os.environ.update(ray_session.ENVIRONMENT)
+import ray
+ray.put(1)
+"""
+
+
+def test_no_call_starts_a_ray_that_nobody_asked_for() -> None:
+    ended = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True)
+    assert "Ray has not been started yet" in ended.stderr, ended.stderr

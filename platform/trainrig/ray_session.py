@@ -24,6 +24,7 @@ from trainrig.splits import Phase, Split, Work
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # else whoever reaches the port commands the machine
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else threads of a driver that ends start another
     "RAY_DEDUP_LOGS": "0",  # merges lines that differ only in digits
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # its C++ prints warnings about itself over our progress
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # do not hide GPUs from tasks that ask for none
