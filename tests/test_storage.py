@@ -1,19 +1,15 @@
 import hashlib
-import http.client
 import io
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -23,6 +19,9 @@ from moto.s3.models import s3_backends
 
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
+
+_proxies = runpy.run_path(str(Path(__file__).with_name("s3_proxy.py")))
+Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
 
 BOTH = pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
 
@@ -60,6 +59,19 @@ def test_a_range_of_bytes_is_that_of_the_file(place: str, begin: int, end: int) 
     assert storage.read_range(storage.join(place, "file"), begin, end) == data[begin:end]
     with pytest.raises(FileNotFoundError):
         storage.read_range(storage.join(place, "other"), begin, end)
+
+
+@BOTH
+@pytest.mark.parametrize(("begin", "length"), [(0, 3), (700, 580), (1279, 5), (1280, 5), (9000, 5)])
+def test_a_buffer_is_filled_as_far_as_the_file_goes(place: str, begin: int, length: int) -> None:
+    data = bytes(range(256)) * 5
+    storage.write(storage.join(place, "file"), memoryview(data))
+    buffer = bytearray(length)
+    count = storage.read_into(storage.join(place, "file"), begin, memoryview(buffer))
+    wanted = data[begin : begin + length]
+    assert (count, buffer[:count]) == (len(wanted), wanted)
+    with pytest.raises(FileNotFoundError):
+        storage.read_into(storage.join(place, "other"), begin, memoryview(buffer))
 
 
 @BOTH
@@ -155,6 +167,18 @@ def test_files_are_listed_by_folder_and_suffix_in_order(place: str) -> None:
     assert listed(f"{place}/", ".json") == ["a/c/d.json"]
     assert listed(place, "/z.txt") == ["a/z.txt"]
     assert listed(f"{place}/none") == []
+
+
+@BOTH
+def test_sizes_and_folders_are_listed_too(place: str) -> None:
+    for name, data in {"b.txt": b"12", "a/z.txt": b"", "a/c/d.json": b"{}", "e/.f": b"x"}.items():
+        storage.write(storage.join(place, name), data)
+    sizes = {path.removeprefix(f"{place}/"): s for path, s in storage.list_sizes(place).items()}
+    assert sizes == {"b.txt": 2, "a/z.txt": 0, "a/c/d.json": 2}
+    assert storage.list_folders(place) == [f"{place}/a", f"{place}/e"]
+    assert storage.list_folders(f"{place}/a/") == [f"{place}/a/c"]
+    assert storage.list_folders(f"{place}/none") == []
+    assert storage.list_sizes(f"{place}/none") == {}
 
 
 @BOTH
@@ -357,107 +381,6 @@ def test_a_bucket_that_is_not_there_is_the_users_to_fix(
 # S3 on a bad day
 
 
-@dataclass
-class Proxy:
-    """Stands before the S3 server and spoils what `spoil` picks, the first `times` times."""
-
-    target: str
-    spoil: Callable[[str, str], bool] = lambda method, path: True
-    how: str = "slow_down"
-    times: int = 0
-    seen: list[str] = field(default_factory=list)
-    reached: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def takes(self, method: str, path: str) -> bool:
-        """Whether this request is one to spoil."""
-        with self.lock:
-            self.seen.append(f"{method} {path}")
-            if self.times and self.spoil(method, path):
-                self.times -= 1
-                return True
-            return False
-
-
-REFUSALS = {
-    "slow_down": (503, "SlowDown"),
-    "conflict": (409, "ConditionalRequestConflict"),
-    "forbidden": (403, "AccessDenied"),
-}
-
-
-class SpoilingHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    proxy: Proxy
-
-    def handle_one_request(self) -> None:
-        with suppress(ConnectionError):  # the client may be killed at any time
-            super().handle_one_request()
-
-    def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        how = self.proxy.how if self.proxy.takes(self.command, self.path) else ""
-        if how in REFUSALS:
-            status, code = REFUSALS[how]
-            text = f"<Error><Code>{code}</Code><Message>not now</Message></Error>".encode()
-            self.answer(status, {"Content-Type": "application/xml"}, text)
-        elif how == "hold":
-            self.proxy.reached.set()
-            self.close_connection = self.rfile.read(1) == b""  # until the client is gone
-        else:
-            status, headers, answer = self.forward(body)
-            if how == "cut":
-                self.answer(status, headers, answer, sent=len(answer) // 2)
-            elif how == "lose_answer":
-                self.close_connection = True
-            else:
-                self.answer(status, headers, answer)
-
-    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET
-
-    def forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(urlsplit(self.proxy.target).netloc)
-        connection.request(self.command, self.path, body, dict(self.headers))
-        response = connection.getresponse()
-        return response.status, dict(response.headers), response.read()
-
-    def answer(
-        self, status: int, headers: dict[str, str], body: bytes, sent: int | None = None
-    ) -> None:
-        self.send_response_only(status)
-        length = headers.get("Content-Length", str(len(body)))  # of a HEAD, no body's length
-        for name, value in (headers | {"Content-Length": length}).items():
-            if name not in {"Connection", "Transfer-Encoding"}:
-                self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body[:sent] if self.command != "HEAD" else b"")
-        self.close_connection = sent is not None
-
-    def log_message(self, *arguments: object) -> None:
-        """Tests say what happened."""
-
-
-@pytest.fixture
-def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """What every request of this test goes through; nobody waits long between attempts."""
-    proxy = Proxy(s3_server)
-    handler = type("Handler", (SpoilingHandler,), {"proxy": proxy})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(
-        "botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0
-    )
-    storage._client.cache_clear()
-    yield proxy
-    storage._client.cache_clear()
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long storage wanted to wait between its own attempts, which is not waited for."""
@@ -596,6 +519,47 @@ def test_files_to_and_from_a_bucket_outlast_a_bad_day(
         storage.atomic_file(f"{s3}/large") as temporary,
     ):
         Path(temporary).write_bytes(b"")
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """What is uploaded in three parts, each as small as S3 allows."""
+    monkeypatch.setattr(storage, "PART", 5 * 2**20)
+    return os.urandom(11 * 2**20)
+
+
+@pytest.mark.parametrize("how", ["slow_down", "cut_request", "lose_answer"])
+def test_large_data_outlasts_a_bad_day(proxy: Proxy, s3: str, large: bytes, how: str) -> None:
+    proxy.how, proxy.times = how, 4
+    proxy.spoil = lambda method, path: method in {"PUT", "POST"}
+    storage.write(f"{s3}/large", memoryview(large))
+    assert proxy.times == 0
+    assert sum("partNumber=" in line for line in proxy.seen) >= 3
+    assert storage.read(f"{s3}/large") == large
+
+
+def test_an_upload_whose_last_answer_is_lost_is_known_to_be_done(
+    proxy: Proxy, s3: str, large: bytes
+) -> None:
+    proxy.how, proxy.times = "lose_answer", 1
+    proxy.spoil = lambda method, path: method == "POST" and "uploadId=" in path
+    storage.write(f"{s3}/large", large)
+    assert proxy.times == 0
+    assert storage.read(f"{s3}/large") == large
+
+
+@pytest.mark.parametrize("request_", ["partNumber=2", "uploadId="])
+def test_an_upload_that_fails_leaves_nothing(
+    proxy: Proxy, s3: str, large: bytes, request_: str
+) -> None:
+    storage.write(f"{s3}/large", b"before")
+    proxy.how, proxy.times = "forbidden", 1_000
+    proxy.spoil = lambda method, path: method != "DELETE" and request_ in path
+    with pytest.raises(ClusterError, match=r"^s3://.*/large: .*AccessDenied"):
+        storage.write(f"{s3}/large", large)
+    assert storage.read(f"{s3}/large") == b"before"
+    unfinished = storage._client().list_multipart_uploads(Bucket=s3.removeprefix("s3://"))
+    assert "Uploads" not in unfinished
 
 
 UPLOAD = """

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -27,6 +28,8 @@ ATTEMPTS = 10  # boto3's default of 3 does not outlast a burst of 503 SlowDown
 # Bytes a ranged GET asks for; S3 gives its full rate to a stream from about here.
 READ_BLOCK = 8 * 2**20
 HASH_BLOCK = 2**20  # bytes
+PART = 16 * 2**20  # bytes of one part of an upload; S3 takes 10,000 of them: 160 GiB
+UPLOADS = 4  # parts of one file on their way at a time
 
 Result = TypeVar("Result")
 
@@ -60,15 +63,36 @@ def read_range(path: str, begin: int, end: int) -> bytes:
         return file.read(end - begin)
 
 
-def write(path: str, data: bytes) -> None:
+def read_into(path: str, begin: int, buffer: memoryview) -> int:
+    """Fill `buffer` from byte `begin` of `path` on; how much of it was, which is less only at the
+    end of the file. Raises FileNotFoundError."""
+    if path.startswith(S3):
+        try:
+            data = _get(path, f"bytes={begin}-{begin + len(buffer) - 1}")
+        except _NothingThere:
+            return 0
+        buffer[: len(data)] = data
+        return len(data)
+    with Path(path).open("rb", buffering=0) as file:
+        file.seek(begin)
+        count = 0
+        while count < len(buffer) and (more := file.readinto(buffer[count:])):
+            count += more
+        return count
+
+
+def write(path: str, data: bytes | memoryview) -> None:
     """Put `data` at `path`, in place of whatever is there, atomically."""
     if path.startswith(S3):
+        if len(data) > PART:
+            return _upload(path, memoryview(data))
         bucket, key = _bucket_and_key(path)
         with _s3_errors(path):
-            _client().put_object(Bucket=bucket, Key=key, Body=data)
-        return
+            _client().put_object(Bucket=bucket, Key=key, Body=bytes(data))
+        return None
     with atomic_file(path) as temporary:
         Path(temporary).write_bytes(data)
+    return None
 
 
 def create(path: str, data: bytes) -> bool:
@@ -146,20 +170,37 @@ def list_files(folder: str, suffix: str = "") -> list[str]:
 
     Names that begin with a dot (files being written) are left out.
     """
+    found = list(_list_objects(folder)) if folder.startswith(S3) else _walk(folder)
+    return sorted(path for path in found if path.endswith(suffix) and _is_file_name(path))
+
+
+def list_sizes(folder: str) -> dict[str, int]:
+    """Size in bytes of each of the files that `list_files` gives."""
     if folder.startswith(S3):
-        found = _list_objects(folder)
-    else:
-        found = [
-            os.path.join(parent, name)  # noqa: PTH118 - Path() would rewrite "./a"
-            for parent, folders, names in os.walk(folder)
-            for name in names
-        ]
-    return sorted(
-        path
-        for path in found
-        # An object whose key ends in "/" is what S3's console makes when asked for a folder.
-        if path.endswith(suffix) and path[-1] != "/" and path.rpartition("/")[2][0] != "."
-    )
+        return {path: s for path, s in _list_objects(folder).items() if _is_file_name(path)}
+    return {path: Path(path).stat().st_size for path in list_files(folder)}
+
+
+def list_folders(folder: str) -> list[str]:
+    """The folders that lie in `folder` itself, sorted; also those with hidden files only."""
+    if folder.startswith(S3):
+        return _list_prefixes(folder)
+    if not Path(folder).is_dir():
+        return []
+    return sorted(join(folder, entry.name) for entry in Path(folder).iterdir() if entry.is_dir())
+
+
+def _walk(folder: str) -> list[str]:
+    return [
+        os.path.join(parent, name)  # noqa: PTH118 - Path() would rewrite "./a"
+        for parent, folders, names in os.walk(folder)
+        for name in names
+    ]
+
+
+def _is_file_name(path: str) -> bool:
+    # An object whose key ends in "/" is what S3's console makes when asked for a folder.
+    return path[-1] != "/" and path.rpartition("/")[2][0] != "."
 
 
 def delete(path: str) -> None:
@@ -266,6 +307,8 @@ def _s3_errors(path: str) -> Iterator[None]:
     except ClientError as error:
         if _code(error) in {"404", "NoSuchKey"}:
             raise FileNotFoundError(path) from None
+        if _code(error) == "InvalidRange":
+            raise _NothingThere(path) from None
         if _code(error) == "NoSuchBucket":
             raise DataError(f"{path}: no such bucket; create it, or name another") from None
         raise ClusterError(f"{path}: S3 answers {error}") from error
@@ -273,13 +316,61 @@ def _s3_errors(path: str) -> Iterator[None]:
         raise ClusterError(f"{path}: {error}") from error
 
 
-def _list_objects(folder: str) -> list[str]:
+def _list_objects(folder: str) -> dict[str, int]:
+    """Path → size of each object below `folder`."""
     bucket, prefix = _bucket_and_key(folder.rstrip("/") + "/")
     with _s3_errors(folder):
         pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return {
+            f"{S3}{bucket}/{item['Key']}": int(item["Size"])
+            for page in pages
+            for item in page.get("Contents", [])
+        }
+
+
+def _list_prefixes(folder: str) -> list[str]:
+    bucket, prefix = _bucket_and_key(folder.rstrip("/") + "/")
+    with _s3_errors(folder):
+        pages = _client().get_paginator("list_objects_v2")
+        found = pages.paginate(Bucket=bucket, Prefix=prefix, Delimiter="/")
         return [
-            f"{S3}{bucket}/{item['Key']}" for page in pages for item in page.get("Contents", [])
+            f"{S3}{bucket}/{item['Prefix'].rstrip('/')}"
+            for page in found
+            for item in page.get("CommonPrefixes", [])
         ]
+
+
+def _upload(path: str, data: memoryview) -> None:
+    """Put `data`, more than one PART of it, at `path`: whole, or not at all."""
+    bucket, key = _bucket_and_key(path)
+    place = {"Bucket": bucket, "Key": key}
+    with _s3_errors(path):
+        place["UploadId"] = _client().create_multipart_upload(**place)["UploadId"]
+
+        def put(number: int) -> dict[str, Any]:
+            body = bytes(data[(number - 1) * PART : number * PART])
+            answer = _client().upload_part(**place, PartNumber=number, Body=body)
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        try:
+            with ThreadPoolExecutor(UPLOADS) as threads:
+                parts = list(threads.map(put, range(1, -(-len(data) // PART) + 1)))
+            _complete(path, place, parts, len(data))
+        except BaseException:
+            with contextlib.suppress(Exception):  # what it leaves is seen by nobody, only paid for
+                _client().abort_multipart_upload(**place)
+            raise
+
+
+def _complete(path: str, place: dict[str, str], parts: list[dict[str, Any]], length: int) -> None:
+    from botocore.exceptions import ClientError
+
+    try:
+        _client().complete_multipart_upload(**place, MultipartUpload={"Parts": parts})
+    except ClientError as error:
+        # What a retry is told whose first try was done, but not answered.
+        if _code(error) != "NoSuchUpload" or size(path) != length:
+            raise
 
 
 def _head(path: str) -> dict[str, Any]:
@@ -341,6 +432,10 @@ def _create_object(path: str, data: bytes) -> bool:
 
 def _code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+class _NothingThere(ClusterError):
+    """A range was asked for that begins at the end of its object, or beyond."""
 
 
 class _ObjectReader(io.RawIOBase):

@@ -17,6 +17,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.mesh import local_device
 from trainrig.train import checkpoint
+from trainrig.train.checkpoint import chunks as chunks_of_files
 from trainrig.train.checkpoint import (
     content_key,
     describe,
@@ -24,11 +25,14 @@ from trainrig.train.checkpoint import (
     load_weights,
     newest_valid,
     open_model,
-    prune,
     resolve,
     write_model,
 )
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.checkpoint.chunks import write_file
+from trainrig.train.checkpoint.clean_up import clean_up
+from trainrig.train.checkpoint.manifest import CheckpointManifest
+from trainrig.train.retention import Checkpoints
+from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.state import fresh_state
 
 FILES = (
@@ -179,7 +183,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, copy)
 @tries(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_flipped_bit_goes_unseen(copy, data):
-    name = data.draw(st.sampled_from(FILES[1:]))
+    name = data.draw(st.sampled_from(FILES))
     path = at(copy, 20) / name
     position = data.draw(st.integers(0, path.stat().st_size - 1))
     bit = data.draw(st.integers(0, 7))
@@ -191,16 +195,17 @@ def test_no_flipped_bit_goes_unseen(copy, data):
     assert find_damage(str(at(copy, 20))) is None
 
 
-def test_the_place_of_the_damage_is_told_to_the_chunk(monkeypatch, copy):
-    path = at(copy, 20) / FILES[1]
-    monkeypatch.setattr(checkpoint, "CHUNK", 1_000)
-    sums = checkpoint.chunk_sums(str(path))
-    assert len(sums.sha256) == -(-path.stat().st_size // 1_000)
-    manifest = checkpoint.CheckpointManifest(step=20, attempt=1, files={path.name: sums})
-    (at(copy, 20) / "manifest.json").write_text(manifest.model_dump_json())
+def test_the_place_of_the_damage_is_told_to_the_chunk(monkeypatch, tmp_path):
+    path = tmp_path / "checkpoint" / "state.json"
+    monkeypatch.setattr(chunks_of_files, "CHUNK", 1_000)
+    sums = write_file(str(path), memoryview(bytes(range(250)) * 20), first=10)
+    assert sums.ends == (10, 1_010, 2_010, 3_010, 4_010, 5_000)
+    manifest = CheckpointManifest(step=20, attempt=1, files={path.name: sums})
+    path.with_name("manifest.json").write_bytes(manifest.encode())
+    assert find_damage(str(path.parent)) is None
     flip(path, 2_345)
-    assert find_damage(str(at(copy, 20))) == (
-        f"{path}: other bytes than were written, from byte 2000 on"
+    assert find_damage(str(path.parent)) == (
+        f"{path}: other bytes than were written, from byte 2010 on"
     )
 
 
@@ -251,53 +256,83 @@ def test_sixteen_at_once_take_sixteen_numbers(tmp_path):
     assert sorted(attempt.resumed_step for attempt in taken) == list(range(16))
 
 
-# --- pruning
+# --- what is kept
 
 
 def steps_in(folder):
     return sorted(int(p.name.removeprefix("step_")) for p in Path(folder, "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [20]), (2, [16, 20]), (9, [4, 8, 12, 16, 20])])
-def test_pruning_keeps_the_newest(keep, left, copy):
-    prune(RunFolder(str(copy)), keep)
+def tidy(folder, attempt=1, **settings):
+    run = RunFolder(str(folder))
+    clean_up(run, run.checkpoints, Attempt(attempt, 0), Checkpoints(**{"every": 4} | settings))
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(2, [16, 20]), (3, [12, 16, 20]), (9, [4, 8, 12, 16, 20])]
+)
+def test_the_newest_are_kept(keep, left, copy):
+    tidy(copy, keep=keep)
     assert steps_in(copy) == left
     assert newest_valid(RunFolder(str(copy)))[0].step == 20
 
 
 def test_what_does_not_count_is_not_kept_in_place_of_what_does(plant):
     folder = plant(8)
+    plant(10)
     folder.take_attempt(0)
-    folder.take_attempt(8)
+    folder.take_attempt(10)
     plant(12, attempt=2)
     plant(16, attempt=1)  # by workers that outlived their attempt
-    prune(folder, keep=1)
+    tidy(folder.path, attempt=2)
     assert newest_valid(folder)[0].step == 12
-    assert steps_in(folder.path) == [12]
+    assert steps_in(folder.path) == [10, 12]
 
 
-def test_pruning_stays_in_its_run_folder_whatever_that_lies_in(copy, tmp_path):
+@pytest.mark.parametrize("how", ["marked", "cut", "torn"])
+def test_what_is_known_to_be_damaged_is_not_kept_in_place_of_what_is_whole(copy, how):
+    if how == "marked":
+        (at(copy, 20) / "damaged.json").write_text('{"problem": "bit rot"}')
+    elif how == "cut":
+        (at(copy, 20) / "state.json").write_text("{}")
+    else:
+        (at(copy, 20) / "manifest.json").write_text("{}")
+    tidy(copy)
+    assert steps_in(copy) == [12, 16]
+    assert newest_valid(RunFolder(str(copy)))[0].step == 16
+
+
+def test_clean_up_stays_in_its_run_folder_whatever_that_lies_in(copy, tmp_path):
     inside = tmp_path / "step_4" / "attempt-1"
     inside.mkdir(parents=True)
     run = copy.rename(inside / "run")
-    prune(RunFolder(str(run)), keep=1)
-    assert steps_in(run) == [20]
+    tidy(run)
+    assert steps_in(run) == [16, 20]
 
 
-def test_pruning_leaves_what_is_being_written(copy):
-    being_written = at(copy, 24)
-    being_written.mkdir(parents=True)
-    (being_written / "state.json").write_text("{}")
-    prune(RunFolder(str(copy)), keep=1)
-    assert steps_in(copy) == [20, 24]
+def test_what_a_crash_left_is_deleted_and_what_is_being_written_is_not(copy):
+    for attempt in (1, 2, 3):
+        being_written = at(copy, 24, attempt)
+        being_written.mkdir(parents=True)
+        (being_written / ".state.json.77-ab").write_text("{}")
+    tidy(copy, attempt=2)
+    assert steps_in(copy) == [16, 20, 24]
+    left = sorted(path.name for path in at(copy, 24).parent.iterdir())
+    assert left == ["attempt-0002", "attempt-0003"]
+    tidy(copy, attempt=4)
+    assert steps_in(copy) == [16, 20]
 
 
 def test_a_run_keeps_as_many_checkpoints_as_it_is_told(ranks, make_job, tmp_path):
     job = make_job(tmp_path, training={"steps": 6, "checkpoints": {"every": 1, "keep": 2}})
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     assert steps_in(job.folder) == [5, 6]
-    recorded = [event["step"] for event in RunFolder(job.folder).events()]
-    assert recorded == [1, 2, 3, 4, 5, 6]
+    events = [each for each in RunFolder(job.folder).events() if each["event"] == "checkpoint"]
+    assert [event["step"] for event in events] == [1, 2, 3, 4, 5, 6]
+    for event in events:
+        assert 0 < event["stall_seconds"] <= event["seconds"]
+    held = sum(p.stat().st_size for p in at(job.folder, 6).iterdir() if p.name != "manifest.json")
+    assert events[-1]["bytes"] == held
 
 
 # --- finding one
@@ -399,6 +434,13 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
     for load in (functools.partial(checkpoint.load, batches=job.make_batches()), load_weights):
         with pytest.raises(ConfigError, match=r"rope_theta is 10000.0 there, 500.0 in"):
             load(str(at(straight(1).folder, 8)), state, job)
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(alone, straight):
+    job = dataclasses.replace(straight(1), tokenizer="{}")
+    state = fresh_state(job, local_device())
+    with pytest.raises(ConfigError, match=r"step_00000008/.*: of another tokenizer than"):
+        checkpoint.load(str(at(job.folder, 8)), state, job, job.make_batches())
 
 
 def test_only_the_weights_of_another_run_are_taken(straight, ranks, make_job, tmp_path):

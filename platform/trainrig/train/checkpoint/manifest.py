@@ -1,0 +1,177 @@
+"""What makes a folder a checkpoint: the manifest, created once and last, and which ones count."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from trainrig import storage
+from trainrig.errors import ClusterError
+from trainrig.manifest import digest
+from trainrig.train.checkpoint.chunks import DamagedCheckpoint, FileChunks, verify_file
+from trainrig.train.run_folder import RunFolder
+
+FORMAT: Literal[3] = 3
+MANIFEST = "manifest.json"
+STATE = "state.json"
+TOKENIZER = "tokenizer.json"
+DAMAGED = "damaged.json"
+SUFFIX = ".safetensors"
+COMMIT = re.compile(r"(.*/step_(\d+))/attempt-(\d+)/manifest\.json")
+# No other file is ever opened. `.metadata`, a pickle in torch's own checkpoints, is none of them.
+FILE_NAME = re.compile(rf"{re.escape(STATE)}|{re.escape(TOKENIZER)}|[\w-]+{re.escape(SUFFIX)}")
+
+log = logging.getLogger(__name__)
+
+
+def _named_as_ours(name: str) -> str:
+    if not FILE_NAME.fullmatch(name):
+        raise ValueError(f"names '{name}', which no checkpoint holds")
+    return name
+
+
+class CheckpointManifest(BaseModel):
+    """The sums of all other files of a checkpoint. It also holds a sum of itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[3] = FORMAT
+    step: int
+    attempt: int
+    files: dict[Annotated[str, AfterValidator(_named_as_ours)], FileChunks]
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        entries = self.model_dump(mode="json")
+        return json.dumps(entries | {"sum": digest(entries)}, indent=1).encode()
+
+    @classmethod
+    def read(cls, folder: str) -> "CheckpointManifest":
+        """That of the checkpoint in `folder`. Raises DamagedCheckpoint."""
+        path = storage.join(folder, MANIFEST)
+        try:
+            entries = json.loads(storage.read(path))
+            right = entries.pop("sum", None)
+            found = entries.get("format")
+        except FileNotFoundError:
+            raise DamagedCheckpoint(f"{path}: gone, or never written") from None
+        except (ValueError, AttributeError):
+            raise DamagedCheckpoint(f"{path}: torn") from None
+        if found != FORMAT:
+            raise DamagedCheckpoint(
+                f"{path}: of format {found}, but this trainrig reads {FORMAT}; use the trainrig "
+                "that wrote it"
+            )
+        if right != digest(entries):
+            raise DamagedCheckpoint(f"{path}: other bytes than were written")
+        try:
+            return cls.model_validate(entries)
+        except ValidationError as error:
+            what = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise DamagedCheckpoint(f"{path}: not as trainrig writes it: {what}") from None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found to be whole."""
+
+    path: str  # the attempt's folder, which holds the files
+    step: int
+    attempt: int
+
+
+def folder_of(place: str, step: int, attempt: int) -> str:
+    """Where the checkpoint of `step` lies below `place`, a folder of checkpoints."""
+    return storage.join(place, f"step_{step:08d}", f"attempt-{attempt:04d}")
+
+
+def commit(target: str, manifest: CheckpointManifest) -> None:
+    """Make the folder `target`, all of whose files are written, a checkpoint."""
+    created = storage.create(storage.join(target, MANIFEST), manifest.encode())
+    if not created:
+        raise ClusterError(f"{target}: was committed before, by whom else?")
+
+
+def newest_valid(
+    folder: RunFolder, below: str = "", thorough: bool = True, copy: str | None = None
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint of the run that is whole, and what was wrong with newer ones.
+
+    With `below`, only those in that folder are looked at. `thorough` reads and checks every byte;
+    without, it is enough that the files of tensors are there, as long as they should be, and that
+    no rank has marked the checkpoint as damaged: who loads it checks the rest. In `copy`, where the
+    run keeps a second copy of each, one is looked for only if there is none in the run folder.
+    """
+    damages: list[str] = []
+    for place in [folder.checkpoints, *([copy] if copy else [])]:
+        for path, step, number in committed(folder, place):
+            if not path.startswith(below):
+                continue
+            damage = find_damage(path, thorough)
+            if damage is None:
+                return Checkpoint(path, step, number), damages
+            damages.append(damage)
+    return None, damages
+
+
+def committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, int]]:
+    """(folder, step, attempt) of everything at `place` with a manifest that counts, newest first.
+
+    It counts only if no later attempt resumed from before it: what an outlived worker commits
+    behind its successors' backs is ignored (fencing), and so is what they found to be damaged.
+    """
+    attempts = folder.attempts()
+    found = []
+    for path in storage.list_files(place, f"/{MANIFEST}"):
+        if match := COMMIT.fullmatch(path):
+            found.append((int(match[2]), int(match[3]), path.removesuffix(f"/{MANIFEST}")))
+    for step, number, path in sorted(found, reverse=True):
+        if not any(later.number > number and later.resumed_step < step for later in attempts):
+            yield path, step, number
+
+
+def find_damage(path: str, thorough: bool = True) -> str | None:
+    """What is wrong with the checkpoint at `path`, in words; None if it is whole.
+
+    Unless `thorough`, the bytes of the tensors are not read, only counted.
+    """
+    try:
+        manifest = CheckpointManifest.read(path)
+    except DamagedCheckpoint as damage:
+        return str(damage)
+    if marked := _marked(path):
+        return marked
+    sizes = storage.list_sizes(path)
+    for name, wanted in manifest.files.items():
+        file = storage.join(path, name)
+        if file not in sizes:
+            return f"{file}: gone"
+        if sizes[file] != wanted.bytes:
+            return f"{file}: {sizes[file]} bytes of {wanted.bytes}"
+    for name, wanted in manifest.files.items():
+        read = thorough or not name.endswith(SUFFIX)
+        if read and (damaged := verify_file(storage.join(path, name), wanted)):
+            return damaged
+    return None
+
+
+def mark_damaged(path: str, problem: str) -> None:
+    """Have every later reader pass over the checkpoint at `path`, which a rank could not load."""
+    try:
+        storage.create(storage.join(path, DAMAGED), json.dumps({"problem": problem}).encode())
+    except (OSError, ClusterError) as error:  # a full disk, say: it is then found again
+        log.warning("%s: could not be marked as damaged: %s", path, error)
+
+
+def _marked(path: str) -> str | None:
+    try:
+        mark: dict[str, Any] = json.loads(storage.read(storage.join(path, DAMAGED)))
+        return str(mark["problem"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError):
+        return f"{path}: marked as damaged"

@@ -1,0 +1,258 @@
+"""Loading a checkpoint into a state: each rank its own rows, every byte checked as it is read."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainrig import storage
+from trainrig.errors import ConfigError, InputError, TrainrigError
+from trainrig.manifest import difference_of
+from trainrig.models.decoder import DecoderConfig
+from trainrig.tokens.batches import Batches
+from trainrig.train.checkpoint.chunks import (
+    READERS,
+    Bytes,
+    DamagedCheckpoint,
+    FileChunks,
+    read_chunk,
+    read_file,
+)
+from trainrig.train.checkpoint.manifest import (
+    STATE,
+    SUFFIX,
+    TOKENIZER,
+    CheckpointManifest,
+    mark_damaged,
+)
+from trainrig.train.checkpoint.shares import held
+from trainrig.train.checkpoint.tensor_file import Rows, parse_header
+from trainrig.train.state import Job, TrainState
+
+Result = TypeVar("Result")
+
+
+def load(checkpoint: str, state: TrainState, job: Job, batches: Batches) -> None:
+    """Fill `state` from `checkpoint`, whatever the number of ranks that wrote it; all must call it.
+
+    Raises, on all ranks alike, ConfigError if it is of another model, tokenizer or data, and
+    DamagedCheckpoint, having marked it so, if some rank read other bytes than were written.
+    """
+
+    def read() -> dict[str, Any]:
+        entries = read_entries(checkpoint)
+        _check_model(checkpoint, entries, job.model)
+        _check_data(checkpoint, entries, batches)
+        if read_small(checkpoint, TOKENIZER).decode() != job.tokenizer:
+            raise ConfigError(
+                f"{checkpoint}: of another tokenizer than the tokens of this run; use its tokens, "
+                "or another `output`"
+            )
+        read_tensors(checkpoint, state.tensors())
+        return entries
+
+    entries = _together(checkpoint, read)
+    state.step, state.data_step = entries["step"], entries["data_step"]
+    state.tokens = entries["tokens"]
+    state.skipped = [(begin, end) for begin, end in entries["skipped"]]
+
+
+def load_weights(checkpoint: str, state: TrainState, job: Job) -> None:
+    """Fill only the weights of `state`, for a run of its own that starts from `checkpoint`.
+
+    All ranks must call it; it raises as `load` does.
+    """
+
+    def read() -> None:
+        _check_model(checkpoint, read_entries(checkpoint), job.model)
+        read_tensors(checkpoint, state.weights())
+
+    _together(checkpoint, read)
+
+
+def check_data(checkpoint: str, batches: Batches) -> None:
+    """Raise ConfigError, with the difference, unless `batches` before the step of `checkpoint` are
+    those that it was trained on. What comes after may be another."""
+    _check_data(checkpoint, read_entries(checkpoint), batches)
+
+
+def _check_data(checkpoint: str, entries: Mapping[str, Any], batches: Batches) -> None:
+    if "data" not in entries:
+        raise ConfigError(
+            f"{checkpoint}: does not say what data it was trained on (a run cannot go on from "
+            "weights alone); use another `output`"
+        )
+    changed = difference_of(entries["data"], batches.data_before(entries["data_step"]))
+    if changed:
+        raise ConfigError(
+            f"{checkpoint}: trained on other data than this run file names ({changed}); use that "
+            "data, or another `output`; stages may be changed from here on alone"
+        )
+
+
+def _check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
+    wanted = model.model_dump(mode="json")
+    differ = [key for key, value in wanted.items() if entries["model"].get(key) != value]
+    if differ:
+        key = differ[0]
+        raise ConfigError(
+            f"{checkpoint}: of another model: {key} is {entries['model'].get(key)} there, "
+            f"{wanted[key]} in the run file"
+        )
+
+
+def read_entries(checkpoint: str) -> dict[str, Any]:
+    """All that a checkpoint holds besides tensors and the tokenizer. Raises DamagedCheckpoint."""
+    return dict(json.loads(read_small(checkpoint, STATE)))
+
+
+def read_small(checkpoint: str, name: str) -> bytes:
+    """All bytes of one of the small files of `checkpoint`, checked. Raises DamagedCheckpoint."""
+    chunks = CheckpointManifest.read(checkpoint).files.get(name)
+    if chunks is None:
+        raise DamagedCheckpoint(f"{storage.join(checkpoint, name)}: not in the manifest")
+    return read_file(storage.join(checkpoint, name), chunks)
+
+
+def _together(checkpoint: str, read: Callable[[], Result]) -> Result:
+    """What `read` gives, unless it fails on some rank: then all fail alike."""
+    problem: TrainrigError | None = None
+    try:
+        result = read()
+    except DamagedCheckpoint as damage:
+        mark_damaged(checkpoint, str(damage))
+        problem = damage
+    except TrainrigError as error:
+        problem = error
+    problems: list[TrainrigError | None] = [problem] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    found = [each for each in problems if each]
+    if found:
+        raise next((each for each in found if isinstance(each, InputError)), found[0])
+    return result
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """Bytes of a file that go to a place in memory."""
+
+    begin: int  # in the file
+    end: int
+    into: Bytes
+
+
+def read_tensors(checkpoint: str, tensors: Mapping[str, Tensor]) -> None:
+    """Fill the rows of `tensors` that this rank holds, in place; no other byte is kept.
+
+    Raises DamagedCheckpoint; ConfigError if `checkpoint` has no such tensors.
+    """
+    files = CheckpointManifest.read(checkpoint).files
+    mine = {name: held(tensor) for name, tensor in tensors.items()}
+    # Memory of the host, to read into: that of a tensor itself if it is there.
+    hosts = {name: _on_host(local) for name, (local, _) in mine.items()}
+    copies: dict[str, list[_Copy]] = defaultdict(list)
+    missing = {name: _row_count(local) for name, (local, _) in mine.items()}
+    paths = {
+        storage.join(checkpoint, name): c for name, c in files.items() if name.endswith(SUFFIX)
+    }
+    with ThreadPoolExecutor(READERS) as threads:
+        headers = list(threads.map(_read_header, paths, paths.values()))
+        for path, header in zip(paths, headers, strict=True):
+            for rows in header:
+                if rows.name in mine:
+                    local, first = mine[rows.name]
+                    _check_kind(checkpoint, rows, local)
+                    if copy := _overlap(rows, local, first, hosts[rows.name]):
+                        copies[path].append(copy)
+                        missing[rows.name] -= (copy.end - copy.begin) // _row_bytes(local)
+        for name, count in missing.items():
+            if count:
+                raise ConfigError(
+                    f"{checkpoint}: has no {name}, or not all of it; was it trained with another "
+                    "optimizer?"
+                )
+        jobs = [job for path in copies for job in _by_chunk(path, paths[path], copies[path])]
+        for _ in threads.map(_read_job, jobs):
+            pass
+    for name, (local, _) in mine.items():
+        if local.device.type != "cpu" or not local.is_contiguous():
+            local.copy_(hosts[name])
+
+
+def _read_header(path: str, chunks: FileChunks) -> list[Rows]:
+    header = next(chunks.chunks(), None)
+    if header is None:
+        raise DamagedCheckpoint(f"{path}: empty")
+    return parse_header(path, read_chunk(path, *header).tobytes())
+
+
+def _on_host(local: Tensor) -> Tensor:
+    if local.device.type == "cpu" and local.is_contiguous():
+        return local
+    return torch.empty(local.shape, dtype=local.dtype)
+
+
+def _row_count(local: Tensor) -> int:
+    return (local.shape[0] if local.ndim else 1) if local.numel() else 0
+
+
+def _row_bytes(local: Tensor) -> int:
+    return local.nbytes // _row_count(local)
+
+
+def _check_kind(checkpoint: str, rows: Rows, local: Tensor) -> None:
+    if rows.dtype != local.dtype or rows.shape[1:] != tuple(local.shape[1:]):
+        raise ConfigError(
+            f"{checkpoint}: its {rows.name} is {rows.dtype} of rows {rows.shape[1:]}, this run's "
+            f"{local.dtype} of {tuple(local.shape[1:])}"
+        )
+
+
+def _overlap(rows: Rows, local: Tensor, first: int, host: Tensor) -> _Copy | None:
+    """What of `rows` is among the rows of `local`, of which `first` is the first."""
+    begin = max(rows.first, first)
+    end = min(rows.first + rows.count, first + _row_count(local))
+    if begin >= end:
+        return None
+    each = _row_bytes(local)
+    flat: Bytes = host.reshape(-1).view(torch.uint8).numpy()
+    return _Copy(
+        rows.begin + (begin - rows.first) * each,
+        rows.begin + (end - rows.first) * each,
+        flat[(begin - first) * each : (end - first) * each],
+    )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One chunk of a file, and the copies that need some of it."""
+
+    path: str
+    chunk: tuple[int, int, str]
+    copies: list[_Copy]
+
+
+def _by_chunk(path: str, chunks: FileChunks, copies: list[_Copy]) -> list[_Job]:
+    """Each chunk that is needed, once."""
+    jobs = []
+    for chunk in chunks.chunks():
+        begin, end, _ = chunk
+        if needed := [each for each in copies if each.begin < end and begin < each.end]:
+            jobs.append(_Job(path, chunk, needed))
+    if copies and max(each.end for each in copies) > chunks.bytes:
+        raise DamagedCheckpoint(f"{path}: its header names bytes beyond its end")
+    return jobs
+
+
+def _read_job(job: _Job) -> None:
+    begin, end, _ = job.chunk
+    data = read_chunk(job.path, *job.chunk)
+    for copy in job.copies:
+        low, high = max(copy.begin, begin), min(copy.end, end)
+        copy.into[low - copy.begin : high - copy.begin] = data[low - begin : high - begin]

@@ -1,0 +1,211 @@
+"""Saving a run while it goes on: it waits for a copy in memory, a thread writes that to storage.
+
+The ranks' threads meet over a process group of their own: each writes its part, rank 0 gathers the
+sums of all, writes the rest, and the manifest last. So they also agree on what went wrong.
+"""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from trainrig import storage
+from trainrig.config import identity
+from trainrig.errors import ClusterError, TrainrigError
+from trainrig.parallel import numerics
+from trainrig.tokens.batches import Batches
+from trainrig.train.checkpoint.chunks import FileChunks, write_file
+from trainrig.train.checkpoint.clean_up import clean_up
+from trainrig.train.checkpoint.manifest import (
+    STATE,
+    TOKENIZER,
+    CheckpointManifest,
+    commit,
+    folder_of,
+)
+from trainrig.train.checkpoint.shares import written
+from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
+from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.state import Job, TrainState
+
+log = logging.getLogger(__name__)
+LONGEST_PROBLEM = 500  # characters of a problem in an event: a line of them has to be short
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is saved besides the tensors, as it was when `save` was called."""
+
+    step: int
+    entries: bytes  # of STATE
+    began: float  # time.perf_counter() when `save` was called
+    stall_seconds: float  # that the run waited
+
+
+class Saver:
+    """Writes the checkpoints of one rank of one attempt. All ranks must call the same methods."""
+
+    def __init__(self, folder: RunFolder, attempt: Attempt, job: Job, batches: Batches) -> None:
+        """Collective. `batches` are those that the run is trained on."""
+        self._folder, self._attempt, self._job, self._batches = folder, attempt, job, batches
+        self._settings = job.training.checkpoints
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        # Its waits have torch's default limit of 30 minutes: storage is tried again for minutes.
+        self._group = dist.new_group(backend="gloo")
+        self._staged: StagedFile | None = None
+        self._thread: threading.Thread | None = None
+        self._failures = 0  # in a row, of the newest saves
+        self._problem = ""  # the last failure's, the same on all ranks
+        self._broken: Exception | None = None  # this rank's thread ended by it
+
+    def due(self, step: int) -> bool:
+        """Whether the run file wants a checkpoint after `step`."""
+        return self._settings.due(step, self._job.training.steps)
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint of `state` as it is now; returns once that is copied.
+
+        An earlier save still being written is waited for first. Raises ClusterError if more saves
+        in a row failed than the run file allows.
+        """
+        began = time.perf_counter()
+        self._wait()
+        if self._failures > self._settings.failures:
+            raise ClusterError(f"{self._problem}; saves that failed in a row: {self._failures}")
+        parts = written(state.tensors())
+        if self._staged is None:
+            self._staged = StagedFile(parts)
+        self._staged.fill(parts)
+        entries = json.dumps(self._entries(state), indent=1).encode() if self._rank == 0 else b""
+        snapshot = Snapshot(state.step, entries, began, time.perf_counter() - began)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._staged, snapshot), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Return once the last save is whole. Raises ClusterError if it failed."""
+        self._wait()
+        if self._failures:
+            raise ClusterError(self._problem)
+
+    def _wait(self) -> None:
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        if self._broken:
+            raise ClusterError(
+                f"{self._folder.checkpoints}: the ranks lost each other while they saved: "
+                f"{self._broken}"
+            ) from self._broken
+
+    def _entries(self, state: TrainState) -> dict[str, object]:
+        """All of the state that is no tensor, and what it is the state of."""
+        return {
+            "step": state.step,
+            "data_step": state.data_step,
+            "tokens": state.tokens,
+            "skipped": [list(each) for each in state.skipped],
+            "seed": self._job.training.seed,
+            "data": self._batches.data_before(state.data_step),
+            "model": self._job.model.model_dump(mode="json"),
+            "training": identity(self._job.training),
+            "numerics": numerics.fingerprint(),
+        }
+
+    def _run(self, staged: StagedFile, snapshot: Snapshot) -> None:
+        try:
+            size, problem = self._write_to(self._folder.checkpoints, staged, snapshot)
+            self._failures = self._failures + 1 if problem else 0
+            self._problem = problem
+            if problem:
+                self._record("checkpoint_failed", step=snapshot.step, problem=problem)
+                return
+            self._record(
+                "checkpoint",
+                step=snapshot.step,
+                stall_seconds=round(snapshot.stall_seconds, 4),
+                seconds=round(time.perf_counter() - snapshot.began, 4),
+                bytes=size,
+            )
+            self._clean_up(self._folder.checkpoints)
+            if second := self._settings.copy_to:
+                _, problem = self._write_to(second, staged, snapshot)
+                if problem:
+                    self._record("checkpoint_copy_failed", step=snapshot.step, problem=problem)
+                else:
+                    self._clean_up(second)
+        except Exception as error:  # raised by whoever waits for this thread
+            self._broken = error
+
+    def _write_to(self, place: str, staged: StagedFile, snapshot: Snapshot) -> tuple[int, str]:
+        """One checkpoint below `place`, by all ranks; its bytes, and what went wrong or ""."""
+        target = folder_of(place, snapshot.step, self._attempt.number)
+        mine = tensor_file_name(self._rank)
+        outcome = _tried(lambda: staged.write(storage.join(target, mine)), f"rank {self._rank}")
+        outcomes: list[FileChunks | str] = [""] * self._world
+        dist.all_gather_object(outcomes, outcome, group=self._group)
+        problem = next((each for each in outcomes if isinstance(each, str)), "")
+        files = {
+            tensor_file_name(rank): each
+            for rank, each in enumerate(outcomes)
+            if isinstance(each, FileChunks)
+        }
+        answer = [problem]
+        if self._rank == 0 and not problem:
+            done = _tried(lambda: self._commit(target, snapshot, files), "rank 0")
+            answer = [done if isinstance(done, str) else ""]
+        dist.broadcast_object_list(answer, src=0, group=self._group)
+        problem = answer[0]
+        if problem:
+            _remove(target, [mine, *([STATE, TOKENIZER] if self._rank == 0 else [])])
+            problem = f"{target}: could not be saved: {problem}"
+        return sum(each.bytes for each in files.values()), problem
+
+    def _commit(self, target: str, snapshot: Snapshot, files: dict[str, FileChunks]) -> FileChunks:
+        """Write all but the tensors, and the manifest last."""
+        texts = {STATE: snapshot.entries, TOKENIZER: self._job.tokenizer.encode()}
+        for name, data in texts.items():
+            files[name] = write_file(storage.join(target, name), memoryview(data))
+        number = self._attempt.number
+        commit(target, CheckpointManifest(step=snapshot.step, attempt=number, files=files))
+        return files[STATE]
+
+    def _clean_up(self, place: str) -> None:
+        if self._rank == 0:
+            try:
+                clean_up(self._folder, place, self._attempt, self._settings)
+            except (OSError, TrainrigError) as error:  # what is left over is tried again next time
+                log.warning("%s: could not be cleaned up: %s", place, error)
+
+    def _record(self, event: str, **details: object) -> None:
+        if self._rank == 0:
+            short = {
+                k: v[:LONGEST_PROBLEM] if isinstance(v, str) else v for k, v in details.items()
+            }
+            self._folder.record(event, attempt=self._attempt.number, **short)
+            if "problem" in short:
+                log.warning("%s", short["problem"])
+
+
+def _tried(action: Callable[[], FileChunks], who: str) -> FileChunks | str:
+    """What `action` gives, or what went wrong in words: the other ranks are waiting for either."""
+    try:
+        return action()
+    except (OSError, TrainrigError) as error:
+        return f"{who}: {error}"
+    except Exception as error:
+        log.exception("%s: while writing a checkpoint", who)
+        return f"{who}: {type(error).__name__}: {error}"
+
+
+def _remove(target: str, names: list[str]) -> None:
+    """Give the room back that a save took which failed."""
+    for name in names:
+        with contextlib.suppress(OSError, TrainrigError):  # where writing failed, this may too
+            storage.delete(storage.join(target, name))

@@ -1,0 +1,42 @@
+"""When a run saves itself, and which of its checkpoints stay."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from trainrig.config import PLACE, Field, Settings
+
+
+class Checkpoints(Settings):
+    """When a run saves itself, what it keeps, and where."""
+
+    every: int = Field(default=100, ge=1)  # steps; the last step always makes one
+    # The newest that many. Two at least: should the newest prove damaged, one has to be left.
+    keep: Annotated[int, PLACE] = Field(default=2, ge=2)
+    # Steps whose multiples make checkpoints that are kept for good.
+    keep_every: Annotated[int | None, PLACE] = Field(default=None, ge=1)
+    # Steps whose multiples make checkpoints of which only the newest is kept, until one of `every`
+    # follows it.
+    short_lived_every: Annotated[int | None, PLACE] = Field(default=None, ge=1)
+    # Another disk or bucket, which gets a copy of each: resumed from if the run folder has none.
+    copy_to: Annotated[str | None, PLACE] = None
+    # Saves in a row that may fail (a full disk, a bucket that refuses) before the run ends.
+    failures: Annotated[int, PLACE] = Field(default=1, ge=0)
+
+    def due(self, step: int, last: int) -> bool:
+        """Whether a run of `last` steps saves itself after `step`."""
+        intervals = (self.every, self.keep_every, self.short_lived_every)
+        return step == last or any(each and step % each == 0 for each in intervals)
+
+    def kept(self, steps: Iterable[int]) -> set[int]:
+        """Which of the checkpoints at `steps` stay. All of `steps` are taken to be whole."""
+        ordered = sorted(set(steps), reverse=True)
+        for_good = {s for s in ordered if self.keep_every and s % self.keep_every == 0}
+        regular = [s for s in ordered if not self._short_lived(s)]
+        newest_short_lived = {s for s in ordered[:1] if self._short_lived(s)}
+        kept = for_good | newest_short_lived | set(regular[: self.keep])
+        return kept if len(kept) > 1 else kept | set(ordered[:2])
+
+    def _short_lived(self, step: int) -> bool:
+        if self.short_lived_every is None or step % self.short_lived_every != 0:
+            return False
+        return step % self.every != 0

@@ -1,0 +1,145 @@
+"""What checkpoints cost a run, at 10M parameters and at 1×, 10× that.
+
+One rank in this process, one thread: the saving thread competes with the steps for nothing but
+memory bandwidth and the interpreter's lock, if the machine has a core to spare.
+"""
+
+import json
+import statistics
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.parallel.mesh import join_group, local_device
+from trainrig.train.checkpoint import Saver, load, newest_valid
+from trainrig.train.run import Training
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.state import Job, fresh_state
+
+pytestmark = pytest.mark.bench
+SIZES = {
+    "10M": {"layers": 6, "channels": 384, "heads": 6, "kv_heads": 6, "vocabulary": 512},
+    "100M": {"layers": 14, "channels": 768, "heads": 12, "kv_heads": 12, "vocabulary": 512},
+}
+ROUNDS = 5
+STEPS = 4  # while one checkpoint is written
+
+
+class NoData:
+    """Batches of which only the name is asked."""
+
+    def data_before(self, step):
+        return {"made up": True}
+
+
+@pytest.fixture
+def alone(tmp_path):
+    torch.set_num_threads(1)
+    join_group(0, 1, str(tmp_path / "store"), timedelta(minutes=5))
+    yield
+    dist.destroy_process_group()
+
+
+def job_of(size, folder):
+    model = DecoderConfig(positions=256, **SIZES[size])
+    training = Training(steps=10_000, checkpoints={"every": 100})
+    return Job(
+        folder=str(folder), model=model, training=training, make_batches=NoData, tokenizer="{}"
+    )
+
+
+def report(**figures):
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}))
+
+
+def seconds(action):
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_run_waits_for_a_checkpoint_no_longer_than_for_a_copy(alone, tmp_path, size):
+    job = job_of(size, tmp_path)
+    folder = RunFolder(job.folder)
+    state = fresh_state(job, local_device())
+    saver = Saver(folder, folder.take_attempt(0), job, NoData())
+    rounds = ROUNDS if size == "10M" else 3
+    for step in range(1, rounds + 1):
+        state.step = state.data_step = step
+        saver.save(state)
+        saver.finish()
+    events = [each for each in folder.events() if each["event"] == "checkpoint"]
+    megabytes = events[0]["bytes"] / 1e6
+    newest, _ = newest_valid(folder)
+    reads = [seconds(lambda: load(newest.path, state, job, NoData())) for _ in range(rounds)]
+    whole = [seconds(lambda: newest_valid(folder)) for _ in range(rounds)]
+    cheap = [seconds(lambda: newest_valid(folder, thorough=False)) for _ in range(rounds)]
+    stalls = [event["stall_seconds"] for event in events]
+    report(
+        benchmark=f"checkpoint of {size} parameters, one rank",
+        parameters=count_parameters(job.model).total,
+        megabytes=megabytes,
+        first_stall_seconds=stalls[0],  # makes the staging memory
+        stall_seconds=statistics.median(stalls[1:]),
+        worst_stall_seconds=max(stalls[1:]),
+        seconds_in_all=statistics.median(event["seconds"] for event in events),
+        load_megabytes_per_second=megabytes / statistics.median(reads),
+        check_megabytes_per_second=megabytes / statistics.median(whole),
+        cheap_check_seconds=statistics.median(cheap),
+        rounds=rounds,
+    )
+    assert megabytes / statistics.median(reads) > 100  # a regression on any machine
+    assert statistics.median(stalls[1:]) < 0.5 * megabytes / 120
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(alone, tmp_path):
+    """A few steps with a save before them, and a few without, in turns."""
+    job = job_of("10M", tmp_path)
+    folder = RunFolder(job.folder)
+    state = fresh_state(job, local_device())
+    saver = Saver(folder, folder.take_attempt(0), job, NoData())
+    ids = torch.randint(0, 512, (1, 257))
+
+    def step():
+        logits = state.model(ids[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        state.step += 1
+        state.data_step = state.step
+
+    def steps(save):
+        if save:
+            saver.save(state)
+        took = seconds(lambda: [step() for _ in range(STEPS)])
+        saver.finish()
+        return took
+
+    steps(True)
+    turns = [(steps(False), steps(True)) for _ in range(ROUNDS)]
+    events = [each for each in folder.events() if each["event"] == "checkpoint"][1:]
+    plain = statistics.median(a for a, _ in turns) / STEPS
+    writing = statistics.median(event["seconds"] for event in events)
+    slower = sorted(b / a for a, b in turns)
+    extra = statistics.median(b - a for a, b in turns)
+    stall = statistics.median(event["stall_seconds"] for event in events)
+    report(
+        benchmark=f"{STEPS} steps of 10M parameters during a save, over as many without",
+        step_seconds=plain,
+        ratio=statistics.median(slower),
+        ratio_from_to=[round(slower[0], 3), round(slower[-1], 3)],
+        # Of the steps that ran while it was written; the rest were not disturbed.
+        slowdown_while_writing=extra / max(writing, 1e-9),
+        stall_seconds=stall,
+        # At the default of 100 steps between two: what the run loses to them in all.
+        share_of_wall_at_the_default_interval=(stall + max(extra, 0.0)) / (100 * plain),
+        stall_share_at_the_default_interval=stall / (100 * plain),
+        rounds=ROUNDS,
+    )
+    assert stall < 0.01 * 100 * plain

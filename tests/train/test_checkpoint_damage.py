@@ -1,0 +1,264 @@
+"""Damaged, hostile and outlived checkpoints: no rank ever trains on from one."""
+
+import json
+import pickle
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainrig import storage
+from trainrig.errors import ClusterError, DataError
+from trainrig.parallel.mesh import local_device
+from trainrig.train.checkpoint import (
+    DamagedCheckpoint,
+    find_damage,
+    load,
+    newest_valid,
+    resolve,
+)
+from trainrig.train.checkpoint import chunks as chunks_of_files
+from trainrig.train.checkpoint.chunks import read_chunk, write_file
+from trainrig.train.checkpoint.manifest import CheckpointManifest, commit, folder_of
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.state import fresh_state
+
+TENSORS = [f"shard-0000{n}-model-00001-of-00001.safetensors" for n in (1, 2)]
+FILES = ["manifest.json", "state.json", "tokenizer.json", *TENSORS]
+
+
+def at(folder, step, attempt=1):
+    return Path(folder_of(RunFolder(str(folder)).checkpoints, step, attempt))
+
+
+@pytest.fixture
+def copy(straight, make_job, tmp_path):
+    """A job whose run folder has the checkpoints of the undisturbed run of two ranks."""
+    shutil.copytree(straight(2).folder, tmp_path / "copy")
+    return make_job(tmp_path / "copy", training={"steps": 20, "checkpoints": {"every": 4}})
+
+
+def spoil(path, how):
+    data = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(data[:-1])
+    elif how == "flipped":
+        middle = len(data) // 2
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    else:
+        path.unlink()
+
+
+# --- found by those who load
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
+@pytest.mark.parametrize("name", FILES)
+def test_damage_that_a_reader_meets_is_named_and_nobody_tries_that_checkpoint_again(
+    name, how, alone, copy
+):
+    path = at(copy.folder, 20) / name
+    spoil(path, how)
+    state = fresh_state(copy, local_device())
+    with pytest.raises(DamagedCheckpoint) as refused:
+        load(str(path.parent), state, copy, copy.make_batches())
+    assert str(refused.value).startswith(f"{path}: ")
+    assert state.step == 0
+    newest, damages = newest_valid(RunFolder(copy.folder), thorough=False)
+    assert newest.step == 16
+    if (name, how) != ("manifest.json", "deleted"):  # without one it never was a checkpoint
+        assert len(damages) == 1 and damages[0].startswith(f"{path}: ")
+
+
+def test_a_flipped_bit_that_only_ranks_can_see_is_seen_and_marked(ranks, copy):
+    path = at(copy.folder, 20) / TENSORS[1]
+    spoil(path, "flipped")
+    assert newest_valid(RunFolder(copy.folder), thorough=False)[0].step == 20
+    refusals = ranks(2, "refusal", job=copy, resume_from=str(path.parent))
+    said = ("DamagedCheckpoint", f"{path}: other bytes than were written, from byte ")
+    assert all((kind, text[: len(said[1])]) == said for kind, text in refusals)
+    assert refusals[0] == refusals[1]
+    mark = json.loads((path.parent / "damaged.json").read_text())
+    assert mark == {"problem": refusals[0][1]}
+
+
+def test_what_one_rank_finds_damaged_all_refuse(ranks, copy):
+    path = str(at(copy.folder, 20))
+    refusals = ranks(2, "refusal", job=copy, resume_from=path, seen_by=1)
+    assert refusals == [("DamagedCheckpoint", f"{path}: seen by rank 1")] * 2
+
+
+def test_a_run_goes_on_from_the_one_before_and_ends_as_if_nothing_had_been(
+    ranks, straight, copy, last_weights
+):
+    spoil(at(copy.folder, 20) / TENSORS[0], "flipped")
+    spoil(at(copy.folder, 16) / "state.json", "truncated")
+    folder = RunFolder(copy.folder)
+    resumed = []
+    while not resumed or resumed[-1] == 20:
+        newest, _ = newest_valid(folder, thorough=False)
+        resumed.append(newest.step)
+        attempt = folder.take_attempt(newest.step)
+        if newest.step == 20:
+            ranks(2, "refusal", job=copy, resume_from=newest.path)
+        else:
+            ranks(2, "train", job=copy, attempt=attempt, resume_from=newest.path)
+    assert resumed == [20, 12]
+    assert last_weights(copy) == last_weights(straight(2))
+
+
+def test_what_reads_well_the_second_time_is_not_called_damaged(tmp_path, monkeypatch):
+    path = str(tmp_path / "file")
+    sums = write_file(path, memoryview(b"right" * 100))
+    spoilt, sound = [True], storage.read_into
+
+    def read_into(path, begin, buffer):
+        count = sound(path, begin, buffer)
+        if spoilt and spoilt.pop():
+            buffer[0] ^= 1
+        return count
+
+    monkeypatch.setattr(chunks_of_files.storage, "read_into", read_into)
+    (chunk,) = sums.chunks()
+    assert bytes(read_chunk(path, *chunk)) == b"right" * 100
+    assert spoilt == []
+
+
+def test_a_disk_that_errs_is_damage_and_one_that_forbids_is_not(tmp_path, monkeypatch):
+    def refuse(number):
+        def read_into(path, begin, buffer):
+            raise OSError(number, "so says the disk")
+
+        monkeypatch.setattr(chunks_of_files.storage, "read_into", read_into)
+
+    refuse(5)  # EIO
+    with pytest.raises(DamagedCheckpoint, match="file: so says the disk"):
+        read_chunk("file", 0, 10, "")
+    refuse(13)  # EACCES
+    with pytest.raises(ClusterError, match="file: cannot be read: so says the disk") as error:
+        read_chunk("file", 0, 10, "")
+    assert not isinstance(error.value, DamagedCheckpoint)
+
+
+# --- made to do harm
+
+
+class Harm:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_a_pickle_that_lies_in_a_checkpoint_is_never_opened(alone, copy, tmp_path):
+    harm = tmp_path / "harm"
+    (at(copy.folder, 20) / ".metadata").write_bytes(pickle.dumps(Harm(harm)))
+    (at(copy.folder, 20) / "shard.pt").write_bytes(pickle.dumps(Harm(harm)))
+    state = fresh_state(copy, local_device())
+    load(str(at(copy.folder, 20)), state, copy, copy.make_batches())
+    assert state.step == 20 and not harm.exists()
+    pickle.loads(pickle.dumps(Harm(harm)))
+    assert harm.exists()  # it would have
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "../../state.json", "shard.pt"])
+def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, copy, tmp_path):
+    harm, folder = tmp_path / "harm", at(copy.folder, 20)
+    sums = write_file(str(folder / name), memoryview(pickle.dumps(Harm(harm))))
+    there = CheckpointManifest.read(str(folder))
+    hostile = there.model_copy(update={"files": there.files | {name: sums}})
+    (folder / "manifest.json").write_bytes(hostile.encode())
+    said = f"names '{name}', which no checkpoint holds"
+    assert said in find_damage(str(folder))
+    with pytest.raises(DamagedCheckpoint, match="names '"):
+        load(str(folder), fresh_state(copy, local_device()), copy, copy.make_batches())
+    with pytest.raises(DataError, match="names '"):
+        resolve(str(folder))
+    assert newest_valid(RunFolder(copy.folder))[0].step == 16
+    assert not harm.exists()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\x80\x04.",
+        b"{}",
+        b'{"__metadata__": {"DCP_SHARDING_INFO": "{}"}, "model.norm.weight": {"dtype": "F32"}}',
+    ],
+)
+def test_a_tensor_file_with_a_strange_header_is_refused_whatever_its_sums(header, alone, copy):
+    folder = at(copy.folder, 20)
+    data = len(header).to_bytes(8, "little") + header
+    sums = write_file(str(folder / TENSORS[0]), memoryview(data), first=len(data))
+    there = CheckpointManifest.read(str(folder))
+    strange = there.model_copy(update={"files": there.files | {TENSORS[0]: sums}})
+    (folder / "manifest.json").write_bytes(strange.encode())
+    with pytest.raises(DamagedCheckpoint, match="no tensor file as trainrig writes it"):
+        load(str(folder), fresh_state(copy, local_device()), copy, copy.make_batches())
+
+
+def test_a_checkpoint_of_another_format_says_which(copy):
+    path = at(copy.folder, 20) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    assert find_damage(str(path.parent)) == (
+        f"{path}: of format 2, but this trainrig reads 3; use the trainrig that wrote it"
+    )
+
+
+# --- outlived
+
+
+@pytest.fixture(params=["disk", "s3"])
+def run(request, tmp_path):
+    """A run folder on a disk or in a bucket."""
+    if request.param == "s3":
+        return RunFolder(f"{request.getfixturevalue('s3')}/run")
+    return RunFolder(str(tmp_path / "run"))
+
+
+def plant(folder, step, attempt, state=b"{}"):
+    """Commit a checkpoint as a rank of `attempt` does."""
+    target = folder_of(folder.checkpoints, step, attempt)
+    sums = write_file(storage.join(target, "state.json"), memoryview(state))
+    commit(target, CheckpointManifest(step=step, attempt=attempt, files={"state.json": sums}))
+    return target
+
+
+def test_a_worker_that_outlived_its_attempt_commits_in_vain(run):
+    run.take_attempt(0)
+    plant(run, 8, attempt=1)
+    second = run.take_attempt(8)
+    late = plant(run, 12, attempt=1)
+    for thorough in (True, False):
+        newest, damages = newest_valid(run, thorough=thorough)
+        assert (newest.step, newest.attempt, damages) == (8, 1, [])
+    assert resolve(run.path) != late
+    mine = plant(run, 12, second.number)
+    assert newest_valid(run)[0].path == mine == resolve(run.path)
+
+
+def test_one_attempt_commits_a_step_once(run):
+    run.take_attempt(0)
+    plant(run, 8, attempt=1)
+    with pytest.raises(ClusterError, match=r"step_00000008/attempt-0001: was committed before"):
+        plant(run, 8, attempt=1, state=b"{1}")
+
+
+def test_supervisors_that_take_attempts_at_once_get_different_ones(run):
+    taken, start = [], threading.Barrier(8)
+
+    def take(step):
+        start.wait()
+        taken.append(run.take_attempt(step))
+
+    threads = [threading.Thread(target=take, args=(step,)) for step in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(attempt.number for attempt in taken) == list(range(1, 9))
+    assert run.attempts() == sorted(taken, key=lambda attempt: attempt.number)

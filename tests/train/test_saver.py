@@ -1,0 +1,333 @@
+"""Saving while training goes on: what is saved, what a failure does, where copies go."""
+
+import runpy
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint import HuggingFaceStorageReader, state_dict_loader
+
+from trainrig import storage
+from trainrig.errors import ClusterError
+from trainrig.parallel.mesh import local_device
+from trainrig.train.checkpoint import Saver, load, newest_valid, open_model, saver
+from trainrig.train.checkpoint.manifest import folder_of
+from trainrig.train.checkpoint.shares import held
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.state import fresh_state
+
+_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
+Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+
+WAIT = 60  # seconds that no test takes
+
+
+class Alone:
+    """A run of one rank in this process, of which only saving and loading is done."""
+
+    def __init__(self, job):
+        self.job, self.folder = job, RunFolder(job.folder)
+        self.state = fresh_state(job, local_device())
+        self.saver = Saver(self.folder, self.folder.take_attempt(0), job, job.make_batches())
+
+    def save(self, step):
+        self.state.step = self.state.data_step = step
+        self.saver.save(self.state)
+
+    def loaded(self, checkpoint):
+        fresh = fresh_state(self.job, local_device())
+        load(checkpoint, fresh, self.job, self.job.make_batches())
+        return fresh
+
+    def events(self, kind):
+        return [each for each in self.folder.events() if each["event"] == kind]
+
+
+@pytest.fixture
+def run(alone, make_job, tmp_path):
+    """`run(keep=3)`: a run that saves itself as that says."""
+
+    def make(folder=None, **checkpoints):
+        return Alone(make_job(folder or tmp_path / "run", training={"checkpoints": checkpoints}))
+
+    return make
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Lets no thread write tensors before the test says so."""
+    go, sound = threading.Event(), saver.StagedFile.write
+
+    def write(staged, path):
+        assert go.wait(WAIT)
+        return sound(staged, path)
+
+    monkeypatch.setattr(saver.StagedFile, "write", write)
+    yield go
+    go.set()
+
+
+def numbers(state):
+    """The one rank's tensors, copied."""
+    return {name: held(each)[0].clone().numpy() for name, each in state.tensors().items()}
+
+
+# --- what is saved
+
+
+def test_what_changes_after_the_call_is_not_saved(run, gate):
+    job = run()
+    job.state.tokens, job.state.skipped = 7, [(1, 3), (5, 6)]
+    before = numbers(job.state)
+    job.save(4)
+    for value in job.state.tensors().values():
+        value.add_(1)
+    job.state.step, job.state.data_step, job.state.tokens = 5, 9, 8
+    job.state.skipped.append((8, 9))
+    assert newest_valid(job.folder)[0] is None  # so the call returned before anything was written
+    gate.set()
+    job.saver.finish()
+    newest, _ = newest_valid(job.folder)
+    there = job.loaded(newest.path)
+    assert (there.step, there.data_step, there.tokens) == (4, 4, 7)
+    assert there.skipped == [(1, 3), (5, 6)]
+    after = numbers(there)
+    assert after.keys() == before.keys()
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value)
+
+
+def test_a_save_waits_for_the_one_before(run, gate):
+    job = run()
+    job.save(4)
+    second = threading.Thread(target=job.save, args=(8,))
+    second.start()
+    assert newest_valid(job.folder)[0] is None
+    gate.set()
+    second.join(WAIT)
+    job.saver.finish()
+    assert [event["step"] for event in job.events("checkpoint")] == [4, 8]
+    assert newest_valid(job.folder)[0].step == 8
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_torch_reads_what_three_ranks_wrote(straight, ranks, tmp_path):
+    """The files are those of torch's own distributed checkpoints in safetensors form."""
+    job = straight(3)
+    path = folder_of(RunFolder(job.folder).checkpoints, 8, 1)
+    (ours,) = ranks(1, "tensors", job=job, resume_from=path)
+    ours.pop("counters")
+    theirs = {name: torch.full(value.shape, -1.0) for name, value in ours.items()}
+    state_dict_loader.load(theirs, storage_reader=HuggingFaceStorageReader(path), no_dist=True)
+    for name, value in ours.items():
+        np.testing.assert_array_equal(theirs[name].numpy(), value)
+
+
+def test_ranks_write_each_byte_once_and_about_as_many_as_each_other(straight):
+    path = Path(folder_of(RunFolder(straight(3).folder).checkpoints, 8, 1))
+    sizes = sorted(file.stat().st_size for file in path.glob("*.safetensors"))
+    weights = sum(value.nbytes for value in open_model(str(path)).weights.values())
+    assert len(sizes) == 3
+    assert sizes[2] < 1.2 * sizes[0]
+    assert sum(sizes) < 3 * weights + 3 * 2**15  # weights and two moments, and headers
+
+
+@pytest.mark.parametrize(
+    ("layout", "world"), [({"kind": "DDP"}, 2), ({"kind": "HSDP", "replicas": 2}, 4)]
+)
+def test_what_several_ranks_hold_alike_is_written_once(layout, world, ranks, make_job, tmp_path):
+    job = make_job(tmp_path / "run", training={"parallel": layout, "deterministic": False})
+    folder = RunFolder(job.folder)
+    assert ranks(world, "saved", job=job, attempt=folder.take_attempt(0)) == [""] * world
+    path = newest_valid(folder)[0].path
+    sizes = [file.stat().st_size for file in Path(path).glob("*.safetensors")]
+    plain = make_job(tmp_path / "plain")
+    (fresh,) = ranks(1, "tensors", job=plain)
+    (read,) = ranks(1, "tensors", job=plain, resume_from=path)
+    assert len(sizes) == world and max(sizes) < 1.5 * min(sizes)
+    held = sum(value.nbytes for name, value in fresh.items() if name != "counters")
+    assert held < sum(sizes) < held + world * 2**15  # and headers
+    for name, value in fresh.items():
+        np.testing.assert_array_equal(read[name], value)
+
+
+# --- what a failure does
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system with room for one checkpoint of the tiny model, and a half."""
+    place = tmp_path / "run" / "checkpoints"
+    place.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=900k", "none", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a file system here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_costs_one_checkpoint_and_then_the_run(run, small_disk):
+    job = run(every=4)
+    (small_disk / "other").write_bytes(bytes(150_000))
+    job.save(4)
+    job.save(8)
+    job.save(12)  # the first failure is only recorded
+    (failure,) = job.events("checkpoint_failed")
+    assert failure["step"] == 8
+    assert "step_00000008" in failure["problem"] and "No space left on device" in failure["problem"]
+    with pytest.raises(
+        ClusterError, match=r"step_00000012/\S+: could not be saved: rank 0: .*No sp"
+    ):
+        job.save(16)
+    newest, damages = newest_valid(job.folder)
+    assert (newest.step, damages) == (4, [])
+    left = [path for path in small_disk.rglob("*") if path.is_file() and path.name != "other"]
+    assert {path.parent for path in left} == {Path(newest.path)}
+
+
+def test_a_run_goes_on_once_there_is_room_again(run, small_disk):
+    job = run(every=4)
+    job.save(4)
+    (small_disk / "other").write_bytes(bytes(200_000))
+    job.save(8)
+    job.saver._wait()
+    (small_disk / "other").unlink()
+    shutil.rmtree(Path(folder_of(job.folder.checkpoints, 4, 1)).parent)
+    job.save(12)
+    job.saver.finish()
+    assert newest_valid(job.folder)[0].step == 12
+
+
+def test_a_last_save_that_fails_is_said_at_the_end(run, small_disk):
+    job = run()
+    (small_disk / "other").write_bytes(bytes(800_000))
+    job.save(4)
+    with pytest.raises(ClusterError, match=r"could not be saved: rank 0: .*No space left"):
+        job.saver.finish()
+
+
+def test_where_none_may_fail_the_next_save_says_so(run, small_disk):
+    job = run(failures=0)
+    (small_disk / "other").write_bytes(bytes(800_000))
+    job.save(4)
+    with pytest.raises(ClusterError, match="saves that failed in a row: 1"):
+        job.save(8)
+
+
+def test_what_one_rank_cannot_write_fails_on_all_alike(ranks, make_job, tmp_path):
+    job = make_job(tmp_path)
+    folder = RunFolder(job.folder)
+    said = ranks(3, "saved", job=job, attempt=folder.take_attempt(0), limit=(1, 20_000))
+    assert said[0] == said[1] == said[2]
+    assert "could not be saved: rank 1: " in said[0] and "File too large" in said[0]
+    assert newest_valid(folder) == (None, [])
+    assert [path for path in Path(folder.checkpoints).rglob("*") if path.is_file()] == []
+    assert ranks(3, "saved", job=job, attempt=folder.take_attempt(0)) == ["", "", ""]
+    assert newest_valid(folder)[0].attempt == 2
+
+
+def test_a_fault_of_ours_is_told_to_the_others_too(run, monkeypatch, caplog):
+    def fail(staged, path):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(saver.StagedFile, "write", fail)
+    job = run()
+    job.save(4)
+    with pytest.raises(ClusterError, match="rank 0: ZeroDivisionError: a bug"):
+        job.saver.finish()
+    assert "Traceback" in caplog.text
+
+
+# --- a second copy
+
+
+def test_a_second_copy_is_found_when_the_first_is_gone(run, tmp_path):
+    second = tmp_path / "second"
+    job = run(every=4, copy_to=str(second))
+    for step in (4, 8, 12):
+        job.save(step)
+    job.saver.finish()
+    assert sorted(path.name for path in second.iterdir()) == ["step_00000008", "step_00000012"]
+    shutil.rmtree(job.folder.checkpoints)
+    assert newest_valid(job.folder)[0] is None
+    newest, _ = newest_valid(job.folder, thorough=False, copy=str(second))
+    assert newest.path == folder_of(str(second), 12, 1)
+    assert job.loaded(newest.path).step == 12
+
+
+def test_a_second_copy_that_fails_stops_nobody(run, tmp_path):
+    (tmp_path / "file").write_text("where a folder should be")
+    job = run(every=4, copy_to=str(tmp_path / "file"))
+    job.save(4)
+    job.saver.finish()
+    assert newest_valid(job.folder)[0].step == 4
+    (failure,) = job.events("checkpoint_copy_failed")
+    assert "Not a directory" in failure["problem"]
+
+
+# --- a bucket
+
+
+def test_a_run_in_a_bucket_saves_itself_there(run, s3):
+    job = run(folder=f"{s3}/run", every=4)
+    for step in (4, 8, 12):
+        job.save(step)
+    job.saver.finish()
+    newest, damages = newest_valid(job.folder)
+    assert (newest.step, newest.path, damages) == (
+        12,
+        f"{s3}/run/checkpoints/step_00000012/attempt-0001",
+        [],
+    )
+    assert [path.rpartition("/")[2] for path in storage.list_folders(f"{s3}/run/checkpoints")] == [
+        "step_00000008",
+        "step_00000012",
+    ]
+    before, after = numbers(job.state), numbers(job.loaded(newest.path))
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value)
+
+
+LARGE = {"channels": 192, "heads": 4, "kv_heads": 4, "layers": 12}  # parts of 35 MB for two ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["slow_down", "cut_request", "lose_answer"])
+def test_uploads_of_several_ranks_outlast_a_bad_day(
+    how, proxy, s3, mortal_ranks, make_job, tmp_path
+):
+    job = make_job(tmp_path, model=LARGE, training={"checkpoints": {"copy_to": f"{s3}/second"}})
+    folder = RunFolder(job.folder)
+    proxy.how, proxy.times = how, 6
+    proxy.spoil = lambda method, path: method in {"PUT", "POST"}
+    assert mortal_ranks(2, "saved", job=job, attempt=folder.take_attempt(0)) == ["", ""]
+    assert proxy.times == 0
+    assert any("partNumber" in line for line in proxy.seen)
+    assert list(folder.events())[-1]["event"] == "checkpoint"
+    there = folder_of(f"{s3}/second", 0, 1)
+    here = Path(folder_of(folder.checkpoints, 0, 1))
+    assert newest_valid(folder, copy=f"{s3}/second", below=s3)[0].path == there
+    for path in here.iterdir():
+        assert storage.read(f"{there}/{path.name}") == path.read_bytes()
+
+
+def test_a_bucket_that_refuses_leaves_nothing_torn(proxy, s3, run, monkeypatch):
+    monkeypatch.setattr(storage, "PART", 6 * 2**20)
+    job = run(folder=f"{s3}/run")
+    job.save(4)
+    job.saver.finish()
+    proxy.how, proxy.times = "forbidden", 10_000
+    proxy.spoil = lambda method, path: method == "PUT" and "step_00000008" in path
+    job.save(8)
+    with pytest.raises(
+        ClusterError, match=r"step_00000008/\S+: could not be saved: rank 0: .*AccessD"
+    ):
+        job.saver.finish()
+    proxy.times = 0
+    newest, damages = newest_valid(job.folder)
+    assert (newest.step, damages) == (4, [])
+    assert not [path for path in storage.list_files(s3) if "step_00000008" in path]
