@@ -25,7 +25,7 @@ def test_a_hand_worked_token_costs_minus_the_log_of_its_share():
 
 @pytest.mark.parametrize("chunk_elements", [1, 11, 40, 2**24])
 def test_values_and_slopes_are_torchs_however_the_rows_are_cut(monkeypatch, chunk_elements):
-    monkeypatch.setattr(causal, "CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setitem(causal.CHUNK_ELEMENTS, "cpu", chunk_elements)
     logits, targets = batch()
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     sum_ours = cross_entropy_sum(ours, targets)
@@ -34,6 +34,21 @@ def test_values_and_slopes_are_torchs_however_the_rows_are_cut(monkeypatch, chun
     (sum_theirs / 5).backward()
     assert sum_ours.item() == pytest.approx(sum_theirs.item(), rel=1e-6)
     assert torch.allclose(ours.grad, theirs.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_how_the_rows_are_cut_changes_no_bit(monkeypatch, dtype):
+    logits, targets = batch(rows=4, positions=33, vocabulary=100)
+    found = []
+    for chunk_elements in (1, 700, 2**24):
+        monkeypatch.setitem(causal.CHUNK_ELEMENTS, "cpu", chunk_elements)
+        mine = logits.to(dtype, copy=True).requires_grad_()
+        nats = token_nats(mine, targets)
+        nats.sum().backward()
+        found.append((nats, mine.grad))
+    for nats, slopes in found[1:]:
+        assert torch.equal(nats, found[0][0])
+        assert torch.equal(slopes, found[0][1])
 
 
 def test_ignored_targets_cost_nothing_and_teach_nothing():

@@ -1,7 +1,9 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainrig.tokens.batches import BatchSizes, deal
+from trainrig.tokens.batches import BatchSizes, Turn, deal, take_turns, virtual_workers
 
 
 def test_five_micro_batches_for_two_and_three_workers_by_hand():
@@ -30,3 +32,34 @@ def test_a_rank_outside_the_world_is_refused(rank, world):
 def test_a_global_batch_that_is_not_whole_micro_batches_is_refused_with_the_nearest():
     with pytest.raises(ValidationError, match=r"\(7 sequences\) is not a multiple .* above: 8"):
         BatchSizes(sequence_length=4, global_batch=7, micro_batch=2)
+
+
+# --- virtual workers
+
+
+def test_virtual_workers_by_hand():
+    # Five micro-batches of three virtual workers: 0 | 1 2 | 3 4; two workers stand for 1 and 2.
+    assert take_turns(5, 3, 0, 2) == [
+        Turn(0, True, 0, closes=True),
+        *[Turn(0, False, 0, closes=False)] * 3,
+    ]
+    assert take_turns(5, 3, 1, 2) == [
+        Turn(1, True, 1, closes=False),
+        Turn(2, True, 1, closes=True),
+        Turn(3, True, 2, closes=False),
+        Turn(4, True, 2, closes=True),
+    ]
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 12))
+def test_who_has_a_micro_batch_virtually_does_not_depend_on_the_workers(count, virtual, world):
+    virtual = min(virtual, count)
+    turns = [take_turns(count, virtual, rank, world) for rank in range(world)]
+    real = [turn for each in turns for turn in each if turn.real]
+    assert real == take_turns(count, virtual, 0, 1)
+    assert [turn.index for turn in real] == list(range(count))
+    assert [turn.virtual for turn in real if turn.closes] == list(range(virtual))
+    assert len({len(each) for each in turns}) == 1  # all join every collective
+    for rank, each in enumerate(turns):
+        own = range(*virtual_workers(virtual, rank, world))
+        assert {turn.virtual for turn in each if turn.real} == set(own)

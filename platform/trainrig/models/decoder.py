@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.models.attention import Attention, KeyValueCache, document_mask
+from trainrig.models.embedding import Embedding
 from trainrig.models.feedforward import SwiGLU
 from trainrig.models.norm import RMSNorm
 from trainrig.models.positions import Rotation
@@ -178,7 +179,7 @@ class Decoder(nn.Module):
         shape = config.shape
         self.config = config
         self.shape = shape
-        self.embedding = nn.Embedding(shape.vocabulary, shape.channels)
+        self.embedding = Embedding(shape.vocabulary, shape.channels)
         self.layers = nn.ModuleList(Layer(shape, config.norm_epsilon) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.channels, config.norm_epsilon)
         # A tied head has no name of its own: one tensor, one entry in every checkpoint.

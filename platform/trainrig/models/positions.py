@@ -31,11 +31,11 @@ class Rotation:
         if positions.dim() == 2:
             angles = angles[:, None]  # all heads of a row alike: [B, 1, T, D / 2]
         self.cosine_TD = torch.cat((angles.cos(), angles.cos()), dim=-1)
-        self.sine_TD = torch.cat((angles.sin(), angles.sin()), dim=-1)
+        self.sine_TD = torch.cat((-angles.sin(), angles.sin()), dim=-1)
 
     def __call__(self, x_BHTD: Tensor) -> Tensor:
         """`x_BHTD` turned; computed in float32, returned in the dtype of `x_BHTD`."""
         first, second = x_BHTD.chunk(2, dim=-1)
-        quarter_turn_BHTD = torch.cat((-second, first), dim=-1)
-        turned_BHTD = x_BHTD * self.cosine_TD + quarter_turn_BHTD * self.sine_TD
+        swapped_BHTD = torch.cat((second, first), dim=-1)
+        turned_BHTD = x_BHTD * self.cosine_TD + swapped_BHTD * self.sine_TD
         return turned_BHTD.to(x_BHTD.dtype)

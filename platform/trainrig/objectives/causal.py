@@ -14,8 +14,12 @@ from torch.autograd.function import once_differentiable
 
 from trainrig.tokens.batches import IGNORE
 
-# 64 MiB of float32: small beside the logits, large enough to keep a device busy.
-CHUNK_ELEMENTS = 2**24
+# Logits worked through at once, as float32. CPU: 1 MiB stays in a core's cache (1 MiB on the EPYC
+# where it was measured), which makes the loss of 2,048 tokens of 4,096 or 16,384 entries 1.7 to 3.5
+# times as fast as 64 MiB do. Elsewhere 64 MiB: small beside the logits, large enough to keep a
+# device busy.
+CHUNK_ELEMENTS = {"cpu": 2**18}
+CHUNK_ELEMENTS_ELSEWHERE = 2**24
 
 
 def cross_entropy_sum(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -67,5 +71,6 @@ class _Nats(torch.autograd.Function):
 
 
 def _chunks(logits_NV: Tensor) -> list[slice]:
-    rows = max(1, CHUNK_ELEMENTS // logits_NV.shape[1])
+    elements = CHUNK_ELEMENTS.get(logits_NV.device.type, CHUNK_ELEMENTS_ELSEWHERE)
+    rows = max(1, elements // logits_NV.shape[1])
     return [slice(start, start + rows) for start in range(0, len(logits_NV), rows)]

@@ -1,24 +1,94 @@
 """Fully sharded data parallelism (FSDP2): each rank keeps a slice of every parameter.
 
-ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's `fully_shard`.
+ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's `fully_shard`. On a mesh of two
+axes it is HSDP: sliced along the last, alike along the first; with slices of a whole, DDP.
 """
 
-from torch import nn
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from trainrig.parallel.precision import FLOAT32, Precision, policy
+from trainrig.tokens.batches import Turn
 
 
-def shard(model: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh) -> FSDPModule:
+def shard(
+    model: nn.Module,
+    layers: nn.ModuleList,
+    mesh: DeviceMesh,
+    gather_once: bool = True,
+    precision: Precision = FLOAT32,
+) -> FSDPModule:
     """Shard `model` in place: each of `layers` gathers by itself, the rest together.
 
     Gradients are *summed* over ranks: the loss of a micro-batch is already divided by the global
     batch's number of targets, so a mean over ranks would depend on how many there are.
+    `gather_once`: a forward pass leaves its parameters gathered, for a backward pass to let go.
     """
+    casts = policy(precision)
     for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    root = fully_shard(model, mesh=mesh)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=not gather_once, mp_policy=casts)
+    # The rest is needed again at once.
+    root = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=casts)
+    for module in units(model):
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
+        if mesh.size() > 1:  # one rank alone would divide by it, for nothing
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
     return root
+
+
+def units(model: nn.Module | FSDPModule) -> list[FSDPModule]:
+    """The parts of `model` whose parameters are sent together."""
+    assert isinstance(model, nn.Module)
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+class Gradients(Protocol):
+    """How the gradients of the micro-batches of a step become those of its global batch."""
+
+    def begin(self, virtual: int) -> None:
+        """A step with `virtual` virtual workers begins."""
+        ...
+
+    def backward(self, loss: Tensor, turn: Turn, last: bool) -> None:
+        """Go backward from the `loss` of one micro-batch; `last`: of this rank's in the step."""
+        ...
+
+    def finish(self) -> None:
+        """Leave the sum over all ranks in the parameters' `grad`."""
+        ...
+
+    def norm(self) -> float:
+        """The norm of that sum, on every rank."""
+        ...
+
+
+class SummedByRank:
+    """Each rank adds up its own, and torch adds those of the ranks: fast, but the last bits depend
+    on the number of ranks."""
+
+    def __init__(self, model: FSDPModule, parameters: list[nn.Parameter], gather_once: bool):
+        self._model, self._parameters, self._gather_once = model, parameters, gather_once
+
+    def begin(self, virtual: int) -> None:
+        """See Gradients."""
+
+    def backward(self, loss: Tensor, turn: Turn, last: bool) -> None:
+        """See Gradients."""
+        self._model.set_requires_gradient_sync(last)
+        self._model.set_reshard_after_backward(last or not self._gather_once)
+        # One that is not real only joins the others' collectives.
+        torch.autograd.backward(loss if turn.real else loss * 0.0)
+
+    def finish(self) -> None:
+        """See Gradients."""
+
+    def norm(self) -> float:
+        """See Gradients."""
+        gradients = [each.grad for each in self._parameters if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 DATA_AXIS = "data"
+REPLICA_AXIS = "replica"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -20,6 +21,12 @@ def local_device() -> torch.device:
 def data_mesh(device: torch.device) -> DeviceMesh:
     """All processes of the group along one axis."""
     return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(DATA_AXIS,))
+
+
+def replica_mesh(device: torch.device, replicas: int) -> DeviceMesh:
+    """All processes of the group as `replicas` groups of neighbours, which must be of one size."""
+    sizes = (replicas, dist.get_world_size() // replicas)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=(REPLICA_AXIS, DATA_AXIS))
 
 
 def join_group(rank: int, world: int, store: str, timeout: timedelta) -> None:

@@ -3,7 +3,6 @@
 Shapes: B sequences of a micro-batch, T positions, P pieces of documents in all rows of it.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -32,7 +31,7 @@ class MicroBatch:
 class Batches(Protocol):
     """Where a training loop has its batches from: pure functions of the step.
 
-    Nothing but `deal` knows how many workers there are.
+    Nothing but `take_turns` knows how many workers there are.
     """
 
     def micro_batches(self, step: int) -> int:
@@ -56,19 +55,53 @@ class Batches(Protocol):
         ...
 
 
-def deal(count: int, rank: int, world: int) -> list[tuple[int, bool]]:
-    """Which of `count` micro-batches worker `rank` out of `world` takes, each with whether it is
-    real.
+@dataclass(frozen=True)
+class Turn:
+    """A worker's turn with one micro-batch of a step."""
 
-    Workers take neighbouring micro-batches. All have the same number of rounds, so that all join
-    every collective; one that lacks a micro-batch repeats another, whose result it drops.
+    index: int  # of the micro-batch
+    real: bool  # else what comes of it is dropped: it is another's
+    virtual: int  # the virtual worker whose it is
+    closes: bool  # it is the last of that virtual worker
+
+
+def take_turns(count: int, virtual: int, rank: int, world: int) -> list[Turn]:
+    """What worker `rank` out of `world` does with the `count` micro-batches of a step.
+
+    Each of `virtual` virtual workers has neighbouring micro-batches, the same ones whatever `world`
+    is; each worker stands for neighbouring virtual workers. All workers have the same number of
+    turns, so that all join every collective; one that lacks a micro-batch repeats another, whose
+    result it drops.
     """
     if not 0 <= rank < world:
         raise ValueError(f"no rank {rank} among {world} workers")
-    begin, end = count * rank // world, count * (rank + 1) // world
-    rounds = math.ceil(count / world)
-    real = [(index, True) for index in range(begin, end)]
-    return real + [(0, False)] * (rounds - len(real))
+    rounds = max(
+        _cut(count, last, virtual) - _cut(count, first, virtual)
+        for first, last in (virtual_workers(virtual, each, world) for each in range(world))
+    )
+    real = [
+        Turn(index, True, number, closes=index == _cut(count, number + 1, virtual) - 1)
+        for number in range(*virtual_workers(virtual, rank, world))
+        for index in range(_cut(count, number, virtual), _cut(count, number + 1, virtual))
+    ]
+    return real + [Turn(0, False, 0, closes=False)] * (rounds - len(real))
+
+
+def virtual_workers(virtual: int, rank: int, world: int) -> tuple[int, int]:
+    """The first of `virtual` that worker `rank` out of `world` stands for, and that after the
+    last."""
+    return _cut(virtual, rank, world), _cut(virtual, rank + 1, world)
+
+
+def _cut(count: int, part: int, parts: int) -> int:
+    """Where part number `part` of `count` things begins, cut into `parts` as even as can be."""
+    return count * part // parts
+
+
+def deal(count: int, rank: int, world: int) -> list[tuple[int, bool]]:
+    """Which of `count` micro-batches worker `rank` out of `world` takes, each with whether it is
+    real: `take_turns` for those to whom the order of a sum is nothing."""
+    return [(turn.index, turn.real) for turn in take_turns(count, world, rank, world)]
 
 
 @dataclass(frozen=True)
@@ -76,15 +109,24 @@ class Share:
     """What one worker has to do of one step."""
 
     dealt: Sequence[tuple[MicroBatch, bool]]  # each with whether it is real
+    turns: Sequence[Turn]  # of each of `dealt`
+    micro_batches: int  # in the whole global batch
+    virtual: int  # virtual workers of this step
     targets: int  # in the whole global batch: what every loss is divided by
 
 
-def read_share(batches: Batches, rank: int, world: int, step: int) -> Share:
-    """The share that worker `rank` out of `world` has in `step`; no other's is read."""
-    dealt = deal(batches.micro_batches(step), rank, world)
-    return Share(
-        [(batches.micro_batch(step, index), real) for index, real in dealt], batches.targets(step)
-    )
+def read_share(
+    batches: Batches, rank: int, world: int, step: int, virtual: int | None = None
+) -> Share:
+    """The share that worker `rank` out of `world` has in `step`; no other's is read.
+
+    `virtual`: how many virtual workers there are at most; None: as many as workers.
+    """
+    count = batches.micro_batches(step)
+    there = world if virtual is None else min(virtual, count)
+    turns = take_turns(count, there, rank, world)
+    dealt = [(batches.micro_batch(step, turn.index), turn.real) for turn in turns]
+    return Share(dealt, turns, count, there, batches.targets(step))
 
 
 class BatchSizes(Settings):

@@ -1,0 +1,98 @@
+"""Compiling each layer: fewer passes over memory, for a slow first step.
+
+By `torch.compile` (Ansel et al. 2024, doi 10.1145/3620665.3640366), one graph that all layers of a
+model share. What it computes is close to what the plain layers do, not the same bits; between
+workers and restarts it is the same bits, because nothing is timed to choose between kernels and
+every graph is a function of the shapes alone.
+"""
+
+import functools
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from trainrig.config import PLACE, Settings
+from trainrig.errors import ConfigError
+
+# torch's own choice, in its order.
+CPP_COMPILERS = ("g++", "clang++")
+
+
+class Compile(Settings):
+    """How layers are compiled; without this table they are not.
+
+    The first step then takes 10 s or more, and so does the first after a restart on a machine whose
+    `cache` is empty: of no use to runs of a few hundred steps.
+    """
+
+    # aot_eager: the same graphs run by torch's own kernels, to tell a compiler's fault from ours.
+    backend: Literal["inductor", "aot_eager"] = "inductor"
+    # One graph for rows of every length: for fine-tuning, whose micro-batches are as long as their
+    # longest conversation. Without it each shape has a graph of its own, `shapes` of them at most.
+    dynamic: bool = False
+    shapes: int = Field(default=16, ge=1)
+    # Folder of compiled code, so that a restart finds it. None: torch's own (the environment's
+    # TORCHINDUCTOR_CACHE_DIR, or below the machine's folder for temporary files).
+    cache: Annotated[str | None, PLACE] = None
+
+
+def check_compiler(settings: Compile | None) -> None:
+    """Raise ConfigError if this machine lacks what compiling needs, before a worker finds out."""
+    if settings is None or settings.backend != "inductor":
+        return
+    named = os.environ.get("CXX")
+    wanted = (named,) if named else CPP_COMPILERS
+    if not any(shutil.which(each) for each in wanted):
+        raise ConfigError(
+            f"training.compile: no C++ compiler on this machine (looked for {' and '.join(wanted)})"
+            "; install one, name it in CXX, or leave the table out"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        raise ConfigError(
+            f"training.compile: {header} is not there, and compiled code needs it; install the "
+            "development files of this Python, or leave the table out"
+        )
+
+
+def compile_layers(layers: nn.ModuleList, settings: Compile | None) -> None:
+    """Compile each of `layers` when it is first called, in place, names unchanged.
+
+    To be called after `recompute`, so that what is computed again is compiled too, and before
+    `shard`, whose gathering of weights stays outside of the graphs.
+    """
+    if settings is None:
+        return
+    # Here, as it takes half a second, for which runs that compile nothing should not have to wait.
+    import torch._dynamo
+    import torch._inductor
+
+    if settings.cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = settings.cache
+    # No kernel is chosen by timing it: ranks, whose times differ, would choose differently.
+    torch._inductor.config.deterministic = True
+    torch._dynamo.config.recompile_limit = settings.shapes
+    for layer in layers:
+        # Whole or not at all (`fullgraph`): left alone, torch would run plain layers for shapes
+        # beyond the limit, and which come up first on a rank depends on how many ranks there are.
+        graph = torch.compile(
+            layer.forward, backend=settings.backend, dynamic=settings.dynamic, fullgraph=True
+        )
+        layer.forward = functools.partial(_run, graph, settings.shapes)
+
+
+def _run(graph: Callable[..., Any], shapes: int, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return graph(*args, **kwargs)
+    except torch._dynamo.exc.FailOnRecompileLimitHit:
+        raise ConfigError(
+            f"training.compile: rows of more than {shapes} shapes came up; set dynamic = true for "
+            "one graph for all of them, or raise training.compile.shapes"
+        ) from None

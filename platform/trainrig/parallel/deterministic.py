@@ -1,0 +1,217 @@
+"""Gradients whose bits do not depend on how many ranks computed them.
+
+The micro-batches of a step belong to virtual workers (`tokens.batches.take_turns`), whose number is
+a setting. A rank adds up those of one virtual worker one after another, and the virtual workers in
+one fixed tree (`parallel.tree`): its own ones by itself, before anything is sent. Then each rank
+sends each other the slice that that one keeps, one piece for every largest subtree that it owns;
+the receiver adds them where they belong in the tree. With as many ranks as virtual workers, or half
+as many, or a quarter …, that is one piece: as many bytes as a reduce-scatter sends.
+
+What it costs beside that: a rank with k virtual workers holds up to log2(k) + 1 whole gradients,
+and adds one up for each: some 20 ms of a core for each virtual worker and 10M parameters, beside
+seconds that their micro-batches take (tests/benchmarks/test_data_parallel.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from trainrig.parallel.fsdp import units
+from trainrig.parallel.norm import exact_norm
+from trainrig.parallel.tree import Span, TreeSum, largest_subtrees
+from trainrig.tokens.batches import Turn, virtual_workers
+
+
+class SummedInTree:
+    """See the module. For parameters that are sliced over all ranks."""
+
+    def __init__(self, model: FSDPModule, parameters: list[nn.Parameter], gather_once: bool):
+        self._model, self._parameters, self._gather_once = model, parameters, gather_once
+        self._now = _Now(1, dist.get_world_size())
+        self._units: list[_Unit] = []
+        if dist.get_world_size() > 1:  # else FSDP has nothing to scatter
+            for module in units(model):
+                self._units.append(_Unit())
+                module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
+        self._alone: TreeSum[_Together] = TreeSum(1)
+
+    def begin(self, virtual: int) -> None:
+        """See parallel.fsdp.Gradients."""
+        self._now = _Now(virtual, dist.get_world_size())
+        self._alone = TreeSum(virtual)
+        for unit in self._units:
+            unit.begin(self._now)
+
+    def backward(self, loss: Tensor, turn: Turn, last: bool) -> None:
+        """See parallel.fsdp.Gradients."""
+        self._now.turn, self._now.last = turn, last
+        self._model.set_requires_gradient_sync(turn.closes or last)
+        self._model.set_reshard_after_backward(last or not self._gather_once)
+        torch.autograd.backward(loss)
+        if not self._units:
+            self._take_own(turn)
+        elif turn.closes and not last:
+            self._forget()  # the units have what they need of it
+
+    def finish(self) -> None:
+        """See parallel.fsdp.Gradients."""
+        sent = [unit for unit in self._units if unit.has_sent]  # not those without parameters
+        assert sent or not self._units, "torch asks for no reduce-scatter any more"
+        for unit in sent:
+            unit.finish()
+        if not self._units:
+            for parameter, whole in zip(self._parameters, self._alone.whole().tensors, strict=True):
+                parameter.grad = _like(parameter, whole)
+
+    def norm(self) -> float:
+        """See parallel.fsdp.Gradients."""
+        return exact_norm(self._parameters)
+
+    def _take_own(self, turn: Turn) -> None:
+        """A rank alone is sent nothing: what it has is whole, parameter by parameter."""
+        if turn.closes:
+            gradients = [_local(parameter) for parameter in self._parameters]
+            self._alone.add((turn.virtual, turn.virtual + 1), _Together(gradients))
+            self._forget()
+
+    def _forget(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+@dataclass
+class _Together:
+    """Tensors that are added up one by one."""
+
+    tensors: list[Tensor]
+
+    def add_(self, other: Self, /) -> Self:
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            mine.add_(theirs)
+        return self
+
+
+def _local(parameter: nn.Parameter) -> Tensor:
+    assert isinstance(parameter.grad, DTensor), "a parameter that no micro-batch uses"
+    return parameter.grad.to_local()
+
+
+def _like(parameter: nn.Parameter, local: Tensor) -> DTensor:
+    assert isinstance(parameter, DTensor)
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+class _Now:
+    """Where a step has got to; all units look at the same."""
+
+    def __init__(self, virtual: int, world: int) -> None:
+        self.virtual = virtual
+        self.spans: list[list[Span]] = [
+            largest_subtrees(*virtual_workers(virtual, rank, world), virtual)
+            for rank in range(world)
+        ]
+        self.turn = Turn(0, False, 0, closes=False)
+        self.last = False
+
+
+class _Unit:
+    """Stands where FSDP wants a reduce-scatter for one group of parameters.
+
+    It is called in the backward pass of the last micro-batch of each virtual worker, with the
+    gradients of the whole group, laid out as [world, slice].
+    """
+
+    def __init__(self) -> None:
+        self._mine: TreeSum[Tensor] = TreeSum(1)
+        self._pending: _Pending | None = None
+        self._now: _Now | None = None
+
+    def begin(self, now: _Now) -> None:
+        """A step begins."""
+        self._now, self._mine, self._pending = now, TreeSum(now.virtual), None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for what FSDP hands over and takes back."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Keep `input_tensor` [world x slice]; at the last turn begin to send what was kept.
+
+        `output_tensor` [slice] is filled by `finish`. FSDP makes the gradients views of it.
+        """
+        assert self._now is not None
+        if input_tensor.is_cuda:  # used on FSDP's stream for longer than FSDP knows of
+            input_tensor.record_stream(torch.cuda.current_stream())
+        if self._now.turn.real:
+            virtual = self._now.turn.virtual
+            self._mine.add((virtual, virtual + 1), input_tensor)
+        # Whoever takes it before `finish` has filled it shall see.
+        output_tensor.fill_(torch.nan)
+        if self._now.last:
+            self._pending = self._send(output_tensor, input_tensor, group)
+
+    def _send(self, output: Tensor, like: Tensor, group: dist.ProcessGroup) -> "_Pending":
+        assert self._now is not None
+        world, slice_ = group.size(), output.numel()
+        pieces = [value.view(world, slice_) for _, value in self._mine.parts()]
+        # [world, pieces, slice]: what each rank is sent lies together.
+        outgoing = pieces[0] if len(pieces) == 1 else like.new_empty(world, len(pieces), slice_)
+        for number, piece in enumerate(pieces if len(pieces) > 1 else ()):
+            outgoing[:, number] = piece
+        counts = [len(spans) for spans in self._now.spans]
+        incoming = like.new_empty(sum(counts), slice_)
+        work = dist.all_to_all_single(
+            incoming.view(-1),
+            outgoing.reshape(-1),
+            [count * slice_ for count in counts],
+            [len(pieces) * slice_] * world,
+            group=group,
+            async_op=True,
+        )
+        return _Pending(work, outgoing, incoming, output)
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether FSDP asked for the last reduce-scatter of the step."""
+        return self._pending is not None
+
+    def finish(self) -> None:
+        """Add up what came, into what FSDP was given."""
+        assert self._pending is not None and self._now is not None
+        self._pending.work.wait()
+        tree: TreeSum[Tensor] = TreeSum(self._now.virtual)
+        spans = [span for each in self._now.spans for span in each]
+        for span, piece in zip(spans, self._pending.incoming, strict=True):
+            tree.add(span, piece)
+        self._pending.output.copy_(tree.whole())
+        self._pending, self._mine = None, TreeSum(1)
+
+
+@dataclass
+class _Pending:
+    """What is on its way."""
+
+    work: Any
+    outgoing: Tensor  # kept until it is sent
+    incoming: Tensor  # [pieces of all ranks, slice]
+    output: Tensor  # [slice]

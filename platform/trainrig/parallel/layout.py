@@ -1,0 +1,74 @@
+"""How a model is laid out over the workers of a run: whole on each, in slices, or both."""
+
+from typing import Annotated, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainrig.config import PLACE, Settings
+from trainrig.errors import ConfigError
+from trainrig.parallel.mesh import data_mesh, replica_mesh
+
+# When gathered parameters are let go. "step": once a step, after its last micro-batch, so that each
+# is sent once a step however many micro-batches there are, for the memory of one whole model.
+# "layer": as soon as the layer is done, and gathered again for the backward pass.
+Reshard = Annotated[Literal["step", "layer"], PLACE]
+
+
+class _Layout(Settings):
+    """What they have in common."""
+
+    def check_workers(self, workers: int) -> None:
+        """Raise ConfigError if a model cannot be laid out over `workers` workers."""
+
+
+class FSDP(_Layout):
+    """Each worker keeps a slice of every parameter, its gradient and its optimizer memory."""
+
+    kind: Literal["FSDP"] = "FSDP"
+    reshard: Reshard = "step"
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """All workers along one axis, over which parameters are sliced."""
+        return data_mesh(device)
+
+
+class HSDP(_Layout):
+    """Groups of workers that hold a whole model each, sliced within the group."""
+
+    kind: Literal["HSDP"] = "HSDP"
+    replicas: int = Field(ge=1)  # groups
+    reshard: Reshard = "step"
+
+    def check_workers(self, workers: int) -> None:
+        """Raise ConfigError unless `workers` make groups of equal size."""
+        if workers % self.replicas:
+            fitting = [str(n) for n in range(1, workers + 1) if workers % n == 0]
+            raise ConfigError(
+                f"training.parallel.replicas ({self.replicas}) does not divide {workers} workers; "
+                f"for so many it may be {', '.join(fitting)}"
+            )
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """Groups along one axis, workers of a group along the other."""
+        return replica_mesh(device, self.replicas)
+
+
+class DDP(_Layout):
+    """Each worker keeps the whole model."""
+
+    kind: Literal["DDP"] = "DDP"
+
+    @property
+    def reshard(self) -> Literal["step"]:
+        """Nothing is ever sent but gradients, so there is nothing to let go."""
+        return "step"
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """Each worker is a group of its own."""
+        return replica_mesh(device, dist.get_world_size())
+
+
+Layout = Annotated[FSDP | HSDP | DDP, Field(discriminator="kind")]

@@ -1,0 +1,153 @@
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainrig.errors import ConfigError
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.objectives.causal import cross_entropy_sum
+from trainrig.parallel import compiled
+from trainrig.parallel.compiled import Compile, check_compiler, compile_layers
+from trainrig.parallel.recompute import Full, Selective, recompute
+from trainrig.train import trainer
+from trainrig.train.pretrain import pretrain
+
+CONFIG = DecoderConfig(layers=3, channels=32, heads=4, vocabulary=64, positions=64)
+COMBINATIONS = list(
+    itertools.product(("float32", "bfloat16"), (None, "Full", "Selective"), (None, "aot_eager"))
+)
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch_put_back():
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8), torch._inductor.config.patch({}):
+        yield
+
+
+def build(settings, again=None, dtype=torch.float32):
+    model = Decoder(CONFIG)
+    initialise(model, 0)
+    model = model.to(dtype)
+    recompute(model.layers, again)
+    compile_layers(model.layers, settings)
+    return model
+
+
+def slopes(model, length=24):
+    ids = torch.randint(64, (2, length), generator=torch.Generator().manual_seed(length))
+    loss = cross_entropy_sum(model(ids), ids)
+    model.zero_grad()
+    loss.backward()
+    return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+
+def graphs():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_all_layers_share_one_graph_and_names_stay():
+    torch._dynamo.utils.counters.clear()
+    model = build(Compile(backend="aot_eager"))
+    slopes(model)
+    assert graphs() == 1
+    assert [n for n, _ in model.named_parameters()] == [
+        n for n, _ in build(None).named_parameters()
+    ]
+
+
+@pytest.mark.parametrize("again", [None, Full(), Selective()])
+def test_the_graph_without_a_compiler_gives_the_bits_of_the_plain_layers(again):
+    plain, graph = slopes(build(None)), slopes(build(Compile(backend="aot_eager"), again))
+    assert all(torch.equal(a, b) for a, b in zip(plain, graph, strict=True))
+
+
+def test_one_dynamic_graph_serves_rows_of_all_lengths():
+    torch._dynamo.utils.counters.clear()
+    plain, model = build(None), build(Compile(backend="aot_eager", dynamic=True, shapes=1))
+    for length in (24, 9, 50, 33):
+        for a, b in zip(slopes(plain, length), slopes(model, length), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert graphs() == 1
+
+
+def test_more_shapes_than_allowed_are_refused_in_one_line():
+    model = build(Compile(backend="aot_eager", shapes=2))
+    slopes(model, 24)
+    slopes(model, 30)
+    with pytest.raises(
+        ConfigError, match=r"training\.compile: .*2 shapes.* dynamic = true"
+    ) as said:
+        slopes(model, 40)
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(("cxx", "named"), [(None, r"g\+\+ and clang\+\+"), ("icpx-9", "icpx-9")])
+def test_a_machine_without_a_compiler_is_told_so_before_workers_start(cxx, named, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    if cxx:
+        monkeypatch.setenv("CXX", cxx)
+    with pytest.raises(ConfigError, match=rf"no C\+\+ compiler .*{named}.*leave the table out"):
+        check_compiler(Compile())
+    check_compiler(Compile(backend="aot_eager"))
+    check_compiler(None)
+
+
+def test_a_run_that_asks_for_compiling_is_refused_before_workers_start(
+    make_run, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(trainer, "run", lambda *_: pytest.fail("workers were started"))
+    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    with pytest.raises(ConfigError, match=r"training\.compile: no C\+\+ compiler"):
+        pretrain(make_run(tmp_path / "run", training={"compile": {}}))
+
+
+def test_a_python_without_its_headers_is_told_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(compiled.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(ConfigError, match=r"Python\.h is not there"):
+        check_compiler(Compile())
+
+
+@pytest.mark.slow
+def test_every_combination_trains_to_the_losses_of_its_precision(ranks, make_job, tmp_path):
+    found = {}
+    for compute, again, backend in COMBINATIONS:
+        training = {"steps": 4, "precision": {"compute": compute}}
+        training |= {"recompute": {"kind": again}} if again else {}
+        training |= {"compile": {"backend": backend}} if backend else {}
+        job = make_job(tmp_path, training=training)
+        first, second = ranks(2, "steps", job=job, count=4)
+        assert first["digest"] == second["digest"]
+        found[compute, again, backend] = first
+    for (compute, again, backend), each in found.items():
+        plain = found[compute, None, None]
+        if backend is None or compute == "float32":
+            assert each["digest"] == plain["digest"], (compute, again, backend)
+        else:  # a graph keeps in float32 what the plain layers round to bfloat16 between two steps
+            assert each["losses"] == pytest.approx(plain["losses"], rel=5e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # a compile takes a minute or two where others want the cores
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_compiled_training_is_close_to_plain_and_alike_at_any_number_of_ranks(
+    compute, mortal_ranks, make_job, tmp_path
+):
+    cache = tmp_path / "cache"
+    plain = {"steps": 4, "precision": {"compute": compute}, "recompute": {"kind": "Selective"}}
+    (expected,) = mortal_ranks(1, "steps", job=make_job(tmp_path, training=plain), count=4)
+    job = make_job(tmp_path, training=plain | {"compile": {"cache": str(cache)}})
+    found = mortal_ranks(2, "steps", job=job, count=4)
+    code = sorted(cache.rglob("*.so"))
+    mortal_ranks.end()  # other processes, as after a restart: they find what was compiled
+    found += mortal_ranks(1, "steps", job=job, count=4)
+    assert code and sorted(Path(cache).rglob("*.so")) == code
+    assert len({each["digest"] for each in found}) == 1
+    tolerance = 1e-5 if compute == "float32" else 5e-3
+    assert found[0]["losses"] == pytest.approx(expected["losses"], rel=tolerance)

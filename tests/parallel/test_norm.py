@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.parallel import norm
+from trainrig.parallel.norm import row_sums
+
+
+@given(
+    rows=st.integers(1, 9),
+    width=st.integers(1, 70),
+    cut=st.integers(0, 9),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_row_adds_up_to_the_same_bits_in_whatever_slice_it_lies(rows, width, cut, seed):
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randn(rows, width, generator=generator) * 10 ** torch.randint(
+        -6, 6, (rows, width), generator=generator
+    )
+    parts = [row_sums(whole[:cut].clone()), row_sums(whole[cut:].clone())]
+    assert torch.cat(parts).numpy().tobytes() == row_sums(whole).numpy().tobytes()
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (4, 1), (3, 2, 5), (0, 4), (1, 1000)])
+def test_it_is_the_sum_of_squares(shape):
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    expected = gradient.double().square().reshape(shape[0], -1).sum(1) if shape[0] else []
+    np.testing.assert_allclose(row_sums(gradient).numpy(), expected, rtol=1e-14)
+
+
+def test_how_many_rows_are_worked_on_at_once_changes_nothing(monkeypatch):
+    gradient = torch.randn(20, 33, generator=torch.Generator().manual_seed(0))
+    at_once = row_sums(gradient)
+    monkeypatch.setattr(norm, "CHUNK_ELEMENTS", 40)
+    assert torch.equal(row_sums(gradient), at_once)
+    assert gradient[0, 0] == torch.randn(20, 33, generator=torch.Generator().manual_seed(0))[0, 0]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_stays_so(value):
+    gradient = torch.ones(3, 5)
+    gradient[1, 4] = value
+    assert torch.isfinite(row_sums(gradient)).tolist() == [True, False, True]

@@ -1,0 +1,54 @@
+import os
+
+import pytest
+import torch
+
+from trainrig.parallel import numerics
+from trainrig.train import metrics
+from trainrig.train.run_folder import RunFolder
+
+
+@pytest.fixture
+def settings_put_back(monkeypatch):
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+def test_the_fingerprint_tells_what_was_settled(settings_put_back):
+    numerics.settle(threads=1, deterministic=True)
+    one = numerics.fingerprint()
+    assert (one["threads"], one["deterministic"], one["torch"]) == ("1", "True", torch.__version__)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == numerics.CUBLAS_WORKSPACE
+    assert numerics.fingerprint() == one
+    numerics.settle(threads=2, deterministic=False)
+    other = numerics.fingerprint()
+    assert numerics.changes(one, other) == "deterministic: True → False, threads: 1 → 2"
+    assert numerics.changes(one, one) == ""
+    assert numerics.changes(one, one | {"cuda": "13.0"}) == "cuda: none → 13.0"
+
+
+def events(job, name):
+    return [each for each in RunFolder(job.folder).events() if each["event"] == name]
+
+
+def test_a_run_that_goes_on_elsewhere_says_that_its_bits_may_differ(ranks, make_job, tmp_path):
+    job = make_job(tmp_path, training={"steps": 3})
+    folder = RunFolder(job.folder)
+    ranks(2, "train", job=job, attempt=folder.take_attempt(0), told=(0, "train", 3))
+    assert events(job, "numerics_changed") == []
+    (there,) = events(job, "numerics")
+    # As if the first attempt had been on another machine.
+    elsewhere = there["found"] | {"instructions": "NEON"}
+    folder.record("numerics", attempt=1, found=elsewhere)
+    path = f"{job.folder}/checkpoints/step_00000001/attempt-0001"
+    ranks(2, "train", job=job, attempt=folder.take_attempt(1), resume_from=path)
+    (said,) = events(job, "numerics_changed")
+    assert said["what"] == f"instructions: NEON → {there['found']['instructions']}"
+    assert (said["attempt"], said["step"]) == (2, 1)
+    assert [line["step"] for line in metrics.series(job.folder)] == [1, 2, 3]  # the run goes on

@@ -1,0 +1,68 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from trainrig.parallel.precision import Precision, policy, set_products
+from trainrig.train.run_folder import RunFolder
+
+BFLOAT16 = {"compute": "bfloat16"}
+
+
+def job_of(make_job, folder, steps, **training):
+    return make_job(folder, training={"steps": steps, **training})
+
+
+def test_bfloat16_casts_weights_and_activations_but_adds_gradients_up_in_float32():
+    casts = policy(Precision(compute="bfloat16"))
+    assert (casts.param_dtype, casts.reduce_dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("compute", ["float32", "tf32"])
+def test_otherwise_nothing_is_cast(compute):
+    assert policy(Precision(compute=compute)) == MixedPrecisionPolicy()
+
+
+@pytest.mark.parametrize(
+    ("compute", "products"), [("float32", "highest"), ("tf32", "high"), ("bfloat16", "highest")]
+)
+def test_products_are_rounded_only_where_it_was_asked_for(compute, products):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high" if products == "highest" else "highest")
+        set_products(Precision(compute=compute))
+        assert torch.get_float32_matmul_precision() == products
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_bfloat16_keeps_the_losses_of_float32_within_half_a_percent(ranks, make_job, tmp_path):
+    # At a rate that does not blow every rounding up, as the usual one of these tests is made to do.
+    usual = {"optimizer": {"kind": "AdamW", "lr": 1e-3}, "schedule": {"kind": "Cosine"}}
+    (exact,) = ranks(1, "steps", job=job_of(make_job, tmp_path, 50, **usual), count=50)
+    job = job_of(make_job, tmp_path, 50, precision=BFLOAT16, **usual)
+    (rounded,) = ranks(1, "steps", job=job, count=50)
+    assert rounded["losses"] == pytest.approx(exact["losses"], rel=5e-3)
+    assert all(a != b for a, b in zip(exact["losses"], rounded["losses"], strict=True))
+
+
+def test_bfloat16_gives_the_same_bits_at_any_number_of_ranks(ranks, make_job, tmp_path):
+    job = job_of(make_job, tmp_path, 6, precision=BFLOAT16)
+    found = [answer for world in (1, 2, 3) for answer in ranks(world, "steps", job=job, count=6)]
+    assert len(found) == 6
+    assert len({(each["digest"], *each["losses"]) for each in found}) == 1
+
+
+def test_what_bfloat16_trains_and_saves_is_float32(ranks, make_job, tmp_path):
+    job = job_of(make_job, tmp_path, 3, precision=BFLOAT16)
+    (left,) = ranks(1, "steps", job=job, count=2)
+    assert left["dtypes"] == {"torch.float32"}
+    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    (tensors,) = Path(job.folder).glob("checkpoints/step_00000003/attempt-0001/*.safetensors")
+    with tensors.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    saved = {name: about["dtype"] for name, about in header.items() if name != "__metadata__"}
+    assert any(name.startswith("optimizer.state.") for name in saved)
+    assert set(saved.values()) == {"F32"}

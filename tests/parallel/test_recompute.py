@@ -1,0 +1,127 @@
+import gc
+import itertools
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.objectives.causal import cross_entropy_sum
+from trainrig.parallel.recompute import Full, Selective, recompute
+
+WAYS = {
+    "none": None,
+    "all layers": Full(),
+    "every second": Full(every=2),
+    "selective": Selective(),
+}
+CONFIG = DecoderConfig(layers=4, channels=32, heads=4, kv_heads=2, vocabulary=64, positions=64)
+
+
+def build(way, dtype=torch.float32, config=CONFIG):
+    model = Decoder(config)
+    initialise(model, 0)
+    model = model.to(dtype)
+    recompute(model.layers, way)
+    return model
+
+
+def batch(length=48, rows=3):
+    return torch.randint(64, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def slopes(model, packed=False):
+    ids = batch()
+    positions = torch.arange(48).remainder(20).expand(3, -1) if packed else None
+    loss = cross_entropy_sum(model(ids, positions_BT=positions), ids)
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+class Kept(TorchDispatchMode):
+    """Bytes of the tensors made while it is on, as long as they live."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.bytes = 0
+        self._seen = weakref.WeakSet(each.untyped_storage() for each in model.parameters())
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self._seen:
+                storage = tensor.untyped_storage()
+                self._seen.add(storage)
+                self.bytes += storage.nbytes()
+                weakref.finalize(storage, self._freed, storage.nbytes())
+        return made
+
+    def _freed(self, count):
+        self.bytes -= count
+
+
+def kept_for_the_backward_pass(way):
+    """Bytes, without the logits, which every way keeps."""
+    model, ids = build(way), batch()
+    with Kept(model) as kept:
+        logits = model(ids)
+        gc.collect()
+        return kept.bytes - logits.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("way", ["all layers", "every second", "selective"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+def test_slopes_are_those_of_the_plain_model_to_the_bit(way, dtype, packed):
+    plain, again = slopes(build(None, dtype), packed), slopes(build(WAYS[way], dtype), packed)
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+def test_the_more_is_computed_again_the_less_is_kept():
+    kept = [kept_for_the_backward_pass(way) for way in WAYS.values()]
+    none, every_layer, every_second, selective = kept
+    assert every_layer < every_second < none
+    assert every_layer < selective < none
+    # Of each layer only its input, [B, T, C] of float32; beside those what comes after the last.
+    a_stream = 3 * 48 * 32 * 4
+    assert every_layer < 8 * a_stream
+    assert every_layer < 0.1 * none
+    assert selective < 0.6 * none
+
+
+def test_names_of_parameters_stay():
+    names = [[name for name, _ in build(way).named_parameters()] for way in WAYS.values()]
+    assert all(each == names[0] for each in names)
+
+
+def test_what_is_dear_is_computed_once_and_what_is_cheap_twice_when_selective(monkeypatch):
+    counts = {}
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            counts[way, function] = counts.get((way, function), 0) + 1
+            return function(*args, **(kwargs or {}))
+
+    for way in ("none", "all layers", "selective"):
+        with Calls():
+            slopes(build(WAYS[way]))
+    aten = torch.ops.aten
+    products = [counts[way, aten.mm.default] for way in ("none", "all layers", "selective")]
+    # Each of four layers has seven products; the last of them is not asked for again.
+    assert products == [products[0], products[0] + 4 * 6, products[0]]
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert [counts[way, attention] for way in WAYS if way != "every second"] == [4, 8, 4]
+    assert counts["selective", aten.silu.default] == 2 * counts["none", aten.silu.default]
+
+
+@pytest.mark.parametrize("reshard", ["step", "layer"])
+def test_sharded_training_leaves_the_same_bits_with_and_without(reshard, ranks, make_job, tmp_path):
+    digests = set()
+    for kind, world in itertools.product((None, "Full", "Selective"), (1, 2)):
+        training = {"steps": 4, "parallel": {"kind": "FSDP", "reshard": reshard}}
+        training |= {"recompute": {"kind": kind}} if kind else {}
+        job = make_job(tmp_path, training=training)
+        digests |= {each["digest"] for each in ranks(world, "steps", job=job, count=4)}
+    assert len(digests) == 1
