@@ -3,27 +3,49 @@
 Started once and told many times, because importing torch takes longer than what is tested.
 """
 
+import contextlib
 import dataclasses
 import functools
+import hashlib
+import itertools
+import math
 import os
 import pickle
+import resource
 import signal
 import sys
+import time
 import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainrig.parallel.fsdp import shard
+from trainrig.errors import ClusterError
+from trainrig.models.decoder import DecoderConfig
+from trainrig.parallel import numerics
+from trainrig.parallel.deterministic import SummedInTree
+from trainrig.parallel.fsdp import SummedByRank, shard
 from trainrig.parallel.mesh import data_mesh, join_group, local_device
+from trainrig.parallel.precision import set_products
+from trainrig.tokens.batches import MicroBatch, Turn, read_share
 from trainrig.train import checkpoint, loop
-from trainrig.train.run_folder import Attempt
+from trainrig.train import step as one_step
+from trainrig.train.agreement import Agreement
+from trainrig.train.checkpoint import reader, saver
+from trainrig.train.checkpoint.manifest import CheckpointManifest
+from trainrig.train.held_out import HeldOutLoss, evaluate
+from trainrig.train.run import Training
+from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.state import Job, TrainState, fresh_state
+from trainrig.train.step import Stepper
+from trainrig.train.watch import UNWATCHED
 
 TIMEOUT = timedelta(seconds=60)  # no test waits for it: ranks whose peers die fail at once
 
@@ -49,24 +71,82 @@ class Faulty:
         return self.sound.micro_batch(step, index)
 
 
+@dataclass(frozen=True)
+class Lacking:
+    """Batches without those of some steps."""
+
+    sound: Any
+    steps: tuple[int, ...]  # ascending
+
+    def __getattr__(self, name: str) -> Any:
+        """What each of its methods says of a step, `sound` says of the one there instead."""
+
+        def of_another(step: int, *rest: int) -> Any:
+            for each in self.steps:
+                step += step >= each
+            return getattr(self.sound, name)(step, *rest)
+
+        return of_another
+
+
+class Told:
+    """Wants this rank to stop from the `number`-th time on, from 1, that it does `doing`."""
+
+    def __init__(self, doing: str, number: int) -> None:
+        self._doing, self._left = doing, number
+
+    def beat(self, step: int, doing: str) -> None:
+        self._left -= doing == self._doing
+
+    def stop_wanted(self) -> bool:
+        return self._left <= 0
+
+
+@contextlib.contextmanager
+def poisoned(samples: Mapping[int, str]) -> Iterator[None]:
+    """Micro-batches that begin with one of `samples` have no finite "loss", or "gradient"."""
+    sound = one_step.micro_batch_nats
+
+    def nats(model: nn.Module, micro: MicroBatch, device: torch.device) -> Tensor:
+        loss = sound(model, micro, device)
+        how = samples.get(int(micro.samples[0]))
+        # The root of 0 is 0, and its slope is infinite.
+        return loss + (loss * 0).sqrt() if how == "gradient" else loss / 0 if how else loss
+
+    one_step.micro_batch_nats = nats
+    try:
+        yield
+    finally:
+        one_step.micro_batch_nats = sound
+
+
 def train(
     job: Job,
     attempt: Attempt,
     resume_from: str | None = None,
     fault: tuple[int, str, int] | None = None,
+    told: tuple[int, str, int] | None = None,
+    poison: Mapping[int, str] | None = None,
+    lacking: tuple[int, ...] = (),
 ) -> int:
-    """`fault`: (rank, how, step); "die in save" kills when all but the manifest is written."""
+    """`fault`: (rank, how, step); "die in save" kills when all but the manifest is written.
+
+    `told`: (rank, doing, number), see Told. `poison`: see `poisoned`. `lacking`: steps of data.
+    """
+    if lacking:
+        sound_batches = job.make_batches
+        job = dataclasses.replace(job, make_batches=lambda: Lacking(sound_batches(), lacking))
     if fault and dist.get_rank() == fault[0]:
         _, how, step = fault
         if how == "die in save":
-            sound = checkpoint._commit
+            sound = saver.commit
 
-            def commit(target: str, manifest: checkpoint.CheckpointManifest) -> None:
+            def commit(target: str, manifest: CheckpointManifest) -> None:
                 if manifest.step == step:
                     os.kill(os.getpid(), signal.SIGKILL)
                 sound(target, manifest)
 
-            checkpoint._commit = commit
+            saver.commit = commit
         else:
             make = job.make_batches
             # Nothing is read ahead, so that all steps before this one are done.
@@ -74,7 +154,9 @@ def train(
             job = dataclasses.replace(
                 job, training=training, make_batches=lambda: Faulty(make(), step, how)
             )
-    return loop.train(job, attempt, resume_from)
+    watch = Told(*told[1:]) if told and told[0] == dist.get_rank() else UNWATCHED
+    with poisoned(poison or {}):
+        return loop.train(job, attempt, resume_from, watch).step
 
 
 def tensors(
@@ -87,6 +169,42 @@ def tensors(
     if weights_from:
         checkpoint.load_weights(weights_from, state, job)
     return _whole(state) | {"counters": (state.step, state.data_step, state.tokens)}
+
+
+def saved(job: Job, attempt: Attempt, limit: tuple[int, int] | None = None) -> str:
+    """Save a fresh state; what `finish` raised, or nothing. `limit`: (rank, bytes of its files)."""
+    state = fresh_state(job, local_device())
+    saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit and dist.get_rank() == limit[0]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit[1], before[1]))
+    try:
+        saver_here.save(state)
+        saver_here.finish()
+    except ClusterError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return ""
+
+
+def refusal(job: Job, resume_from: str, seen_by: int | None = None) -> tuple[str, str]:
+    """Type and message of what loading raises on this rank; `seen_by`: one that sees damage."""
+    sound = reader.read_tensors
+
+    def read_tensors(path: str, tensors: Any) -> None:
+        sound(path, tensors)
+        if dist.get_rank() == seen_by:
+            raise checkpoint.DamagedCheckpoint(f"{path}: seen by rank {seen_by}")
+
+    try:
+        reader.read_tensors = read_tensors
+        checkpoint.load(resume_from, fresh_state(job, local_device()), job, job.make_batches())
+    except Exception as error:
+        return type(error).__name__, str(error)
+    finally:
+        reader.read_tensors = sound
+    return "", ""
 
 
 def parts(job: Job) -> dict[str, int]:
@@ -102,14 +220,103 @@ def _whole(state: TrainState) -> dict[str, Any]:
     }
 
 
-def sharded_gradient(factors: tuple[float, ...]) -> list[Any]:
-    """Gradients of `factor × sum(model(1))`, each rank with its own factor, met across ranks."""
+def held_out_loss(job: Job, stop_before: int | None = None) -> HeldOutLoss | None:
+    """The held-out loss of a fresh state; given up before the micro-batch `stop_before`, from 0."""
+    sets = job.make_held_out()
+    assert sets is not None
+    asked = itertools.count()
+    return evaluate(
+        fresh_state(job, local_device()).model, sets, lambda: next(asked) == stop_before
+    )
+
+
+def steps(job: Job, count: int) -> dict[str, Any]:
+    """What the first `count` steps of a fresh state leave behind; nothing is saved."""
+    training = job.training
+    numerics.settle(training.threads, training.deterministic)
+    set_products(training.precision)
+    batches, state = job.make_batches(), fresh_state(job, local_device())
+    stepper = Stepper(training, state, lambda: False)
+    virtual = training.virtual_workers if training.deterministic else None
+    losses = []
+    for step in range(count):
+        share = read_share(batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual)
+        losses.append(stepper.take(share).loss)
+    whole = _whole(state)
+    digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
+    dtypes = {str(tensor.dtype) for tensor in state.tensors().values()}
+    return {"losses": losses, "digest": digest, "dtypes": dtypes}
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Batches of tokens that mean nothing, for those who only want to know how long it takes."""
+
+    count: int  # micro-batches of a step
+    shape: tuple[int, int]  # (B, T) of each
+    vocabulary: int
+
+    def micro_batches(self, step: int) -> int:
+        return self.count
+
+    def targets(self, step: int) -> int:
+        return self.count * math.prod(self.shape)
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        rows, length = self.shape
+        dice = np.random.default_rng((step, index))
+        ids = dice.integers(0, self.vocabulary, (rows, length + 1))
+        samples = (step * self.count + index) * rows + np.arange(rows)
+        nought, pieces = np.zeros(rows, dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
+        return MicroBatch(ids[:, :-1].copy(), ids[:, 1:].copy(), samples, nought, pieces)
+
+    def data_before(self, step: int) -> dict[str, Any]:
+        return {}
+
+
+def pace(
+    model: dict[str, Any], training: dict[str, Any], count: int, shape: tuple[int, int], steps: int
+) -> list[tuple[float, float]]:
+    """Wall and CPU seconds of each of `steps` steps of `count` micro-batches; one before is not
+    counted."""
+    settings = Training.model_validate(training | {"steps": steps + 1})
+    numerics.settle(settings.threads, settings.deterministic)
+    job = Job("", DecoderConfig.model_validate(model), settings, tuple, "")
+    state = fresh_state(job, local_device())
+    stepper = Stepper(settings, state, functools.partial(Agreement(TIMEOUT).any, False))
+    virtual = settings.virtual_workers if settings.deterministic else None
+    batches = MadeUp(count, shape, job.model.shape.vocabulary)
+    found = []
+    for step in range(steps + 1):
+        share = read_share(batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual)
+        dist.barrier()
+        began = time.perf_counter(), time.process_time()
+        stepper.take(share)
+        found.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+    return found[1:]
+
+
+def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[list[Any], float]:
+    """Gradients of `factor × sum(model(1))`, each rank with its own factor, met across ranks;
+    and their norm."""
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(6, 6, bias=False) for _ in range(2)])
     model = nn.Sequential(*layers)
-    shard(model, layers, data_mesh(local_device()))
-    (model(torch.ones(1, 6)).sum() * factors[dist.get_rank()]).backward()
-    return [p.grad.full_tensor().numpy() for p in model.parameters()]
+    root = shard(model, layers, data_mesh(local_device()))
+    parameters = list(model.parameters())
+    way = SummedInTree if deterministic else SummedByRank
+    gradients = way(root, parameters, gather_once=True)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    gradients.begin(world)
+    loss = model(torch.ones(1, 6)).sum() * factors[rank]
+    gradients.backward(loss, Turn(rank, True, rank, closes=True), last=True)
+    gradients.finish()
+    return [p.grad.full_tensor().numpy() for p in parameters], gradients.norm()
+
+
+def agreed(mine: tuple[bool, ...]) -> bool:
+    """What all ranks agree on, each of which says one of `mine`."""
+    return Agreement(TIMEOUT).any(mine[dist.get_rank()])
 
 
 def mesh() -> tuple[tuple[str, ...] | None, int, int]:
@@ -121,7 +328,20 @@ def mesh() -> tuple[tuple[str, ...] | None, int, int]:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get between the answers
-    actions = {each.__name__: each for each in (train, tensors, parts, sharded_gradient, mesh)}
+    done = (
+        train,
+        tensors,
+        saved,
+        refusal,
+        parts,
+        held_out_loss,
+        steps,
+        pace,
+        sharded_gradient,
+        agreed,
+        mesh,
+    )
+    actions = {each.__name__: each for each in done}
     for action, arguments, join in iter(functools.partial(pickle.load, sys.stdin.buffer), None):
         join_group(*join, TIMEOUT)
         try:

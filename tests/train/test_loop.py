@@ -13,7 +13,7 @@ from trainrig.optim.groups import group_by_decay
 from trainrig.tokens.batches import IGNORE, read_share
 from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid, open_model
-from trainrig.train.loop import train
+from trainrig.train.loop import Ended, train
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.samples import trained_samples
 
@@ -124,19 +124,14 @@ def test_a_checkpoint_cut_short_by_a_kill_does_not_count(
     assert last_weights(job) == last_weights(undisturbed)
 
 
-# --- any number of ranks
+# --- any number of ranks (see also test_any_world.py)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_the_number_of_ranks_does_not_change_the_losses(world, straight):
-    # Three ranks get 1, 1 and 2 of the 4 micro-batches of a step: an uneven deal.
-    one, several = straight(1), straight(world)
-    assert losses(several)[0] == pytest.approx(losses(one)[0], rel=1e-6)
-    assert losses(several) == pytest.approx(losses(one), rel=1e-5)
-    norms = [[line["train/grad_norm"] for line in metrics.series(j.folder)] for j in (one, several)]
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-    workers = {line["cluster/workers"] for line in metrics.series(several.folder)}
-    assert len(losses(several)) == STEPS and workers == {world}
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_step_says_how_many_ranks_took_it(world, straight):
+    job = straight(world)
+    workers = {line["cluster/workers"] for line in metrics.series(job.folder)}
+    assert len(losses(job)) == STEPS and workers == {world}
 
 
 def test_more_ranks_than_micro_batches_give_the_same_losses_too(ranks, make_job, tmp_path):
@@ -144,7 +139,7 @@ def test_more_ranks_than_micro_batches_give_the_same_losses_too(ranks, make_job,
     jobs = [make_job(tmp_path / str(world), batches=few) for world in (1, 3)]
     for world, job in zip((1, 3), jobs, strict=True):
         ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    assert losses(jobs[1]) == pytest.approx(losses(jobs[0]), rel=1e-5)
+    assert exact(jobs[1]) == exact(jobs[0])
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(straight, ranks, tmp_path):
@@ -153,8 +148,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(straight, ranks, tmp_path):
     path = f"{straight(2).folder}/checkpoints/step_00000008/attempt-0001"
     attempt = RunFolder(job.folder).take_attempt(8)
     ranks(3, "train", job=job, attempt=attempt, resume_from=path)
-    assert losses(job) == pytest.approx(losses(one)[8:], rel=1e-5)
-    assert exact(job)[-1][-1] == exact(one)[-1][-1]  # targets trained on
+    assert exact(job) == exact(one)[8:]
 
 
 def test_a_rank_reads_its_own_micro_batches_alone(make_job, tmp_path):
@@ -278,7 +272,7 @@ def test_a_run_at_its_end_takes_no_further_step(alone, straight, last_weights, t
     finished = straight(1)
     job = dataclasses.replace(finished, folder=str(tmp_path))
     resume_from = newest_valid(RunFolder(finished.folder))[0].path
-    assert train(job, Attempt(1, STEPS), resume_from) == STEPS
+    assert train(job, Attempt(1, STEPS), resume_from) == Ended(STEPS, stopped=False)
     assert losses(job) == [] and not (tmp_path / "checkpoints").exists()
 
 

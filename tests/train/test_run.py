@@ -58,6 +58,6 @@ def test_settings_that_cannot_work_are_refused_by_name(key, value):
         build(Pretraining, changed("training", **settings), "run.toml")
 
 
-def test_a_run_folder_in_a_bucket_is_refused_when_the_file_is_read():
-    with pytest.raises(ConfigError, match=r"run\.toml: output: a run folder has to be on a disk"):
-        build(Pretraining, RUN | {"output": "s3://bucket/run"}, "run.toml")
+def test_a_run_folder_may_be_in_a_bucket():
+    run = build(Pretraining, RUN | {"output": "s3://bucket/run"}, "run.toml")
+    assert run.output == "s3://bucket/run"

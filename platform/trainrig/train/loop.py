@@ -1,133 +1,106 @@
 """The training loop. It knows no Ray: only ranks, batches and storage."""
 
 import functools
-import time
 from dataclasses import dataclass
+from datetime import timedelta
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
-from trainrig.objectives.causal import cross_entropy_sum
+from trainrig.parallel import numerics
 from trainrig.parallel.mesh import local_device
-from trainrig.tokens.batches import Batches, MicroBatch, Share, read_share
+from trainrig.parallel.precision import set_products
+from trainrig.tokens.batches import Batches, read_share
 from trainrig.tokens.mixing.prefetch import Prefetch
-from trainrig.train import checkpoint
-from trainrig.train.metrics import MetricsWriter
+from trainrig.train import checkpoint, metrics
+from trainrig.train.agreement import Agreement
+from trainrig.train.held_out import evaluate
+from trainrig.train.record import Record
 from trainrig.train.run_folder import Attempt, RunFolder
-from trainrig.train.samples import SampleLog
 from trainrig.train.state import Job, TrainState, fresh_state
+from trainrig.train.step import Stepper
+from trainrig.train.watch import UNWATCHED, Watch
 
 
-def train(job: Job, attempt: Attempt, resume_from: str | None) -> int:
+@dataclass(frozen=True)
+class Ended:
+    """How an attempt ended in which nothing went wrong."""
+
+    step: int  # updates done, all of them saved
+    stopped: bool  # asked to, before the last step
+
+
+def train(job: Job, attempt: Attempt, resume_from: str | None, watch: Watch = UNWATCHED) -> Ended:
     """Train to the end of `job` from the checkpoint `resume_from`; every rank must call it.
 
-    The process group must be up. Returns the last step. The losses are a function of the job, its
-    data and the number of ranks, however often it was stopped and resumed.
+    The process group must be up. The losses are a function of the job and its data, however often
+    it was stopped and resumed; in deterministic mode, also on however many ranks.
     """
-    folder = RunFolder(job.folder)
-    device = local_device()
-    torch.set_num_threads(job.training.threads)  # another number adds in another order
-    torch.use_deterministic_algorithms(True)
-    batches = job.make_batches()
-    state = fresh_state(job, device)
+    training, wanted = job.training, job.training.held_out
+    training.check_workers(dist.get_world_size())
+    numerics.settle(training.threads, training.deterministic)
+    set_products(training.precision)
+    watch.beat(0, "load")
+    batches, held_out = job.make_batches(), job.make_held_out()
+    state = _first_state(job, resume_from, batches)
+    agreement = Agreement(timedelta(seconds=training.faults.collective_timeout))
+    record = Record(job, attempt, state)
+    record.numerics()
+    saver = checkpoint.Saver(RunFolder(job.folder), attempt, job, batches)
+
+    def agreed_to_stop(doing: str) -> bool:
+        watch.beat(state.step, doing)
+        return agreement.any(watch.stop_wanted())
+
+    def measured() -> bool:
+        """Measure the held-out loss; false: all agreed to stop instead."""
+        # After the last step it is measured now or never: a run that has saved it is at its end.
+        last = state.step == training.steps
+        stop = functools.partial(agreed_to_stop, "evaluate")
+        losses = evaluate(state.model, held_out, lambda: stop() and not last) if held_out else None
+        if losses:
+            record.held_out(losses)
+        return losses is not None
+
+    def save() -> int:
+        record.flush()
+        watch.beat(state.step, "save")
+        saver.save(state)
+        return state.step
+
+    stepper = Stepper(training, state, functools.partial(agreed_to_stop, "train"))
+    virtual = training.virtual_workers if training.deterministic else None
+    ranks = (dist.get_rank(), dist.get_world_size())
+    read = functools.partial(read_share, batches, *ranks, virtual=virtual)
+    saved, stopped = state.step, False
+    # The attempt that saved this step may have ended before it had measured it.
+    if held_out and wanted.due(state.step, training.steps):
+        missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
+        stopped = agreement.any(missing) and not measured()
+    with Prefetch(read, training.prefetch_steps) as prefetch:
+        while state.step < training.steps and not stopped:
+            share = prefetch.at(state.data_step)
+            figures = stepper.take(share)
+            if figures is None:
+                stopped = True
+            elif figures.fault:
+                record.skipped(figures)
+            else:
+                record.taken(share, figures)
+                if held_out and wanted.due(state.step, training.steps):
+                    stopped = not measured()
+                if stopped or saver.due(state.step):
+                    saved = save()
+    if saved < state.step:
+        save()
+    saver.finish()
+    record.close()
+    return Ended(state.step, stopped=state.step < training.steps)
+
+
+def _first_state(job: Job, resume_from: str | None, batches: Batches) -> TrainState:
+    state = fresh_state(job, local_device())
     if resume_from:
         checkpoint.load(resume_from, state, job, batches)
     elif job.initial_weights:
         checkpoint.load_weights(job.initial_weights, state, job)
-    writer = MetricsWriter(job.folder, attempt.number, state.step) if dist.get_rank() == 0 else None
-    samples = SampleLog(job.folder, attempt.number, dist.get_rank())
-    mine = functools.partial(read_share, batches, dist.get_rank(), dist.get_world_size())
-    began = time.perf_counter()
-    with Prefetch(mine, job.training.prefetch_steps) as prefetch:
-        while state.step < job.training.steps:
-            share = prefetch.at(state.data_step)
-            figures = take_step(job, state, share, device)
-            samples.write(state.step, (micro for micro, real in share.dealt if real))
-            began, seconds = time.perf_counter(), time.perf_counter() - began
-            if writer:
-                writer.write(state.step, _logged(state, figures, seconds))
-            if state.step % job.training.checkpoints.every == 0 or state.step == job.training.steps:
-                _save(folder, attempt, state, job, batches)
-    samples.close()
-    if writer:
-        writer.close()
-    return state.step
-
-
-@dataclass(frozen=True)
-class StepFigures:
-    """What one update was like; the same on every rank."""
-
-    loss: float  # nats per target, mean over the global batch
-    grad_norm: float  # of the whole gradient, before clipping
-    rate: float  # learning rate
-    targets: int  # in the global batch
-
-
-def take_step(job: Job, state: TrainState, share: Share, device: torch.device) -> StepFigures:
-    """One update of `state`, on a global batch of which this rank has `share`.
-
-    Each micro-batch's loss is divided by the targets of the *global* batch before its backward
-    pass, so the gradient is that of the mean over all of them, however they are dealt.
-    """
-    training, targets = job.training, share.targets
-    nats = torch.zeros((), device=device)
-    for index, (micro, real) in enumerate(share.dealt):
-        # Gradients meet those of the other ranks once a step, at the last micro-batch.
-        assert isinstance(state.model, FSDPModule)
-        state.model.set_requires_gradient_sync(index == len(share.dealt) - 1)
-        ids_BT, targets_BT = (torch.from_numpy(a).to(device) for a in (micro.ids, micro.targets))
-        loss = cross_entropy_sum(_logits(state.model, ids_BT, micro), targets_BT)
-        # One that is not real only joins the others' collectives.
-        torch.autograd.backward(loss * (1 / targets if real else 0.0))
-        nats += loss.detach() if real else 0.0
-    norm = _clip(state.model, training.clip_norm)
-    rate = training.optimizer.lr * training.schedule.multiplier(state.step, training.steps)
-    for group in state.optimizer.param_groups:
-        group["lr"] = rate
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
-    state.step += 1
-    state.data_step += 1
-    state.tokens += targets
-    dist.all_reduce(nats)
-    return StepFigures(float(nats) / targets, float(norm), rate, targets)
-
-
-def _logits(model: torch.nn.Module, ids_BT: Tensor, micro: MicroBatch) -> Tensor:
-    if micro.positions is None:
-        logits_BTV: Tensor = model(ids_BT)
-    else:
-        positions_BT = torch.from_numpy(micro.positions).to(ids_BT.device)
-        logits_BTV = model(ids_BT, positions_BT=positions_BT)
-    return logits_BTV
-
-
-def _clip(model: torch.nn.Module, largest: float) -> Tensor:
-    """Scale the gradient down to the norm `largest`, if it is above; its norm before."""
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _logged(state: TrainState, figures: StepFigures, seconds: float) -> dict[str, float]:
-    return {
-        "train/loss": figures.loss,
-        "train/grad_norm": figures.grad_norm,
-        "train/lr": figures.rate,
-        "train/tokens": state.tokens,
-        "speed/step_seconds": seconds,
-        "speed/tokens_per_second": figures.targets / seconds,
-        "cluster/workers": dist.get_world_size(),
-    }
-
-
-def _save(
-    folder: RunFolder, attempt: Attempt, state: TrainState, job: Job, batches: Batches
-) -> None:
-    checkpoint.save(folder, attempt, state, job, batches)
-    if dist.get_rank() == 0:
-        folder.record("checkpoint", attempt=attempt.number, step=state.step)
-        checkpoint.prune(folder, job.training.checkpoints.keep)
+    return state

@@ -1,7 +1,7 @@
 """What training changes: weights, the optimizer's memory, and two counters."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initial_value
 from trainrig.optim.groups import group_by_decay
+from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.fsdp import shard
-from trainrig.parallel.mesh import data_mesh
+from trainrig.parallel.recompute import recompute
 from trainrig.tokens.batches import Batches
+from trainrig.train.held_out import HeldOutSets, nothing_held_out
 from trainrig.train.run import Training
 
 
@@ -32,6 +34,8 @@ class Job:
     make_batches: Callable[[], Batches]
     tokenizer: str  # the text of its tokenizer.json: a checkpoint is of use by itself
     initial_weights: str | None = None  # a checkpoint to start from; None: fresh ones
+    # What each rank measures the held-out loss on; None of it: the run has no held-out loss.
+    make_held_out: Callable[[], HeldOutSets | None] = nothing_held_out
 
 
 @dataclass
@@ -46,6 +50,21 @@ class TrainState:
     step: int = 0
     data_step: int = 0
     tokens: int = 0  # targets trained on so far
+    # Ranges of data steps, from the first up to, without, the second, that no update was made of.
+    skipped: list[tuple[int, int]] = field(default_factory=list)
+
+    def advance(self, targets: int) -> None:
+        """An update was made of the batch at `data_step`, which has so many `targets`."""
+        self.step += 1
+        self.data_step += 1
+        self.tokens += targets
+
+    def skip(self) -> None:
+        """No update is made of the batch at `data_step`."""
+        at = self.data_step
+        begin = self.skipped.pop()[0] if self.skipped and self.skipped[-1][1] == at else at
+        self.skipped.append((begin, at + 1))
+        self.data_step += 1
 
     def weights(self) -> dict[str, Tensor]:
         """Weights as `model.NAME`; not copies."""
@@ -70,10 +89,14 @@ def fresh_state(job: Job, device: torch.device) -> TrainState:
 
     No rank ever holds more of it than its shards and one whole parameter.
     """
-    mesh = data_mesh(device)
+    layout = job.training.parallel
+    mesh = layout.mesh(device)
     with torch.device("meta"):
         model = Decoder(job.model)
-    shard(model, model.layers, mesh)
+    recompute(model.layers, job.training.recompute)
+    compile_layers(model.layers, job.training.compile)
+    gather_once = layout.reshard == "step"
+    shard(model, model.layers, mesh, gather_once, job.training.precision)
     model.to_empty(device=device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

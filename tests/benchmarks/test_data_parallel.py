@@ -1,0 +1,77 @@
+"""What a second worker brings, and what the same bits at any number of workers cost.
+
+10.7M parameters, a global batch of 32 x 256 tokens in 4 micro-batches, float32, a thread a worker.
+The two sides of a ratio take turns, so that a machine's moods meet both alike.
+"""
+
+import json
+import runpy
+import statistics
+from pathlib import Path
+
+import pytest
+
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
+
+pytestmark = pytest.mark.bench
+MODEL = {"layers": 6, "channels": 384, "heads": 6, "vocabulary": 128, "positions": 256}
+MICRO_BATCHES, SHAPE = 4, (8, 256)
+TOKENS = MICRO_BATCHES * SHAPE[0] * SHAPE[1]
+ROUNDS, STEPS = 7, 3
+
+
+def seconds(ranks, world, **training):
+    """Median wall and CPU seconds of a step, the CPU's of all workers together."""
+    answers = ranks(
+        world,
+        "pace",
+        model=MODEL,
+        training=training,
+        count=MICRO_BATCHES,
+        shape=SHAPE,
+        steps=STEPS,
+    )
+    walls = [max(each[step][0] for each in answers) for step in range(STEPS)]
+    cpus = [sum(each[step][1] for each in answers) for step in range(STEPS)]
+    return statistics.median(walls), statistics.median(cpus)
+
+
+def compare(name, one, other):
+    """Medians over the rounds of `one`'s wall and CPU seconds over `other`'s, printed."""
+    pairs = [(one(), other()) for _ in range(ROUNDS)]
+    walls = sorted(a[0] / b[0] for a, b in pairs)
+    cpus = sorted(a[1] / b[1] for a, b in pairs)
+    result = {
+        "benchmark": name,
+        "tokens_per_second": [
+            round(TOKENS / statistics.median(pair[side][0] for pair in pairs)) for side in (0, 1)
+        ],
+        "wall_ratio": round(statistics.median(walls), 3),
+        "wall_ratio_from_to": [round(walls[0], 3), round(walls[-1], 3)],
+        "cpu_ratio": round(statistics.median(cpus), 3),
+        "cpu_ratio_from_to": [round(cpus[0], 3), round(cpus[-1], 3)],
+        "rounds": ROUNDS,
+    }
+    print(json.dumps(result))
+    return result
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_two_workers_are_nearly_twice_as_fast_as_one(deterministic, ranks):
+    settings = {"deterministic": deterministic, "virtual_workers": 2}
+    result = compare(
+        f"one worker over two, deterministic: {deterministic}",
+        lambda: seconds(ranks, 1, **settings),
+        lambda: seconds(ranks, 2, **settings),
+    )
+    assert result["wall_ratio"] >= 1.8
+
+
+@pytest.mark.parametrize(("world", "virtual", "most"), [(2, 2, 1.05), (1, 4, 1.15)])
+def test_the_same_bits_at_any_number_of_workers_are_cheap(world, virtual, most, ranks):
+    result = compare(
+        f"deterministic over fast, {world} workers for {virtual} virtual ones",
+        lambda: seconds(ranks, world, deterministic=True, virtual_workers=virtual),
+        lambda: seconds(ranks, world, deterministic=False),
+    )
+    assert result["wall_ratio"] <= most

@@ -1,0 +1,231 @@
+"""Deterministic mode: the same bits on any number of ranks, however often that changes."""
+
+import dataclasses
+import itertools
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.train import metrics
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.pretrain import prepare
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.samples import trained_samples
+
+STEPS = 20  # of the undisturbed runs
+EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
+HELD_OUT = ("eval/loss", "eval/books/loss", "eval/web/loss")
+
+
+def exact(job):
+    return [(line["step"], *(line[name] for name in EXACT)) for line in metrics.series(job.folder)]
+
+
+def held_out(job):
+    lines = metrics.held_out_series(job.folder)
+    return [(line["step"], *(line[name] for name in HELD_OUT)) for line in lines]
+
+
+def newest(job):
+    found, damages = newest_valid(RunFolder(job.folder))
+    assert not damages
+    return found
+
+
+@pytest.fixture
+def contents(ranks):
+    """All that the newest checkpoint of a run holds, whatever wrote it: name → bytes."""
+
+    def read(job):
+        (whole,) = ranks(1, "tensors", job=job, resume_from=newest(job).path)
+        return {
+            name: value.tobytes() if isinstance(value, np.ndarray) else value
+            for name, value in whole.items()
+        }
+
+    return read
+
+
+@pytest.fixture
+def same(straight, contents):
+    """That a run is, to the last bit, the undisturbed one of a single rank."""
+
+    def check(job):
+        alone = straight(1)
+        assert exact(job) == exact(alone)
+        assert held_out(job) == held_out(alone) != []
+        assert contents(job) == contents(alone)
+        assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+
+    return check
+
+
+def attempt(world, job, group, **arguments):
+    """One attempt of `world` ranks, from where the run is."""
+    found = newest(job)
+    taken = RunFolder(job.folder).take_attempt(found.step if found else 0)
+    path = found.path if found else None
+    return group(world, "train", job=job, attempt=taken, resume_from=path, **arguments)
+
+
+def beats(world, steps):
+    """The first before a micro-batch of the step after `steps`, of 4 micro-batches each."""
+    return steps * -(-4 // world) + 1
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_the_number_of_ranks_does_not_change_a_bit(world, straight, same):
+    # Three ranks get 1, 1 and 2 of the 4 micro-batches of a step: an uneven deal.
+    same(straight(world))
+
+
+def test_ranks_may_come_and_go(straight, ranks, same, tmp_path):
+    """4, 3, 1, 2, 4: each is told to stop, one rank of it alone, somewhere in a step."""
+    job = dataclasses.replace(straight(1), folder=str(tmp_path))
+    dice = random.Random(0)
+    for world in (4, 3, 1, 2):
+        before = newest(job).step if newest(job) else 0
+        told = (
+            dice.randrange(world),
+            "train",
+            beats(world, 3) + dice.randrange(beats(world, 1) - 1),
+        )
+        stopped = attempt(world, job, ranks, told=told)
+        assert stopped == [before + 3] * world
+        assert newest(job).step == stopped[0]
+    assert attempt(4, job, ranks) == [STEPS] * 4
+    same(job)
+
+
+@pytest.mark.chaos
+def test_ranks_may_come_and_go_and_be_killed(straight, mortal_ranks, same, tmp_path):
+    job = dataclasses.replace(straight(1), folder=str(tmp_path))
+    for world, victim, step in ((3, 1, 6), (2, 0, 13), (1, 0, 18)):
+        # It hangs on the data of that step until it is killed, two past a checkpoint or one.
+        found = newest(job)
+        processes = mortal_ranks.start(
+            world,
+            "train",
+            job=job,
+            attempt=RunFolder(job.folder).take_attempt(found.step if found else 0),
+            resume_from=found.path if found else None,
+            fault=(victim, "stall", step),
+        )
+        wait_for(lambda step=step: len(exact(job)) == step, processes[victim])
+        processes[victim].send_signal(signal.SIGKILL)
+        mortal_ranks.end()
+        assert newest(job).step == step // 4 * 4
+    assert attempt(2, job, mortal_ranks) == [STEPS] * 2
+    same(job)
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+
+
+# --- what else must not change them
+
+
+def test_neither_when_parameters_are_gathered_nor_who_has_none_changes_a_bit(
+    ranks, make_job, tmp_path
+):
+    few = {"global_batch": 6, "micro_batch": 2}  # 3 micro-batches: a fourth rank has none
+    found = {}
+    for reshard, world in itertools.product(("step", "layer"), (1, 4)):
+        training = {"steps": 6, "parallel": {"kind": "FSDP", "reshard": reshard}}
+        job = make_job(tmp_path / f"{reshard}-{world}", training=training, batches=few)
+        found[reshard, world] = ranks(world, "steps", job=job, count=6)[0]
+    assert len({(each["digest"], *each["losses"]) for each in found.values()}) == 1
+
+
+def test_other_virtual_workers_add_in_another_order(ranks, make_job, tmp_path):
+    """So it is a setting that results depend on; and one worker for three is not one for one."""
+    found = {}
+    for virtual, world in ((1, 1), (3, 1), (3, 2), (3, 3)):
+        job = make_job(tmp_path / f"{virtual}-{world}", training={"virtual_workers": virtual})
+        found[virtual, world] = ranks(world, "steps", job=job, count=6)[0]["digest"]
+    assert found[3, 1] == found[3, 2] == found[3, 3] != found[1, 1]
+
+
+def test_more_workers_than_virtual_ones_are_refused(make_run, tmp_path):
+    run = make_run(tmp_path, training={"virtual_workers": 3})
+    prepare(run.model_copy(update={"workers": (1, 3)}))
+    with pytest.raises(ConfigError, match=r"virtual_workers \(3\) is below the 4 workers; set it"):
+        prepare(run.model_copy(update={"workers": (1, 4)}))
+
+
+# --- fast mode, and other layouts
+
+LAYOUTS = {
+    "FSDP": (2, {"kind": "FSDP"}),
+    "FSDP, layer by layer": (3, {"kind": "FSDP", "reshard": "layer"}),
+    "HSDP": (4, {"kind": "HSDP", "replicas": 2}),
+    "DDP": (2, {"kind": "DDP"}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path):
+    """Over 50 steps, within the rounding of float32."""
+    world, layout = LAYOUTS[name]
+    one = make_job(tmp_path / "one", training={"steps": 50})
+    several = make_job(
+        tmp_path / "several",
+        training={"steps": 50, "deterministic": False, "parallel": layout},
+    )
+    (alone,) = ranks(1, "steps", job=one, count=50)
+    found = ranks(world, "steps", job=several, count=50)
+    assert all(each == found[0] for each in found)
+    assert found[0]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert found[0]["losses"][-1] < 0.7 * found[0]["losses"][0]
+
+
+def test_a_fast_run_goes_on_with_other_ranks_within_rounding(ranks, make_job, straight, tmp_path):
+    training = {"steps": STEPS, "deterministic": False, "checkpoints": {"every": 4, "keep": 100}}
+    job = make_job(tmp_path, training=training)
+    for world in (4, 3, 1, 2):
+        attempt(world, job, ranks, told=(0, "train", beats(world, 3)))
+    assert attempt(4, job, ranks) == [STEPS] * 4
+    alone = straight(1)
+    assert [line[1] for line in exact(job)] == pytest.approx(
+        [line[1] for line in exact(alone)], rel=1e-5
+    )
+    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+
+
+@pytest.mark.parametrize("name", ["HSDP", "DDP"])
+def test_a_run_goes_on_in_another_layout(name, ranks, make_job, tmp_path):
+    world, layout = LAYOUTS[name]
+    training = {"steps": 8, "deterministic": False, "checkpoints": {"every": 4}}
+    sliced = make_job(tmp_path, training=training)
+    other = dataclasses.replace(
+        sliced,
+        training=make_job(tmp_path, training=training | {"parallel": layout}).training,
+    )
+    (straight,) = ranks(1, "steps", job=sliced, count=8)
+    attempt(world, other, ranks, told=(0, "train", beats(world, 4)))
+    attempt(2, sliced, ranks)
+    losses = [line[1] for line in exact(sliced)]
+    assert losses == pytest.approx(straight["losses"], rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", [{"kind": "DDP"}, {"kind": "HSDP", "replicas": 2}])
+def test_a_layout_that_cannot_be_deterministic_is_refused_in_one_line(layout, make_run, tmp_path):
+    with pytest.raises(ValueError, match=r"set deterministic = false, or parallel\.kind"):
+        make_run(tmp_path, training={"parallel": layout})
+    make_run(tmp_path, training={"parallel": layout, "deterministic": False})
+
+
+def test_replicas_that_do_not_divide_the_workers_are_refused(make_run, tmp_path):
+    layout = {"kind": "HSDP", "replicas": 2}
+    run = make_run(tmp_path, training={"parallel": layout, "deterministic": False})
+    run.training.check_workers(4)
+    with pytest.raises(ConfigError, match=r"replicas \(2\) does not divide 3 workers; .* 1, 3"):
+        prepare(run.model_copy(update={"workers": (2, 4)}))

@@ -1,0 +1,166 @@
+"""Steps that are not taken: those that all agree to leave, and those no update can be made of."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from trainrig import storage
+from trainrig.train import metrics
+from trainrig.train.checkpoint import newest_valid, open_model
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.samples import trained_samples
+from trainrig.train.step import StepFigures
+
+STEPS = 8
+BATCH = 8  # sequences, in 4 micro-batches
+EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
+
+
+def exact(job):
+    return [(line["step"], *(line[name] for name in EXACT)) for line in metrics.series(job.folder)]
+
+
+def newest(job):
+    return newest_valid(RunFolder(job.folder))[0]
+
+
+def weights(job):
+    held = open_model(newest(job).path).weights
+    return {name: value.numpy().tobytes() for name, value in held.items()}
+
+
+def entries(job):
+    return json.loads(storage.read(storage.join(newest(job).path, "state.json")))
+
+
+def events(job, name):
+    return [each for each in RunFolder(job.folder).events() if each["event"] == name]
+
+
+def attempt(world, job, group, **arguments):
+    found = newest(job)
+    taken = RunFolder(job.folder).take_attempt(found.step if found else 0)
+    path = found.path if found else None
+    return group(world, "train", job=job, attempt=taken, resume_from=path, **arguments)
+
+
+# --- a wish to stop
+
+TOLD = {  # (world, which rank alone is told, what it does at the time, for the how-maniest time)
+    "at once": (2, 1, "train", 1),
+    "before the second micro-batch of the first step": (2, 0, "train", 2),
+    "before a step": (2, 1, "train", 7),
+    "in mid-step": (2, 1, "train", 8),
+    "in mid-step, of ranks that do not have the same to do": (3, 2, "train", 8),
+    "in mid-step, alone": (1, 0, "train", 15),
+    "before the evaluation": (2, 1, "evaluate", 1),
+    "in mid-evaluation": (2, 0, "evaluate", 2),
+    "in mid-evaluation, alone": (1, 0, "evaluate", 3),
+    "in the last evaluation": (2, 1, "evaluate", 4),
+    "in the last step": (2, 0, "train", 16),
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ranks, make_job, tmp_path_factory):
+    training = {
+        "steps": STEPS,
+        "held_out": {"every": 4, "rows": 4},
+        "checkpoints": {"every": 5, "keep": 100},
+    }
+    job = make_job(tmp_path_factory.mktemp("undisturbed"), training=training)
+    assert attempt(1, job, ranks) == [STEPS]
+    return job
+
+
+@pytest.mark.parametrize("when", TOLD)
+def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, tmp_path):
+    world, rank, doing, number = TOLD[when]
+    job = dataclasses.replace(undisturbed, folder=str(tmp_path))
+    (step,) = set(attempt(world, job, ranks, told=(rank, doing, number)))
+    # Two ranks beat twice a step of 4 micro-batches, three as often, one four times.
+    done = (number - 1) // (4 if world == 1 else 2)
+    wanted = done if doing == "train" else {1: 4, 2: 4, 3: 4, 4: STEPS}[number]
+    assert step == wanted
+    assert (newest(job).step if newest(job) else 0) == step  # no completed step is lost
+    if step == STEPS:  # nobody would start it again to measure what was left out
+        assert metrics.is_measured(job.folder, STEPS)
+    assert set(attempt(2, job, ranks)) == {STEPS}
+    assert exact(job) == exact(undisturbed)
+    for made in (metrics.held_out_series(job.folder), metrics.held_out_series(undisturbed.folder)):
+        assert [line["step"] for line in made] == [4, STEPS]
+    assert [line["eval/loss"] for line in metrics.held_out_series(job.folder)] == [
+        line["eval/loss"] for line in metrics.held_out_series(undisturbed.folder)
+    ]
+    assert weights(job) == weights(undisturbed)
+    samples = trained_samples(RunFolder(undisturbed.folder))
+    assert trained_samples(RunFolder(job.folder)) == samples
+
+
+# --- steps that no update can be made of
+
+
+def poison(*data_steps, how="loss", micro_batch=2):
+    """The samples that begin a micro-batch of each of `data_steps`."""
+    return {step * BATCH + micro_batch * 2: how for step in data_steps}
+
+
+def job_of(make_job, folder, **training):
+    settings = {"steps": STEPS, "held_out": {"rows": 0}, "checkpoints": {"every": 3, "keep": 9}}
+    return make_job(folder, training=settings | training)
+
+
+@pytest.mark.parametrize("how", ["loss", "gradient"])
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_run_passes_over_what_no_update_can_be_made_of(how, world, ranks, make_job, tmp_path):
+    """It is, to the last bit, the run whose data lack it."""
+    job, clean = (job_of(make_job, tmp_path / name) for name in ("job", "clean"))
+    assert attempt(world, job, ranks, poison=poison(2, 5, 6, how=how)) == [STEPS] * world
+    attempt(1, clean, ranks, lacking=(2, 5, 6))
+    assert exact(job) == exact(clean)
+    assert weights(job) == weights(clean)
+    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(clean.folder))
+    there = entries(job)
+    assert (there["step"], there["data_step"]) == (STEPS, STEPS + 3)
+    assert there["skipped"] == [[2, 3], [5, 7]]
+    skipped = [(each["step"], each["data_step"]) for each in events(job, "step_skipped")]
+    assert skipped == [(2, 2), (4, 5), (4, 6)]
+    assert all(each["what"].startswith(how) for each in events(job, "step_skipped"))
+
+
+def test_a_run_that_is_stopped_among_them_goes_on_as_if_it_had_not_been(ranks, make_job, tmp_path):
+    job, straight = (job_of(make_job, tmp_path / name) for name in ("job", "straight"))
+    bad = poison(2, 4, 5, how="gradient")
+    attempt(2, straight, ranks, poison=bad)
+    for beats in (8, 3, 2):
+        attempt(2, job, ranks, poison=bad, told=(0, "train", beats))
+    attempt(1, job, ranks, poison=bad)
+    assert exact(job) == exact(straight)
+    assert weights(job) == weights(straight)
+    assert entries(job)["skipped"] == entries(straight)["skipped"] == [[2, 3], [4, 6]]
+
+
+def test_too_many_in_a_row_end_the_run_on_every_rank(ranks, make_job, tmp_path):
+    job = job_of(make_job, tmp_path, max_skipped_steps=2)
+    assert attempt(2, job, ranks, poison=poison(1, 2, 4, 5)) == [STEPS] * 2
+    job = job_of(make_job, tmp_path / "other", max_skipped_steps=2)
+    message = r"no update can be made from 3 global batches in a row \(the last: data step 6, after"
+    with pytest.raises(AssertionError, match=message):
+        attempt(2, job, ranks, poison=poison(1, 4, 5, 6))
+    assert len(events(job, "step_skipped")) == 4
+    assert newest(job).step == 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "fault"),
+    [
+        (1.0, 2.0, None),
+        (math.nan, 2.0, "loss nan"),
+        (math.inf, math.nan, "loss inf"),
+        (1.0, math.inf, "gradient norm inf"),
+    ],
+)
+def test_what_is_said_of_a_step_that_cannot_be_taken(loss, norm, fault):
+    assert StepFigures(loss, norm, rate=0.1, targets=1).fault == fault
