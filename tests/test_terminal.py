@@ -20,6 +20,7 @@ import pytest
 
 from trainrig import terminal
 from trainrig.terminal import Terminal
+from trainrig.train.run_folder import RunFolder
 
 # A stage of a hundred steps that takes a moment, so that a live panel has something to redraw.
 STAGE = """
@@ -193,8 +194,8 @@ def test_off_a_terminal_a_slow_stage_is_heard_of_now_and_then(
     assert lines == ["tokenize: 0 of 1000 splits", "tokenize: 2 of 1000 splits"]
 
 
-def metrics_line(step: int, loss: float | None) -> str:
-    line = {"step": step, "attempt": 1, "time": 0.0, "train/loss": loss}
+def metrics_line(step: int, loss: float | None, attempt: int = 1) -> str:
+    line = {"step": step, "attempt": attempt, "time": step / 2, "train/loss": loss}
     line |= {"speed/tokens_per_second": 12_345.6, "cluster/workers": 2}
     return json.dumps(line) + "\n"
 
@@ -202,25 +203,43 @@ def metrics_line(step: int, loss: float | None) -> str:
 @pytest.mark.parametrize(
     ("attempts", "loss", "note"),
     [
-        (1, 6.4702, "loss 6.470, 12,346 tokens/s, 2 workers"),
-        (2, 6.4702, "loss 6.470, 12,346 tokens/s, 2 workers, 1 restart"),
-        (4, None, "loss NaN, 12,346 tokens/s, 2 workers, 3 restarts"),
+        (1, 6.4702, "loss 6.470, 12,346 tokens/s, 2 workers, 0.0 s left"),
+        (2, 6.4702, "loss 6.470, 12,346 tokens/s, 2 workers, 1 restart, 0.0 s left"),
+        (4, None, "loss NaN, 12,346 tokens/s, 2 workers, 3 restarts, 0.0 s left"),
     ],
 )
-def test_training_is_followed_by_the_metrics_that_it_writes(
+def test_training_is_followed_by_what_it_writes(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     attempts: int,
     loss: float | None,
     note: str,
 ) -> None:
-    (tmp_path / "attempts").mkdir()
-    for number in range(1, attempts + 1):
-        attempt = {"number": number, "resumed_step": 0}
-        (tmp_path / "attempts" / f"{number:04d}.json").write_text(json.dumps(attempt))
+    folder = RunFolder(str(tmp_path))
     with Terminal().training("pretrain", str(tmp_path), 40):
-        (tmp_path / "metrics.jsonl").write_text(metrics_line(39, 7.0) + metrics_line(40, loss))
+        for number in range(1, attempts + 1):
+            folder.record("attempt_started", attempt=number, workers=2)
+        lines = metrics_line(39, 7.0, attempts) + metrics_line(40, loss, attempts)
+        (tmp_path / "metrics.jsonl").write_text(lines)
     assert capsys.readouterr().err.splitlines()[-1] == f"pretrain: 40 of 40 steps, {note}"
+
+
+def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(metrics_line(119, 2.5) + metrics_line(120, 2.31))
+    shown = in_a_terminal(
+        f"""
+        import time
+        from trainrig.terminal import Terminal
+
+        with Terminal().training("pretrain", {str(tmp_path)!r}, 5_000):
+            time.sleep(1.5)
+        """,
+        COLUMNS="100",
+    )
+    seen = COLOUR.sub("", shown.err)
+    assert "0/5000 steps, starting" in seen
+    line = "120/5000 steps, loss 2.310, 12,346 tokens/s, 2 workers, 40 min 40 s left"
+    assert line in seen  # on one line: nothing of it is wrapped or cut
 
 
 def test_training_that_has_not_begun_is_nothing_to_tell(

@@ -26,7 +26,7 @@ def describe(run: RunFile) -> dict[str, Any]:
             epochs = batches.check_epochs(run.training.steps)
             rounded = {f"epochs_of_{source}": round(n, 3) for source, n in epochs.items()}
             return _sizes(pretrain.prepare(run).model) | facts | rounded
-        if run.model.vocabulary is not None:
+        if run.model is not None and run.model.vocabulary is not None:
             return _sizes(run.model) | facts
         missing = storage.join(run.tokens, TOKENIZER_FILE)
         return facts | {

@@ -242,6 +242,18 @@ def trace(
     console.print(traced.verdict)
 
 
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a training run.")],
+    as_json: Json = False,
+) -> None:
+    """Draw report.html of a run: losses, speed, faults, where the time went; also under way."""
+    from trainrig.train.run_page import write_report
+
+    path = write_report(run.rstrip("/"))
+    print(json.dumps({"report": path}) if as_json else path)
+
+
 tokens_app = typer.Typer(no_args_is_help=True, help="Look into token shards.")
 app.add_typer(tokens_app, name="tokens")
 

@@ -28,13 +28,13 @@ from rich.table import Table
 from rich.text import Text
 
 from trainrig.manifest import Manifest
-from trainrig.train import metrics
+from trainrig.train.progress import Follower
 from trainrig.train.run import Training
-from trainrig.train.run_folder import RunFolder
 
 LINE_SECONDS = 30.0  # off a terminal: a line at least this often,
 LINES = 10  # and at every tenth of the way
-FOLLOW_SECONDS = 0.5
+FOLLOW_SECONDS = 1.0
+BAR = 16  # characters, beside a note as long as that of training
 
 Advance = Callable[[int, int], None]
 
@@ -98,7 +98,7 @@ class Terminal:
     @contextlib.contextmanager
     def training(self, title: str, folder: str, steps: int) -> Iterator[None]:
         """Show the run in `folder` while the block trains it."""
-        with self.stage(title, "steps") as advance:
+        with self._training_panel(title, steps) as advance:
             stop = threading.Event()
             follower = threading.Thread(
                 target=_follow, args=(advance, folder, steps, stop), daemon=True
@@ -109,6 +109,22 @@ class Terminal:
             finally:
                 stop.set()
                 follower.join()
+
+    @contextlib.contextmanager
+    def _training_panel(self, title: str, steps: int) -> Iterator[Any]:
+        """One line, whose note says how long the rest takes: it knows of restarts."""
+        if not self.live:
+            yield _Lines(self, title, "steps").advance
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=BAR),
+            TextColumn("{task.completed}/{task.total} {task.fields[note]}"),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(title, total=steps, note="steps, starting")
+            yield lambda done, of, note: progress.update(task, completed=done, total=of, note=note)
 
 
 class _Talk(io.TextIOBase):
@@ -148,24 +164,14 @@ class _Lines:
 
 
 def _follow(advance: Any, folder: str, steps: int, stop: threading.Event) -> None:
-    """Read the run's metrics until told to stop; a last time after that."""
-    shown = 0
+    """Look at the run until told to stop; a last time after that."""
+    follower = Follower(folder, steps)
     while True:
         last_look = stop.wait(FOLLOW_SECONDS)
-        lines = list(metrics.read_lines(folder))
-        if len(lines) > shown:
-            shown = len(lines)
-            restarts = max(0, len(RunFolder(folder).attempts()) - 1)
-            advance(lines[-1]["step"], steps, _note(lines[-1], restarts))
+        if progress := follower.look():
+            advance(progress.step, steps, f"steps, {progress.note()}")
         if last_look:
             return
-
-
-def _note(line: dict[str, Any], restarts: int) -> str:
-    loss = "NaN" if line["train/loss"] is None else f"{line['train/loss']:.3f}"
-    pace = f"{line['speed/tokens_per_second']:,.0f} tokens/s"
-    again = f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
-    return f"steps, loss {loss}, {pace}, {line['cluster/workers']:.0f} workers{again}"
 
 
 def show(terminal: Terminal, run: Any, stage: Callable[..., Manifest]) -> Manifest:

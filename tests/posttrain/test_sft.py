@@ -14,6 +14,7 @@ from trainrig.posttrain.sft import ConversationBatches, FineTuning, posttrain, p
 from trainrig.tokens.batches import IGNORE, BatchSizes
 from trainrig.train import metrics, trainer
 from trainrig.train.checkpoint import open_model
+from trainrig.train.held_out import HeldOut
 
 PAD = 1
 CHATS = [
@@ -200,11 +201,14 @@ def test_the_loss_is_that_of_the_assistants_words_by_the_plain_sum(without_ray, 
     assert tokens[0] == sum(sum(kept[i].trained) for i in order[:4])
 
 
-def test_two_ranks_fine_tune_as_one_does(without_ray, run, tmp_path):
+def test_two_ranks_fine_tune_as_one_does_to_the_last_bit(without_ray, run, tmp_path):
     posttrain(run)
     pair = run.model_copy(update={"output": str(tmp_path / "by-two"), "workers": 2})
     posttrain(pair)
-    assert losses(pair) == pytest.approx(losses(run), rel=1e-5)
+    assert losses(pair) == losses(run)
+    weights = [open_model(each.output).weights for each in (run, pair)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_a_finished_run_names_its_inputs_and_is_not_made_again(without_ray, run, monkeypatch):
@@ -246,3 +250,33 @@ def test_fine_tuning_on_ray_learns_its_own_data(run):
         ray.shutdown()
     assert manifest.counts["loss_last"] < 0.5 * manifest.counts["loss_first"]
     assert open_model(run.output).step == 15
+
+
+def test_held_out_conversations_are_measured_as_the_run_goes_on(
+    run, without_ray, encoder, tmp_path
+):
+    path = tmp_path / "held-out.jsonl"
+    lines = [{"messages": [dataclasses.asdict(m) for m in each]} for each in (LONG, *CHATS[:3])]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    training = run.training.model_copy(update={"held_out": HeldOut(every=10, rows=3)})
+    posttrain(run.model_copy(update={"held_out_conversations": str(path), "training": training}))
+    measured = metrics.held_out_series(run.output)
+    assert [line["step"] for line in measured] == [10, 15]
+    # Of its first three conversations, the one that is too long for a row is left out.
+    model = open_model(run.output).build()
+    nats = targets = 0
+    for chat in CHATS[:2]:
+        rendered = render(chat, encoder)
+        logits = model(torch.tensor([rendered.ids[:-1]]))[0].detach()
+        each = functional.cross_entropy(logits, torch.tensor(rendered.ids[1:]), reduction="none")
+        nats += float(each[torch.tensor(rendered.trained[1:])].sum())
+        targets += sum(rendered.trained[1:])
+    assert measured[-1]["eval/conversations/loss"] == pytest.approx(nats / targets, rel=1e-5)
+    assert measured[-1]["eval/loss"] == measured[-1]["eval/conversations/loss"]
+
+
+def test_held_out_conversations_that_are_not_there_are_refused(run, tmp_path):
+    missing = str(tmp_path / "missing.jsonl")
+    with pytest.raises(DataError, match=r"missing\.jsonl"):
+        posttrain(run.model_copy(update={"held_out_conversations": missing}))
+    assert not Path(run.output).exists()

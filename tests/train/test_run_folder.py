@@ -57,7 +57,7 @@ def test_a_line_still_being_written_is_left_out(tmp_path):
 
 def test_an_event_too_long_to_be_appended_whole_is_refused(tmp_path):
     folder = RunFolder(str(tmp_path))
-    with pytest.raises(AssertionError, match="event of 5"):
+    with pytest.raises(AssertionError, match="line of 5"):
         folder.record("event", filling="x" * 5_000)
     assert list(folder.events()) == []
 

@@ -2,26 +2,30 @@
 
 import functools
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
 from trainrig import manifest, storage
 from trainrig.config import PLACE, RunFile, to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
+from trainrig.parallel.compiled import check_compiler
 from trainrig.posttrain.chat import Message, Rendered, read_conversations, render
 from trainrig.tokens.batches import IGNORE, BatchSizes, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers, permuted
 from trainrig.tokens.special import PAD
-from trainrig.train import checkpoint, trainer
+from trainrig.train import checkpoint, lease, trainer
+from trainrig.train.held_out import HeldOutSets, nothing_held_out
 from trainrig.train.pretrain import finish
-from trainrig.train.run import RunPath, Training, check_positions
+from trainrig.train.room import check_room
+from trainrig.train.run import Training, check_positions
 from trainrig.train.state import Job
+from trainrig.train.workers import Workers
 
 
 class FineTuning(RunFile):
@@ -32,8 +36,10 @@ class FineTuning(RunFile):
     stage: Literal["posttrain"] = "posttrain"
     checkpoint: Annotated[str, PLACE]  # run folder of the model to start from, or one step in it
     conversations: Annotated[str, PLACE]  # JSONL
-    output: RunPath
-    workers: Annotated[int, PLACE] = Field(default=1, ge=1)
+    # JSONL; the loss on its first `training.held_out.rows` is measured as the run goes on.
+    held_out_conversations: Annotated[str | None, PLACE] = None
+    output: Annotated[str, PLACE]
+    workers: Workers = 1
     batches: BatchSizes
     training: Training
 
@@ -134,11 +140,18 @@ def posttrain(run: FineTuning) -> Manifest:
     stage = manifest.claim(job.folder, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
-        trainer.check_fit(run.workers)
-    storage.write(stage.path("run.toml"), to_toml(run).encode())
-    outcome = trainer.run(job, run.workers)
-    return finish(stage, job, outcome, counted)
+    with lease.held(job.folder):
+        with stage.undone_if_refused():
+            check_room(job)
+            check_compiler(run.training.compile)
+            trainer.check_fit(run.workers)
+        storage.write(stage.path("run.toml"), to_toml(run).encode())
+        # Here, as each worker imports this module and would load matplotlib for it.
+        from trainrig.train.run_page import reported
+
+        with reported(job.folder):
+            outcome = trainer.run(job, run.workers)
+        return finish(stage, job, outcome, counted)
 
 
 def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
@@ -155,6 +168,7 @@ def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
         make_batches=functools.partial(open_conversations, conversations, tokenizer, run.batches),
         tokenizer=tokenizer,
         initial_weights=path,
+        make_held_out=_held_out(run, tokenizer),
     )
     inputs = {"checkpoint": checkpoint.content_key(path), "conversations": batches.fingerprint}
     return job, inputs, batches.counts
@@ -166,6 +180,23 @@ def _check(run: FineTuning, model: DecoderConfig) -> None:
     except ValueError as error:
         raise ConfigError(f"batches: {error}") from None
     run.training.schedule.warmup_steps(run.training.steps)
+    run.training.check_workers(run.workers)
+
+
+def _held_out(run: FineTuning, tokenizer: str) -> Callable[[], HeldOutSets | None]:
+    if run.held_out_conversations is None or run.training.held_out.rows == 0:
+        return nothing_held_out
+    path = storage.absolute(run.held_out_conversations)
+    open_held_out_conversations(path, tokenizer, run)  # raises what would end every worker
+    return functools.partial(open_held_out_conversations, path, tokenizer, run)
+
+
+def open_held_out_conversations(path: str, tokenizer: str, run: FineTuning) -> HeldOutSets:
+    """The first conversations of the JSONL file at `path`, but those too long, one at a time."""
+    first = list(itertools.islice(read_conversations(path), run.training.held_out.rows))
+    alone = run.batches.model_copy(update={"global_batch": 1, "micro_batch": 1})
+    batches = ConversationBatches(first, Encoder(tokenizer), alone)
+    return HeldOutSets(("conversations",), tuple(batches.at(n)[0] for n in range(len(batches))))
 
 
 def open_conversations(path: str, tokenizer: str, sizes: BatchSizes) -> ConversationBatches:

@@ -1,17 +1,24 @@
 """The figures of a run: their names, where they are written, how they are read back.
 
 A line of `metrics.jsonl` is `{"step", "attempt", "time", name: value, …}`. The step is the number
-of updates done: the first line of a run says step 1. TensorBoard gets the same names.
+of updates done: the first line of a run says step 1. Held-out losses are a line of their own.
+TensorBoard gets the same names. In a bucket, `metrics.jsonl` is a folder (append_log.py).
 """
 
 import json
+import logging
 import math
-import os
+import re
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainrig import storage
+from trainrig.train import append_log
+
+log = logging.getLogger(__name__)
 NAMES = {
     "train/loss": "nats per token, mean over the global batch",
     "train/grad_norm": "norm of the whole gradient before clipping",
@@ -21,65 +28,123 @@ NAMES = {
     "speed/step_seconds": "wall time of the step",
     "cluster/workers": "workers of the attempt",
 }
+# Nats per held-out token: `eval/SOURCE/loss`, and `eval/loss` of all sources together.
+HELD_OUT_LOSS = re.compile(r"eval/(.+/)?loss", re.DOTALL)
 METRICS = "metrics.jsonl"
+BOARD = "tensorboard"
 
 
 class MetricsWriter:
     """Appends to a run folder's `metrics.jsonl` and TensorBoard events. One process writes."""
 
     def __init__(self, folder: str, attempt: int, resumed_step: int) -> None:
-        from tensorboardX import SummaryWriter  # slow to import, and only this process needs it
-
         self._attempt = attempt
-        path = Path(folder) / METRICS
-        _cut_torn_line(path)
-        self._file = path.open("a", buffering=1, encoding="utf-8")
+        self._lines = append_log.open_appender(
+            storage.join(folder, METRICS), f"attempt-{attempt:04d}"
+        )
+        self._board = _Board(storage.join(folder, BOARD), attempt, resumed_step)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Log `values`, named as NAMES or HELD_OUT_LOSS say, for `step`.
+
+        A value that is no number is written as null.
+        """
+        unknown = {n for n in values if n not in NAMES and not HELD_OUT_LOSS.fullmatch(n)}
+        assert not unknown, f"metrics without a unit in NAMES: {unknown}"
+        shown = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        line = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3), **shown}
+        self._lines.write((json.dumps(line) + "\n").encode())
+        self._board.add(step, values)
+
+    def write_held_out(self, step: int, total: float, losses: Mapping[str, float]) -> None:
+        """Log the held-out losses at `step`: of all sources together, and of each."""
+        by_source = {f"eval/{source}/loss": loss for source, loss in losses.items()}
+        self.write(step, {"eval/loss": total} | by_source)
+
+    def flush(self) -> None:
+        """Return once all that was written lies in the run folder. Raises ClusterError.
+
+        To be called before a checkpoint is made: no later attempt takes the steps before it again.
+        """
+        self._lines.flush()
+        self._board.flush()
+
+    def close(self) -> None:
+        """Flush and close both."""
+        self._lines.close()
+        self._board.close()
+
+
+class _Board:
+    """TensorBoard's events. For a bucket they are written to a local file, which is copied."""
+
+    def __init__(self, folder: str, attempt: int, resumed_step: int) -> None:
+        from tensorboardX import SummaryWriter  # slow to import, and only one process needs it
+
+        self._folder = folder
+        self._local: tempfile.TemporaryDirectory[str] | None = None
+        if folder.startswith(storage.S3):
+            self._local = tempfile.TemporaryDirectory(prefix="trainrig-")
         # purge_step hides what a dead attempt logged past the step that this one resumes from.
-        self._board = SummaryWriter(
-            str(Path(folder) / "tensorboard"),
+        self._events = SummaryWriter(
+            self._local.name if self._local else folder,
             purge_step=resumed_step + 1,
             filename_suffix=f".attempt-{attempt}",
             flush_secs=5,
         )
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log `values` (keys of NAMES) for `step`. A value that is no number is written as null."""
-        unknown = set(values) - set(NAMES)
-        assert not unknown, f"metrics without a unit in NAMES: {unknown}"
-        shown = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        line = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3), **shown}
-        self._file.write(json.dumps(line) + "\n")
+    def add(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+            self._events.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        if self._local:
+            self._events.flush()
+            self._copy(self._local.name)
 
     def close(self) -> None:
-        """Flush and close both."""
-        self._file.close()
-        self._board.close()
+        self._events.close()
+        if self._local:
+            self._copy(self._local.name)
+            self._local.cleanup()
 
-
-def _cut_torn_line(path: Path) -> None:
-    """What a dead attempt did not finish writing would spoil our first line too."""
-    if path.exists():
-        whole = path.read_bytes().rfind(b"\n") + 1
-        os.truncate(path, whole)
+    def _copy(self, local: str) -> None:
+        for path in Path(local).iterdir():
+            storage.write(storage.join(self._folder, path.name), path.read_bytes())
 
 
 def read_lines(folder: str) -> Iterator[dict[str, Any]]:
-    """Every line of a run folder's metrics, in the order written; a torn last one is left out."""
-    path = Path(folder) / METRICS
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    """The line of every update in a run folder's metrics, in the order written."""
+    return (line for line in _all_lines(folder) if "train/loss" in line)
 
 
 def series(folder: str) -> list[dict[str, Any]]:
-    """One line a step, in order of steps: that of the newest attempt that took it."""
+    """One line an update, in order of steps: that of the newest attempt that took it."""
+    return _newest(read_lines(folder))
+
+
+def held_out_series(folder: str) -> list[dict[str, Any]]:
+    """The lines of held-out losses, in order of steps, each step's as the newest attempt has it."""
+    return _newest(line for line in _all_lines(folder) if "eval/loss" in line)
+
+
+def is_measured(folder: str, step: int) -> bool:
+    """Whether the held-out loss at `step` is among the metrics of the run in `folder`."""
+    return any(line["step"] == step for line in held_out_series(folder))
+
+
+def _all_lines(folder: str) -> Iterator[dict[str, Any]]:
+    path = storage.join(folder, METRICS)
+    for line in append_log.lines(path):
+        try:
+            yield json.loads(line)
+        except ValueError:
+            log.warning("%s: passed over a torn line: %.60s…", path, line.decode(errors="replace"))
+
+
+def _newest(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     newest: dict[int, dict[str, Any]] = {}
-    for line in read_lines(folder):
+    for line in lines:
         there = newest.get(line["step"])
         if there is None or line["attempt"] >= there["attempt"]:
             newest[line["step"]] = line

@@ -2,19 +2,23 @@
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from trainrig import manifest, storage
 from trainrig.config import to_toml
-from trainrig.errors import DataError
+from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
-from trainrig.models.decoder import count_parameters
+from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.parallel.compiled import check_compiler
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
-from trainrig.train import checkpoint, metrics, trainer
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.train import checkpoint, lease, metrics, trainer
+from trainrig.train.continued import beginning, warn_of_high_rate
+from trainrig.train.held_out import HeldOutSets, RowSizes, nothing_held_out, open_held_out
+from trainrig.train.room import check_room
 from trainrig.train.run import Pretraining
 from trainrig.train.run_folder import RunFolder
 from trainrig.train.state import Job
@@ -30,17 +34,30 @@ def pretrain(run: Pretraining) -> Manifest:
     """
     tokens = manifest.read_input(run.tokens, "tokenize")
     job = prepare(run)
-    stage = manifest.claim(job.folder, run, {"tokens": tokens.content})
+    inputs = {"tokens": tokens.content}
+    if job.initial_weights:
+        inputs["continue_from"] = checkpoint.content_key(job.initial_weights)
+    stage = manifest.claim(job.folder, run, inputs)
     if stage.finished:
         return stage.finished
-    with stage.undone_if_refused():
-        newest, _ = checkpoint.newest_valid(RunFolder(job.folder))
-        if newest:
-            checkpoint.check_data(newest.path, job.make_batches())
-        trainer.check_fit(run.workers)
-    storage.write(stage.path("run.toml"), to_toml(run).encode())
-    outcome = trainer.run(job, run.workers)
-    return finish(stage, job, outcome)
+    if job.initial_weights and not stage.resumed:
+        warn_of_high_rate(job.initial_weights, run.training.optimizer.lr)
+    with lease.held(job.folder):
+        with stage.undone_if_refused():
+            copy = run.training.checkpoints.copy_to
+            newest, _ = checkpoint.newest_valid(RunFolder(job.folder), thorough=False, copy=copy)
+            if newest:
+                checkpoint.check_data(newest.path, job.make_batches())
+            check_room(job)
+            check_compiler(run.training.compile)
+            trainer.check_fit(run.workers)
+        storage.write(stage.path("run.toml"), to_toml(run).encode())
+        # Here, as each worker imports this module and would load matplotlib for it.
+        from trainrig.train.run_page import reported
+
+        with reported(job.folder):
+            outcome = trainer.run(job, run.workers)
+        return finish(stage, job, outcome)
 
 
 def prepare(run: Pretraining) -> Job:
@@ -52,6 +69,7 @@ def prepare(run: Pretraining) -> Job:
     tokenizer = storage.read(storage.join(tokens, "tokenizer.json")).decode()
     encoder = Encoder(tokenizer)
     run.training.schedule.warmup_steps(run.training.steps)
+    run.training.check_workers(run.workers)
     batches = open_batches(tokens, run.batches, run.cache)
     batches.check_epochs(run.training.steps)
     for source in batches.left_out:
@@ -61,13 +79,56 @@ def prepare(run: Pretraining) -> Job:
             source,
             run.batches.longest_length + 1,
         )
+    model, weights = _begin(run, encoder)
     return Job(
         folder=storage.absolute(run.output),
-        model=run.model.for_tokenizer(encoder.vocabulary_size),
+        model=model,
         training=run.training,
         make_batches=functools.partial(open_batches, tokens, run.batches, run.cache),
         tokenizer=tokenizer,
+        initial_weights=weights,
+        make_held_out=_held_out(run, tokens),
     )
+
+
+def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | None]:
+    """The model, and the checkpoint that it begins with, if one is named."""
+    if run.continue_from is None:
+        assert run.model is not None  # the run file was refused otherwise
+        return run.model.for_tokenizer(encoder.vocabulary_size), None
+    begun = beginning(run.continue_from, run.tokens, encoder, run.model)
+    try:
+        run.check_positions(begun.model)
+    except ValueError as error:
+        raise ConfigError(f"batches: {error}") from None
+    return begun.model, begun.path
+
+
+def _held_out(run: Pretraining, tokens: str) -> Callable[[], HeldOutSets | None]:
+    """What opens the held-out rows; says so if the run wants some and there are none."""
+    if run.training.held_out.rows == 0:
+        return nothing_held_out
+    sizes = RowSizes(
+        rows=run.training.held_out.rows,
+        length=run.batches.sequence_length,
+        micro_batch=run.batches.micro_batch,
+        by_document=run.batches.attend == "document",
+    )
+    make = functools.partial(open_held_out_split, tokens, sizes, run.cache)
+    if make() is None:
+        log.warning(
+            "%s: nothing is held out, so no held-out loss will be measured; tokenize with a larger "
+            "`held_out`, or set training.held_out.rows = 0",
+            run.tokens,
+        )
+        return nothing_held_out
+    return make
+
+
+def open_held_out_split(tokens: str, sizes: RowSizes, cache: BlockCache) -> HeldOutSets | None:
+    """The held-out rows of the folder `tokens`; None if nothing is held out there."""
+    sets = open_held_out(TokenShards.open(storage.join(tokens, HELD_OUT), cache), sizes)
+    return sets if sets.sources else None
 
 
 def open_batches(

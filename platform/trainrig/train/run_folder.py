@@ -14,14 +14,13 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trainrig import storage
+from trainrig.train import append_log
 
 log = logging.getLogger(__name__)
 EVENTS = "events.jsonl"
-LIMIT = 4096  # bytes of one appended line: more could interleave with another process's
 
 
 @dataclass(frozen=True)
@@ -52,28 +51,20 @@ class RunFolder:
             "host": socket.gethostname(),
             **details,
         }
-        data = (json.dumps(line) + "\n").encode()
-        assert len(data) <= LIMIT, f"event of {len(data)} bytes"
-        # One write of a short line to a file opened for appending: several processes may do it.
-        descriptor = os.open(
-            Path(self.path) / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
-        )
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
+        append_log.append_line(self._events, (json.dumps(line) + "\n").encode())
 
     def events(self) -> Iterator[dict[str, Any]]:
         """All events so far; a line still being written, or torn by a full disk, is left out."""
-        path = Path(self.path) / EVENTS
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-                if not line.endswith("\n"):
-                    continue
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    log.warning("%s: passed over a torn line: %.60s…", path, line)
+        for line in append_log.lines(self._events):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                text = line.decode(errors="replace")
+                log.warning("%s: passed over a torn line: %.60s…", self._events, text)
+
+    @property
+    def _events(self) -> str:
+        return storage.join(self.path, EVENTS)
 
     def attempts(self) -> list[Attempt]:
         """The attempts made so far, in order."""

@@ -1,18 +1,18 @@
 """Which samples each step was trained on, as each worker saw it.
 
 A file for each rank of each attempt, `samples/attempt-0001/rank-00000.bin`, of (step, sample) pairs
-of int64: 16 bytes a sequence, beside some kilobytes of tokens. It is evidence, not state: nothing
-is resumed from it.
+of int64: 16 bytes a sequence, beside some kilobytes of tokens. In a bucket it is a folder
+(append_log.py). It is evidence, not state: nothing is resumed from it.
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.tokens.batches import MicroBatch
+from trainrig.train.append_log import open_appender
 from trainrig.train.run_folder import RunFolder
 
 PAIR = np.dtype([("step", "<i8"), ("sample", "<i8")])
@@ -22,9 +22,8 @@ class SampleLog:
     """Appends what one rank trains on."""
 
     def __init__(self, folder: str, attempt: int, rank: int) -> None:
-        path = Path(folder) / "samples" / f"attempt-{attempt:04d}" / f"rank-{rank:05d}.bin"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        path = storage.join(folder, "samples", f"attempt-{attempt:04d}", f"rank-{rank:05d}.bin")
+        self._log = open_appender(path, "part")
 
     def write(self, step: int, trained: Iterable[MicroBatch]) -> None:
         """Log that update number `step` (from 1) was made with the micro-batches `trained`."""
@@ -32,11 +31,15 @@ class SampleLog:
         pairs = np.empty(sum(len(each) for each in samples), PAIR)
         pairs["step"] = step
         pairs["sample"] = np.concatenate(samples) if samples else []
-        self._file.write(pairs.tobytes())
+        self._log.write(pairs.tobytes())
+
+    def flush(self) -> None:
+        """Return once all that was written lies in the run folder. Raises ClusterError."""
+        self._log.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Flush, and write no more."""
+        self._log.close()
 
 
 def trained_samples(folder: RunFolder) -> dict[int, list[int]]:

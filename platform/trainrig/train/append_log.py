@@ -1,0 +1,199 @@
+"""Files that grow: on a disk one that is appended to, in a bucket a folder of segments.
+
+S3 cannot append. There, `metrics.jsonl` is a folder: each writer puts what it has as an object of
+its own, puts it again with more in it every few seconds, and begins another once it is large. So no
+writer ever touches another's, and a reader finds whole segments only. `read` and `lines` take
+either form.
+"""
+
+import functools
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from trainrig import storage
+
+LINES = ".jsonl"  # what files of lines are called
+LINE_LIMIT = 4096  # bytes of one appended line: more could interleave with another process's
+SEGMENT = 256 * 2**10  # bytes after which the next segment begins: what one flush sends, at most
+FLUSH_SECONDS = 5.0
+READERS = 16  # segments fetched at a time
+ONE_LINE = re.compile(r"/\d{20}\.[0-9a-f]{8}\.jsonl$")  # what append_line puts in a bucket
+
+
+class Appender(Protocol):
+    """What one process appends."""
+
+    def write(self, data: bytes) -> None:
+        """Append `data`; on a disk it is in the file when this returns."""
+        ...
+
+    def flush(self) -> None:
+        """Return once all that was written can be read by others. Raises ClusterError."""
+        ...
+
+    def close(self) -> None:
+        """Flush, and write no more."""
+        ...
+
+
+def open_appender(path: str, writer: str) -> Appender:
+    """For appending to `path` as `writer`, a name that no other writer to it has."""
+    if not path.startswith(storage.S3):
+        return _File(path)
+    return _Segments(f"{path}/{writer}", Path(path).suffix)
+
+
+def append_line(path: str, line: bytes) -> None:
+    """Append one line to `path` for good; several processes may do so at once."""
+    assert len(line) <= LINE_LIMIT, f"line of {len(line)} bytes"
+    if path.startswith(storage.S3):
+        # By time, so that the names of all writers' lines sort as they were written.
+        storage.write(f"{path}/{time.time_ns():020d}.{secrets.token_hex(4)}{LINES}", line)
+        return
+    file = _File(path)
+    file.write(line)
+    file.close()
+
+
+def lines(path: str) -> Iterator[bytes]:
+    """All whole lines of `path` so far, each writer's in its order; none if there is no such file.
+
+    A line that a process died in, or a full disk cut, is none; what follows it is not lost.
+    """
+    parts = _parts(path)
+    with ThreadPoolExecutor(READERS) as threads:
+        contents = threads.map(lambda p: storage.read(p[0]) if p[1] else _unchanging(p[0]), parts)
+        for content in contents:
+            yield from (line for line in content.split(b"\n")[:-1] if line)
+
+
+class Tail:
+    """What is appended to `path` from the first look on, look by look."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._read: dict[str, int] = {}  # bytes, of each part
+        self._over: set[str] = set()  # parts that will not grow and were read to their end
+
+    def lines(self) -> Iterator[bytes]:
+        """The whole lines that came since the last look."""
+        for name, grows in _parts(self._path):
+            if name in self._over:
+                continue
+            at = self._read.get(name, 0)
+            new = _from(name, at)
+            whole = new.rfind(b"\n") + 1
+            self._read[name] = at + whole
+            if not grows:
+                self._over.add(name)
+            yield from (line for line in new[:whole].split(b"\n") if line)
+
+
+def _from(name: str, at: int) -> bytes:
+    """The bytes of the file `name` from `at` on."""
+    with storage.open_read(name) as stream:
+        stream.seek(at)
+        return stream.read()
+
+
+def _parts(path: str) -> list[tuple[str, bool]]:
+    """The files that hold what was appended to `path`, in order, each with whether it may grow."""
+    if not path.startswith(storage.S3):
+        return [(path, True)] if storage.exists(path) else []
+    names = storage.list_files(path)
+    newest = {name.rpartition("-")[0]: name for name in names}  # of each writer
+    return [
+        (name, name == newest[name.rpartition("-")[0]] and not ONE_LINE.search(name))
+        for name in names
+    ]
+
+
+@functools.lru_cache(maxsize=4096)  # of at most SEGMENT bytes and a line
+def _unchanging(segment: str) -> bytes:
+    return storage.read(segment)
+
+
+class _File:
+    """On a disk: each write is one write of the system's, to a file opened for appending."""
+
+    def __init__(self, path: str) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._of_lines = path.endswith(LINES)
+
+    def write(self, data: bytes) -> None:
+        if self._of_lines and self._torn():
+            data = b"\n" + data
+        os.write(self._descriptor, data)
+
+    def _torn(self) -> bool:
+        """Whether the last line was somebody's who died in it: ours must not become part of it."""
+        size = os.fstat(self._descriptor).st_size
+        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class _Segments:
+    """In a bucket: a thread puts what there is every FLUSH_SECONDS. Writing never waits for it."""
+
+    def __init__(self, stem: str, suffix: str) -> None:
+        self._stem, self._suffix = stem, suffix
+        self._number, self._put = 1, 0  # of the newest segment, and how much of it has been put
+        self._waiting = {1: bytearray()}  # the newest segment, and those before it not yet put
+        self._problem: Exception | None = None
+        self._data_lock, self._put_lock = threading.Lock(), threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"flush {stem}", daemon=True)
+        self._thread.start()
+
+    def write(self, data: bytes) -> None:
+        if self._problem:
+            raise self._problem
+        with self._data_lock:
+            self._waiting[self._number] += data
+            if len(self._waiting[self._number]) >= SEGMENT:
+                self._number += 1
+                self._waiting[self._number] = bytearray()
+
+    def flush(self) -> None:
+        if self._problem:
+            raise self._problem
+        with self._put_lock:
+            with self._data_lock:
+                segments = {number: bytes(data) for number, data in self._waiting.items()}
+            for number, data in segments.items():
+                self._put_segment(number, data)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        self.flush()
+
+    def _put_segment(self, number: int, data: bytes) -> None:
+        if len(data) > self._put:
+            storage.write(f"{self._stem}-{number:06d}{self._suffix}", data)
+            self._put = len(data)
+        with self._data_lock:
+            if number < self._number and len(self._waiting[number]) == len(data):
+                del self._waiting[number]
+                self._put = 0
+
+    def _run(self) -> None:
+        while not self._closed.wait(FLUSH_SECONDS):
+            try:
+                self.flush()
+            except Exception as problem:  # told to the next one who writes
+                self._problem = problem
+                return

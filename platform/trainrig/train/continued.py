@@ -1,0 +1,78 @@
+"""Continued pretraining: another run's weights, with a schedule and data of this run's own."""
+
+import logging
+import re
+import tomllib
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import storage
+from trainrig.errors import ConfigError, DataError
+from trainrig.manifest import difference_of
+from trainrig.models.decoder import DecoderConfig
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.train import checkpoint
+
+log = logging.getLogger(__name__)
+# Share of the earlier run's peak rate above which more is unlearnt of the old data than needs be,
+# as a rule of thumb; 10% to 30% is where to begin.
+HIGH_RATE = 0.3
+RUN_OF_CHECKPOINT = re.compile(r"(.*)/checkpoints/step_\d+/attempt-\d+")
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The checkpoint whose weights a run begins with."""
+
+    path: str
+    model: DecoderConfig
+
+
+def beginning(path: str, tokens: str, encoder: Encoder, model: DecoderConfig | None) -> Beginning:
+    """The newest whole checkpoint at `path`, a run folder or one checkpoint in it.
+
+    Raises ConfigError if it is of another model than `model` (None: whatever it is of), DataError
+    if `tokens`, whose tokenizer is `encoder`, were made by another than it was trained with.
+    """
+    found = checkpoint.resolve(storage.absolute(path))
+    there, tokenizer = checkpoint.describe(found)
+    if Encoder(tokenizer).fingerprint != encoder.fingerprint:
+        raise DataError(
+            f"{tokens}: tokens of another tokenizer than continue_from was trained with; tokenize "
+            f"the documents with {found}/tokenizer.json"
+        )
+    if model is not None:
+        settled = model.for_tokenizer(there.shape.vocabulary)
+        differing = difference_of(there.model_dump(mode="json"), settled.model_dump(mode="json"))
+        if differing:
+            raise ConfigError(
+                f"continue_from: {found} is of another model ({differing}); leave [model] out, and "
+                "it is taken from there"
+            )
+    return Beginning(found, there)
+
+
+def warn_of_high_rate(path: str, peak: float) -> None:
+    """Say so if `peak` is high beside that of the run that made the checkpoint at `path`."""
+    before = _peak_of(path)
+    if before is not None and peak > HIGH_RATE * before:
+        log.warning(
+            "training.optimizer.lr is %g, %.0f%% of the earlier run's %g: what it learnt may be "
+            "lost; %g to %g (10%% to 30%%) is where to begin",
+            peak,
+            100 * peak / before,
+            before,
+            0.1 * before,
+            HIGH_RATE * before,
+        )
+
+
+def _peak_of(path: str) -> float | None:
+    """The peak rate of the run that made the checkpoint at `path`; None if nothing tells."""
+    run = RUN_OF_CHECKPOINT.fullmatch(path)
+    file = storage.join(run[1], "run.toml") if run else ""
+    if not run or not storage.exists(file):
+        return None
+    written: Any = tomllib.loads(storage.read(file).decode())
+    rate = written.get("training", {}).get("optimizer", {}).get("lr")
+    return float(rate) if rate is not None else None

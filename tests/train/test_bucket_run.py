@@ -1,0 +1,55 @@
+"""A run whose folder is in a bucket is the run that it is on a disk."""
+
+import pytest
+
+from trainrig import storage
+from trainrig.train import metrics
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.pretrain import prepare
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.samples import trained_samples
+
+TIMES = ("time", "speed/step_seconds", "speed/tokens_per_second")
+TRAINING = {
+    "steps": 8,
+    "checkpoints": {"every": 4, "keep": 5},
+    "held_out": {"every": 4, "rows": 2},
+    "schedule": {"kind": "Constant", "warmup": 0},
+}
+
+
+def train_in_two_attempts(folder, make_run, ranks):
+    """To step 4 on one rank, and on to step 8 on two."""
+    run = RunFolder(folder)
+    short = prepare(make_run(folder, training=TRAINING | {"steps": 4}))
+    ranks(1, "train", job=short, attempt=run.take_attempt(0))
+    newest, _ = newest_valid(run)
+    job = prepare(make_run(folder, training=TRAINING))
+    ranks(2, "train", job=job, attempt=run.take_attempt(4), resume_from=newest.path)
+
+
+def without_times(lines):
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+def said(folder):
+    events = RunFolder(folder).events()
+    return sorted((event["event"], event.get("attempt"), event.get("step")) for event in events)
+
+
+def files_of(folder):
+    paths = storage.list_files(f"{folder}/checkpoints")
+    return {path.removeprefix(folder): storage.read(path) for path in paths}
+
+
+@pytest.mark.slow
+def test_it_leaves_the_same_bytes_figures_samples_and_events(s3, mortal_ranks, make_run, tmp_path):
+    on_disk, in_bucket = str(tmp_path / "run"), f"{s3}/run"
+    for folder in (on_disk, in_bucket):
+        train_in_two_attempts(folder, make_run, mortal_ranks)
+    assert files_of(in_bucket) == files_of(on_disk) != {}
+    for read in (metrics.series, metrics.held_out_series):
+        assert without_times(read(in_bucket)) == without_times(read(on_disk)) != []
+    assert trained_samples(RunFolder(in_bucket)) == trained_samples(RunFolder(on_disk)) != {}
+    assert said(in_bucket) == said(on_disk) != []
+    assert len(storage.list_files(f"{in_bucket}/tensorboard")) == 2
