@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= quickstart
 
-.PHONY: quickstart test check lint types floors tests bench clean
+.PHONY: quickstart test check lint types floors tests bench soak clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -27,6 +27,9 @@ tests: .venv/installed
 
 bench: .venv/installed ## Measurements: minutes, on an idle machine
 	$(BIN)/python -m pytest -m bench -s tests/benchmarks
+
+soak: .venv/installed ## The long forms of the fault tests: hours
+	$(BIN)/python -m pytest -m soak -s tests/chaos
 
 # Once for each change of what is to be installed.
 .venv/installed: pyproject.toml constraints.txt

@@ -27,7 +27,18 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(PLATFORM), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
+# Run only where they are asked for by name: their marker, and the command that does.
+ASKED_FOR = {"bench": "measures; run by `make bench`", "soak": "takes long; run by `make soak`"}
+
 _buckets = (f"bucket-{number}" for number in itertools.count())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = config.getoption("-m") or ""
+    for marker, why in ASKED_FOR.items():
+        for item in items:
+            if marker not in asked and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.fixture(scope="session")

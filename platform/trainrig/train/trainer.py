@@ -1,94 +1,242 @@
-"""A job on Ray Train: attempts in a row, each a group of workers of fixed size, until it is done.
+"""Runs on Ray: what the supervisor decides, done with Ray Train.
 
-Ray is told as little as can be. It starts the workers and sees them die; which checkpoint is the
-newest whole one, and from which step to go on, is read from storage by us before each attempt.
-Restarting here, not inside Ray Train, also outlives the death of its controller.
+Ray is told as little as can be. It starts a group of workers of fixed size and says when one of
+them died; how many there should be, from which step, and when to leave, is decided in `supervise`.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import signal
+import socket
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig import storage
-from trainrig.errors import ClusterError, InputError
 from trainrig.ray_session import WORKER_ENVIRONMENT, connect
-from trainrig.train.checkpoint import Checkpoint, newest_valid
+from trainrig.train.causes import cause, last_line
+from trainrig.train.control import ON_THE_HEAD, Control
+from trainrig.train.decisions import Failure, Node
 from trainrig.train.loop import train
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.state import Job
+from trainrig.train.stop import StopRequests
+from trainrig.train.supervise import Outcome, supervise
+from trainrig.train.watch import Beat, Reporter
+from trainrig.train.workers import bounds
+
+__all__ = ["Outcome", "check_fit", "run"]
 
 log = logging.getLogger(__name__)
+EXCHANGE = 0.25  # s between two beats that a rank sends: well under the least hang worth finding
+ANSWER = 1.0  # s that a node has to answer a knock at its door
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended."""
-
-    checkpoint: Checkpoint  # of the last step
-    restarts: int  # over the whole life of the run folder
+def check_fit(workers: int | tuple[int, int]) -> None:
+    """Raise ConfigError if Ray, which is joined or started for it, has no room for the fewest."""
+    connect(bounds(workers).least, "workers")
 
 
-def check_fit(workers: int) -> None:
-    """Raise ConfigError if Ray, which is joined or started for it, has no room for `workers`."""
-    connect(workers, "workers")
-
-
-def run(job: Job, workers: int) -> Outcome:
-    """Train `job` to its last step on `workers` Ray workers, restarting after faults.
+def run(job: Job, workers: int | tuple[int, int]) -> Outcome:
+    """Train `job` to its last step on `workers` Ray workers, going on after faults.
 
     Raises InputError for what the user must fix, ClusterError when workers fail more often than
-    the job allows.
+    the job allows, Unfinished when asked to stop.
     """
     check_fit(workers)
-    folder = RunFolder(job.folder)
-    without_progress = 0
-    last_step = -1
-    problem = None
-    while True:
-        newest = _newest(folder)
-        step = newest.step if newest else 0
-        if newest and step >= job.training.steps:
-            folder.record("finished", step=step)
-            return Outcome(newest, restarts=len(folder.attempts()) - 1)
-        without_progress = 0 if step > last_step else without_progress + 1
-        last_step = max(step, last_step)
-        if without_progress > job.training.faults.max_restarts:
-            raise ClusterError(
-                f"{job.folder}: no progress beyond step {step}, attempts: {without_progress}; the "
-                f"last: {problem or 'it left no whole checkpoint behind'}"
-            )
-        attempt = folder.take_attempt(step)
-        folder.record("attempt_started", attempt=attempt.number, step=step, workers=workers)
-        problem = _attempt(job, attempt, newest.path if newest else None, workers)
-        if problem:
-            folder.record("attempt_failed", attempt=attempt.number, problem=problem[:500])
-            _remove_placement_group(folder, attempt)
-            log.warning("attempt %d failed (%s)", attempt.number, problem)
+    with StopRequests(job.folder) as stop:
+        return supervise(job, bounds(workers), RayCluster(), stop)
 
 
-def _newest(folder: RunFolder) -> Checkpoint | None:
-    newest, damages = newest_valid(folder)
-    for damage in damages:
-        folder.record("checkpoint_damaged", problem=damage[:500])
-        log.warning("passed over a damaged checkpoint: %s", damage)
-    return newest
+class RayCluster:
+    """The Ray that this process is connected to."""
+
+    def __init__(self) -> None:
+        import ray
+
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        self._what = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
+        actor: Any = ray.remote(Control)
+        # Ray starts it again when its process dies; our next look restores the stop flag.
+        self._control = actor.options(num_cpus=0, resources=ON_THE_HEAD, max_restarts=-1).remote()
+
+    def nodes(self) -> Sequence[Node]:
+        """Those that answer now, with a place for a worker in each whole CPU or GPU."""
+        import ray
+        from ray._private.state import state
+
+        draining = state.get_draining_nodes() or {}
+        return [
+            Node(each["NodeID"], room, each["NodeID"] in draining)
+            for each in ray.nodes()  # type: ignore[no-untyped-call]
+            if each["Alive"] and (room := int(each["Resources"].get(self._what, 0)))
+            # Ray believes in a dead node for some seconds more.
+            if _answers(each["NodeManagerAddress"], each["NodeManagerPort"])
+        ]
+
+    def start(
+        self, job: Job, attempt: Attempt, resume_from: str | None, workers: int
+    ) -> "RayGroup":
+        """Start a group; returns before it is up."""
+        config = {
+            "job": job,
+            "attempt": attempt,
+            "resume_from": resume_from,
+            "control": self._control,
+        }
+        return RayGroup(config, workers, self._what == "GPU")
 
 
-def _attempt(job: Job, attempt: Attempt, resume_from: str | None, workers: int) -> str | None:
-    """One group of workers from start to end; what went wrong in one line, or None."""
-    import ray.exceptions
-    import ray.train
+def _answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=ANSWER).close()
+    except OSError:
+        return False
+    return True
+
+
+class RayGroup:
+    """One attempt's workers: one call of Ray Train's `fit()`, in a thread of its own."""
+
+    def __init__(self, config: Mapping[str, Any], workers: int, gpus: bool) -> None:
+        """`config`: what `_worker` is given."""
+        self._folder = RunFolder(config["job"].folder)
+        self._attempt: Attempt = config["attempt"]
+        self._control = config["control"]
+        self._stop = False
+        self._asked: Any = None  # the look that is on its way
+        self._beats: Mapping[int, Beat] = {}
+        self._killed: set[int] = set()  # pids
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        threading.Thread(
+            target=self._fit, args=(config, workers, gpus), name="fit", daemon=True
+        ).start()
+
+    def _fit(self, config: Mapping[str, Any], workers: int, gpus: bool) -> None:
+        try:
+            _trainer(config, workers, gpus).fit()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._over.set()
+
+    def ended(self, wait: float) -> bool:
+        """See Group."""
+        return self._over.wait(wait)
+
+    def failure(self) -> Failure | None:
+        """See Group."""
+        import ray.exceptions
+        from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+        from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
+
+        if self._error is None:
+            return None
+        step = max((beat.step for beat in self._beats.values()), default=0)
+        step = max(step, self._attempt.resumed_step)
+        if isinstance(self._error, WorkerGroupError):
+            failures = self._error.worker_failures
+            dead = [r for r, e in failures.items() if isinstance(e, WorkerHealthCheckFailedError)]
+            return cause(failures, dead, self._raised(), step)
+        if isinstance(self._error, TrainingFailedError | ray.exceptions.RayActorError):
+            problem = f"Ray's controller of the attempt failed: {last_line(self._error)}"
+            return Failure(problem, "Ray", step)
+        raise self._error
+
+    def beats(self) -> Mapping[int, Beat]:
+        """See Group. What the last look brought; another is sent at once."""
+        import ray
+
+        if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
+            self._beats = self._answer() or self._beats
+            self._asked = None
+        if self._asked is None:
+            self._asked = self._control.look.remote(self._attempt.number, self._stop)
+        return self._beats
+
+    def _answer(self) -> Mapping[int, Beat]:
+        import ray
+
+        try:
+            beats: Mapping[int, Beat] = ray.get(self._asked)
+        except ray.exceptions.RayActorError:
+            return {}  # Ray is starting another
+        return beats
+
+    def ask_to_stop(self) -> None:
+        """See Group."""
+        self._stop = True
+        self._asked = self._control.look.remote(self._attempt.number, True)
+
+    def kill(self) -> None:
+        """See Group. A process that does not answer would keep Ray's own end waiting for it."""
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        by_node: dict[str, list[int]] = {}
+        for beat in self._beats.values():
+            if beat.pid not in self._killed:
+                by_node.setdefault(beat.node, []).append(beat.pid)
+        for node, pids in by_node.items():
+            self._killed.update(pids)
+            if node == here:
+                _kill(pids)
+            else:
+                _kill_there(node, pids)
+
+    def release(self) -> None:
+        """See Group. What a killed controller leaves reserved the next attempt would wait for."""
+        from ray._raylet import PlacementGroupID
+        from ray.util import remove_placement_group
+        from ray.util.placement_group import PlacementGroup, placement_group_table
+
+        started = self._events("worker_started")
+        table: Mapping[str, Any] = placement_group_table()
+        for hexadecimal in {event["placement_group"] for event in started} - {None}:
+            if table.get(hexadecimal, {}).get("state") not in {None, "REMOVED"}:
+                remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(hexadecimal))))
+
+    def _raised(self) -> Mapping[int, int]:
+        """Steps done by each rank when it raised."""
+        return {event["rank"]: event["step"] for event in self._events("worker_raised")}
+
+    def _events(self, name: str) -> list[dict[str, Any]]:
+        return [
+            event
+            for event in self._folder.events()
+            if event["event"] == name and event["attempt"] == self._attempt.number
+        ]
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _kill_there(node: str, pids: Sequence[int]) -> None:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there).remote(pids)
+
+
+def _trainer(config: Mapping[str, Any], workers: int, gpus: bool) -> Any:
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
-    trainer = TorchTrainer(
+    job: Job = config["job"]
+    attempt: Attempt = config["attempt"]
+    return TorchTrainer(
         _worker,
-        train_loop_config={"job": job, "attempt": attempt, "resume_from": resume_from},
+        train_loop_config=dict(config),
         torch_config=TorchConfig(timeout_s=int(job.training.faults.collective_timeout)),
         scaling_config=ScalingConfig(
-            num_workers=workers, resources_per_worker={"CPU": 1}, use_gpu=_cluster_has_gpus()
+            num_workers=workers, resources_per_worker={"CPU": 1}, use_gpu=gpus
         ),
         run_config=RunConfig(  # type: ignore[arg-type] # typed as the one it replaced
             # A name that was used before would make Ray resume by its own record.
@@ -98,72 +246,40 @@ def _attempt(job: Job, attempt: Attempt, resume_from: str | None, workers: int) 
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
         ),
     )
-    try:
-        trainer.fit()
-    except WorkerGroupError as error:
-        for failure in error.worker_failures.values():
-            if isinstance(failure, InputError):
-                raise failure from None
-        return _root_cause(error.worker_failures)
-    except (TrainingFailedError, ray.exceptions.RayActorError) as error:
-        return f"Ray's controller of the attempt failed: {_last_line(error)}"
-    return None
-
-
-def _root_cause(failures: Mapping[int, Exception]) -> str:
-    """One line for a failed group. A dead process is the cause; broken collectives follow it."""
-    from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-
-    dead = [
-        rank for rank, error in failures.items() if isinstance(error, WorkerHealthCheckFailedError)
-    ]
-    if dead:
-        others = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
-        return (
-            f"the process of rank {min(dead)} died{others}: killed, out of memory, or its node lost"
-        )
-    rank = min(failures)
-    return f"rank {rank}: {_last_line(failures[rank])}"
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
-
-
-def _cluster_has_gpus() -> bool:
-    import ray
-
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return resources.get("GPU", 0) >= 1
 
 
 def _worker(config: Mapping[str, Any]) -> None:
     """What each Ray worker runs; the process group is up."""
+    import ray
     import ray.train
     from ray.util.placement_group import get_current_placement_group
 
     job: Job = config["job"]
     attempt: Attempt = config["attempt"]
+    folder, rank = RunFolder(job.folder), ray.train.get_context().get_world_rank()
     group = get_current_placement_group()
-    RunFolder(job.folder).record(
+    folder.record(
         "worker_started",
         attempt=attempt.number,
-        rank=ray.train.get_context().get_world_rank(),
+        rank=rank,
         placement_group=group.id.hex() if group else None,
     )
-    train(job, attempt, config["resume_from"])
+    stepped = rank != 0  # only rank 0 says so
 
+    def exchange(beat: Beat) -> bool:
+        nonlocal stepped
+        if not stepped and beat.step > attempt.resumed_step:
+            stepped = True
+            folder.record("first_step", attempt=attempt.number, step=beat.step)
+        wanted: bool = ray.get(config["control"].exchange.remote(attempt.number, beat), timeout=5)
+        return wanted
 
-def _remove_placement_group(folder: RunFolder, attempt: Attempt) -> None:
-    """Free what a killed controller leaves reserved: the next attempt would wait for it forever."""
-    from ray._raylet import PlacementGroupID
-    from ray.util import remove_placement_group
-    from ray.util.placement_group import PlacementGroup, placement_group_table
-
-    started = [e for e in folder.events() if e["event"] == "worker_started"]
-    ids = {e["placement_group"] for e in started if e["attempt"] == attempt.number}
-    table: Mapping[str, Any] = placement_group_table()
-    for hexadecimal in ids - {None}:
-        if table.get(hexadecimal, {}).get("state") not in {None, "REMOVED"}:
-            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(hexadecimal))))
+    node = ray.get_runtime_context().get_node_id()
+    watch = Reporter(Beat(rank, os.getpid(), node), exchange, EXCHANGE)
+    try:
+        train(job, attempt, config["resume_from"], watch)
+    except Exception:
+        folder.record("worker_raised", attempt=attempt.number, rank=rank, step=watch.step)
+        raise
+    finally:
+        watch.close()

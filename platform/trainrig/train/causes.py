@@ -1,0 +1,45 @@
+"""What made a group of workers fail, from the errors that its ranks ended with."""
+
+from collections.abc import Collection, Mapping
+
+from trainrig.errors import InputError
+from trainrig.train.checkpoint import DamagedCheckpoint
+from trainrig.train.decisions import Failure
+
+# In what a rank raises when it lost another, or waited for it in vain (c10d's words).
+LOST_ANOTHER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+
+
+def cause(
+    failures: Mapping[int, Exception], dead: Collection[int], steps: Mapping[int, int], step: int
+) -> Failure:
+    """The failure behind `failures`, by rank. Raises it if it is for the user to mend.
+
+    A dead process is the cause, and broken collectives follow it. `dead`: ranks without a process;
+    `steps`: updates that ranks had done when they raised; `step`: as far as is known of the group.
+    """
+    for error in failures.values():
+        if isinstance(error, DamagedCheckpoint):
+            return Failure(last_line(error), "Ray", step, damaged=True)
+        if isinstance(error, InputError):
+            raise error from None
+    if dead:
+        others = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
+        problem = f"the process of rank {min(dead)} died{others}"
+        return Failure(f"{problem}: killed, out of memory, or its node lost", "Ray", step)
+    own = [rank for rank, error in failures.items() if not _follows_another(error)]
+    rank = min(own or failures)
+    line = last_line(failures[rank])
+    return Failure(
+        f"rank {rank}: {line}", "Ray", steps.get(rank, step), exception=line if own else None
+    )
+
+
+def _follows_another(error: Exception) -> bool:
+    return any(words in str(error) for words in LOST_ANOTHER)
+
+
+def last_line(error: BaseException) -> str:
+    """Type and last line of `error`."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -1,0 +1,41 @@
+"""How many workers a run may have: `workers = 4`, or `workers = [2, 8]` for whatever there is."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from trainrig.config import PLACE
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The fewest and the most workers of a run."""
+
+    least: int
+    most: int
+
+    def within(self, room: int) -> int | None:
+        """The most workers that `room` for so many leaves; None if there is too little."""
+        return min(self.most, room) if room >= self.least else None
+
+    def __str__(self) -> str:
+        """As a run file says it."""
+        return str(self.least) if self.least == self.most else f"[{self.least}, {self.most}]"
+
+
+def bounds(workers: int | tuple[int, int]) -> Bounds:
+    """What the `workers` of a run file mean."""
+    return Bounds(*workers) if isinstance(workers, tuple) else Bounds(workers, workers)
+
+
+def _in_order(workers: int | tuple[int, int]) -> int | tuple[int, int]:
+    found = bounds(workers)
+    if not 1 <= found.least <= found.most:
+        raise ValueError(
+            f"should be 1 or more, or [fewest, most] with 1 <= fewest <= most, not {found}"
+        )
+    return workers
+
+
+Workers = Annotated[int | tuple[int, int], PLACE, AfterValidator(_in_order)]

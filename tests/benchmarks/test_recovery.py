@@ -1,0 +1,182 @@
+"""From a fault or a move to the next step, and where the time goes; goodput under steady faults.
+
+A model of about a million parameters on two workers of one thread each. A machine with nothing else
+to do is asked for: most of it is Python starting and importing torch, once for each worker.
+"""
+
+import itertools
+import os
+import runpy
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CHAOS = Path(__file__).parents[1] / "chaos"
+sys.path.insert(0, str(CHAOS))
+globals().update(runpy.run_path(str(CHAOS / "conftest.py")))
+
+import trouble  # noqa: E402
+
+from trainrig.errors import Unfinished  # noqa: E402
+from trainrig.train import goodput, metrics, trainer  # noqa: E402
+
+pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(3600)]
+REPEATS = int(os.environ.get("TRAINRIG_REPEATS", "5"))
+MINUTES = float(os.environ.get("TRAINRIG_GOODPUT_MINUTES", "20"))
+HANG_SECONDS = 3.0
+ENDLESS = 100_000  # steps; each measurement stops its run
+# What happens between a fault and the step after it, and the event that ends it.
+PHASES = {
+    "seen": "attempt_failed",
+    "moved off": "attempt_stopped",
+    "decided": "attempt_started",
+    "processes up": "worker_started",
+    "loaded": "numerics",
+}
+
+
+@pytest.fixture
+def endless(make_job, tmp_path):
+    """A job of a million parameters that goes on until it is stopped, a checkpoint a second."""
+    job = make_job(
+        tmp_path / "run",
+        model={"layers": 4, "channels": 144, "heads": 4, "kv_heads": 4},
+        batches={"epochs": 1e6},
+        training={
+            "steps": ENDLESS,
+            "checkpoints": {"every": 20, "keep": 2},
+            "held_out": {"rows": 0},
+            "faults": {"hang_seconds": HANG_SECONDS, "max_restarts": 99},
+        },
+    )
+    return trouble.slowed(job, job.folder, seconds=0.01)
+
+
+class Recoveries:
+    """What followed each fault of a run."""
+
+    def __init__(self, events):
+        self._events, self.rows = events, []
+
+    def measure(self, fault):
+        """Let `fault` happen while steps are taken; wait until they are again."""
+        attempts = len(self._events.all("attempt_started"))
+        self._events.wait("checkpoint", len(self._events.all("checkpoint")) + 1)
+        began = time.time()
+        fault()
+        self._events.wait("first_step", len(self._events.all("first_step")) + 1)
+        number = self._events.all("attempt_started")[attempts]["attempt"]
+        lines = list(metrics.read_lines(self._events.folder.path))
+        first = min((line for line in lines if line["attempt"] == number), key=_step)
+        before = max((line for line in lines if line["attempt"] == number - 1), key=_step)
+        times, cursor = {}, began
+        for phase, kind in PHASES.items():
+            found = [
+                e["time"] for e in self._events.all(kind) if e["attempt"] in (number, number - 1)
+            ]
+            found = [when for when in found if when >= began]
+            if found:
+                times[phase], cursor = max(found) - cursor, max(found)
+        times["first step"] = first["time"] - cursor
+        redone = before["step"] - first["step"] + 1
+        self.rows.append({"total": first["time"] - began, "redone": redone, **times})
+
+    def report(self, what, most):
+        """Print medians and extremes; the worst total must be below `most` seconds."""
+        totals = [row["total"] for row in self.rows]
+        phases = {
+            name: statistics.median(row.get(name, 0.0) for row in self.rows)
+            for name in [*PHASES, "first step"]
+        }
+        told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items() if seconds)
+        print(
+            f"\n{what}: {statistics.median(totals):.1f} s to the first new step "
+            f"({min(totals):.1f}–{max(totals):.1f}, n = {len(totals)}; wanted: {most:g}); {told}; "
+            f"steps redone: {sorted(row['redone'] for row in self.rows)}"
+        )
+        return max(totals) <= most
+
+
+def _step(line):
+    return line["step"]
+
+
+def trained_aside(chaos, job, workers, do):
+    """`do(events)` while the job trains in another thread; then it is stopped."""
+    events = chaos.events(job.folder)
+
+    def run():
+        with pytest.raises(Unfinished):
+            trainer.run(job, workers)
+
+    aside = chaos.aside(run)
+    events.wait("first_step")
+    do(events)
+    Path(job.folder, "stop").touch()
+    aside.end()
+
+
+@pytest.mark.parametrize(
+    ("what", "most"), [("kill", 10.0), ("hang", HANG_SECONDS + 6.0), ("controller", 12.0)]
+)
+def test_a_fault_of_a_process(one_ray, endless, chaos, what, most):
+    ranks = itertools.cycle([1, 0])
+
+    def fault(events):
+        if what == "controller":
+            assert chaos.kill_controllers()
+        else:
+            number = signal.SIGKILL if what == "kill" else signal.SIGSTOP
+            os.kill(events.ranks()[next(ranks)], number)
+
+    reached = []
+
+    def do(events):
+        recoveries = Recoveries(events)
+        for _ in range(REPEATS):
+            recoveries.measure(lambda: fault(events))
+        reached.append(recoveries.report(what, most))
+
+    trained_aside(chaos, endless, 2, do)
+    assert reached == [True]
+
+
+def test_nodes_that_go_come_and_are_drained(several_raylets, endless, chaos):
+    reached = []
+
+    def do(events):
+        shrink, grow, drain = (Recoveries(events) for _ in range(3))
+        for _ in range(REPEATS):
+            shrink.measure(several_raylets.die)
+            grow.measure(several_raylets.come)
+            drain.measure(several_raylets.drain)
+            several_raylets.die()  # as announced; nothing runs there any more
+            several_raylets.come()
+            events.wait("first_step", len(events.all("first_step")) + 1)
+        reached.extend(
+            [shrink.report("shrink", 15.0), grow.report("grow", 15.0), drain.report("drain", 12.0)]
+        )
+        for moves in (grow, drain):
+            assert all(row["redone"] == 0 for row in moves.rows)
+
+    trained_aside(chaos, endless, (1, 2), do)
+    assert reached == [True] * 3
+
+
+def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):
+    def do(events):
+        ranks, end = itertools.cycle([1, 0]), time.monotonic() + 60 * MINUTES
+        while time.monotonic() < end:
+            time.sleep(60.0)
+            os.kill(events.ranks()[next(ranks)], signal.SIGKILL)
+            events.wait("first_step", len(events.all("first_step")) + 1)
+
+    trained_aside(chaos, endless, 2, do)
+    spent = goodput.goodput(endless.folder)
+    told = ", ".join(f"{name} {value:.1f} s" for name, value in vars(spent).items() if value)
+    print(f"\ngoodput at one kill a minute for {MINUTES:g} minutes: {spent.share:.1%} ({told})")
+    assert spent.share >= 0.8

@@ -1,0 +1,47 @@
+"""A cluster of several raylets on this machine: each believes to be a machine of its own."""
+
+import os
+import time
+
+from trainrig.ray_session import ENVIRONMENT
+
+MEMORY = 80 * 2**20  # of an object store: the least that Ray takes
+DEADLINE_MS = 30_000  # of a drain notice
+
+
+class Raylets:
+    """A head without room for workers, and nodes with room for one each."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)  # how soon a lost node is seen is the head's to know
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": MEMORY}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.nodes = [self.add(), self.add()]
+        self._cluster.wait_for_nodes()
+        self.address = self._cluster.address
+
+    def add(self):
+        return self._cluster.add_node(num_cpus=1, object_store_memory=MEMORY, wait=False)
+
+    def come(self):
+        self.nodes.append(self.add())
+
+    def die(self):
+        self._cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+
+    def drain(self):
+        """What a cloud does before it takes a machine back."""
+        from ray._raylet import GcsClient
+        from ray.core.generated import autoscaler_pb2
+
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        deadline = int(time.time() * 1000) + DEADLINE_MS
+        GcsClient(address=self.address).drain_node(
+            self.nodes[-1].node_id, reason, "taken back", deadline
+        )
+
+    def shutdown(self):
+        self._cluster.shutdown()

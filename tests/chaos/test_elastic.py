@@ -1,0 +1,41 @@
+"""A run on nodes that die, come, and are taken away."""
+
+import pytest
+import trouble
+
+from trainrig.train import trainer
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+
+
+def whys(events):
+    return [(event["why"], event["workers"]) for event in events.all("attempt_started")]
+
+
+@pytest.mark.timeout(600)
+def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
+    several_raylets, undisturbed, assert_equal, chaos, tmp_path
+):
+    straight = undisturbed(60)
+    job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
+    events = chaos.events(job.folder)
+    outcome = []
+    aside = chaos.aside(lambda: outcome.append(trainer.run(job, (1, 2))))
+    # Nodes are added by the main thread: Ray's helper starts them so that they go with it.
+    events.wait("first_step", 1)
+    several_raylets.die()
+    events.wait("first_step", 2)
+    several_raylets.come()
+    events.wait("first_step", 3)
+    several_raylets.drain()
+    aside.end()
+    assert whys(events) == [("start", 2), ("shrink", 1), ("grow", 2), ("drain", 1)]
+    (lost,) = events.all("attempt_failed")
+    assert lost["problem"].startswith("the process of rank ")
+    stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
+    resumed = [attempt.resumed_step for attempt in events.folder.attempts()]
+    assert resumed[2:] == [stopped["grow"], stopped["drain"]]  # no step is done twice
+    assert outcome[0].checkpoint.step == 60
+    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    for name in ("updates", "held out", "samples"):
+        assert found[name] == wanted[name], name

@@ -1,0 +1,150 @@
+"""T1: whatever is killed, and when, the run comes to the same as if nothing had been."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import trouble
+
+from trainrig.train import goodput, trainer
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+RESULTS = Path(__file__).with_name("results")
+
+
+def kill_at_random(chaos, events, dice, what):
+    """A rank or the controller, a random moment after the first step of an attempt."""
+    failed = len(events.all("attempt_failed"))
+    events.wait_for_a_step()
+    time.sleep(dice.uniform(0.0, 0.5))
+    if what == "controller":
+        chaos.kill_controllers()
+    else:
+        with contextlib.suppress(ProcessLookupError):  # it had just died of something else
+            os.kill(events.ranks()[what], signal.SIGKILL)
+    events.wait("attempt_failed", failed + 1)
+
+
+@pytest.mark.timeout(600)
+def test_a_run_with_kills_at_random_comes_to_the_same(
+    one_ray, undisturbed, assert_equal, chaos, tmp_path
+):
+    straight = undisturbed(40)
+    job = trouble.slowed(straight, str(tmp_path / "run"))
+    save = trouble.DeadlySave(job.make_batches, step=8, marker=str(tmp_path / "in save"))
+    job = dataclasses.replace(job, make_batches=save)
+    events = chaos.events(job.folder)
+    dice = random.Random(20)
+
+    def disturb():
+        events.wait("attempt_failed")  # it died in its save
+        for what in ("controller", 1):
+            kill_at_random(chaos, events, dice, what)
+
+    aside = chaos.aside(disturb)
+    outcome = trainer.run(job, 2)
+    aside.end()
+    assert outcome.restarts == 3
+    problems = [event["problem"] for event in events.all("attempt_failed")]
+    assert problems[0].startswith("the process of rank 0 died")
+    assert problems[1].startswith("Ray's controller of the attempt failed")
+    assert problems[2].startswith("the process of rank 1 died")
+    assert_equal(job, straight)
+    spent = goodput.goodput(job.folder)
+    stamps = [event["time"] for event in events.folder.events() if "attempt" in event]
+    assert spent.wall == pytest.approx(max(stamps) - min(stamps), abs=0.01)
+    assert spent.lost > 0 and spent.restart > spent.detection > 0
+
+
+@pytest.mark.timeout(600)
+def test_a_rank_that_stands_still_is_killed_with_the_others(
+    one_ray, undisturbed, assert_equal, chaos, tmp_path
+):
+    straight = undisturbed(40)
+    job = trouble.slowed(straight, str(tmp_path / "run"))
+    still = trouble.Standing(job.make_batches, step=10, marker=str(tmp_path / "stood"))
+    dead = trouble.DeadlyEvaluation(job.make_held_out, marker=str(tmp_path / "in evaluation"))
+    job = dataclasses.replace(job, make_batches=still, make_held_out=dead)
+    outcome = trainer.run(job, 2)
+    events = chaos.events(job.folder)
+    assert outcome.restarts == 2
+    assert (tmp_path / "stood").exists() and (tmp_path / "in evaluation").exists()
+    (hang,) = events.all("hang_seen")
+    assert "hangs: no progress" in hang["problem"]
+    assert_equal(job, straight)
+
+
+@pytest.mark.timeout(600)
+def test_a_run_whose_driver_is_killed_is_gone_on_with(
+    start_driver, undisturbed, assert_equal, chaos, tmp_path
+):
+    straight = undisturbed(40)
+    job = trouble.slowed(straight, str(tmp_path / "run"))
+    events = chaos.events(job.folder)
+    first = start_driver(job, 2)
+    events.wait("checkpoint")
+    first.kill()
+    first.wait()
+    second = start_driver(job, 2)
+    assert second.wait(timeout=300) == 0, second.stderr.read()
+    assert [attempt.resumed_step for attempt in events.folder.attempts()][1] >= 4
+    assert_equal(job, straight)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_twenty_kills_at_random_instants(one_ray, undisturbed, assert_equal, chaos, tmp_path):
+    """Any rank, rank 0, the controller; in a save and in an evaluation as chance has it."""
+    seed = int(time.time())
+    dice = random.Random(seed)
+    straight = undisturbed(240)
+    job = trouble.slowed(straight, str(tmp_path / "run"))
+    save = trouble.DeadlySave(job.make_batches, step=8, marker=str(tmp_path / "in save"))
+    dead = trouble.DeadlyEvaluation(job.make_held_out, marker=str(tmp_path / "in evaluation"))
+    job = dataclasses.replace(job, make_batches=save, make_held_out=dead)
+    events = chaos.events(job.folder)
+    plan = [dice.choice([0, 0, 1, 1, "controller"]) for _ in range(18)]
+
+    def disturb():
+        events.wait("attempt_failed", 2)  # in the evaluation at step 6, in the save at step 8
+        for what in plan:
+            kill_at_random(chaos, events, dice, what)
+
+    aside = chaos.aside(disturb)
+    outcome = trainer.run(job, 2)
+    aside.end()
+    assert_equal(job, straight)
+    spent = goodput.goodput(job.folder)
+    write_result(
+        "kills.json",
+        {
+            "kills": 2 + len(plan),
+            "restarts": outcome.restarts,
+            "seed": seed,
+            "steps": 240,
+            "byte_equal": True,
+            "seconds": {name: round(value, 1) for name, value in vars(spent).items()},
+        },
+    )
+
+
+def write_result(name, found):
+    """Beside the test, with what it is a result of."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent
+    )
+    found = {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit.stdout.strip(),
+        **found,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,96 @@
+"""T6: a run that is asked to stop, at whatever instant, ends whole and goes on as if it had not."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import trouble
+
+from trainrig.errors import Unfinished
+from trainrig.train import trainer
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+
+
+def stop_at_random(job, chaos, dice, how):
+    """Train, and ask to stop a random moment into the attempt; the step it stopped at, or None."""
+    events = chaos.events(job.folder)
+    before = len(events.all("first_step"))
+
+    def ask():
+        if dice.random() < 0.8:
+            events.wait("first_step", before + 1)
+        time.sleep(dice.uniform(0.0, 1.0))
+        if how == "file":
+            Path(job.folder, "stop").touch()
+        else:
+            os.kill(os.getpid(), how)
+
+    aside = chaos.aside(ask)
+    try:
+        trainer.run(job, 2)
+    except Unfinished as stopped:
+        aside.end()
+        assert "the same command goes on from there" in str(stopped)
+        return events.all("run_stopped")[-1]["step"]
+    return None
+
+
+@pytest.mark.timeout(600)
+def test_a_run_stopped_by_signals_and_by_a_file_goes_on_as_if_it_had_not(
+    one_ray, undisturbed, assert_equal, chaos, tmp_path
+):
+    straight = undisturbed(40)
+    job = trouble.slowed(straight, str(tmp_path / "run"))
+    dice = random.Random(6)
+    stops = [stop_at_random(job, chaos, dice, how) for how in (signal.SIGTERM, "file")]
+    assert None not in stops
+    assert not Path(job.folder, "stop").exists()
+    trainer.run(job, 2)
+    resumed = [attempt.resumed_step for attempt in chaos.events(job.folder).folder.attempts()]
+    assert resumed == [0, *stops]  # nothing is done twice
+    assert_equal(job, straight)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_ctrl_c_at_a_terminal_ends_a_driver_as_unfinished_and_its_ray_lives_until_then(
+    start_driver, undisturbed, assert_equal, chaos, tmp_path
+):
+    straight = undisturbed(40)
+    job = trouble.slowed(straight, str(tmp_path / "run"))
+    events = chaos.events(job.folder)
+    first = start_driver(job, 2)
+    events.wait("first_step")
+    os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to Ray's processes too
+    assert first.wait(timeout=300) == 75
+    assert "stopped by Ctrl-C; step" in first.stderr.read().splitlines()[-1]
+    stopped = events.all("run_stopped")[0]["step"]
+    assert stopped > 0
+    assert start_driver(job, 2).wait(timeout=300) == 0
+    assert [attempt.resumed_step for attempt in events.folder.attempts()] == [0, stopped]
+    assert_equal(job, straight)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_a_hundred_stops_at_random_instants(one_ray, undisturbed, assert_equal, chaos, tmp_path):
+    straight = undisturbed(400)
+    dice = random.Random(100)
+    stops, runs = [], 0
+    while len(stops) < 100:
+        runs += 1
+        job = trouble.slowed(straight, str(tmp_path / f"run-{runs}"))
+        while len(stops) < 100:
+            how = dice.choice([signal.SIGTERM, signal.SIGINT, "file"])
+            step = stop_at_random(job, chaos, dice, how)
+            if step is None:
+                break
+            stops.append(step)
+        trainer.run(job, 2)
+        assert_equal(job, straight)
+        failed = chaos.events(job.folder).all("attempt_failed")
+        assert not failed, failed

@@ -1,0 +1,103 @@
+"""Jobs that get into trouble by themselves, for the processes of chaos tests: those import it."""
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from trainrig.train.checkpoint import saver
+from trainrig.train.state import Job
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """Made in each worker: what `make` makes, but for what a subclass changes."""
+
+    make: Callable[[], Any]
+    made: Any = None
+
+    def __call__(self) -> Any:
+        return dataclasses.replace(self, made=self.make())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("make", "made"):
+            raise AttributeError(name)
+        return getattr(self.made, name)
+
+
+@dataclass(frozen=True)
+class Slow(Wrapped):
+    """Batches that take their time, so that trouble from outside finds a step going on."""
+
+    seconds: float = 0.02  # a micro-batch
+
+    def micro_batch(self, step: int, index: int) -> Any:
+        time.sleep(self.seconds)
+        return self.made.micro_batch(step, index)
+
+
+@dataclass(frozen=True)
+class DeadlyEvaluation(Wrapped):
+    """Held-out rows, in the midst of which rank 0 dies by SIGKILL, once."""
+
+    marker: str = ""
+
+    def micro_batch(self, index: int) -> Any:
+        if dist.get_rank() == 0 and index:
+            die_once(self.marker)
+        return self.made.micro_batch(index)
+
+
+@dataclass(frozen=True)
+class DeadlySave(Wrapped):
+    """Batches of a run whose rank 0 dies when all but the manifest of `step` is written, once."""
+
+    step: int = 0
+    marker: str = ""
+
+    def __call__(self) -> Any:
+        commit = saver.commit
+
+        def commit_or_die(target: str, manifest: Any) -> None:
+            if manifest.step == self.step:
+                die_once(self.marker)
+            commit(target, manifest)
+
+        saver.commit = commit_or_die
+        return super().__call__()
+
+
+@dataclass(frozen=True)
+class Standing(Wrapped):
+    """Batches of a run whose last rank stands still in the data of `step`, once."""
+
+    step: int = 0
+    marker: str = ""
+
+    def micro_batch(self, step: int, index: int) -> Any:
+        last = dist.get_rank() == dist.get_world_size() - 1
+        if step == self.step and last and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return self.made.micro_batch(step, index)
+
+
+def die_once(marker: str) -> None:
+    """SIGKILL to this process, unless the file `marker` says that it was done."""
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def slowed(job: Job, folder: str, seconds: float = 0.02) -> Job:
+    """The same job in another folder, with slow batches, none of them read ahead."""
+    training = job.training.model_copy(update={"prefetch_steps": 0})
+    made = Slow(job.make_batches, seconds=seconds)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return dataclasses.replace(job, folder=folder, training=training, make_batches=made)

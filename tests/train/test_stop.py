@@ -1,0 +1,80 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from trainrig.train import stop
+from trainrig.train.stop import StopRequests
+
+
+@pytest.fixture
+def marks():
+    """Handlers of ours in place of the usual; what they were called with."""
+    seen = []
+    before = {n: signal.signal(n, lambda number, frame: seen.append(number)) for n in stop.SIGNALS}
+    yield seen
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "how"), list(stop.SIGNALS.items()))
+def test_a_first_signal_asks_and_a_second_does_what_it_always_did(tmp_path, marks, number, how):
+    with StopRequests(str(tmp_path)) as requests:
+        assert requests.wanted() is None
+        signal.raise_signal(number)
+        assert (requests.wanted(), marks) == (how, [])
+        signal.raise_signal(number)
+        assert (requests.wanted(), marks) == (how, [number])
+    os.kill(os.getpid(), number)
+    assert marks == [number, number]
+
+
+def test_handlers_are_put_back_when_nothing_came(tmp_path, marks):
+    with StopRequests(str(tmp_path)):
+        pass
+    signal.raise_signal(signal.SIGTERM)
+    assert marks == [signal.SIGTERM]
+
+
+def test_a_file_in_the_run_folder_asks_and_goes_when_honoured(tmp_path, monkeypatch):
+    monkeypatch.setattr(stop, "LOOK_EVERY", 0.0)
+    with StopRequests(str(tmp_path)) as requests:
+        assert requests.wanted() is None
+        (tmp_path / "stop").touch()
+        assert requests.wanted() == f"the file {tmp_path}/stop"
+        requests.honoured()
+        assert not (tmp_path / "stop").exists()
+        requests.honoured()
+
+
+def test_in_a_bucket_too(s3, monkeypatch):
+    from trainrig import storage
+
+    monkeypatch.setattr(stop, "LOOK_EVERY", 0.0)
+    with StopRequests(f"{s3}/run") as requests:
+        storage.write(f"{s3}/run/stop", b"")
+        assert requests.wanted() == f"the file {s3}/run/stop"
+        requests.honoured()
+        assert not storage.exists(f"{s3}/run/stop")
+
+
+def test_the_file_is_not_asked_for_at_every_turn(tmp_path, monkeypatch):
+    with StopRequests(str(tmp_path)) as requests:
+        assert requests.wanted() is None
+        (tmp_path / "stop").touch()
+        assert requests.wanted() is None  # looked a moment ago
+        requests._looked -= stop.LOOK_EVERY
+        assert requests.wanted() is not None
+
+
+def test_outside_the_main_thread_only_the_file_counts(tmp_path):
+    def elsewhere():
+        with StopRequests(str(tmp_path)) as requests:
+            outcome.append(requests.wanted())
+
+    outcome = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert outcome == [None]
