@@ -178,6 +178,7 @@ def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path
     one = make_job(tmp_path / "one", training={"steps": 50})
     several = make_job(
         tmp_path / "several",
+        workers=world,
         training={"steps": 50, "deterministic": False, "parallel": layout},
     )
     (alone,) = ranks(1, "steps", job=one, count=50)
@@ -207,7 +208,7 @@ def test_a_run_goes_on_in_another_layout(name, ranks, make_job, tmp_path):
     sliced = make_job(tmp_path, training=training)
     other = dataclasses.replace(
         sliced,
-        training=make_job(tmp_path, training=training | {"parallel": layout}).training,
+        training=make_job(tmp_path, world, training=training | {"parallel": layout}).training,
     )
     (straight,) = ranks(1, "steps", job=sliced, count=8)
     attempt(world, other, ranks, told=(0, "train", beats(world, 4)))

@@ -140,7 +140,8 @@ def test_ranks_write_each_byte_once_and_about_as_many_as_each_other(straight):
     ("layout", "world"), [({"kind": "DDP"}, 2), ({"kind": "HSDP", "replicas": 2}, 4)]
 )
 def test_what_several_ranks_hold_alike_is_written_once(layout, world, ranks, make_job, tmp_path):
-    job = make_job(tmp_path / "run", training={"parallel": layout, "deterministic": False})
+    training = {"parallel": layout, "deterministic": False}
+    job = make_job(tmp_path / "run", world, training=training)
     folder = RunFolder(job.folder)
     assert ranks(world, "saved", job=job, attempt=folder.take_attempt(0)) == [""] * world
     path = newest_valid(folder)[0].path

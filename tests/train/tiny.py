@@ -116,9 +116,9 @@ def make_run(tokens: str) -> Callable[..., Pretraining]:
 def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., Job]:
     """The job of `make_run(…)`, its run folder made."""
 
-    def make(output: Path | str, **changes: dict[str, Any]) -> Job:
+    def make(output: Path | str, workers: int = 1, **changes: dict[str, Any]) -> Job:
         Path(output).mkdir(parents=True, exist_ok=True)
-        return prepare(make_run(output, **changes))
+        return prepare(make_run(output, workers, **changes))
 
     return make
 
