@@ -29,7 +29,7 @@ bench: .venv/installed ## Measurements: minutes, on an idle machine
 	$(BIN)/python -m pytest -m bench -s tests/benchmarks
 
 soak: .venv/installed ## The long forms of the fault tests: hours
-	$(BIN)/python -m pytest -m soak -s tests/chaos
+	$(BIN)/python -m pytest -m soak -s
 
 # Once for each change of what is to be installed.
 .venv/installed: pyproject.toml constraints.txt

@@ -22,6 +22,10 @@ PLATFORM = Path(__file__).parents[1] / "platform"
 settings.register_profile("trainrig", deadline=None)
 settings.load_profile("trainrig")
 
+# Ray reads some of it once, when it is imported; whichever test imports it first.
+for name, value in ray_session.ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+
 # Processes that tests start import the same trainrig as the tests do.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(PLATFORM), *filter(None, [os.environ.get("PYTHONPATH")])]

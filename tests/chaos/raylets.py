@@ -13,10 +13,10 @@ class Raylets:
     """A head without room for workers, and nodes with room for one each."""
 
     def __init__(self):
-        from ray.cluster_utils import Cluster
-
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)  # how soon a lost node is seen is the head's to know
+        from ray.cluster_utils import Cluster
+
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": MEMORY}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self.add(), self.add()]

@@ -133,7 +133,7 @@ def test_every_combination_trains_to_the_losses_of_its_precision(ranks, make_job
             assert each["losses"] == pytest.approx(plain["losses"], rel=5e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)  # a compile takes a minute or two where others want the cores
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_compiled_training_is_close_to_plain_and_alike_at_any_number_of_ranks(
