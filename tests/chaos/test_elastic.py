@@ -12,6 +12,7 @@ def whys(events):
     return [(event["why"], event["workers"]) for event in events.all("attempt_started")]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     several_raylets, undisturbed, assert_equal, chaos, tmp_path
@@ -31,7 +32,9 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     aside.end()
     assert whys(events) == [("start", 2), ("shrink", 1), ("grow", 2), ("drain", 1)]
     (lost,) = events.all("attempt_failed")
-    assert lost["problem"].startswith("the process of rank ")
+    # Which of the two Ray hears of first is chance.
+    assert lost["problem"].startswith(("the process of rank ", "rank ")), lost
+    assert "its node lost" in lost["problem"] or "a node is gone" in lost["problem"], lost
     stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
     resumed = [attempt.resumed_step for attempt in events.folder.attempts()]
     assert resumed[2:] == [stopped["grow"], stopped["drain"]]  # no step is done twice

@@ -64,6 +64,7 @@ def test_a_run_with_kills_at_random_comes_to_the_same(
     assert spent.lost > 0 and spent.restart > spent.detection > 0
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_rank_that_stands_still_is_killed_with_the_others(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
@@ -82,6 +83,7 @@ def test_a_rank_that_stands_still_is_killed_with_the_others(
     assert_equal(job, straight)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_run_whose_driver_is_killed_is_gone_on_with(
     start_driver, undisturbed, assert_equal, chaos, tmp_path

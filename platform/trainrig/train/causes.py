@@ -29,10 +29,12 @@ def cause(
         return Failure(f"{problem}: killed, out of memory, or its node lost", "Ray", step)
     own = [rank for rank, error in failures.items() if not _follows_another(error)]
     rank = min(own or failures)
+    at = steps.get(rank, step)
+    if not own:
+        problem = f"rank {rank} lost its connection to another: a process or a node is gone"
+        return Failure(problem, "Ray", at)
     line = last_line(failures[rank])
-    return Failure(
-        f"rank {rank}: {line}", "Ray", steps.get(rank, step), exception=line if own else None
-    )
+    return Failure(f"rank {rank}: {line}", "Ray", at, exception=line)
 
 
 def _follows_another(error: Exception) -> bool:
