@@ -209,6 +209,15 @@ def test_a_checkpoint_of_another_format_says_which(copy):
     )
 
 
+def test_a_manifest_with_one_digit_changed_is_damaged_though_it_reads_well(copy):
+    """Nothing but its sum of itself can tell: a step is a number as good as another."""
+    path = at(copy.folder, 20) / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace('"step": 20,', '"step": 21,'))
+    assert path.read_text() != text
+    assert find_damage(str(path.parent)) == f"{path}: other bytes than were written"
+
+
 # --- outlived
 
 
