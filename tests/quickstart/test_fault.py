@@ -73,7 +73,7 @@ def look_twice(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def write_steps(folder: Path, attempt: int, *steps: int) -> None:
     with (folder / metrics.METRICS).open("a") as file:
         for step in steps:
-            file.write(json.dumps({"step": step, "attempt": attempt}) + "\n")
+            file.write(json.dumps({"step": step, "attempt": attempt, "train/loss": 1.0}) + "\n")
 
 
 def kills(folder: Path) -> list[dict[str, object]]:

@@ -254,7 +254,7 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
     ("change", "message"),
     [
         ("training.stepz=4", "no key 'stepz' in Training; did you mean 'steps'?"),
-        ("workers=two", "workers: input should be a valid integer, found 'two'"),
+        ("workers=two", "workers: should be 1 or more, or [fewest, most]"),
     ],
 )
 def test_a_job_with_a_bad_run_file_fails_by_the_users_fault(

@@ -25,9 +25,9 @@ def test_what_cannot_be_met_is_refused(written):
         config.build(Part, {"workers": written}, "run.toml")
 
 
-@pytest.mark.parametrize("written", ["2", 1.5, [1], [1, 2, 3], [1, "2"]])
+@pytest.mark.parametrize("written", ["2", 1.5, True, [1], [1, 2, 3], [1, "2"]])
 def test_what_is_no_number_or_pair_is_refused(written):
-    with pytest.raises(ConfigError, match=r"^run\.toml: workers"):
+    with pytest.raises(ConfigError, match=r"^run\.toml: workers: should be 1 or more, or \[fewest"):
         config.build(Part, {"workers": written}, "run.toml")
 
 

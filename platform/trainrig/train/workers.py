@@ -1,9 +1,9 @@
 """How many workers a run may have: `workers = 4`, or `workers = [2, 8]` for whatever there is."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import BeforeValidator
 
 from trainrig.config import PLACE
 
@@ -29,13 +29,15 @@ def bounds(workers: int | tuple[int, int]) -> Bounds:
     return Bounds(*workers) if isinstance(workers, tuple) else Bounds(workers, workers)
 
 
-def _in_order(workers: int | tuple[int, int]) -> int | tuple[int, int]:
-    found = bounds(workers)
-    if not 1 <= found.least <= found.most:
+def _number_or_pair(written: Any) -> Any:
+    """What is neither is refused here: pydantic would name the two forms one after the other."""
+    numbers = written if isinstance(written, list | tuple) and len(written) == 2 else [written]
+    shown = list(written) if isinstance(written, tuple) else repr(written)
+    if not all(type(number) is int for number in numbers) or not 1 <= numbers[0] <= numbers[-1]:
         raise ValueError(
-            f"should be 1 or more, or [fewest, most] with 1 <= fewest <= most, not {found}"
+            f"should be 1 or more, or [fewest, most] with 1 <= fewest <= most, not {shown}"
         )
-    return workers
+    return written
 
 
-Workers = Annotated[int | tuple[int, int], PLACE, AfterValidator(_in_order)]
+Workers = Annotated[int | tuple[int, int], PLACE, BeforeValidator(_number_or_pair)]
