@@ -9,20 +9,18 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, RunFile, to_toml
+from trainrig.config import PLACE, RunFile
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
-from trainrig.parallel.compiled import check_compiler
 from trainrig.posttrain.chat import Message, Rendered, read_conversations, render
 from trainrig.tokens.batches import IGNORE, BatchSizes, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers, permuted
 from trainrig.tokens.special import PAD
-from trainrig.train import checkpoint, lease, trainer
+from trainrig.train import checkpoint
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
-from trainrig.train.pretrain import finish
-from trainrig.train.room import check_room
+from trainrig.train.pretrain import drive
 from trainrig.train.run import Training, check_positions
 from trainrig.train.state import Job
 from trainrig.train.workers import Workers
@@ -140,18 +138,7 @@ def posttrain(run: FineTuning) -> Manifest:
     stage = manifest.claim(job.folder, run, inputs)
     if stage.finished:
         return stage.finished
-    with lease.held(job.folder):
-        with stage.undone_if_refused():
-            check_room(job)
-            check_compiler(run.training.compile)
-            trainer.check_fit(run.workers)
-        storage.write(stage.path("run.toml"), to_toml(run).encode())
-        # Here, as each worker imports this module and would load matplotlib for it.
-        from trainrig.train.run_page import reported
-
-        with reported(job.folder):
-            outcome = trainer.run(job, run.workers)
-        return finish(stage, job, outcome, counted)
+    return drive(stage, run, job, run.workers, counted)
 
 
 def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:

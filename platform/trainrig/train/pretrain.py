@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from trainrig import manifest, storage
-from trainrig.config import to_toml
+from trainrig.config import RunFile, to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder import DecoderConfig, count_parameters
@@ -42,22 +42,7 @@ def pretrain(run: Pretraining) -> Manifest:
         return stage.finished
     if job.initial_weights and not stage.resumed:
         warn_of_high_rate(job.initial_weights, run.training.optimizer.lr)
-    with lease.held(job.folder):
-        with stage.undone_if_refused():
-            copy = run.training.checkpoints.copy_to
-            newest, _ = checkpoint.newest_valid(RunFolder(job.folder), thorough=False, copy=copy)
-            if newest:
-                checkpoint.check_data(newest.path, job.make_batches())
-            check_room(job)
-            check_compiler(run.training.compile)
-            trainer.check_fit(run.workers)
-        storage.write(stage.path("run.toml"), to_toml(run).encode())
-        # Here, as each worker imports this module and would load matplotlib for it.
-        from trainrig.train.run_page import reported
-
-        with reported(job.folder):
-            outcome = trainer.run(job, run.workers)
-        return finish(stage, job, outcome)
+    return drive(stage, run, job, run.workers)
 
 
 def prepare(run: Pretraining) -> Job:
@@ -137,6 +122,35 @@ def open_batches(
     """The batches of the training split of the folder `tokens`; `cache`: for one in a bucket."""
     shards = TokenShards.open(storage.join(tokens, TRAIN), cache)
     return PretrainBatches(shards, settings, cache)
+
+
+def drive(
+    stage: Stage,
+    run: RunFile,
+    job: Job,
+    workers: int | tuple[int, int],
+    counted: Mapping[str, int] | None = None,
+) -> Manifest:
+    """Train `job` to its end in the claimed folder `stage`, as its only driver.
+
+    Raises InputError for what cannot work, before any worker starts. `counted`: see `finish`.
+    """
+    with lease.held(job.folder):
+        with stage.undone_if_refused():
+            copy = job.training.checkpoints.copy_to
+            newest, _ = checkpoint.newest_valid(RunFolder(job.folder), thorough=False, copy=copy)
+            if newest:
+                checkpoint.check_data(newest.path, job.make_batches())
+            check_room(job)
+            check_compiler(job.training.compile)
+            trainer.check_fit(workers)
+        storage.write(stage.path("run.toml"), to_toml(run).encode())
+        # Here, as each worker imports this module and would load matplotlib for it.
+        from trainrig.train.run_page import reported
+
+        with reported(job.folder):
+            outcome = trainer.run(job, workers)
+        return finish(stage, job, outcome, counted)
 
 
 def finish(
