@@ -39,7 +39,7 @@ class NoData:
 @pytest.fixture
 def alone(tmp_path):
     torch.set_num_threads(1)
-    join_group(0, 1, str(tmp_path / "store"), timedelta(minutes=5))
+    join_group(0, 1, f"file://{tmp_path}/store", timedelta(minutes=5))
     yield
     dist.destroy_process_group()
 

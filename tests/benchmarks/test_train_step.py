@@ -58,7 +58,7 @@ class OneBatch:
 @pytest.fixture
 def alone(tmp_path):
     """This process as the only rank of a group."""
-    join_group(0, 1, str(tmp_path / "store"), timedelta(seconds=60))
+    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
     yield
     dist.destroy_process_group()
     numerics.settle(1, deterministic=False)

@@ -123,11 +123,11 @@ class Events:
 
 
 def kill_controllers() -> int:
-    """SIGKILL to Ray Train's controllers of this process's Ray; how many there were."""
+    """SIGKILL to the actors that run Ray Train's controller; how many there were."""
     killed = 0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # one that ends just now, of any kind
-            if any("TrainController" in word for word in process.cmdline()):
+            if any("Conductor" in word for word in process.cmdline()):
                 process.kill()
                 killed += 1
     return killed

@@ -58,7 +58,7 @@ FAULTS = Faults(hang_seconds=2.0, hang_steps=10.0, start_limit=60.0)
 
 
 def beat(rank=0, count=1, usual=True, seconds=0.1, doing="train"):
-    return Beat(rank, 100 + rank, "A", count, 5, doing, usual, seconds)
+    return Beat(rank, (100 + rank,), "A", count, 5, doing, usual, seconds)
 
 
 def test_a_rank_hangs_when_its_beat_stays_the_same_for_too_long():

@@ -90,7 +90,7 @@ class Group:
     def beats(self):
         step = self.step()
         return {
-            rank: Beat(rank, rank, f"node{rank}", step, step, "train", step > 0, 1.0)
+            rank: Beat(rank, (rank,), f"node{rank}", step, step, "train", step > 0, 1.0)
             for rank in range(self.workers)
         }
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from trainrig.train.watch import UNWATCHED, Beat, Reporter, _Pace
 
-FIRST = Beat(rank=1, pid=7, node="A")
+FIRST = Beat(rank=1, pids=(7,), node="A")
 
 
 class Supervisor:

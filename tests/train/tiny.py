@@ -145,7 +145,7 @@ class Ranks:
         self._tasks += 1
         store = self._stores / f"task-{self._tasks}"
         for rank, process in enumerate(self._processes[:world]):
-            pickle.dump((action, arguments, (rank, world, str(store))), process.stdin)
+            pickle.dump((action, arguments, (rank, world, f"file://{store}")), process.stdin)
             process.stdin.flush()
         return self._processes[:world]
 
@@ -207,7 +207,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """This process as the only rank of a group, single-threaded as ranks are."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
-    join_group(0, 1, str(tmp_path_factory.mktemp("stores") / "store"), timedelta(seconds=60))
+    join_group(0, 1, f"file://{tmp_path_factory.mktemp('stores')}/store", timedelta(seconds=60))
     yield
     dist.destroy_process_group()
     torch.set_num_threads(threads)

@@ -18,6 +18,12 @@ def local_device() -> torch.device:
     return torch.device("cpu")
 
 
+def use_device(number: int) -> None:
+    """Let this process's GPU be the one of this number, if there are any."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(number)
+
+
 def data_mesh(device: torch.device) -> DeviceMesh:
     """All processes of the group along one axis."""
     return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(DATA_AXIS,))
@@ -29,11 +35,11 @@ def replica_mesh(device: torch.device, replicas: int) -> DeviceMesh:
     return init_device_mesh(device.type, sizes, mesh_dim_names=(REPLICA_AXIS, DATA_AXIS))
 
 
-def join_group(rank: int, world: int, store: str, timeout: timedelta) -> None:
-    """Meet the other processes at the file `store`: how a group forms without Ray."""
+def join_group(rank: int, world: int, meeting: str, timeout: timedelta) -> None:
+    """Form a group with the other processes, which meet at the URL `meeting`."""
     dist.init_process_group(
         BACKENDS[local_device().type],
-        init_method=f"file://{store}",
+        init_method=meeting,
         rank=rank,
         world_size=world,
         timeout=timeout,

@@ -6,10 +6,12 @@ them died; how many there should be, from which step, and when to leave, is deci
 
 import logging
 import os
+import pickle
 import signal
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainrig import storage
@@ -17,18 +19,20 @@ from trainrig.ray_session import WORKER_ENVIRONMENT, connect
 from trainrig.train.causes import cause, last_line
 from trainrig.train.control import ON_THE_HEAD, Control
 from trainrig.train.decisions import Failure, Node
-from trainrig.train.loop import train
+from trainrig.train.fork_server import ForkServer
+from trainrig.train.keeper import MODULES, RankDied, RankRaised
+from trainrig.train.rank import Work
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.state import Job
 from trainrig.train.stop import StopRequests
 from trainrig.train.supervise import Outcome, supervise
-from trainrig.train.watch import Beat, Reporter
+from trainrig.train.watch import Beat
 from trainrig.train.workers import bounds
 
 __all__ = ["Outcome", "check_fit", "run"]
 
 log = logging.getLogger(__name__)
-EXCHANGE = 0.25  # s between two beats that a rank sends: well under the least hang worth finding
+KEEPERS_TOO = 2.0  # s after their ranks were killed: then the keepers are
 ANSWER = 1.0  # s that a node has to answer a knock at its door
 
 
@@ -59,6 +63,9 @@ class RayCluster:
         actor: Any = ray.remote(Control)
         # Ray starts it again when its process dies; our next look restores the stop flag.
         self._control = actor.options(num_cpus=0, resources=ON_THE_HEAD, max_restarts=-1).remote()
+        self._conductor = _start_conductor()
+        self._fork_servers: dict[str, Any] = {}  # an actor each, by node
+        self._last: RayGroup | None = None
 
     def nodes(self) -> Sequence[Node]:
         """Those that answer now, with a place for a worker in each whole CPU or GPU."""
@@ -66,25 +73,73 @@ class RayCluster:
         from ray._private.state import state
 
         draining = state.get_draining_nodes() or {}
-        return [
+        nodes = [
             Node(each["NodeID"], room, each["NodeID"] in draining)
             for each in ray.nodes()  # type: ignore[no-untyped-call]
             if each["Alive"] and (room := int(each["Resources"].get(self._what, 0)))
             # Ray believes in a dead node for some seconds more.
             if _answers(each["NodeManagerAddress"], each["NodeManagerPort"])
         ]
+        for node in nodes:
+            if node.id not in self._fork_servers:  # before a worker is there and asks for it
+                self._fork_servers[node.id] = _start_fork_server(node.id)
+        return nodes
 
     def start(
         self, job: Job, attempt: Attempt, resume_from: str | None, workers: int
     ) -> "RayGroup":
         """Start a group; returns before it is up."""
+        from ray import cloudpickle
+
+        from trainrig.train.conductor import Group
+
+        if self._last and not self._last.conductor_is_free:
+            self._conductor = _start_conductor()
+        group = Group(
+            name=f"attempt-{attempt.number:04d}",
+            storage_path=storage.join(job.folder, "ray"),
+            workers=workers,
+            gpus=self._what == "GPU",
+            environment=WORKER_ENVIRONMENT,
+        )
         config = {
-            "job": job,
-            "attempt": attempt,
-            "resume_from": resume_from,
+            "work": cloudpickle.dumps(Work(job, attempt, resume_from)),  # type: ignore[no-untyped-call]
+            "attempt": attempt.number,
             "control": self._control,
+            "fork_servers": dict(self._fork_servers),
         }
-        return RayGroup(config, workers, self._what == "GPU")
+        self._last = RayGroup(RunFolder(job.folder), attempt, self._control)
+        self._last.begin(self._conductor, group, config)
+        return self._last
+
+
+def _start_conductor() -> Any:
+    import ray
+    from ray.train.v2._internal.constants import get_env_vars_to_propagate
+
+    from trainrig.train.conductor import Conductor
+
+    actor: Any = ray.remote(Conductor)
+    blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # as Ray Train's controller does
+    return actor.options(
+        num_cpus=0,
+        scheduling_strategy=_only_on(ray.get_runtime_context().get_node_id()),
+        runtime_env={"env_vars": WORKER_ENVIRONMENT | get_env_vars_to_propagate() | blocks},
+    ).remote()
+
+
+def _start_fork_server(node: str) -> Any:
+    import ray
+
+    actor: Any = ray.remote(ForkServer)
+    there = actor.options(num_cpus=0, scheduling_strategy=_only_on(node), max_restarts=-1)
+    return there.remote(*MODULES)
+
+
+def _only_on(node: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def _answers(address: str, port: int) -> bool:
@@ -96,30 +151,42 @@ def _answers(address: str, port: int) -> bool:
 
 
 class RayGroup:
-    """One attempt's workers: one call of Ray Train's `fit()`, in a thread of its own."""
+    """One attempt's workers: one `fit()` of Ray Train, waited for in a thread of its own."""
 
-    def __init__(self, config: Mapping[str, Any], workers: int, gpus: bool) -> None:
-        """`config`: what `_worker` is given."""
-        self._folder = RunFolder(config["job"].folder)
-        self._attempt: Attempt = config["attempt"]
-        self._control = config["control"]
+    def __init__(self, folder: RunFolder, attempt: Attempt, control: Any) -> None:
+        """`control`: the handle of the Control actor."""
+        self._folder, self._attempt, self._control = folder, attempt, control
         self._stop = False
         self._asked: Any = None  # the look that is on its way
         self._beats: Mapping[int, Beat] = {}
         self._killed: set[int] = set()  # pids
+        self._killed_since: float | None = None
         self._over = threading.Event()
         self._error: BaseException | None = None
-        threading.Thread(
-            target=self._fit, args=(config, workers, gpus), name="fit", daemon=True
-        ).start()
+        self._conductor: Any = None
 
-    def _fit(self, config: Mapping[str, Any], workers: int, gpus: bool) -> None:
-        try:
-            _trainer(config, workers, gpus).fit()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._over.set()
+    def begin(self, conductor: Any, group: Any, config: Mapping[str, Any]) -> None:
+        """Let the `conductor` start the workers of `group`."""
+        import ray
+
+        self._conductor = conductor
+
+        def wait() -> None:
+            try:
+                self._error = ray.get(conductor.fit.remote(group, config))
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._over.set()
+
+        threading.Thread(target=wait, name="fit", daemon=True).start()
+
+    @property
+    def conductor_is_free(self) -> bool:
+        """Whether the conductor is there for another group."""
+        import ray.exceptions
+
+        return self._over.is_set() and not isinstance(self._error, ray.exceptions.RayActorError)
 
     def ended(self, wait: float) -> bool:
         """See Group."""
@@ -128,17 +195,20 @@ class RayGroup:
     def failure(self) -> Failure | None:
         """See Group."""
         import ray.exceptions
+        from ray.train import TrainingFailedError
         from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-        from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
+        from ray.train.v2.api.exceptions import WorkerGroupError
 
         if self._error is None:
             return None
         step = max((beat.step for beat in self._beats.values()), default=0)
         step = max(step, self._attempt.resumed_step)
         if isinstance(self._error, WorkerGroupError):
+            gone = (WorkerHealthCheckFailedError, RankDied)
             failures = self._error.worker_failures
-            dead = [r for r, e in failures.items() if isinstance(e, WorkerHealthCheckFailedError)]
-            return cause(failures, dead, self._raised(), step)
+            dead = [rank for rank, error in failures.items() if isinstance(error, gone)]
+            raised = {rank: _own(error) for rank, error in failures.items()}
+            return cause(raised, dead, self._raised(), step)
         if isinstance(self._error, TrainingFailedError | ray.exceptions.RayActorError):
             problem = f"Ray's controller of the attempt failed: {last_line(self._error)}"
             return Failure(problem, "Ray", step)
@@ -170,32 +240,41 @@ class RayGroup:
         self._asked = self._control.look.remote(self._attempt.number, True)
 
     def kill(self) -> None:
-        """See Group. A process that does not answer would keep Ray's own end waiting for it."""
+        """See Group. The ranks first: a keeper that does not say so soon stands still as well."""
         import ray
 
         here = ray.get_runtime_context().get_node_id()
-        by_node: dict[str, list[int]] = {}
+        now = time.monotonic()
+        self._killed_since = self._killed_since or now
+        late = now - self._killed_since > KEEPERS_TOO
+        by_node: dict[str, set[int]] = {}
         for beat in self._beats.values():
-            if beat.pid not in self._killed:
-                by_node.setdefault(beat.node, []).append(beat.pid)
-        for node, pids in by_node.items():
-            self._killed.update(pids)
+            pids = beat.pids if late else beat.pids[:1]
+            by_node.setdefault(beat.node, set()).update(set(pids) - self._killed)
+        for node, left in by_node.items():
+            self._killed |= left
             if node == here:
-                _kill(pids)
-            else:
-                _kill_there(node, pids)
+                _kill(left)
+            elif left:
+                _kill_there(node, left)
 
     def release(self) -> None:
-        """See Group. What a killed controller leaves reserved the next attempt would wait for."""
+        """See Group. What a killed conductor leaves reserved the next attempt would wait for."""
+        import ray
+        from ray._private.state import state
         from ray._raylet import PlacementGroupID
+        from ray.core.generated import gcs_pb2
         from ray.util import remove_placement_group
-        from ray.util.placement_group import PlacementGroup, placement_group_table
+        from ray.util.placement_group import PlacementGroup
 
-        started = self._events("worker_started")
-        table: Mapping[str, Any] = placement_group_table()
-        for hexadecimal in {event["placement_group"] for event in started} - {None}:
-            if table.get(hexadecimal, {}).get("state") not in {None, "REMOVED"}:
-                remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(hexadecimal))))
+        if not self._over.is_set():  # it waits for workers that will never answer
+            ray.kill(self._conductor)
+        table: Any = gcs_pb2.PlacementGroupTableData  # type: ignore[attr-defined]
+        for written in state._connect_and_get_accessor().get_placement_group_table():
+            group = table.FromString(written)
+            own = group.creator_actor_id == self._conductor._actor_id.binary()
+            if own and group.state != table.REMOVED:
+                remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
 
     def _raised(self) -> Mapping[int, int]:
         """Steps done by each rank when it raised."""
@@ -209,7 +288,7 @@ class RayGroup:
         ]
 
 
-def _kill(pids: Sequence[int]) -> None:
+def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -217,69 +296,15 @@ def _kill(pids: Sequence[int]) -> None:
             continue
 
 
-def _kill_there(node: str, pids: Sequence[int]) -> None:
+def _kill_there(node: str, pids: Iterable[int]) -> None:
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there).remote(pids)
+    ray.remote(_kill).options(num_cpus=0, scheduling_strategy=_only_on(node)).remote(pids)
 
 
-def _trainer(config: Mapping[str, Any], workers: int, gpus: bool) -> Any:
-    from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
-
-    job: Job = config["job"]
-    attempt: Attempt = config["attempt"]
-    return TorchTrainer(
-        _worker,
-        train_loop_config=dict(config),
-        torch_config=TorchConfig(timeout_s=int(job.training.faults.collective_timeout)),
-        scaling_config=ScalingConfig(
-            num_workers=workers, resources_per_worker={"CPU": 1}, use_gpu=gpus
-        ),
-        run_config=RunConfig(  # type: ignore[arg-type] # typed as the one it replaced
-            # A name that was used before would make Ray resume by its own record.
-            name=f"attempt-{attempt.number:04d}",
-            storage_path=storage.join(job.folder, "ray"),
-            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
-            worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
-        ),
-    )
-
-
-def _worker(config: Mapping[str, Any]) -> None:
-    """What each Ray worker runs; the process group is up."""
-    import ray
-    import ray.train
-    from ray.util.placement_group import get_current_placement_group
-
-    job: Job = config["job"]
-    attempt: Attempt = config["attempt"]
-    folder, rank = RunFolder(job.folder), ray.train.get_context().get_world_rank()
-    group = get_current_placement_group()
-    folder.record(
-        "worker_started",
-        attempt=attempt.number,
-        rank=rank,
-        placement_group=group.id.hex() if group else None,
-    )
-    stepped = rank != 0  # only rank 0 says so
-
-    def exchange(beat: Beat) -> bool:
-        nonlocal stepped
-        if not stepped and beat.step > attempt.resumed_step:
-            stepped = True
-            folder.record("first_step", attempt=attempt.number, step=beat.step)
-        wanted: bool = ray.get(config["control"].exchange.remote(attempt.number, beat), timeout=5)
-        return wanted
-
-    node = ray.get_runtime_context().get_node_id()
-    watch = Reporter(Beat(rank, os.getpid(), node), exchange, EXCHANGE)
-    try:
-        train(job, attempt, config["resume_from"], watch)
-    except Exception:
-        folder.record("worker_raised", attempt=attempt.number, rank=rank, step=watch.step)
-        raise
-    finally:
-        watch.close()
+def _own(error: Exception) -> Exception:
+    """What the rank itself raised, if `error` carries that."""
+    if not isinstance(error, RankRaised):
+        return error
+    own: Exception = pickle.loads(error.error)
+    return own

@@ -44,7 +44,7 @@ class Beat:
     """The last that a rank said, and what it knows of its own pace."""
 
     rank: int
-    pid: int
+    pids: tuple[int, ...]  # of the rank, and of who keeps it
     node: str  # as the supervisor calls it
     count: int = 0  # of beats so far: one that stays the same means no progress
     step: int = 0  # updates done

@@ -1,0 +1,97 @@
+"""Ray Train's controller, for one attempt after another in the same process.
+
+In Ray's own way each attempt begins by starting a process for its controller and another to clean
+up after it, which a run that lost a worker would wait for. Nothing here imports torch.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray.train._internal.utils import get_address_and_port
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.result import Result
+
+from trainrig.train.keeper import MEETING, keep
+
+
+@dataclass(frozen=True)
+class Group:
+    """What Ray is told of an attempt's workers."""
+
+    name: str  # one that was used before would make Ray resume by its own record
+    storage_path: str
+    workers: int
+    gpus: bool
+    environment: Mapping[str, str]
+
+
+class Conductor:
+    """An actor on the driver's node."""
+
+    def fit(self, group: Group, config: Mapping[str, Any]) -> Exception | None:
+        """Let each worker of `group` `keep(config)`; what Ray raised in the end, if anything."""
+        trainer = _Trainer(
+            keep,
+            train_loop_config=dict(config),
+            backend_config=_Meeting(),
+            scaling_config=ScalingConfig(
+                num_workers=group.workers, resources_per_worker={"CPU": 1}, use_gpu=group.gpus
+            ),
+            run_config=RunConfig(  # type: ignore[arg-type] # typed as the one it replaced
+                name=group.name,
+                storage_path=group.storage_path,
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+                worker_runtime_env={"env_vars": dict(group.environment)},
+            ),
+        )
+        try:
+            trainer.fit()
+        except Exception as error:
+            return error
+        return None
+
+
+class _Trainer(DataParallelTrainer):
+    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+        """Here, in this process."""
+        controller = TrainController(**arguments)
+        asyncio.run(controller.run())  # type: ignore[no-untyped-call]
+        return controller.get_result()
+
+    def _create_default_callbacks(self) -> list[Any]:
+        """Without those that start processes for nothing.
+
+        The driver removes what a failed attempt leaves reserved, and no data comes through Ray.
+        """
+        idle = (PlacementGroupCleanerCallback, DatasetsCallback)
+        every = super()._create_default_callbacks()
+        return [each for each in every if not isinstance(each, idle)]
+
+
+class _Meeting(BackendConfig):
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _Appoint
+
+
+class _Appoint(Backend):
+    """Tells the workers where their ranks meet: on the node of rank 0."""
+
+    share_cuda_visible_devices = True  # peers on a node reach each other's memory
+
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        address, port = worker_group.execute_single(0, get_address_and_port)
+        host = f"[{address}]" if ":" in address else address
+        worker_group.execute(_appoint, f"tcp://{host}:{port}")
+
+
+def _appoint(meeting: str) -> None:
+    os.environ[MEETING] = meeting

@@ -1,0 +1,238 @@
+"""Processes that have imported everything before they are needed.
+
+Importing torch and what stands on it takes some seconds of CPU time, and a run whose worker died
+would wait for them again. One process on each node has done it already and outlives the workers:
+asked for a rank, it forks. Nothing in it may start a thread or touch a GPU, which a fork would not
+survive; importing does neither.
+
+Knows no Ray. The server, started as a module, ends with whoever started it, and a forked process
+with whoever asked for it: nobody is left behind, however they die.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+ASK = b"fork"  # comes with three descriptors: of the channel, standard output, standard error
+
+
+class ProcessDied(Exception):
+    """A forked process ended without having said that it would."""
+
+
+class ForkServer:
+    """Starts the server of this machine, and again when it has died."""
+
+    def __init__(self, *modules: str) -> None:
+        """`modules`: those to import in advance."""
+        self._modules = modules
+        self._server: subprocess.Popen[bytes] | None = None
+        self._address = ""
+        self.address()
+
+    def address(self) -> str:
+        """Where a `Forked` is to be had."""
+        if self._server is None or self._server.poll() is not None:
+            self._start()
+        return self._address
+
+    def _start(self) -> None:
+        # Bound here, so that one can ask at once; the answer comes when all is imported.
+        folder = tempfile.mkdtemp(prefix="trainrig-")  # its owner's alone: what is asked for is run
+        self._address = str(Path(folder, "fork"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._address)
+            listener.listen()
+            number = listener.fileno()
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(number), folder, *self._modules],
+                stdin=subprocess.PIPE,  # never written to: its end is ours
+                pass_fds=[number],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+
+
+class Forked:
+    """A process forked for this one, which it does not outlive."""
+
+    def __init__(self, address: str, function: str, first: Any) -> None:
+        """Call `function`, "package.module:name", there with its end of a channel.
+
+        It has this process's environment, working directory, search path and output; the first
+        that its channel gives is `first`. Raises ProcessDied if the server is gone.
+        """
+        self._channel, its_end = Pipe()
+        self._control = socket.socket(socket.AF_UNIX)
+        try:
+            self._control.connect(address)
+            with its_end:
+                socket.send_fds(self._control, [ASK], [its_end.fileno(), 1, 2])
+            self._lines = self._control.makefile("r")
+            self.pid = int(self._lines.readline() or 0)
+            if not self.pid:
+                raise ProcessDied("its fork server ended; its log in Ray's session says why")
+            self._channel.send((function, dict(os.environ), str(Path.cwd()), sys.path))
+            self._channel.send(first)
+        except OSError as error:
+            self.close()
+            raise ProcessDied(f"its fork server is gone: {error}") from None
+
+    def send(self, what: Any) -> None:
+        """Put `what` into the channel."""
+        with contextlib.suppress(BrokenPipeError):  # `receive` is going to say so
+            self._channel.send(what)
+
+    def receive(self) -> Any:
+        """The next that the process says. Raises ProcessDied if it can say nothing more."""
+        either: list[Any] = [self._channel, self._control]
+        ready, _, _ = select.select(either, [], [])
+        if self._channel in ready:
+            try:
+                return self._channel.recv()
+            except (EOFError, ConnectionResetError):
+                pass
+        how = self._lines.readline()
+        if not how:  # nobody is left to end it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self.close()
+        raise ProcessDied(_how_it_ended(int(how)) if how else "its fork server ended")
+
+    def close(self) -> None:
+        """End the process, if it has not ended by itself."""
+        self._channel.close()
+        self._control.close()
+        if getattr(self, "_lines", None):
+            self._lines.close()
+
+
+def _how_it_ended(status: int) -> str:
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"ended with {status}"
+
+
+class _Server:
+    """Forks for whoever asks, until its owner is gone."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._clients: dict[int, socket.socket] = {}  # by the process that was forked for it
+        self._selector = selectors.DefaultSelector()
+        self._woken, waker = socket.socketpair()
+        for end in (self._woken, waker):
+            end.setblocking(False)
+        self._waker = waker
+
+    def serve(self) -> None:
+        """Return when standard input ends."""
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # else nothing is written there
+        signal.set_wakeup_fd(self._waker.fileno())
+        for each in (self._listener, self._woken, sys.stdin):
+            self._selector.register(each, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is sys.stdin:
+                    for pid in self._clients:
+                        os.kill(pid, signal.SIGKILL)
+                    return
+                if key.fileobj is self._listener:
+                    self._fork()
+                elif key.fileobj is self._woken:
+                    self._woken.recv(4096)
+                    self._reap()
+                elif key.data in self._clients:  # it never writes again: its end is there
+                    self._selector.unregister(key.fileobj)
+                    os.kill(key.data, signal.SIGKILL)
+
+    def _fork(self) -> None:
+        client, _ = self._listener.accept()
+        asked, descriptors, _, _ = socket.recv_fds(client, len(ASK), 3)
+        if asked != ASK:  # gone before it had asked
+            client.close()
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._become(client, *descriptors)
+        for each in descriptors:
+            os.close(each)
+        self._clients[pid] = client
+        self._selector.register(client, selectors.EVENT_READ, pid)
+        _say(client, pid)
+
+    def _reap(self) -> None:
+        for pid in list(self._clients):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                client = self._clients.pop(pid)
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(client)
+                _say(client, os.waitstatus_to_exitcode(status))
+                client.close()
+
+    def _become(self, client: socket.socket, channel: int, output: int, errors: int) -> None:
+        """What the forked process does, to its end."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        for each in (client, self._listener, self._woken, self._waker, *self._clients.values()):
+            each.close()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (output, 1), (errors, 2)):
+            os.dup2(source, target)
+            os.close(source)
+        status = 1
+        try:
+            _call(Connection(channel))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+
+def _say(client: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # it is gone, and its process is going to be
+        client.sendall(f"{number}\n".encode())
+
+
+def _call(channel: Connection) -> None:
+    named, environment, folder, search = channel.recv()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:] = search
+    module, name = named.split(":")
+    function: Callable[[Connection], None] = getattr(importlib.import_module(module), name)
+    function(channel)
+
+
+def _main(number: str, folder: str, *modules: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the driver's
+    try:
+        for name in modules:
+            importlib.import_module(name)
+        gc.freeze()  # what is imported stays, and a collection would copy its pages in each fork
+        _Server(socket.socket(fileno=int(number))).serve()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

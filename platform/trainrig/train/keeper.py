@@ -1,0 +1,89 @@
+"""What runs in a Ray worker: it keeps the process of a rank, and carries its beats.
+
+Nothing here imports torch: a Ray worker is up as soon as Python and Ray are, and the rank's process
+comes from a fork server that had imported everything long before.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from trainrig.train.channel import Done, Place, Raised
+from trainrig.train.fork_server import Forked, ForkServer, ProcessDied
+
+RANK = "trainrig.train.rank"
+# What a rank needs, and what torch and others would import on the way to the first step (0.8 s).
+MODULES = (RANK, "torch._dynamo", "trainrig.train.pretrain", "boto3", "tensorboardX")
+MEETING = "TRAINRIG_MEETING"  # the variable with the URL at which the ranks of an attempt meet
+ANSWER = 5.0  # s for the post office to take a beat
+START = 60.0  # s for an actor with a fork server to be up; one takes about one
+
+
+class RankDied(Exception):
+    """The process of a rank died."""
+
+
+class RankRaised(Exception):
+    """A rank ended with an error, pickled in `error`."""
+
+    def __init__(self, line: str, error: bytes) -> None:
+        """`line`: what the error says."""
+        super().__init__(line, error)
+        self.error = error
+
+    def __str__(self) -> str:
+        """What the error says."""
+        return str(self.args[0])
+
+
+def keep(config: Mapping[str, Any]) -> None:
+    """Have the rank of this Ray worker do `config["work"]`, until it ends."""
+    import ray
+    import ray.exceptions
+
+    attempt, control = config["attempt"], config["control"]
+    address, own = _fork_server(config["fork_servers"])
+    try:
+        process = Forked(address, f"{RANK}:main", (_place(), config["work"]))
+        with contextlib.closing(process):
+            while not isinstance(said := process.receive(), Done):
+                if isinstance(said, Raised):
+                    raise RankRaised(said.line, said.error)
+                wanted = False
+                # Without a post office nobody wants anything; Ray is starting another.
+                with contextlib.suppress(ray.exceptions.RayError):
+                    wanted = ray.get(control.exchange.remote(attempt, said), timeout=ANSWER)
+                process.send(wanted)
+    except ProcessDied as died:
+        raise RankDied(str(died)) from None
+    finally:
+        del own
+
+
+def _fork_server(servers: Mapping[str, Any]) -> tuple[str, ForkServer | None]:
+    """The address of this node's fork server; and one of our own, if the node had none yet."""
+    import ray
+    import ray.exceptions
+
+    there = servers.get(ray.get_runtime_context().get_node_id())
+    with contextlib.suppress(ray.exceptions.RayError):
+        if there is not None:
+            return ray.get(there.address.remote(), timeout=START), None
+    own = ForkServer(*MODULES)
+    return own.address(), own
+
+
+def _place() -> Place:
+    import ray
+    import ray.train
+
+    context = ray.train.get_context()
+    return Place(
+        rank=context.get_world_rank(),
+        world=context.get_world_size(),
+        local_rank=context.get_local_rank(),
+        meeting=os.environ[MEETING],
+        node=ray.get_runtime_context().get_node_id(),
+        keeper=os.getpid(),
+    )

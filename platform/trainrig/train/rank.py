@@ -1,0 +1,80 @@
+"""One rank of an attempt on Ray, in a process of its own that a Ray worker keeps.
+
+It knows no Ray: what it tells its supervisor goes through the channel to its keeper, which passes
+it on. Importing this module imports all that training needs: fork servers have done so in advance.
+"""
+
+import os
+import pickle
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch.distributed as dist
+
+from trainrig.parallel.mesh import join_group, use_device
+from trainrig.train.channel import Done, Place, Raised
+from trainrig.train.loop import train
+from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.state import Job
+from trainrig.train.watch import Beat, Reporter
+
+EXCHANGE = 0.25  # s between two beats that a rank sends: well under the least hang worth finding
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every rank of an attempt is given."""
+
+    job: Job
+    attempt: Attempt
+    resume_from: str | None
+
+
+def main(channel: Connection) -> None:
+    """Do the work that the channel gives, and say there how it ended."""
+    place, pickled = channel.recv()
+    try:
+        _do(channel, place, pickle.loads(pickled))
+    except Exception as error:
+        channel.send(Raised(_pickled(error), f"{type(error).__name__}: {error}"))
+    else:
+        channel.send(Done())
+
+
+def _do(channel: Connection, place: Place, work: Work) -> None:
+    job, attempt, folder = work.job, work.attempt, RunFolder(work.job.folder)
+    folder.record("worker_started", attempt=attempt.number, rank=place.rank)
+    stepped = place.rank != 0  # only rank 0 says so
+
+    def exchange(beat: Beat) -> bool:
+        nonlocal stepped
+        if not stepped and beat.step > attempt.resumed_step:
+            stepped = True
+            folder.record("first_step", attempt=attempt.number, step=beat.step)
+        channel.send(beat)
+        wanted: bool = channel.recv()
+        return wanted
+
+    first = Beat(place.rank, (os.getpid(), place.keeper), place.node)
+    watch = Reporter(first, exchange, EXCHANGE)
+    try:
+        use_device(place.local_rank)
+        patience = timedelta(seconds=job.training.faults.collective_timeout)
+        join_group(place.rank, place.world, place.meeting, patience)
+        train(job, attempt, work.resume_from, watch)
+        dist.destroy_process_group()
+    except Exception:
+        folder.record("worker_raised", attempt=attempt.number, rank=place.rank, step=watch.step)
+        raise
+    finally:
+        watch.close()
+
+
+def _pickled(error: Exception) -> bytes:
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)  # some can be written and not read
+    except Exception:
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return pickled

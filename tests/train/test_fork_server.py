@@ -1,0 +1,154 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainrig.train import keeper
+from trainrig.train.fork_server import Forked, ForkServer, ProcessDied
+
+HERE = str(Path(__file__).parent)
+LONG = 30.0  # s: a bound for what is broken
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.fixture
+def server():
+    made = ForkServer("wave")
+    yield made
+    made._server.stdin.close()
+    assert made._server.wait(LONG) == 0
+    assert not Path(made._address).exists()
+
+
+def gone(pid):
+    """Whether the process ends, soon."""
+    try:
+        psutil.Process(pid).wait(LONG)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
+    server, monkeypatch, tmp_path, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOLD", "yes")
+    forked = Forked(server.address(), "forked:tell", {"first": 1})
+    seen, first = forked.receive()
+    assert seen == {
+        "pid": forked.pid,
+        "parent": server._server.pid,
+        "folder": str(tmp_path),
+        "variable": "yes",
+        "imported": True,
+        "input": "",
+    }
+    assert first == {"first": 1}
+    forked.send("more")
+    assert forked.receive() == "more"
+    with pytest.raises(ProcessDied, match=r"^ended with 0$"):
+        forked.receive()
+    assert capfd.readouterr().out == "to the output of whoever asked\n"
+
+
+def test_several_live_side_by_side_and_each_ends_by_itself(server):
+    several = [Forked(server.address(), "forked:stay", number) for number in range(3)]
+    assert [each.receive() for each in several] == [0, 1, 2]
+    os.kill(several[1].pid, signal.SIGKILL)
+    with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
+        several[1].receive()
+    several[0].close()
+    assert gone(several[0].pid)
+    assert psutil.pid_exists(several[2].pid)
+    several[2].close()
+    assert gone(several[2].pid)
+
+
+def test_what_it_raises_is_in_its_log_and_it_has_died(server, capfd):
+    with pytest.raises(ProcessDied, match=r"^ended with 1$"):
+        Forked(server.address(), "forked:fail", "the reason").receive()
+    assert "RuntimeError: the reason" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_does_not_outlive_whoever_asked_even_when_it_stands_still(server, tmp_path, stopped):
+    path = tmp_path / "pid"
+    asker = subprocess.Popen(
+        [sys.executable, str(Path(HERE, "forked.py")), server.address(), str(path)]
+    )
+    while not path.exists() or not path.read_text():
+        assert asker.poll() is None
+    pid = int(path.read_text())
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+    asker.kill()
+    assert gone(pid)
+    asker.wait()
+
+
+def test_a_dead_server_is_seen_and_another_started(server):
+    forked = Forked(server.address(), "forked:stay", "here")
+    assert forked.receive() == "here"
+    before = server.address()
+    server._server.kill()
+    with pytest.raises(ProcessDied, match=r"^its fork server ended$"):
+        forked.receive()
+    assert gone(forked.pid)
+    server._server.wait()
+    with pytest.raises(ProcessDied, match="its fork server is gone"):
+        Forked(before, "forked:stay", "here")
+    assert server.address() != before
+    again = Forked(server.address(), "forked:stay", "again")
+    assert again.receive() == "again"
+    again.close()
+
+
+def test_a_server_whose_imports_fail_says_where_to_look(tmp_path):
+    broken = ForkServer("there.is.none")
+    broken._server.wait(LONG)
+    with pytest.raises(ProcessDied, match=r"fork server (is gone|ended)"):
+        Forked(broken._address, "forked:stay", "here")
+
+
+def test_all_end_with_the_servers_owner(tmp_path):
+    text = (
+        "import sys; from trainrig.train.fork_server import *\n"
+        "server = ForkServer(); kept = Forked(server.address(), 'forked:stay', 1)\n"
+        "kept.receive(); print(server._server.pid, kept.pid, flush=True); sys.stdin.read()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": HERE},
+    )
+    pids = [int(word) for word in owner.stdout.readline().split()]
+    owner.kill()
+    assert all(gone(pid) for pid in pids)
+    owner.communicate()
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        (keeper.MODULES, ["ray"]),
+        (["trainrig.train.keeper", "trainrig.train.conductor"], ["torch"]),
+    ],
+)
+def test_ranks_know_no_ray_and_rays_processes_import_no_torch(modules, absent):
+    text = f"import sys, {', '.join(modules)}; print(*{absent} & sys.modules.keys())"
+    text = text.replace(str(absent), str(set(absent)))
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == []
