@@ -31,7 +31,6 @@ ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # s; 2.0 by default: how soon a dead worker is seen
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",  # s; for CPUs that ought to be free
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # ends a run at a drain's deadline; we move before
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "2",  # s; 30 by default, waited for after a fault
     "RAY_health_check_period_ms": "500",  # with the next: a dead node is known in about 2 s, not 15
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "500",

@@ -300,7 +300,7 @@ def _client() -> Any:
 def _s3_errors(path: str) -> Iterator[None]:
     """What S3 refuses, and what still fails when boto3 has retried, in our own terms."""
     from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     try:
         yield
@@ -312,6 +312,11 @@ def _s3_errors(path: str) -> Iterator[None]:
         if _code(error) == "NoSuchBucket":
             raise DataError(f"{path}: no such bucket; create it, or name another") from None
         raise ClusterError(f"{path}: S3 answers {error}") from error
+    except NoCredentialsError:
+        raise ClusterError(
+            f"{path}: no AWS credentials on this machine; set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY there, or give it a role"
+        ) from None
     except (BotoCoreError, Boto3Error) as error:
         raise ClusterError(f"{path}: {error}") from error
 

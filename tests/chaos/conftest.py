@@ -1,6 +1,8 @@
 """Runs that real trouble comes to, and what they have to equal in the end."""
 
 import contextlib
+import datetime
+import json
 import os
 import pickle
 import runpy
@@ -115,19 +117,28 @@ class Events:
             assert time.monotonic() < until, f"attempt {newest} takes no step"
             time.sleep(0.02)
 
-    def ranks(self) -> dict[int, int]:
-        """The processes of the newest attempt's ranks."""
+    def ranks(self, of: str = "pid") -> dict[int, int]:
+        """The processes of the newest attempt's ranks; `of="keeper"`: of their Ray workers."""
         started = self.all("worker_started")
         newest = max(event["attempt"] for event in started)
-        return {event["rank"]: event["pid"] for event in started if event["attempt"] == newest}
+        return {event["rank"]: event[of] for event in started if event["attempt"] == newest}
 
 
-def kill_controllers() -> int:
-    """SIGKILL to the actors that run Ray Train's controller; how many there were."""
+def kill_actors(name: str) -> int:
+    """SIGKILL to this machine's Ray actors of the class `name`; how many there were."""
+    return _kill_those(lambda process: f"ray::{name}" in " ".join(process.cmdline()))
+
+
+def kill_fork_servers() -> int:
+    """SIGKILL to the processes that ranks are forked from, not to those ranks."""
+    return _kill_those(lambda process: "ray::ForkServer" in " ".join(process.parent().cmdline()))
+
+
+def _kill_those(wanted: Callable[[psutil.Process], bool]) -> int:
     killed = 0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # one that ends just now, of any kind
-            if any("Conductor" in word for word in process.cmdline()):
+            if wanted(process):
                 process.kill()
                 killed += 1
     return killed
@@ -154,14 +165,25 @@ class Aside(threading.Thread):
             raise self._error
 
 
+def write_result(name: str, found: dict[str, Any]) -> None:
+    """What a long form found, below `results`, with the commit that it found it of."""
+    command = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, cwd=HERE).stdout.strip()
+    stamp = {"date": datetime.date.today().isoformat(), "commit": commit}
+    Path(HERE, "results").mkdir(exist_ok=True)
+    Path(HERE, "results", name).write_text(json.dumps(stamp | found, indent=1) + "\n")
+
+
 @pytest.fixture
 def chaos() -> Any:
     """The helpers of this file, for tests that are no package."""
 
     class Helpers:
         events, aside = Events, Aside
-        kill_controllers = staticmethod(kill_controllers)
+        kill_actors = staticmethod(kill_actors)
+        kill_fork_servers = staticmethod(kill_fork_servers)
         what_came_of = staticmethod(what_came_of)
+        write_result = staticmethod(write_result)
 
     return Helpers
 
@@ -169,6 +191,17 @@ def chaos() -> Any:
 @pytest.fixture(scope="module")
 def one_ray() -> Iterator[None]:
     """A Ray of this machine's own, with room for two workers."""
+    yield from _own_ray()
+
+
+@pytest.fixture
+def ray_with_s3(s3: str) -> Iterator[str]:
+    """A bucket, and a Ray whose workers know where it is."""
+    for _ in _own_ray():
+        yield s3
+
+
+def _own_ray() -> Iterator[None]:
     before = os.environ.pop("RAY_ADDRESS", None)
     connect(2, "workers")
     import ray

@@ -2,14 +2,10 @@
 
 import contextlib
 import dataclasses
-import datetime
-import json
 import os
 import random
 import signal
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 import trouble
@@ -17,19 +13,25 @@ import trouble
 from trainrig.train import goodput, trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
-RESULTS = Path(__file__).with_name("results")
+
+
+WHATS = ("rank 0", "rank 1", "keeper 0", "keeper 1", "conductor", "fork server")
 
 
 def kill_at_random(chaos, events, dice, what):
-    """A rank or the controller, a random moment after the first step of an attempt."""
+    """One of WHATS, a random moment after the first step of an attempt."""
     failed = len(events.all("attempt_failed"))
     events.wait_for_a_step()
     time.sleep(dice.uniform(0.0, 0.5))
-    if what == "controller":
-        chaos.kill_controllers()
+    kind, _, rank = what.partition(" ")
+    if what == "conductor":
+        chaos.kill_actors("Conductor")
+    elif what == "fork server":
+        chaos.kill_fork_servers()
     else:
+        pids = events.ranks("pid" if kind == "rank" else "keeper")
         with contextlib.suppress(ProcessLookupError):  # it had just died of something else
-            os.kill(events.ranks()[what], signal.SIGKILL)
+            os.kill(pids[int(rank)], signal.SIGKILL)
     events.wait("attempt_failed", failed + 1)
 
 
@@ -46,7 +48,7 @@ def test_a_run_with_kills_at_random_comes_to_the_same(
 
     def disturb():
         events.wait("attempt_failed")  # it died in its save
-        for what in ("controller", 1):
+        for what in ("conductor", "keeper 1"):
             kill_at_random(chaos, events, dice, what)
 
     aside = chaos.aside(disturb)
@@ -64,7 +66,6 @@ def test_a_run_with_kills_at_random_comes_to_the_same(
     assert spent.lost > 0 and spent.restart > spent.detection > 0
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_rank_that_stands_still_is_killed_with_the_others(
     one_ray, undisturbed, assert_equal, chaos, tmp_path
@@ -104,7 +105,7 @@ def test_a_run_whose_driver_is_killed_is_gone_on_with(
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_twenty_kills_at_random_instants(one_ray, undisturbed, assert_equal, chaos, tmp_path):
-    """Any rank, rank 0, the controller; in a save and in an evaluation as chance has it."""
+    """Ranks and what they hang on, one in an evaluation, one in a save, others as chance has it."""
     seed = int(time.time())
     dice = random.Random(seed)
     straight = undisturbed(240)
@@ -113,7 +114,7 @@ def test_twenty_kills_at_random_instants(one_ray, undisturbed, assert_equal, cha
     dead = trouble.DeadlyEvaluation(job.make_held_out, marker=str(tmp_path / "in evaluation"))
     job = dataclasses.replace(job, make_batches=save, make_held_out=dead)
     events = chaos.events(job.folder)
-    plan = [dice.choice([0, 0, 1, 1, "controller"]) for _ in range(18)]
+    plan = [dice.choice(WHATS) for _ in range(18)]
 
     def disturb():
         events.wait("attempt_failed", 2)  # in the evaluation at step 6, in the save at step 8
@@ -125,10 +126,10 @@ def test_twenty_kills_at_random_instants(one_ray, undisturbed, assert_equal, cha
     aside.end()
     assert_equal(job, straight)
     spent = goodput.goodput(job.folder)
-    write_result(
+    chaos.write_result(
         "kills.json",
         {
-            "kills": 2 + len(plan),
+            "kills": ["rank 0 in an evaluation", "rank 0 in a save", *plan],
             "restarts": outcome.restarts,
             "seed": seed,
             "steps": 240,
@@ -136,17 +137,3 @@ def test_twenty_kills_at_random_instants(one_ray, undisturbed, assert_equal, cha
             "seconds": {name: round(value, 1) for name, value in vars(spent).items()},
         },
     )
-
-
-def write_result(name, found):
-    """Beside the test, with what it is a result of."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent
-    )
-    found = {
-        "date": datetime.date.today().isoformat(),
-        "commit": commit.stdout.strip(),
-        **found,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(found, indent=1) + "\n")

@@ -1,11 +1,16 @@
 import dataclasses
 import json
+import os
+import signal
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn import functional
 
 from trainrig.errors import ConfigError, DataError, OutputTaken
@@ -15,6 +20,8 @@ from trainrig.tokens.batches import IGNORE, BatchSizes
 from trainrig.train import metrics, trainer
 from trainrig.train.checkpoint import open_model
 from trainrig.train.held_out import HeldOut
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.trainer import run as run_on_ray
 
 PAD = 1
 CHATS = [
@@ -236,20 +243,65 @@ def test_a_checkpoint_that_is_not_there_is_refused(run, tmp_path):
         posttrain(run.model_copy(update={"checkpoint": str(tmp_path / "nowhere")}))
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_fine_tuning_on_ray_learns_its_own_data(run):
-    import ray
+@dataclasses.dataclass(frozen=True)
+class Deadly:
+    """Batches of a run whose last rank dies at `step`, once."""
 
+    make: Callable
+    step: int
+    marker: Path
+
+    def __call__(self):
+        return dataclasses.replace(self, make=self.make())
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "make":
+            raise AttributeError(name)
+        return getattr(self.make, name)
+
+    def micro_batch(self, step, index):
+        last = dist.get_rank() == dist.get_world_size() - 1
+        if step == self.step and last and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.make.micro_batch(step, index)
+
+
+@pytest.fixture
+def ray_of_two():
+    """A Ray whose workers get what is defined here by value."""
     from trainrig.ray_session import connect
 
-    connect(1, "workers")
-    try:
-        manifest = posttrain(run)
-    finally:
-        ray.shutdown()
-    assert manifest.counts["loss_last"] < 0.5 * manifest.counts["loss_first"]
-    assert open_model(run.output).step == 15
+    connect(2, "workers")
+    import ray
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_fine_tuning_on_ray_that_loses_a_worker_ends_as_one_rank_that_does_not(
+    without_ray, ray_of_two, run, tmp_path
+):
+    training = run.training.model_dump() | {"prefetch_steps": 0, "checkpoints": {"every": 5}}
+    run = FineTuning.model_validate(run.model_dump() | {"training": training})
+    posttrain(run)
+    pair = run.model_copy(update={"output": str(tmp_path / "by-two"), "workers": 2})
+    job, _, _ = prepare(pair)
+    Path(pair.output).mkdir()
+    job = dataclasses.replace(job, make_batches=Deadly(job.make_batches, 7, tmp_path / "died"))
+    outcome = run_on_ray(job, 2)
+    assert [attempt.resumed_step for attempt in RunFolder(job.folder).attempts()] == [0, 5]
+    assert outcome.restarts == 1
+    assert losses(pair) == losses(run)
+    assert losses(run)[-1] < 0.5 * losses(run)[0]
+    weights = [open_model(each.output).weights for each in (run, pair)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert open_model(pair.output).step == 15
 
 
 def test_held_out_conversations_are_measured_as_the_run_goes_on(

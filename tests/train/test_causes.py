@@ -8,35 +8,39 @@ BROKEN = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by pee
 
 
 def test_a_dead_process_is_the_cause_of_what_the_others_say():
-    failure = cause({0: BROKEN, 1: RuntimeError("gone"), 2: BROKEN}, [1], {0: 7, 2: 7}, 6)
-    assert failure.problem.startswith("the process of rank 1 died: killed, out of memory")
+    failure = cause(
+        {0: BROKEN, 1: RuntimeError("gone"), 2: BROKEN}, {1: "killed by SIGKILL"}, {0: 7, 2: 7}, 6
+    )
+    assert failure.problem.startswith("the process of rank 1 died: killed by SIGKILL")
     assert failure.exception is None
     assert failure.step == 6
 
 
 def test_several_dead_processes_are_counted():
-    problem = cause(dict.fromkeys((2, 1, 3), RuntimeError("x")), [2, 1, 3], {}, 0).problem
-    assert problem.startswith("the process of rank 1 died (and 2 more)")
+    problem = cause(
+        dict.fromkeys((2, 1, 3), RuntimeError("x")), dict.fromkeys((2, 1, 3), "ended with 1"), {}, 0
+    ).problem
+    assert problem.startswith("the process of rank 1 died (and 2 more): ended with 1")
 
 
 def test_an_exception_of_a_ranks_own_is_told_from_what_follows_it():
-    failure = cause({0: BROKEN, 1: ValueError("first\nbad row 7\n")}, [], {0: 9, 1: 8}, 0)
+    failure = cause({0: BROKEN, 1: ValueError("first\nbad row 7\n")}, {}, {0: 9, 1: 8}, 0)
     assert failure.problem == "rank 1: ValueError: bad row 7"
     assert (failure.exception, failure.step) == ("ValueError: bad row 7", 8)
 
 
 def test_lost_connections_alone_are_nobodys_own():
-    failure = cause({0: BROKEN, 1: BROKEN}, [], {}, 3)
+    failure = cause({0: BROKEN, 1: BROKEN}, {}, {}, 3)
     assert failure.problem.startswith("rank 0 lost its connection to another")
     assert failure.exception is None
 
 
 def test_what_the_user_must_mend_is_raised():
     with pytest.raises(DataError, match="tokens: gone"):
-        cause({0: BROKEN, 1: DataError("tokens: gone")}, [0], {}, 3)
+        cause({0: BROKEN, 1: DataError("tokens: gone")}, {0: "killed"}, {}, 3)
 
 
 def test_a_damaged_checkpoint_is_not_the_users_to_mend():
-    failure = cause({0: DamagedCheckpoint("model.safetensors: torn"), 1: BROKEN}, [], {}, 3)
+    failure = cause({0: DamagedCheckpoint("model.safetensors: torn"), 1: BROKEN}, {}, {}, 3)
     assert failure.damaged
     assert failure.problem.endswith("model.safetensors: torn")

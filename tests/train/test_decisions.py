@@ -139,6 +139,13 @@ def test_the_same_exception_at_the_same_step_twice_ends_the_run():
     assert "ValueError: bad row" in verdict.reason
 
 
+def test_two_failures_are_the_same_whatever_the_numbers_in_them():
+    patience = Patience(Faults(max_restarts=9), step=4)
+    patience.after(raised(6, "ClusterError: events/0179.0fef4400.jsonl: no"), newest=4)
+    again = raised(6, "ClusterError: events/0188.ab12.jsonl: no")
+    assert isinstance(patience.after(again, newest=4), GiveUp)
+
+
 @pytest.mark.parametrize(
     "second", [raised(7), raised(6, "OSError: gone"), killed(6)], ids=["step", "message", "death"]
 )

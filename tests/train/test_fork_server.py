@@ -106,7 +106,7 @@ def test_a_dead_server_is_seen_and_another_started(server):
         forked.receive()
     assert gone(forked.pid)
     server._server.wait()
-    with pytest.raises(ProcessDied, match="its fork server is gone"):
+    with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
         Forked(before, "forked:stay", "here")
     assert server.address() != before
     again = Forked(server.address(), "forked:stay", "again")
@@ -117,8 +117,29 @@ def test_a_dead_server_is_seen_and_another_started(server):
 def test_a_server_whose_imports_fail_says_where_to_look(tmp_path):
     broken = ForkServer("there.is.none")
     broken._server.wait(LONG)
-    with pytest.raises(ProcessDied, match=r"fork server (is gone|ended)"):
+    with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
         Forked(broken._address, "forked:stay", "here")
+
+
+def test_what_killed_servers_have_left_the_next_one_removes(server, monkeypatch):
+    killed = ForkServer("wave")
+    killed._server.kill()
+    killed._server.wait()
+    assert Path(killed._address).exists()
+    another = ForkServer("wave")
+    assert not Path(killed._address).parent.exists()
+    assert Path(server._address).exists()
+    another._server.stdin.close()
+    another._server.wait()
+
+
+def test_an_address_that_was_removed_is_made_anew(server):
+    before = server.address()
+    Path(before).unlink()
+    assert server.address() != before
+    forked = Forked(server.address(), "forked:stay", "here")
+    assert forked.receive() == "here"
+    forked.close()
 
 
 def test_all_end_with_the_servers_owner(tmp_path):

@@ -87,13 +87,14 @@ def test_what_the_user_must_mend_ends_the_run_at_once_when_one_of_two_workers_me
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_worker_that_always_raises_is_given_up_with_its_reason(cluster, make_job, tmp_path):
-    job = make_job(tmp_path, training={"faults": {"max_restarts": 0}})
+    job = make_job(tmp_path)
     job = reading_nothing_ahead(job, make_batches=Faulty(job.make_batches, step=2))
-    with pytest.raises(
-        ClusterError, match=r"attempts: 1; .* rank 0: .*: the disk of the data is gone$"
-    ):
+    reason = (
+        r"the same failure at step 1 twice in a row, .* rank 0: .*: the disk of the data is gone$"
+    )
+    with pytest.raises(ClusterError, match=reason):
         run(job)
-    assert len(RunFolder(job.folder).attempts()) == 1
+    assert len(RunFolder(job.folder).attempts()) == 2
 
 
 @pytest.mark.ray

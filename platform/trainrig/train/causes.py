@@ -1,6 +1,6 @@
 """What made a group of workers fail, from the errors that its ranks ended with."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from trainrig.errors import InputError
 from trainrig.train.checkpoint import DamagedCheckpoint
@@ -11,12 +11,13 @@ LOST_ANOTHER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset b
 
 
 def cause(
-    failures: Mapping[int, Exception], dead: Collection[int], steps: Mapping[int, int], step: int
+    failures: Mapping[int, Exception], dead: Mapping[int, str], steps: Mapping[int, int], step: int
 ) -> Failure:
     """The failure behind `failures`, by rank. Raises it if it is for the user to mend.
 
-    A dead process is the cause, and broken collectives follow it. `dead`: ranks without a process;
-    `steps`: updates that ranks had done when they raised; `step`: as far as is known of the group.
+    A dead process is the cause, and broken collectives follow it. `dead`: how a rank's process
+    died; `steps`: updates that ranks had done when they raised; `step`: as far as is known of the
+    group.
     """
     for error in failures.values():
         if isinstance(error, DamagedCheckpoint):
@@ -25,8 +26,8 @@ def cause(
             raise error from None
     if dead:
         others = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
-        problem = f"the process of rank {min(dead)} died{others}"
-        return Failure(f"{problem}: killed, out of memory, or its node lost", "Ray", step)
+        problem = f"the process of rank {min(dead)} died{others}: {dead[min(dead)]}"
+        return Failure(problem, "Ray", step)
     own = [rank for rank, error in failures.items() if not _follows_another(error)]
     rank = min(own or failures)
     at = steps.get(rank, step)

@@ -12,7 +12,7 @@ class Place:
 
     rank: int
     world: int
-    local_rank: int  # among those of its node
+    device: int  # its GPU, among those that it can see
     meeting: str  # the URL at which the ranks meet
     node: str  # as the supervisor calls it
     keeper: int  # pid

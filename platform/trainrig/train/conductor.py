@@ -12,6 +12,7 @@ from typing import Any
 
 from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend, BackendConfig
+from ray.train.constants import _get_ray_train_session_dir
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.controller import TrainController
@@ -27,7 +28,6 @@ class Group:
     """What Ray is told of an attempt's workers."""
 
     name: str  # one that was used before would make Ray resume by its own record
-    storage_path: str
     workers: int
     gpus: bool
     environment: Mapping[str, str]
@@ -38,25 +38,28 @@ class Conductor:
 
     def fit(self, group: Group, config: Mapping[str, Any]) -> Exception | None:
         """Let each worker of `group` `keep(config)`; what Ray raised in the end, if anything."""
-        trainer = _Trainer(
-            keep,
-            train_loop_config=dict(config),
-            backend_config=_Meeting(),
-            scaling_config=ScalingConfig(
-                num_workers=group.workers, resources_per_worker={"CPU": 1}, use_gpu=group.gpus
-            ),
-            run_config=RunConfig(  # type: ignore[arg-type] # typed as the one it replaced
-                name=group.name,
-                storage_path=group.storage_path,
-                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
-                worker_runtime_env={"env_vars": dict(group.environment)},
-            ),
-        )
         try:
-            trainer.fit()
+            _trainer(group, config).fit()
         except Exception as error:
             return error
         return None
+
+
+def _trainer(group: Group, config: Mapping[str, Any]) -> "_Trainer":
+    return _Trainer(
+        keep,
+        train_loop_config=dict(config),
+        backend_config=_Meeting(),
+        scaling_config=ScalingConfig(
+            num_workers=group.workers, resources_per_worker={"CPU": 1}, use_gpu=group.gpus
+        ),
+        run_config=RunConfig(  # type: ignore[arg-type] # typed as the one it replaced
+            name=group.name,
+            storage_path=_get_ray_train_session_dir(),  # Ray's own record is of use to nobody
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+            worker_runtime_env={"env_vars": dict(group.environment)},
+        ),
+    )
 
 
 class _Trainer(DataParallelTrainer):

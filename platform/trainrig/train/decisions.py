@@ -4,6 +4,7 @@ How many workers to go on with, whether to leave a running attempt, whether it h
 another attempt is worth making.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -124,8 +125,7 @@ class Patience:
         last, self._last = self._last, failure
         if failure.damaged:
             return 0.0  # there are only so many checkpoints, and each is tried once
-        again = last is not None and last.exception == failure.exception
-        if failure.exception and again and last and last.step == failure.step:
+        if last and last.step == failure.step and _alike(last.exception, failure.exception):
             return GiveUp(
                 f"the same failure at step {failure.step} twice in a row, so a third attempt would "
                 f"meet it too: {failure.problem}"
@@ -141,3 +141,11 @@ class Patience:
             return 0.0
         doubled = self._faults.back_off * 2.0 ** (self._without_progress - 2)
         return min(doubled, self._faults.longest_back_off)
+
+
+def _alike(one: str | None, other: str | None) -> bool:
+    """Whether two exceptions say the same, but for numbers: of files, processes, ports."""
+    numbers = r"[0-9a-f]*\d[0-9a-f]*"  # hexadecimal ones as well
+    return None not in (one, other) and re.sub(numbers, "", str(one)) == re.sub(
+        numbers, "", str(other)
+    )

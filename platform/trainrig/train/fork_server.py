@@ -13,7 +13,6 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import selectors
 import shutil
 import signal
@@ -23,10 +22,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+PREFIX = "trainrig-fork-"  # of the folders with the servers' addresses
+IMPORTED = 120.0  # s that a server may take to import everything; on a busy machine it takes ten
 ASK = b"fork"  # comes with three descriptors: of the channel, standard output, standard error
 
 
@@ -46,13 +47,17 @@ class ForkServer:
 
     def address(self) -> str:
         """Where a `Forked` is to be had."""
-        if self._server is None or self._server.poll() is not None:
+        dead = self._server is None or self._server.poll() is not None
+        if dead or not Path(self._address).exists():
             self._start()
         return self._address
 
     def _start(self) -> None:
+        if self._server and self._server.stdin:
+            self._server.stdin.close()
+        _sweep()
         # Bound here, so that one can ask at once; the answer comes when all is imported.
-        folder = tempfile.mkdtemp(prefix="trainrig-")  # its owner's alone: what is asked for is run
+        folder = tempfile.mkdtemp(prefix=PREFIX)  # its owner's alone: what is asked for is run
         self._address = str(Path(folder, "fork"))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address)
@@ -66,6 +71,18 @@ class ForkServer:
             )
 
 
+def _sweep() -> None:
+    """Remove what servers that were killed have left."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/fork"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                shutil.rmtree(path.parent, ignore_errors=True)
+            except OSError:
+                continue  # another user's, or gone
+
+
 class Forked:
     """A process forked for this one, which it does not outlive."""
 
@@ -77,14 +94,16 @@ class Forked:
         """
         self._channel, its_end = Pipe()
         self._control = socket.socket(socket.AF_UNIX)
+        self._control.settimeout(IMPORTED)
         try:
             self._control.connect(address)
-            with its_end:
-                socket.send_fds(self._control, [ASK], [its_end.fileno(), 1, 2])
             self._lines = self._control.makefile("r")
-            self.pid = int(self._lines.readline() or 0)
+            with its_end:  # not closed before it has arrived
+                socket.send_fds(self._control, [ASK], [its_end.fileno(), 1, 2])
+                self.pid = int(self._lines.readline() or 0)
             if not self.pid:
-                raise ProcessDied("its fork server ended; its log in Ray's session says why")
+                raise OSError("it ended; its log says why")
+            self._control.settimeout(None)
             self._channel.send((function, dict(os.environ), str(Path.cwd()), sys.path))
             self._channel.send(first)
         except OSError as error:
@@ -98,9 +117,7 @@ class Forked:
 
     def receive(self) -> Any:
         """The next that the process says. Raises ProcessDied if it can say nothing more."""
-        either: list[Any] = [self._channel, self._control]
-        ready, _, _ = select.select(either, [], [])
-        if self._channel in ready:
+        if self._channel in wait([self._channel, self._control]):
             try:
                 return self._channel.recv()
             except (EOFError, ConnectionResetError):
@@ -185,25 +202,27 @@ class _Server:
                 client.close()
 
     def _become(self, client: socket.socket, channel: int, output: int, errors: int) -> None:
-        """What the forked process does, to its end."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._selector.close()
-        for each in (client, self._listener, self._woken, self._waker, *self._clients.values()):
-            each.close()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nothing, 0), (output, 1), (errors, 2)):
-            os.dup2(source, target)
-            os.close(source)
+        """What the forked process does, to its end: nothing may bring it back from here."""
         status = 1
         try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._selector.close()
+            for each in (client, self._listener, self._woken, self._waker):
+                each.close()
+            for other in self._clients.values():
+                other.close()
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((nothing, 0), (output, 1), (errors, 2)):
+                os.dup2(source, target)
+                os.close(source)
+            for stream in (sys.stdout, sys.stderr):
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             _call(Connection(channel))
             status = 0
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
             os._exit(status)
 
 

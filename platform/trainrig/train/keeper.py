@@ -43,10 +43,8 @@ def keep(config: Mapping[str, Any]) -> None:
     import ray.exceptions
 
     attempt, control = config["attempt"], config["control"]
-    address, own = _fork_server(config["fork_servers"])
     try:
-        process = Forked(address, f"{RANK}:main", (_place(), config["work"]))
-        with contextlib.closing(process):
+        with contextlib.closing(_forked(config["fork_servers"], config["work"])) as process:
             while not isinstance(said := process.receive(), Done):
                 if isinstance(said, Raised):
                     raise RankRaised(said.line, said.error)
@@ -57,21 +55,25 @@ def keep(config: Mapping[str, Any]) -> None:
                 process.send(wanted)
     except ProcessDied as died:
         raise RankDied(str(died)) from None
-    finally:
-        del own
 
 
-def _fork_server(servers: Mapping[str, Any]) -> tuple[str, ForkServer | None]:
-    """The address of this node's fork server; and one of our own, if the node had none yet."""
+def _forked(servers: Mapping[str, Any], work: bytes) -> Forked:
+    """By this node's fork server; by one of our own, if the node has none yet or a dead one."""
     import ray
     import ray.exceptions
 
+    first = (_place(), work)
     there = servers.get(ray.get_runtime_context().get_node_id())
-    with contextlib.suppress(ray.exceptions.RayError):
+    with contextlib.suppress(ray.exceptions.RayError, ProcessDied):
         if there is not None:
-            return ray.get(there.address.remote(), timeout=START), None
-    own = ForkServer(*MODULES)
-    return own.address(), own
+            address = ray.get(there.address.remote(), timeout=START)
+            return Forked(address, f"{RANK}:main", first)
+    global _own
+    _own = ForkServer(*MODULES)
+    return Forked(_own.address(), f"{RANK}:main", first)
+
+
+_own: ForkServer | None = None  # for as long as this process lives
 
 
 def _place() -> Place:
@@ -82,8 +84,16 @@ def _place() -> Place:
     return Place(
         rank=context.get_world_rank(),
         world=context.get_world_size(),
-        local_rank=context.get_local_rank(),
+        device=_device(),
         meeting=os.environ[MEETING],
         node=ray.get_runtime_context().get_node_id(),
         keeper=os.getpid(),
     )
+
+
+def _device() -> int:
+    """Ray has given this worker a GPU of its own, and sight of its neighbours'."""
+    import ray
+
+    own, visible = ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return visible.index(str(own[0])) if own and str(own[0]) in visible else 0

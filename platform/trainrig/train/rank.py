@@ -6,6 +6,7 @@ it on. Importing this module imports all that training needs: fork servers have 
 
 import os
 import pickle
+import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -37,6 +38,7 @@ def main(channel: Connection) -> None:
     try:
         _do(channel, place, pickle.loads(pickled))
     except Exception as error:
+        traceback.print_exc()  # goes to the log of its Ray worker
         channel.send(Raised(_pickled(error), f"{type(error).__name__}: {error}"))
     else:
         channel.send(Done())
@@ -44,7 +46,7 @@ def main(channel: Connection) -> None:
 
 def _do(channel: Connection, place: Place, work: Work) -> None:
     job, attempt, folder = work.job, work.attempt, RunFolder(work.job.folder)
-    folder.record("worker_started", attempt=attempt.number, rank=place.rank)
+    folder.record("worker_started", attempt=attempt.number, rank=place.rank, keeper=place.keeper)
     stepped = place.rank != 0  # only rank 0 says so
 
     def exchange(beat: Beat) -> bool:
@@ -52,14 +54,17 @@ def _do(channel: Connection, place: Place, work: Work) -> None:
         if not stepped and beat.step > attempt.resumed_step:
             stepped = True
             folder.record("first_step", attempt=attempt.number, step=beat.step)
-        channel.send(beat)
-        wanted: bool = channel.recv()
+        try:
+            channel.send(beat)
+            wanted: bool = channel.recv()
+        except (EOFError, OSError):
+            os._exit(1)  # its keeper is gone, and so is its attempt
         return wanted
 
     first = Beat(place.rank, (os.getpid(), place.keeper), place.node)
     watch = Reporter(first, exchange, EXCHANGE)
     try:
-        use_device(place.local_rank)
+        use_device(place.device)
         patience = timedelta(seconds=job.training.faults.collective_timeout)
         join_group(place.rank, place.world, place.meeting, patience)
         train(job, attempt, work.resume_from, watch)

@@ -120,10 +120,18 @@ class _Run:
         newest, damages = newest_valid(self.folder, thorough=False, copy=settings.copy_to)
         if newest and newest.step >= self.job.training.steps:  # no rank is going to load it
             newest, damages = newest_valid(self.folder, copy=settings.copy_to)
-        for damage in damages:
-            self.folder.record("checkpoint_damaged", problem=damage[:500])
-            log.warning("passed over a damaged checkpoint: %s", damage)
+        if damages:
+            self._tell_of(damages)
         return newest
+
+    def _tell_of(self, damages: Sequence[str]) -> None:
+        """Each once: every look meets them again."""
+        events = self.folder.events()
+        known = {event["problem"] for event in events if event["event"] == "checkpoint_damaged"}
+        for damage in damages:
+            if damage[:500] not in known:
+                self.folder.record("checkpoint_damaged", problem=damage[:500])
+                log.warning("passed over a damaged checkpoint: %s", damage)
 
     def _size(self, step: int) -> int:
         """Workers for the next attempt, once there is room for enough of them."""

@@ -4,6 +4,7 @@ Ray is told as little as can be. It starts a group of workers of fixed size and 
 them died; how many there should be, from which step, and when to leave, is decided in `supervise`.
 """
 
+import functools
 import logging
 import os
 import pickle
@@ -14,7 +15,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainrig import storage
 from trainrig.ray_session import WORKER_ENVIRONMENT, connect
 from trainrig.train.causes import cause, last_line
 from trainrig.train.control import ON_THE_HEAD, Control
@@ -63,9 +63,8 @@ class RayCluster:
         actor: Any = ray.remote(Control)
         # Ray starts it again when its process dies; our next look restores the stop flag.
         self._control = actor.options(num_cpus=0, resources=ON_THE_HEAD, max_restarts=-1).remote()
-        self._conductor = _start_conductor()
-        self._fork_servers: dict[str, Any] = {}  # an actor each, by node
-        self._last: RayGroup | None = None
+        here = ray.get_runtime_context()
+        self._spares = _spares_of(here.get_node_id(), here.get_job_id())
 
     def nodes(self) -> Sequence[Node]:
         """Those that answer now, with a place for a worker in each whole CPU or GPU."""
@@ -80,9 +79,7 @@ class RayCluster:
             # Ray believes in a dead node for some seconds more.
             if _answers(each["NodeManagerAddress"], each["NodeManagerPort"])
         ]
-        for node in nodes:
-            if node.id not in self._fork_servers:  # before a worker is there and asks for it
-                self._fork_servers[node.id] = _start_fork_server(node.id)
+        self._spares.serve(node.id for node in nodes)
         return nodes
 
     def start(
@@ -93,11 +90,8 @@ class RayCluster:
 
         from trainrig.train.conductor import Group
 
-        if self._last and not self._last.conductor_is_free:
-            self._conductor = _start_conductor()
         group = Group(
             name=f"attempt-{attempt.number:04d}",
-            storage_path=storage.join(job.folder, "ray"),
             workers=workers,
             gpus=self._what == "GPU",
             environment=WORKER_ENVIRONMENT,
@@ -106,11 +100,49 @@ class RayCluster:
             "work": cloudpickle.dumps(Work(job, attempt, resume_from)),  # type: ignore[no-untyped-call]
             "attempt": attempt.number,
             "control": self._control,
-            "fork_servers": dict(self._fork_servers),
+            "fork_servers": dict(self._spares.fork_servers),
         }
-        self._last = RayGroup(RunFolder(job.folder), attempt, self._control)
-        self._last.begin(self._conductor, group, config)
-        return self._last
+        started = RayGroup(RunFolder(job.folder), attempt, self._control, self._spares)
+        started.begin(group, config)
+        return started
+
+
+@functools.cache
+def _spares_of(node: str, job: str) -> "_Spares":
+    """Those of this connection to Ray, which is the `job` of a driver on `node`."""
+    del node, job
+    return _Spares()
+
+
+class _Spares:
+    """Actors that outlive attempts, and runs of this process: what they imported stays so."""
+
+    def __init__(self) -> None:
+        self.fork_servers: dict[str, Any] = {}  # by node
+        self._conductor: Any = _start_conductor()
+        self._over = threading.Event()
+        self._over.set()
+
+    def serve(self, nodes: Iterable[str]) -> None:
+        """Have a fork server on each of `nodes`, before a worker is there that asks for it."""
+        for node in nodes:
+            if node not in self.fork_servers:
+                self.fork_servers[node] = _start_fork_server(node)
+
+    def conductor(self, over: threading.Event) -> Any:
+        """One that is alive, as far as is known, and free: `over` tells when it is so again."""
+        import ray
+
+        if self._conductor and not self._over.is_set():  # an attempt that was left to itself
+            ray.kill(self._conductor)
+            self._conductor = None
+        self._conductor = self._conductor or _start_conductor()
+        self._over = over
+        return self._conductor
+
+    def conductor_lost(self) -> None:
+        """It died, or has to."""
+        self._conductor = None
 
 
 def _start_conductor() -> Any:
@@ -153,9 +185,10 @@ def _answers(address: str, port: int) -> bool:
 class RayGroup:
     """One attempt's workers: one `fit()` of Ray Train, waited for in a thread of its own."""
 
-    def __init__(self, folder: RunFolder, attempt: Attempt, control: Any) -> None:
+    def __init__(self, folder: RunFolder, attempt: Attempt, control: Any, spares: _Spares) -> None:
         """`control`: the handle of the Control actor."""
-        self._folder, self._attempt, self._control = folder, attempt, control
+        self._folder, self._attempt = folder, attempt
+        self._control, self._spares = control, spares
         self._stop = False
         self._asked: Any = None  # the look that is on its way
         self._beats: Mapping[int, Beat] = {}
@@ -163,17 +196,15 @@ class RayGroup:
         self._killed_since: float | None = None
         self._over = threading.Event()
         self._error: BaseException | None = None
-        self._conductor: Any = None
+        self._conductor = spares.conductor(self._over)
 
-    def begin(self, conductor: Any, group: Any, config: Mapping[str, Any]) -> None:
-        """Let the `conductor` start the workers of `group`."""
+    def begin(self, group: Any, config: Mapping[str, Any]) -> None:
+        """Let the conductor start the workers of `group`."""
         import ray
-
-        self._conductor = conductor
 
         def wait() -> None:
             try:
-                self._error = ray.get(conductor.fit.remote(group, config))
+                self._error = ray.get(self._conductor.fit.remote(group, config))
             except BaseException as error:
                 self._error = error
             finally:
@@ -181,20 +212,12 @@ class RayGroup:
 
         threading.Thread(target=wait, name="fit", daemon=True).start()
 
-    @property
-    def conductor_is_free(self) -> bool:
-        """Whether the conductor is there for another group."""
-        import ray.exceptions
-
-        return self._over.is_set() and not isinstance(self._error, ray.exceptions.RayActorError)
-
     def ended(self, wait: float) -> bool:
         """See Group."""
         return self._over.wait(wait)
 
     def failure(self) -> Failure | None:
         """See Group."""
-        import ray.exceptions
         from ray.train import TrainingFailedError
         from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
         from ray.train.v2.api.exceptions import WorkerGroupError
@@ -204,15 +227,27 @@ class RayGroup:
         step = max((beat.step for beat in self._beats.values()), default=0)
         step = max(step, self._attempt.resumed_step)
         if isinstance(self._error, WorkerGroupError):
-            gone = (WorkerHealthCheckFailedError, RankDied)
             failures = self._error.worker_failures
-            dead = [rank for rank, error in failures.items() if isinstance(error, gone)]
+            lost = {
+                rank: "killed, out of memory, or its node lost"
+                for rank, error in failures.items()
+                if isinstance(error, WorkerHealthCheckFailedError)
+            }
+            dead = {r: str(error) for r, error in failures.items() if isinstance(error, RankDied)}
             raised = {rank: _own(error) for rank, error in failures.items()}
-            return cause(raised, dead, self._raised(), step)
-        if isinstance(self._error, TrainingFailedError | ray.exceptions.RayActorError):
+            return cause(raised, lost | dead, self._raised(), step)
+        if isinstance(self._error, TrainingFailedError) or self._conductor_died:
             problem = f"Ray's controller of the attempt failed: {last_line(self._error)}"
             return Failure(problem, "Ray", step)
         raise self._error
+
+    @property
+    def _conductor_died(self) -> bool:
+        import ray.exceptions
+
+        raised_there = ray.exceptions.RayTaskError
+        error = self._error
+        return isinstance(error, ray.exceptions.RayError) and not isinstance(error, raised_there)
 
     def beats(self) -> Mapping[int, Beat]:
         """See Group. What the last look brought; another is sent at once."""
@@ -267,8 +302,11 @@ class RayGroup:
         from ray.util import remove_placement_group
         from ray.util.placement_group import PlacementGroup
 
-        if not self._over.is_set():  # it waits for workers that will never answer
+        waits = not self._over.is_set()  # for workers that will never answer
+        if waits:
             ray.kill(self._conductor)
+        if waits or self._conductor_died:
+            self._spares.conductor_lost()
         table: Any = gcs_pb2.PlacementGroupTableData  # type: ignore[attr-defined]
         for written in state._connect_and_get_accessor().get_placement_group_table():
             group = table.FromString(written)
@@ -306,5 +344,8 @@ def _own(error: Exception) -> Exception:
     """What the rank itself raised, if `error` carries that."""
     if not isinstance(error, RankRaised):
         return error
-    own: Exception = pickle.loads(error.error)
+    try:
+        own: Exception = pickle.loads(error.error)
+    except Exception:  # made of what this machine lacks
+        return RuntimeError(str(error))
     return own
