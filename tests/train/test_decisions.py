@@ -9,6 +9,7 @@ from trainrig.train.decisions import (
     Node,
     Patience,
     best_size,
+    may_be_freed,
     why_leave,
 )
 from trainrig.train.faults import Faults
@@ -165,3 +166,11 @@ def test_damaged_checkpoints_use_up_no_patience():
     patience = Patience(Faults(max_restarts=0), step=8)
     damaged = Failure("step_00000008: torn", "Ray", 8, damaged=True)
     assert [patience.after(damaged, newest=step) for step in (6, 4, 2)] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("rooms", "freed"), [((1, 1), False), ((1, 0), True), ((0, 0), True), ((1,), False)]
+)
+def test_room_that_others_hold_may_be_freed(rooms, freed):
+    nodes = [Node(str(number), room, places=1) for number, room in enumerate(rooms)]
+    assert may_be_freed(nodes, Bounds(1, 2)) is freed

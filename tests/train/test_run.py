@@ -2,6 +2,7 @@ import pytest
 
 from trainrig.config import build
 from trainrig.errors import ConfigError
+from trainrig.parallel.compiled import Compile
 from trainrig.train.run import Pretraining, Training, check_positions
 
 RUN = {
@@ -61,3 +62,9 @@ def test_settings_that_cannot_work_are_refused_by_name(key, value):
 def test_a_run_folder_may_be_in_a_bucket():
     run = build(Pretraining, RUN | {"output": "s3://bucket/run"}, "run.toml")
     assert run.output == "s3://bucket/run"
+
+
+def test_a_collective_waits_for_a_rank_that_compiles():
+    plain = Training(steps=1, faults={"collective_timeout": 7.0, "start_limit": 90.0})
+    compiled = plain.model_copy(update={"compile": Compile()})
+    assert (plain.collective_timeout, compiled.collective_timeout) == (7.0, 90.0)

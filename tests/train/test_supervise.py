@@ -112,7 +112,9 @@ class FakeCluster:
         self.groups, self.checkpoints, self.rooms, self.draining = [], [], {"node0": 1}, set()
 
     def nodes(self):
-        return [Node(name, room, name in self.draining) for name, room in self.rooms.items()]
+        return [
+            Node(name, room, name in self.draining, places=1) for name, room in self.rooms.items()
+        ]
 
     def start(self, job, attempt, resume_from, workers):
         assert all(group.over or not group.play.mortal for group in self.groups)
@@ -306,6 +308,17 @@ def test_a_lost_node_shrinks_the_run(play):
     assert outcome.restarts == 1
 
 
+def test_room_that_is_not_yet_seen_as_free_shrinks_nothing(play):
+    cluster, _ = play(
+        Play(4, "the process of rank 1 died"),
+        Play(),
+        workers=(1, 2),
+        at=[(3.5, is_taken("node1")), (5.0, comes("node1"))],
+    )
+    assert [group.workers for group in cluster.groups] == [2, 2]
+    assert whys(play.folder) == ["start", "fault"]
+
+
 def test_with_too_few_nodes_a_run_waits_for_more(play):
     cluster, outcome = play(
         Play(4, "its node lost"),
@@ -459,6 +472,10 @@ class NoStop:
 
 def comes(name):
     return lambda cluster: cluster.rooms.update({name: 1})
+
+
+def is_taken(name):
+    return lambda cluster: cluster.rooms.update({name: 0})
 
 
 def goes(name):

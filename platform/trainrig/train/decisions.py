@@ -18,13 +18,21 @@ class Node:
     """A machine of the cluster that answers."""
 
     id: str
-    room: int  # workers that it can hold
+    room: int  # workers of this run that it can hold, those that it holds included
     draining: bool = False  # about to be taken away
+    places: int = 0  # workers that it could hold if nothing else ran there
 
 
 def best_size(nodes: Iterable[Node], bounds: Bounds) -> int | None:
     """The number of workers for the next attempt; None while there are too few nodes."""
     return bounds.within(sum(node.room for node in nodes if not node.draining))
+
+
+def may_be_freed(nodes: Iterable[Node], bounds: Bounds) -> bool:
+    """Whether there would be more workers if all that runs on `nodes` ended."""
+    nodes = list(nodes)
+    places = sum(max(node.room, node.places) for node in nodes if not node.draining)
+    return bounds.within(places) != best_size(nodes, bounds)
 
 
 def why_leave(

@@ -127,7 +127,9 @@ class Forked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         self.close()
-        raise ProcessDied(_how_it_ended(int(how)) if how else "its fork server ended")
+        raise ProcessDied(
+            _how_it_ended(int(how)) if how else "its fork server ended, or its machine"
+        )
 
     def close(self) -> None:
         """End the process, if it has not ended by itself."""

@@ -42,7 +42,7 @@ def train(job: Job, attempt: Attempt, resume_from: str | None, watch: Watch = UN
     watch.beat(0, "load")
     batches, held_out = job.make_batches(), job.make_held_out()
     state = _first_state(job, resume_from, batches)
-    agreement = Agreement(timedelta(seconds=training.faults.collective_timeout))
+    agreement = Agreement(timedelta(seconds=training.collective_timeout))
     record = Record(job, attempt, state)
     record.numerics()
     saver = checkpoint.Saver(RunFolder(job.folder), attempt, job, batches)

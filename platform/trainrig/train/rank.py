@@ -65,7 +65,7 @@ def _do(channel: Connection, place: Place, work: Work) -> None:
     watch = Reporter(first, exchange, EXCHANGE)
     try:
         use_device(place.device)
-        patience = timedelta(seconds=job.training.faults.collective_timeout)
+        patience = timedelta(seconds=job.training.collective_timeout)
         join_group(place.rank, place.world, place.meeting, patience)
         train(job, attempt, work.resume_from, watch)
         dist.destroy_process_group()

@@ -48,6 +48,13 @@ class Training(Settings):
     # Steps whose batches wait in memory while another is trained on; 0: each is read when needed.
     prefetch_steps: Annotated[int, PLACE] = Field(default=2, ge=0)
 
+    @property
+    def collective_timeout(self) -> float:
+        """Seconds that a collective waits for a rank, which may be compiling what another's cache
+        had."""
+        wanted = self.faults.collective_timeout
+        return max(wanted, self.faults.start_limit) if self.compile else wanted
+
     @model_validator(mode="after")
     def _deterministic_when_sliced(self) -> Self:
         if self.deterministic and self.parallel.kind != "FSDP":

@@ -21,6 +21,7 @@ from trainrig.train.decisions import (
     Node,
     Patience,
     best_size,
+    may_be_freed,
     why_leave,
 )
 from trainrig.train.run_folder import Attempt, RunFolder
@@ -32,6 +33,7 @@ from trainrig.train.workers import Bounds
 log = logging.getLogger(__name__)
 POLL = 0.2  # s between two looks at a running attempt
 LOOK_AT_NODES = 0.5  # s between two looks at the cluster
+FREED_WITHIN = 2.0  # s in which Ray has seen that the workers of an attempt are gone
 ABANDON_AFTER = 15.0  # s after the kill: then an attempt is over even if Ray has not noticed
 
 
@@ -98,7 +100,7 @@ class _Run:
         why, workers = "start", 0
         while not newest or newest.step < self.job.training.steps:
             step = newest.step if newest else 0
-            before, workers = workers, self._size(step)
+            before, workers = workers, self._size(step, workers)
             if why == "fault" and workers < before:
                 why = "shrink"
             attempt = self.folder.take_attempt(step)
@@ -133,24 +135,32 @@ class _Run:
                 self.folder.record("checkpoint_damaged", problem=damage[:500])
                 log.warning("passed over a damaged checkpoint: %s", damage)
 
-    def _size(self, step: int) -> int:
-        """Workers for the next attempt, once there is room for enough of them."""
+    def _size(self, step: int, before: int) -> int:
+        """Workers for the next attempt, once there is room for enough of them.
+
+        Fewer than `before` only if it stays so for a moment: the room of a group that has just
+        ended is not seen as free at once.
+        """
         faults, began, waiting = self.job.training.faults, time.monotonic(), False
         self._pause(0, step)
-        while (size := best_size(nodes := self.cluster.nodes(), self.bounds)) is None:
-            if time.monotonic() - began > faults.wait_for_nodes:
+        while True:
+            size = best_size(nodes := self.cluster.nodes(), self.bounds)
+            waited = time.monotonic() - began
+            settled = waited >= FREED_WITHIN or not may_be_freed(nodes, self.bounds)
+            if size is not None and (size >= before or settled):
+                return size
+            if size is None and waited > faults.wait_for_nodes:
                 raise ClusterError(
                     f"{self.job.folder}: stands at step {step}; for {faults.wait_for_nodes:g} s "
                     f"there was no room for workers = {self.bounds}; add nodes and run it again, "
                     "or allow fewer"
                 )
-            if not waiting:
+            if size is None and settled and not waiting:
                 waiting = True
                 room = sum(node.room for node in nodes if not node.draining)
                 self.folder.record("waiting_for_nodes", step=step, room=room)
                 log.warning("room for %d workers of %s: waiting for nodes", room, self.bounds)
-            self._pause(LOOK_AT_NODES, step)
-        return size
+            self._pause(LOOK_AT_NODES if waiting else POLL, step)
 
     def _pause(self, seconds: float, step: int) -> None:
         """Do nothing for so long, but for ending the run when asked to."""

@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -64,18 +65,27 @@ class RayCluster:
         # Ray starts it again when its process dies; our next look restores the stop flag.
         self._control = actor.options(num_cpus=0, resources=ON_THE_HEAD, max_restarts=-1).remote()
         here = ray.get_runtime_context()
+        self._group: RayGroup | None = None  # the last that was started
         self._spares = _spares_of(here.get_node_id(), here.get_job_id())
 
     def nodes(self) -> Sequence[Node]:
-        """Those that answer now, with a place for a worker in each whole CPU or GPU."""
+        """Those that answer now, with a place for a worker in each whole CPU or GPU that is free
+        or ours."""
         import ray
         from ray._private.state import state
 
         draining = state.get_draining_nodes() or {}
+        free = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+        ours = self._group.places() if self._group else Counter[str]()
+
+        def node(id_: str, places: int) -> Node:
+            room = int(free.get(id_, {}).get(self._what, 0)) + ours[id_]
+            return Node(id_, room, id_ in draining, places)
+
         nodes = [
-            Node(each["NodeID"], room, each["NodeID"] in draining)
+            node(each["NodeID"], places)
             for each in ray.nodes()  # type: ignore[no-untyped-call]
-            if each["Alive"] and (room := int(each["Resources"].get(self._what, 0)))
+            if each["Alive"] and (places := int(each["Resources"].get(self._what, 0)))
             # Ray believes in a dead node for some seconds more.
             if _answers(each["NodeManagerAddress"], each["NodeManagerPort"])
         ]
@@ -102,9 +112,9 @@ class RayCluster:
             "control": self._control,
             "fork_servers": dict(self._spares.fork_servers),
         }
-        started = RayGroup(RunFolder(job.folder), attempt, self._control, self._spares)
-        started.begin(group, config)
-        return started
+        self._group = RayGroup(RunFolder(job.folder), attempt, self._control, self._spares)
+        self._group.begin(group, config)
+        return self._group
 
 
 @functools.cache
@@ -211,6 +221,10 @@ class RayGroup:
                 self._over.set()
 
         threading.Thread(target=wait, name="fit", daemon=True).start()
+
+    def places(self) -> Counter[str]:
+        """How many of its workers run on each node, as far as they have said so."""
+        return Counter(() if self._over.is_set() else (b.node for b in self._beats.values()))
 
     def ended(self, wait: float) -> bool:
         """See Group."""
