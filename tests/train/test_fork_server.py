@@ -142,22 +142,28 @@ def test_an_address_that_was_removed_is_made_anew(server):
     forked.close()
 
 
-def test_all_end_with_the_servers_owner(tmp_path):
+def test_all_end_with_the_servers_owner():
     text = (
         "import sys; from trainrig.train.fork_server import *\n"
-        "server = ForkServer(); kept = Forked(server.address(), 'forked:stay', 1)\n"
-        "kept.receive(); print(server._server.pid, kept.pid, flush=True); sys.stdin.read()"
+        "server = ForkServer(); print(server.address(), server._server.pid, flush=True)\n"
+        "sys.stdin.read()"
     )
     owner = subprocess.Popen(
-        [sys.executable, "-c", text],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": HERE},
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    pids = [int(word) for word in owner.stdout.readline().split()]
+    address, server = owner.stdout.readline().split()
+    forked = Forked(address.decode(), "forked:stay", "here")
+    assert forked.receive() == "here"
     owner.kill()
-    assert all(gone(pid) for pid in pids)
+    assert gone(forked.pid) and gone(int(server))
     owner.communicate()
+    forked.close()
+
+
+def test_it_finds_modules_where_whoever_asked_does(server, monkeypatch, tmp_path):
+    (tmp_path / "later.py").write_text("def add(channel): channel.send(channel.recv() + 1)")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Forked(server.address(), "later:add", 1).receive() == 2
 
 
 @pytest.mark.parametrize(
