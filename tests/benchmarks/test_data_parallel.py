@@ -5,6 +5,7 @@ The two sides of a ratio take turns, so that a machine's moods meet both alike.
 """
 
 import json
+import os
 import runpy
 import statistics
 from pathlib import Path
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.bench
 MODEL = {"layers": 6, "channels": 384, "heads": 6, "vocabulary": 128, "positions": 256}
 MICRO_BATCHES, SHAPE = 4, (8, 256)
 TOKENS = MICRO_BATCHES * SHAPE[0] * SHAPE[1]
-ROUNDS, STEPS = 7, 3
+ROUNDS, STEPS = int(os.environ.get("TRAINRIG_REPEATS", "5")), 3
 
 
 def seconds(ranks, world, **training):
