@@ -10,8 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+from botocore.exceptions import ClientError
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from moto.core import DEFAULT_ACCOUNT_ID
@@ -546,6 +548,20 @@ def test_an_upload_whose_last_answer_is_lost_is_known_to_be_done(
     storage.write(f"{s3}/large", large)
     assert proxy.times == 0
     assert storage.read(f"{s3}/large") == large
+
+
+def test_an_upload_that_is_no_more_is_done_if_all_of_it_is_there(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What S3 answers to the second of two requests; moto knows no such answer."""
+    storage.write(f"{s3}/file", b"12345")
+    client, error = storage._client(), {"Error": {"Code": "NoSuchUpload"}}
+    refuse = mock.Mock(side_effect=ClientError(error, "CompleteMultipartUpload"))
+    monkeypatch.setattr(client, "complete_multipart_upload", refuse)
+    place = {"Bucket": "b", "Key": "file", "UploadId": "none"}
+    storage._complete(f"{s3}/file", place, [], length=5)
+    with pytest.raises(ClientError, match="NoSuchUpload"):
+        storage._complete(f"{s3}/file", place, [], length=6)
 
 
 @pytest.mark.parametrize("request_", ["partNumber=2", "uploadId="])
