@@ -228,7 +228,7 @@ def test_the_same_command_finishes_a_run_whose_driver_was_killed(
     ranks, make_job, make_run, last_weights, tmp_path
 ):
     # Long enough that it is not over before its first checkpoint has been seen.
-    training = {"steps": 200, "checkpoints": {"every": 10, "keep": 100}}
+    training = {"steps": 100, "checkpoints": {"every": 10, "keep": 100}}
     often = {"epochs": 20.0}
     run = make_run(tmp_path / "run", training=training, batches=often)
     (tmp_path / "run.toml").write_text(to_toml(run))
@@ -245,9 +245,9 @@ def test_the_same_command_finishes_a_run_whose_driver_was_killed(
     out, said = again.communicate(timeout=300)
     assert again.returncode == 0, said.decode()
     counts = json.loads(out)
-    assert (counts["steps"], counts["restarts"]) == (200, 1)
+    assert (counts["steps"], counts["restarts"]) == (100, 1)
     resumed = RunFolder(run.output).attempts()[1].resumed_step
-    assert 10 <= resumed < 200 and resumed % 10 == 0
+    assert 10 <= resumed < 100 and resumed % 10 == 0
 
     undisturbed = make_job(tmp_path / "undisturbed", training=training, batches=often)
     ranks(1, "train", job=undisturbed, attempt=RunFolder(undisturbed.folder).take_attempt(0))
@@ -255,5 +255,5 @@ def test_the_same_command_finishes_a_run_whose_driver_was_killed(
         [line["train/loss"] for line in metrics.series(folder)]
         for folder in (run.output, undisturbed.folder)
     ]
-    assert series[0] == series[1] and len(series[0]) == 200
+    assert series[0] == series[1] and len(series[0]) == 100
     assert last_weights(make_job(run.output)) == last_weights(undisturbed)

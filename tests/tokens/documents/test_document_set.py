@@ -114,7 +114,9 @@ def expected(number: int, file: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("kind", "name", "made"), MADE, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("kind", "name", "made"), MADE, ids=lambda value: getattr(value, "__name__", str(value))
+)
 @pytest.mark.parametrize("where", ["disk", "bucket"])
 def test_every_format_gives_the_documents_that_were_put_in(
     kind: Any, name: str, made: Any, where: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -142,7 +144,9 @@ def test_the_place_of_a_json_line_is_its_first_byte_and_of_other_rows_their_numb
     assert [document["row"] for document in documents] == list(range(100))
 
 
-@pytest.mark.parametrize(("kind", "name", "made"), MADE, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("kind", "name", "made"), MADE, ids=lambda value: getattr(value, "__name__", str(value))
+)
 @pytest.mark.parametrize("split_bytes", [1, 300, 2_000, 10**6])
 def test_cutting_changes_nothing_of_what_is_read(
     kind: Any, name: str, made: Any, split_bytes: int, tmp_path: Path
@@ -272,7 +276,9 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
 # What cannot work
 
 
-@pytest.mark.parametrize(("kind", "name", "made"), MADE, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("kind", "name", "made"), MADE, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_a_column_that_is_not_there_is_named_with_those_that_are(
     kind: Any, name: str, made: Any, tmp_path: Path
 ) -> None:
