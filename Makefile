@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= quickstart
 
-.PHONY: quickstart test check lint types floors tests bench soak clean
+.PHONY: quickstart test check lint types floors tests chaos bench soak clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -22,10 +22,11 @@ types: .venv/installed
 floors: .venv/installed
 	$(BIN)/lint-imports
 
-# Those that kill processes have the machine to themselves: whether one hangs depends on how busy it is.
 tests: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not chaos"
-	$(BIN)/python -m pytest -m chaos
+	$(BIN)/python -m pytest
+
+chaos: .venv/installed ## Tests that kill processes and nodes: six minutes
+	$(BIN)/python -m pytest -m "chaos and not soak"
 
 bench: .venv/installed ## Measurements: minutes, on an idle machine
 	$(BIN)/python -m pytest -m bench -s tests/benchmarks

@@ -32,17 +32,21 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 # Run only where they are asked for by name: their marker, and the command that does.
-ASKED_FOR = {"bench": "measures; run by `make bench`", "soak": "takes long; run by `make soak`"}
+ASKED_FOR = {
+    "bench": "measures; run by `make bench`",
+    "soak": "takes long; run by `make soak`",
+    "chaos": "kills what it runs on; run by `make chaos`",
+}
 
 _buckets = (f"bucket-{number}" for number in itertools.count())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = config.getoption("-m") or ""
-    for marker, why in ASKED_FOR.items():
-        for item in items:
-            if marker not in asked and item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.skip(reason=why))
+    for item in items:
+        marker = next(filter(item.get_closest_marker, ASKED_FOR), None)
+        if marker and marker not in asked:
+            item.add_marker(pytest.mark.skip(reason=ASKED_FOR[marker]))
 
 
 @pytest.fixture(scope="session")

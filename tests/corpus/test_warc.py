@@ -209,7 +209,9 @@ def test_damage_costs_one_record_and_reading_goes_on_after_it(
     assert outcome(read(tmp_path, data)) == expected
 
 
-@pytest.mark.parametrize("data", [b"", b"<html>", b"just text\n" * 500, gzip.compress(b"text", mtime=0)])
+@pytest.mark.parametrize(
+    "data", [b"", b"<html>", b"just text\n" * 500, gzip.compress(b"text", mtime=0)]
+)
 def test_a_file_without_a_record_is_not_an_archive(tmp_path: Path, data: bytes) -> None:
     assert read(tmp_path, data) == [Unreadable(str(tmp_path / "some.warc"), "not_an_archive")]
 

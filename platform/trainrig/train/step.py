@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from trainrig.objectives.causal import cross_entropy_sum
 from trainrig.parallel.deterministic import SummedInTree
-from trainrig.parallel.fsdp import Gradients, SummedByRank
+from trainrig.parallel.fsdp import Gradients, SummedByRank, units
 from trainrig.tokens.batches import MicroBatch, Share
 from trainrig.train.run import Training
 from trainrig.train.state import TrainState
@@ -60,12 +60,12 @@ class Stepper:
     def take(self, share: Share) -> StepFigures | None:
         """One step on a global batch of which this rank has `share`.
 
-        None: all agreed to stop, and the state is as it was; gradients that were not added up yet
-        stay where they are, and no step may follow. If its loss or its gradient is not
+        None: all agreed to stop, and the state is as it was. If its loss or its gradient is not
         finite, no update is made of it: the state goes past its data and notes them as skipped.
         """
         nats_M = self._gradients_of(share)
         if nats_M is None:
+            self._abandon()
             return None
         dist.all_reduce(nats_M)  # all but one of what is added in each place are zeros
         loss = sum(nats_M.tolist()) / share.targets
@@ -111,6 +111,14 @@ class Stepper:
             group["lr"] = figures.rate
         self._state.optimizer.step()
         self._state.advance(figures.targets)
+
+    def _abandon(self) -> None:
+        """Let go of gathered parameters, as after a whole step, for the state to be saved.
+
+        Gradients that were not added up yet stay where they are: no step may follow.
+        """
+        for unit in units(self._state.model):
+            unit.reshard()
 
 
 def micro_batch_nats(model: nn.Module, micro: MicroBatch, device: torch.device) -> Tensor:
