@@ -100,7 +100,7 @@ class _Run:
         why, workers = "start", 0
         while not newest or newest.step < self.job.training.steps:
             step = newest.step if newest else 0
-            before, workers = workers, self._size(step, workers)
+            before, workers = workers, self._size(step)
             if why == "fault" and workers < before:
                 why = "shrink"
             attempt = self.folder.take_attempt(step)
@@ -135,10 +135,10 @@ class _Run:
                 self.folder.record("checkpoint_damaged", problem=damage[:500])
                 log.warning("passed over a damaged checkpoint: %s", damage)
 
-    def _size(self, step: int, before: int) -> int:
+    def _size(self, step: int) -> int:
         """Workers for the next attempt, once there is room for enough of them.
 
-        Fewer than `before` only if it stays so for a moment: the room of a group that has just
+        While something runs on the nodes it waits a moment: the room of a group that has just
         ended is not seen as free at once.
         """
         faults, began, waiting = self.job.training.faults, time.monotonic(), False
@@ -147,7 +147,7 @@ class _Run:
             size = best_size(nodes := self.cluster.nodes(), self.bounds)
             waited = time.monotonic() - began
             settled = waited >= FREED_WITHIN or not may_be_freed(nodes, self.bounds)
-            if size is not None and (size >= before or settled):
+            if size is not None and settled:
                 return size
             if size is None and waited > faults.wait_for_nodes:
                 raise ClusterError(

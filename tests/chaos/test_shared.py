@@ -1,0 +1,38 @@
+"""A run on a cluster that others use as well."""
+
+import pytest
+import trouble
+
+from trainrig.train import trainer
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+
+
+@pytest.mark.timeout(600)
+def test_a_run_takes_what_others_leave_and_grows_when_they_go(
+    one_ray, undisturbed, chaos, tmp_path
+):
+    import ray
+
+    @ray.remote(num_cpus=1)
+    class Other:
+        def there(self):
+            return True
+
+    other = Other.remote()
+    assert ray.get(other.there.remote())
+    straight = undisturbed(60)
+    job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
+    events = chaos.events(job.folder)
+
+    def leave():
+        events.wait("first_step")
+        ray.kill(other)
+
+    aside = chaos.aside(leave)
+    trainer.run(job, (1, 2))
+    aside.end()
+    whys = [(event["why"], event["workers"]) for event in events.all("attempt_started")]
+    assert whys == [("start", 1), ("grow", 2)]
+    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    assert found == wanted  # two ranks saved the last checkpoint of both
