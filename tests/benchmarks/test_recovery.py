@@ -145,6 +145,21 @@ def test_a_fault_of_a_process(one_ray, endless, chaos, what, most):
     assert reached == [True]
 
 
+def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):
+    def do(events):
+        ranks, end = itertools.cycle([1, 0]), time.monotonic() + 60 * MINUTES
+        while time.monotonic() < end:
+            time.sleep(60.0)
+            os.kill(events.ranks()[next(ranks)], signal.SIGKILL)
+            events.wait("first_step", len(events.all("first_step")) + 1)
+
+    trained_aside(chaos, endless, 2, do)
+    spent = goodput.goodput(endless.folder)
+    told = ", ".join(f"{name} {value:.1f} s" for name, value in vars(spent).items() if value)
+    print(f"\ngoodput at one kill a minute for {MINUTES:g} minutes: {spent.share:.1%} ({told})")
+    assert spent.share >= 0.8
+
+
 def test_nodes_that_go_come_and_are_drained(several_raylets, endless, chaos):
     reached = []
 
@@ -165,18 +180,3 @@ def test_nodes_that_go_come_and_are_drained(several_raylets, endless, chaos):
 
     trained_aside(chaos, endless, (1, 2), do)
     assert reached == [True] * 3
-
-
-def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):
-    def do(events):
-        ranks, end = itertools.cycle([1, 0]), time.monotonic() + 60 * MINUTES
-        while time.monotonic() < end:
-            time.sleep(60.0)
-            os.kill(events.ranks()[next(ranks)], signal.SIGKILL)
-            events.wait("first_step", len(events.all("first_step")) + 1)
-
-    trained_aside(chaos, endless, 2, do)
-    spent = goodput.goodput(endless.folder)
-    told = ", ".join(f"{name} {value:.1f} s" for name, value in vars(spent).items() if value)
-    print(f"\ngoodput at one kill a minute for {MINUTES:g} minutes: {spent.share:.1%} ({told})")
-    assert spent.share >= 0.8

@@ -214,14 +214,18 @@ def _own_ray() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def several_raylets() -> Iterator[Any]:
-    """A cluster of two nodes with room for a worker each, which this process joins."""
+    """A cluster of two nodes with room for a worker each, which this process joins.
+
+    Not for a module that asks for `one_ray` afterwards.
+    """
     from raylets import Raylets
 
     with mock.patch.dict(os.environ):
-        found = Raylets()
-        os.environ["RAY_ADDRESS"] = found.address
         import ray
 
+        ray.shutdown()  # of another module's fixture; a process joins one cluster at a time
+        found = Raylets()
+        os.environ["RAY_ADDRESS"] = found.address
         yield found
         ray.shutdown()
         found.shutdown()
