@@ -8,8 +8,8 @@ the receiver adds them where they belong in the tree. With as many ranks as virt
 as many, or a quarter …, that is one piece: as many bytes as a reduce-scatter sends.
 
 What it costs beside that: a rank with k virtual workers holds up to log2(k) + 1 whole gradients,
-and adds one up for each: some 20 ms of a core for each virtual worker and 10M parameters, beside
-seconds that their micro-batches take (tests/benchmarks/test_data_parallel.py).
+and adds one up for each. One worker for four virtual ones takes 1.07 times as long for a step as
+without all this, two for two no longer (10.7M parameters, tests/benchmarks/test_data_parallel.py).
 """
 
 from collections.abc import Sequence
