@@ -255,23 +255,33 @@ def test_targets_of_rows_that_have_changed_are_named_with_their_file(folder):
         layout.targets("web", np.array([0, 1]), 1)
 
 
-@pytest.mark.parametrize(("packing", "name"), [(SHUFFLED, "shuffle"), (BestFit(), "best_fit-4")])
-@tries(max_examples=150)
-@given(data=st.data())
-def test_no_values_of_a_plan_at_all_break_a_reader(tmp_path_factory, packing, name, data):
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory) -> str:
+    """Shards and plans that tests damage and mend."""
     folder = str(tmp_path_factory.mktemp("plans"))
     write_documents(folder, SHARDS)
     write_plans(folder, PLANS, padding=PADDING)
-    arrays = sorted(Path(folder, "plans").glob(f"{name}.[!j]*"))
+    return folder
+
+
+@pytest.mark.parametrize(("packing", "name"), [(SHUFFLED, "shuffle"), (BestFit(), "best_fit-4")])
+@tries(max_examples=150)
+@given(data=st.data())
+def test_no_values_of_a_plan_at_all_break_a_reader(damaged, packing, name, data):
+    arrays = sorted(Path(damaged, "plans").glob(f"{name}.[!j]*"))
     path = data.draw(st.sampled_from(arrays))
     small = path.suffix in {".lengths", ".row_targets"}
-    values = np.fromfile(path, "<i4" if small else "<i8")
+    whole = path.read_bytes()
+    values = np.frombuffer(whole, "<i4" if small else "<i8").copy()
     limits = np.iinfo(values.dtype)
     at = data.draw(st.integers(0, len(values) - 1))
     values[at:] = data.draw(st.integers(limits.min, limits.max) | st.integers(-1, 30))
-    values.tofile(path)
-    with contextlib.suppress(DataError):
-        rows(folder, packing, 4)
+    path.write_bytes(values.tobytes())
+    try:
+        with contextlib.suppress(DataError):
+            rows(damaged, packing, 4)
+    finally:
+        path.write_bytes(whole)
 
 
 def test_layouts_of_other_plans_have_other_fingerprints(folder):
