@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from trainrig import cli, config
 from trainrig.cli import VERBS
-from trainrig.corpus.warc import Page, write_warc
+from trainrig.corpus.read.warc import Page, write_warc
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.train.checkpoint import write_model
 

@@ -19,8 +19,8 @@ from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.shingles import jaccard, shingle
 from trainrig.corpus.filters import GopherQuality, Language, Length
 from trainrig.corpus.judge import COLUMNS, Source
+from trainrig.corpus.read.warc import Page, write_warc
 from trainrig.corpus.rewrite.pii import PII
-from trainrig.corpus.warc import Page, write_warc
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 

@@ -13,7 +13,7 @@ from trainrig.corpus.html import (
     extract,
     tidy,
 )
-from trainrig.corpus.warc import Page
+from trainrig.corpus.read.warc import Page
 
 SENTENCE = "The mill stands by the river, and its wheel has turned there for two hundred years. "
 ARTICLE = f"""<html lang="en-GB"><head><title> The

@@ -10,9 +10,9 @@ from trainrig.corpus.document import document_id
 from trainrig.corpus.filters import Filter, GopherQuality, Language, Length
 from trainrig.corpus.html import NotExtracted, PlainText
 from trainrig.corpus.judge import COLUMNS, Source, judge
+from trainrig.corpus.read.warc import Page
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.signals import measure
-from trainrig.corpus.warc import Page
 
 DATE = "2024-05-18T01:58:10Z"
 TEXT = "The keeper of the lighthouse writes to the harbor master that the lamp has to be mended."

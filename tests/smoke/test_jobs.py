@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
-from trainrig.corpus.warc import Page, write_warc
+from trainrig.corpus.read.warc import Page, write_warc
 from trainrig.errors import ConfigError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -36,8 +36,8 @@ from trainrig.corpus.dedup.signatures import (
 )
 from trainrig.corpus.html import NotExtracted
 from trainrig.corpus.judge import COLUMNS, Source, judge, masked_url
+from trainrig.corpus.read.warc import Unreadable, read_warc
 from trainrig.corpus.rewrite.pii import PII
-from trainrig.corpus.warc import Unreadable, read_warc
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.ray_session import Progress, connect, map_splits

@@ -11,7 +11,7 @@ from resiliparse.parse.encoding import detect_encoding, detect_mime, map_encodin
 from resiliparse.parse.html import HTMLTree, Node
 
 from trainrig.config import Settings
-from trainrig.corpus.warc import Page
+from trainrig.corpus.read.warc import Page
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPES = ("text/plain", "text/markdown")

@@ -21,9 +21,9 @@ from trainrig.corpus.filters import (
 )
 from trainrig.corpus.html import Extractor, NotExtracted, Resiliparse, extract
 from trainrig.corpus.language import identify
+from trainrig.corpus.read.warc import Page
 from trainrig.corpus.rewrite.pii import PII, mask
 from trainrig.corpus.signals import Signals, measure
-from trainrig.corpus.warc import Page
 
 _SPAN = pa.struct([("kind", pa.string()), ("start", pa.int64()), ("length", pa.int64())])
 # Of kept and of dropped documents alike.

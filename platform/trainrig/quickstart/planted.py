@@ -18,8 +18,8 @@ from trainrig.corpus.filters import first_broken_rule
 from trainrig.corpus.html import NotExtracted, Resiliparse, extract
 from trainrig.corpus.judge import PROSE
 from trainrig.corpus.language import identify
+from trainrig.corpus.read.warc import Page
 from trainrig.corpus.signals import measure
-from trainrig.corpus.warc import Page
 from trainrig.quickstart.article import Article, Paragraph, main_text, prose_words
 from trainrig.quickstart.chrome import Frame, render
 from trainrig.quickstart.source_pages import keyed

@@ -14,7 +14,7 @@ from fastwarc.warc import ArchiveIterator
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.warc import LARGEST_BODY, Page, Unreadable, read_warc, write_warc
+from trainrig.corpus.read.warc import LARGEST_BODY, Page, Unreadable, read_warc, write_warc
 from trainrig.errors import DataError
 
 PAGE = Page("http://example.org/", "text/html", b"<p>hello</p>", "2024-05-18T01:58:10Z", "utf-8")

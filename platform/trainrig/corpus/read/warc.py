@@ -17,7 +17,7 @@ from typing import BinaryIO
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from trainrig import storage
-from trainrig.corpus.transfer import BadBody, unpack
+from trainrig.corpus.read.transfer import BadBody, unpack
 from trainrig.errors import DataError
 
 LARGEST_BODY = 64 * 2**20  # bytes; Common Crawl cuts bodies at 1 MiB, larger ones are no pages

@@ -7,7 +7,7 @@ from fastwarc.stream_io import BrotliWriter, ZstdWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.transfer import BadBody, unpack
+from trainrig.corpus.read.transfer import BadBody, unpack
 
 LIMIT = 10_000
 
