@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus.document import document_id
+from trainrig.corpus.extract import NotExtracted, PlainText
 from trainrig.corpus.filters import Filter, GopherQuality, Language, Length
-from trainrig.corpus.html import NotExtracted, PlainText
 from trainrig.corpus.judge import COLUMNS, Source, judge
 from trainrig.corpus.read.warc import Page
 from trainrig.corpus.rewrite.pii import PII

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.corpus.html import Resiliparse, extract
+from trainrig.corpus.extract import Resiliparse, extract
 from trainrig.corpus.read.warc import Page, read_warc
 from trainrig.errors import ConfigError
 from trainrig.quickstart.pages import PagesSettings, build_pages

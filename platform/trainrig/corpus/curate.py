@@ -34,7 +34,7 @@ from trainrig.corpus.dedup.signatures import (
     load_arrays,
     save_arrays,
 )
-from trainrig.corpus.html import NotExtracted
+from trainrig.corpus.extract import NotExtracted
 from trainrig.corpus.judge import COLUMNS, Source, judge, masked_url
 from trainrig.corpus.read.warc import Unreadable, read_warc
 from trainrig.corpus.rewrite.pii import PII

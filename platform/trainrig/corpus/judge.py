@@ -9,6 +9,7 @@ from pydantic import Field
 
 from trainrig.config import PLACE, Settings
 from trainrig.corpus.document import document_id
+from trainrig.corpus.extract import Extractor, NotExtracted, Resiliparse, extract
 from trainrig.corpus.filters import (
     Filter,
     GopherQuality,
@@ -19,7 +20,6 @@ from trainrig.corpus.filters import (
     Symbols,
     first_broken_rule,
 )
-from trainrig.corpus.html import Extractor, NotExtracted, Resiliparse, extract
 from trainrig.corpus.language import identify
 from trainrig.corpus.read.warc import Page
 from trainrig.corpus.rewrite.pii import PII, mask

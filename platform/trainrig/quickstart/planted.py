@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainrig import storage
+from trainrig.corpus.extract import NotExtracted, Resiliparse, extract
 from trainrig.corpus.filters import first_broken_rule
-from trainrig.corpus.html import NotExtracted, Resiliparse, extract
 from trainrig.corpus.judge import PROSE
 from trainrig.corpus.language import identify
 from trainrig.corpus.read.warc import Page

@@ -4,15 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.html import (
-    Extracted,
-    NotExtracted,
-    PlainText,
-    Resiliparse,
-    decode,
-    extract,
-    tidy,
-)
+from trainrig.corpus.extract import Extracted, NotExtracted, PlainText, Resiliparse, extract
+from trainrig.corpus.extract.decode import decode
+from trainrig.corpus.extract.tidy import tidy
 from trainrig.corpus.read.warc import Page
 
 SENTENCE = "The mill stands by the river, and its wheel has turned there for two hundred years. "

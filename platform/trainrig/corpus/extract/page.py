@@ -1,33 +1,22 @@
-"""From the bytes of a page to the text a reader would want, its title, and its stated language."""
+"""One page in, its text out, by the extractor asked for."""
 
-import codecs
 import re
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 from resiliparse.extract.html2text import extract_plain_text
-from resiliparse.parse.encoding import detect_encoding, detect_mime, map_encoding_to_html5
+from resiliparse.parse.encoding import detect_mime
 from resiliparse.parse.html import HTMLTree, Node
 
 from trainrig.config import Settings
+from trainrig.corpus.extract.decode import decode
+from trainrig.corpus.extract.outcome import Extracted, NotExtracted
+from trainrig.corpus.extract.tidy import tidy
 from trainrig.corpus.read.warc import Page
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPES = ("text/plain", "text/markdown")
 
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-# Surrogates, noncharacter FFFE's twin the BOM, soft hyphen and zero-width space (both cut words in
-# two), and all controls but tab and newline. Joiners (200C, 200D) stay: Persian needs them.
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b\u2060\ufeff\ufffe\ud800-\udfff]+")
-_LINE_END = re.compile("\r\n?|[\u2028\u2029\x85\x0b\x0c]")
-_WIDE_SPACE = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
-_SPACE_BEFORE_END = re.compile(r"[ \t]+$", re.MULTILINE)
-_BLANK_LINES = re.compile(r"\n{3,}")
 _LANGUAGE_TAG = re.compile(r"([a-z]{2,3})(?:[-_]|$)")
 
 
@@ -57,22 +46,6 @@ class PlainText(Settings):
 
 
 Extractor = Annotated[Resiliparse | PlainText, Field(discriminator="kind")]
-
-
-@dataclass(frozen=True)
-class Extracted:
-    """What a page says."""
-
-    text: str
-    title: str  # "" where there is none
-    language_hint: str  # what the page claims: "en", "" where it claims nothing
-
-
-@dataclass(frozen=True)
-class NotExtracted:
-    """Why a page gave no text: "too_large", "too_deep", or "not_text" (an image, a script)."""
-
-    reason: str
 
 
 def extract(page: Page, extractor: Resiliparse | PlainText) -> Extracted | NotExtracted:
@@ -106,39 +79,6 @@ def _claimed_language(tree: HTMLTree) -> str:
     root = tree.document.query_selector("html") if tree.document else None
     tag = _LANGUAGE_TAG.match((root.getattr("lang") or "").strip().lower()) if root else None
     return tag.group(1) if tag else ""
-
-
-def decode(page: Page) -> str:
-    """The body as text: by byte-order mark, as UTF-8 if it is that, by what it claims, by guess.
-
-    Bytes that are valid UTF-8 are UTF-8 whatever they claim: no other text looks so by chance.
-    What cannot be decoded becomes U+FFFD.
-    """
-    for mark, encoding in _BOMS:
-        if page.body.startswith(mark):
-            return page.body[len(mark) :].decode(encoding, "replace")
-    if b"\x1b" not in page.body:  # an ISO-2022 encoding, which is ASCII with escapes
-        try:
-            # Not final: a page cut at a number of bytes may end inside a character.
-            return codecs.utf_8_decode(page.body, "strict", False)[0]
-        except UnicodeDecodeError:
-            pass
-    claimed = map_encoding_to_html5(page.charset, fallback_utf8=False) if page.charset else None
-    encoding = claimed or detect_encoding(page.body, from_html_meta=True) or "cp1252"
-    return page.body.decode(encoding, "replace")
-
-
-def tidy(text: str) -> str:
-    """`text` with one kind of line end and of space, nothing invisible, no two blank lines.
-
-    Indentation stays: code means something by it.
-    """
-    text = _LINE_END.sub("\n", text)
-    text = _INVISIBLE.sub("", text)
-    text = _WIDE_SPACE.sub(" ", text)
-    text = _SPACE_BEFORE_END.sub("", text)
-    text = _BLANK_LINES.sub("\n\n", text)
-    return text.strip()
 
 
 def _deeper_than(tree: HTMLTree, limit: int) -> bool:
