@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.filters.limits import Limit
 from trainrig.corpus.language import LanguageGuess
 from trainrig.corpus.signals import Signals
 
@@ -28,6 +29,22 @@ class GopherQuality(Settings):
     max_ellipsis_lines: float = Field(default=0.3, ge=0, le=1)
     min_alphabetic_words: float = Field(default=0.8, ge=0, le=1)  # share of words
     min_stop_words: int = Field(default=2, ge=0, le=8)
+
+    def limits(self) -> Iterator[Limit]:
+        """The bounds of words and lines."""
+        yield Limit("word_count", "words", self.min_words, self.max_words)
+        yield Limit(
+            "mean_word_length",
+            "mean_word_length",
+            self.min_mean_word_length,
+            self.max_mean_word_length,
+        )
+        yield Limit("hashes", "hashes_per_word", most=self.max_hashes_per_word)
+        yield Limit("ellipses", "ellipses_per_word", most=self.max_ellipses_per_word)
+        yield Limit("bullet_lines", "bullet_lines", most=self.max_bullet_lines)
+        yield Limit("ellipsis_lines", "ellipsis_lines", most=self.max_ellipsis_lines)
+        yield Limit("alphabetic_words", "alphabetic_words", least=self.min_alphabetic_words)
+        yield Limit("stop_words", "stop_words", least=self.min_stop_words)
 
     def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
         """Each rule that the text breaks."""
@@ -71,6 +88,13 @@ class GopherRepetition(Settings):
     max_duplicate_8_grams: float = Field(default=0.12, ge=0, le=1)
     max_duplicate_9_grams: float = Field(default=0.11, ge=0, le=1)
     max_duplicate_10_grams: float = Field(default=0.10, ge=0, le=1)
+
+    def limits(self) -> Iterator[Limit]:
+        """Each bound, named as the signal that it limits."""
+        for field in type(self).model_fields:
+            signal = field.removeprefix("max_")
+            if signal != field:
+                yield Limit(signal, signal, most=getattr(self, field))
 
     def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
         """Each rule that the text breaks, named as the signal it limits."""

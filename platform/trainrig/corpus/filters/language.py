@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.filters.limits import LANGUAGE, Among, Limit
 from trainrig.corpus.language import LanguageGuess
 from trainrig.corpus.signals import Signals
 
@@ -19,6 +20,11 @@ class Language(Settings):
     kind: Literal["Language"] = "Language"
     allowed: tuple[str, ...] = Field(default=("en",), min_length=1)  # ISO 639 codes of lid.176
     min_score: float = Field(default=0.65, ge=0, le=1)
+
+    def limits(self) -> Iterator[Limit | Among]:
+        """Which languages, and how sure of them."""
+        yield Among("not_allowed", LANGUAGE, self.allowed)
+        yield Limit("unsure", "language_score", least=self.min_score)
 
     def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
         """Each rule that the text breaks."""

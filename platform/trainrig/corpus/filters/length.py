@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
+from trainrig.corpus.filters.limits import Limit
 from trainrig.corpus.language import LanguageGuess
 from trainrig.corpus.signals import Signals
 
@@ -28,6 +29,12 @@ class Length(Settings):
                 f"and at most {self.max_characters} (max_characters)"
             )
         return self
+
+    def limits(self) -> Iterator[Limit]:
+        """The bounds of the length."""
+        yield Limit("too_short", "characters", least=self.min_characters)
+        if self.max_characters is not None:
+            yield Limit("too_long", "characters", most=self.max_characters)
 
     def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
         """Each rule that the text breaks."""

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.filters.limits import Limit
 from trainrig.corpus.language import LanguageGuess
 from trainrig.corpus.signals import Signals
 
@@ -15,6 +16,10 @@ class Symbols(Settings):
 
     kind: Literal["Symbols"] = "Symbols"
     max_symbols: float = Field(default=0.3, ge=0, le=1)  # share of characters; English prose .03
+
+    def limits(self) -> Iterator[Limit]:
+        """The bound of the share."""
+        yield Limit("symbols", "symbols", most=self.max_symbols)
 
     def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
         """Each rule that the text breaks."""
@@ -27,6 +32,10 @@ class RepeatedLines(Settings):
 
     kind: Literal["RepeatedLines"] = "RepeatedLines"
     max_in_a_row: int = Field(default=3, ge=1)  # lines
+
+    def limits(self) -> Iterator[Limit]:
+        """The bound of the run."""
+        yield Limit("in_a_row", "longest_run_of_equal_lines", most=self.max_in_a_row)
 
     def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
         """Each rule that the text breaks."""
