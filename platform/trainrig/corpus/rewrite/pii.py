@@ -10,11 +10,12 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
+from trainrig.config import AHEAD, Settings
+from trainrig.corpus.filters.limits import Limit
 
 Kind = Literal["EMAIL", "IP", "PHONE", "CARD", "IBAN"]
 
@@ -24,7 +25,12 @@ class PII(Settings):
 
     kind: Literal["PII"] = "PII"
     kinds: tuple[Kind, ...] = ("EMAIL", "IBAN", "CARD", "IP", "PHONE")
-    max_per_document: int | None = Field(default=None, ge=0)  # finds; None: any number is masked
+    max_per_document: Annotated[int | None, AHEAD] = Field(default=None, ge=0)  # finds; None: any number is masked
+
+    def limits(self) -> Iterator[Limit]:
+        """How many finds a document may have."""
+        if self.max_per_document is not None:
+            yield Limit("too_many", "pii_finds", most=self.max_per_document)
 
     def broken_rules(self, spans: tuple["Span", ...]) -> Iterator[str]:
         """Each rule that a document with these finds breaks."""
