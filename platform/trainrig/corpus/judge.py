@@ -1,9 +1,9 @@
 """One page, judged: its row of text, language, signals, masked finds, and the reason to drop it."""
 
-import dataclasses
 import json
 from typing import Annotated, Any
 
+import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from trainrig.corpus.filters import (
 from trainrig.corpus.language import identify
 from trainrig.corpus.read.warc import Page
 from trainrig.corpus.rewrite.pii import PII, mask
-from trainrig.corpus.signals import Signals, measure
+from trainrig.corpus.signals import SIGNALS, measure
 
 _SPAN = pa.struct([("kind", pa.string()), ("start", pa.int64()), ("length", pa.int64())])
 # Of kept and of dropped documents alike.
@@ -33,8 +33,8 @@ COLUMNS = pa.schema(
         ("metadata", pa.string()),
         ("language_score", pa.float64()),
         *(
-            (field.name, pa.int64() if field.type is int else pa.float64())
-            for field in dataclasses.fields(Signals)
+            (name, pa.int64() if kind == np.int64 else pa.float64())
+            for name, kind in SIGNALS.items()
         ),
         ("pii", pa.list_(_SPAN)),  # places in the text before masking; never the value
         ("dropped_by", pa.string()),
@@ -80,8 +80,9 @@ def judge(source: Source, pii: PII, page: Page) -> dict[str, Any] | NotExtracted
         return extracted
     text, spans = mask(extracted.text, pii)
     language = identify(text)
-    signals = measure(text)
-    reason = first_broken_rule(source.filters, signals, language)
+    signals = measure([text], [language.code])
+    guessed = {"language": np.array([language.code]), "language_score": np.array([language.score])}
+    reason = first_broken_rule(source.filters, signals | guessed)[0]
     too_many = next(pii.broken_rules(spans), None)
     return {
         "id": document_id(source.name, page.url, page.body),
@@ -92,7 +93,7 @@ def judge(source: Source, pii: PII, page: Page) -> dict[str, Any] | NotExtracted
         "date": page.date,
         "metadata": json.dumps({"title": mask(extracted.title, pii)[0]}, ensure_ascii=False),
         "language_score": language.score,
-        **dataclasses.asdict(signals),
+        **{name: column[0].item() for name, column in signals.items()},
         "pii": [{"kind": s.kind, "start": s.start, "length": s.length} for s in spans],
         "dropped_by": reason or (f"PII.{too_many}" if too_many else None),
         "duplicate_of": None,

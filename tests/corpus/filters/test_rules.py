@@ -1,6 +1,6 @@
-from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ from trainrig.corpus.filters import (
     broken_rules,
     first_broken_rule,
 )
+from trainrig.corpus.filters.limits import Columns
 from trainrig.corpus.language import NONE, LanguageGuess, identify
 from trainrig.corpus.signals import measure
 
@@ -31,8 +32,19 @@ from his hand and slept among the sacks. When the mill was sold, a painter from 
 and the light in its upper window has been on every night since."""
 
 
+def columns(text: str, language: LanguageGuess = ENGLISH) -> dict[str, np.ndarray[Any, Any]]:
+    return measure([text], [language.code]) | {
+        "language": np.array([language.code]),
+        "language_score": np.array([language.score]),
+    }
+
+
+def broken_by(filters: tuple[Filter, ...], columns: Columns) -> list[str]:
+    return [rule for rule, broken in broken_rules(filters, columns).items() if broken[0]]
+
+
 def broken(text: str, language: LanguageGuess = ENGLISH) -> list[str]:
-    return list(broken_rules(ALL, measure(text), language))
+    return broken_by(ALL, columns(text, language))
 
 
 def test_prose_breaks_no_rule():
@@ -73,20 +85,20 @@ def test_the_texts_above_reach_every_rule_of_table_a1():
     assert len(limits) == 13
     zero = GopherRepetition.model_validate(dict.fromkeys(limits, 0.0))
     everything = f"{PROSE}\n\n{PROSE}\n\n{PROSE}"
-    assert len(list(zero.broken_rules(measure(everything), ENGLISH))) == 13
+    assert len(broken_by((zero,), columns(everything))) == 13
 
 
 @pytest.mark.parametrize(
     ("guess", "rules"),
     [
         (LanguageGuess("en", 0.65), []),
-        (LanguageGuess("en", 0.649), ["unsure"]),
-        (LanguageGuess("de", 0.99), ["not_allowed"]),
-        (NONE, ["not_allowed", "unsure"]),
+        (LanguageGuess("en", 0.649), ["Language.unsure"]),
+        (LanguageGuess("de", 0.99), ["Language.not_allowed"]),
+        (NONE, ["Language.not_allowed", "Language.unsure"]),
     ],
 )
 def test_a_language_is_judged_by_its_code_and_its_score(guess: LanguageGuess, rules: list[str]):
-    assert list(Language().broken_rules(measure(PROSE), guess)) == rules
+    assert broken_by((Language(),), columns(PROSE, guess)) == rules
 
 
 @pytest.mark.parametrize(
@@ -124,16 +136,16 @@ def test_a_language_is_judged_by_its_code_and_its_score(guess: LanguageGuess, ru
 def test_the_published_limit_is_kept_and_the_next_value_is_not(
     rule: Filter, signal: str, at_the_limit: float, past_it: float
 ):
-    signals = measure(PROSE)
-    assert list(rule.broken_rules(replace(signals, **{signal: at_the_limit}), ENGLISH)) == []
-    assert len(list(rule.broken_rules(replace(signals, **{signal: past_it}), ENGLISH))) == 1
+    found = columns(PROSE)
+    assert broken_by((rule,), found | {signal: np.array([at_the_limit])}) == []
+    assert len(broken_by((rule,), found | {signal: np.array([past_it])})) == 1
 
 
 def test_the_first_reason_follows_the_order_of_the_filters():
-    signals = measure("short")
-    assert first_broken_rule(ALL, signals, NONE) == "Length.too_short"
-    assert first_broken_rule(ALL[::-1], signals, NONE) == "GopherQuality.word_count"
-    assert first_broken_rule((), signals, NONE) is None
+    found = columns("short", NONE)
+    assert first_broken_rule(ALL, found) == ["Length.too_short"]
+    assert first_broken_rule(ALL[::-1], found) == ["GopherQuality.word_count"]
+    assert first_broken_rule((), found) == [None]
 
 
 def test_the_union_holds_every_filter_by_its_own_name():

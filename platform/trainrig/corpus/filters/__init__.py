@@ -3,17 +3,18 @@
 A new one: a file beside this, and its name in `Filter`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.corpus.filters.gopher import GopherQuality, GopherRepetition
 from trainrig.corpus.filters.language import Language
 from trainrig.corpus.filters.length import Length
+from trainrig.corpus.filters.limits import Columns
 from trainrig.corpus.filters.noise import RepeatedLines, Symbols
-from trainrig.corpus.language import LanguageGuess
-from trainrig.corpus.signals import Signals
 
 __all__ = [
     "Filter",
@@ -33,17 +34,19 @@ Filter = Annotated[
 ]
 
 
-def broken_rules(
-    filters: Iterable[Filter], signals: Signals, language: LanguageGuess
-) -> Iterator[str]:
-    """Every rule broken, as "GopherQuality.word_count", in the order of `filters`. Lazy."""
-    for each in filters:
-        for rule in each.broken_rules(signals, language):
-            yield f"{each.kind}.{rule}"
+def broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
+    """For each rule, as "GopherQuality.word_count", in order: which documents break it."""
+    return {
+        f"{each.kind}.{limit.rule}": limit.broken(columns)
+        for each in filters
+        for limit in each.limits()
+    }
 
 
-def first_broken_rule(
-    filters: Iterable[Filter], signals: Signals, language: LanguageGuess
-) -> str | None:
-    """The reason to drop a document, or None to keep it."""
-    return next(broken_rules(filters, signals, language), None)
+def first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[str | None]:
+    """For each document the reason to drop it, or None to keep it."""
+    reasons: list[str | None] = [None] * len(next(iter(columns.values())))
+    for rule, broken in broken_rules(filters, columns).items():
+        for document in np.flatnonzero(broken).tolist():
+            reasons[document] = reasons[document] or rule
+    return reasons

@@ -7,15 +7,16 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.corpus.filters.limits import Limit
-from trainrig.corpus.language import LanguageGuess
-from trainrig.corpus.signals import Signals
+from trainrig.corpus.signals.stop_words import LANGUAGES
+from trainrig.corpus.signals.unspaced import UNSPACED
 
 
 class GopherQuality(Settings):
     """Drops text that is too short, too long, or not made of sentences.
 
-    All of the paper's quality rules. Stop words are English: for other languages set
-    `min_stop_words = 0`. They are counted as different ones, as datatrove counts them.
+    All of the paper's quality rules. Stop words are of the document's language; where there is no
+    list of them (signals/stop_words.py) the rule says nothing. They are counted as different ones,
+    as datatrove counts them. Words of languages without spaces have no length to speak of.
     """
 
     kind: Literal["GopherQuality"] = "GopherQuality"
@@ -31,39 +32,21 @@ class GopherQuality(Settings):
     min_stop_words: int = Field(default=2, ge=0, le=8)
 
     def limits(self) -> Iterator[Limit]:
-        """The bounds of words and lines."""
+        """Its rules."""
         yield Limit("word_count", "words", self.min_words, self.max_words)
         yield Limit(
             "mean_word_length",
             "mean_word_length",
             self.min_mean_word_length,
             self.max_mean_word_length,
+            except_languages=UNSPACED,
         )
         yield Limit("hashes", "hashes_per_word", most=self.max_hashes_per_word)
         yield Limit("ellipses", "ellipses_per_word", most=self.max_ellipses_per_word)
         yield Limit("bullet_lines", "bullet_lines", most=self.max_bullet_lines)
         yield Limit("ellipsis_lines", "ellipsis_lines", most=self.max_ellipsis_lines)
-        yield Limit("alphabetic_words", "alphabetic_words", least=self.min_alphabetic_words)
-        yield Limit("stop_words", "stop_words", least=self.min_stop_words)
-
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks."""
-        if not self.min_words <= signals.words <= self.max_words:
-            yield "word_count"
-        if not self.min_mean_word_length <= signals.mean_word_length <= self.max_mean_word_length:
-            yield "mean_word_length"
-        if signals.hashes_per_word > self.max_hashes_per_word:
-            yield "hashes"
-        if signals.ellipses_per_word > self.max_ellipses_per_word:
-            yield "ellipses"
-        if signals.bullet_lines > self.max_bullet_lines:
-            yield "bullet_lines"
-        if signals.ellipsis_lines > self.max_ellipsis_lines:
-            yield "ellipsis_lines"
-        if signals.alphabetic_words < self.min_alphabetic_words:
-            yield "alphabetic_words"
-        if signals.stop_words < self.min_stop_words:
-            yield "stop_words"
+        yield Limit("alphabetic_words", "alphabetic_words", self.min_alphabetic_words)
+        yield Limit("stop_words", "stop_words", self.min_stop_words, languages=LANGUAGES)
 
 
 class GopherRepetition(Settings):
@@ -90,15 +73,8 @@ class GopherRepetition(Settings):
     max_duplicate_10_grams: float = Field(default=0.10, ge=0, le=1)
 
     def limits(self) -> Iterator[Limit]:
-        """Each bound, named as the signal that it limits."""
+        """Its rules, each named as the signal it limits."""
         for field in type(self).model_fields:
             signal = field.removeprefix("max_")
             if signal != field:
                 yield Limit(signal, signal, most=getattr(self, field))
-
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks, named as the signal it limits."""
-        for field in type(self).model_fields:
-            signal = field.removeprefix("max_")
-            if signal != field and getattr(signals, signal) > getattr(self, field):
-                yield signal

@@ -6,9 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.corpus.filters.limits import LANGUAGE, Among, Limit
-from trainrig.corpus.language import LanguageGuess
-from trainrig.corpus.signals import Signals
+from trainrig.corpus.filters.limits import LANGUAGE, LANGUAGE_SCORE, Among, Limit
 
 
 class Language(Settings):
@@ -22,13 +20,6 @@ class Language(Settings):
     min_score: float = Field(default=0.65, ge=0, le=1)
 
     def limits(self) -> Iterator[Limit | Among]:
-        """Which languages, and how sure of them."""
+        """Its rules."""
         yield Among("not_allowed", LANGUAGE, self.allowed)
-        yield Limit("unsure", "language_score", least=self.min_score)
-
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks."""
-        if language.code not in self.allowed:
-            yield "not_allowed"
-        if language.score < self.min_score:
-            yield "unsure"
+        yield Limit("unsure", LANGUAGE_SCORE, self.min_score)

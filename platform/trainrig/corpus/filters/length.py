@@ -7,8 +7,6 @@ from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.corpus.filters.limits import Limit
-from trainrig.corpus.language import LanguageGuess
-from trainrig.corpus.signals import Signals
 
 
 class Length(Settings):
@@ -31,14 +29,7 @@ class Length(Settings):
         return self
 
     def limits(self) -> Iterator[Limit]:
-        """The bounds of the length."""
-        yield Limit("too_short", "characters", least=self.min_characters)
+        """Its rules."""
+        yield Limit("too_short", "characters", self.min_characters)
         if self.max_characters is not None:
             yield Limit("too_long", "characters", most=self.max_characters)
-
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks."""
-        if signals.characters < self.min_characters:
-            yield "too_short"
-        if self.max_characters is not None and signals.characters > self.max_characters:
-            yield "too_long"

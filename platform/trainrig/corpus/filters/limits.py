@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LANGUAGE = "language"  # the column that `languages` speaks of
+LANGUAGE_SCORE = "language_score"
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -22,6 +23,7 @@ class Limit:
     least: float | None = None
     most: float | None = None
     languages: tuple[str, ...] | None = None  # the only ones that it speaks of; None: all
+    except_languages: tuple[str, ...] = ()  # ones that it does not speak of
 
     def broken(self, columns: Columns) -> NDArray[np.bool_]:
         """Which documents break the rule. A value that is no number (NaN) breaks no bound."""
@@ -33,6 +35,8 @@ class Limit:
             broken |= values > self.most
         if self.languages is not None:
             broken &= np.isin(columns[LANGUAGE], self.languages)
+        if self.except_languages:
+            broken &= ~np.isin(columns[LANGUAGE], self.except_languages)
         return broken
 
 

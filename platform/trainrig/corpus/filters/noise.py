@@ -7,8 +7,6 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.corpus.filters.limits import Limit
-from trainrig.corpus.language import LanguageGuess
-from trainrig.corpus.signals import Signals
 
 
 class Symbols(Settings):
@@ -18,13 +16,8 @@ class Symbols(Settings):
     max_symbols: float = Field(default=0.3, ge=0, le=1)  # share of characters; English prose .03
 
     def limits(self) -> Iterator[Limit]:
-        """The bound of the share."""
+        """Its rule."""
         yield Limit("symbols", "symbols", most=self.max_symbols)
-
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks."""
-        if signals.symbols > self.max_symbols:
-            yield "symbols"
 
 
 class RepeatedLines(Settings):
@@ -34,10 +27,5 @@ class RepeatedLines(Settings):
     max_in_a_row: int = Field(default=3, ge=1)  # lines
 
     def limits(self) -> Iterator[Limit]:
-        """The bound of the run."""
+        """Its rule."""
         yield Limit("in_a_row", "longest_run_of_equal_lines", most=self.max_in_a_row)
-
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks."""
-        if signals.longest_run_of_equal_lines > self.max_in_a_row:
-            yield "in_a_row"
