@@ -1,0 +1,49 @@
+"""An HTTP response as crawlers store it: to a page."""
+
+import re
+from typing import NamedTuple
+
+from trainrig.corpus.read.page import LARGEST_BODY
+from trainrig.corpus.read.transfer import BadBody, unpack
+
+_END = re.compile(rb"\r?\n\r?\n")
+_STATUS = re.compile(r"HTTP/\d(?:\.\d)?\s+(\d{3})")
+_MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
+_CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_.:+-]+)""", re.IGNORECASE)
+
+
+class Response(NamedTuple):
+    """What a response with status 200 brought."""
+
+    content_type: str  # as stated
+    body: bytes  # unpacked
+
+
+def response(block: bytes) -> Response:
+    """The response in `block`. Raises BadBody: "not_http", "not_http_200", or what `unpack` has."""
+    end = _END.search(block)
+    head, body = (block, b"") if end is None else (block[: end.start()], block[end.end() :])
+    lines = head.decode("latin-1").split("\n")
+    status = _STATUS.match(lines[0])
+    if status is None:
+        raise BadBody("not_http")
+    if status.group(1) != "200":
+        raise BadBody("not_http_200")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        headers.setdefault(name.strip().lower(), value.strip())
+    transfer, content = headers.get("transfer-encoding", ""), headers.get("content-encoding", "")
+    return Response(headers.get("content-type", ""), unpack(body, transfer, content, LARGEST_BODY))
+
+
+def media_type(stated: str) -> str:
+    """The media type in a Content-Type header: "text/html"; "" where there is none."""
+    found = _MEDIA_TYPE.match(stated.strip().lower())
+    return found.group() if found else ""
+
+
+def charset(stated: str) -> str | None:
+    """The charset in a Content-Type header."""
+    found = _CHARSET.search(stated)
+    return found.group(1) if found else None

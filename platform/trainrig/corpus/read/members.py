@@ -1,0 +1,146 @@
+"""Gzip members (RFC 1952), one behind another: archives have one for each record.
+
+A member is read as a stream of what it holds, never raises for what is wrong with it, and says so
+afterwards: where it ended, and whether it was whole.
+"""
+
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Literal
+
+MAGIC = b"\x1f\x8b\x08"
+_BLOCK = 2**16  # bytes read at a time; of text, four records of a crawl
+_SEARCH_BLOCK = 2**20  # bytes read at a time when looking for a member
+HEAD = 2**13  # bytes of a member that are surely enough to see its first line
+_SHOWN = 2**10  # unpacked bytes of it that are looked at
+
+
+class Packed:
+    """A stream of packed bytes, read in turn; what was read too far can be given back."""
+
+    def __init__(self, stream: BinaryIO, position: int) -> None:
+        self.stream = stream
+        self.move(position)
+
+    def move(self, position: int) -> None:
+        """Go on at `position`."""
+        self.stream.seek(position)
+        self._rest = b""
+        self._position = position
+
+    @property
+    def position(self) -> int:
+        """Of the next byte."""
+        return self._position - len(self._rest)
+
+    def read(self) -> bytes:
+        """The next bytes, some; none at the end."""
+        if self._rest:
+            block, self._rest = self._rest, b""
+            return block
+        block = self.stream.read(_BLOCK)
+        self._position += len(block)
+        return block
+
+    def give_back(self, block: bytes) -> None:
+        """Let `block`, which was read last, be read again."""
+        self._rest = block
+
+    def peek(self, count: int) -> bytes:
+        """The next `count` bytes, or those that there are; they are read again."""
+        while len(self._rest) < count and (block := self.stream.read(_BLOCK)):
+            self._rest += block
+            self._position += len(block)
+        return self._rest[:count]
+
+
+class Member(io.RawIOBase):
+    """What the next member of `packed` holds; read to its end, it has moved `packed` behind it."""
+
+    damage = "damaged_gzip"  # the reason to count it by if it is broken
+
+    def __init__(self, packed: Packed) -> None:
+        self.start = packed.position
+        # "cut": the file ends first; "broken": the bytes are no gzip, or not what was packed.
+        self.state: Literal["open", "whole", "cut", "broken"] = "open"
+        self._packed = packed
+        self._decoder = zlib.decompressobj(31)
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`, or some of it; how much, which is 0 at the end alone."""
+        if not self._ready:
+            self._unpack()
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def drain(self) -> None:
+        """Read to the end, so that `state` is final."""
+        while self.state == "open":
+            self._unpack()
+        self._ready = memoryview(b"")
+
+    def _unpack(self) -> None:
+        """Have some bytes ready, unless there are no more. A block swells to 64 MiB at most."""
+        while not self._ready and self.state == "open":
+            block = self._packed.read()
+            try:
+                self._ready = memoryview(self._decoder.decompress(block))
+            except zlib.error:
+                self.state = "broken"
+                return
+            if self._decoder.eof:
+                self.state = "whole"
+                self._packed.give_back(self._decoder.unused_data)
+            elif not block:
+                self.state = "cut"
+
+
+def find_member(
+    stream: BinaryIO, position: int, wanted: Callable[[bytes], bool], end: int | None = None
+) -> int | None:
+    """Where the first member at or after `position` begins of whose first bytes `wanted` is true,
+    or None. One that begins at `end` or after is not looked for."""
+    for found in _places(stream, position, MAGIC):
+        if end is not None and found >= end:
+            return None
+        if wanted(_head(stream, found)):
+            return found
+    return None
+
+
+def _head(stream: BinaryIO, position: int) -> bytes:
+    stream.seek(position)
+    return unpacked_head(stream.read(HEAD))
+
+
+def unpacked_head(member: bytes) -> bytes:
+    """The first bytes of what a member holds, from its own; none if it is no member."""
+    try:
+        return zlib.decompressobj(31).decompress(member[:HEAD], _SHOWN)
+    except zlib.error:
+        return b""
+
+
+def _places(stream: BinaryIO, position: int, sign: bytes) -> Iterator[int]:
+    """Where `sign` stands at or after `position`. The stream may be moved between two of them."""
+    kept = b""
+    while True:
+        stream.seek(position + len(kept))
+        more = stream.read(_SEARCH_BLOCK)
+        if not more:
+            return
+        block = kept + more
+        at = block.find(sign)
+        while at >= 0:
+            yield position + at
+            at = block.find(sign, at + 1)
+        kept = block[-(len(sign) - 1) :]  # a sign may lie across two blocks
+        position += len(block) - len(kept)
