@@ -101,6 +101,26 @@ def test_a_language_is_judged_by_its_code_and_its_score(guess: LanguageGuess, ru
     assert broken_by((Language(),), columns(PROSE, guess)) == rules
 
 
+def test_a_language_can_have_a_score_of_its_own():
+    both = Language(allowed=("en", "de"), min_scores={"de": 0.9})
+    assert broken_by((both,), columns(PROSE, LanguageGuess("de", 0.8))) == ["Language.unsure_de"]
+    assert broken_by((both,), columns(PROSE, LanguageGuess("de", 0.9))) == []
+    assert broken_by((both,), columns(PROSE, LanguageGuess("en", 0.8))) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"allowed": ("eng",)}, "no language 'eng' in lid.176; did you mean 'en'"),
+        ({"min_scores": {"de": 0.5}}, "'de' is not one of `allowed`"),
+        ({"min_scores": {"en": 1.5}}, "en = 1.5 is not between 0 and 1"),
+    ],
+)
+def test_languages_and_scores_that_cannot_be_meant_are_refused(given: Any, message: str):
+    with pytest.raises(ValidationError, match=message):
+        Language(**given)
+
+
 @pytest.mark.parametrize(
     ("rule", "signal", "at_the_limit", "past_it"),
     [

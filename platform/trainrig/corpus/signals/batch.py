@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.characters import characters
 
 
@@ -22,4 +23,15 @@ def batch_of(texts: Sequence[str]) -> Batch:
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=starts[1:])
-    return Batch(codes, characters().classes[codes], starts)
+    classes = np.empty(len(codes), np.uint16)
+    _look_up(codes, characters().classes, classes)
+    return Batch(codes, classes, starts)
+
+
+@compiled
+def _look_up(
+    codes: NDArray[np.uint32], table: NDArray[np.uint16], classes: NDArray[np.uint16]
+) -> None:
+    # numpy would widen every code to 64 bits first.
+    for place in range(len(codes)):
+        classes[place] = table[codes[place]]

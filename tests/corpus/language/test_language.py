@@ -1,8 +1,11 @@
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.language import NONE, PREFIX, identify
+from trainrig.corpus import language
+from trainrig.corpus.language import NONE, PREFIX, identify, identify_all, language_codes
 
 ENGLISH = "The mill stands by the river, and its wheel has turned there for two hundred years. "
 GERMAN = "Die Mühle steht am Fluss, und ihr Rad dreht sich dort seit zweihundert Jahren. "
@@ -50,3 +53,25 @@ def test_any_text_gets_the_same_guess_twice_in_steps_of_a_thousandth(text: str):
     assert guess == identify(text)
     assert 0 <= guess.score <= 1
     assert guess.score == round(guess.score, 3)
+
+
+def test_a_text_has_one_language_whatever_is_in_the_batch():
+    texts = [ENGLISH, "", GERMAN, ENGLISH.upper(), "12.5", ENGLISH]
+    codes, scores = identify_all(texts)
+    assert codes == ["en", "", "de", "en", "", "en"]
+    assert [(code, score) for code, score in zip(codes, scores.tolist(), strict=True)] == [
+        (guess.code, guess.score) for guess in map(identify, texts)
+    ]
+    assert identify_all([])[0] == []
+
+
+def test_forgetting_words_changes_no_guess(monkeypatch: pytest.MonkeyPatch):
+    texts = [ENGLISH, GERMAN, ENGLISH + GERMAN, GERMAN.lower()]
+    expected = [identify(text) for text in texts]
+    monkeypatch.setattr(language, "_KNOWN_WORDS", 16)  # 12 words
+    monkeypatch.setattr(language, "_of_this_thread", threading.local())
+    assert [identify(text) for text in texts] == expected
+
+
+def test_the_languages_are_those_of_the_model():
+    assert len(language_codes()) == 176
