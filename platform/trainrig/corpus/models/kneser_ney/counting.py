@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.models.kneser_ney.ngrams import BEGIN, Counts, Ids, Keys, Pair, in_order, pack
+from trainrig.corpus.models.kneser_ney.ngrams import (
+    BEGIN,
+    Counts,
+    Ids,
+    Keys,
+    Pair,
+    in_order,
+    pack,
+    unpack,
+)
 
 CHUNK = 4_000_000  # n-grams sorted at a time: about 0.4 GB
 SAMPLED = 1_000  # of each chunk, to cut ranges by
@@ -36,8 +45,8 @@ class Counter:
         if self._words >= self._chunk:
             self._write()
 
-    def counted(self) -> tuple[Pair, Counts]:
-        """Keys of the n-grams, written last word first, and how often each came."""
+    def counted(self) -> tuple[Ids, Counts]:
+        """The n-grams [n, M], last word first and so sorted, and how often each came."""
         if self._words:
             self._write()
         runs = [
@@ -45,11 +54,10 @@ class Counter:
             for number in range(self._written)
         ]
         if not runs:
-            none = np.empty(0, np.uint64)
-            return Pair(none, none), np.empty(0, np.int64)
+            return np.empty((self._order, 0), np.uint32), np.empty(0, np.int64)
         merged = [_merge(pieces) for pieces in _ranges(runs, self._chunk)]
         high, low, counts = (np.concatenate(parts) for parts in zip(*merged, strict=True))
-        return Pair(high, low), counts.astype(np.int64)
+        return unpack(Pair(high, low), self._order), counts.astype(np.int64)
 
     def _write(self) -> None:
         grams = np.concatenate([_grams(stream, self._order) for stream in self._waiting], axis=1)

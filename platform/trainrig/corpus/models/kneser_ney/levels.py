@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.models.kneser_ney.ngrams import BEGIN, Counts, Ids, Pair, unpack
+from trainrig.corpus.models.kneser_ney.ngrams import BEGIN, Counts, Ids
 
 Places = NDArray[np.int64]
 
@@ -23,12 +23,12 @@ class Level(NamedTuple):
     shorter_M: Places  # where the level below has each, less its first word
 
 
-def levels(keys: Pair, seen_M: Counts, order: int, vocabulary: int) -> list[Level]:
-    """The levels of orders 1, 2, … `order`, by what `Counter.counted` gave.
+def levels(backward_nM: Ids, seen_M: Counts, vocabulary: int) -> list[Level]:
+    """The levels of orders 1, 2, … n, by what `Counter.counted` gave.
 
     The lowest has all `vocabulary` words, also those that never came.
     """
-    backward_nM = unpack(keys, order)  # last word first
+    order = len(backward_nM)
     found: list[Level] = []
     firsts = _firsts(backward_nM)
     # Whether a row has an n-gram of this order, and where: none holds <s> after its first word.

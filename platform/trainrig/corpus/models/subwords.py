@@ -1,0 +1,153 @@
+"""Which pieces of a text an n-gram model counts: subwords of a tokenizer, or words.
+
+Each line of a text is a sentence; blank lines are none. Any of the kinds below ends as one
+`tokenizers.Tokenizer`, whose JSON lies in the model's file.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from pydantic import Field
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from trainrig import storage
+from trainrig.config import PLACE, Settings
+from trainrig.corpus.models.kneser_ney.ngrams import (
+    BEGIN,
+    END,
+    MOST_WORDS,
+    SPECIAL,
+    UNKNOWN,
+    Ids,
+)
+from trainrig.errors import DataError
+
+LONGEST_LINE = 20_000  # characters; a longer line is cut: BPE's time would grow with its square
+
+
+class Subwords(Settings):
+    """Byte-pair encoding (Sennrich et al. 2016) trained on the sample, words marked by `▁`.
+
+    `normalise` is CCNet's (Wenzek et al. 2020): lower case, no accents, each digit a 0. Its 65,536
+    pieces are the default; a sample of fewer megabytes than thousands of pieces gives fewer.
+    """
+
+    kind: Literal["Subwords"] = "Subwords"
+    vocabulary: int = Field(default=65_536, ge=256, le=MOST_WORDS - 8)  # pieces, at most
+    normalise: bool = True
+
+
+class Words(Settings):
+    """Words between white space, the most frequent ones; the others are `<unk>`."""
+
+    kind: Literal["Words"] = "Words"
+    vocabulary: int = Field(default=500_000, ge=1, le=MOST_WORDS - 8)  # words, at most
+    normalise: bool = True
+
+
+class TokenizerFile(Settings):
+    """A tokenizer that is there already."""
+
+    kind: Literal["TokenizerFile"] = "TokenizerFile"
+    path: Annotated[str, PLACE]  # a tokenizer.json
+
+
+Pieces = Annotated[Subwords | Words | TokenizerFile, Field(discriminator="kind")]
+
+
+def make_tokenizer(pieces: Subwords | Words | TokenizerFile, sample: Iterator[str]) -> str:
+    """The JSON of the tokenizer, trained on `sample` unless it is there already."""
+    if isinstance(pieces, TokenizerFile):
+        try:
+            text = storage.read(pieces.path).decode()
+            read_tokenizer(text, pieces.path)
+        except FileNotFoundError:
+            raise DataError(f"{pieces.path}: no such file; name a tokenizer.json") from None
+        except UnicodeDecodeError:
+            raise DataError(f"{pieces.path}: not UTF-8, so no tokenizer.json") from None
+        return text
+    if isinstance(pieces, Subwords):
+        tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL[UNKNOWN], fuse_unk=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        make_trainer = trainers.BpeTrainer
+    else:
+        tokenizer = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL[UNKNOWN]))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        make_trainer = trainers.WordLevelTrainer
+    trainer = make_trainer(
+        vocab_size=pieces.vocabulary, special_tokens=list(SPECIAL), show_progress=False
+    )
+    if pieces.normalise:
+        tokenizer.normalizer = normalizers.Sequence(
+            [
+                normalizers.NFKD(),
+                normalizers.StripAccents(),
+                normalizers.Lowercase(),
+                normalizers.Replace(tokenizers.Regex(r"\d"), "0"),
+            ]
+        )
+    tokenizer.train_from_iterator((line for text in sample for line in lines(text)), trainer)
+    return str(tokenizer.to_str())
+
+
+def tokenizer_of(vocabulary: Sequence[str]) -> str:
+    """The JSON of a tokenizer that cuts at white space, for a model that names none."""
+    ids = {word: number for number, word in enumerate(vocabulary)}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=SPECIAL[UNKNOWN]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return str(tokenizer.to_str())
+
+
+def read_tokenizer(text: str, where: str) -> tokenizers.Tokenizer:
+    """The tokenizer of a JSON. Raises DataError naming `where`."""
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more particular
+        raise DataError(f"{where}: no tokenizer.json: {error}") from None
+
+
+def lines(text: str) -> Iterator[str]:
+    """The sentences of a text, without lone surrogates, which UTF-8 has no bytes for."""
+    for line in text.encode("utf-8", "ignore").decode().split("\n"):
+        if line and not line.isspace():
+            for begin in range(0, len(line), LONGEST_LINE):
+                yield line[begin : begin + LONGEST_LINE]
+
+
+class Cutter:
+    """Cuts texts into the ids of a model's words."""
+
+    def __init__(self, tokenizer: str, where: str) -> None:
+        self._tokenizer = read_tokenizer(tokenizer, where)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.pieces = self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def names(self) -> list[str]:
+        """The pieces by their numbers."""
+        return [self._tokenizer.id_to_token(number) or "" for number in range(self.pieces)]
+
+    def cut(self, texts: Sequence[str], word_of: Ids) -> tuple[Ids, NDArray[np.int64]]:
+        """All sentences as `<s> word … </s> …`, and where each text begins; [texts + 1].
+
+        `word_of` is the model's word for each piece.
+        """
+        sentences = [list(lines(text)) for text in texts]
+        flat = [line for each in sentences for line in each]
+        encoded = self._tokenizer.encode_batch_fast(flat, add_special_tokens=False)
+        stream = np.empty(sum(map(len, encoded)) + 2 * len(flat), np.uint32)
+        begins = np.zeros(len(texts) + 1, np.int64)
+        place = 0
+        found = iter(encoded)
+        for number, each in enumerate(sentences):
+            for _ in each:
+                ids = word_of[next(found).ids]
+                stream[place] = BEGIN
+                stream[place + 1 : place + 1 + len(ids)] = ids
+                place += len(ids) + 2
+                stream[place - 1] = END
+            begins[number + 1] = place
+        return stream, begins
