@@ -22,10 +22,12 @@ settings = st.builds(
     ("text", "expected", "counts"),
     [
         ("a\r\nb\rc\u2028d", "a\nb\nc\nd", {"line_ends": 3}),
-        ("so\xadft\u200b \0bell\x07", "soft bell", {"invisible": 4}),
+        ("so\xadft\u200b \0bell\x07\x7f\x9f", "soft bell", {"invisible": 6}),
         ("a\xa0b\u3000c", "a b c", {"wide_spaces": 2}),
         ("a \nb\t\n  c ", "a\nb\n  c", {"spaces_at_end": 3}),
         ("a\n\n\n\nb\n\nc\n \n\nd", "a\n\nb\n\nc\n\nd", {"spaces_at_end": 1, "blank_lines": 2}),
+        ("at the end ", "at the end", {"spaces_at_end": 1}),
+        ("a\n\n\nb", "a\n\nb", {"blank_lines": 1}),
         ("می\u200cخواهم 👩\u200d👧", None, {}),
         ("“it’s”  a\tb", None, {}),
     ],

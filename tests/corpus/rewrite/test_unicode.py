@@ -4,8 +4,8 @@ import re
 
 import ftfy
 import pytest
-from ftfy.badness import BADNESS_RE
-from hypothesis import example, given
+from ftfy.badness import BADNESS_RE, is_bad
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.unicode import RepairUnicode, suspect_lines
@@ -35,6 +35,15 @@ def test_no_line_is_spared_that_ftfy_would_repair(text: str):
     lines = [(line, whole(line)) for line in text.split("\n")]
     assert repaired == "\n".join(fixed for _, fixed in lines)
     assert sum(counts.values()) == sum(line != fixed for line, fixed in lines)
+
+
+@given(st.from_regex(BADNESS_RE), plain)
+@example("œ.", "")
+@settings(max_examples=1000)
+def test_all_that_ftfy_finds_odd_is_suspected(odd: str, before: str):
+    lines = f"{before}\n{odd}".split("\n")
+    expected = {at for at, line in enumerate(lines) if is_bad(line) and not line.isascii()}
+    assert expected <= set(suspect_lines("\n".join(lines)))
 
 
 @given(plain, st.sampled_from(["latin-1", "windows-1252", "macroman", "cp437", "windows-1251"]))
