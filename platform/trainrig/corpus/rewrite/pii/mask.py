@@ -25,7 +25,9 @@ class PII(Settings):
 
     kind: Literal["PII"] = "PII"
     kinds: tuple[Kind, ...] = ("EMAIL", "IBAN", "CARD", "IP", "PHONE")
-    max_per_document: Annotated[int | None, AHEAD] = Field(default=None, ge=0)  # finds; None: any number is masked
+    max_per_document: Annotated[int | None, AHEAD] = Field(
+        default=None, ge=0
+    )  # finds; None: any number is masked
 
     def limits(self) -> Iterator[Limit]:
         """How many finds a document may have."""
