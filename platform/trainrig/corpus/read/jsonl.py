@@ -28,8 +28,10 @@ def read_jsonl(
         where = f"{name}: line at byte {start}"
         if line is None:
             yield Unreadable(where, "too_large")
-        elif line.strip():
-            row = _object(line.removeprefix(_MARK) if start == 0 else line)
+            continue
+        line = line.removeprefix(_MARK) if start == 0 else line
+        if line.strip():
+            row = _object(line)
             if isinstance(row, str):
                 yield Unreadable(where, row)
             else:

@@ -63,13 +63,14 @@ def pieces(files: Sequence[File], reading: Reading) -> list[list[Piece]]:
     Looks at the first bytes of each file (a Parquet file's last). Raises DataError for a file that
     is not recognised.
     """
-    size = reading.piece_bytes or _piece_bytes(files)
+    size = reading.piece_bytes or size_of_pieces(files)
     with ThreadPoolExecutor(_THREADS) as threads:
         cut = list(threads.map(lambda file: _cut(file, reading, size), files))
     return list(_grouped(itertools.chain.from_iterable(cut), size))
 
 
-def _piece_bytes(files: Sequence[File]) -> int:
+def size_of_pieces(files: Sequence[File]) -> int:
+    """Bytes that a piece of `files` has about, where the run file says nothing of it."""
     share = sum(file.bytes for file in files) // PIECES
     return min(max(share, SMALLEST_PIECE), LARGEST_PIECE)
 

@@ -13,8 +13,8 @@ _BLOCK = 2**16  # bytes skipped at a time
 
 
 class NoRecord(Exception):
-    """Something else begins where a record should. Where its first line does say that it is one,
-    the argument is the reason to count it by: "bad_head" or "truncated"."""
+    """Something else follows. The argument is the reason to count it by: "bad_head" or "truncated";
+    there is none if it cannot have been meant as a record."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,13 @@ class Records:
         if not apart or not self._grammar.start.match(line):
             signature = self._grammar.signature
             cut = line.startswith(signature) or signature.startswith(line)
-            if cut and not line.endswith(b"\n"):
-                self.start = self._position - len(line)
-                raise NoRecord("truncated")
-            raise NoRecord
+            raise NoRecord("truncated") if cut and not line.endswith(b"\n") else NoRecord
         self.start = self._position - len(line)
         lines = [line]
         while self._grammar.many_lines and (line := self._line(_LONGEST_HEAD)).strip():
             lines.append(line)
-            if self._position - self.start > _LONGEST_HEAD:
+            too_long = self._position - self.start > _LONGEST_HEAD
+            if too_long or self._grammar.anywhere.search(line):  # another record's first line
                 raise NoRecord("bad_head")
         if not line:
             raise NoRecord("truncated")
