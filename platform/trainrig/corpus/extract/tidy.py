@@ -16,9 +16,14 @@ def tidy(text: str) -> str:
 
     Indentation stays: code means something by it.
     """
-    text = _LINE_END.sub("\n", text)
-    text = _INVISIBLE.sub("", text)
-    text = _WIDE_SPACE.sub(" ", text)
-    text = _SPACE_BEFORE_END.sub("", text)
-    text = _BLANK_LINES.sub("\n\n", text)
+    text = text.replace("\xa0", " ")
+    # Most texts have none of what the first three look for, and looking at each character is dear.
+    if not text.replace("\n", "").replace("\t", "").isprintable():
+        text = _LINE_END.sub("\n", text)
+        text = _INVISIBLE.sub("", text)
+        text = _WIDE_SPACE.sub(" ", text)
+    if " \n" in text or "\t\n" in text:
+        text = _SPACE_BEFORE_END.sub("", text)
+    if "\n\n\n" in text:
+        text = _BLANK_LINES.sub("\n\n", text)
     return text.strip()
