@@ -5,7 +5,7 @@ Each line of a text is a sentence; blank lines are none. Any of the kinds below 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tokenizers
@@ -72,7 +72,7 @@ def make_tokenizer(pieces: Subwords | Words | TokenizerFile, sample: Iterator[st
     if isinstance(pieces, Subwords):
         tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL[UNKNOWN], fuse_unk=True))
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        make_trainer = trainers.BpeTrainer
+        make_trainer: Any = trainers.BpeTrainer
     else:
         tokenizer = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL[UNKNOWN]))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

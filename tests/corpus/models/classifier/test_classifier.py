@@ -13,7 +13,7 @@ from trainrig.corpus.models.classifier.calibration import (
     reliability,
     thresholds,
 )
-from trainrig.corpus.models.classifier.linear import features_of, learn, means
+from trainrig.corpus.models.classifier.linear import evidence, features_of, learn
 from trainrig.corpus.models.classifier.model import ClassifierModel, Learning, train
 from trainrig.corpus.models.classifier.scorer import Classifier
 from trainrig.errors import DataError
@@ -94,19 +94,19 @@ def test_the_order_of_words_counts_with_n_grams_of_two():
     features = features_of(texts, [""] * 100)
     for words, apart in ((1, False), (2, True)):
         weights = learn(features, labels, 2**12, words, 5, 1.0, 0)
-        first, second = means(features, weights, words)[:2]
+        first, second = evidence(features, weights, words)[:2]
         assert (first > 0.1 and second < -0.1) == apart
 
 
-def test_a_mean_weight_by_hand():
+def test_the_evidence_of_a_text_by_hand():
     features = features_of(["a b a", ""], ["", ""])
     weights = learn(features, np.array([True, False]), 2**16, 1, 1, 1.0, 0)
     # One step from 0: error -1/2 and squares 1 + 1/4 for b, then twice for a.
     b = 0.5 / math.sqrt(1.25)
     a = 0.5 / math.sqrt(1.25) + 0.5 / math.sqrt(1.5)
-    found = means(features, weights, 1)
+    found = evidence(features, weights, 1)
     rate = {0: 1.0, 1: 0.5}[int(np.random.Generator(np.random.PCG64(0)).permutation(2)[0])]
-    assert found[0] == pytest.approx(rate * (2 * a + b) / 3, rel=1e-6)
+    assert found[0] == pytest.approx(rate * (2 * a + b) / math.sqrt(3), rel=1e-6)
     assert math.isnan(found[1])
 
 

@@ -3,7 +3,9 @@
 fastText (Joulin et al. 2016, arXiv:1607.01759) averages a vector for each word and n-gram of a text
 and compares the mean with two others. For two classes that is a mean of one number for each n-gram:
 the projection of its vector on their difference. So those numbers are what is learnt here, by
-logistic regression: the same functions, 8 MB where fastText's vectors take 800.
+logistic regression: 8 MB where fastText's vectors take 800. Their sum is divided by the root of
+their number, where a mean divides by the number: the evidence of a long text then weighs more than
+that of a short one, and texts held out were told apart better (docs/performance.md).
 
 W words of all texts, D texts, B buckets.
 """
@@ -44,10 +46,11 @@ def joined(parts: Sequence[Features]) -> Features:
     return Features(np.concatenate([part.hashes_W for part in parts]), firsts)
 
 
-def means(features: Features, weights_B: Weights, words: int) -> NDArray[np.float64]:
-    """The mean weight of the n-grams of each text, up to `words` words; NaN for one without any."""
+def evidence(features: Features, weights_B: Weights, words: int) -> NDArray[np.float64]:
+    """The weights of each text's n-grams, up to `words` words, added up, by the root of their
+    number; NaN for a text without any."""
     found = np.full(len(features.firsts_D1) - 1, np.nan)
-    _means(*features, weights_B, words, found)
+    _evidence(*features, weights_B, words, found)
     return found
 
 
@@ -82,7 +85,7 @@ def _bucket(key: np.uint64, buckets: int) -> np.int64:
 
 
 @compiled
-def _mean(
+def _evidence_of(
     hashes: NDArray[np.uint64], begin: int, end: int, weights: Weights, words: int
 ) -> tuple[float, int]:
     total, count = 0.0, 0
@@ -94,11 +97,11 @@ def _mean(
             key = key * PRIME ^ hashes[after]
             total += weights[_bucket(key, len(weights))]
             count += 1
-    return total / max(count, 1), count
+    return total / np.sqrt(max(count, 1)), count
 
 
 @compiled
-def _means(
+def _evidence(
     hashes: NDArray[np.uint64],
     firsts: NDArray[np.int64],
     weights: Weights,
@@ -107,9 +110,9 @@ def _means(
 ) -> None:
     for text in range(len(found)):
         end = min(firsts[text + 1], firsts[text] + LONGEST)
-        mean, count = _mean(hashes, firsts[text], end, weights, words)
+        total, count = _evidence_of(hashes, firsts[text], end, weights, words)
         if count:
-            found[text] = mean
+            found[text] = total
 
 
 @compiled
@@ -127,10 +130,10 @@ def _learn(
         text = order[step]
         begin = firsts[text]
         end = min(firsts[text + 1], begin + LONGEST)
-        mean = _mean(hashes, begin, end, weights, words)[0]
-        error = 1.0 / (1.0 + np.exp(-mean)) - labels[text]
-        # The mean's gradient is the error by the number of n-grams. That number is left out: a word
-        # of a long text learns as fast as one of a short text.
+        total = _evidence_of(hashes, begin, end, weights, words)[0]
+        error = 1.0 / (1.0 + np.exp(-total)) - labels[text]
+        # The gradient is the error by the root of the number of n-grams. That number is left out: a
+        # word of a long text learns as fast as one of a short text.
         square = np.float32(error * error)
         change = rates[step] * error
         for place in range(begin, end):

@@ -21,10 +21,10 @@ from trainrig.corpus.models.classifier.calibration import (
 from trainrig.corpus.models.classifier.linear import (
     Features,
     Weights,
+    evidence,
     features_of,
     joined,
     learn,
-    means,
 )
 from trainrig.corpus.models.scores import Scores, quantised
 from trainrig.errors import DataError
@@ -41,7 +41,7 @@ class Learning(Settings):
     words: int = Field(default=2, ge=1, le=5)
     buckets_log2: int = Field(default=21, ge=8, le=28)  # 4 bytes each; fastText has 2 million
     epochs: int = Field(default=5, ge=1)
-    rate: float = Field(default=4.0, gt=0)  # of AdaGrad at the start
+    rate: float = Field(default=0.5, gt=0)  # of AdaGrad at the start
     # Share of texts, by hash, to measure on: one half makes scores probabilities, the other tells
     # how good they are.
     held_out: float = Field(default=0.2, gt=0, lt=1)
@@ -63,7 +63,7 @@ class ClassifierModel:
         They are those of the mix of texts that it learnt from. A language only says how words are
         cut.
         """
-        raw = means(features_of(texts, languages), self.weights_B, self.words)
+        raw = evidence(features_of(texts, languages), self.weights_B, self.words)
         return quantised(self.sigmoid(raw))
 
     def save(self, path: str) -> None:
@@ -99,7 +99,7 @@ def train(
         learning.rate,
         learning.seed,
     )
-    raw = [np.nan_to_num(means(side.held, weights, learning.words)) for side in (wanted, others)]
+    raw = [np.nan_to_num(evidence(side.held, weights, learning.words)) for side in (wanted, others)]
     scores = np.concatenate(raw)
     truths = np.repeat([True, False], [len(side) for side in raw])
     # Every second text of each kind: they are in the order of the files.
