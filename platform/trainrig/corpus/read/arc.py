@@ -5,7 +5,6 @@ and as many bytes. Its length is the last field of the line in both versions.
 """
 
 import re
-from collections.abc import Sequence
 from datetime import datetime
 
 from trainrig.corpus.read.http import charset, media_type, response
@@ -30,8 +29,8 @@ class _Arc:
     many_lines = False
     apart = True
 
-    def head(self, lines: Sequence[bytes]) -> Head:
-        found = self.start.match(lines[0])
+    def head(self, head: bytes) -> Head:
+        found = self.start.match(head)
         if found is None:
             raise NoRecord("bad_head")
         length = int(found.group(_LENGTH))

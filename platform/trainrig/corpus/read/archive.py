@@ -8,11 +8,10 @@ depends on nothing but the place it is at, so the pieces of a file give what the
 Damage costs the record it is found in. Reading goes on at the next start that can be seen.
 """
 
-import io
 from collections.abc import Callable, Generator, Iterator
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
-from trainrig.corpus.read.members import HEAD, MAGIC, Member, Packed, find_member, unpacked_head
+from trainrig.corpus.read.members import MAGIC, Member, Packed, find_member
 from trainrig.corpus.read.packed import ZSTD_MAGIC, Frames
 from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
 from trainrig.corpus.read.records import LONGEST_LINE, Grammar, Head, NoRecord, Records
@@ -155,6 +154,7 @@ class _PackedArchive(_Archive):
         super().__init__(stream, name, grammar)
         self.packed = Packed(stream, 0)
         self.starts = _starts(grammar)
+        self.opened: Member | None = None  # the one that `next_start` found, not read yet
 
     def first(self) -> tuple[_Start, str | None]:
         self.packed.move(0)
@@ -164,8 +164,10 @@ class _PackedArchive(_Archive):
         return find_member(self.stream, position, self.starts)
 
     def own(self, at: int, begin: int, end: int | None) -> _Owned:
-        self.packed.move(at)
-        member = Member(self.packed)
+        member = self.opened
+        if member is None or member.start != at:
+            self.packed.move(at)
+            member = Member(self.packed)
         if at >= begin:
             yield from _records(member, self.name, self.grammar)
         member.drain()
@@ -184,10 +186,11 @@ class _PackedArchive(_Archive):
             if magic != MAGIC:
                 cut = MAGIC.startswith(magic)
                 return self.find(at + 1), reason or ("truncated" if cut else "damaged_gzip")
-            if self.starts(unpacked_head(self.packed.peek(HEAD))):
+            member = Member(self.packed)
+            if self.starts(member.head):
+                self.opened = member
                 return at, reason
             # A member of something else, or of nothing: harmless if it is blank.
-            member = Member(self.packed)
             blank = True
             while block := member.read(_BUFFER):
                 blank = blank and not block.strip()
@@ -201,7 +204,7 @@ class _PackedArchive(_Archive):
 
 def _records(stream: Member | Frames, name: str, grammar: Grammar) -> Iterator[_Found]:
     """The records of one packed stream, most often a single one. Reads the stream to its end."""
-    records = Records(cast(BinaryIO, io.BufferedReader(stream, _BUFFER)), grammar)
+    records = Records(stream.opened(), grammar)
     held: _Found | None = None
     number, begun, lost = 0, "", False
     try:

@@ -7,7 +7,11 @@ from trainrig.corpus.read.page import LARGEST_BODY
 from trainrig.corpus.read.transfer import BadBody, unpack
 
 _END = re.compile(rb"\r?\n\r?\n")
-_STATUS = re.compile(r"HTTP/\d(?:\.\d)?\s+(\d{3})")
+_STATUS = re.compile(rb"HTTP/\d(?:\.\d)?\s+(\d{3})")
+_HEADER = re.compile(
+    rb"^[ \t]*(content-type|transfer-encoding|content-encoding)[ \t]*:([^\n]*)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
 _CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_.:+-]+)""", re.IGNORECASE)
 
@@ -23,18 +27,16 @@ def response(block: bytes) -> Response:
     """The response in `block`. Raises BadBody: "not_http", "not_http_200", or what `unpack` has."""
     end = _END.search(block)
     head, body = (block, b"") if end is None else (block[: end.start()], block[end.end() :])
-    lines = head.decode("latin-1").split("\n")
-    status = _STATUS.match(lines[0])
+    status = _STATUS.match(head)
     if status is None:
         raise BadBody("not_http")
-    if status.group(1) != "200":
+    if status.group(1) != b"200":
         raise BadBody("not_http_200")
-    headers: dict[str, str] = {}
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
-        headers.setdefault(name.strip().lower(), value.strip())
-    transfer, content = headers.get("transfer-encoding", ""), headers.get("content-encoding", "")
-    return Response(headers.get("content-type", ""), unpack(body, transfer, content, LARGEST_BODY))
+    headers = {"content-type": "", "transfer-encoding": "", "content-encoding": ""}
+    for found in reversed(_HEADER.findall(head)):  # of equals the first stands
+        headers[found[0].lower().decode()] = found[1].decode("latin-1").strip()
+    transfer, content = headers["transfer-encoding"], headers["content-encoding"]
+    return Response(headers["content-type"], unpack(body, transfer, content, LARGEST_BODY))
 
 
 def media_type(stated: str) -> str:

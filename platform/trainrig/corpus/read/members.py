@@ -7,7 +7,7 @@ afterwards: where it ended, and whether it was whole.
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 MAGIC = b"\x1f\x8b\x08"
 _BLOCK = 2**16  # bytes read at a time; of text, four records of a crawl
@@ -66,7 +66,16 @@ class Member(io.RawIOBase):
         self.state: Literal["open", "whole", "cut", "broken"] = "open"
         self._packed = packed
         self._decoder = zlib.decompressobj(31)
-        self._ready = memoryview(b"")
+        packed.peek(HEAD)
+        first = packed.read()
+        self._ready, self._given = self._unpack(first), 0
+        self.head = self._ready[:_SHOWN] or _unpacked_head(first)  # what it begins with
+
+    def opened(self) -> BinaryIO:
+        """A buffered stream of it, from its first byte on."""
+        if self.state == "whole":  # all of it is here: the usual case
+            return io.BytesIO(self._ready)
+        return cast(BinaryIO, io.BufferedReader(self, _BLOCK))
 
     def readable(self) -> bool:
         """It is."""
@@ -74,33 +83,32 @@ class Member(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill `buffer`, or some of it; how much, which is 0 at the end alone."""
-        if not self._ready:
-            self._unpack()
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
+        while self._given == len(self._ready) and self.state == "open":
+            self._ready, self._given = self._unpack(self._packed.read()), 0
+        part = self._ready[self._given : self._given + len(buffer)]
+        buffer[: len(part)] = part
+        self._given += len(part)
+        return len(part)
 
     def drain(self) -> None:
         """Read to the end, so that `state` is final."""
         while self.state == "open":
-            self._unpack()
-        self._ready = memoryview(b"")
+            self._unpack(self._packed.read())
+        self._ready, self._given = b"", 0
 
-    def _unpack(self) -> None:
-        """Have some bytes ready, unless there are no more. A block swells to 64 MiB at most."""
-        while not self._ready and self.state == "open":
-            block = self._packed.read()
-            try:
-                self._ready = memoryview(self._decoder.decompress(block))
-            except zlib.error:
-                self.state = "broken"
-                return
-            if self._decoder.eof:
-                self.state = "whole"
-                self._packed.give_back(self._decoder.unused_data)
-            elif not block:
-                self.state = "cut"
+    def _unpack(self, block: bytes) -> bytes:
+        """What `block` gives; it swells to 64 MiB at most."""
+        try:
+            unpacked = self._decoder.decompress(block)
+        except zlib.error:
+            self.state = "broken"
+            return b""
+        if self._decoder.eof:
+            self.state = "whole"
+            self._packed.give_back(self._decoder.unused_data)
+        elif not block:
+            self.state = "cut"
+        return unpacked
 
 
 def find_member(
@@ -118,10 +126,10 @@ def find_member(
 
 def _head(stream: BinaryIO, position: int) -> bytes:
     stream.seek(position)
-    return unpacked_head(stream.read(HEAD))
+    return _unpacked_head(stream.read(HEAD))
 
 
-def unpacked_head(member: bytes) -> bytes:
+def _unpacked_head(member: bytes) -> bytes:
     """The first bytes of what a member holds, from its own; none if it is no member."""
     try:
         return zlib.decompressobj(31).decompress(member[:HEAD], _SHOWN)

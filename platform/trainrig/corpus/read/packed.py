@@ -45,6 +45,10 @@ class Frames(io.RawIOBase):
         buffer[: len(block)] = block
         return len(block)
 
+    def opened(self) -> BinaryIO:
+        """A buffered stream of it."""
+        return cast(BinaryIO, io.BufferedReader(self, _BUFFER))
+
     def drain(self) -> None:
         """Read to the end, so that `state` is final."""
         while self.read(_BLOCK):

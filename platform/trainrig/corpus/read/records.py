@@ -1,7 +1,6 @@
 """The records of an archive, one behind another in a stream of unpacked bytes."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
@@ -9,6 +8,7 @@ from trainrig.corpus.read.page import Page
 
 LONGEST_LINE = 2**13  # bytes of a record's first line
 _LONGEST_HEAD = 2**15  # bytes of the lines that say what a record is; fastwarc's limit, too
+_MOST_LINES = 2**10  # of it
 _BLOCK = 2**16  # bytes skipped at a time
 
 
@@ -36,7 +36,7 @@ class Grammar(Protocol):
     many_lines: bool  # a head goes on until a blank line
     apart: bool  # a record begins on a line of its own
 
-    def head(self, lines: Sequence[bytes]) -> Head:
+    def head(self, head: bytes) -> Head:
         """What the lines of a head say. Raises NoRecord("bad_head")."""
 
     def page(self, head: Head, block: bytes) -> Page:
@@ -57,25 +57,36 @@ class Records:
         """The next record's head, or None at the end. Raises NoRecord."""
         self.skip()
         apart = self._position == self._began or not self._grammar.apart
-        while not (line := self._line(LONGEST_LINE)).strip():
+        while not (line := self._stream.readline(LONGEST_LINE)).strip():
             if not line:
                 return None
+            self._position += len(line)
             apart = True
         if not apart or not self._grammar.start.match(line):
             signature = self._grammar.signature
             cut = line.startswith(signature) or signature.startswith(line)
             raise NoRecord("truncated") if cut and not line.endswith(b"\n") else NoRecord
-        self.start = self._position - len(line)
-        lines = [line]
-        while self._grammar.many_lines and (line := self._line(_LONGEST_HEAD)).strip():
+        self.start = self._position
+        self._position += len(line)
+        head = self._grammar.head(self._rest_of_head(line) if self._grammar.many_lines else line)
+        self._left = head.length
+        return head
+
+    def _rest_of_head(self, line: bytes) -> bytes:
+        """The lines from `line` on to a blank one."""
+        signature, lines = self._grammar.signature, [line]
+        while (line := self._stream.readline(_LONGEST_HEAD)).strip():
+            if signature in line and self._grammar.anywhere.search(line):
+                raise NoRecord("bad_head")  # another record's first line
             lines.append(line)
-            too_long = self._position - self.start > _LONGEST_HEAD
-            if too_long or self._grammar.anywhere.search(line):  # another record's first line
+            if len(lines) > _MOST_LINES:
                 raise NoRecord("bad_head")
+        head = b"".join(lines)
+        self._position = self.start + len(head) + len(line)
         if not line:
             raise NoRecord("truncated")
-        head = self._grammar.head(lines)
-        self._left = head.length
+        if len(head) > _LONGEST_HEAD:
+            raise NoRecord("bad_head")
         return head
 
     def block(self) -> bytes:
@@ -91,11 +102,6 @@ class Records:
             self._passed(len(block))
         self.short = self._left > 0
         self._left = 0
-
-    def _line(self, longest: int) -> bytes:
-        line = self._stream.readline(longest)
-        self._position += len(line)
-        return line
 
     def _passed(self, count: int) -> None:
         self._position += count

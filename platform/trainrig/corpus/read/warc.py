@@ -9,7 +9,7 @@ import hashlib
 import io
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from trainrig import storage
 from trainrig.corpus.read.archive import read_archive
@@ -20,6 +20,11 @@ from trainrig.corpus.read.transfer import BadBody
 from trainrig.errors import DataError
 
 _START = re.compile(rb"WARC/[01]\.\d{1,2}[ \t]*\r?\n")
+_FIELD = re.compile(
+    rb"^(warc-type|warc-target-uri|warc-date|content-type|content-length)[ \t]*:([^\n]*)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_GOES_ON = re.compile(rb"\r?\n[ \t]+")
 _ORDINARY = {"warcinfo", "request", "metadata"}
 _PAGES = {"response", "resource", "conversion"}
 _REFERRING = {"revisit", "continuation"}
@@ -33,8 +38,8 @@ class _Warc:
     many_lines = True
     apart = False
 
-    def head(self, lines: Sequence[bytes]) -> Head:
-        fields = _fields(lines[1:])
+    def head(self, head: bytes) -> Head:
+        fields = _fields(head)
         kind = fields.get("warc-type", "").lower()
         if not kind:
             raise NoRecord("bad_head")
@@ -65,18 +70,14 @@ GRAMMAR = _Warc()
 __all__ = ["GRAMMAR", "Page", "Unreadable", "read_warc", "write_warc"]
 
 
-def _fields(lines: Sequence[bytes]) -> dict[str, str]:
-    """Names in lower case, the first of equals; a line that begins with a space goes on."""
-    fields: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        if line[:1] in (b" ", b"\t") and name:
-            fields[name] += " " + line.decode("utf-8", "replace").strip()
-            continue
-        name, _, value = line.decode("utf-8", "replace").partition(":")
-        name = name.strip().lower()
-        fields.setdefault(name, value.strip())
-    return fields
+def _fields(head: bytes) -> dict[str, str]:
+    """The fields that are asked for, names in lower case, the first of equals."""
+    if b"\n " in head or b"\n\t" in head:  # a line that begins with a space goes on
+        head = _GOES_ON.sub(b" ", head)
+    return {
+        name.lower().decode(): value.decode("utf-8", "replace").strip()
+        for name, value in reversed(_FIELD.findall(head))
+    }
 
 
 def read_warc(path: str) -> Iterator[Page | Unreadable]:
