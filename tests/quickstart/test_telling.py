@@ -9,10 +9,11 @@ import pytest
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import DROPPED, KEPT, Curation
+from trainrig.corpus.curation import Source
 from trainrig.corpus.dedup.signatures import EXACT, NEAR
 from trainrig.corpus.filters import Filter
-from trainrig.corpus.judge import COLUMNS, Source
 from trainrig.corpus.rewrite.pii import PII
+from trainrig.corpus.rows import row_schema
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
 from trainrig.quickstart import story, telling
@@ -101,7 +102,8 @@ def write_documents(at: Folders, rows: list[dict[str, Any]], quarantined: int) -
         chosen = [row for row in rows if (row["dropped_by"] is None) == kept]
         Path(stage.path(folder)).mkdir()
         pq.write_table(
-            pa.Table.from_pylist(chosen, COLUMNS), stage.path(folder, "any-00000.parquet")
+            pa.Table.from_pylist(chosen, row_schema(curation)),
+            stage.path(folder, "any-00000.parquet"),
         )
     reasons = [row["dropped_by"] for row in rows if row["dropped_by"]]
     dropped_by = {reason: reasons.count(reason) for reason in reasons}

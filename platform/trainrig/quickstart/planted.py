@@ -16,11 +16,11 @@ from typing import Literal
 import numpy as np
 
 from trainrig import storage
+from trainrig.corpus.curation import PROSE
 from trainrig.corpus.extract import NotExtracted, Resiliparse, extract
 from trainrig.corpus.filters import first_broken_rule
-from trainrig.corpus.judge import PROSE
 from trainrig.corpus.language import identify
-from trainrig.corpus.read.warc import Page
+from trainrig.corpus.read import Page
 from trainrig.corpus.signals import measure
 from trainrig.quickstart.article import Article, Paragraph, main_text, prose_words
 from trainrig.quickstart.chrome import Frame, render

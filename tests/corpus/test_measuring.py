@@ -2,24 +2,25 @@ import json
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainrig.corpus.curation import Curation, Source
 from trainrig.corpus.document import document_id
-from trainrig.corpus.extract import NotExtracted, PlainText
-from trainrig.corpus.filters import Filter, GopherQuality, Language, Length
-from trainrig.corpus.judge import COLUMNS, Source, judge
-from trainrig.corpus.read.warc import Page
+from trainrig.corpus.extract import PlainText, extract
+from trainrig.corpus.measuring import Measured, measured
+from trainrig.corpus.read import Page
 from trainrig.corpus.rewrite.pii import PII
+from trainrig.corpus.rows import pool_schema
 from trainrig.corpus.signals import measure
 
 DATE = "2024-05-18T01:58:10Z"
 TEXT = "The keeper of the lighthouse writes to the harbor master that the lamp has to be mended."
 
 
-def source(*filters: Filter) -> Source:
-    return Source(name="web", paths=("a.warc",), filters=filters)
+def run_of(pii: PII = PII(), **source: Any) -> Curation:  # noqa: B008
+    one = Source(**{"name": "web", "paths": ("a.warc",), **source})
+    return Curation(output="out", sources=(one,), pii=pii)
 
 
 def page(text: str, title: str = "") -> Page:
@@ -27,16 +28,21 @@ def page(text: str, title: str = "") -> Page:
     return Page("http://web.example/", "text/html", body.encode(), DATE, "utf-8")
 
 
-def row_of(page: Page, *filters: Filter, pii: PII = PII()) -> dict[str, Any]:  # noqa: B008
-    row = judge(source(*filters), pii, page)
-    assert isinstance(row, dict)
+def made(run: Curation, pages: list[tuple[int, Page]]) -> Measured:
+    (source,) = run.sources
+    return measured(run, source, pages, lambda pages: [extract(p, source.extractor) for p in pages])
+
+
+def row_of(page: Page, pii: PII = PII()) -> dict[str, Any]:  # noqa: B008
+    run = run_of(pii)
+    (row,) = made(run, [(7, page)]).rows.to_pylist()
     return row
 
 
-def test_a_row_has_every_column_in_order_and_fits_them() -> None:
+def test_a_row_has_every_column_in_order() -> None:
     row = row_of(page(TEXT))
-    assert list(row) == COLUMNS.names
-    assert pa.Table.from_pylist([row], COLUMNS).to_pylist() == [row]
+    assert list(row) == pool_schema(run_of()).names
+    assert row["row"] == 7
 
 
 def test_a_row_says_what_the_page_is() -> None:
@@ -46,7 +52,7 @@ def test_a_row_says_what_the_page_is() -> None:
     assert row["language"] == "en" and row["language_score"] > 0.65
     assert (row["characters"], row["words"]) == (len(TEXT), len(TEXT.split()))
     assert row["id"] == document_id("web", "http://web.example/", page(TEXT, "Lamps").body)
-    assert (row["dropped_by"], row["duplicate_of"], row["similarity"]) == (None, None, None)
+    assert row["bytes"] == len(TEXT.encode())
 
 
 def test_signals_are_of_the_masked_text() -> None:
@@ -70,32 +76,30 @@ def test_only_the_kinds_that_were_asked_for_are_masked() -> None:
     assert json.loads(row["metadata"]) == {"title": "keeper@lighthouse.example"}
 
 
-def test_the_first_broken_rule_in_the_order_of_the_filters_is_the_reason() -> None:
-    long, german = Length(min_characters=1_000), Language(allowed=("de",))
-    assert row_of(page(TEXT), long, german)["dropped_by"] == "Length.too_short"
-    assert row_of(page(TEXT), german, long)["dropped_by"] == "Language.not_allowed"
-    assert row_of(page(TEXT), Length(min_characters=1))["dropped_by"] is None
-
-
-@pytest.mark.parametrize(
-    ("most", "reason"), [(None, None), (2, None), (1, "PII.too_many"), (0, "PII.too_many")]
-)
-def test_too_many_personal_data_are_a_reason(most: int | None, reason: str | None) -> None:
-    found = page(f"{TEXT} a@web.example b@web.example")
-    assert row_of(found, pii=PII(max_per_document=most))["dropped_by"] == reason
-
-
-def test_a_broken_rule_comes_before_too_many_personal_data() -> None:
-    row = row_of(page(f"{TEXT} a@web.example"), GopherQuality(), pii=PII(max_per_document=0))
-    assert row["dropped_by"] == "GopherQuality.word_count"
+def test_finds_are_counted_for_the_rule_that_bounds_them() -> None:
+    assert row_of(page(f"{TEXT} a@web.example b@web.example"))["pii_finds"] == 2
+    assert row_of(page(TEXT))["pii_finds"] == 0
 
 
 def test_the_sources_own_extractor_is_asked() -> None:
-    plain = Source(name="web", paths=("a.warc",), filters=(), extractor=PlainText())
-    row = judge(plain, PII(), page("<b>Lamp</b>"))
-    assert isinstance(row, dict) and "<b>Lamp</b>" in row["text"]
-    image = Page("http://web.example/", "image/png", b"\x89PNG", DATE, None)
-    assert judge(source(), PII(), image) == NotExtracted("not_text")
+    run = run_of(extractor=PlainText())
+    (row,) = made(run, [(0, page("<b>Lamp</b>"))]).rows.to_pylist()
+    assert "<b>Lamp</b>" in row["text"]
+
+
+def test_pages_keep_their_numbers_and_what_is_no_text_is_told_with_its_own() -> None:
+    image = Page("http://web.example/ann@web.example", "image/png", b"\x89PNG", DATE, None)
+    run = run_of()
+    found = made(run, [(3, page(TEXT)), (5, image), (8, page(TEXT))])
+    assert found.rows["row"].to_pylist() == [3, 8]
+    assert found.quarantined == {5: {"where": "http://web.example/<EMAIL>", "reason": "not_text"}}
+
+
+def test_a_page_is_measured_alike_alone_and_among_others() -> None:
+    run = run_of()
+    pages = [(n, page(f"{TEXT} {'More of it. ' * n}")) for n in range(20)]
+    together = made(run, pages).rows
+    assert pa.concat_tables([made(run, [each]).rows for each in pages]) == together
 
 
 @given(
@@ -106,14 +110,14 @@ def test_the_sources_own_extractor_is_asked() -> None:
 def test_any_page_at_all_gets_a_row_that_can_be_written_or_a_reason(
     body: bytes, content_type: str, charset: str | None
 ) -> None:
-    row = judge(
-        Source(name="web", paths=("a.warc",)), PII(), Page("", content_type, body, DATE, charset)
-    )
-    if isinstance(row, NotExtracted):
-        assert row.reason == "not_text"
+    run = run_of()
+    found = made(run, [(0, Page("", content_type, body, DATE, charset))])
+    if found.quarantined:
+        assert found.quarantined[0]["reason"] in ("not_text", "empty")
+        assert len(found.rows) == 0
     else:
-        assert pa.Table.from_pylist([row], COLUMNS).num_rows == 1
-        assert len(row["text"].encode()) >= len(row["text"])  # no lone surrogates
+        (text,) = found.rows["text"].to_pylist()
+        assert len(text.encode()) >= len(text)  # no lone surrogates
 
 
 def test_a_url_loses_its_personal_data_but_not_its_host() -> None:
