@@ -5,11 +5,13 @@ afterwards: where it ended, and whether it was whole.
 """
 
 import io
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Literal, cast
 
+from zlib_ng import zlib_ng as zlib  # twice as fast as the one of Python
+
 MAGIC = b"\x1f\x8b\x08"
+_NoGzip = cast(type[Exception], zlib.error)  # its stub takes it for an instance
 _BLOCK = 2**16  # bytes read at a time; of text, four records of a crawl
 _SEARCH_BLOCK = 2**20  # bytes read at a time when looking for a member
 HEAD = 2**13  # bytes of a member that are surely enough to see its first line
@@ -100,7 +102,7 @@ class Member(io.RawIOBase):
         """What `block` gives; it swells to 64 MiB at most."""
         try:
             unpacked = self._decoder.decompress(block)
-        except zlib.error:
+        except _NoGzip:
             self.state = "broken"
             return b""
         if self._decoder.eof:
@@ -133,7 +135,7 @@ def _unpacked_head(member: bytes) -> bytes:
     """The first bytes of what a member holds, from its own; none if it is no member."""
     try:
         return zlib.decompressobj(31).decompress(member[:HEAD], _SHOWN)
-    except zlib.error:
+    except _NoGzip:
         return b""
 
 
