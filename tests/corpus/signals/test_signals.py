@@ -133,9 +133,53 @@ def test_repetition_is_what_a_plain_count_gives(words: list[str]):
 def test_any_text_has_shares_between_nought_and_one(text: str):
     found = measure(text)
     counted = {"characters", "words", "lines", "stop_words", "longest_run_of_equal_lines"}
-    unbounded = {"mean_word_length", "hashes_per_word", "ellipses_per_word"}
+    counted |= {"c4_sentences", "c4_sentences_any_end", "lorem_ipsum", "curly_brackets"}
+    unbounded = {"mean_word_length", *(name for name in SIGNALS if name.endswith("_per_word"))}
     for name, value in vars(found).items():
         assert value >= 0
         if name not in counted:
             assert value == round(value, 4)
             assert value <= 1 or name in unbounded
+
+
+def test_signs_and_new_lines_are_counted_by_words():
+    found = measure("one, {two}\nthree\nfour")
+    assert found.symbols_per_word == round(3 / 4, 4)
+    assert found.new_lines_per_word == 0.5
+    assert found.curly_brackets == 1
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "words"),
+    [
+        ("en", "the cat sat", 3),
+        ("en", "水車小屋は川", 1),
+        ("ja", "水車小屋は川", 3),  # two characters a word
+        ("zh", "我们用 Python 写。", 4),  # 我们 用 Python 写。
+        ("th", "ภาษาไทย", 2),  # six letters with a mark among them
+        ("th", "", 0),
+    ],
+)
+def test_languages_without_spaces_have_words_by_length(language: str, text: str, words: int):
+    assert measure(text, language).words == words
+
+
+def test_every_character_of_a_text_without_spaces_is_in_one_word():
+    text = "中文abc中文字，ก่ก็ก้กก ดี。"
+    found = measure(text, "zh")
+    assert found.mean_word_length == round(len(text.replace(" ", "")) / found.words, 4)
+
+
+@pytest.mark.parametrize(("language", "count"), [("de", 3), ("en", 0), ("", 0), ("ceb", 0)])
+def test_stop_words_are_those_of_the_language(language: str, count: int):
+    assert measure("Der Hund und die Katze, und der Vogel", language).stop_words == count
+
+
+def test_a_texts_signals_do_not_depend_on_the_batch():
+    texts = [ALICE, "", "one two " * 50, ALICE.upper()]
+    together = measure_all(texts, ["en"] * 4)
+    for number, text in enumerate(texts):
+        alone = measure_all([text], ["en"])
+        assert {name: column[0] for name, column in alone.items()} == {
+            name: column[number] for name, column in together.items()
+        }

@@ -1,37 +1,91 @@
 """Rules that drop documents. Each is a threshold over signals, so it can be decided again later.
 
-A new one: a file beside this, and its name in `Filter`.
+A new one: a file beside this, and its name in `Filter` and in `_Written`.
 """
 
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from trainrig.corpus.filters.c4 import C4
+from trainrig.corpus.filters.fineweb import FineWeb
 from trainrig.corpus.filters.gopher import GopherQuality, GopherRepetition
 from trainrig.corpus.filters.language import Language
 from trainrig.corpus.filters.length import Length
 from trainrig.corpus.filters.limits import Columns
 from trainrig.corpus.filters.noise import RepeatedLines, Symbols
+from trainrig.corpus.filters.presets import Preset
+from trainrig.corpus.filters.refinedweb import RefinedWeb
+from trainrig.corpus.filters.score import Score
+from trainrig.corpus.signals.datatrove.names import PREFIX
+from trainrig.errors import ConfigError
 
 __all__ = [
+    "C4",
     "Filter",
+    "Filters",
+    "FineWeb",
     "GopherQuality",
     "GopherRepetition",
     "Language",
     "Length",
+    "Preset",
+    "RefinedWeb",
     "RepeatedLines",
+    "Score",
     "Symbols",
     "broken_rules",
+    "check_columns",
+    "columns_read",
     "first_broken_rule",
+    "need_datatrove",
 ]
 
 Filter = Annotated[
-    Length | Language | GopherQuality | GopherRepetition | Symbols | RepeatedLines,
+    Length
+    | Language
+    | GopherQuality
+    | GopherRepetition
+    | C4
+    | FineWeb
+    | RefinedWeb
+    | Symbols
+    | RepeatedLines
+    | Score,
     Field(discriminator="kind"),
 ]
+
+_Written = Annotated[
+    Length
+    | Language
+    | GopherQuality
+    | GopherRepetition
+    | C4
+    | FineWeb
+    | RefinedWeb
+    | Symbols
+    | RepeatedLines
+    | Score
+    | Preset,
+    Field(discriminator="kind"),
+]
+
+
+def _without_presets(written: tuple[_Written, ...]) -> tuple[Filter, ...]:
+    filters: list[Filter] = []
+    for each in written:
+        filters.extend(each.filters() if isinstance(each, Preset) else (each,))
+    return tuple(filters)
+
+
+# What a run file writes as `filters`: presets among them are replaced by what they stand for.
+if TYPE_CHECKING:
+    Filters = tuple[Filter, ...]
+else:
+    Filters = Annotated[tuple[_Written, ...], AfterValidator(_without_presets)]
 
 
 def broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
@@ -50,3 +104,31 @@ def first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[str |
         for document in np.flatnonzero(broken).tolist():
             reasons[document] = reasons[document] or rule
     return reasons
+
+
+def columns_read(filters: Iterable[Filter]) -> dict[str, str]:
+    """The columns that the rules are thresholds over, each with the first rule that reads it."""
+    read: dict[str, str] = {}
+    for each in filters:
+        for limit in each.limits():
+            read.setdefault(limit.signal, f"{each.kind}.{limit.rule}")
+    return read
+
+
+def need_datatrove(filters: Iterable[Filter]) -> bool:
+    """Whether any rule reads a column that `measure` only has with `datatrove=True`."""
+    return any(column.startswith(PREFIX) for column in columns_read(filters))
+
+
+def check_columns(filters: Iterable[Filter], measured: Collection[str]) -> None:
+    """Raises ConfigError if a rule reads what nothing measures."""
+    for column, rule in columns_read(filters).items():
+        if column in measured:
+            continue
+        if column.startswith("refinedweb_"):
+            hint = 'add { kind = "RefinedWebLines" } to the rewrites'
+        elif column.startswith(PREFIX):
+            hint = "the documents were read without it; read them again"
+        else:
+            hint = f"there are: {', '.join(sorted(measured))}"
+        raise ConfigError(f"{rule} reads the column '{column}', which is not measured; {hint}")

@@ -1,17 +1,24 @@
-"""Gopher's rules for web pages (Rae et al. 2021, arXiv:2112.11446, appendix A1.1, table A1)."""
+"""Gopher's rules for web pages (Rae et al. 2021, arXiv:2112.11446, appendix A1.1, table A1).
+
+datatrove reads them otherwise, which `words = "datatrove"` follows: its words are spaCy's tokens,
+so a full stop is a word without a letter; "word" counts leave tokens of punctuation out; its stop
+words are English for every language and case matters; shares of characters are of the whole text,
+with white space; an n-gram that occurs once is a top one; what follows a duplicate n-gram is not
+compared until it ends; its bullets are "•" and "-".
+"""
 
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.filters.word_rules import CountsWords
 from trainrig.corpus.signals.stop_words import LANGUAGES
 from trainrig.corpus.signals.unspaced import UNSPACED
 
 
-class GopherQuality(Settings):
+class GopherQuality(CountsWords):
     """Drops text that is too short, too long, or not made of sentences.
 
     All of the paper's quality rules. Stop words are of the document's language; where there is no
@@ -33,23 +40,33 @@ class GopherQuality(Settings):
 
     def limits(self) -> Iterator[Limit]:
         """Its rules."""
-        yield Limit("word_count", "words", self.min_words, self.max_words)
-        yield Limit(
-            "mean_word_length",
-            "mean_word_length",
-            self.min_mean_word_length,
-            self.max_mean_word_length,
-            except_languages=UNSPACED,
-        )
-        yield Limit("hashes", "hashes_per_word", most=self.max_hashes_per_word)
-        yield Limit("ellipses", "ellipses_per_word", most=self.max_ellipses_per_word)
-        yield Limit("bullet_lines", "bullet_lines", most=self.max_bullet_lines)
-        yield Limit("ellipsis_lines", "ellipsis_lines", most=self.max_ellipsis_lines)
-        yield Limit("alphabetic_words", "alphabetic_words", self.min_alphabetic_words)
-        yield Limit("stop_words", "stop_words", self.min_stop_words, languages=LANGUAGES)
+        own = self.words == "spaces"
+        for rule, signal, least, most in (
+            ("word_count", "words", self.min_words, self.max_words),
+            (
+                "mean_word_length",
+                "mean_word_length",
+                self.min_mean_word_length,
+                self.max_mean_word_length,
+            ),
+            ("hashes", "hashes_per_word", None, self.max_hashes_per_word),
+            ("ellipses", "ellipses_per_word", None, self.max_ellipses_per_word),
+            ("bullet_lines", "bullet_lines", None, self.max_bullet_lines),
+            ("ellipsis_lines", "ellipsis_lines", None, self.max_ellipsis_lines),
+            ("alphabetic_words", "alphabetic_words", self.min_alphabetic_words, None),
+            ("stop_words", "stop_words", self.min_stop_words, None),
+        ):
+            yield Limit(
+                rule,
+                self.column(signal),
+                least,
+                most,
+                languages=LANGUAGES if own and rule == "stop_words" else None,
+                except_languages=UNSPACED if own and rule == "mean_word_length" else (),
+            )
 
 
-class GopherRepetition(Settings):
+class GopherRepetition(CountsWords):
     """Drops text that repeats itself: all of table A1, each value a share.
 
     Shares of characters are of the lines', the paragraphs' or the words' own characters, without
@@ -77,4 +94,4 @@ class GopherRepetition(Settings):
         for field in type(self).model_fields:
             signal = field.removeprefix("max_")
             if signal != field:
-                yield Limit(signal, signal, most=getattr(self, field))
+                yield Limit(signal, self.column(signal), most=getattr(self, field))

@@ -10,14 +10,17 @@ from trainrig.corpus.filters.limits import Limit
 
 
 class Symbols(Settings):
-    """Drops texts with too many characters that are punctuation or symbols."""
+    """Drops texts with too many characters that are punctuation or symbols, of all or by words."""
 
     kind: Literal["Symbols"] = "Symbols"
     max_symbols: float = Field(default=0.3, ge=0, le=1)  # share of characters; English prose .03
+    max_symbols_per_word: float | None = Field(default=None, ge=0)  # English prose .2
 
     def limits(self) -> Iterator[Limit]:
-        """Its rule."""
+        """Its rules."""
         yield Limit("symbols", "symbols", most=self.max_symbols)
+        if self.max_symbols_per_word is not None:
+            yield Limit("per_word", "symbols_per_word", most=self.max_symbols_per_word)
 
 
 class RepeatedLines(Settings):

@@ -7,8 +7,8 @@ lines up to a blank one. Case is ignored where words or n-grams are compared. Ra
 
 A batch of texts is counted at a time, by compiled loops over flat arrays; what a loop counts is
 told in its file. Sources of the definitions: Rae et al. 2021 (arXiv:2112.11446, appendix A1.1 and
-table A1) and Penedo et al. 2024 (arXiv:2406.17557, section 3). Where they leave a choice, it is
-stated.
+table A1), Raffel et al. 2020 (JMLR 21:140, section 2.2) and Penedo et al. 2024 (arXiv:2406.17557,
+section 3). Where they leave a choice, it is stated.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.signals.batch import batch_of
+from trainrig.corpus.signals.c4 import c4_of
 from trainrig.corpus.signals.line_ends import line_ends_of
 from trainrig.corpus.signals.marks import marks_of
 from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, repetition_of
-from trainrig.corpus.signals.pieces import lines_of, paragraphs_of, repeated
+from trainrig.corpus.signals.pieces import lines_and_paragraphs, repeated
 from trainrig.corpus.signals.shares import shares
 from trainrig.corpus.signals.stop_words import stop_words_in
 from trainrig.corpus.signals.words import words_of
@@ -38,6 +39,8 @@ SIGNALS: dict[str, np.dtype[Any]] = {
     "mean_word_length": _RATIO,  # characters
     "hashes_per_word": _RATIO,  # "#"
     "ellipses_per_word": _RATIO,  # "..." or "…"
+    "new_lines_per_word": _RATIO,
+    "symbols_per_word": _RATIO,  # characters that are punctuation or symbols
     "symbols": _RATIO,  # share of characters that are punctuation or symbols (Unicode P and S)
     "alphabetic_words": _RATIO,  # share of words with at least one letter
     "stop_words": _COUNT,  # how many different ones of its language (stop_words.py)
@@ -46,6 +49,10 @@ SIGNALS: dict[str, np.dtype[Any]] = {
     "terminal_lines": _RATIO,  # share of lines that end as a sentence does, not in "..."
     "short_lines": _RATIO,  # share of lines of at most 30 characters
     "longest_run_of_equal_lines": _COUNT,
+    "c4_sentences": _COUNT,  # of the lines that C4 keeps (c4.py, sentences.py)
+    "c4_sentences_any_end": _COUNT,  # the same without the rule of terminal punctuation
+    "lorem_ipsum": _COUNT,  # lines with these words
+    "curly_brackets": _COUNT,  # "{"
     # Shares of what had been there before: the first of several equals is no duplicate.
     "duplicate_lines": _RATIO,
     "duplicate_line_characters": _RATIO,  # of the lines' characters
@@ -74,11 +81,12 @@ def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, NDArray
     word_characters = words.before_W1[firsts[1:]] - words.before_W1[firsts[:-1]]
     lettered = np.concatenate([[0], np.cumsum(words.lettered_W)])
     marks = marks_of(batch)
-    line_places = lines_of(batch)
+    line_places, paragraph_places = lines_and_paragraphs(batch)
     ends = line_ends_of(batch, line_places)
     lines = repeated(batch, line_places)
-    paragraphs = repeated(batch, paragraphs_of(batch))
+    paragraphs = repeated(batch, paragraph_places)
     repetition = repetition_of(words)
+    c4 = c4_of(batch)
     return {
         "characters": characters,
         "words": counts,
@@ -86,6 +94,8 @@ def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, NDArray
         "mean_word_length": shares(word_characters, counts),
         "hashes_per_word": shares(marks.hashes, counts),
         "ellipses_per_word": shares(marks.ellipses, counts),
+        "new_lines_per_word": shares(marks.new_lines, counts),
+        "symbols_per_word": shares(marks.symbols, counts),
         "symbols": shares(marks.symbols, characters),
         "alphabetic_words": shares(lettered[firsts[1:]] - lettered[firsts[:-1]], counts),
         "stop_words": stop_words_in(words, languages),
@@ -94,6 +104,10 @@ def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, NDArray
         "terminal_lines": shares(ends.terminals, lines.pieces),
         "short_lines": shares(ends.short, lines.pieces),
         "longest_run_of_equal_lines": lines.longest_run,
+        "c4_sentences": c4.sentences,
+        "c4_sentences_any_end": c4.sentences_any_end,
+        "lorem_ipsum": c4.lorem_ipsum,
+        "curly_brackets": marks.curly_brackets,
         "duplicate_lines": shares(lines.duplicates, lines.pieces),
         "duplicate_line_characters": shares(lines.duplicate_characters, lines.characters),
         "duplicate_paragraphs": shares(paragraphs.duplicates, paragraphs.pieces),

@@ -23,6 +23,11 @@ IGNORABLE = 128  # looked past where a cased neighbour is sought
 IDEOGRAM = 256  # of a script in which about two characters make a word
 SYLLABLE = 512  # of a script without spaces in which about four letters make a word
 MARK = 1024  # belongs to the letter before it
+SENTENCE_END = 2048  # a sentence ends with it, what closes it aside
+CLOSING = 4096  # a quotation mark or bracket that a sentence may end with, after its end
+SMALL = 8192  # a small letter: no sentence starts with it
+LINE_BREAK = 16384  # str.splitlines cuts here
+EUROPEAN = 32768  # a letter of the Latin, Greek or Cyrillic script
 
 CAPITAL_SIGMA, SIGMA, FINAL_SIGMA = 0x3A3, 0x3C3, 0x3C2
 CAPITAL_I_WITH_DOT, DOT_ABOVE = 0x130, 0x307  # the only letter that two characters are the lower of
@@ -30,7 +35,10 @@ CAPITAL_I_WITH_DOT, DOT_ABOVE = 0x130, 0x307  # the only letter that two charact
 _BULLETS = "•‣▶◀◦■□▪▫●○·"
 _DASHES = "-*–+"
 _TERMINALS = ".!?\"”'’»。！？।؟"
+_SENTENCE_ENDS = ".!?…。！？।؟۔։"
+_CLOSING = "\"'”’»)]}」』）"
 _ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))  # elsewhere: nothing, or private
+_EUROPEAN_NAMES = ("LATIN ", "GREEK ", "CYRILLIC ")
 _IDEOGRAM_NAMES = ("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "IDEOGRAPHIC")
 _SYLLABLE_NAMES = ("THAI", "LAO", "KHMER", "MYANMAR")
 
@@ -72,6 +80,11 @@ def _classes(character: str) -> int:
         IDEOGRAM: category == "Lo" and _is_named(character, _IDEOGRAM_NAMES),
         SYLLABLE: category == "Lo" and _is_named(character, _SYLLABLE_NAMES),
         MARK: category[0] == "M",
+        SENTENCE_END: character in _SENTENCE_ENDS,
+        CLOSING: character in _CLOSING,
+        SMALL: character.islower(),
+        LINE_BREAK: len(f"a{character}a".splitlines()) == 2,
+        EUROPEAN: category in ("Lu", "Ll") and _is_named(character, _EUROPEAN_NAMES),
     }
     return sum(flag for flag, holds in flags.items() if holds)
 

@@ -35,14 +35,17 @@ class Repeated(NamedTuple):
     longest_run: NDArray[np.int64]  # of pieces equal to the one before
 
 
-def lines_of(batch: Batch) -> Pieces:
-    """The lines of each text."""
-    return _pieces(batch, 1)
-
-
-def paragraphs_of(batch: Batch) -> Pieces:
-    """The paragraphs of each text."""
-    return _pieces(batch, 2)
+def lines_and_paragraphs(batch: Batch) -> tuple[Pieces, Pieces]:
+    """The lines and the paragraphs of each text."""
+    room = len(batch.codes_C) // 2 + len(batch.starts_D1)  # a character and a new line each
+    starts, ends = np.empty((2, room), np.int64), np.empty((2, room), np.int64)
+    firsts = np.zeros((2, len(batch.starts_D1)), np.int64)
+    _split(*batch, starts, ends, firsts)
+    lines, paragraphs = (
+        Pieces(starts[kind, : firsts[kind, -1]], ends[kind, : firsts[kind, -1]], firsts[kind])
+        for kind in range(2)
+    )
+    return lines, paragraphs
 
 
 def repeated(batch: Batch, pieces: Pieces) -> Repeated:
@@ -54,39 +57,38 @@ def repeated(batch: Batch, pieces: Pieces) -> Repeated:
     return Repeated(*found)
 
 
-def _pieces(batch: Batch, new_lines: int) -> Pieces:
-    room = len(batch.codes_C) // 2 + len(batch.starts_D1)  # a character and a new line each
-    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
-    firsts = np.zeros(len(batch.starts_D1), np.int64)
-    _split(*batch, new_lines, starts, ends, firsts)
-    count = int(firsts[-1])
-    return Pieces(starts[:count], ends[:count], firsts)
-
-
 @compiled
 def _split(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     texts: NDArray[np.int64],
-    new_lines: int,
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     firsts: NDArray[np.int64],
 ) -> None:
-    """Cuts at white space with at least so many `new_lines` in it."""
-    piece = 0
+    """Lines are cut at white space with a new line in it, paragraphs at such with two."""
+    line, paragraph = 0, 0
     for text in range(len(texts) - 1):
-        seen = new_lines  # in the white space just passed
+        seen = 2  # new lines since the last character that is no white space
         for place in range(texts[text], texts[text + 1]):
             if classes[place] & SPACE:
+                if seen == 0 and classes[place - 1] & SPACE == 0:
+                    ends[0, line - 1], ends[1, paragraph - 1] = place, place
                 seen += codes[place] == _NEW_LINE
-            else:
-                if seen >= new_lines:
-                    starts[piece] = place
-                    piece += 1
-                ends[piece - 1] = place + 1
-                seen = 0
-        firsts[text + 1] = piece
+                continue
+            if seen >= 1:
+                starts[0, line] = place
+                line += 1
+            if seen >= 2:
+                starts[1, paragraph] = place
+                paragraph += 1
+            seen = 0
+        if seen == 0:
+            last = texts[text + 1]
+            while classes[last - 1] & SPACE:
+                last -= 1
+            ends[0, line - 1], ends[1, paragraph - 1] = last, last
+        firsts[0, text + 1], firsts[1, text + 1] = line, paragraph
 
 
 @compiled

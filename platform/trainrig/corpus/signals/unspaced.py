@@ -2,9 +2,9 @@
 
 A rule, not a dictionary: in a text of such a language, a run of ideograms or kana is cut into
 words of two characters, and a run of Thai, Lao, Khmer or Myanmar letters into words of four, marks
-counted with the letter before them. Means of real words are 1.5 to 2 and about 4 (the same
-figures let Gopher's 50 words stand for about as much text as in English). What else such a text
-holds is cut at white space, as everywhere; a change of script ends a word as well.
+counted with the letter before them. Means of real words are 1.5 to 2 and about 4, so Gopher's 50
+words stand for about as much text as in English. Signs go with the word before them. What else
+such a text holds is cut at white space, as everywhere; a change of script ends a word as well.
 
 What it is not good for: `mean_word_length` says nothing, and a repetition that starts at an odd
 character is missed by n-grams, though lines and paragraphs see it.
@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.characters import IDEOGRAM, MARK, SYLLABLE
+from trainrig.corpus.signals.characters import IDEOGRAM, MARK, SYLLABLE, SYMBOL
 
-# Codes of lid.176: Chinese (Wu, Cantonese, the rest), Japanese, Thai, Lao, Khmer, Burmese, Tibetan
-# excepted, whose syllables are marked.
+# Codes of lid.176: Japanese, Khmer, Lao, Burmese, Thai, Wu, Cantonese, Chinese. Not Tibetan, which
+# marks its syllables.
 UNSPACED = ("ja", "km", "lo", "my", "th", "wuu", "yue", "zh")
 IDEOGRAMS_A_WORD = 2
 SYLLABLES_A_WORD = 4
@@ -46,5 +46,7 @@ def unspaced_end(classes: NDArray[np.uint16], start: int, end: int) -> int:
             if classes[place] & script == 0 or letters == most:
                 break
             letters += 1
+        place += 1
+    while place < end and classes[place] & SYMBOL:
         place += 1
     return place

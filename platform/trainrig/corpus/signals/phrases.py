@@ -1,0 +1,46 @@
+"""Phrases that rules look for in lines, found in one pass, whatever their case."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+
+LOREM_IPSUM, JAVASCRIPT, POLICY = 1, 2, 4  # flags
+# Each phrase and the place of a letter in it that is rare in English: the others are looked at
+# only where that stands.
+_PHRASES = (
+    (LOREM_IPSUM, "lorem ipsum", 7),
+    (JAVASCRIPT, "javascript", 0),
+    (POLICY, "terms of use", 7),
+    (POLICY, "privacy policy", 3),
+    (POLICY, "cookie policy", 3),
+    (POLICY, "uses cookies", 8),
+    (POLICY, "use of cookies", 10),
+    (POLICY, "use cookies", 7),
+)
+_FLAGS = np.array([flag for flag, _, _ in _PHRASES])
+_RARE = np.array([rare for _, _, rare in _PHRASES])
+_LETTERS = np.array([ord(letter) for _, phrase, _ in _PHRASES for letter in phrase])
+_STARTS = np.cumsum([0, *(len(phrase) for _, phrase, _ in _PHRASES)])
+_IS_RARE = np.isin(np.arange(128), [ord(phrase[rare]) for _, phrase, rare in _PHRASES])
+
+
+@compiled
+def phrases_in(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int, end: int) -> int:
+    """The flags of all phrases from `start` to `end`; `lower` is the table of small letters."""
+    found = 0
+    for place in range(start, end):
+        code = lower[codes[place]]
+        if code >= 128 or not _IS_RARE[code]:
+            continue
+        for phrase in range(len(_FLAGS)):
+            first, length = _STARTS[phrase], _STARTS[phrase + 1] - _STARTS[phrase]
+            begin = place - _RARE[phrase]
+            if begin < start or begin + length > end or _LETTERS[first + _RARE[phrase]] != code:
+                continue
+            letter = 0
+            while letter < length and lower[codes[begin + letter]] == _LETTERS[first + letter]:
+                letter += 1
+            if letter == length:
+                found |= _FLAGS[phrase]
+    return found
