@@ -4,7 +4,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.extract import Extracted, NotExtracted, PlainText, Resiliparse, extract
+from trainrig.corpus.extract import (
+    Extracted,
+    MainContent,
+    NotExtracted,
+    PlainText,
+    Resiliparse,
+    Trafilatura,
+    extract,
+)
 from trainrig.corpus.extract.decode import decode
 from trainrig.corpus.extract.tidy import tidy
 from trainrig.corpus.read.warc import Page
@@ -154,3 +162,36 @@ def test_tidy_text_stays_as_it_is_and_can_be_written(text: str):
     assert "\0" not in once
     assert not re.search(r"\n\n\n|[ \t]\n", once)
     once.encode("utf-8")
+
+
+HTML_EXTRACTORS = [Resiliparse, MainContent, Trafilatura]
+
+
+@pytest.mark.parametrize("kind", HTML_EXTRACTORS)
+def test_a_page_of_too_many_tags_is_refused_and_of_as_many_as_allowed_is_not(kind):
+    body = b"<p>word " * 100
+    assert extract(page(body), kind(max_nodes=99)) == NotExtracted("too_many_nodes")
+    assert isinstance(extract(page(body), kind(max_nodes=100)), Extracted)
+
+
+@pytest.mark.parametrize("kind", HTML_EXTRACTORS)
+def test_a_page_as_deep_as_allowed_is_extracted_and_one_level_more_is_not(kind):
+    limit, shallow = 50, b"<br>" * 250  # only pages of many tags are looked at
+
+    def nested(levels: int) -> Page:
+        around = 2  # html and body
+        return page(shallow + b"<div>" * (levels - around) + b"deep")
+
+    assert extract(nested(limit), kind(max_depth=limit)) != NotExtracted("too_deep")
+    assert extract(nested(limit + 1), kind(max_depth=limit)) == NotExtracted("too_deep")
+
+
+def test_a_page_of_a_hundred_megabytes_is_refused_unread():
+    assert extract(page(b"<p>" * 33_000_000), MainContent()) == NotExtracted("too_large")
+
+
+@pytest.mark.parametrize("content_type", ["text/html", "text/plain"])
+def test_a_page_without_a_text_is_said_to_be_empty(content_type: str):
+    for body in (b"", b" \n\xc2\xa0"):
+        assert extract(page(body, content_type), Resiliparse()) == NotExtracted("empty")
+    assert extract(page(b""), MainContent()) == NotExtracted("empty")
