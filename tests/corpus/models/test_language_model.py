@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.models.language_model import LanguageModel, train
 from trainrig.corpus.models.perplexity import Perplexity, buckets, cutoffs
-from trainrig.corpus.models.subwords import Subwords, TokenizerFile, Words, make_tokenizer
+from trainrig.corpus.models.subwords import (
+    Cutter,
+    Subwords,
+    TokenizerFile,
+    Words,
+    lines,
+    make_tokenizer,
+)
 from trainrig.errors import DataError
 
 TEXTS = ["the cat sat\nthe cat ran\n\nthe dog sat", "a cat and a dog", "the mat"] * 3
@@ -127,6 +134,26 @@ def test_a_tokenizer_may_be_there_already(tmp_path):
     path.write_text("{}")
     with pytest.raises(DataError, match=r"tokenizer\.json: no tokenizer"):
         make_tokenizer(TokenizerFile(path=str(path)), iter([]))
+
+
+@pytest.mark.parametrize("pieces", [Subwords(vocabulary=300), Words()])
+@given(texts=st.lists(st.text(st.sampled_from("ab <s>/▁é\u00a0\u0301\u03a3\n\tΣ1")), max_size=3))
+def test_words_cut_one_by_one_are_cut_as_the_line_is(pieces, texts):
+    tokenizer = tokenizers.Tokenizer.from_str(make_tokenizer(pieces, iter(TEXTS)))
+    cutter = Cutter(tokenizer.to_str(), "here")
+    assert cutter._by_word
+    found, _ = cutter.cut(texts, np.arange(cutter.pieces, dtype=np.uint32) + 3)
+    expected = []
+    for text in texts:
+        for line in lines(text):
+            expected += [1, *(n + 3 for n in tokenizer.encode(line).ids), 2]
+    assert found.tolist() == expected
+
+
+def test_a_tokenizer_that_may_look_beyond_a_word_is_given_lines():
+    plain = tokenizers.Tokenizer.from_str(make_tokenizer(Words(), iter(["a b"])))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    assert not Cutter(plain.to_str(), "here")._by_word
 
 
 def test_texts_without_a_line_train_nothing():
