@@ -37,7 +37,7 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 def read_whole(data: bytes, grammar: Grammar) -> list[Page | Unreadable]:
-    return list(read_archive(io.BytesIO(data), "a", grammar))
+    return list(read_archive(io.BytesIO(data), "a", grammar, data[:4]))
 
 
 def read_in_pieces(data: bytes, grammar: Grammar, cuts: Sequence[int]) -> list[Page | Unreadable]:
@@ -45,7 +45,7 @@ def read_in_pieces(data: bytes, grammar: Grammar, cuts: Sequence[int]) -> list[P
     return [
         found
         for begin, end in itertools.pairwise(bounds)
-        for found in read_archive(io.BytesIO(data), "a", grammar, begin or 0, end)
+        for found in read_archive(io.BytesIO(data), "a", grammar, data[:4], begin or 0, end)
     ]
 
 

@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fastwarc.warc import ArchiveIterator
+from fastwarc.warc import ArchiveIterator, WarcRecordType
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from trainrig.corpus.read import Reading, files_of, pieces
+from trainrig.corpus.read import read as read_piece
 from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
 from trainrig.corpus.read.warc import read_warc, write_warc
 from trainrig.errors import DataError
@@ -311,3 +313,57 @@ def test_a_last_record_cut_anywhere_is_never_lost_in_silence(tmp_path: Path) -> 
         # A header cut in its length can promise less than there was to be.
         assert cut[0] in ("truncated", "not_http", "unknown_type", b"", b"c" * 1_000)
     assert outcome(read(tmp_path, first)) == [b"a" * 1_000]
+
+
+SOUND = [
+    "aut-example.docs.warc.gz",
+    "aut-example.warc.gz",
+    "aut-issue-493.warc",
+    "ukwa-flashfrozen-jwat-recompressed.warc.gz",
+    "ukwa-gov.uk-revisit-1.warc.gz",
+    "ukwa-transfer_compression_gzip.warc",
+    "warcio-example-bad-non-chunked.warc.gz",
+    "warcio-example-resource.warc.gz",
+    "warcio-example.warc.gz",
+    "warcio-post-test.warc.gz",
+    "whirlwind.warc.gz",
+    "whirlwind.warc.wat.gz",
+    "whirlwind.warc.wet.gz",
+]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", SOUND)
+def test_fastwarc_finds_the_same_pages(data: Path, name: str) -> None:
+    path = data / "archives" / name
+    with path.open("rb") as stream:
+        kinds = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
+        records = ArchiveIterator(stream, record_types=kinds, parse_http=True)
+        theirs = [
+            (record.headers["WARC-Target-URI"].strip("<>"), record.headers["WARC-Date"])
+            for record in records
+            if (record.http_headers is None or record.http_headers.status_code == 200)
+            and not record.headers["WARC-Target-URI"].strip("<>").startswith(("dns:", "metadata:"))
+        ]
+    ours = [(page.url, page.date) for page in read_warc(str(path)) if isinstance(page, Page)]
+    assert ours == theirs
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", [*SOUND, "aut-example.arc.gz"])
+def test_warcio_finds_the_same_bodies(data: Path, name: str) -> None:
+    if "non-chunked" in name:
+        pytest.skip("warcio refuses members of several records")
+    warcio = pytest.importorskip("warcio.archiveiterator", reason="warcio is not installed")
+    path = str(data / "archives" / name)
+    theirs = Counter[bytes]()
+    with Path(path).open("rb") as stream:
+        for each in warcio.ArchiveIterator(stream):
+            url = each.rec_headers.get_header("uri" if each.format == "arc" else "WARC-Target-URI")
+            page = each.rec_type in ("response", "resource", "conversion")
+            status = each.http_headers.get_statuscode() if each.http_headers else "200"
+            if page and status == "200" and not url.startswith(("dns:", "metadata:")):
+                theirs[hashlib.sha256(each.content_stream().read()).digest()] += 1
+    (group,) = pieces(files_of([path]), Reading())
+    found = (page for page in read_piece(group[0], Reading()) if isinstance(page, Page))
+    assert Counter(hashlib.sha256(page.body).digest() for page in found) == theirs

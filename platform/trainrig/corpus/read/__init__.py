@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from trainrig import storage
 from trainrig.corpus.read import arc, warc
 from trainrig.corpus.read.archive import read_archive
-from trainrig.corpus.read.files import File, files_of
+from trainrig.corpus.read.files import File, files_of, first_bytes
 from trainrig.corpus.read.jsonl import read_jsonl
 from trainrig.corpus.read.page import Page, Unreadable
 from trainrig.corpus.read.parquet import read_parquet
 from trainrig.corpus.read.pieces import Piece, as_json, from_json, pieces
 from trainrig.corpus.read.plain import read_page, read_text
+from trainrig.corpus.read.records import Grammar
 from trainrig.corpus.read.settings import Fields, Reading
 
 
@@ -22,10 +23,10 @@ def read(piece: Piece, reading: Reading) -> Iterator[Page | Unreadable]:
     """
     begin, end = piece.begin, piece.end
     with storage.open_read(piece.path) as stream:
-        if piece.format == "warc":
-            yield from read_archive(stream, piece.name, warc.GRAMMAR, begin, end)
-        elif piece.format == "arc":
-            yield from read_archive(stream, piece.name, arc.GRAMMAR, begin, end)
+        if piece.format in ("warc", "arc"):
+            grammar: Grammar = warc.GRAMMAR if piece.format == "warc" else arc.GRAMMAR
+            magic = first_bytes(piece.path, 4)
+            yield from read_archive(stream, piece.name, grammar, magic, begin, end)
         elif piece.format == "jsonl":
             yield from read_jsonl(stream, piece.name, reading.fields, begin, end)
         elif piece.format == "parquet":

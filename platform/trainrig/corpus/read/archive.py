@@ -20,7 +20,6 @@ from trainrig.corpus.read.transfer import BadBody
 # A record may hold an archive, whose records look like starts. So reading a piece begins this many
 # bytes before it: what is inside of a record that began there is then known for what it is.
 LOOK_BACK = 2 * 2**20
-_FIRST_MEMBERS = 16 * 2**20  # bytes in which a file of many members shows its second one
 _SEARCH_BLOCK = 2**20  # bytes read at a time when looking for the next record
 _BUFFER = 2**16  # bytes
 
@@ -30,16 +29,18 @@ _Owned = Generator[_Found, None, _Start]
 
 
 def read_archive(
-    stream: BinaryIO, name: str, grammar: Grammar, begin: int = 0, end: int | None = None
+    stream: BinaryIO,
+    name: str,
+    grammar: Grammar,
+    magic: bytes,
+    begin: int = 0,
+    end: int | None = None,
 ) -> Iterator[_Found]:
     """The pages of the records that begin in [begin, end), in their order, and what was no page.
 
-    A file packed as one stream has one start, at 0.
+    `magic` is the first bytes of the file. One that is packed as one stream has one start, at 0.
     """
-    stream.seek(0)
-    magic = stream.read(4)
-    stream.seek(0)
-    if magic == ZSTD_MAGIC:
+    if magic.startswith(ZSTD_MAGIC):
         yield from _records(Frames(stream), name, grammar) if begin == 0 else ()
     elif magic.startswith(MAGIC):
         yield from _PackedArchive(stream, name, grammar).read(begin, end)
@@ -48,8 +49,8 @@ def read_archive(
 
 
 def has_a_member_for_each_record(stream: BinaryIO, grammar: Grammar) -> bool:
-    """Whether a second gzip member that starts a record is seen soon after the first."""
-    return find_member(stream, 1, _starts(grammar), end=_FIRST_MEMBERS) is not None
+    """Whether a second gzip member that starts a record is seen behind the first."""
+    return find_member(stream, 1, _starts(grammar)) is not None
 
 
 def _starts(grammar: Grammar) -> Callable[[bytes], bool]:

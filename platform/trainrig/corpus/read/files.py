@@ -45,6 +45,12 @@ def files_of(patterns: Sequence[str]) -> list[File]:
     return sorted(found.values(), key=lambda file: (file.name, file.path))
 
 
+def first_bytes(path: str, count: int) -> bytes:
+    """The first `count` bytes of the file at `path`, or all. Of an object in S3 no more is sent."""
+    buffer = bytearray(count)
+    return bytes(buffer[: storage.read_into(path, 0, memoryview(buffer))])
+
+
 def format_by_name(name: str) -> str | None:
     """What a file is by the end of its name: a key of NAMES."""
     name = name.lower()

@@ -113,14 +113,10 @@ class Member(io.RawIOBase):
         return unpacked
 
 
-def find_member(
-    stream: BinaryIO, position: int, wanted: Callable[[bytes], bool], end: int | None = None
-) -> int | None:
+def find_member(stream: BinaryIO, position: int, wanted: Callable[[bytes], bool]) -> int | None:
     """Where the first member at or after `position` begins of whose first bytes `wanted` is true,
-    or None. One that begins at `end` or after is not looked for."""
+    or None."""
     for found in _places(stream, position, MAGIC):
-        if end is not None and found >= end:
-            return None
         if wanted(_head(stream, found)):
             return found
     return None

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from trainrig import storage
 from trainrig.corpus.read.archive import read_archive
+from trainrig.corpus.read.files import first_bytes
 from trainrig.corpus.read.http import charset, media_type, response
 from trainrig.corpus.read.page import Page, Unreadable
 from trainrig.corpus.read.records import Head, NoRecord
@@ -67,7 +68,6 @@ class _Warc:
 
 
 GRAMMAR = _Warc()
-__all__ = ["GRAMMAR", "Page", "Unreadable", "read_warc", "write_warc"]
 
 
 def _fields(head: bytes) -> dict[str, str]:
@@ -93,7 +93,7 @@ def read_warc(path: str) -> Iterator[Page | Unreadable]:
     "too_large".
     """
     with storage.open_read(path) as stream:
-        yield from read_archive(stream, path.rpartition("/")[2], GRAMMAR)
+        yield from read_archive(stream, path.rpartition("/")[2], GRAMMAR, first_bytes(path, 4))
 
 
 def write_warc(path: str, pages: Iterable[Page]) -> None:
