@@ -17,7 +17,8 @@ from typer.main import get_command
 
 from trainrig import cli, config
 from trainrig.cli import VERBS
-from trainrig.corpus.read.warc import Page, write_warc
+from trainrig.corpus.read import Page
+from trainrig.corpus.read.warc import write_warc
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.train.checkpoint import write_model
 

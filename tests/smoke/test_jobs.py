@@ -22,7 +22,8 @@ from typing import Any
 import psutil
 import pytest
 
-from trainrig.corpus.read.warc import Page, write_warc
+from trainrig.corpus.read import Page
+from trainrig.corpus.read.warc import write_warc
 from trainrig.errors import ConfigError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -4,7 +4,7 @@ import codecs
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
-from trainrig.corpus.read.warc import Page
+from trainrig.corpus.read import Page
 
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
