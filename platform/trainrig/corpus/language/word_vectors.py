@@ -17,6 +17,7 @@ _OFFSET, _PRIME = np.uint32(2166136261), np.uint32(16777619)  # of FNV-1a in 32 
 _BORDERS = (ord("<"), ord(">"))
 _SURROGATES = (0xD800, 0xDFFF)
 _FREE = -1
+_BLOCK = 512  # words
 _64, _63, _1 = np.uint32(6), np.uint32(63), np.uint64(1)
 
 
@@ -88,58 +89,69 @@ def text_vector(
     """Adds the rows of the text's words up in `vector`; how many they are, -1 without letters."""
     total = 0
     seen = np.uint16(0)
-    keys, numbers, rows, sums = known.keys, known.numbers, known.rows, known.sums
-    mask = len(keys) - 1
+    # A block of words at a time, in three passes: loads of one pass do not wait for each other.
+    block = min(_BLOCK, len(known.rows))
+    hashes, words = np.empty(block, np.uint64), np.empty(block, np.int32)
+    edges = np.empty((block, 2), np.int64)
     place = start
     while place < end:
-        if _separates(codes[place], classes[place]):
-            place += 1
-            continue
-        first = place
-        found = SEED
-        while place < end and not _separates(codes[place], classes[place]):
-            found = (found ^ np.uint64(codes[place])) * PRIME
-            seen |= classes[place]
-            place += 1
-        key = mixed(found)
+        count = 0
+        while place < end and count < block:
+            if _separates(codes[place], classes[place]):
+                place += 1
+                continue
+            edges[count, 0] = place
+            found = SEED
+            while place < end and not _separates(codes[place], classes[place]):
+                found = (found ^ np.uint64(codes[place])) * PRIME
+                seen |= classes[place]
+                place += 1
+            edges[count, 1], hashes[count] = place, mixed(found)
+            count += 1
+        _look_up(codes, edges, hashes, count, known, model, words)
+        for number in range(count):
+            word = words[number]
+            total += known.rows[word]
+            for channel in range(len(vector)):
+                vector[channel] += known.sums[word, channel]
+    return total if seen & LETTER else -1
+
+
+@compiled
+def _look_up(
+    codes: NDArray[np.uint32],
+    edges: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    count: int,
+    known: Known,
+    model: Rows,
+    words: NDArray[np.int32],
+) -> None:
+    """The numbers of `count` words; new ones are learnt."""
+    keys, numbers = known.keys, known.numbers
+    if known.met[0] + count > len(known.rows):
+        numbers[:] = _FREE
+        known.met[0] = 0
+    mask = len(keys) - 1
+    for number in range(count):
+        key = hashes[number]
         at = np.int64(key & np.uint64(mask))
         while numbers[at] != _FREE and keys[at] != key:
             at = (at + 1) & mask
         if numbers[at] == _FREE:
-            at = _learn(codes, first, place, key, at, known, model)
-        word = numbers[at]
-        total += rows[word]
-        for channel in range(len(vector)):
-            vector[channel] += sums[word, channel]
-    return total if seen & LETTER else -1
+            word = known.met[0]
+            known.met[0] += 1
+            keys[at], numbers[at] = key, word
+            known.sums[word] = 0
+            known.rows[word] = _add_rows(
+                codes, edges[number, 0], edges[number, 1], key, model, known.sums[word]
+            )
+        words[number] = numbers[at]
 
 
 @compiled
 def _separates(code: np.uint32, classes: np.uint16) -> bool:
     return bool(classes & SPACE != 0 or code == 0)  # as fastText's own reader has it
-
-
-@compiled
-def _learn(
-    codes: NDArray[np.uint32],
-    first: int,
-    end: int,
-    key: np.uint64,
-    place: np.int64,
-    known: Known,
-    model: Rows,
-) -> np.int64:
-    """Puts a new word at `place`, which is free, or, if that empties the table, at its first."""
-    if known.met[0] == len(known.rows):
-        known.numbers[:] = _FREE
-        known.met[0] = 0
-        place = np.int64(key & np.uint64(len(known.keys) - 1))
-    word = known.met[0]
-    known.met[0] += 1
-    known.keys[place], known.numbers[place] = key, word
-    known.sums[word] = 0
-    known.rows[word] = _add_rows(codes, first, end, key, model, known.sums[word])
-    return place
 
 
 @compiled
