@@ -95,6 +95,7 @@ def masked(text: str, **settings: object) -> str:
             "please call <PHONE> or <PHONE>",
         ),
         ("Tél. (01) 23 45 67 89 / 01 23 45 67 88", "Tél. <PHONE> / <PHONE>"),
+        (PRIVATE_KEY.partition("-----END")[0] + "The end", "<KEY>\nThe end"),
         *((f"use {token}, or", "use <KEY>, or") for token in TOKENS),
         (f'api_key = "{RANDOM[:24]}"', 'api_key = "<KEY>"'),
         (f"AWS_SECRET_ACCESS_KEY={RANDOM[:40]}", "AWS_SECRET_ACCESS_KEY=<KEY>"),
@@ -134,6 +135,9 @@ def test_what_identifies_is_masked(text: str, expected: str):
         "eyJhbGciOiJIUzI1NiJ8.eyJzdWIiOiIxMjM0NSJ9.notatokenatall",
         "api_key = your_api_key_goes_here, secret_key=config.get_secret_value(1234567890)",
         f"the key = {RANDOM[:20]}, monkey={RANDOM[:20]}, md5: d41d8cd98f00b204e9800998ecf8427e",
+        "Tel. 123 456, Tel. 0123456789012345678",
+        f"{'a' * 65}@example.com",
+        "2a00::5 and x2a00:1450:4001:82a::200e, xGB82WEST12345698765432",
         "tokens: 1000000000000000000, token = tokenizer_from_pretrained2",
     ],
 )

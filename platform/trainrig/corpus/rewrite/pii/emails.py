@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from trainrig.corpus.rewrite.pii.views import Place, Views
 
 _DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}([^\W\d_]{2,24})(?![\w@-])")
-_LOCAL = re.compile(r"[\w.%+-]{1,64}(?![\w.%+-])")  # of the reversed text
 _LOCAL_LENGTH = 64  # characters (RFC 5321, section 4.5.3.1)
+# Of the text read backwards. What is longer is no local part.
+_LOCAL = re.compile(rf"[\w.%+-]{{1,{_LOCAL_LENGTH}}}(?![\w.%+-])")
 _FILE_ENDINGS = frozenset({"png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js"})  # "a@2x.png"
 # One pattern a bracket: a pattern that begins with one sign is found at the speed of memory.
 _AT_IN_WORDS = tuple(
@@ -27,8 +28,7 @@ def find(views: Views) -> Iterator[Place]:
     while at >= 0:
         first = max(end, at - _LOCAL_LENGTH - 1)
         local = _LOCAL.match(text[first:at][::-1])
-        # Each part is as long as it can be; a local part that is longer than allowed is none.
-        if local and local.end() <= _LOCAL_LENGTH and (domain := _DOMAIN.match(text, at + 1)):
+        if local and (domain := _DOMAIN.match(text, at + 1)):
             if domain.group(1).lower() not in _FILE_ENDINGS:
                 yield at - local.end(), domain.end()
             end = domain.end()

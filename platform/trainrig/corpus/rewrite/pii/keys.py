@@ -53,7 +53,10 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?
 _END_OF_KEY = re.compile(r"-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 _LONGEST_KEY = 20_000  # characters; RSA of 16,384 bits takes 13,000
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{40}")
-_LINES_OF_BASE64 = re.compile(r"(?:\s{0,3}[A-Za-z0-9+/=]{40,80}(?![A-Za-z0-9+/=]))+")
+# And a shorter one at the end, if nothing else is on that line.
+_LINES_OF_BASE64 = re.compile(
+    r"(?:\s{0,3}[A-Za-z0-9+/=]{40,80}(?![A-Za-z0-9+/=]))+(?:\n[A-Za-z0-9+/=]{1,39}(?=\n|\Z))?"
+)
 _NAMES = (b"key", b"secret", b"token", b"password", b"passwd", b"credentials")
 # "key" alone may be of a table, a lock, or a song.
 _BEFORE_KEY = re.compile(
