@@ -176,8 +176,8 @@ class Cutter:
 def _works_by_word(tokenizer: dict[str, Any]) -> bool:
     """Whether the pieces of a line are those of its words, one after another.
 
-    They are for certain, but for the few signs whose compatible form has a space in it (¨, ‗): what
-    is cut there stays one word here.
+    They are, but for words that begin with `▁` themselves, accents that stand alone, and signs whose
+    compatible form begins with a space (¨, ‗): here these have one `▁` less.
     """
     cut = tokenizer.get("pre_tokenizer") or {}
     steps = (tokenizer.get("normalizer") or {"normalizers": []}).get("normalizers", [{}])
