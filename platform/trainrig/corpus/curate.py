@@ -41,7 +41,7 @@ from trainrig.corpus.dedup.signatures import (
     save_arrays,
 )
 from trainrig.corpus.inputs import splits_of
-from trainrig.corpus.judging import cuts_of, judging, rules_for
+from trainrig.corpus.judging import Place, cuts_of, judging, rules_for
 from trainrig.corpus.pool import DROPPED, KEPT, Decided, Parts, Pool
 from trainrig.corpus.reading import reading
 from trainrig.corpus.replace import Replacement
@@ -107,9 +107,11 @@ class _Passes:
         """The folder of what follows from the rules: another for other rules."""
         return f"decision-{manifest.digest(identity(self.run))[:16]}"
 
-    def place(self, *names: str) -> str:
+    @functools.cached_property
+    def place(self) -> Place:
         """Where something of this decision lies until it is finished."""
-        return storage.join(self.run.output, manifest.SCRATCH, self.decision, *names)
+        folder = storage.join(self.run.output, manifest.SCRATCH, self.decision)
+        return functools.partial(storage.join, folder)
 
     @property
     def bands(self) -> list[Split]:
@@ -295,7 +297,7 @@ def _no_work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum
     raise AssertionError(f"{task}: was done")
 
 
-def _pairing(run: Curation, place: Any, signatures: Sequence[str]) -> Work:
+def _pairing(run: Curation, place: Place, signatures: Sequence[str]) -> Work:
     """The work of the fourth pass."""
     ranking = Ranking.load(place("ranking.npz"))
     pairs_of = band_pairs(signatures, ranking, run.near_duplicates)

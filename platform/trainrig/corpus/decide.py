@@ -20,7 +20,8 @@ NO_LANGUAGE = "none"
 # Where histograms are cut: counts by powers of two, all else finely up to 1 and by quarter
 # octaves above, since most are shares.
 INTEGER_EDGES = np.concatenate([[0], 2.0 ** np.arange(0, 41)])
-EDGES = np.concatenate([np.arange(0, 51) / 50, 2.0 ** (np.arange(1, 81) / 4)])
+# Shares end with a bin for 1 itself.
+EDGES = np.concatenate([np.arange(0, 52) / 50, 2.0 ** (np.arange(1, 81) / 4)])
 
 
 Bound = Limit | Among | CutOff
