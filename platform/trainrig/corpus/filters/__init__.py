@@ -20,6 +20,7 @@ from trainrig.corpus.filters.noise import RepeatedLines, Symbols
 from trainrig.corpus.filters.presets import Preset
 from trainrig.corpus.filters.refinedweb import RefinedWeb
 from trainrig.corpus.filters.score import Score
+from trainrig.corpus.filters.url import Url
 from trainrig.corpus.signals.datatrove.names import PREFIX
 from trainrig.errors import ConfigError
 
@@ -37,6 +38,7 @@ __all__ = [
     "RepeatedLines",
     "Score",
     "Symbols",
+    "Url",
     "broken_rules",
     "check_columns",
     "columns_read",
@@ -54,7 +56,8 @@ Filter = Annotated[
     | RefinedWeb
     | Symbols
     | RepeatedLines
-    | Score,
+    | Score
+    | Url,
     Field(discriminator="kind"),
 ]
 
@@ -69,6 +72,7 @@ _Written = Annotated[
     | Symbols
     | RepeatedLines
     | Score
+    | Url
     | Preset,
     Field(discriminator="kind"),
 ]
