@@ -98,17 +98,20 @@ def test_a_piece_travels_as_plain_json():
     assert from_json(json.loads(json.dumps(as_json(piece)))) == piece
 
 
-def test_one_gzip_stream_is_one_piece(tmp_path: Path):
+def test_one_packed_stream_is_one_piece(tmp_path: Path):
     write_warc(str(tmp_path / "a.warc.gz"), pages(60))
     unpacked = gzip.decompress((tmp_path / "a.warc.gz").read_bytes())
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(unpacked))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 10 + NOISE))
+    (tmp_path / "c.warc.zst").write_bytes(pa.Codec("zstd").compress(unpacked, asbytes=True))
     groups = pieces(files_of([str(tmp_path)]), Reading(piece_bytes=10_000))
     assert [[(p.name, p.begin, p.end) for p in group] for group in groups] == [
         [("a.warc.gz", 0, None)],
         [("b.jsonl.gz", 0, None)],
+        [("c.warc.zst", 0, None)],
     ]
-    assert bodies(read_all(groups[:1], Reading())) == [page.body for page in pages(60)]
+    assert read_all(groups[:1], Reading()) == pages(60)
+    assert read_all(groups[2:], Reading()) == pages(60)
 
 
 def test_parquet_is_cut_by_row_groups_of_what_is_read(tmp_path: Path):

@@ -172,6 +172,13 @@ def test_a_dns_answer_is_no_page(tmp_path: Path) -> None:
     assert outcome(read(tmp_path, data)) == ["not_a_page"]
 
 
+def test_a_field_goes_on_in_lines_that_begin_with_a_space(tmp_path: Path) -> None:
+    data = record(ok(b""), url="http://example.org/a\r\n\tb\r\n  c")
+    (page,) = read(tmp_path, data)
+    assert isinstance(page, Page)
+    assert page.url == "http://example.org/a b c"
+
+
 def test_angle_brackets_around_a_url_are_none_of_it(tmp_path: Path) -> None:
     (page,) = read(tmp_path, record(ok(b""), url="<http://example.org/a>"))
     assert isinstance(page, Page)

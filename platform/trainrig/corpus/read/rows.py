@@ -19,7 +19,10 @@ def page_of(row: Mapping[str, Any], fields: Fields, where: str) -> Page | Unread
         return Unreadable(where, "no_text")
     if not isinstance(text, str):
         return Unreadable(where, "text_is_no_string")
-    body = _clean(text).encode()
+    try:
+        body = text.encode()
+    except UnicodeEncodeError:
+        body = _clean(text).encode()
     if len(body) > LARGEST_BODY:
         return Unreadable(where, "too_large")
     return Page(
