@@ -4,8 +4,9 @@ Each line of a text is a sentence, its white space folded; blank lines are none.
 below ends as one `tokenizers.Tokenizer`, whose JSON lies in the model's file.
 """
 
+import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -147,24 +148,23 @@ class Cutter:
         sentences = [
             [line.split(" ") if self._by_word else [line] for line in lines(text)] for text in texts
         ]
-        known = self._cut_units({unit: None for each in sentences for s in each for unit in s})
+        known = self._cut_units(set().union(*itertools.chain.from_iterable(sentences)))
         ids: list[int] = []
         begins = np.zeros(len(texts) + 1, np.int64)
         for number, each in enumerate(sentences):
             for units in each:
                 ids.append(_BEGIN_PIECE)
-                for unit in units:
-                    ids += known[unit]
+                ids.extend(itertools.chain.from_iterable(map(known.__getitem__, units)))
                 ids.append(_END_PIECE)
             begins[number + 1] = len(ids)
         pieces = np.array(ids, np.int64)
         return np.concatenate([word_of, [END, BEGIN]]).astype(np.uint32)[pieces], begins
 
-    def _cut_units(self, units: Collection[str]) -> Mapping[str, list[int]]:
-        """The pieces of each of `units`, which are all different."""
+    def _cut_units(self, units: set[str]) -> Mapping[str, list[int]]:
+        """The pieces of each of `units`."""
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
-        new = [unit for unit in units if unit not in self._known]
+        new = sorted(units - self._known.keys())
         encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
         found = {unit: each.ids for unit, each in zip(new, encoded, strict=True)}
         if not self._by_word:
@@ -176,8 +176,8 @@ class Cutter:
 def _works_by_word(tokenizer: dict[str, Any]) -> bool:
     """Whether the pieces of a line are those of its words, one after another.
 
-    They are, but for words that begin with `▁` themselves, accents that stand alone, and signs whose
-    compatible form begins with a space (¨, ‗): here these have one `▁` less.
+    They are, but for words that begin with `▁` themselves, accents that stand alone, and signs
+    whose compatible form begins with a space (¨, ‗): here these have one `▁` less.
     """
     cut = tokenizer.get("pre_tokenizer") or {}
     steps = (tokenizer.get("normalizer") or {"normalizers": []}).get("normalizers", [{}])
