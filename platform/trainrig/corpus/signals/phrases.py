@@ -22,7 +22,9 @@ _FLAGS = np.array([flag for flag, _, _ in _PHRASES])
 _RARE = np.array([rare for _, _, rare in _PHRASES])
 _LETTERS = np.array([ord(letter) for _, phrase, _ in _PHRASES for letter in phrase])
 _STARTS = np.cumsum([0, *(len(phrase) for _, phrase, _ in _PHRASES)])
-_IS_RARE = np.isin(np.arange(128), [ord(phrase[rare]) for _, phrase, rare in _PHRASES])
+# A bit for each letter from "a".
+_IS_RARE = sum({1 << ord(phrase[rare]) - ord("a") for _, phrase, rare in _PHRASES})
+_KELVIN = 0x212A  # the only sign beyond ASCII whose small letter is one of those: "k"
 
 
 @compiled
@@ -30,9 +32,15 @@ def phrases_in(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int,
     """The flags of all phrases from `start` to `end`; `lower` is the table of small letters."""
     found = 0
     for place in range(start, end):
-        code = lower[codes[place]]
-        if code >= 128 or not _IS_RARE[code]:
+        code = np.int64(codes[place])
+        if code >= 128:
+            if code != _KELVIN:
+                continue
+            code = np.int64(lower[code])
+        letter = (code | 0x20) - 0x61  # a to z are 0 to 25, and no other sign below 128 is
+        if letter < 0 or letter > 25 or not _IS_RARE >> letter & 1:
             continue
+        code = letter + 0x61
         for phrase in range(len(_FLAGS)):
             first, length = _STARTS[phrase], _STARTS[phrase + 1] - _STARTS[phrase]
             begin = place - _RARE[phrase]
