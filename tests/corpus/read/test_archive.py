@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.read import arc, archive, warc
+from trainrig.corpus.read import arc, archive, members, warc
 from trainrig.corpus.read.archive import has_a_member_for_each_record, read_archive
 from trainrig.corpus.read.page import Page, Unreadable
 from trainrig.corpus.read.records import Grammar
@@ -115,7 +115,6 @@ GZ_A, GZ_B, GZ_C = (gzip.compress(each, mtime=0) for each in (A, B, C))
 OLD, OLD_LONG = arc_record(b"a" * 200), arc_record(b"b" * 200, length=300)
 
 
-@pytest.mark.usefixtures("no_look_back")
 @pytest.mark.parametrize(
     ("grammar", "data", "reasons"),
     [
@@ -126,6 +125,7 @@ OLD, OLD_LONG = arc_record(b"a" * 200), arc_record(b"b" * 200, length=300)
         (warc.GRAMMAR, A + B + C[:20], ["truncated"]),
         (warc.GRAMMAR, A + B + C[:8], ["truncated"]),
         (warc.GRAMMAR, b"before\n" + A + B, ["not_a_record"]),
+        (warc.GRAMMAR, A + warc_record(b"").replace(b"\r\n\r\n", b"\r\n") + C, ["bad_head"]),
         (warc.GRAMMAR, GZ_A + flipped(GZ_B, 150) + GZ_C, ["damaged_gzip"]),
         (warc.GRAMMAR, GZ_A + flipped(GZ_B, len(GZ_B) - 6) + GZ_C, ["damaged_gzip"]),
         (warc.GRAMMAR, GZ_A + flipped(GZ_B, 1) + GZ_C, ["damaged_gzip"]),
@@ -144,12 +144,28 @@ OLD, OLD_LONG = arc_record(b"a" * 200), arc_record(b"b" * 200, length=300)
         (arc.GRAMMAR, b"".join(map(gzip.compress, [OLD, OLD, OLD])), []),
     ],
 )
-def test_damage_is_counted_once_wherever_the_file_is_cut(grammar, data, reasons):
+@pytest.mark.parametrize("look_back", [0, 150])
+def test_damage_is_counted_once_wherever_the_file_is_cut(
+    grammar: Grammar,
+    data: bytes,
+    reasons: list[str],
+    look_back: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(archive, "LOOK_BACK", look_back)
     whole = read_whole(data, grammar)
     assert [each.reason for each in whole if isinstance(each, Unreadable)] == reasons
     assert isinstance(whole[-1], Page) or reasons == ["truncated"] or "wrong" in reasons[0]
     for cut in range(1, len(data)):
         assert read_in_pieces(data, grammar, [cut - 1]) == whole, cut
+
+
+def test_members_are_found_across_the_blocks_of_the_search(monkeypatch: pytest.MonkeyPatch):
+    data = GZ_A + flipped(GZ_B, 150) + GZ_C
+    whole = read_whole(data, warc.GRAMMAR)
+    for size in range(1, 9):
+        monkeypatch.setattr(members, "_SEARCH_BLOCK", size)
+        assert read_whole(data, warc.GRAMMAR) == whole
 
 
 @pytest.mark.parametrize("pack", [bytes, lambda data: gzip.compress(data, 0, mtime=0)])
