@@ -186,9 +186,10 @@ def test_an_s3_archive_is_read_by_ranges_through_a_bad_day(proxy: Proxy, s3: str
     assert proxy.times == 0
 
 
+@pytest.mark.parametrize("failure", [ClusterError("10 attempts failed"), OSError(5, "no disk")])
 @pytest.mark.parametrize("name", ["a.warc.gz", "a.jsonl.zst", "a.parquet", "a.jsonl.gz", "a.txt"])
 def test_storage_that_stays_away_is_not_taken_for_damage(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: Exception, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / name
     path.write_bytes(make_file(name))
@@ -203,13 +204,13 @@ def test_storage_that_stays_away_is_not_taken_for_damage(
         def read(self, size: int | None = -1) -> bytes:
             self.reads += 1
             if self.reads > 1:
-                raise ClusterError("10 attempts failed")
+                raise failure
             return super().read(size)
 
         readline = readinto = read  # type: ignore[assignment]
 
     monkeypatch.setattr(storage, "open_read", lambda path: Failing(make_file(name)))
-    with pytest.raises(ClusterError):
+    with pytest.raises(type(failure)):
         list(read(piece, Reading()))
 
 

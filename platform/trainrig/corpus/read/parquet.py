@@ -25,7 +25,8 @@ def row_group_bytes(path: str, fields: Fields) -> list[int]:
     with storage.open_read(path) as stream:
         try:
             file = _open(stream)
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError) as error:
+            _raise_if_not_damage(error)
             return []
         wanted = set(_columns(file, path, fields))
         found = []
@@ -52,7 +53,8 @@ def read_parquet(
     """
     try:
         file = _open(stream)
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError) as error:
+        _raise_if_not_damage(error)
         yield Unreadable(name, "damaged_parquet")
         return
     columns = _columns(file, name, fields)
@@ -65,13 +67,20 @@ def read_parquet(
                 for values in batch.to_pylist():
                     yield page_of(values, fields, f"{name}: row {row}")
                     row += 1
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError) as error:
+            _raise_if_not_damage(error)
             yield Unreadable(f"{name}: row group {number} from row {row} on", "damaged_parquet")
         row = first + file.metadata.row_group(number).num_rows
 
 
 def _open(stream: BinaryIO) -> pq.ParquetFile:
     return pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
+
+
+def _raise_if_not_damage(error: Exception) -> None:
+    """An error with a number is the disk's; those of what is read have none."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
 
 
 def _columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence[str]:
