@@ -16,9 +16,8 @@ therefore starts at *judge*, from the documents that it kept and dropped.
 import dataclasses
 import functools
 import json
-import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +56,7 @@ __all__ = ["DROPPED", "KEPT", "Curation", "curate", "read_rows"]
 REPORT_PAGE = "report.html"
 READ = "read"  # where the records of the first pass are; those of the others are a decision's own
 
-log = logging.getLogger(__name__)
+JUDGED_HERE = 500  # splits: judging reads columns of numbers alone, and workers take time to start
 
 
 def curate(run: Curation, progress: Progress | None = None) -> Manifest:
@@ -146,7 +145,9 @@ class _Passes:
             found = cuts_of(self.run, pool, self.splits)
             storage.write(cuts, json.dumps(found).encode())
         work = functools.partial(judging, self.run, pool, self.place)
-        records = self._map("judge", work, self.splits, before=len(self.splits))
+        here = len(self.splits) <= JUDGED_HERE
+        workers = 0 if here else self.run.workers
+        records = self._map("judge", work, self.splits, len(self.splits), workers)
         counts = total(record.counts for record in records.results(self.splits))
         storage.write(self.place("tally.json"), json.dumps(counts).encode())
         for name, tally in counts["tally"].items():
@@ -278,13 +279,21 @@ class _Passes:
             "Made with": claim.environment,
         }
 
-    def _map(self, name: str, make_work: Any, splits: Sequence[Split], before: int) -> Phase:
-        """Do one pass, its progress told as a part of all."""
+    def _map(
+        self,
+        name: str,
+        make_work: Callable[[], Work],
+        splits: Sequence[Split],
+        before: int,
+        workers: int | None = None,
+    ) -> Phase:
+        """Do one pass, its progress told as a part of all; by all workers unless told otherwise."""
         records = (name,) if name == READ else (self.decision, name)
         phase = Phase(_done(self.run, *records), make_work)
         whole = 4 * len(self.splits) + len(self.bands)
         tell = self.progress or (lambda done, all_: None)
-        map_splits(phase, splits, self.run.workers, lambda done, _: tell(before + done, whole))
+        workers = self.run.workers if workers is None else workers
+        map_splits(phase, splits, workers, lambda done, _: tell(before + done, whole))
         return phase
 
 
