@@ -133,6 +133,11 @@ def test_every_rule_can_be_turned_off():
     assert off.apply(text, "en") == (text, dict.fromkeys(C4Lines.columns, 0))
 
 
+@pytest.mark.parametrize("text", ["[", "[1", "[]", "a ", "[edit", "{", "javascript "])
+def test_no_text_takes_more_than_linear_time(text: str):
+    C4Lines().apply(f"{text * 200_000}.", "en")
+
+
 PEER = """
 import json, sys
 from datatrove.data import Document

@@ -94,6 +94,8 @@ def masked(text: str, **settings: object) -> str:
             "please call 0800 138 1016 or 0800 138 1017",
             "please call <PHONE> or <PHONE>",
         ),
+        ("call 0800 0282 878 or 18001 0800 0282 878.", "call <PHONE> or <PHONE>."),
+        ("Tel. 0221 / 9822", "Tel. <PHONE>"),
         ("Tél. (01) 23 45 67 89 / 01 23 45 67 88", "Tél. <PHONE> / <PHONE>"),
         (PRIVATE_KEY.partition("-----END")[0] + "The end", "<KEY>\nThe end"),
         *((f"use {token}, or", "use <KEY>, or") for token in TOKENS),
@@ -220,7 +222,14 @@ def test_the_check_digits_of_the_standard_pass_mod_97(account: str, country: str
     assert not passes_mod_97(f"{country}{check - 1:02}{account}")
 
 
-@pytest.mark.parametrize("text", ["a@", "a.", "1.", "+1", "1 ", "AB12 ", "1234 ", "(212) ", "+1 2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a@", "a.", "1.", "+1", "1 ", "AB12 ", "1234 ", "(212) ", "+1 2", "tel 1", "a (at) "),
+        *("sk-", "AKIA", "eyJ.", "eyJa", "2a00:", "token=a", "api_key = ", "AA00"),
+        "-----BEGIN PRIVATE KEY-----",
+    ],
+)
 def test_no_text_takes_more_than_linear_time(text: str):
     # Quadratic, each of these would take hours. None holds anything to mask.
     assert masked(text * 200_000) == text * 200_000

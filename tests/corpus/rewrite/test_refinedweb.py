@@ -139,3 +139,9 @@ def test_shapes_are_what_pythons_strings_say(text: str):
     assert shapes.visible.tolist() == [len("".join(line.split())) for line in lines]
     assert shapes.capitals.tolist() == [sum(map(str.isupper, line)) for line in lines]
     assert shapes.digits.tolist() == [sum(map(str.isdigit, line)) for line in lines]
+
+
+@pytest.mark.parametrize("text", ["1", ".", "1,", " ", "A ", "sign-in ", "1 likes ", "items in "])
+def test_no_text_takes_more_than_linear_time(text: str):
+    RefinedWebLines().apply(text * 200_000, "en")
+    RefinedWebLines().apply(f"{text * 200_000}x", "en")

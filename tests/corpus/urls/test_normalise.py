@@ -89,3 +89,8 @@ def test_dot_segments_go_as_browsers_have_them_go(path: str):
 def test_keys_are_of_pages(first: str, second: str, same: bool):
     assert (url_key(first) == url_key(second)) is same
     assert len(url_key(first)) == 16
+
+
+@pytest.mark.parametrize("piece", ["/", "/.", "/a", "%", "?", "&", "@", ":", ".a", ";jsessionid="])
+def test_no_url_takes_more_than_linear_time(piece: str):
+    normalise(f"http://example.org{piece * 200_000}\n|")

@@ -13,7 +13,7 @@ _LINE_END = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff\ufffe]")
 _WIDE_SPACE = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _INNER_SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)|(?<=\S)\t(?=\S)")
-_SPACE_AT_END = re.compile(r"[ \t]+(?=\n|\Z)")
+_SPACE_AT_END = re.compile(r"(?<![ \t])[ \t]++(?=\n|\Z)")  # tried once a run
 _QUOTES = (
     (re.compile("[\u2018\u2019\u201a\u201b\u2032]"), "'"),
     (re.compile("[\u201c\u201d\u201e\u201f\u2033\xab\xbb]"), '"'),

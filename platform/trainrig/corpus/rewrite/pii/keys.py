@@ -99,11 +99,15 @@ def find_private_keys(views: Views) -> Iterator[Place]:
     text, at = views.text, 0
     if "PRIVATE KEY" not in text:
         return
+    end = _END_OF_KEY.search(text)
     while begin := _PRIVATE_KEY.search(text, at):
         at = begin.end()
-        end = _END_OF_KEY.search(text, at, at + _LONGEST_KEY) or _LINES_OF_BASE64.match(text, at)
-        if end and _BASE64.search(text, at, end.end()):
-            at = end.end()
+        while end and end.start() < at:
+            end = _END_OF_KEY.search(text, end.end())
+        whole = end and end.end() - at <= _LONGEST_KEY
+        last = end if whole else _LINES_OF_BASE64.match(text, at)
+        if last and _BASE64.search(text, at, last.end()):
+            at = last.end()
             yield begin.start(), at
 
 

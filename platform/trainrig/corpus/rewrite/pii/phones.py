@@ -21,9 +21,9 @@ _AMERICAN = re.compile(
 )
 # One slash, after the area code; else space, dot, dash, and brackets.
 _NATIONAL_SHAPE = re.compile(
-    rb"0(?<![A-Za-z0-9_.+/-]0)(?:[0)]{1,6} ?/ ?0)?(?:[ ().-]{0,3}0){4,14}(?![\w/-]|[.,]0)"
+    rb"0(?<![A-Za-z0-9_.+/-]0)(?:[0)]{1,6} ?/ ?0)?(?:[ ().-]{0,3}0){2,17}(?![\w/-]|[.,]0)"
 )
-_NATIONAL_DIGITS = range(7, 16)
+_NATIONAL_DIGITS = range(7, 19)  # with what relays ask to be dialled before
 _LABEL = re.compile(
     rb"\b(?:(?:tele)?(?:phone?|fon|fax)|tel|t\xe9l(?:\xe9phone)?|mobile?|mobil(?:e|telefon)?|handy"
     rb"|cell|call|whatsapp|hotline|ruf(?:nummer)?|gsm|tfno|telefono|tel\xe9fono|telefax|ph)"
