@@ -65,7 +65,7 @@ class Guard:
         settings: Settings,
         victims: Iterable[Victim] = (),
         *,
-        # The costliest pages within the extractors' limits take a tenth of these.
+        # 10 MB of 499,000 paragraphs, within all limits of MainContent's, take 6.6 s and 0.5 GB.
         cpu_seconds: float = 60.0,  # a page
         memory: int = 4 * 2**30,  # bytes
         by: Callable[[Page, Settings], Outcome] = extract,  # type: ignore[assignment]

@@ -90,6 +90,7 @@ def fill(
         distance = 1 if good[i] else distance + 1
         if H1 <= numbers[i, KIND] <= H4:
             heading_at = i
+    good_blocks = max(1, good.sum())
     distance, heading, run = FAR, -1, 0
     for i in range(n):
         row, out = numbers[i], result[i]
@@ -149,5 +150,5 @@ def fill(
             out[column + 23] = numbers[heading, CHARACTERS]
             out[column + 24] = topics[heading]
             out[column + 25] = numbers[heading, LINK_CHARACTERS]
-        out[column + 26] = prose[n] // max(1, good.sum())
+        out[column + 26] = prose[n] // good_blocks
         distance = 1 if good[i] else min(FAR, distance + 1)
