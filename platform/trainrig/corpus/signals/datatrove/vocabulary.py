@@ -119,7 +119,7 @@ class Vocabulary:
     ) -> None:
         edges = zip(chunks.starts_K[missing].tolist(), chunks.ends_K[missing].tolist(), strict=True)
         texts = [
-            batch.codes_C[start:end].tobytes().decode("utf-32-le", "surrogatepass")
+            batch.codes_C[start:end].tobytes().decode("utf-32-le", "replace")
             for start, end in edges
         ]
         found = english_words().tokens(texts)
