@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from trainrig.corpus.read import Page, warc
-from trainrig.corpus.read.archive import read_archive
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+
+from trainrig.corpus.read import Page
 
 STRINGS, NO_STRINGS = "trafilatura-eval-A", "readability-test-pages"
 
@@ -45,8 +46,9 @@ def labelled_pages(data: Path) -> list[Labelled]:
     found = []
     for path in sorted((data / "crawl").glob("*.warc.gz")):
         with path.open("rb") as stream:
-            for page in read_archive(stream, path.name, warc.GRAMMAR):
-                assert isinstance(page, Page), page
+            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
+                body, url = record.reader.read(), record.headers["WARC-Target-URI"]
+                page = Page(url, "text/html", body, "", record.http_charset)
                 entry = manifest[hashlib.sha256(page.body).hexdigest()]
                 file = Path(entry["path"]).name
                 url, about = entry["url"], {}
