@@ -88,6 +88,18 @@ def test_a_finished_stage_does_nothing_again_and_takes_no_other_run(folder, make
         train(make(folder, **change))
 
 
+@pytest.mark.parametrize("role", ["positives", "negatives"])
+def test_other_texts_in_the_same_files_are_another_input(folder, role):
+    train_classifier(classifier(folder))
+    if role == "positives":
+        with (folder / "good.jsonl").open("a") as file:
+            file.write('{"text": "one more"}\n')
+    else:
+        pq.write_table(pa.table({"text": [*BAD, "one more"]}), folder / "bad.parquet")
+    with pytest.raises(OutputTaken, match=f"input `{role}` has other contents"):
+        train_classifier(classifier(folder))
+
+
 @pytest.mark.parametrize(
     ("make", "train"), [(classifier, train_classifier), (ngrams, train_language_model)]
 )
