@@ -3,7 +3,7 @@
 A new one: a file beside this, and its name in `Filter` and in `_Written`.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -22,7 +22,6 @@ from trainrig.corpus.filters.refinedweb import RefinedWeb
 from trainrig.corpus.filters.score import Score
 from trainrig.corpus.filters.url import Url
 from trainrig.corpus.signals.datatrove.names import PREFIX
-from trainrig.errors import ConfigError
 
 __all__ = [
     "C4",
@@ -40,7 +39,6 @@ __all__ = [
     "Symbols",
     "Url",
     "broken_rules",
-    "check_columns",
     "columns_read",
     "first_broken_rule",
     "need_datatrove",
@@ -122,17 +120,3 @@ def columns_read(filters: Iterable[Filter]) -> dict[str, str]:
 def need_datatrove(filters: Iterable[Filter]) -> bool:
     """Whether any rule reads a column that `measure` only has with `datatrove=True`."""
     return any(column.startswith(PREFIX) for column in columns_read(filters))
-
-
-def check_columns(filters: Iterable[Filter], measured: Collection[str]) -> None:
-    """Raises ConfigError if a rule reads what nothing measures."""
-    for column, rule in columns_read(filters).items():
-        if column in measured:
-            continue
-        if column.startswith("refinedweb_"):
-            hint = 'add { kind = "RefinedWebLines" } to the rewrites'
-        elif column.startswith(PREFIX):
-            hint = "the documents were read without it; read them again"
-        else:
-            hint = f"there are: {', '.join(sorted(measured))}"
-        raise ConfigError(f"{rule} reads the column '{column}', which is not measured; {hint}")
