@@ -32,11 +32,6 @@ class PII(Settings):
         if self.max_per_document is not None:
             yield Limit("too_many", "pii_finds", most=self.max_per_document)
 
-    def broken_rules(self, spans: tuple["Span", ...]) -> Iterator[str]:
-        """Each rule that a document with these finds breaks."""
-        if self.max_per_document is not None and len(spans) > self.max_per_document:
-            yield "too_many"
-
 
 @dataclass(frozen=True)
 class Span:
