@@ -141,3 +141,23 @@ def test_any_html_at_all_has_a_text_at_every_quality(html: str):
 @given(st.text(st.characters(categories=("L", "N", "P", "Z")), max_size=200))
 def test_blocks_hold_all_words_of_a_page(text: str):
     assert all_of(f"<body><pre>{escape(text)}").split() == text.split()
+
+
+def test_precise_asks_another_about_pages_it_is_unsure_of_unless_they_have_too_many_tags(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    asked = []
+
+    def other(html: str, _: Trafilatura) -> str:
+        asked.append(html)
+        return "\n".join(SENTENCES)
+
+    monkeypatch.setattr("trainrig.corpus.extract.trafilatura_text.extract", other)
+    monkeypatch.setattr("trainrig.corpus.extract.main_content.UNSURE", 10**9)
+    text_of(ARTICLE)
+    assert asked == []
+    text_of(ARTICLE, quality="precise")
+    assert asked == [ARTICLE]
+    monkeypatch.setattr("trainrig.corpus.extract.main_content.TRAFILATURA_NODES", 10)
+    text_of(ARTICLE, quality="precise")
+    assert asked == [ARTICLE]

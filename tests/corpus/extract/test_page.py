@@ -15,7 +15,7 @@ from trainrig.corpus.extract import (
 )
 from trainrig.corpus.extract.decode import decode
 from trainrig.corpus.extract.tidy import tidy
-from trainrig.corpus.read.warc import Page
+from trainrig.corpus.read import Page
 
 SENTENCE = "The mill stands by the river, and its wheel has turned there for two hundred years. "
 ARTICLE = f"""<html lang="en-GB"><head><title> The
