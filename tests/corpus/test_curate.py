@@ -16,11 +16,12 @@ import pytest
 from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
 from trainrig.corpus.curate import DROPPED, KEPT, REPORT_PAGE, Curation, curate, read_rows
-from trainrig.corpus.curation import Source, WipeOut
+from trainrig.corpus.curation import Buckets, Source, WipeOut
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.shingles import jaccard, shingle
 from trainrig.corpus.extract import PlainText
-from trainrig.corpus.filters import GopherQuality, Language, Length
+from trainrig.corpus.filters import GopherQuality, Language, Length, Score
+from trainrig.corpus.models import WordList
 from trainrig.corpus.pool import QUARANTINE
 from trainrig.corpus.read import Page, Reading
 from trainrig.corpus.read.warc import write_warc
@@ -567,6 +568,42 @@ def test_of_one_url_one_document_is_kept_where_that_is_asked_for(tmp_path: Path)
     assert kept["documents_kept"] == 3
     once = curate(run_on_pages(tmp_path, pages, url_duplicates=True)).counts
     assert (once["documents_kept"], once["dropped_by"]) == (2, {"url_duplicate": 1})
+
+
+def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path: Path) -> None:
+    pages = [plain(f"a/{n}", prose(n, 10 + n)) for n in range(10)]
+    thirds = Buckets(signal="words", shares=(0.3, 0.6))
+    run = run_on_pages(tmp_path, pages, buckets=thirds)
+    curate(run)
+    rows = list(read_rows(run.output, KEPT, ["words", "bucket"]))
+    in_order = [row["bucket"] for row in sorted(rows, key=lambda row: row["words"])]
+    assert in_order == ["head"] * 3 + ["middle"] * 3 + ["tail"] * 4
+    curate(run.model_copy(update={"buckets": None}))
+    assert {row["bucket"] for row in read_rows(run.output, KEPT, ["bucket"])} == {None}
+    with pytest.raises(ValueError, match="buckets: nothing measures 'wordz'; did you mean 'words'"):
+        run_on_pages(tmp_path, pages, buckets=Buckets(signal="wordz"))
+    with pytest.raises(ValueError, match="do not rise from 0 to 1"):
+        Buckets(shares=(0.6, 0.3))
+
+
+def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("river\nbridge\n")
+    pages = [plain(f"a/{n}", prose(n)) for n in range(6)]
+    scorers = (WordList(path=str(tmp_path / "list.txt"), column="water"),)
+    run = run_on_pages(tmp_path, pages, scorers=scorers)
+    curate(run)
+    shares = [row["water"] for row in read_rows(run.output, KEPT, ["water"])]
+    assert len(set(shares)) > 1 and all(0 <= share < 0.3 for share in shares)
+    (source,) = run.sources
+    third = Score(signal="water", keep_lowest=0.34)
+    stricter = source.model_copy(update={"filters": (*source.filters, third)})
+    made = curate(run.model_copy(update={"sources": (stricter,)}))
+    kept = [row["water"] for row in read_rows(run.output, KEPT, ["water"])]
+    assert sorted(kept) == sorted(shares)[: len(kept)] and len(kept) < 6
+    assert made.counts["dropped_by"]["Score.water_not_lowest"] == 6 - len(kept)
+    (tmp_path / "list.txt").write_text("river\n")
+    with pytest.raises(OutputTaken, match="input `scorer water` has other contents"):
+        curate(run)
 
 
 def test_rewrites_change_texts_and_are_counted(tmp_path: Path) -> None:

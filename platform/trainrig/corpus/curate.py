@@ -40,7 +40,7 @@ from trainrig.corpus.dedup.signatures import (
     save_arrays,
 )
 from trainrig.corpus.inputs import splits_of
-from trainrig.corpus.judging import Place, cuts_of, judging, rules_for
+from trainrig.corpus.judging import Place, bucket_cuts_of, cuts_of, judging, rules_for
 from trainrig.corpus.pool import DROPPED, KEPT, Decided, Parts, Pool
 from trainrig.corpus.reading import reading
 from trainrig.corpus.replace import Replacement
@@ -140,10 +140,10 @@ class _Passes:
 
     def judge(self, pool: Pool) -> None:
         """Which rules each document breaks. Raises DataError where one wipes out a source."""
-        cuts = self.place("cuts.json")
-        if not storage.exists(cuts):
-            found = cuts_of(self.run, pool, self.splits)
-            storage.write(cuts, json.dumps(found).encode())
+        for name, find in (("cuts.json", cuts_of), ("bucket_cuts.json", bucket_cuts_of)):
+            if not storage.exists(self.place(name)):
+                found = find(self.run, pool, self.splits)
+                storage.write(self.place(name), json.dumps(found).encode())
         work = functools.partial(judging, self.run, pool, self.place)
         here = len(self.splits) <= JUDGED_HERE
         workers = 0 if here else self.run.workers

@@ -65,6 +65,23 @@ class WipeOut(Settings):
     min_documents: int = Field(default=100, ge=1)  # fewer say nothing
 
 
+class Buckets(Settings):
+    """Names each document "head", "middle" or "tail" by where a column stands in its language.
+
+    CCNet's (Wenzek et al. 2019, arXiv:1911.00359): the lowest 30% of perplexities, the next 30%,
+    the rest. All documents read count, dropped ones as well.
+    """
+
+    signal: str = "perplexity"
+    shares: tuple[float, float] = (0.3, 0.6)
+
+    @model_validator(mode="after")
+    def _shares_rise(self) -> Self:
+        if not 0 < self.shares[0] < self.shares[1] < 1:
+            raise ValueError(f"shares: {self.shares[0]}, {self.shares[1]} do not rise from 0 to 1")
+        return self
+
+
 class Source(Settings):
     """One domain of the mixture: where its pages are, and what they are held to."""
 
@@ -103,6 +120,7 @@ class Curation(RunFile):
     pii: PII = PII()
     urls: UrlLists = UrlLists()
     scorers: tuple[Scorer, ...] = ()  # each a column that rules may bound
+    buckets: Annotated[Buckets | None, AHEAD] = None  # the column `bucket`; None: it stays empty
     url_duplicates: Annotated[bool, AHEAD] = False  # drop all but one document of a URL
     near_duplicates: Annotated[NearDuplicates, AHEAD] = MinHash()
     # How much of a dropped document is kept: all of it, all but its text, or nothing.
@@ -119,6 +137,9 @@ class Curation(RunFile):
     def _rules_speak_of_what_is_measured(self) -> Self:
         for source in self.sources:
             source.check_rules(self.measured)
+        if self.buckets and self.buckets.signal not in self.measured:
+            hint = did_you_mean(self.buckets.signal, self.measured)
+            raise ValueError(f"buckets: nothing measures '{self.buckets.signal}'{hint}")
         return self
 
     @model_validator(mode="after")

@@ -24,6 +24,7 @@ from trainrig.corpus.decide import (
 from trainrig.corpus.dedup.signatures import load_arrays, save_arrays
 from trainrig.corpus.filters.cut_off import CutOff
 from trainrig.corpus.filters.limits import LANGUAGE
+from trainrig.corpus.models.perplexity import cutoffs
 from trainrig.corpus.pool import Pool
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
@@ -58,6 +59,19 @@ def cuts_of(run: Curation, pool: Pool, splits: Sequence[Split]) -> dict[str, Cut
                 if isinstance(rule.limit, CutOff)
             }
     return found
+
+
+def bucket_cuts_of(
+    run: Curation, pool: Pool, splits: Sequence[Split]
+) -> dict[str, tuple[float, float]]:
+    """Language → where head and middle end, over the documents of all sources."""
+    if run.buckets is None:
+        return {}
+    names = [LANGUAGE, run.buckets.signal]
+    table = pa.concat_tables(chunk for each in splits for chunk in pool.chunks(each.name, names))
+    languages = as_numpy(table[LANGUAGE]).tolist()
+    values = as_numpy(table[run.buckets.signal]).astype(np.float64)
+    return cutoffs(values, languages, run.buckets.shares)
 
 
 def judging(run: Curation, pool: Pool, place: Place) -> Work:

@@ -48,7 +48,7 @@ def reading(run: Curation) -> Work:
         name, source = task["name"], run.sources[task["source"]]
         parts = first = size = documents = 0
         reasons: Counter[str] = Counter()
-        began = time.process_time()
+        began = time.process_time() + extractors.cpu_seconds
         pieces = [from_json(piece) for piece in task["pieces"]]
         records = (record for piece in pieces for record in read(piece, source.reading))
         for part in cut(records):
@@ -61,8 +61,9 @@ def reading(run: Curation) -> Work:
             reasons.update(_reasons_in(files.quarantine_file(name, parts)))
             parts, first = parts + 1, first + len(part)
             size += sum(len(record.body) for record in part if isinstance(record, Page))
+        ended = time.process_time() + extractors.cpu_seconds
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
-        cost = {"cpu_seconds": time.process_time() - began, "page_bytes": size}
+        cost = {"cpu_seconds": ended - began, "page_bytes": size}
         counts = {"documents": documents, "quarantined": dict(reasons)}
         return {"parts": parts, "found": counts, "cost": cost, "peak_bytes": peak}, {}
 
@@ -107,6 +108,11 @@ class _Extractors:
             self._guards[source.name] = Guard(source.extractor, self._known())
         guard = self._guards[source.name]
         return extract
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of all children that are alive."""
+        return sum(guard.cpu_seconds for guard in self._guards.values())
 
     def _known(self) -> list[Victim]:
         paths = storage.list_files(self._folder, ".json")

@@ -22,6 +22,7 @@ DOCUMENT = pa.schema(
 )
 VERDICT = pa.schema(
     [
+        ("bucket", pa.string()),  # "head", "middle" or "tail", where that was asked for
         ("dropped_by", pa.string()),
         ("duplicate_of", pa.string()),  # id of the kept document that it repeats
         ("similarity", pa.float64()),  # Jaccard of the two, on their shingles

@@ -16,6 +16,7 @@ from trainrig.corpus.curation import Curation
 from trainrig.corpus.decide import NO_LANGUAGE
 from trainrig.corpus.dedup.signatures import COPIES, Signatures
 from trainrig.corpus.judging import Place, first_broken, rules_for
+from trainrig.corpus.models.perplexity import buckets
 from trainrig.corpus.pool import DROPPED, KEPT, QUARANTINE, Pool
 from trainrig.corpus.row_files import writing
 from trainrig.corpus.rows import VERDICT, pool_schema, row_schema
@@ -57,6 +58,7 @@ def _judged(
 def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
     """The work of the last pass: each document to where it belongs, below `folder`."""
     copies = json.loads(storage.read(place("copies.json")))
+    cuts = json.loads(storage.read(place("bucket_cuts.json")))
     schema = pool_schema(run)
     whole = row_schema(run)
     hidden = NOT_KEPT if run.keep_dropped == "signals" else set()
@@ -77,6 +79,8 @@ def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
                 rows, passed_before = _with_verdicts(
                     rows, first, rules, copies[name], passed_before
                 )
+                if run.buckets is not None:
+                    rows = _with_buckets(rows, run.buckets.signal, cuts)
                 stays = pc.is_null(rows["dropped_by"])
                 kept.add(rows.filter(stays))
                 dropped.add(rows.filter(pc.invert(stays)))
@@ -120,6 +124,13 @@ def _with_verdicts(
     for field in VERDICT:
         rows = rows.append_column(field, added[field.name])
     return rows, passed_before
+
+
+def _with_buckets(rows: pa.Table, signal: str, cuts: Mapping[str, tuple[float, float]]) -> pa.Table:
+    values = rows[signal].to_numpy().astype(np.float64)
+    names = buckets(values, rows["language"].to_pylist(), cuts)
+    column = pa.array([name or None for name in names], pa.string())
+    return rows.set_column(rows.column_names.index("bucket"), "bucket", column)
 
 
 class _Counts:

@@ -20,8 +20,10 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Literal, Self
 
 from trainrig.config import Settings
@@ -79,6 +81,11 @@ class Guard:
     def victims(self) -> list[Victim]:
         """All that are known, earlier ones included, in the order in which they were met."""
         return list(self._victims.values())
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What the child has used so far; 0 where the system does not tell."""
+        return self._child.cpu_seconds if self._child else 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +145,7 @@ class _Child:
     """
 
     def __init__(self, task: bytes) -> None:
-        self._shared = os.memfd_create("pages")
+        self._shared = _memory_file()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "trainrig.corpus.extract.guarded", str(self._shared)],
             stdin=subprocess.PIPE,
@@ -175,6 +182,16 @@ class _Child:
         with contextlib.suppress(BrokenPipeError):  # then reading will say so
             send(self._process.stdin, message)
 
+    @property
+    def cpu_seconds(self) -> float:
+        """Of user and system time, so far (Linux)."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return 0.0
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def end(self) -> tuple[int, int]:
         """Once it has ended: by which signal, 0 if by itself, and how many bytes pages took."""
         _, status, usage = os.wait4(self._process.pid, 0)
@@ -191,6 +208,14 @@ class _Child:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
         os.close(self._shared)
+
+
+def _memory_file() -> int:
+    """A file without a name, in memory where the system has such."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("pages")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def send(pipe: IO[bytes], message: bytes) -> None:

@@ -59,8 +59,11 @@ def most_memory() -> int:
 
 
 def _limit_memory(allowed: int) -> None:
-    """Let this process have `allowed` bytes of address space beyond what it has already."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    """Let this process have `allowed` bytes of address space beyond what it has already (Linux)."""
+    sizes = Path("/proc/self/statm")
+    if not sizes.exists():
+        return
+    used = int(sizes.read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (used + allowed, used + allowed))
 
 
