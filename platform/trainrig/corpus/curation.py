@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from trainrig.config import AHEAD, PLACE, RunFile, Settings, did_you_mean
 from trainrig.corpus.dedup import MinHash, NearDuplicates
-from trainrig.corpus.extract import Extractor, Resiliparse
+from trainrig.corpus.extract import Extractor, MainContent
 from trainrig.corpus.filters import (
     Filters,
     GopherQuality,
@@ -89,7 +89,7 @@ class Source(Settings):
     # Files, folders and patterns (* and ? are wild), on disk or in buckets.
     paths: Annotated[tuple[str, ...], PLACE] = Field(min_length=1)
     reading: Reading = Reading()
-    extractor: Extractor = Resiliparse()
+    extractor: Extractor = MainContent()
     rewrites: tuple[Rewrite, ...] = ()  # in this order, before personal data are masked
     filters: Annotated[Filters, AHEAD] = PROSE
     wipe_out: Annotated[WipeOut, AHEAD] = WipeOut()

@@ -7,7 +7,7 @@ import re
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b\u2060\ufeff\ufffe\ud800-\udfff]+")
 _LINE_END = re.compile("\r\n?|[\u2028\u2029\x85\x0b\x0c]")
 _WIDE_SPACE = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
-_SPACE_BEFORE_END = re.compile(r"[ \t]+$", re.MULTILINE)
+_SPACE_BEFORE_END = re.compile(r"(?<![ \t])[ \t]+$", re.MULTILINE)  # one try a run: linear
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
