@@ -63,6 +63,7 @@ def test_each_rule_by_hand(url: str, expected: str):
 
 
 @given(urls)
+@example("http:// .")
 @example("http://a/%%34%31")
 @example("http://a/b;jsessionid=1/..;jsessionid=2/c")
 def test_a_normal_url_stays_as_it_is(url: str):

@@ -46,7 +46,7 @@ def normalise(url: str) -> str:
     if parts is None:
         return bare
     scheme, user, host, port, path, query = parts.groups()
-    scheme, host = scheme.lower(), host.lower().rstrip(".")
+    scheme, host = scheme.lower(), host.lower().rstrip(". \0\t\n\r\x0b\x0c")
     path = _SESSION_IN_PATH.sub("", _escaped(path or ""))
     pieces = [
         f"{scheme}://",
