@@ -603,7 +603,7 @@ def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
     assert made.counts["dropped_by"]["Score.water_not_lowest"] == 6 - len(kept)
     (tmp_path / "list.txt").write_text("river\n")
     with pytest.raises(OutputTaken, match="input `scorer water` has other contents"):
-        curate(run)
+        curate(run.model_copy(update={"sources": (stricter,)}))
 
 
 def test_rewrites_change_texts_and_are_counted(tmp_path: Path) -> None:
