@@ -7,7 +7,7 @@ import pytest
 from trainrig.check import describe
 from trainrig.config import build
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.judge import Source
+from trainrig.corpus.curation import Source
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.posttrain.sft import FineTuning

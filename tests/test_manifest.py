@@ -220,6 +220,27 @@ def test_what_lies_ahead_may_change_until_the_folder_is_finished(folder: str) ->
         manifest.claim(folder, Growing(output=folder, later=(8,)), INPUTS)
 
 
+def test_a_stage_that_can_change_what_is_finished_claims_it_again(folder: str) -> None:
+    def claim(**changes: Any) -> Stage:
+        run = Growing(output=folder, **changes)
+        return manifest.claim(folder, run, INPUTS, changes_what_is_finished=True)
+
+    made = finish(claim())
+    assert claim().finished == made  # nothing is to be changed
+    again = claim(later=(8,))
+    assert (again.before, again.finished, again.resumed) == (made, None, True)
+    assert again.manifest({}, {}).config["later"] == [8]
+    with pytest.raises(OutputTaken, match="seed: 0 there, 1 here"):
+        claim(later=(8,), seed=1)
+
+
+def test_what_it_took_is_no_part_of_what_was_made(out: str) -> None:
+    stage = begin(out)
+    made = stage.finish({"n": 1}, {}, {"peak_bytes": 7})
+    assert manifest.read_manifest(out).cost == {"peak_bytes": 7}
+    assert made.content == stage.manifest({"n": 1}, {}).content
+
+
 def test_tables_are_told_apart_by_what_differs() -> None:
     there, here = {"a": 1, "b": {"c": [1, 2]}}, {"a": 1, "b": {"c": [1, 3]}, "d": 4}
     assert manifest.difference_of(there, here) == "b.c[1]: 2 there, 3 here; d: absent there, 4 here"
@@ -347,8 +368,8 @@ def test_a_record_that_lacks_a_key_names_it(out: str) -> None:
 
 def test_keys_that_a_later_version_added_are_passed_over(out: str) -> None:
     written = finish(begin(out))
-    rewrite(f"{out}/{MANIFEST}", cost="3 EUR")
-    rewrite(f"{out}/{CLAIM}", cost="3 EUR")
+    rewrite(f"{out}/{MANIFEST}", price="3 EUR")
+    rewrite(f"{out}/{CLAIM}", price="3 EUR")
     assert begin(out).finished == written
 
 

@@ -598,3 +598,20 @@ def test_an_upload_killed_before_its_end_leaves_nothing_under_the_name(
     assert sum(line.startswith("PUT") for line in proxy.seen) == 2
     assert not storage.exists(f"{s3}/large")
     assert storage.list_files(s3) == []
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_a_moved_file_takes_the_place_of_another(
+    place: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = str(tmp_path) if place == "disk" else request.getfixturevalue("s3")
+    old, new = f"{folder}/new folder/old", f"{folder}/new"
+    storage.write(new, b"new")
+    storage.move(new, old)  # nothing was there
+    assert (storage.read(old), storage.exists(new)) == (b"new", False)
+    storage.write(new, b"newer")
+    storage.move(new, old)
+    assert (storage.read(old), storage.list_files(folder)) == (b"newer", [old])
+    with pytest.raises(FileNotFoundError):
+        storage.move(new, old)
+    assert storage.read(old) == b"newer"

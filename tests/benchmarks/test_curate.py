@@ -11,7 +11,7 @@ pytestmark = pytest.mark.bench
 MEASURED = """
 import json, resource, sys, time
 from trainrig.corpus.curate import Curation, curate
-from trainrig.corpus.judge import Source
+from trainrig.corpus.curation import Source
 paths, output = tuple(sys.argv[2:]), sys.argv[1]
 began = time.process_time()
 run = Curation(stage="curate", output=output, workers=0, sources=(Source(name="web", paths=paths),))

@@ -1,6 +1,7 @@
 import json
 import logging
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,19 @@ import pytest
 
 from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
-from trainrig.corpus.curate import DROPPED, KEPT, QUARANTINE, Curation, curate, read_rows
+from trainrig.corpus.curate import DROPPED, KEPT, REPORT_PAGE, Curation, curate, read_rows
+from trainrig.corpus.curation import Buckets, Source, WipeOut
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.shingles import jaccard, shingle
-from trainrig.corpus.filters import GopherQuality, Language, Length
-from trainrig.corpus.judge import COLUMNS, Source
+from trainrig.corpus.extract import PlainText
+from trainrig.corpus.filters import GopherQuality, Language, Length, Score
+from trainrig.corpus.models import WordList
+from trainrig.corpus.pool import QUARANTINE
+from trainrig.corpus.read import Page, Reading
+from trainrig.corpus.read.warc import write_warc
 from trainrig.corpus.rewrite.pii import PII
-from trainrig.corpus.warc import Page, write_warc
+from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
+from trainrig.corpus.rows import row_schema
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 
@@ -106,10 +113,14 @@ def write_archives(folder: str) -> None:
     write_warc(f"{folder}/wiki/c.warc.gz", WIKI)
 
 
+APART = Reading(piece_bytes=17_000)  # a piece for each of these small files
+COLUMNS = row_schema(Curation(output="out", sources=(Source(name="any", paths=("any",)),))).names
+
+
 def run_on(archives: str, output: str, workers: int = 0, **changes: Any) -> Curation:
     sources = (
-        Source(name="web", paths=(f"{archives}/web/*.warc.gz",)),
-        Source(name="wiki", paths=(f"{archives}/wiki/c.warc.gz",)),
+        Source(name="web", paths=(f"{archives}/web/*.warc.gz",), reading=APART),
+        Source(name="wiki", paths=(f"{archives}/wiki/c.warc.gz",), reading=APART),
     )
     return Curation(**{"output": output, "workers": workers, "sources": sources, **changes})
 
@@ -122,12 +133,12 @@ def run_on_pages(folder: Path, pages: list[Page], **changes: Any) -> Curation:
 
 
 def result(output: str) -> dict[str, str]:
-    """Path below `output` → SHA-256 of all that is the same each time: claim and manifest hold
-    times and versions."""
+    """Path below `output` → SHA-256 of all that is the same each time: claim, manifest and report
+    hold times and versions."""
     return {
         path.removeprefix(f"{output}/"): storage.sha256(path)
         for path in storage.list_files(output)
-        if path.rpartition("/")[2] not in {CLAIM, MANIFEST}
+        if path.rpartition("/")[2] not in {CLAIM, MANIFEST, REPORT_PAGE}
     }
 
 
@@ -210,8 +221,8 @@ def test_kept_dropped_and_quarantined_add_up_to_what_came_in(curated: str) -> No
         + sum(counts["dropped_by"].values())
         + sum(counts["quarantined"].values())
     ) == pages
-    kept = list(read_rows(curated, KEPT, COLUMNS.names))
-    dropped = list(read_rows(curated, DROPPED, COLUMNS.names))
+    kept = list(read_rows(curated, KEPT, COLUMNS))
+    dropped = list(read_rows(curated, DROPPED, COLUMNS))
     assert len(kept) == counts["documents_kept"] == sum(counts["kept_of"].values())
     assert Counter(row["dropped_by"] for row in dropped) == counts["dropped_by"]
     assert Counter(row["source"] for row in kept) == counts["kept_of"]
@@ -231,11 +242,13 @@ def test_what_is_no_text_is_quarantined_with_its_reason(curated: str) -> None:
 def test_the_manifest_lists_every_file_with_its_sum(curated: str) -> None:
     listed = manifest.read_manifest(curated).files
     assert {name: entry.sha256 for name, entry in listed.items()} == result(curated)
-    assert sorted(listed) == sorted(
+    rows = [
         f"{folder}/{split}.{ending}"
         for folder, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
         for split in ("web-00000", "web-00001", "wiki-00000")
-    )
+    ]
+    tallies = ("histograms", "quarantine", "samples", "sources", "steps")
+    assert sorted(listed) == sorted([*rows, *(f"tallies/{name}.parquet" for name in tallies)])
 
 
 def test_a_limit_on_personal_data_drops_the_documents_beyond_it(
@@ -277,15 +290,6 @@ def test_any_number_of_workers_makes_the_same_bytes(
     assert made.counts == manifest.read_manifest(curated).counts
 
 
-@pytest.mark.ray
-def test_a_worker_that_meets_no_archive_says_so(local_ray: None, tmp_path: Path) -> None:
-    (tmp_path / "page.warc").write_text("just a text\n")
-    source = Source(name="web", paths=(f"{tmp_path}/page.warc",))
-    run = Curation(output=str(tmp_path / "out"), workers=1, sources=(source,))
-    with pytest.raises(DataError, match=r"page\.warc: not a WARC file"):
-        curate(run)
-
-
 def test_the_order_of_the_patterns_and_naming_a_file_twice_change_nothing(
     archives: str, curated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +302,7 @@ def test_the_order_of_the_patterns_and_naming_a_file_twice_change_nothing(
         ]
     ):
         output = str(tmp_path / f"out-{number}")
-        web = Source(name="web", paths=paths)
+        web = Source(name="web", paths=paths, reading=APART)
         sources = (web, run_on(archives, output).sources[1])
         curate(run_on(archives, output, sources=sources))
         assert result(output) == result(curated), paths
@@ -343,12 +347,13 @@ def progress(done, whole):
 curate(config.load(Curation, sys.argv[1]), progress)
 """
 SPLITS, BANDS = 3, 14
-WHOLE = 2 * SPLITS + BANDS
-IN_PAIRS, IN_WRITE = SPLITS + BANDS // 2, SPLITS + BANDS + 1
+WHOLE = 4 * SPLITS + BANDS
+IN_JUDGE, IN_SIGN = SPLITS + 1, 2 * SPLITS + 2
+IN_PAIRS, IN_WRITE = 3 * SPLITS + BANDS // 2, 3 * SPLITS + BANDS + 1
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("done", [1, IN_PAIRS, IN_WRITE])
+@pytest.mark.parametrize("done", [1, IN_JUDGE, IN_SIGN, IN_PAIRS, IN_WRITE])
 def test_a_killed_run_goes_on_and_makes_the_same_bytes(
     archives: str, curated: str, tmp_path: Path, done: int
 ) -> None:
@@ -412,7 +417,7 @@ def test_a_finished_run_does_nothing_when_it_runs_again(
     output = str(tmp_path / "out")
     made = curate(run_on(archives, output))
     before = times(output)
-    with mock.patch.object(curation, "read_warc", side_effect=AssertionError):
+    with mock.patch.object(curation, "map_splits", side_effect=AssertionError):
         assert curate(run_on(archives, output, workers=99)) == made
     assert times(output) == before
     assert caplog.messages == [
@@ -420,18 +425,217 @@ def test_a_finished_run_does_nothing_when_it_runs_again(
     ]
 
 
-def test_another_run_in_the_same_folder_is_refused_with_the_difference(
+def test_what_reading_depends_on_is_refused_with_the_difference(
     archives: str, curated: str
 ) -> None:
-    with pytest.raises(OutputTaken, match=r"near_duplicates\.threshold: 0\.8 there, 0\.9 here"):
-        curate(run_on(archives, curated, near_duplicates=MinHash(threshold=0.9)))
+    with pytest.raises(OutputTaken, match=r"pii\.kinds"):
+        curate(run_on(archives, curated, pii=PII(kinds=("EMAIL",))))
     sources = run_on(archives, curated).sources
-    stricter = Source(name="web", paths=sources[0].paths, filters=(Length(min_characters=7),))
-    with pytest.raises(OutputTaken, match=r"sources\[0\]\.filters"):
-        curate(run_on(archives, curated, sources=(stricter, sources[1])))
-    fewer = Source(name="web", paths=(f"{archives}/web/a.warc.gz",))
+    other = sources[0].model_copy(update={"extractor": PlainText()})
+    with pytest.raises(OutputTaken, match=r"sources\[0\]\.extractor\.kind"):
+        curate(run_on(archives, curated, sources=(other, sources[1])))
+    fewer = Source(name="web", paths=(f"{archives}/web/a.warc.gz",), reading=APART)
     with pytest.raises(OutputTaken, match="input `web` has other contents"):
         curate(run_on(archives, curated, sources=(fewer, sources[1])))
+
+
+# Other rules
+
+
+LINE_COLUMNS = RefinedWebLines.columns
+LOOSER = (Length(min_characters=10), Language(allowed=("en", "de"), min_score=0.0))
+
+
+def other_rules(archives: str, output: str, **changes: Any) -> Curation:
+    sources = tuple(
+        source.model_copy(update={"filters": LOOSER}) for source in run_on(archives, output).sources
+    )
+    return run_on(archives, output, **{"sources": sources, **changes})
+
+
+@pytest.fixture
+def decided(archives: str, curated: str, tmp_path: Path) -> str:
+    """A copy of `curated`."""
+    return str(shutil.copytree(curated, tmp_path / "decided"))
+
+
+@pytest.fixture(scope="module")
+def loosely_curated(archives: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a run by other rules makes of the archives."""
+    output = str(tmp_path_factory.mktemp("loosely") / "out")
+    curate(other_rules(archives, output))
+    return output
+
+
+def test_other_rules_decide_again_without_a_page_being_read(
+    archives: str, decided: str, curated: str, loosely_curated: str
+) -> None:
+    with mock.patch("trainrig.corpus.curate.reading", side_effect=AssertionError):
+        made = curate(other_rules(archives, decided))
+        assert result(decided) == result(loosely_curated) != result(curated)
+        assert made.counts == manifest.read_manifest(loosely_curated).counts
+        assert made == manifest.read_manifest(decided)
+        curate(run_on(archives, decided))  # and back
+    assert result(decided) == result(curated)
+
+
+@pytest.mark.parametrize("changes", [{"near_duplicates": MinHash(threshold=0.95)}])
+def test_other_ways_to_find_copies_decide_again_too(
+    archives: str, decided: str, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    fresh = str(tmp_path / "fresh")
+    curate(run_on(archives, fresh, **changes))
+    curate(run_on(archives, decided, **changes))
+    assert result(decided) == result(fresh)
+
+
+def test_a_second_decision_stopped_at_every_moment_ends_as_one_that_was_not(
+    archives: str, decided: str, loosely_curated: str
+) -> None:
+    told: list[int] = []
+
+    def progress(done: int, whole: int) -> None:
+        if done > max(told, default=SPLITS):  # reading is not done again
+            told.append(done)
+            raise Stopped
+
+    for _ in range(WHOLE + 1):
+        try:
+            curate(other_rules(archives, decided), progress)
+            break
+        except Stopped:
+            continue
+    assert told[-1] == WHOLE
+    assert result(decided) == result(loosely_curated)
+
+
+def test_a_decision_given_up_leaves_what_was_finished(
+    archives: str, decided: str, curated: str
+) -> None:
+    def progress(done: int, whole: int) -> None:
+        if done == WHOLE - 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        curate(other_rules(archives, decided), progress)
+    assert curate(run_on(archives, decided)).content == manifest.read_manifest(curated).content
+    assert result(decided) == result(curated)
+
+
+@pytest.mark.parametrize("kept", ["signals", "none"])
+def test_without_the_texts_of_the_dropped_no_other_rules_can_be_tried(
+    archives: str, tmp_path: Path, kept: str
+) -> None:
+    output = str(tmp_path / "out")
+    curate(run_on(archives, output, keep_dropped=kept))
+    before = times(output)
+    with pytest.raises(DataError, match=rf'were not kept \(keep_dropped = "{kept}"\), so other ru'):
+        curate(other_rules(archives, output, keep_dropped=kept))
+    assert times(output) == before
+
+
+def test_less_of_the_dropped_may_be_kept_after_all(
+    archives: str, decided: str, tmp_path: Path
+) -> None:
+    fresh = str(tmp_path / "fresh")
+    curate(run_on(archives, fresh, keep_dropped="none"))
+    curate(run_on(archives, decided, keep_dropped="none"))
+    assert result(decided) == result(fresh)
+
+
+def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
+    archives: str, curated: str, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "out")
+    sources = run_on(archives, output).sources
+    few = WipeOut(min_documents=3)
+    wiping = tuple(
+        source.model_copy(update={"wipe_out": few, "filters": (Length(min_characters=10**6),)})
+        for source in sources
+    )
+    with pytest.raises(
+        DataError, match=r"Length\.too_short drops 12 of the 12 documents of source 'web'"
+    ):
+        curate(run_on(archives, output, sources=wiping))
+    with mock.patch("trainrig.corpus.curate.reading", side_effect=AssertionError):
+        curate(run_on(archives, output))
+    assert result(output) == result(curated)
+
+
+def test_of_one_url_one_document_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    pages = [plain("a/page", prose(1)), plain("a/page#top", prose(2, 25)), plain("b/", prose(3))]
+    kept = curate(run_on_pages(tmp_path, pages)).counts
+    assert kept["documents_kept"] == 3
+    once = curate(run_on_pages(tmp_path, pages, url_duplicates=True)).counts
+    assert (once["documents_kept"], once["dropped_by"]) == (2, {"url_duplicate": 1})
+
+
+def test_documents_are_named_by_where_a_column_stands_in_their_language(tmp_path: Path) -> None:
+    pages = [plain(f"a/{n}", prose(n, 10 + n)) for n in range(10)]
+    thirds = Buckets(signal="words", shares=(0.3, 0.6))
+    run = run_on_pages(tmp_path, pages, buckets=thirds)
+    curate(run)
+    rows = list(read_rows(run.output, KEPT, ["words", "bucket"]))
+    in_order = [row["bucket"] for row in sorted(rows, key=lambda row: row["words"])]
+    assert in_order == ["head"] * 3 + ["middle"] * 3 + ["tail"] * 4
+    curate(run.model_copy(update={"buckets": None}))
+    assert {row["bucket"] for row in read_rows(run.output, KEPT, ["bucket"])} == {None}
+    with pytest.raises(ValueError, match="buckets: nothing measures 'wordz'; did you mean 'words'"):
+        run_on_pages(tmp_path, pages, buckets=Buckets(signal="wordz"))
+    with pytest.raises(ValueError, match="do not rise from 0 to 1"):
+        Buckets(shares=(0.6, 0.3))
+
+
+def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("river\nbridge\n")
+    pages = [plain(f"a/{n}", prose(n)) for n in range(6)]
+    scorers = (WordList(path=str(tmp_path / "list.txt"), column="water"),)
+    run = run_on_pages(tmp_path, pages, scorers=scorers)
+    curate(run)
+    shares = [row["water"] for row in read_rows(run.output, KEPT, ["water"])]
+    assert len(set(shares)) > 1 and all(0 <= share < 0.3 for share in shares)
+    (source,) = run.sources
+    third = Score(signal="water", keep_lowest=0.34)
+    stricter = source.model_copy(update={"filters": (*source.filters, third)})
+    made = curate(run.model_copy(update={"sources": (stricter,)}))
+    kept = [row["water"] for row in read_rows(run.output, KEPT, ["water"])]
+    assert sorted(kept) == sorted(shares)[: len(kept)] and len(kept) < 6
+    assert made.counts["dropped_by"]["Score.water_not_lowest"] == 6 - len(kept)
+    (tmp_path / "list.txt").write_text("river\n")
+    with pytest.raises(OutputTaken, match="input `scorer water` has other contents"):
+        curate(run.model_copy(update={"sources": (stricter,)}))
+
+
+def test_rewrites_change_texts_and_are_counted(tmp_path: Path) -> None:
+    text = f"{prose(1)}\n12345\n{prose(2)}\n3 likes"
+    run = run_on_pages(tmp_path, [plain("a/page", text), plain("b/page", prose(3))])
+    (source,) = run.sources
+    lines = source.model_copy(update={"rewrites": (RefinedWebLines(),)})
+    curate(run.model_copy(update={"sources": (lines,)}))
+    rows = {row["url"]: row for row in read_rows(run.output, KEPT, ["url", "text", *LINE_COLUMNS])}
+    assert rows["http://a/page"]["text"] == f"{prose(1)}\n{prose(2)}"
+    assert rows["http://a/page"]["refinedweb_numeric"] == 1
+    assert rows["http://a/page"]["refinedweb_counters"] == 1
+    assert rows["http://b/page"]["refinedweb_removed_words"] == 0
+
+
+def test_a_rule_about_what_nothing_counts_is_refused() -> None:
+    rule = {"kind": "Score", "signal": "refinedweb_removed_words", "most": 3.0}
+    table = {"name": "web", "paths": ["a.warc"], "filters": [rule]}
+    data = {"stage": "curate", "output": "out", "sources": [table]}
+    with pytest.raises(ConfigError, match="which nothing measures in source 'web'"):
+        config.build(Curation, data, "run.toml")
+    table["rewrites"] = [{"kind": "RefinedWebLines"}]
+    config.build(Curation, data, "run.toml")
+
+
+def test_copies_that_wipe_out_a_source_stop_the_run(tmp_path: Path) -> None:
+    pages = [plain(f"a/{n}", prose(1)) for n in range(30)] + [plain("a/else", prose(2))]
+    run = run_on_pages(tmp_path, pages)
+    (source,) = run.sources
+    careful = source.model_copy(update={"wipe_out": WipeOut(min_documents=10)})
+    with pytest.raises(DataError, match=r"exact_duplicate drops 29 of the 31 documents"):
+        curate(run.model_copy(update={"sources": (careful,)}))
 
 
 # What is kept of the dropped
@@ -451,7 +655,7 @@ def test_as_much_is_kept_of_the_dropped_as_was_asked_for(
     else:
         assert len(files) == SPLITS
         for path in files:
-            assert set(COLUMNS.names) - set(pq.read_schema(path).names) == lost
+            assert set(COLUMNS) - set(pq.read_schema(path).names) == lost
     assert made.counts == manifest.read_manifest(curated).counts
     assert {name: sha for name, sha in result(output).items() if not name.startswith(DROPPED)} == {
         name: sha for name, sha in result(curated).items() if not name.startswith(DROPPED)
@@ -467,8 +671,9 @@ def test_personal_data_stand_in_no_file_in_clear(curated: str) -> None:
         clear = storage.read(path)
         if path.endswith(".parquet"):
             rows = pq.read_table(path).to_pylist()
-            found += sum(text.count("<") for row in rows for text in (row["text"], row["metadata"]))
             clear += json.dumps(rows, ensure_ascii=False).encode()
+        if path.endswith(".parquet") and "/tallies/" not in path:
+            found += sum(text.count("<") for row in rows for text in (row["text"], row["metadata"]))
         for value in PRIVATE:
             assert value.encode() not in clear, path
             assert value.replace(" ", "").encode() not in clear, path
@@ -496,32 +701,35 @@ def test_a_find_is_told_by_its_place_in_the_text_before_masking(curated: str) ->
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     source = Source(name="web", paths=(f"{tmp_path}/gone.warc.gz",))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
-    with pytest.raises(DataError, match=r"gone\.warc\.gz: no such file; `paths` names WARC files"):
+    with pytest.raises(DataError, match=r"gone\.warc\.gz: no such file"):
         curate(run)
     assert not Path(run.output).exists()
 
 
-def test_a_pattern_that_matches_nothing_is_named_with_what_is_there(archives: str) -> None:
-    source = Source(name="web", paths=(f"{archives}/web/*.arc",))
-    run = Curation(output="out", workers=0, sources=(source,))
-    with pytest.raises(DataError, match=r"web/\*\.arc: matches none of the 2 files below .*/web"):
+def test_a_file_of_no_known_format_is_named(archives: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.bin"
+    path.write_bytes(b"Just a text.\n")
+    source = Source(name="web", paths=(f"{archives}/web/a.warc.gz", str(path)))
+    run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
+    with pytest.raises(DataError, match=rf"{path}: not recognised: it begins with b'Just a text"):
         curate(run)
-
-
-def test_a_name_with_brackets_in_it_is_that_file(tmp_path: Path) -> None:
-    write_warc(str(tmp_path / "pages[1].warc.gz"), WIKI)
-    source = Source(name="web", paths=(f"{tmp_path}/pages[1].warc.gz",))
-    assert curation.files_of(source) == [f"{tmp_path}/pages[1].warc.gz"]
+    assert not Path(run.output).exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"Just a text.\n", b"\x1f\x8b\x08\x00 and no more"])
-def test_a_file_that_is_no_archive_is_named(archives: str, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_what_its_name_says_is_counted(
+    archives: str, tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "page.warc.gz"
     path.write_bytes(content)
-    source = Source(name="web", paths=(f"{archives}/web/a.warc.gz", str(path)))
+    source = Source(name="web", paths=(str(path),))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
-    with pytest.raises(DataError, match=rf"{path}: not a WARC file; name archives in `paths`"):
+    with pytest.raises(DataError, match=r"nothing to curate; none of 1 records gave a document"):
         curate(run)
+    assert not Path(run.output).exists()
+    both = source.model_copy(update={"paths": (f"{archives}/web/a.warc.gz", str(path))})
+    counts = curate(run.model_copy(update={"sources": (both,)})).counts
+    assert sum(counts["quarantined"].values()) == 2  # with an image
 
 
 def test_the_rest_of_a_cut_off_archive_is_used(archives: str, tmp_path: Path) -> None:
@@ -545,11 +753,16 @@ def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
     ]
     with pytest.raises(
         DataError,
-        match=r"out: nothing was kept; of 6 pages most fell by Length\.too_short 3, "
-        r"Language\.not_allowed 2, not_text 1; loosen `filters`",
+        match=r"out: nothing was kept; of 5 documents most fell by Length\.too_short 3, "
+        r"Language\.not_allowed 2; loosen `filters`",
     ):
         curate(run_on_pages(tmp_path, pages))
-    assert storage.list_files(str(tmp_path / "out")) == []  # looser rules may go there
+    run = run_on_pages(tmp_path, pages)
+    (source,) = run.sources
+    looser = source.model_copy(update={"filters": (Language(allowed=("de",)),)})
+    with mock.patch("trainrig.corpus.curate.reading", side_effect=AssertionError):
+        made = curate(run.model_copy(update={"sources": (looser,)}))
+    assert made.counts["dropped_by"]["near_duplicate"] == 1  # looser rules go on from there
 
 
 def test_two_sources_of_one_name_are_refused() -> None:

@@ -6,7 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.corpus.curate import DROPPED, KEPT
-from trainrig.corpus.judge import COLUMNS
 from trainrig.quickstart.found import DUPLICATES, by_kind, fates, tally
 from trainrig.quickstart.planted import Plant
 
@@ -30,7 +29,8 @@ def write_rows(folder: Path, *rows: tuple[str, str | None, str]) -> str:
         table: list[dict[str, Any]] = [
             {"url": url, "dropped_by": reason, "text": text} for url, reason, text in chosen
         ]
-        pq.write_table(pa.Table.from_pylist(table, COLUMNS), path)
+        columns = pa.schema([(name, pa.string()) for name in ("url", "dropped_by", "text")])
+        pq.write_table(pa.Table.from_pylist(table, columns), path)
     return str(folder)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.corpus.html import Resiliparse, extract
-from trainrig.corpus.warc import Page, read_warc
+from trainrig.corpus.extract import Resiliparse, extract
+from trainrig.corpus.read import Page
+from trainrig.corpus.read.warc import read_warc
 from trainrig.errors import ConfigError
 from trainrig.quickstart.pages import PagesSettings, build_pages
 from trainrig.quickstart.planted import read_plants, shingle_jaccard

@@ -9,10 +9,10 @@ import pytest
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import DROPPED, KEPT, Curation
+from trainrig.corpus.curation import PROSE, Source
 from trainrig.corpus.dedup.signatures import EXACT, NEAR
-from trainrig.corpus.filters import Filter
-from trainrig.corpus.judge import COLUMNS, Source
 from trainrig.corpus.rewrite.pii import PII
+from trainrig.corpus.rows import row_schema
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
 from trainrig.quickstart import story, telling
@@ -101,7 +101,8 @@ def write_documents(at: Folders, rows: list[dict[str, Any]], quarantined: int) -
         chosen = [row for row in rows if (row["dropped_by"] is None) == kept]
         Path(stage.path(folder)).mkdir()
         pq.write_table(
-            pa.Table.from_pylist(chosen, COLUMNS), stage.path(folder, "any-00000.parquet")
+            pa.Table.from_pylist(chosen, row_schema(curation)),
+            stage.path(folder, "any-00000.parquet"),
         )
     reasons = [row["dropped_by"] for row in rows if row["dropped_by"]]
     dropped_by = {reason: reasons.count(reason) for reason in reasons}
@@ -153,10 +154,10 @@ def test_the_least_alike_near_copies_are_shown_beside_what_they_repeat(at: Folde
 
 
 def test_every_reason_there_can_be_has_its_words() -> None:
-    filters = {kind.__name__ for kind in typing.get_args(typing.get_args(Filter)[0])}
+    filters = {type(each).__name__ for each in PROSE}
     assert set(telling.REASONS) == {"quarantined", *filters, PII.__name__, EXACT, NEAR}
     copies = {kind for kind in typing.get_args(Kind) if kind != "personal_data"}
-    assert set(telling.KINDS) == copies | set(PII().kinds)
+    assert set(telling.KINDS) == copies | set(PII().kinds) - {"KEY"}  # none is planted
 
 
 def test_plants_are_told_by_kind_and_add_up() -> None:

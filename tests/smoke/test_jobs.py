@@ -22,13 +22,17 @@ from typing import Any
 import psutil
 import pytest
 
-from trainrig.corpus.warc import Page, write_warc
+from trainrig.corpus.read import Page
+from trainrig.corpus.read.warc import write_warc
 from trainrig.errors import ConfigError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("curate", "tokenizer", "tokens", "pretrain", "posttrain", "evaluate", "export")
+SCRIPTS = (
+    *("curate", "ngrams", "classifier", "tokenizer", "tokens"),
+    *("pretrain", "posttrain", "evaluate", "export"),
+)
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
     *("gravel", "willow", "ferry", "anvil", "barley", "cobble", "drizzle", "ember", "furrow"),
@@ -158,6 +162,12 @@ def write_conversations(path: Path) -> str:
     return str(path)
 
 
+def write_unwanted(path: Path) -> str:
+    """Sixty lines of words that no page has."""
+    path.write_text("".join(f"click here {n} to buy cheap offers now\n" for n in range(60)))
+    return json.dumps([str(path)])
+
+
 def arguments_of(script: str, folder: Path) -> list[str]:
     """The command line of one job, on what the jobs before it have left in `folder`."""
     names = ("documents", "tokenizer", "tokens", "model", "tuned", "scores", "exported")
@@ -172,6 +182,17 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "sources.1.paths": write_archive(folder / "code.warc.gz", 1),
             "sources.0.filters": loose,
             "sources.1.filters": loose,
+        },
+        "ngrams": {
+            "texts.paths": json.dumps([f"{folder}/documents/kept"]),
+            "output": str(folder / "ngrams"),
+            "pieces": '{kind = "Words"}',
+        },
+        "classifier": {
+            "positives.paths": json.dumps([f"{folder}/documents/kept"]),
+            "negatives.paths": write_unwanted(folder / "unwanted.txt"),
+            "negatives.reading": '{documents = "line"}',
+            "output": str(folder / "quality"),
         },
         "tokenizer": {
             "documents": at["documents"],
@@ -215,7 +236,8 @@ def arguments_of(script: str, folder: Path) -> list[str]:
         },
     }[script]
     run_file = {"tokens": "tokenize"}.get(script, script)
-    given = [f"jobs/configs/quickstart/{run_file}.toml"]
+    path = "crawl" if script in ("ngrams", "classifier") else "quickstart"
+    given = [f"jobs/configs/{path}/{run_file}.toml"]
     for key, value in changes.items():
         given += ["--set", f"{key}={value}"]
     return given
@@ -238,6 +260,8 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
     printed = json.loads(results[0])
     expected = {
         "curate": ("documents_kept", 60),
+        "ngrams": ("texts", 60),
+        "classifier": ("positives", {"learnt": 47, "held_out": 13}),
         "tokenizer": ("vocabulary", 300),
         "tokens": ("vocabulary", 300),
         "pretrain": ("steps", 4),

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from trainrig import manifest
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.judge import Source
+from trainrig.corpus.curation import Source
 from trainrig.parallel.mesh import join_group
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer

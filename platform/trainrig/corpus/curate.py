@@ -1,122 +1,95 @@
-"""Curation: web archives in, documents out, each drop with its reason.
+"""Curation: pages in, documents out, each drop with its reason.
 
     OUTPUT/  kept/SPLIT.parquet  dropped/SPLIT.parquet  quarantine/SPLIT.jsonl  manifest.json
+             tallies/*.parquet  report.html
 
-Three passes. *read* has a split for each file of input: it judges each page by itself, and signs
-those that pass. *pairs* has one for each band of the signatures: it finds the documents that share
-a key and verifies them on their shingles. *write* puts each document where it belongs. Between the
-passes the driver decides on ids and numbers; texts never travel.
+Five passes, each over splits. *read* extracts and measures pages: all that ever touches one.
+*judge* holds the stored columns to the rules. *sign* digests the texts that passed. *pairs* has a
+split for each band of the signatures: it finds the documents that share a key and verifies them on
+their shingles. *write* puts each document where it belongs. Between the passes the driver decides
+on ids and numbers; texts never travel.
+
+All but *read* follow from what reading left. A finished curation that is run again with other rules
+therefore starts at *judge*, from the documents that it kept and dropped.
 """
 
 import dataclasses
-import fnmatch
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field, model_validator
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, RunFile
-from trainrig.corpus.dedup import MinHash, NearDuplicates
+from trainrig.config import identity
+from trainrig.corpus.account.page import curation_page
+from trainrig.corpus.account.tallies import Account, account
+from trainrig.corpus.curation import Curation
+from trainrig.corpus.decide import wiped_out
 from trainrig.corpus.dedup.pairs import fall
 from trainrig.corpus.dedup.signatures import (
+    COPIES,
     Ranking,
-    Signatures,
     band_pairs,
     load_arrays,
     save_arrays,
 )
-from trainrig.corpus.html import NotExtracted
-from trainrig.corpus.judge import COLUMNS, Source, judge, masked_url
-from trainrig.corpus.rewrite.pii import PII
-from trainrig.corpus.warc import Unreadable, read_warc
+from trainrig.corpus.inputs import splits_of
+from trainrig.corpus.judging import Place, bucket_cuts_of, cuts_of, judging, rules_for
+from trainrig.corpus.pool import DROPPED, KEPT, Decided, Parts, Pool
+from trainrig.corpus.reading import reading
+from trainrig.corpus.replace import Replacement
+from trainrig.corpus.rows import pool_schema
+from trainrig.corpus.writing import SAMPLES, signing, writing_out
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, total
 
-KEPT, DROPPED, QUARANTINE = "kept", "dropped", "quarantine"
+__all__ = ["DROPPED", "KEPT", "Curation", "curate", "read_rows"]
 
+REPORT_PAGE = "report.html"
+READ = "read"  # where the records of the first pass are; those of the others are a decision's own
 
-class Curation(RunFile):
-    """`trainrig curate`: web archives to documents."""
-
-    verb: ClassVar[str] = "curate"
-
-    stage: Literal["curate"] = "curate"
-    output: Annotated[str, PLACE]
-    workers: Annotated[int, PLACE] = Field(default=2, ge=0)  # 0: in this process, without Ray
-    sources: tuple[Source, ...] = Field(min_length=1)
-    pii: PII = PII()
-    near_duplicates: NearDuplicates = MinHash()
-    # How much of a dropped document is kept: all of it, all but its text, or nothing.
-    keep_dropped: Literal["text", "signals", "none"] = "text"
-
-    @model_validator(mode="after")
-    def _no_two_sources_share_a_name(self) -> Self:
-        name, number = Counter(source.name for source in self.sources).most_common(1)[0]
-        if number > 1:
-            raise ValueError(f"{number} sources are named '{name}'; give each a name of its own")
-        return self
+JUDGED_HERE = 500  # splits: judging reads columns of numbers alone, and workers take time to start
 
 
 def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     """Curate as `run` says, going on where an earlier call stopped; the manifest of the output.
 
-    The same bytes at any number of workers. Raises DataError for inputs that are missing or no
-    archives, and if nothing is kept.
+    The same bytes at any number of workers. Raises DataError for inputs that are missing or of no
+    known format, if a step takes nearly all of a source, and if nothing is kept.
     """
-    files = [files_of(source) for source in run.sources]
-    inputs = {
-        source.name: manifest.digest([storage.content_key(path) for path in paths])
-        for source, paths in zip(run.sources, files, strict=True)
-    }
-    stage = manifest.claim(run.output, run, inputs)
+    Replacement(run.output).go_on()
+    splits, inputs = splits_of(run)
+    stage = manifest.claim(run.output, run, inputs, changes_what_is_finished=True)
     if stage.finished:
         return stage.finished
-    splits = [
-        Split(name, {"name": name, "source": index, "path": path})
-        for index, (source, paths) in enumerate(zip(run.sources, files, strict=True))
-        for number, path in enumerate(paths)
-        for name in [f"{source.name}-{number:05d}"]
-    ]
+    if stage.before:
+        _check_that_all_is_there(run, stage.before)
+    passes = _Passes(run, stage, splits, progress)
     with stage.undone_if_refused():
         if run.workers:
             connect(run.workers, "workers")
-        passes = _Passes(run, stage, splits, progress)
-        passes.read()
-        passes.decide()
-        return passes.write()
+        pool = Decided(run.output) if stage.before else passes.read()
+    passes.check_columns(pool)
+    passes.judge(pool)
+    passes.find_copies(pool)
+    return passes.write(pool)
 
 
-def files_of(source: Source) -> list[str]:
-    """The files that the patterns of `source` name, each once. Raises DataError for none."""
-    found = {path for pattern in source.paths for path in _matching(pattern)}
-    # "./a" and "a" are one file.
-    return sorted({path if path.startswith(storage.S3) else str(Path(path)) for path in found})
-
-
-def _matching(pattern: str) -> list[str]:
-    if storage.exists(pattern):
-        return [pattern]
-    wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
-    if wild is None:
-        raise DataError(f"{pattern}: no such file; `paths` names WARC files, * is wild")
-    folder = pattern[:wild].rpartition("/")[0] or "."
-    names = storage.list_files(folder)
-    wanted = pattern if "/" in pattern else f"./{pattern}"
-    found = [name for name in names if fnmatch.fnmatchcase(name, wanted)]
-    if not found:
-        raise DataError(f"{pattern}: matches none of the {len(names)} files below {folder}")
-    return found
+def _check_that_all_is_there(run: Curation, before: Manifest) -> None:
+    kept = f'keep_dropped = "{before.config["keep_dropped"]}"'
+    if before.config["keep_dropped"] != "text":
+        raise DataError(
+            f"{run.output}: the texts of its dropped documents were not kept ({kept}), so other "
+            "rules cannot be tried on them; choose another `output`"
+        )
 
 
 @dataclass(frozen=True)
@@ -128,33 +101,95 @@ class _Passes:
     splits: Sequence[Split]
     progress: Progress | None
 
+    @functools.cached_property
+    def decision(self) -> str:
+        """The folder of what follows from the rules: another for other rules."""
+        return f"decision-{manifest.digest(identity(self.run))[:16]}"
+
+    @functools.cached_property
+    def place(self) -> Place:
+        """Where something of this decision lies until it is finished."""
+        folder = storage.join(self.run.output, manifest.SCRATCH, self.decision)
+        return functools.partial(storage.join, folder)
+
     @property
     def bands(self) -> list[Split]:
         return [Split(f"band-{b:03d}", {"band": b}) for b in range(self.run.near_duplicates.bands)]
 
-    def read(self) -> None:
-        """Pages to judged documents and signatures."""
-        self._map("read", functools.partial(_reading, self.run), self.splits, before=0)
+    def read(self) -> Parts:
+        """Pages to measured documents."""
+        work = functools.partial(reading, self.run)
+        records = self._map(READ, work, self.splits, before=0).results(self.splits)
+        counts = total(record.counts["found"] for record in records)
+        if not counts["documents"]:
+            raise DataError(
+                f"{self.run.output}: nothing to curate; {_why_nothing_was_read(counts)}"
+            )
+        return Parts(self.run.output, {record.name: record.counts["parts"] for record in records})
 
-    def decide(self) -> None:
+    def check_columns(self, pool: Pool) -> None:
+        """Raise DataError for rules about what was not measured when the pages were read."""
+        there = set().union(*(pool.names(split.name) for split in self.splits))
+        missing = sorted(set(pool_schema(self.run).names) - there)
+        if missing:
+            raise DataError(
+                f"{self.run.output}: its documents were read without {', '.join(missing[:3])}"
+                f"{', …' if len(missing) > 3 else ''}, which these rules go by; choose another "
+                "`output`"
+            )
+
+    def judge(self, pool: Pool) -> None:
+        """Which rules each document breaks. Raises DataError where one wipes out a source."""
+        for name, find in (("cuts.json", cuts_of), ("bucket_cuts.json", bucket_cuts_of)):
+            if not storage.exists(self.place(name)):
+                found = find(self.run, pool, self.splits)
+                storage.write(self.place(name), json.dumps(found).encode())
+        work = functools.partial(judging, self.run, pool, self.place)
+        here = len(self.splits) <= JUDGED_HERE
+        workers = 0 if here else self.run.workers
+        records = self._map("judge", work, self.splits, len(self.splits), workers)
+        counts = total(record.counts for record in records.results(self.splits))
+        storage.write(self.place("tally.json"), json.dumps(counts).encode())
+        for name, tally in counts["tally"].items():
+            seen = sum(each["documents"] for each in tally["seen"].values())
+            dropped = {
+                rule: sum(each.get("first_documents", 0) for each in languages.values())
+                for rule, languages in tally["rules"].items()
+            }
+            self._stop_if_wiped_out(name, dropped, seen)
+
+    def _stop_if_wiped_out(self, name: str, dropped: Mapping[str, int], documents: int) -> None:
+        (source,) = (source for source in self.run.sources if source.name == name)
+        limit = source.wipe_out
+        found = wiped_out(dropped, documents, name, limit.max_share, limit.min_documents)
+        if found:
+            raise DataError(
+                f"{self.run.output}: {found.step} drops {found.dropped:,} of the "
+                f"{found.documents:,} documents of source '{name}' that reach it, more than "
+                f"{limit.max_share:.0%} (sources.wipe_out.max_share); nothing is lost: change the "
+                "rule or raise the limit and run again, no page will be read again"
+            )
+
+    def find_copies(self, pool: Pool) -> None:
         """Which of the documents that passed the rules repeat another."""
-        decided = _scratch(self.run, "copies.json")
+        before = 2 * len(self.splits)
+        work = functools.partial(signing, self.run, pool, self.place)
+        self._map("sign", work, self.splits, before)
+        decided = self.place("copies.json")
         if storage.exists(decided):
             return
-        signatures = [_arrays(self.run, "signatures", split.name) for split in self.splits]
-        ranking = Ranking.of(signatures)
-        ranking.save(_scratch(self.run, "ranking.npz"))
-        self._map(
-            "pairs",
-            functools.partial(_pairing, self.run, signatures),
-            self.bands,
-            before=len(self.splits),
-        )
-        found = [load_arrays(_arrays(self.run, "pairs", band.name)) for band in self.bands]
+        signatures = [self.place("signatures", f"{split.name}.npz") for split in self.splits]
+        ranking = Ranking.of(signatures, self.run.url_duplicates)
+        ranking.save(self.place("ranking.npz"))
+        pairing = functools.partial(_pairing, self.run, self.place, signatures)
+        self._map("pairs", pairing, self.bands, before + len(self.splits))
+        found = [load_arrays(self.place("pairs", f"{band.name}.npz")) for band in self.bands]
         pairs = np.concatenate([each["pairs"] for each in found])
         similarities = np.concatenate([each["similarities"] for each in found])
-        copies = ranking.copies(fall(pairs, similarities))
-        storage.write(decided, json.dumps(self._by_split(copies, signatures)).encode())
+        copies = self._by_split(ranking.copies(fall(pairs, similarities)), signatures)
+        for source in range(len(self.run.sources)):
+            self._check_copies(source, copies, signatures)
+        storage.write(decided, json.dumps(copies).encode())
 
     def _by_split(
         self, copies: Mapping[int, Any], signatures: Sequence[str]
@@ -172,137 +207,137 @@ class _Passes:
             first += count
         return by_split
 
-    def write(self) -> Manifest:
+    def _check_copies(
+        self, source: int, copies: Mapping[str, Mapping[int, Any]], signatures: Sequence[str]
+    ) -> None:
+        splits = zip(self.splits, signatures, strict=True)
+        own = [(split, path) for split, path in splits if split.task["source"] == source]
+        passed = sum(len(load_arrays(path, ["ids"])["ids"]) for _, path in own)
+        fell = Counter(
+            copy["dropped_by"] for split, _ in own for copy in copies[split.name].values()
+        )
+        in_order = {step: fell[step] for step in COPIES}
+        self._stop_if_wiped_out(self.run.sources[source].name, in_order, passed)
+
+    def write(self, pool: Pool) -> Manifest:
         """Each document to where it belongs; the manifest."""
-        before = len(self.splits) + len(self.bands)
-        phase = self._map("write", functools.partial(_writing, self.run), self.splits, before)
-        records = phase.results(self.splits)
+        # What is finished stays whole until all that takes its place is there.
+        folder = self.place("new") if self.stage.before else self.run.output
+        work = functools.partial(writing_out, self.run, pool, self.place, folder)
+        before = 3 * len(self.splits) + len(self.bands)
+        records = self._map("write", work, self.splits, before).results(self.splits)
         counts = total(record.counts for record in records)
         if not counts["documents_kept"]:
             raise DataError(f"{self.run.output}: nothing was kept; {_why_nothing(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
-        return self.stage.finish(counts, files)
+        told = self._account()
+        files |= told.save(folder)
+        cost = self._cost()
+        rules = {source.name: rules_for(self.run, source) for source in self.run.sources}
+        page = curation_page(told, counts, rules, cost, self._provenance())
+        storage.write(storage.join(folder, REPORT_PAGE), page.encode())
+        if self.stage.before:
+            replacement = Replacement(self.run.output)
+            replacement.begin(self.stage.manifest(counts, files, cost), folder, [REPORT_PAGE])
+            return manifest.read_manifest(self.run.output)
+        return self.stage.finish(counts, files, cost)
 
-    def _map(self, name: str, make_work: Any, splits: Sequence[Split], before: int) -> Phase:
-        """Do one pass, its progress told as a part of all three."""
-        phase = Phase(_scratch(self.run, "done", name), make_work)
-        whole = 2 * len(self.splits) + len(self.bands)
+    def _account(self) -> Account:
+        """What the passes counted, and a few of the documents that fell."""
+        judged = json.loads(storage.read(self.place("tally.json")))
+        told = [
+            json.loads(storage.read(self.place("told", f"{split.name}.json")))
+            for split in self.splits
+        ]
+        samples: dict[str, list[dict[str, str]]] = {}
+        for each in told:
+            for step, found in each["samples"].items():
+                samples.setdefault(step, []).extend(found)
+        few = {
+            step: sorted(found, key=lambda sample: sample["id"])[:SAMPLES]
+            for step, found in sorted(samples.items())
+        }
+        integers = frozenset(
+            field.name for field in pool_schema(self.run) if pa.types.is_integer(field.type)
+        )
+        return account(judged, total(each["counts"] for each in told), few, integers)
+
+    def _cost(self) -> dict[str, float]:
+        """What reading took, which is nearly all."""
+        if self.stage.before:
+            return self.stage.before.cost
+        records = Phase(_done(self.run, READ), lambda: _no_work).results(self.splits)
+        return {
+            **total(record.counts["cost"] for record in records),
+            "peak_bytes": max(record.counts["peak_bytes"] for record in records),
+        }
+
+    def _provenance(self) -> dict[str, dict[str, str]]:
+        claim = self.stage.claim
+        return {
+            "Inputs": {name: f"{sum_} (SHA-256)" for name, sum_ in claim.inputs.items()},
+            "Made with": claim.environment,
+        }
+
+    def _map(
+        self,
+        name: str,
+        make_work: Callable[[], Work],
+        splits: Sequence[Split],
+        before: int,
+        workers: int | None = None,
+    ) -> Phase:
+        """Do one pass, its progress told as a part of all; by all workers unless told otherwise."""
+        records = (name,) if name == READ else (self.decision, name)
+        phase = Phase(_done(self.run, *records), make_work)
+        whole = 4 * len(self.splits) + len(self.bands)
         tell = self.progress or (lambda done, all_: None)
-        map_splits(phase, splits, self.run.workers, lambda done, _: tell(before + done, whole))
+        workers = self.run.workers if workers is None else workers
+        map_splits(phase, splits, workers, lambda done, _: tell(before + done, whole))
         return phase
 
 
-def _why_nothing(counts: Mapping[str, Any]) -> str:
-    reasons = Counter(counts["dropped_by"]) + Counter(counts["quarantined"])
-    if not reasons:
-        return "the archives hold no page"
-    worst = ", ".join(f"{reason} {number:,}" for reason, number in reasons.most_common(3))
-    return f"of {counts['documents_in']:,} pages most fell by {worst}; loosen `filters`"
+def _done(run: Curation, *names: str) -> str:
+    """The folder of the records of a pass."""
+    return storage.join(run.output, manifest.SCRATCH, "done", *names)
 
 
-def _scratch(run: Curation, *names: str) -> str:
-    return storage.join(run.output, manifest.SCRATCH, *names)
+def _no_work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    raise AssertionError(f"{task}: was done")
 
 
-def _arrays(run: Curation, folder: str, name: str) -> str:
-    return _scratch(run, folder, f"{name}.npz")
-
-
-def _judged(run: Curation, name: str) -> str:
-    return _scratch(run, "judged", f"{name}.parquet")
-
-
-def _reading(run: Curation) -> Work:
-    """The work of the first pass."""
-
-    def read(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        rows: list[dict[str, Any]] = []
-        quarantined: list[dict[str, str]] = []
-        for page in read_warc(task["path"]):
-            if isinstance(page, Unreadable):
-                if page.reason == "not_an_archive":
-                    raise DataError(f"{task['path']}: not a WARC file; name archives in `paths`")
-                # Without the folder: where archives lie must not show in the bytes of the output.
-                folder = task["path"].rpartition("/")[0]
-                where = page.where.removeprefix(f"{folder}/")
-                quarantined.append({"where": where, "reason": page.reason})
-                continue
-            row = judge(run.sources[task["source"]], run.pii, page)
-            if isinstance(row, NotExtracted):
-                where = masked_url(page.url, run.pii)
-                quarantined.append({"where": where, "reason": row.reason})
-            else:
-                rows.append(row)
-        passed = [(row["id"], row["text"]) for row in rows if row["dropped_by"] is None]
-        _write_table(_judged(run, task["name"]), rows)
-        Signatures.of(passed, run.near_duplicates).save(_arrays(run, "signatures", task["name"]))
-        lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in quarantined)
-        path = storage.join(run.output, QUARANTINE, f"{task['name']}.jsonl")
-        storage.write(path, lines.encode("utf-8", "surrogatepass"))
-        return {}, {}
-
-    return read
-
-
-def _pairing(run: Curation, signatures: Sequence[str]) -> Work:
-    """The work of the second pass."""
-    ranking = Ranking.load(_scratch(run, "ranking.npz"))
+def _pairing(run: Curation, place: Place, signatures: Sequence[str]) -> Work:
+    """The work of the fourth pass."""
+    ranking = Ranking.load(place("ranking.npz"))
     pairs_of = band_pairs(signatures, ranking, run.near_duplicates)
 
     def pair(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         pairs, similarities = pairs_of(task["band"])
-        path = _arrays(run, "pairs", f"band-{task['band']:03d}")
+        path = place("pairs", f"band-{task['band']:03d}.npz")
         save_arrays(path, {"pairs": pairs, "similarities": similarities})
         return {}, {}
 
     return pair
 
 
-def _writing(run: Curation) -> Work:
-    """The work of the last pass."""
-    copies = json.loads(storage.read(_scratch(run, "copies.json")))
-
-    def write(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        name = task["name"]
-        rows = pq.read_table(storage.local_path(_judged(run, name))).to_pylist()
-        passed = [row for row in rows if row["dropped_by"] is None]
-        for nth, copy in copies[name].items():
-            passed[int(nth)] |= copy
-        kept = [row for row in rows if row["dropped_by"] is None]
-        dropped = [row for row in rows if row["dropped_by"] is not None]
-        written = [f"{KEPT}/{name}.parquet", f"{QUARANTINE}/{name}.jsonl"]
-        _write_table(storage.join(run.output, written[0]), kept)
-        if run.keep_dropped != "none":
-            written.append(f"{DROPPED}/{name}.parquet")
-            hidden = {"text", "metadata"} if run.keep_dropped == "signals" else set()
-            _write_table(storage.join(run.output, written[2]), dropped, hidden)
-        quarantined = storage.read(storage.join(run.output, written[1])).splitlines()
-        files = {path: manifest.file_sum(storage.join(run.output, path)) for path in written}
-        return _counts(rows, kept, [json.loads(line)["reason"] for line in quarantined]), files
-
-    return write
+def _why_nothing_was_read(counts: Mapping[str, Any]) -> str:
+    reasons = Counter(counts["quarantined"])
+    if not reasons:
+        return "the inputs hold no page"
+    return (
+        f"none of {reasons.total():,} records gave a document ({_most(reasons)}); name other files "
+        "in `paths`, or another `extractor`"
+    )
 
 
-def _write_table(
-    path: str, rows: Sequence[Mapping[str, Any]], hidden: frozenset[str] | set[str] = frozenset()
-) -> None:
-    table = pa.Table.from_pylist(list(rows), COLUMNS).drop_columns(sorted(hidden))
-    with storage.atomic_file(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+def _why_nothing(counts: Mapping[str, Any]) -> str:
+    reasons = Counter(counts["dropped_by"])
+    documents = counts["documents_extracted"]
+    return f"of {documents:,} documents most fell by {_most(reasons)}; loosen `filters`"
 
 
-def _counts(
-    rows: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]], reasons: Sequence[str]
-) -> dict[str, Any]:
-    return {
-        "documents_in": len(rows) + len(reasons),
-        "documents_kept": len(kept),
-        "bytes_kept": sum(len(row["text"].encode()) for row in kept),
-        "kept_of": dict(Counter(row["source"] for row in kept)),
-        "dropped_by": dict(Counter(row["dropped_by"] for row in rows if row["dropped_by"])),
-        "quarantined": dict(Counter(reasons)),
-        "masked": dict(Counter(span["kind"] for row in rows for span in row["pii"])),
-    }
+def _most(reasons: Counter[str]) -> str:
+    return ", ".join(f"{reason} {number:,}" for reason, number in reasons.most_common(3))
 
 
 def read_rows(output: str, folder: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

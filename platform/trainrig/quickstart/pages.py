@@ -23,7 +23,8 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.config import Field, Settings
-from trainrig.corpus.warc import Page, write_warc
+from trainrig.corpus.read import Page
+from trainrig.corpus.read.warc import write_warc
 from trainrig.errors import ConfigError, DataError
 from trainrig.quickstart import pydoc_pages, reference_topics, source_pages
 from trainrig.quickstart.article import Article

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from trainrig import storage
+from trainrig.corpus.curation import PROSE
+from trainrig.corpus.extract import NotExtracted, Resiliparse, extract
 from trainrig.corpus.filters import first_broken_rule
-from trainrig.corpus.html import NotExtracted, Resiliparse, extract
-from trainrig.corpus.judge import PROSE
 from trainrig.corpus.language import identify
+from trainrig.corpus.read import Page
 from trainrig.corpus.signals import measure
-from trainrig.corpus.warc import Page
 from trainrig.quickstart.article import Article, Paragraph, main_text, prose_words
 from trainrig.quickstart.chrome import Frame, render
 from trainrig.quickstart.source_pages import keyed
@@ -112,7 +114,12 @@ def _is_kept(article: Article, frame: Frame) -> bool:
         return False
     text = extracted.text
     # Else a plant's page could be lost for another reason before its turn comes.
-    return first_broken_rule(PROSE, measure(text), identify(text)) is None
+    language = identify(text)
+    columns = measure([text], [language.code]) | {
+        "language": np.array([language.code]),
+        "language_score": np.array([language.score]),
+    }
+    return first_broken_rule(PROSE, columns) == [None]
 
 
 _SYNONYMS = {

@@ -42,7 +42,8 @@ def named(files: list[list[str]]) -> list[list[Document]]:
 def written(folder: Path, files: list[list[Document]], settings: MinHash = SMALL) -> list[str]:
     paths = [str(folder / f"{number}.npz") for number in range(len(files))]
     for path, documents in zip(paths, files, strict=True):
-        Signatures.of(documents, settings).save(path)
+        with_urls = [(identity, f"http://{identity}", text) for identity, text in documents]
+        Signatures.of(with_urls, settings).save(path)
     return paths
 
 
@@ -114,6 +115,7 @@ def test_two_lost_in_one_full_bucket_still_meet_in_a_later_one(tmp_path, monkeyp
         ids=np.array(["a", "b", "c"]),
         characters=np.array([9, 8, 7]),
         digests=np.arange(48, dtype=np.uint8).reshape(3, 16),
+        urls=np.arange(48, dtype=np.uint8).reshape(3, 16),
         keys=keys,
         shingles=np.concatenate(shingles),
         ends=np.array([9, 18, 27]),
@@ -147,6 +149,49 @@ def test_a_copy_repeats_the_best_of_its_equals(tmp_path):
 def test_of_two_captures_of_one_page_the_first_is_kept(tmp_path):
     ranking = Ranking.of(written(tmp_path, [[("a", "x y")], [("b", "z"), ("a", "x y")]]))
     assert ranking.copies(fallen()) == {2: Copy("exact_duplicate", "a", 1.0)}
+
+
+def ranked(tmp_path: Path, documents: list[tuple[str, str, str]]) -> Ranking:
+    path = str(tmp_path / "urls.npz")
+    Signatures.of(documents, SMALL).save(path)
+    return Ranking.of([path], urls=True)
+
+
+def test_of_one_url_the_best_is_kept_however_it_is_written(tmp_path):
+    captures = [
+        ("a", "http://www.a.example/x?utm_source=1", "k l"),
+        ("b", "https://a.example/x", "k l m"),
+        ("c", "http://a.example/y", "k l m n"),
+    ]
+    ranking = ranked(tmp_path, captures)
+    assert ranking.copies(fallen()) == {0: Copy("url_duplicate", "b", None)}
+    path = str(tmp_path / "urls.npz")
+    assert Ranking.of([path]).copies(fallen()) == {}  # where nobody asked
+
+
+def test_no_text_is_lost_with_a_page_that_another_capture_stands_for(tmp_path):
+    captures = [
+        ("a", "http://a.example/x", "k l"),
+        ("b", "http://a.example/x", "k l m"),
+        ("c", "http://other.example", "k l"),  # as "a", which "b" stands for
+    ]
+    assert ranked(tmp_path, captures).copies(fallen()) == {0: Copy("url_duplicate", "b", None)}
+
+
+def test_a_capture_is_told_with_the_document_that_is_kept(tmp_path):
+    captures = [
+        ("a", "http://a.example/x", "k l"),
+        ("b", "http://a.example/x", "k l m"),
+        ("c", "http://other.example", "K L M"),
+        ("d", "http://more.example", "k l m n"),
+    ]
+    ranking = ranked(tmp_path, captures)
+    assert ranking.numbers.tolist() == [3, 1, 2, 0]
+    assert ranking.copies(fallen((1, 0, 0.75))) == {
+        0: Copy("url_duplicate", "d", None),
+        1: Copy("near_duplicate", "d", 0.75),
+        2: Copy("near_duplicate", "d", 0.75),
+    }
 
 
 def fallen(*rows: tuple[int, int, float]) -> Fallen:
@@ -189,10 +234,11 @@ def test_what_is_saved_comes_back_and_is_the_same_bytes_each_time(texts):
         ranking = Ranking.of([path])
         ranking.save(f"{folder}/ranking.npz")
         again = Ranking.load(f"{folder}/ranking.npz")
-        for name in ("ids", "numbers", "repeats"):
+        for name in ("ids", "numbers", "repeats", "by_url"):
             assert np.array_equal(getattr(again, name), getattr(ranking, name))
         other = f"{folder}/again.npz"
-        Signatures.of(documents, SMALL).save(other)
+        with_urls = [(identity, f"http://{identity}", text) for identity, text in documents]
+        Signatures.of(with_urls, SMALL).save(other)
         assert Path(other).read_bytes() == Path(path).read_bytes()
 
 

@@ -1,6 +1,6 @@
-from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ from trainrig.corpus.filters import (
     broken_rules,
     first_broken_rule,
 )
+from trainrig.corpus.filters.limits import Columns
 from trainrig.corpus.language import NONE, LanguageGuess, identify
 from trainrig.corpus.signals import measure
 
@@ -31,8 +32,19 @@ from his hand and slept among the sacks. When the mill was sold, a painter from 
 and the light in its upper window has been on every night since."""
 
 
+def columns(text: str, language: LanguageGuess = ENGLISH) -> dict[str, np.ndarray[Any, Any]]:
+    return measure([text], [language.code]) | {
+        "language": np.array([language.code]),
+        "language_score": np.array([language.score]),
+    }
+
+
+def broken_by(filters: tuple[Filter, ...], columns: Columns) -> list[str]:
+    return [rule for rule, broken in broken_rules(filters, columns).items() if broken[0]]
+
+
 def broken(text: str, language: LanguageGuess = ENGLISH) -> list[str]:
-    return list(broken_rules(ALL, measure(text), language))
+    return broken_by(ALL, columns(text, language))
 
 
 def test_prose_breaks_no_rule():
@@ -69,24 +81,44 @@ def test_each_rule_is_broken_by_the_text_made_for_it(text: str, rule: str):
 
 
 def test_the_texts_above_reach_every_rule_of_table_a1():
-    limits = {name for name in GopherRepetition.model_fields if name != "kind"}
+    limits = {name for name in GopherRepetition.model_fields if name.startswith("max_")}
     assert len(limits) == 13
     zero = GopherRepetition.model_validate(dict.fromkeys(limits, 0.0))
     everything = f"{PROSE}\n\n{PROSE}\n\n{PROSE}"
-    assert len(list(zero.broken_rules(measure(everything), ENGLISH))) == 13
+    assert len(broken_by((zero,), columns(everything))) == 13
 
 
 @pytest.mark.parametrize(
     ("guess", "rules"),
     [
         (LanguageGuess("en", 0.65), []),
-        (LanguageGuess("en", 0.649), ["unsure"]),
-        (LanguageGuess("de", 0.99), ["not_allowed"]),
-        (NONE, ["not_allowed", "unsure"]),
+        (LanguageGuess("en", 0.649), ["Language.unsure"]),
+        (LanguageGuess("de", 0.99), ["Language.not_allowed"]),
+        (NONE, ["Language.not_allowed", "Language.unsure"]),
     ],
 )
 def test_a_language_is_judged_by_its_code_and_its_score(guess: LanguageGuess, rules: list[str]):
-    assert list(Language().broken_rules(measure(PROSE), guess)) == rules
+    assert broken_by((Language(),), columns(PROSE, guess)) == rules
+
+
+def test_a_language_can_have_a_score_of_its_own():
+    both = Language(allowed=("en", "de"), min_scores={"de": 0.9})
+    assert broken_by((both,), columns(PROSE, LanguageGuess("de", 0.8))) == ["Language.unsure_de"]
+    assert broken_by((both,), columns(PROSE, LanguageGuess("de", 0.9))) == []
+    assert broken_by((both,), columns(PROSE, LanguageGuess("en", 0.8))) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"allowed": ("eng",)}, "no language 'eng' in lid.176; did you mean 'en'"),
+        ({"min_scores": {"de": 0.5}}, "'de' is not one of `allowed`"),
+        ({"min_scores": {"en": 1.5}}, "en = 1.5 is not between 0 and 1"),
+    ],
+)
+def test_languages_and_scores_that_cannot_be_meant_are_refused(given: Any, message: str):
+    with pytest.raises(ValidationError, match=message):
+        Language(**given)
 
 
 @pytest.mark.parametrize(
@@ -124,24 +156,27 @@ def test_a_language_is_judged_by_its_code_and_its_score(guess: LanguageGuess, ru
 def test_the_published_limit_is_kept_and_the_next_value_is_not(
     rule: Filter, signal: str, at_the_limit: float, past_it: float
 ):
-    signals = measure(PROSE)
-    assert list(rule.broken_rules(replace(signals, **{signal: at_the_limit}), ENGLISH)) == []
-    assert len(list(rule.broken_rules(replace(signals, **{signal: past_it}), ENGLISH))) == 1
+    found = columns(PROSE)
+    assert broken_by((rule,), found | {signal: np.array([at_the_limit])}) == []
+    assert len(broken_by((rule,), found | {signal: np.array([past_it])})) == 1
 
 
 def test_the_first_reason_follows_the_order_of_the_filters():
-    signals = measure("short")
-    assert first_broken_rule(ALL, signals, NONE) == "Length.too_short"
-    assert first_broken_rule(ALL[::-1], signals, NONE) == "GopherQuality.word_count"
-    assert first_broken_rule((), signals, NONE) is None
+    found = columns("short", NONE)
+    assert first_broken_rule(ALL, found) == ["Length.too_short"]
+    assert first_broken_rule(ALL[::-1], found) == ["GopherQuality.word_count"]
+    assert first_broken_rule((), found) == [None]
 
 
 def test_the_union_holds_every_filter_by_its_own_name():
     members = get_args(get_args(Filter)[0])
     assert {member.__name__ for member in members} <= set(filters.__all__)
     for member in members:
-        assert member().kind == member.__name__
-        assert TypeAdapter(Filter).validate_python({"kind": member.__name__}) == member()
+        needed = {"signal": "words", "least": 1.0} if member is filters.Score else {}
+        plain = member(**needed)
+        assert plain.kind == member.__name__
+        written = {"kind": member.__name__, **needed}
+        assert TypeAdapter(Filter).validate_python(written) == plain
 
 
 def test_lengths_that_no_text_has_are_refused():

@@ -19,8 +19,9 @@ from trainrig.corpus.dedup.exact import text_digest
 from trainrig.corpus.dedup.minhash import MinHash, band_keys, sign
 from trainrig.corpus.dedup.pairs import FULL_BUCKET, Fallen, candidate_pairs, keep_order
 from trainrig.corpus.dedup.shingles import jaccard, shingle
+from trainrig.corpus.urls.key import url_key
 
-EXACT, NEAR = "exact_duplicate", "near_duplicate"
+COPIES = SAME_URL, EXACT, NEAR = "url_duplicate", "exact_duplicate", "near_duplicate"
 
 
 @dataclass(frozen=True)
@@ -29,22 +30,24 @@ class Signatures:
 
     ids: NDArray[np.str_]  # [documents]
     characters: NDArray[np.int64]  # [documents]
-    digests: NDArray[np.uint8]  # [documents, 16]
+    digests: NDArray[np.uint8]  # [documents, 16] of the texts
+    urls: NDArray[np.uint8]  # [documents, 16] of the normalised URLs
     keys: NDArray[np.uint64]  # [documents, bands]
     shingles: NDArray[np.uint64]  # all, one document after the other
     ends: NDArray[np.int64]  # [documents] where each document's shingles end
 
     @classmethod
-    def of(cls, documents: Sequence[tuple[str, str]], settings: MinHash) -> "Signatures":
-        """Those of `(id, text)` documents."""
-        texts = [text for _, text in documents]
+    def of(cls, documents: Sequence[tuple[str, str, str]], settings: MinHash) -> "Signatures":
+        """Those of `(id, URL, text)` documents."""
+        texts = [text for _, _, text in documents]
         shingles = [shingle(text, settings.shingle_words) for text in texts]
         keys = [band_keys(sign(each, settings), settings) for each in shingles]
         digests = b"".join(text_digest(text) for text in texts)
         return cls(
-            ids=np.array([identity for identity, _ in documents], dtype=np.str_),
+            ids=np.array([identity for identity, _, _ in documents], dtype=np.str_),
             characters=np.array([len(text) for text in texts], dtype=np.int64),
-            digests=np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16),
+            digests=_rows_of(digests),
+            urls=_rows_of(b"".join(url_key(url) for _, url, _ in documents)),
             keys=np.array(keys, dtype=np.uint64).reshape(-1, settings.bands),
             shingles=np.concatenate([np.empty(0, np.uint64), *shingles]),
             ends=np.cumsum([len(each) for each in shingles], dtype=np.int64),
@@ -58,6 +61,10 @@ class Signatures:
         """The shingles of one document."""
         start = self.ends[document - 1] if document else 0
         return self.shingles[start : self.ends[document]]
+
+
+def _rows_of(digests: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16)
 
 
 def save_arrays(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -78,9 +85,9 @@ def load_arrays(path: str, names: Sequence[str] | None = None) -> dict[str, NDAr
 class Copy:
     """Why one document falls, and for which kept one."""
 
-    dropped_by: str  # EXACT or NEAR
+    dropped_by: str  # SAME_URL, EXACT or NEAR
     duplicate_of: str  # id
-    similarity: float  # Jaccard, of shingles
+    similarity: float | None  # Jaccard, of shingles; None where nobody compared the texts
 
 
 @dataclass(frozen=True)
@@ -89,25 +96,27 @@ class Ranking:
 
     ids: NDArray[np.str_]
     numbers: NDArray[np.int64]  # place in the keep order
-    repeats: NDArray[np.int64]  # position of the document of equal text that is kept, or -1
+    repeats: NDArray[np.int64]  # position of the document of equal text, or URL, that it is for; -1
+    by_url: NDArray[np.bool_]  # whether what is equal is the URL
 
     @classmethod
-    def of(cls, paths: Sequence[str]) -> "Ranking":
-        """That of the signature files at `paths`."""
-        files = [load_arrays(path, ["ids", "characters", "digests"]) for path in paths]
+    def of(cls, paths: Sequence[str], urls: bool = False) -> "Ranking":
+        """That of the signature files at `paths`; with `urls`, one document a URL is enough.
+
+        URLs come first, so that no text is lost with a page that another capture stands for.
+        """
+        files = [load_arrays(path, ["ids", "characters", "digests", "urls"]) for path in paths]
         ids = np.concatenate([file["ids"] for file in files])
         characters = np.concatenate([file["characters"] for file in files])
-        digests = [row.tobytes() for file in files for row in file["digests"]]
         order = keep_order(characters.tolist(), ids.tolist())
-        kept_with: dict[bytes, int] = {}
         repeats = np.full(len(ids), -1, np.int64)
-        for position in order:
-            kept = kept_with.setdefault(digests[position], position)
-            if kept != position:
-                repeats[position] = kept
+        if urls:
+            _repeating([row for file in files for row in file["urls"]], order, repeats)
+        by_url = repeats >= 0
+        _repeating([row for file in files for row in file["digests"]], order, repeats)
         numbers = np.empty(len(ids), np.int64)
         numbers[order] = np.arange(len(ids))
-        return cls(ids, numbers, repeats)
+        return cls(ids, numbers, repeats, by_url)
 
     def save(self, path: str) -> None:
         """Write it, as an .npz file."""
@@ -128,11 +137,27 @@ class Ranking:
             )
             for document, partner, similarity in rows
         }
-        for position in np.flatnonzero(self.repeats >= 0).tolist():
+        # Where the first of equals fell itself, all of them are near copies of what is kept.
+        for position in np.flatnonzero((self.repeats >= 0) & ~self.by_url).tolist():
             first = int(self.repeats[position])
-            # Where the first of equals fell itself, all of them are near copies of what is kept.
             found[position] = found.get(first) or Copy(EXACT, str(self.ids[first]), 1.0)
+        for position in np.flatnonzero(self.by_url).tolist():
+            first = int(self.repeats[position])
+            kept = found[first].duplicate_of if first in found else str(self.ids[first])
+            found[position] = Copy(SAME_URL, kept, None)
         return found
+
+
+def _repeating(
+    keys: Sequence[NDArray[np.uint8]], order: Sequence[int], repeats: NDArray[np.int64]
+) -> None:
+    """Note in `repeats` which documents, of those that repeat none, have the key of one before."""
+    kept_with: dict[bytes, int] = {}
+    for position in order:
+        if repeats[position] < 0:
+            kept = kept_with.setdefault(keys[position].tobytes(), position)
+            if kept != position:
+                repeats[position] = kept
 
 
 def band_pairs(

@@ -1,49 +1,122 @@
 """Rules that drop documents. Each is a threshold over signals, so it can be decided again later.
 
-A new one: a file beside this, and its name in `Filter`.
+A new one: a file beside this, and its name in `Filter` and in `_Written`.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
 
+from trainrig.corpus.filters.c4 import C4
+from trainrig.corpus.filters.fineweb import FineWeb
 from trainrig.corpus.filters.gopher import GopherQuality, GopherRepetition
 from trainrig.corpus.filters.language import Language
 from trainrig.corpus.filters.length import Length
+from trainrig.corpus.filters.limits import Columns
 from trainrig.corpus.filters.noise import RepeatedLines, Symbols
-from trainrig.corpus.language import LanguageGuess
-from trainrig.corpus.signals import Signals
+from trainrig.corpus.filters.presets import Preset
+from trainrig.corpus.filters.refinedweb import RefinedWeb
+from trainrig.corpus.filters.score import Score
+from trainrig.corpus.filters.url import Url
+from trainrig.corpus.signals.datatrove.names import PREFIX
 
 __all__ = [
+    "C4",
     "Filter",
+    "Filters",
+    "FineWeb",
     "GopherQuality",
     "GopherRepetition",
     "Language",
     "Length",
+    "Preset",
+    "RefinedWeb",
     "RepeatedLines",
+    "Score",
     "Symbols",
+    "Url",
     "broken_rules",
+    "columns_read",
     "first_broken_rule",
+    "need_datatrove",
 ]
 
 Filter = Annotated[
-    Length | Language | GopherQuality | GopherRepetition | Symbols | RepeatedLines,
+    Length
+    | Language
+    | GopherQuality
+    | GopherRepetition
+    | C4
+    | FineWeb
+    | RefinedWeb
+    | Symbols
+    | RepeatedLines
+    | Score
+    | Url,
+    Field(discriminator="kind"),
+]
+
+_Written = Annotated[
+    Length
+    | Language
+    | GopherQuality
+    | GopherRepetition
+    | C4
+    | FineWeb
+    | RefinedWeb
+    | Symbols
+    | RepeatedLines
+    | Score
+    | Url
+    | Preset,
     Field(discriminator="kind"),
 ]
 
 
-def broken_rules(
-    filters: Iterable[Filter], signals: Signals, language: LanguageGuess
-) -> Iterator[str]:
-    """Every rule broken, as "GopherQuality.word_count", in the order of `filters`. Lazy."""
+def _without_presets(written: tuple[_Written, ...]) -> tuple[Filter, ...]:
+    filters: list[Filter] = []
+    for each in written:
+        filters.extend(each.filters() if isinstance(each, Preset) else (each,))
+    return tuple(filters)
+
+
+# What a run file writes as `filters`: presets among them are replaced by what they stand for.
+if TYPE_CHECKING:
+    Filters = tuple[Filter, ...]
+else:
+    Filters = Annotated[tuple[_Written, ...], AfterValidator(_without_presets)]
+
+
+def broken_rules(filters: Iterable[Filter], columns: Columns) -> dict[str, NDArray[np.bool_]]:
+    """For each rule, as "GopherQuality.word_count", in order: which documents break it."""
+    return {
+        f"{each.kind}.{limit.rule}": limit.broken(columns)
+        for each in filters
+        for limit in each.limits()
+    }
+
+
+def first_broken_rule(filters: Iterable[Filter], columns: Columns) -> list[str | None]:
+    """For each document the reason to drop it, or None to keep it."""
+    reasons: list[str | None] = [None] * len(next(iter(columns.values())))
+    for rule, broken in broken_rules(filters, columns).items():
+        for document in np.flatnonzero(broken).tolist():
+            reasons[document] = reasons[document] or rule
+    return reasons
+
+
+def columns_read(filters: Iterable[Filter]) -> dict[str, str]:
+    """The columns that the rules are thresholds over, each with the first rule that reads it."""
+    read: dict[str, str] = {}
     for each in filters:
-        for rule in each.broken_rules(signals, language):
-            yield f"{each.kind}.{rule}"
+        for limit in each.limits():
+            read.setdefault(limit.signal, f"{each.kind}.{limit.rule}")
+    return read
 
 
-def first_broken_rule(
-    filters: Iterable[Filter], signals: Signals, language: LanguageGuess
-) -> str | None:
-    """The reason to drop a document, or None to keep it."""
-    return next(broken_rules(filters, signals, language), None)
+def need_datatrove(filters: Iterable[Filter]) -> bool:
+    """Whether any rule reads a column that `measure` only has with `datatrove=True`."""
+    return any(column.startswith(PREFIX) for column in columns_read(filters))

@@ -1,20 +1,29 @@
-"""Gopher's rules for web pages (Rae et al. 2021, arXiv:2112.11446, appendix A1.1, table A1)."""
+"""Gopher's rules for web pages (Rae et al. 2021, arXiv:2112.11446, appendix A1.1, table A1).
+
+datatrove reads them otherwise, which `words = "datatrove"` follows: its words are spaCy's tokens,
+so a full stop is a word without a letter; "word" counts leave tokens of punctuation out; its stop
+words are English for every language and case matters; shares of characters are of the whole text,
+with white space; an n-gram that occurs once is a top one; what follows a duplicate n-gram is not
+compared until it ends; its bullets are "•" and "-".
+"""
 
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
-from trainrig.corpus.language import LanguageGuess
-from trainrig.corpus.signals import Signals
+from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.filters.word_rules import CountsWords
+from trainrig.corpus.signals.stop_words import LANGUAGES
+from trainrig.corpus.signals.unspaced import UNSPACED
 
 
-class GopherQuality(Settings):
+class GopherQuality(CountsWords):
     """Drops text that is too short, too long, or not made of sentences.
 
-    All of the paper's quality rules. Stop words are English: for other languages set
-    `min_stop_words = 0`. They are counted as different ones, as datatrove counts them.
+    All of the paper's quality rules. Stop words are of the document's language; where there is no
+    list of them (signals/stop_words.py) the rule says nothing. They are counted as different ones,
+    as datatrove counts them. Words of languages without spaces have no length to speak of.
     """
 
     kind: Literal["GopherQuality"] = "GopherQuality"
@@ -29,27 +38,35 @@ class GopherQuality(Settings):
     min_alphabetic_words: float = Field(default=0.8, ge=0, le=1)  # share of words
     min_stop_words: int = Field(default=2, ge=0, le=8)
 
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks."""
-        if not self.min_words <= signals.words <= self.max_words:
-            yield "word_count"
-        if not self.min_mean_word_length <= signals.mean_word_length <= self.max_mean_word_length:
-            yield "mean_word_length"
-        if signals.hashes_per_word > self.max_hashes_per_word:
-            yield "hashes"
-        if signals.ellipses_per_word > self.max_ellipses_per_word:
-            yield "ellipses"
-        if signals.bullet_lines > self.max_bullet_lines:
-            yield "bullet_lines"
-        if signals.ellipsis_lines > self.max_ellipsis_lines:
-            yield "ellipsis_lines"
-        if signals.alphabetic_words < self.min_alphabetic_words:
-            yield "alphabetic_words"
-        if signals.stop_words < self.min_stop_words:
-            yield "stop_words"
+    def limits(self) -> Iterator[Limit]:
+        """Its rules."""
+        own = self.words == "spaces"
+        for rule, signal, least, most in (
+            ("word_count", "words", self.min_words, self.max_words),
+            (
+                "mean_word_length",
+                "mean_word_length",
+                self.min_mean_word_length,
+                self.max_mean_word_length,
+            ),
+            ("hashes", "hashes_per_word", None, self.max_hashes_per_word),
+            ("ellipses", "ellipses_per_word", None, self.max_ellipses_per_word),
+            ("bullet_lines", "bullet_lines", None, self.max_bullet_lines),
+            ("ellipsis_lines", "ellipsis_lines", None, self.max_ellipsis_lines),
+            ("alphabetic_words", "alphabetic_words", self.min_alphabetic_words, None),
+            ("stop_words", "stop_words", self.min_stop_words, None),
+        ):
+            yield Limit(
+                rule,
+                self.column(signal),
+                least,
+                most,
+                languages=LANGUAGES if own and rule == "stop_words" else None,
+                except_languages=UNSPACED if own and rule == "mean_word_length" else (),
+            )
 
 
-class GopherRepetition(Settings):
+class GopherRepetition(CountsWords):
     """Drops text that repeats itself: all of table A1, each value a share.
 
     Shares of characters are of the lines', the paragraphs' or the words' own characters, without
@@ -72,9 +89,9 @@ class GopherRepetition(Settings):
     max_duplicate_9_grams: float = Field(default=0.11, ge=0, le=1)
     max_duplicate_10_grams: float = Field(default=0.10, ge=0, le=1)
 
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks, named as the signal it limits."""
+    def limits(self) -> Iterator[Limit]:
+        """Its rules, each named as the signal it limits."""
         for field in type(self).model_fields:
             signal = field.removeprefix("max_")
-            if signal != field and getattr(signals, signal) > getattr(self, field):
-                yield signal
+            if signal != field:
+                yield Limit(signal, self.column(signal), most=getattr(self, field))

@@ -6,8 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.corpus.language import LanguageGuess
-from trainrig.corpus.signals import Signals
+from trainrig.corpus.filters.limits import Limit
 
 
 class Length(Settings):
@@ -29,9 +28,8 @@ class Length(Settings):
             )
         return self
 
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks."""
-        if signals.characters < self.min_characters:
-            yield "too_short"
-        if self.max_characters is not None and signals.characters > self.max_characters:
-            yield "too_long"
+    def limits(self) -> Iterator[Limit]:
+        """Its rules."""
+        yield Limit("too_short", "characters", self.min_characters)
+        if self.max_characters is not None:
+            yield Limit("too_long", "characters", most=self.max_characters)

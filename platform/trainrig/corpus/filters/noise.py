@@ -6,20 +6,21 @@ from typing import Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.corpus.language import LanguageGuess
-from trainrig.corpus.signals import Signals
+from trainrig.corpus.filters.limits import Limit
 
 
 class Symbols(Settings):
-    """Drops texts with too many characters that are punctuation or symbols."""
+    """Drops texts with too many characters that are punctuation or symbols, of all or by words."""
 
     kind: Literal["Symbols"] = "Symbols"
     max_symbols: float = Field(default=0.3, ge=0, le=1)  # share of characters; English prose .03
+    max_symbols_per_word: float | None = Field(default=None, ge=0)  # English prose .2
 
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks."""
-        if signals.symbols > self.max_symbols:
-            yield "symbols"
+    def limits(self) -> Iterator[Limit]:
+        """Its rules."""
+        yield Limit("symbols", "symbols", most=self.max_symbols)
+        if self.max_symbols_per_word is not None:
+            yield Limit("per_word", "symbols_per_word", most=self.max_symbols_per_word)
 
 
 class RepeatedLines(Settings):
@@ -28,7 +29,6 @@ class RepeatedLines(Settings):
     kind: Literal["RepeatedLines"] = "RepeatedLines"
     max_in_a_row: int = Field(default=3, ge=1)  # lines
 
-    def broken_rules(self, signals: Signals, language: LanguageGuess) -> Iterator[str]:
-        """Each rule that the text breaks."""
-        if signals.longest_run_of_equal_lines > self.max_in_a_row:
-            yield "in_a_row"
+    def limits(self) -> Iterator[Limit]:
+        """Its rule."""
+        yield Limit("in_a_row", "longest_run_of_equal_lines", most=self.max_in_a_row)

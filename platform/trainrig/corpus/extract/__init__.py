@@ -1,0 +1,25 @@
+"""From the bytes of a page to the text a reader would want, and what the page says of itself.
+
+A new extractor: its settings in kinds.py, a line in page.py.
+"""
+
+from trainrig.corpus.extract.kinds import (
+    Extractor,
+    MainContent,
+    PlainText,
+    Resiliparse,
+    Trafilatura,
+)
+from trainrig.corpus.extract.outcome import Extracted, NotExtracted
+from trainrig.corpus.extract.page import extract
+
+__all__ = [
+    "Extracted",
+    "Extractor",
+    "MainContent",
+    "NotExtracted",
+    "PlainText",
+    "Resiliparse",
+    "Trafilatura",
+    "extract",
+]

@@ -1,0 +1,29 @@
+"""How much of each block another extractor's text has, too."""
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WORD = re.compile(r"\w+")
+_GRAM = 3  # words
+
+
+def shares(blocks: list[str], text: str) -> NDArray[np.int32]:
+    """Of each block, how many thousandths of its runs of three words are in `text`.
+
+    A block of three words or fewer has all or nothing: whether a line of `text` has these words and
+    no others.
+    """
+    words = _WORD.findall(text)
+    grams = set(zip(*(words[i:] for i in range(_GRAM)), strict=False))
+    lines = {tuple(_WORD.findall(line)) for line in text.split("\n")}
+    result = np.zeros(len(blocks), np.int32)
+    for number, block in enumerate(blocks):
+        its_words = _WORD.findall(block)
+        if len(its_words) <= _GRAM:
+            result[number] = 1000 * (tuple(its_words) in lines)
+        else:
+            its_grams = list(zip(*(its_words[i:] for i in range(_GRAM)), strict=False))
+            result[number] = 1000 * sum(gram in grams for gram in its_grams) // len(its_grams)
+    return result

@@ -1,0 +1,327 @@
+"""A page's content, cut into blocks: lines of text, each with numbers that say what it is like.
+
+What is cut is resiliparse's `minimal_html`: one line a paragraph, heading, list item or line break,
+with hardly a tag but <p>, <h1> to <h6>, <ul>, <ol>, <li>, <pre> and <a>. One pass over its bytes
+counts all that is needed; nothing here makes a string. Everything is a whole number, so that no
+rounding can differ between machines.
+"""
+
+import functools
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.extract.block_model.words import TOPICS
+
+TEXT, PARAGRAPH, H1, H2, H3, H4, ITEM, CODE, ROW = range(9)  # kinds of block; H4 to H6 are one
+
+# Columns of a block's numbers; after them one for each topic, how many of the words speak of it.
+COLUMNS: Final = (
+    "kind",
+    "characters",  # a run of white space is one
+    "words",
+    "link_characters",
+    "links",
+    "ends_sentence",  # with . ! ? … or their likes, perhaps inside quotation marks
+    "stops",  # commas, full stops, semicolons
+    "digits",
+    "capitals",  # words that begin with one
+    "dates",  # years of the last and this century, times of the day
+    "gap",  # blank lines before
+    "opens",  # begins an element, where others go on after a line break
+    "list_depth",
+    "ends_colon",
+    "ends_ellipsis",
+    "separators",  # | » › · • /
+    "title_words",  # words that the page's title has too
+)
+(
+    KIND,
+    CHARACTERS,
+    WORDS,
+    LINK_CHARACTERS,
+    LINKS,
+    ENDS_SENTENCE,
+    STOPS,
+    DIGITS,
+    CAPITALS,
+    DATES,
+    GAP,
+    OPENS,
+    LIST_DEPTH,
+    ENDS_COLON,
+    ENDS_ELLIPSIS,
+    SEPARATORS,
+    TITLE_WORDS,
+) = range(len(COLUMNS))
+FIRST_TOPIC: Final = len(COLUMNS)
+WIDTH: Final = FIRST_TOPIC + len(TOPICS)
+
+_SLOTS: Final = 2048  # of the table of words, a power of two; about 400 are taken
+_TITLE_BITS: Final = 1024
+_FNV_START: Final = np.uint64(0xCBF29CE484222325)
+_FNV_PRIME: Final = np.uint64(0x100000001B3)
+
+
+class Blocks:
+    """The blocks of one page, in order."""
+
+    def __init__(self, html: bytes, title: str) -> None:
+        data = np.frombuffer(html, np.uint8)
+        keys, topics = _word_table()
+        title_bits = np.zeros(_TITLE_BITS, np.bool_)
+        mark_words(np.frombuffer(title.encode("utf-8", "ignore"), np.uint8), title_bits)
+        room = html.count(b"\n") + 2
+        self.spans = np.empty((room, 2), np.int64)  # bytes of `html`, end exclusive
+        self.numbers = np.zeros((room, WIDTH), np.int32)
+        self.digests = np.empty(room, np.uint64)  # of the words: the same text, the same digest
+        count = cut(data, keys, topics, title_bits, self.spans, self.numbers, self.digests)
+        self.spans, self.numbers = self.spans[:count], self.numbers[:count]
+        self.digests = self.digests[:count]
+
+
+@compiled
+def word_hash(hash_: np.uint64, byte: int, before: int) -> np.uint64:
+    """FNV-1a with one more byte, folded to lower case (ASCII, and Latin-1 as UTF-8 writes it)."""
+    if 65 <= byte <= 90 or (before == 0xC3 and 0x80 <= byte <= 0x9E):
+        byte |= 32
+    return (hash_ ^ np.uint64(byte)) * _FNV_PRIME
+
+
+@compiled
+def is_word_byte(byte: int) -> bool:
+    """Whether `byte` is part of a word: a letter or a digit, or not ASCII."""
+    return byte >= 128 or 97 <= byte <= 122 or 65 <= byte <= 90 or 48 <= byte <= 57
+
+
+@compiled
+def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
+    """Set the bit of each word of `text`."""
+    hash_, length, before = _FNV_START, 0, 0
+    for i in range(len(text) + 1):
+        byte = int(text[i]) if i < len(text) else 32
+        if is_word_byte(byte):
+            hash_ = word_hash(hash_, byte, before)
+            length += 1
+        elif length:
+            bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(len(bits) - 1)] = True
+            hash_, length = _FNV_START, 0
+        before = byte
+
+
+@compiled
+def hash_of(text: NDArray[np.uint8]) -> np.uint64:
+    """The hash of `text` as one word."""
+    hash_, before = _FNV_START, 0
+    for i in range(len(text)):
+        hash_ = word_hash(hash_, int(text[i]), before)
+        before = int(text[i])
+    return hash_
+
+
+@functools.cache
+def _word_table() -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Hashes of the words of TOPICS by open addressing (0 is free), and their topics as bits."""
+    keys = np.zeros(_SLOTS, np.uint64)
+    topics = np.zeros(_SLOTS, np.int32)
+    for topic, words in enumerate(TOPICS.values()):
+        for word in words.split():
+            key = hash_of(np.frombuffer(word.encode(), np.uint8))
+            slot = int(key) % _SLOTS
+            while keys[slot] not in (0, key):
+                slot = (slot + 1) % _SLOTS
+            keys[slot] = key
+            topics[slot] |= 1 << topic
+    return keys, topics
+
+
+@compiled
+def after_tag(html: NDArray[np.uint8], i: int) -> int:
+    """The first byte after the tag that `i` is in. A ">" within quotation marks does not end it."""
+    quote = 0
+    while i < len(html) and (quote or html[i] != 62):
+        if quote == 0 and (html[i] == 34 or html[i] == 39):
+            quote = int(html[i])
+        elif html[i] == quote:
+            quote = 0
+        i += 1
+    return min(i + 1, len(html))
+
+
+@compiled
+def after_entity(html: NDArray[np.uint8], i: int) -> int:
+    """The first byte after the entity whose "&" stands before `i`; `i` itself if it is none."""
+    for at in range(i, min(i + 10, len(html))):
+        if html[at] == 59:
+            return at + 1
+    return i
+
+
+@compiled
+def is_capital(byte: int, after: int) -> bool:
+    """Whether a word of these first bytes begins with a Latin, Greek or Cyrillic capital."""
+    return (
+        65 <= byte <= 90
+        or (byte == 0xC3 and 0x80 <= after <= 0x9E)
+        or (byte == 0xD0 and 0x90 <= after <= 0xAF)
+        or (byte == 0xCE and 0x91 <= after <= 0xA9)
+    )
+
+
+@compiled
+def count_word(
+    row: NDArray[np.int32],
+    hash_: np.uint64,
+    keys: NDArray[np.uint64],
+    topics: NDArray[np.int32],
+    title_bits: NDArray[np.bool_],
+) -> None:
+    """Count a word, by its hash, into its block's numbers."""
+    row[WORDS] += 1
+    row[TITLE_WORDS] += title_bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(_TITLE_BITS - 1)]
+    slot = np.int64(hash_ & np.uint64(_SLOTS - 1))
+    while keys[slot] != 0:
+        if keys[slot] == hash_:
+            for topic in range(WIDTH - FIRST_TOPIC):
+                row[FIRST_TOPIC + topic] += (topics[slot] >> topic) & 1
+            return
+        slot = (slot + 1) & (_SLOTS - 1)
+
+
+@compiled
+def say_how_it_ends(row: NDArray[np.int32], last: int, last_but_one: int) -> None:
+    """Fill in what a block's last two signs (code points) say."""
+    quoted = last == 34 or last == 41 or last == 0x201C or last == 0x201D or last == 0xBB
+    sign = last_but_one if quoted else last
+    row[ENDS_SENTENCE] = (
+        sign == 46
+        or sign == 33
+        or sign == 63
+        or sign == 0x2026
+        or sign == 0x3002
+        or sign == 0xFF01
+        or sign == 0xFF1F
+    )
+    row[ENDS_COLON] = last == 58
+    row[ENDS_ELLIPSIS] = last == 0x2026 or (last == 46 and last_but_one == 46)
+
+
+@compiled
+def kind_of(code: bool, heading: int, list_depth: int, paragraph: bool) -> int:
+    """The kind of a block that begins inside these elements."""
+    if code:
+        return CODE
+    if heading:
+        return min(H1 + heading - 1, H4)
+    if list_depth:
+        return ITEM
+    return PARAGRAPH if paragraph else TEXT
+
+
+@compiled
+def cut(
+    html: NDArray[np.uint8],
+    keys: NDArray[np.uint64],
+    topics: NDArray[np.int32],
+    title_bits: NDArray[np.bool_],
+    spans: NDArray[np.int64],
+    numbers: NDArray[np.int32],
+    digests: NDArray[np.uint64],
+) -> int:
+    """Fill `spans`, `numbers` and `digests`; returns how many blocks there are."""
+    count, start, gap, opens = 0, 0, 0, 0  # blocks done; of the block at hand
+    paragraph, heading, code, link, list_depth = False, 0, False, False, 0  # elements around
+    space, before, last, last_but_one = True, 0, 0, 0  # signs: a byte, then code points
+    hash_, length, digest = _FNV_START, 0, _FNV_START  # of the word at hand; of the words before
+    capital, digits, century, after_colon = False, 0, 0, False  # of the number at hand
+    row = numbers[0]
+    i, end = 0, len(html)
+    while i <= end:
+        byte = int(html[i]) if i < end else 10
+        i += 1
+        if byte == 60:  # <
+            closing = i < end and html[i] == 47
+            at = i + 1 if closing else i
+            first = int(html[at]) if at < end else 0
+            second = int(html[at + 1]) if at + 1 < end else 0
+            third = int(html[at + 2]) if at + 2 < end else 0
+            i = after_tag(html, i)
+            alone = not (97 <= second <= 122)  # a name of one letter
+            if first == 97 and alone:  # a
+                link = not closing
+                row[LINKS] += link
+            elif first == 112 and (alone or (second == 114 and third == 101)):  # p, pre
+                paragraph = alone and not closing
+                code = not alone and not closing
+                opens = opens if closing else 1
+            elif first == 104 and 49 <= second <= 54:  # h1 to h6
+                heading = 0 if closing else second - 48
+                opens = opens if closing else 1
+            elif (first == 117 or first == 111) and second == 108:  # ul, ol
+                list_depth = max(0, list_depth + (-1 if closing else 1))
+            elif first == 108 and second == 105 and not closing:  # li
+                opens = 1
+            if first == 97:
+                continue  # a link may begin or end inside a word
+            byte = 32
+        elif byte == 38:  # &: an entity stands for one sign, the quotation mark or another
+            at = i
+            i = after_entity(html, i)
+            if i > at:
+                byte = 34 if html[at] == 113 else 38
+        if is_word_byte(byte):
+            if length == 0:
+                capital = is_capital(byte, int(html[i]) if i < end else 0)
+            hash_ = word_hash(hash_, byte, before)
+            length += 1
+        elif length:
+            count_word(row, hash_, keys, topics, title_bits)
+            row[CAPITALS] += capital
+            digest = (digest ^ hash_) * _FNV_PRIME
+            hash_, length = _FNV_START, 0
+        if 48 <= byte <= 57:
+            row[DIGITS] += 1
+            century = century * 10 + byte - 48 if digits < 2 else century
+            digits += 1
+            row[DATES] += after_colon and digits == 2
+        else:
+            row[DATES] += digits == 4 and (century == 19 or century == 20)
+            after_colon = byte == 58 and 0 < digits < 3
+            digits, century = 0, 0
+        before = byte
+        if byte == 10 and (not code or i > end):
+            if row[CHARACTERS] == 0:
+                gap += 1
+                row[:] = 0
+            else:
+                spans[count, 0], spans[count, 1] = start, min(i - 1, end)
+                digests[count] = digest
+                row[GAP], row[OPENS] = gap, opens
+                say_how_it_ends(row, last, last_but_one)
+                count += 1
+                row = numbers[count]
+                gap, opens, space, last, last_but_one = 0, 0, True, 0, 0
+            start, digest = i, _FNV_START
+        elif byte == 32 or byte == 9 or byte == 10 or byte == 13:
+            if byte == 9 and row[CHARACTERS] and row[KIND] == TEXT:
+                row[KIND] = ROW
+            row[CHARACTERS] += not space
+            space = True
+        elif 128 <= byte < 192:  # a further byte of a character
+            space = False
+            last = (last << 6) | (byte & 63)
+            row[SEPARATORS] += last == 0xBB or last == 0xB7 or last == 0x203A or last == 0x2022
+        else:
+            space = False
+            if row[CHARACTERS] == 0:
+                row[LIST_DEPTH] = list_depth
+                row[KIND] = kind_of(code, heading, list_depth, paragraph)
+            row[CHARACTERS] += 1
+            row[LINK_CHARACTERS] += link
+            last_but_one = last
+            last = byte if byte < 128 else byte & 31 if byte < 224 else byte & 15
+            row[STOPS] += byte == 44 or byte == 46 or byte == 59
+            row[SEPARATORS] += byte == 124 or byte == 47
+    return count

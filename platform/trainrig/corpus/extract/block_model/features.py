@@ -1,0 +1,154 @@
+"""What a block is like among its neighbours: the numbers that the trees look at.
+
+Shapes: N blocks of a page, in order. All are whole numbers; shares are in thousandths.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.extract.block_model.blocks import (
+    CHARACTERS,
+    ENDS_SENTENCE,
+    FIRST_TOPIC,
+    H1,
+    H4,
+    KIND,
+    LINK_CHARACTERS,
+    TITLE_WORDS,
+    WIDTH,
+    WORDS,
+    Blocks,
+)
+
+FAR: Final = 60  # blocks: no distance is told apart beyond it
+_REACH: Final = 3  # neighbours on each side that are looked at one by one
+_AROUND: Final = 5  # neighbours on each side that are looked at together
+_ABOUT_NEIGHBOUR: Final = 5
+_CONTEXT: Final = 27
+FEATURES: Final = WIDTH + 3 + 2 * _REACH * _ABOUT_NEIGHBOUR + _CONTEXT
+
+
+def features(blocks: Blocks) -> NDArray[np.int32]:
+    """[N, FEATURES] of the blocks of one page."""
+    result = np.zeros((len(blocks.numbers), FEATURES), np.int32)
+    if len(result):
+        order = np.argsort(blocks.digests, kind="stable")
+        fill(blocks.numbers, blocks.digests[order], order, result)
+    return result
+
+
+@compiled
+def _share(part: int, whole: int) -> int:
+    return 1000 * part // whole if whole > 0 else 0
+
+
+@compiled
+def fill(
+    numbers: NDArray[np.int32],
+    sorted_digests: NDArray[np.uint64],
+    order: NDArray[np.int64],
+    result: NDArray[np.int32],
+) -> None:
+    """Write the features of a page's blocks into `result`."""
+    n = len(numbers)
+    repeats = np.zeros(n, np.int64)
+    i = 0
+    while i < n:
+        j = i
+        while j < n and sorted_digests[j] == sorted_digests[i]:
+            j += 1
+        for k in range(i, j):
+            repeats[order[k]] = j - i
+        i = j
+    size = np.zeros(n + 1, np.int64)  # characters before each block
+    linked = np.zeros(n + 1, np.int64)  # of them in links
+    prose = np.zeros(n + 1, np.int64)  # of them in blocks that look like prose
+    topics = np.zeros(n, np.int64)
+    good = np.zeros(n, np.bool_)
+    title = -1
+    for i in range(n):
+        row = numbers[i]
+        characters = int(row[CHARACTERS])
+        link_share = _share(int(row[LINK_CHARACTERS]), characters)
+        good[i] = characters > 80 and link_share < 350 and row[ENDS_SENTENCE] == 1
+        size[i + 1] = size[i] + characters
+        linked[i + 1] = linked[i] + row[LINK_CHARACTERS]
+        prose[i + 1] = prose[i] + (characters if good[i] else 0)
+        topics[i] = row[FIRST_TOPIC:].sum()
+        is_heading = H1 <= row[KIND] <= H4
+        if title < 0 and is_heading and row[WORDS] > 1 and 10 * row[TITLE_WORDS] >= 6 * row[WORDS]:
+            title = i
+    next_good = np.full(n, FAR, np.int64)
+    next_heading = np.full(n, n, np.int64)
+    distance, heading_at = FAR, n
+    for i in range(n - 1, -1, -1):
+        next_good[i] = min(distance, FAR)
+        next_heading[i] = heading_at
+        distance = 1 if good[i] else distance + 1
+        if H1 <= numbers[i, KIND] <= H4:
+            heading_at = i
+    good_blocks = max(1, good.sum())
+    distance, heading, run = FAR, -1, 0
+    for i in range(n):
+        row, out = numbers[i], result[i]
+        out[:WIDTH] = row
+        column = WIDTH
+        out[column] = _share(int(row[LINK_CHARACTERS]), int(row[CHARACTERS]))
+        out[column + 1] = _share(int(row[TITLE_WORDS]), int(row[WORDS]))
+        out[column + 2] = topics[i]
+        column += 3
+        for step in range(-_REACH, _REACH + 1):
+            if step == 0:
+                continue
+            j = i + step
+            if 0 <= j < n:
+                out[column] = numbers[j, KIND]
+                out[column + 1] = numbers[j, CHARACTERS]
+                out[column + 2] = (
+                    result[j, WIDTH]
+                    if j < i
+                    else _share(int(numbers[j, LINK_CHARACTERS]), int(numbers[j, CHARACTERS]))
+                )
+                out[column + 3] = numbers[j, ENDS_SENTENCE]
+                out[column + 4] = topics[j]
+            else:
+                out[column] = -1
+            column += _ABOUT_NEIGHBOUR
+        if H1 <= row[KIND] <= H4:
+            heading = i
+        run = run + 1 if i and numbers[i - 1, KIND] == row[KIND] else 1
+        low, high = max(0, i - _AROUND), min(n, i + _AROUND + 1)
+        out[column] = size[high] - size[low]
+        out[column + 1] = _share(linked[high] - linked[low], size[high] - size[low])
+        out[column + 2] = prose[high] - prose[low]
+        out[column + 3] = _share(prose[i], prose[n])
+        out[column + 4] = _share(prose[n] - prose[i + 1], prose[n])
+        out[column + 5] = distance
+        out[column + 6] = next_good[i]
+        out[column + 7] = min(i, 1000)
+        out[column + 8] = min(n - 1 - i, 1000)
+        out[column + 9] = _share(size[i], size[n])
+        out[column + 10] = n
+        out[column + 11] = size[n]
+        out[column + 12] = prose[n]
+        out[column + 13] = _share(linked[n], size[n])
+        out[column + 14] = repeats[i]
+        out[column + 15] = FAR if title < 0 else max(-FAR, min(FAR, i - title))
+        out[column + 16] = run
+        first = max(heading, 0)
+        last = next_heading[i]
+        out[column + 17] = FAR if heading < 0 else min(FAR, i - heading)
+        out[column + 18] = min(FAR, last - i)
+        out[column + 19] = size[last] - size[first]
+        out[column + 20] = _share(linked[last] - linked[first], size[last] - size[first])
+        out[column + 21] = prose[last] - prose[first]
+        if heading >= 0:
+            out[column + 22] = numbers[heading, KIND]
+            out[column + 23] = numbers[heading, CHARACTERS]
+            out[column + 24] = topics[heading]
+            out[column + 25] = numbers[heading, LINK_CHARACTERS]
+        out[column + 26] = prose[n] // good_blocks
+        distance = 1 if good[i] else min(FAR, distance + 1)

@@ -1,0 +1,69 @@
+"""One page in, its text out, by the extractor asked for."""
+
+from resiliparse.extract.html2text import extract_plain_text
+from resiliparse.parse.encoding import detect_mime
+from resiliparse.parse.html import HTMLTree
+
+from trainrig.corpus.extract import trafilatura_text
+from trainrig.corpus.extract.decode import decode
+from trainrig.corpus.extract.kinds import (
+    HTMLExtractor,
+    MainContent,
+    PlainText,
+    Resiliparse,
+    Trafilatura,
+)
+from trainrig.corpus.extract.main_content import main_content
+from trainrig.corpus.extract.metadata import date_of, language_of, title_of
+from trainrig.corpus.extract.outcome import Extracted, NotExtracted
+from trainrig.corpus.extract.tidy import tidy
+from trainrig.corpus.extract.tree import parse
+from trainrig.corpus.read import Page
+
+HTML_TYPES = ("text/html", "application/xhtml+xml")
+TEXT_TYPES = ("text/plain", "text/markdown")
+
+
+def extract(page: Page, extractor: HTMLExtractor | PlainText) -> Extracted | NotExtracted:
+    """The text of `page`. No bytes at all make it raise."""
+    if len(page.body) > extractor.max_bytes:
+        return NotExtracted("too_large")
+    if isinstance(extractor, PlainText):
+        return _found(decode(page))
+    content_type = page.content_type or detect_mime(page.body)
+    if content_type in TEXT_TYPES:
+        return _found(decode(page))
+    if content_type not in HTML_TYPES:
+        return NotExtracted("not_text")
+    html = decode(page)
+    tree = parse(html, extractor)
+    if isinstance(tree, NotExtracted):
+        return tree
+    return _found(
+        _text_of(tree, html, extractor), title_of(tree), language_of(tree), date_of(tree, html)
+    )
+
+
+def _found(raw: str, *about: str) -> Extracted | NotExtracted:
+    text = tidy(raw)
+    if not text:
+        return NotExtracted("empty")
+    title, language, date = about or ("", "", "")
+    return Extracted(text, title, language, date)
+
+
+def _text_of(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> str:
+    if isinstance(extractor, MainContent):
+        return main_content(tree, html, extractor)
+    if isinstance(extractor, Trafilatura):
+        return trafilatura_text.extract(html, extractor)
+    assert isinstance(extractor, Resiliparse)
+    return str(
+        extract_plain_text(
+            tree,
+            main_content=extractor.main_content,
+            list_bullets=extractor.list_bullets,
+            alt_texts=extractor.alt_texts,
+            comments=extractor.comments,
+        )
+    )

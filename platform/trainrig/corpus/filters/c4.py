@@ -1,0 +1,43 @@
+"""C4's rules for pages (Raffel et al. 2020, JMLR 21:140, section 2.2).
+
+Readings differ. The authors' code (TensorFlow Datasets, `c4_utils.py`) wants 3 sentences of lines
+of 5 words; datatrove has the numbers the other way round, as the paper's first version has. The
+code looks for "lorem ipsum" and "{" only in lines that it has not dropped yet; the paper, and we,
+in the whole page. Its sentences are NLTK's, datatrove's are spaCy's, ours are of
+signals/sentences.py. Two rules are not here: the list of bad words, which is nobody's to pass on,
+and langdetect's 99% of English, for which there is `Language`.
+
+The page's lines are counted as if cut (signals/c4.py); to cut them in fact, put `C4Lines` among
+the rewrites.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.filters.word_rules import CountsWords
+
+
+class C4(CountsWords):
+    """Drops pages of too few sentences, of placeholder text, and of code."""
+
+    kind: Literal["C4"] = "C4"
+    min_sentences: int = Field(default=3, ge=0)  # on lines that C4 keeps; datatrove: 5
+    # Whether a line must end as a sentence does, with 5 words or more; else 3 words make a line.
+    terminal_punctuation: bool = True
+    max_lorem_ipsum: int = Field(default=0, ge=0)  # lines
+    max_curly_brackets: int = Field(default=0, ge=0)
+
+    def limits(self) -> Iterator[Limit]:
+        """Its rules."""
+        any_end = "" if self.terminal_punctuation else "_any_end"
+        yield Limit("sentences", self.column(f"c4_sentences{any_end}"), self.min_sentences)
+        # datatrove asks only the lines that the rules before have not dropped.
+        lines = any_end if self.words == "datatrove" else ""
+        for rule, most in (
+            ("lorem_ipsum", self.max_lorem_ipsum),
+            ("curly_brackets", self.max_curly_brackets),
+        ):
+            yield Limit(rule, self.column(rule + lines), most=most)

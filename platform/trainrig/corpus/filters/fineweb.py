@@ -1,0 +1,54 @@
+"""FineWeb's own rules (Penedo et al. 2024, arXiv:2406.17557, section 3.6).
+
+The paper drops a page with 10% of its characters in repeated lines; datatrove's default is 1%, and
+it has a rule of lists (new lines by words) that the paper does not name: it is on here, as the
+data were made with it. The lines and characters are ours: without the white space around a line,
+of the lines' characters; a line of "..." ends no sentence, and a closing quotation mark does not
+hide an end (datatrove: see signals/datatrove/lines.py).
+"""
+
+from collections.abc import Iterator
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.filters.word_rules import CountsWords
+
+
+class FineWeb(CountsWords):
+    """Drops lists, menus and pages of broken or repeated lines."""
+
+    kind: Literal["FineWeb"] = "FineWeb"
+    min_terminal_lines: float = Field(default=0.12, ge=0, le=1)  # share of lines
+    max_short_lines: float = Field(default=0.67, ge=0, le=1)  # share of lines
+    max_duplicate_line_characters: float = Field(default=0.1, ge=0, le=1)  # datatrove: 0.01
+    max_new_lines_per_word: float = Field(default=0.3, ge=0)
+    # Of datatrove's columns, those of the text that its C4 filter leaves, as FineWeb was made.
+    after_c4: bool = False
+
+    @model_validator(mode="after")
+    def _only_datatrove_has_two_texts(self) -> Self:
+        if self.after_c4 and self.words != "datatrove":
+            raise ValueError(
+                'after_c4 speaks of words = "datatrove"; '
+                "for our own, put C4Lines among the rewrites"
+            )
+        return self
+
+    def limits(self) -> Iterator[Limit]:
+        """Its rules."""
+        text = "c4_" if self.after_c4 else ""
+        for signal, least, most in (
+            ("terminal_lines", self.min_terminal_lines, None),
+            ("short_lines", None, self.max_short_lines),
+            (self._duplicates(), None, self.max_duplicate_line_characters),
+            ("new_lines_per_word", None, self.max_new_lines_per_word),
+        ):
+            rule = signal.removeprefix("fineweb_")
+            yield Limit(rule, self.column(text + signal), least, most)
+
+    def _duplicates(self) -> str:
+        # datatrove's two filters count them by different lines.
+        own = "duplicate_line_characters"
+        return f"fineweb_{own}" if self.words == "datatrove" else own

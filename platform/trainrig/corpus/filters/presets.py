@@ -1,0 +1,92 @@
+"""Rule sets under the names of the data they made: a run file's short way to write several filters.
+
+    filters = [{ kind = "Preset", name = "fineweb" }, { kind = "Length", min_characters = 200 }]
+
+A preset stands for its filters, one by one, in the resolved run file and in reasons to drop.
+"datatrove" in a name: that library's verdicts (see filters/word_rules.py); else the papers' rules,
+with our words. What is known to differ stands with each filter.
+"""
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from trainrig.config import Settings, did_you_mean
+from trainrig.corpus.filters.c4 import C4
+from trainrig.corpus.filters.fineweb import FineWeb
+from trainrig.corpus.filters.gopher import GopherQuality, GopherRepetition
+from trainrig.corpus.filters.language import Language
+from trainrig.corpus.filters.length import Length
+from trainrig.corpus.filters.noise import RepeatedLines, Symbols
+from trainrig.corpus.filters.refinedweb import RefinedWeb
+from trainrig.corpus.language import language_codes
+
+NAMES = (
+    "c4-datatrove",
+    "c4-tfds",
+    "ccnet",
+    "fineweb",
+    "fineweb-datatrove",
+    "gopher",
+    "gopher-datatrove",
+    "plain",
+    "refinedweb",
+)
+
+Single = (
+    Length
+    | Language
+    | GopherQuality
+    | GopherRepetition
+    | C4
+    | FineWeb
+    | RefinedWeb
+    | Symbols
+    | RepeatedLines
+)
+
+
+class Preset(Settings):
+    """Filters by one name; `trainrig check` prints which."""
+
+    kind: Literal["Preset"] = "Preset"
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        if name not in NAMES:
+            raise ValueError(f"no preset '{name}'{did_you_mean(name, NAMES)}")
+        return name
+
+    def filters(self) -> tuple[Single, ...]:
+        """What the name stands for. Raises ValueError where spaCy is asked for and missing."""
+        # With only the thresholds written that differ from the filters' own.
+        match self.name:
+            case "c4-tfds":
+                return (C4(),)
+            case "c4-datatrove":
+                return (C4(words="datatrove", min_sentences=5),)
+            case "ccnet":  # Wenzek et al. 2019, arXiv:1911.00359; perplexity is a model's to say
+                anything = Language(allowed=language_codes(), min_score=0.5)
+                return Length(min_characters=300), anything
+            case "fineweb":  # Penedo et al. 2024, arXiv:2406.17557, section 3
+                c4 = C4(terminal_punctuation=False, min_sentences=5)
+                return Language(), GopherRepetition(), GopherQuality(), c4, FineWeb()
+            case "fineweb-datatrove":
+                return (
+                    Language(),
+                    GopherRepetition(words="datatrove"),
+                    GopherQuality(words="datatrove"),
+                    C4(words="datatrove", terminal_punctuation=False, min_sentences=5),
+                    FineWeb(words="datatrove", after_c4=True, max_duplicate_line_characters=0.01),
+                )
+            case "gopher":
+                return GopherRepetition(), GopherQuality()
+            case "gopher-datatrove":
+                return GopherRepetition(words="datatrove"), GopherQuality(words="datatrove")
+            case "refinedweb":  # Penedo et al. 2023, arXiv:2306.01116, appendix G
+                return Language(), GopherRepetition(), GopherQuality(), RefinedWeb()
+            case _:  # "plain": our own, for text of any kind
+                signs = Symbols(max_symbols_per_word=1.0)
+                return Length(min_characters=200), signs, RepeatedLines()

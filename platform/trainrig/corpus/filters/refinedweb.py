@@ -1,0 +1,22 @@
+"""RefinedWeb's rule for pages that its line rules leave little of (Penedo et al. 2023,
+arXiv:2306.01116, appendix G.2). The lines are the rewrite `RefinedWebLines`'s to cut and count."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.corpus.filters.limits import Limit
+
+
+class RefinedWeb(Settings):
+    """Drops pages that lost too many of their words to line rules. Needs that rewrite."""
+
+    kind: Literal["RefinedWeb"] = "RefinedWeb"
+    max_removed_words: float = Field(default=0.05, ge=0, le=1)  # share of words
+
+    def limits(self) -> Iterator[Limit]:
+        """Its rule."""
+        most = round(10_000 * self.max_removed_words)
+        yield Limit("removed_words", "refinedweb_removed_per_10000", most=most)

@@ -1,0 +1,52 @@
+"""Texts that a model or a word list scores too low, or too high."""
+
+from collections.abc import Iterator
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainrig.config import Settings
+from trainrig.corpus.filters.cut_off import CutOff
+from trainrig.corpus.filters.limits import Limit
+
+
+class Score(Settings):
+    """Bounds any column: by value, or by the share of the source's documents that stays.
+
+    DCLM keeps the tenth with the highest score of its classifier (Li et al. 2024,
+    arXiv:2406.11794): `keep_highest = 0.1`. CCNet's head and middle (Wenzek et al. 2019,
+    arXiv:1911.00359) are `signal = "perplexity"`, `keep_lowest = 0.6667`, `by_language = true`.
+    """
+
+    kind: Literal["Score"] = "Score"
+    signal: str
+    least: float | None = None
+    most: float | None = None
+    keep_highest: float | None = Field(default=None, gt=0, lt=1)  # share of documents
+    keep_lowest: float | None = Field(default=None, gt=0, lt=1)
+    by_language: bool = False  # the share of each language by itself
+    languages: tuple[str, ...] | None = None  # the only ones that least and most speak of
+
+    @model_validator(mode="after")
+    def _something_is_bounded(self) -> Self:
+        bounds = (self.least, self.most, self.keep_highest, self.keep_lowest)
+        if all(bound is None for bound in bounds):
+            raise ValueError("set one of least, most, keep_highest, keep_lowest; all are open")
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise ValueError(f"no value is at least {self.least} and at most {self.most}")
+        if self.by_language and self.keep_highest is None and self.keep_lowest is None:
+            raise ValueError("by_language is about keep_highest and keep_lowest; set one of them")
+        return self
+
+    def limits(self) -> Iterator[Limit | CutOff]:
+        """Each bound that is set, named as the column."""
+        if self.least is not None:
+            yield Limit(f"{self.signal}_low", self.signal, self.least, languages=self.languages)
+        if self.most is not None:
+            yield Limit(
+                f"{self.signal}_high", self.signal, most=self.most, languages=self.languages
+            )
+        for share, highest in ((self.keep_highest, True), (self.keep_lowest, False)):
+            if share is not None:
+                rule = f"{self.signal}_not_{'highest' if highest else 'lowest'}"
+                yield CutOff(rule, self.signal, share, highest, self.by_language)

@@ -1,0 +1,30 @@
+"""RefinedWeb's rules for URLs (Penedo et al. 2023, arXiv:2306.01116, appendix G.1)."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.corpus.filters.limits import Limit
+
+
+class Url(Settings):
+    """Drops pages by their URL alone. Needs lists (`corpus.urls.blocklist`); of no list, no rule
+    is ever broken.
+
+    Known to differ: the paper weighs its words of the soft list and does not say how; here each
+    counts for one, as in datatrove and DCLM.
+    """
+
+    kind: Literal["Url"] = "Url"
+    max_strict_words: int = Field(default=0, ge=0)  # different ones, anywhere in the URL
+    max_hard_words: int = Field(default=0, ge=0)  # different ones, whole
+    max_soft_words: int = Field(default=1, ge=0)
+
+    def limits(self) -> Iterator[Limit]:
+        """Its rules."""
+        yield Limit("domain", "url_blocked_domain", most=0)
+        yield Limit("strict_words", "url_strict_words", most=self.max_strict_words)
+        yield Limit("hard_words", "url_hard_words", most=self.max_hard_words)
+        yield Limit("soft_words", "url_soft_words", most=self.max_soft_words)

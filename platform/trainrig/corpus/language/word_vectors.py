@@ -1,0 +1,240 @@
+"""What fastText makes of a text: the mean of the rows of its words and of their n-grams.
+
+The sum of the rows of a word does not depend on its neighbours: it is kept for the next time the
+word is met, which spares most of the work.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.characters import LETTER, SPACE
+from trainrig.corpus.signals.hashing import PRIME, SEED, mixed
+
+_OFFSET, _PRIME = np.uint32(2166136261), np.uint32(16777619)  # of FNV-1a in 32 bits
+_BORDERS = (ord("<"), ord(">"))
+_SURROGATES = (0xD800, 0xDFFF)
+_FREE = -1
+_BLOCK = 512  # words
+_64, _63, _1 = np.uint32(6), np.uint32(63), np.uint64(1)
+
+
+class Known(NamedTuple):
+    """Words met before: open addressing over the hashes of their characters.
+
+    What is kept of them lies in the order in which they came, so the frequent ones lie together.
+    """
+
+    keys: NDArray[np.uint64]
+    numbers: NDArray[np.int32]  # which word is here; _FREE: none
+    rows: NDArray[np.int32]  # [words] how many rows were added up
+    sums: NDArray[np.float32]  # [words, channels]
+    met: NDArray[np.int64]  # [1] how many words are kept
+
+
+def known_words(places: int, channels: int) -> Known:
+    """Room for three quarters of `places` words, a power of two; emptied when that is taken."""
+    words = places * 3 // 4
+    return Known(
+        np.zeros(places, np.uint64),
+        np.full(places, _FREE, np.int32),
+        np.zeros(words, np.int32),
+        np.zeros((words, channels), np.float32),
+        np.zeros(1, np.int64),
+    )
+
+
+class NGrams(NamedTuple):
+    """The n-grams that the model kept, a fiftieth of all, in half a megabyte."""
+
+    bits: NDArray[np.uint64]  # a bit for each bucket: is there a row for it?
+    before: NDArray[np.int32]  # how many bits are set before each 64
+    rows: NDArray[np.int32]  # in the order of the buckets
+
+
+def kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
+    """From the row of each bucket, or -1."""
+    kept = np.zeros(-(-len(n_gram_rows) // 64) * 64, np.bool_)
+    kept[: len(n_gram_rows)] = n_gram_rows >= 0
+    counts = kept.reshape(-1, 64).sum(1)
+    before = (np.cumsum(counts) - counts).astype(np.int32)
+    bits = np.packbits(kept, bitorder="little").view(np.uint64)
+    return NGrams(bits, before, n_gram_rows[n_gram_rows >= 0])
+
+
+class Rows(NamedTuple):
+    """The model's side: which rows a word has."""
+
+    rows_RC: NDArray[np.float32]
+    bits: NDArray[np.uint64]  # these three as in NGrams
+    before: NDArray[np.int32]
+    n_gram_rows: NDArray[np.int32]
+    words: NDArray[np.uint64]  # sorted hashes of the model's own words
+    word_rows: NDArray[np.int32]  # their rows
+    numbers: NDArray[np.uint32]  # [3] buckets; characters of the shortest and longest n-gram
+
+
+@compiled
+def text_vector(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    start: int,
+    end: int,
+    known: Known,
+    model: Rows,
+    vector: NDArray[np.float32],
+) -> int:
+    """Adds the rows of the text's words up in `vector`; how many they are, -1 without letters."""
+    total = 0
+    seen = np.uint16(0)
+    # A block of words at a time, in three passes: loads of one pass do not wait for each other.
+    block = min(_BLOCK, len(known.rows))
+    hashes, words = np.empty(block, np.uint64), np.empty(block, np.int32)
+    edges = np.empty((block, 2), np.int64)
+    place = start
+    while place < end:
+        count = 0
+        while place < end and count < block:
+            if _separates(codes[place], classes[place]):
+                place += 1
+                continue
+            edges[count, 0] = place
+            found = SEED
+            while place < end and not _separates(codes[place], classes[place]):
+                found = (found ^ np.uint64(codes[place])) * PRIME
+                seen |= classes[place]
+                place += 1
+            edges[count, 1], hashes[count] = place, mixed(found)
+            count += 1
+        _look_up(codes, edges, hashes, count, known, model, words)
+        for number in range(count):
+            word = words[number]
+            total += known.rows[word]
+            for channel in range(len(vector)):
+                vector[channel] += known.sums[word, channel]
+    return total if seen & LETTER else -1
+
+
+@compiled
+def _look_up(
+    codes: NDArray[np.uint32],
+    edges: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    count: int,
+    known: Known,
+    model: Rows,
+    words: NDArray[np.int32],
+) -> None:
+    """The numbers of `count` words; new ones are learnt."""
+    keys, numbers = known.keys, known.numbers
+    if known.met[0] + count > len(known.rows):
+        numbers[:] = _FREE
+        known.met[0] = 0
+    mask = len(keys) - 1
+    for number in range(count):
+        key = hashes[number]
+        at = np.int64(key & np.uint64(mask))
+        while numbers[at] != _FREE and keys[at] != key:
+            at = (at + 1) & mask
+        if numbers[at] == _FREE:
+            word = known.met[0]
+            known.met[0] += 1
+            keys[at], numbers[at] = key, word
+            known.sums[word] = 0
+            known.rows[word] = _add_rows(
+                codes, edges[number, 0], edges[number, 1], key, model, known.sums[word]
+            )
+        words[number] = numbers[at]
+
+
+@compiled
+def _separates(code: np.uint32, classes: np.uint16) -> bool:
+    return bool(classes & SPACE != 0 or code == 0)  # as fastText's own reader has it
+
+
+@compiled
+def _add_rows(
+    codes: NDArray[np.uint32],
+    first: int,
+    end: int,
+    key: np.uint64,
+    model: Rows,
+    total: NDArray[np.float32],
+) -> int:
+    """Adds up the rows of the word and of its n-grams; how many they are."""
+    rows = 0
+    at = np.searchsorted(model.words, key)
+    if at < len(model.words) and model.words[at] == key:
+        total += model.rows_RC[model.word_rows[at]]
+        rows += 1
+    spelt = np.empty(4 * (end - first) + 2, np.uint8)
+    length = _spell(codes, first, end, spelt)
+    if length == 2:  # the borders of nothing
+        return 0
+    buckets, shortest, longest = model.numbers
+    for begin in range(length):
+        if _continues(spelt[begin]):
+            continue
+        found, place, characters = _OFFSET, begin, 0
+        while place < length and characters < longest:
+            # Characters go in whole; bytes above 127 are negative to fastText.
+            signed = np.uint32(np.int32(np.int8(spelt[place])))
+            found = np.uint32((found ^ signed) * _PRIME)
+            place += 1
+            if place < length and _continues(spelt[place]):
+                continue
+            characters += 1
+            if characters >= shortest:
+                bucket = found % buckets
+                word, bit = bucket >> _64, np.uint64(bucket & _63)
+                if model.bits[word] >> bit & _1:
+                    below = model.bits[word] & ((_1 << bit) - _1)
+                    row = model.n_gram_rows[model.before[word] + _ones(below)]
+                    for channel in range(len(total)):
+                        total[channel] += model.rows_RC[row, channel]
+                    rows += 1
+    return rows
+
+
+@compiled
+def _ones(bits: np.uint64) -> np.int64:
+    """How many bits are set: each step adds up neighbours of twice the width."""
+    bits -= bits >> _1 & np.uint64(0x5555555555555555)
+    pairs = np.uint64(0x3333333333333333)
+    bits = (bits & pairs) + (bits >> np.uint64(2) & pairs)
+    bits = bits + (bits >> np.uint64(4)) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64(bits * np.uint64(0x0101010101010101) >> np.uint64(56))
+
+
+@compiled
+def _continues(byte: np.uint8) -> bool:
+    return bool(byte & 0xC0 == 0x80)  # not the first byte of a character
+
+
+@compiled
+def _spell(codes: NDArray[np.uint32], first: int, end: int, spelt: NDArray[np.uint8]) -> int:
+    """Writes the word in UTF-8 between borders, lone surrogates left out; the bytes written."""
+    spelt[0] = _BORDERS[0]
+    length = 1
+    for place in range(first, end):
+        code = np.int64(codes[place])
+        if code < 0x80:
+            spelt[length] = code
+            length += 1
+        elif code < 0x800:
+            spelt[length], spelt[length + 1] = 0xC0 | code >> 6, 0x80 | code & 0x3F
+            length += 2
+        elif _SURROGATES[0] <= code <= _SURROGATES[1]:
+            continue
+        elif code < 0x10000:
+            spelt[length], spelt[length + 1] = 0xE0 | code >> 12, 0x80 | code >> 6 & 0x3F
+            spelt[length + 2] = 0x80 | code & 0x3F
+            length += 3
+        else:
+            spelt[length], spelt[length + 1] = 0xF0 | code >> 18, 0x80 | code >> 12 & 0x3F
+            spelt[length + 2], spelt[length + 3] = 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
+            length += 4
+    spelt[length] = _BORDERS[1]
+    return length + 1

@@ -1,0 +1,87 @@
+"""Arrays and facts in one immutable file, read by mapping it into memory.
+
+The layout is that of safetensors (8 bytes of length, a JSON header, the arrays), so other tools can
+open it, and opening executes nothing. The facts lie in the header's `__metadata__`, as one JSON
+string; so the same arrays and facts give the same bytes.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.errors import DataError
+
+ALIGNMENT = 64  # bytes, of where the arrays begin
+FORMAT = 1
+_TYPES = {"U8": "u1", "U32": "<u4", "U64": "<u8", "I64": "<i8", "F32": "<f4", "F64": "<f8"}
+_NAMES = {np.dtype(numpy): name for name, numpy in _TYPES.items()}
+
+
+def write_arrays(path: str, kind: str, arrays: Mapping[str, NDArray[Any]], facts: Any) -> None:
+    """Write a file of `kind`, a word that `open_arrays` asks for again."""
+    header: dict[str, Any] = {
+        "__metadata__": {
+            "trainrig": json.dumps({"format": FORMAT, "kind": kind, "facts": facts}, sort_keys=True)
+        }
+    }
+    # Widest numbers first: the format has no gaps, and so each array still lies on its own width.
+    placed = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    end = 0
+    for name, array in placed:
+        begin, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": array.shape,
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (_aligned(8 + len(text)) - 8 - len(text))
+    with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, array in placed:
+            file.write(np.ascontiguousarray(array).data)
+
+
+def _aligned(length: int) -> int:
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def open_arrays(path: str, kind: str) -> tuple[dict[str, NDArray[Any]], Any]:
+    """The arrays, read-only, and the facts. DataError for a file of another kind, or torn."""
+    try:
+        local = storage.local_path(path)
+        size = local.stat().st_size
+        with local.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            text = file.read(length) if length <= size - 8 else b""
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; name a model that trainrig made") from None
+    try:
+        header = json.loads(text)
+        described = json.loads(header.pop("__metadata__")["trainrig"])
+        found, made = described["kind"], described["format"]
+        ends = [entry["data_offsets"][1] for entry in header.values()]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise DataError(f"{path}: no model that trainrig made, or torn") from None
+    if made > FORMAT:
+        raise DataError(
+            f"{path}: format {made}, but this trainrig reads up to {FORMAT}; upgrade it"
+        )
+    if found != kind:
+        raise DataError(f"{path}: a {found}, but a {kind} is wanted")
+    if max(ends, default=0) > size - 8 - length:
+        raise DataError(
+            f"{path}: torn: {size:,} bytes, but its arrays end after that; copy it again"
+        )
+    mapped = np.memmap(local, np.uint8, "r", 8 + length) if ends else np.empty(0, np.uint8)
+    arrays = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        array = mapped[begin:end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+        arrays[name] = array.view(np.ndarray)
+    return arrays, described["facts"]

@@ -1,0 +1,1 @@
+"""Classifiers of texts: learnt from texts that are wanted and texts that are not."""

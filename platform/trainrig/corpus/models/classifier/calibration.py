@@ -1,0 +1,113 @@
+"""Whether a classifier's probabilities mean what they say, on texts it did not learn from."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 10
+THRESHOLDS = tuple(n / 10 for n in range(1, 10))
+_STEPS = 100
+_PRIOR = 1e-3  # of the slope, as a square: keeps it finite where two classes part without error
+
+Reals = NDArray[np.float64]
+Labels = NDArray[np.bool_]
+
+
+class Sigmoid(NamedTuple):
+    """Probability of a raw score: 1 / (1 + exp(-(slope · score + shift)))."""
+
+    slope: float
+    shift: float
+
+    def __call__(self, raw: Reals) -> Reals:
+        """The probability of each raw score."""
+        return 1 / (1 + np.exp(-np.clip(self.slope * raw + self.shift, -500, 500)))
+
+
+def fitted(raw: Reals, labels: Labels) -> Sigmoid:
+    """The sigmoid that makes `labels` likeliest (Platt 1999), by Newton's method.
+
+    Labels are drawn in a little, by (n + 1) / (n + 2), as Platt does: else scores that part the
+    classes without error would have probabilities of 0 and 1.
+    """
+    wanted, others = int(labels.sum()), int((~labels).sum())
+    targets = np.where(labels, (wanted + 1) / (wanted + 2), 1 / (others + 2))
+    scale = float(np.abs(raw).max()) or 1.0
+    columns = np.stack([raw / scale, np.ones_like(raw)])
+    at = np.zeros(2)
+    loss = np.inf
+    for _ in range(_STEPS):
+        chance = Sigmoid(*at)(columns[0])
+        gradient = columns @ (chance - targets) + _PRIOR * at
+        curve = (columns * (chance * (1 - chance))) @ columns.T + _PRIOR * np.eye(2)
+        step = np.linalg.solve(curve, gradient)
+        size = 1.0
+        while size > 1e-6 and (now := _loss(at - size * step, columns, targets)) > loss:
+            size /= 2
+        at, before, loss = at - size * step, loss, now
+        if before - loss < 1e-12 * abs(loss):
+            break
+    return Sigmoid(float(at[0]) / scale, float(at[1]))
+
+
+def _loss(at: Reals, columns: Reals, targets: Reals) -> float:
+    logits = at @ columns
+    likely = targets * np.logaddexp(0, -logits) + (1 - targets) * np.logaddexp(0, logits)
+    return float(likely.sum() + _PRIOR * (at @ at) / 2)
+
+
+def area(scores: Reals, labels: Labels) -> float:
+    """The area under the ROC curve: how often a wanted text scores above another (ties a half)."""
+    wanted, others = int(labels.sum()), int((~labels).sum())
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return float((ranks[labels].sum() - wanted * (wanted + 1) / 2) / (wanted * others))
+
+
+class Bin(NamedTuple):
+    """Texts of about one probability; a calibrated model has `predicted` near `observed`."""
+
+    predicted: float  # mean probability
+    observed: float  # share of texts that are wanted ones
+    texts: int
+
+
+def reliability(scores: Reals, labels: Labels) -> list[Bin]:
+    """The reliability curve: tenths of the probabilities that have texts."""
+    place = np.minimum((scores * BINS).astype(np.int64), BINS - 1)
+    return [
+        Bin(
+            round(float(scores[place == n].mean()), 6),
+            round(float(labels[place == n].mean()), 6),
+            int(np.count_nonzero(place == n)),
+        )
+        for n in range(BINS)
+        if (place == n).any()
+    ]
+
+
+class AtThreshold(NamedTuple):
+    """What keeping texts of at least `least` would keep."""
+
+    least: float
+    precision: float  # share of what is kept that is wanted; 1 if nothing is
+    recall: float  # share of what is wanted that is kept
+    kept: float  # share of all
+
+
+def thresholds(scores: Reals, labels: Labels) -> list[AtThreshold]:
+    """The trade of precision and recall, from 0.1 to 0.9."""
+    found = []
+    for least in THRESHOLDS:
+        kept = scores >= least
+        right = int((kept & labels).sum())
+        found.append(
+            AtThreshold(
+                least,
+                round(right / max(1, int(kept.sum())), 6) if kept.any() else 1.0,
+                round(right / int(labels.sum()), 6),
+                round(float(kept.mean()), 6),
+            )
+        )
+    return found

@@ -1,0 +1,148 @@
+"""A linear classifier over hashed words and n-grams of words, as fastText's of two classes.
+
+fastText (Joulin et al. 2016, arXiv:1607.01759) averages a vector for each word and n-gram of a text
+and compares the mean with two others. For two classes that is a mean of one number for each n-gram:
+the projection of its vector on their difference. So those numbers are what is learnt here, by
+logistic regression: 8 MB where fastText's vectors take 800. Their sum is divided by the root of
+their number, where a mean divides by the number: the evidence of a long text then weighs more than
+that of a short one, and texts held out were told apart better (docs/performance.md).
+
+W words of all texts, D texts, B buckets.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.batch import batch_of
+from trainrig.corpus.signals.hashing import PRIME, mixed
+from trainrig.corpus.signals.words import words_of
+
+Weights = NDArray[np.float32]
+
+LONGEST = 100_000  # words of a text that are looked at
+
+
+class Features(NamedTuple):
+    """The words of texts, by 64-bit hashes of their lower case."""
+
+    hashes_W: NDArray[np.uint64]
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
+
+
+def features_of(texts: Sequence[str], languages: Sequence[str]) -> Features:
+    """The words of `texts`, cut by the rules of their languages ("" for none known)."""
+    words = words_of(batch_of(texts), languages)
+    return Features(words.hashes_W, words.firsts_D1)
+
+
+def joined(parts: Sequence[Features]) -> Features:
+    """Features of several batches of texts as of one."""
+    counts = [np.diff(part.firsts_D1) for part in parts]
+    firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))])
+    return Features(np.concatenate([part.hashes_W for part in parts]), firsts)
+
+
+def evidence(features: Features, weights_B: Weights, words: int) -> NDArray[np.float64]:
+    """The weights of each text's n-grams, up to `words` words, added up, by the root of their
+    number; NaN for a text without any."""
+    found = np.full(len(features.firsts_D1) - 1, np.nan)
+    _evidence(*features, weights_B, words, found)
+    return found
+
+
+def learn(
+    features: Features,
+    labels_D: NDArray[np.bool_],
+    buckets: int,
+    words: int,
+    epochs: int,
+    rate: float,
+    seed: int,
+) -> Weights:
+    """The weights [B] that tell texts labelled true from the others.
+
+    Logistic regression by AdaGrad (Duchi et al. 2011), one text at a time in an order drawn from
+    `seed`; the rate falls linearly to 0. One thread: the same weights each time.
+    """
+    weights = np.zeros(buckets, np.float32)
+    squares = np.ones(buckets, np.float32)
+    draw = np.random.Generator(np.random.PCG64(seed))
+    count = len(labels_D)
+    for epoch in range(epochs):
+        rates = rate * (1 - (epoch * count + np.arange(count)) / (epochs * count))
+        order = draw.permutation(count)
+        _learn(*features, labels_D, order, rates, words, weights, squares)
+    return weights
+
+
+@compiled
+def _bucket(key: np.uint64, buckets: int) -> np.int64:
+    return np.int64(mixed(key) & np.uint64(buckets - 1))
+
+
+@compiled
+def _evidence_of(
+    hashes: NDArray[np.uint64], begin: int, end: int, weights: Weights, words: int
+) -> tuple[float, int]:
+    total, count = 0.0, 0
+    for place in range(begin, end):
+        key = hashes[place]
+        total += weights[_bucket(key, len(weights))]
+        count += 1
+        for after in range(place + 1, min(place + words, end)):
+            key = key * PRIME ^ hashes[after]
+            total += weights[_bucket(key, len(weights))]
+            count += 1
+    return total / np.sqrt(max(count, 1)), count
+
+
+@compiled
+def _evidence(
+    hashes: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+    weights: Weights,
+    words: int,
+    found: NDArray[np.float64],
+) -> None:
+    for text in range(len(found)):
+        end = min(firsts[text + 1], firsts[text] + LONGEST)
+        total, count = _evidence_of(hashes, firsts[text], end, weights, words)
+        if count:
+            found[text] = total
+
+
+@compiled
+def _learn(
+    hashes: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+    labels: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    rates: NDArray[np.float64],
+    words: int,
+    weights: Weights,
+    squares: Weights,
+) -> None:
+    for step in range(len(order)):
+        text = order[step]
+        begin = firsts[text]
+        end = min(firsts[text + 1], begin + LONGEST)
+        total = _evidence_of(hashes, begin, end, weights, words)[0]
+        error = 1.0 / (1.0 + np.exp(-total)) - labels[text]
+        # The gradient is the error by the root of the number of n-grams. That number is left out: a
+        # word of a long text learns as fast as one of a short text.
+        square = np.float32(error * error)
+        change = rates[step] * error
+        for place in range(begin, end):
+            key = hashes[place]
+            bucket = _bucket(key, len(weights))
+            squares[bucket] += square
+            weights[bucket] -= np.float32(change / np.sqrt(squares[bucket]))
+            for after in range(place + 1, min(place + words, end)):
+                key = key * PRIME ^ hashes[after]
+                bucket = _bucket(key, len(weights))
+                squares[bucket] += square
+                weights[bucket] -= np.float32(change / np.sqrt(squares[bucket]))

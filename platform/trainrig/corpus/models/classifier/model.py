@@ -1,0 +1,157 @@
+"""The classifier of texts: a linear model, calibrated on texts held out, and kept in one file."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.corpus.language import identify_all
+from trainrig.corpus.models.array_file import open_arrays, write_arrays
+from trainrig.corpus.models.classifier.calibration import (
+    Sigmoid,
+    area,
+    fitted,
+    reliability,
+    thresholds,
+)
+from trainrig.corpus.models.classifier.linear import (
+    Features,
+    Weights,
+    evidence,
+    features_of,
+    joined,
+    learn,
+)
+from trainrig.corpus.models.scores import Scores, quantised
+from trainrig.errors import DataError
+
+KIND = "classifier"
+BATCH = 1_000  # texts cut into words at a time
+LEAST_HELD_OUT = 10  # texts of each kind: fewer say nothing of a probability
+
+
+class Learning(Settings):
+    """How a classifier is learnt. The values are our own (docs/performance.md)."""
+
+    # Longest n-grams, in words: fastText's `wordNgrams`, 2 as DCLM trained (Li et al. 2024).
+    words: int = Field(default=2, ge=1, le=5)
+    buckets_log2: int = Field(default=21, ge=8, le=28)  # 4 bytes each; fastText has 2 million
+    epochs: int = Field(default=5, ge=1)
+    rate: float = Field(default=0.5, gt=0)  # of AdaGrad at the start
+    # Share of texts, by hash, to measure on: one half makes scores probabilities, the other tells
+    # how good they are.
+    held_out: float = Field(default=0.2, gt=0, lt=1)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+
+@dataclass(frozen=True)
+class ClassifierModel:
+    """Gives each text the probability that it is one of the wanted ones."""
+
+    weights_B: Weights
+    words: int
+    sigmoid: Sigmoid
+    facts: dict[str, Any]  # what it was learnt from, and how good it is
+
+    def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
+        """Probabilities in steps of 1/10000; NaN for a text without a word.
+
+        They are those of the mix of texts that it learnt from. A language only says how words are
+        cut.
+        """
+        raw = evidence(features_of(texts, languages), self.weights_B, self.words)
+        return quantised(self.sigmoid(raw))
+
+    def save(self, path: str) -> None:
+        """Write the model."""
+        facts = {"words": self.words, "sigmoid": list(self.sigmoid), "facts": self.facts}
+        write_arrays(path, KIND, {"weights": self.weights_B}, facts)
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """The model at `path`, mapped into memory. Raises DataError."""
+        arrays, facts = open_arrays(path, KIND)
+        return cls(arrays["weights"], facts["words"], Sigmoid(*facts["sigmoid"]), facts["facts"])
+
+
+def train(
+    positives: Iterable[str], negatives: Iterable[str], learning: Learning
+) -> ClassifierModel:
+    """Learn to tell `positives` from `negatives`. The same model each time.
+
+    A text that comes again counts again, but all its copies are held out or none is. Raises
+    DataError if either has too few texts to learn from and to measure on.
+    """
+    wanted = _Sided("positives", positives, learning)
+    others = _Sided("negatives", negatives, learning)
+    learnt = joined([wanted.learnt, others.learnt])
+    labels = np.repeat([True, False], [wanted.count, others.count])
+    weights = learn(
+        learnt,
+        labels,
+        2**learning.buckets_log2,
+        learning.words,
+        learning.epochs,
+        learning.rate,
+        learning.seed,
+    )
+    raw = [np.nan_to_num(evidence(side.held, weights, learning.words)) for side in (wanted, others)]
+    scores = np.concatenate(raw)
+    truths = np.repeat([True, False], [len(side) for side in raw])
+    # Every second text of each kind: they are in the order of the files.
+    fitting = np.concatenate([np.arange(len(side)) % 2 == 0 for side in raw])
+    sigmoid = fitted(scores[fitting], truths[fitting])
+    probabilities, truths = quantised(sigmoid(scores[~fitting])), truths[~fitting]
+    facts = {
+        "positives": {"learnt": wanted.count, "held_out": len(raw[0])},
+        "negatives": {"learnt": others.count, "held_out": len(raw[1])},
+        "measured_texts": len(truths),
+        "auc": round(area(probabilities, truths), 6),
+        "reliability": [each._asdict() for each in reliability(probabilities, truths)],
+        "thresholds": [each._asdict() for each in thresholds(probabilities, truths)],
+    }
+    return ClassifierModel(weights, learning.words, sigmoid, facts)
+
+
+class _Sided:
+    """The texts of one kind: those to learn from and those held out."""
+
+    def __init__(self, name: str, texts: Iterable[str], learning: Learning) -> None:
+        learnt: list[Features] = []
+        held: list[Features] = []
+        for batch in _batches(text for text in texts if not text.isspace() and text):
+            out = [_held_out(text, learning.held_out) for text in batch]
+            languages, _ = identify_all(batch)
+            for into, of in ((learnt, False), (held, True)):
+                chosen = [number for number, each in enumerate(out) if each is of]
+                into.append(features_of([batch[n] for n in chosen], [languages[n] for n in chosen]))
+        if not learnt:
+            raise DataError(f"{name}: no text, so there is nothing to learn from; name some")
+        self.learnt, self.held = joined(learnt), joined(held)
+        self.count = len(self.learnt.firsts_D1) - 1
+        held_out = len(self.held.firsts_D1) - 1
+        if not self.count or held_out < LEAST_HELD_OUT:
+            raise DataError(
+                f"{name}: {self.count} texts to learn from and {held_out} held out, but at least 1 "
+                f"and {LEAST_HELD_OUT} are needed; name more texts"
+            )
+
+
+def _held_out(text: str, share: float) -> bool:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,102 @@
+"""The page that a classifier is read on: a pure function of its facts."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from trainrig import figures, report
+from trainrig.figures import C1, MUTED
+from trainrig.report import Chart, KeyFigure, Section, Table, Verdict
+
+HEIGHT = 300  # CSS pixels
+LEAST_AREA = 0.7  # of an area under the curve below which the page warns
+
+
+def classifier_page(facts: Mapping[str, Any]) -> str:
+    """The page as HTML text."""
+    half = next(each for each in facts["thresholds"] if each["least"] == 0.5)
+    learnt = facts["positives"]["learnt"] + facts["negatives"]["learnt"]
+    page = report.Page(
+        title="Classifier of texts",
+        verdict=_verdict(facts, half),
+        figures=(
+            KeyFigure("area under the curve", f"{facts['auc']:.4f}", "", "1 is without error"),
+            KeyFigure("precision", f"{half['precision']:.3f}", "", "at a probability of 0.5"),
+            KeyFigure("recall", f"{half['recall']:.3f}", "", "at a probability of 0.5"),
+            KeyFigure(
+                "learnt from", f"{learnt:,}", "texts", f"{facts['measured_texts']:,} measured"
+            ),
+        ),
+        sections=(
+            Section("reliability", "What a probability is worth", (reliability_chart(facts),)),
+            Section("thresholds", "What a threshold keeps", (_thresholds(facts),)),
+        ),
+        commands=(
+            report.Command(
+                "trainrig curate RUN.toml", "Score documents with it: a `Classifier` in `scorers`"
+            ),
+        ),
+        provenance={
+            "Texts": {
+                name: f"{facts[name]['learnt']:,} learnt from, {facts[name]['held_out']:,} held out"
+                for name in ("positives", "negatives")
+            },
+            "Files": {"report.json": "all numbers of this page"},
+        },
+    )
+    return page.html()
+
+
+def _verdict(facts: Mapping[str, Any], half: Mapping[str, float]) -> Verdict:
+    sentence = (
+        f"Of {facts['measured_texts']:,} texts that it did not learn from, it keeps "
+        f"{half['recall']:.1%} of the wanted ones at 0.5, and {half['precision']:.1%} of what it "
+        "keeps is wanted."
+    )
+    if facts["auc"] >= LEAST_AREA:
+        return Verdict(sentence)
+    warning = (
+        f"It hardly tells the two apart (an area of {facts['auc']:.3f}, where 0.5 is chance): give "
+        "it more texts, or such as differ in their words."
+    )
+    return Verdict(sentence, "warning", (warning,))
+
+
+def reliability_chart(facts: Mapping[str, Any]) -> Chart:
+    """Observed shares over predicted probabilities."""
+    curve = facts["reliability"]
+    gap = sum(each["texts"] * abs(each["predicted"] - each["observed"]) for each in curve)
+    return Chart(
+        f"Probabilities are {gap / facts['measured_texts']:.3f} off on average",
+        figures.draw(partial(plot_reliability, curve=curve), HEIGHT),
+        label="Line of the share of wanted texts over the predicted probability, and the diagonal.",
+        caption=f"n = {facts['measured_texts']:,} texts that neither learning nor fitting saw, "
+        "by tenths of the probability. On the diagonal it comes true as often as it says.",
+        table=Table(
+            "The reliability curve",
+            ("predicted", "observed", "texts"),
+            tuple((each["predicted"], each["observed"], each["texts"]) for each in curve),
+        ),
+    )
+
+
+def plot_reliability(ax: Axes, curve: list[dict[str, float]]) -> Axes:
+    """The points of the curve and the diagonal that they should lie on."""
+    ax.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
+    predicted = np.array([each["predicted"] for each in curve])
+    ax.plot(predicted, [each["observed"] for each in curve], color=C1, marker="o")
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    ax.set(xlabel="predicted probability", ylabel="share of texts that are wanted")
+    return ax
+
+
+def _thresholds(facts: Mapping[str, Any]) -> Table:
+    rows = facts["thresholds"]
+    return Table(
+        "Texts with at least this probability, of those measured",
+        ("least", "precision", "recall", "share kept"),
+        tuple((each["least"], each["precision"], each["recall"], each["kept"]) for each in rows),
+    )

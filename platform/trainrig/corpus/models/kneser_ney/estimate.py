@@ -1,0 +1,139 @@
+"""Probabilities by interpolated modified Kneser-Ney smoothing (Chen & Goodman 1998, section 3).
+
+    p(w | h) = (c(hw) - D(c(hw))) / c(h·) + back-off(h) · p(w | h less its first word)
+
+with adjusted counts c (levels.py), three discounts D an order, and the uniform distribution over
+all words but `<s>` below the lowest order. As KenLM's lmplz estimates (Heafield et al. 2013).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.models.kneser_ney.levels import Level, Places
+from trainrig.corpus.models.kneser_ney.ngrams import BEGIN, Counts, Ids, contexts_of, in_order, pack
+from trainrig.corpus.models.kneser_ney.trie import Trie
+
+Reals = NDArray[np.float64]
+
+# For an order whose counts of counts allow none: what lmplz takes under --discount_fallback.
+FALLBACK = (0.5, 1.0, 1.5)
+
+
+class Estimated(NamedTuple):
+    """A model, and what it was made with."""
+
+    trie: Trie
+    discounts: list[tuple[float, float, float]]  # of each order
+    fallback: list[int]  # the orders whose discounts are FALLBACK
+
+
+def discounts_of(counts_M: Counts) -> tuple[float, float, float] | None:
+    """What to take from counts of 1, 2, and 3 or more; None where too few n-grams came so often."""
+    t = [int(np.count_nonzero(counts_M == k)) for k in range(5)]
+    if not (t[1] and t[2] and t[3]):
+        return None
+    y = t[1] / (t[1] + 2 * t[2])
+    found = [k - (k + 1) * y * t[k + 1] / t[k] for k in (1, 2, 3)]
+    if not all(0 <= discount <= k for k, discount in enumerate(found, 1)):
+        return None
+    return found[0], found[1], found[2]
+
+
+def estimate(levels: Sequence[Level], least: Sequence[int]) -> Estimated:
+    """The model of `levels`, less the n-grams of order n that came fewer than `least[n - 1]` times.
+
+    Discounts are those of all n-grams; the mass of what is left out goes to the back-off. `least`
+    must not fall, so that an n-gram that stays has all its parts.
+    """
+    found = [discounts_of(level.counts_M) for level in levels]
+    discounts = [each or FALLBACK for each in found]
+    lowest = _lowest(levels[0], discounts[0])
+    probabilities = [lowest]  # of each level, in suffix order
+    back_offs: list[Reals] = []  # of each level but the highest, in prefix order
+    below = _Sorted(levels[0].words_nM, np.arange(len(lowest)), np.arange(0))
+    tables = [below]
+    for level, discount, need in zip(levels[1:], discounts[1:], least[1:], strict=True):
+        table = _sorted(level, below)
+        shares, back_off = _shares(level, table, discount, need, below.words_nM.shape[1])
+        of_context = np.empty_like(shares)
+        of_context[table.places_M] = back_off[table.contexts_M]
+        probabilities.append(shares + of_context * probabilities[-1][level.shorter_M])
+        back_offs.append(back_off)
+        tables.append(table)
+        below = table
+    stay = [
+        np.ones(level.words_nM.shape[1], np.bool_) if n == 0 else level.seen_M >= least[n]
+        for n, level in enumerate(levels)
+    ]
+    trie = _trie(tables, probabilities, back_offs, stay)
+    return Estimated(trie, discounts, [n for n, each in enumerate(found, 1) if each is None])
+
+
+class _Sorted(NamedTuple):
+    """The n-grams of a level in prefix order: by their first word, then the next, …"""
+
+    words_nM: Ids
+    places_M: Places  # where the level has each
+    contexts_M: Places  # where the table below has each, less its last word
+
+
+def _sorted(level: Level, below: _Sorted) -> _Sorted:
+    places = in_order(pack(level.words_nM))
+    words = level.words_nM[:, places]
+    return _Sorted(words, places, contexts_of(words, below.words_nM))
+
+
+def _lowest(level: Level, discount: tuple[float, float, float]) -> Reals:
+    """Probabilities of single words. That of `<s>`, which is given, is 1 by convention."""
+    total = max(1, int(level.counts_M.sum()))
+    taken = _taken(level.counts_M, discount)
+    left = float(taken.sum()) / total if level.counts_M.any() else 1.0
+    found = (level.counts_M - taken) / total + left / (len(taken) - 1)
+    found[BEGIN] = 1.0
+    return found
+
+
+def _taken(counts_M: Counts, discount: tuple[float, float, float]) -> Reals:
+    return np.array([0.0, *discount])[np.minimum(counts_M, 3)]
+
+
+def _shares(
+    level: Level, table: _Sorted, discount: tuple[float, float, float], need: int, contexts: int
+) -> tuple[Reals, Reals]:
+    """What each n-gram has of its context's mass before interpolation, in suffix order; and what
+    each of `contexts` contexts leaves to shorter ones, in prefix order."""
+    counts = level.counts_M[table.places_M]
+    left_out = level.seen_M[table.places_M] < need
+    taken = np.where(left_out, counts, _taken(counts, discount))
+    totals = np.bincount(table.contexts_M, counts, contexts)
+    mass = np.bincount(table.contexts_M, taken, contexts)
+    back_off = np.divide(mass, totals, out=np.ones(contexts), where=totals > 0)
+    shares = np.empty(len(counts))
+    shares[table.places_M] = (counts - taken) / totals[table.contexts_M]
+    return shares, back_off
+
+
+def _trie(
+    tables: Sequence[_Sorted],
+    probabilities: Sequence[Reals],
+    back_offs: Sequence[Reals],
+    stay: Sequence[NDArray[np.bool_]],
+) -> Trie:
+    """The n-grams that stay, level after level in prefix order."""
+    kept = [stays[table.places_M] for stays, table in zip(stay, tables, strict=True)]
+    words = [table.words_nM[-1][keeps] for table, keeps in zip(tables, kept, strict=True)]
+    logs = [
+        np.log10(probability[table.places_M][keeps])
+        for probability, table, keeps in zip(probabilities, tables, kept, strict=True)
+    ]
+    held = [np.log10(each[keeps]) for each, keeps in zip(back_offs, kept, strict=False)]
+    parents = []
+    for table, keeps, above in zip(tables[1:], kept[1:], kept, strict=False):
+        renumbered = np.cumsum(above) - 1
+        parents.append(renumbered[table.contexts_M[keeps]])
+    assert not math.isnan(sum(float(each.sum()) for each in logs))
+    return Trie.of(words, logs, held, parents)

@@ -1,0 +1,87 @@
+"""n-grams of word ids as pairs of 64-bit keys, so that they sort as numbers.
+
+Shapes: M n-grams, n words in each. A key holds three ids of 21 bits, the first of them highest.
+Words 0, 1 and 2 are `<unk>`, `<s>` and `</s>`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+
+UNKNOWN, BEGIN, END = 0, 1, 2
+SPECIAL = ("<unk>", "<s>", "</s>")
+BITS = 21  # of an id
+IDS_PER_KEY = 3
+LONGEST = 2 * IDS_PER_KEY  # words
+MOST_WORDS = 2**BITS  # in a vocabulary
+
+Ids = NDArray[np.uint32]
+Keys = NDArray[np.uint64]
+Counts = NDArray[np.int64]
+
+
+class Pair(NamedTuple):
+    """The keys of n-grams: what comes first in the order, and what decides where that is equal."""
+
+    high_M: Keys
+    low_M: Keys
+
+
+def pack(words_nM: Ids) -> Pair:
+    """The keys of n-grams by their words, the first of which counts most."""
+    none = np.zeros(words_nM.shape[1], np.uint64)
+    padded = [*words_nM, *[none] * (LONGEST - len(words_nM))]
+    return Pair(_packed(padded[:IDS_PER_KEY]), _packed(padded[IDS_PER_KEY:]))
+
+
+def _packed(words: list[Ids]) -> Keys:
+    key = words[0].astype(np.uint64)
+    for word in words[1:]:
+        key = key << np.uint64(BITS) | word.astype(np.uint64)
+    return key
+
+
+def unpack(keys: Pair, order: int) -> Ids:
+    """The words [n, M] of n-grams of `order` words."""
+    mask = np.uint64(MOST_WORDS - 1)
+    words = np.empty((order, len(keys.high_M)), np.uint32)
+    for place in range(order):
+        key = keys.high_M if place < IDS_PER_KEY else keys.low_M
+        shift = BITS * (IDS_PER_KEY - 1 - place % IDS_PER_KEY)
+        words[place] = (key >> np.uint64(shift)) & mask
+    return words
+
+
+def in_order(keys: Pair) -> NDArray[np.int64]:
+    """The places of the n-grams when they are sorted."""
+    return np.lexsort((keys.low_M, keys.high_M))
+
+
+def contexts_of(words_nM: Ids, below_nM: Ids) -> NDArray[np.int64]:
+    """Where each of sorted n-grams, less its last word, stands among sorted ones that hold all."""
+    contexts = words_nM[:-1]
+    new = np.ones(contexts.shape[1], np.bool_)
+    new[1:] = (contexts[:, 1:] != contexts[:, :-1]).any(axis=0)
+    places = _found(np.ascontiguousarray(contexts[:, new]), np.ascontiguousarray(below_nM))
+    found: NDArray[np.int64] = places[np.cumsum(new) - 1]
+    return found
+
+
+@compiled
+def _found(wanted_nM: Ids, there_nM: Ids) -> NDArray[np.int64]:
+    order, count = wanted_nM.shape
+    found = np.empty(count, np.int64)
+    place = 0
+    for number in range(count):
+        row = 0
+        while row < order:
+            if wanted_nM[row, number] == there_nM[row, place]:
+                row += 1
+            else:
+                place += 1
+                row = 0
+        found[number] = place
+    return found

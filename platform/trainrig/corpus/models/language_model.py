@@ -1,0 +1,166 @@
+"""An n-gram language model with what it cuts texts by: trained, kept in a file, asked for texts."""
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.corpus.models.array_file import open_arrays, write_arrays
+from trainrig.corpus.models.kneser_ney.arpa import ENDINGS, read_arpa, write_arpa
+from trainrig.corpus.models.kneser_ney.counting import CHUNK, Counter
+from trainrig.corpus.models.kneser_ney.estimate import estimate
+from trainrig.corpus.models.kneser_ney.levels import levels
+from trainrig.corpus.models.kneser_ney.ngrams import SPECIAL, UNKNOWN, Ids
+from trainrig.corpus.models.kneser_ney.trie import Trie
+from trainrig.corpus.models.subwords import Cutter, tokenizer_of
+from trainrig.errors import DataError
+
+KIND = "n-gram model"
+BATCH = 256  # texts cut at a time
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Scores texts, each line a sentence of its own between `<s>` and `</s>`."""
+
+    trie: Trie
+    vocabulary: Sequence[str]
+    tokenizer: str  # JSON
+    cutter: Cutter
+    word_of: Ids  # the model's word for each piece of the tokenizer
+    facts: dict[str, Any]  # what it was made with and from
+
+    @classmethod
+    def of(
+        cls,
+        trie: Trie,
+        vocabulary: Sequence[str],
+        tokenizer: str,
+        where: str,
+        facts: dict[str, Any],
+    ) -> Self:
+        """A model whose words are pieces of `tokenizer`, by name. Raises DataError if none is."""
+        cutter = Cutter(tokenizer, where)
+        ids = {word: number for number, word in enumerate(vocabulary)}
+        # The name of a special word in a text is not that word.
+        names = [name if name not in SPECIAL else SPECIAL[UNKNOWN] for name in cutter.names()]
+        word_of = np.array([ids.get(name, UNKNOWN) for name in names], np.uint32)
+        if not word_of.any():
+            raise DataError(
+                f"{where}: the model knows none of the tokenizer's pieces; give it its own"
+            )
+        return cls(trie, vocabulary, tokenizer, cutter, word_of, facts)
+
+    def perplexity(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """10^(-log10 p / length) of each text; NaN for one without a line.
+
+        p is the probability of all its sentences, and length the number of their pieces, with one
+        `</s>` each: what CCNet computes.
+        """
+        found = np.full(len(texts), np.nan)
+        for begin in range(0, len(texts), BATCH):
+            batch = texts[begin : begin + BATCH]
+            stream, begins = self.cutter.cut(batch, self.word_of)
+            logs = self.trie.score(stream).astype(np.float64)
+            for number in np.flatnonzero(np.diff(begins)):
+                text = slice(begins[number], begins[number + 1])
+                length = np.count_nonzero(stream[text] != 1)
+                found[begin + number] = 10.0 ** (-logs[text].sum() / length)
+        return found
+
+    def save(self, path: str) -> None:
+        """Write the model; as ARPA, which holds no tokenizer, if the path ends so."""
+        if path.endswith(ENDINGS):
+            write_arpa(path, self.trie, self.vocabulary)
+            return
+        words = json.dumps(list(self.vocabulary), ensure_ascii=False).encode()
+        arrays = self.trie._asdict() | {
+            "vocabulary": np.frombuffer(words, np.uint8),
+            "tokenizer": np.frombuffer(self.tokenizer.encode(), np.uint8),
+        }
+        write_arrays(path, KIND, arrays, self.facts)
+
+    @classmethod
+    def open(cls, path: str, tokenizer: str | None = None) -> Self:
+        """The model at `path`, mapped into memory, or read as ARPA if its name ends so.
+
+        `tokenizer` is the path of the tokenizer.json of an ARPA model; None: words at white space.
+        Raises DataError.
+        """
+        if path.endswith(ENDINGS):
+            trie, vocabulary = read_arpa(path)
+            text = tokenizer_of(vocabulary) if tokenizer is None else _text(tokenizer)
+            return cls.of(trie, vocabulary, text, tokenizer or path, {})
+        arrays, facts = open_arrays(path, KIND)
+        words = json.loads(arrays.pop("vocabulary").tobytes())
+        text = arrays.pop("tokenizer").tobytes().decode()
+        return cls.of(Trie(**arrays), words, text, path, facts)
+
+
+def _text(path: str) -> str:
+    try:
+        return storage.read(path).decode()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; name a tokenizer.json") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not UTF-8, so no tokenizer.json") from None
+
+
+def train(
+    texts: Iterable[str], tokenizer: str, order: int, least: Sequence[int], chunk: int = CHUNK
+) -> LanguageModel:
+    """A model of the n-grams of `texts`, up to `order` words, cut by `tokenizer` (JSON).
+
+    `least[n - 1]` is how often an n-gram of order n must have come to be kept. Raises DataError for
+    texts without a word.
+    """
+    cutter = Cutter(tokenizer, "tokenizer")
+    names = cutter.names()
+    counted = [name not in SPECIAL for name in names]
+    # Pieces by their own numbers while nobody knows which will come.
+    word_of = np.where(counted, np.arange(len(names)) + len(SPECIAL), UNKNOWN).astype(np.uint32)
+    total = {"texts": 0, "bytes": 0, "pieces": 0}
+    with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
+        counter = Counter(order, Path(folder), chunk)
+        for batch in _batches(texts):
+            stream, begins = cutter.cut(batch, word_of)
+            if len(stream):
+                counter.add(stream)
+            total["texts"] += int(np.count_nonzero(np.diff(begins)))
+            total["bytes"] += sum(len(text.encode("utf-8", "ignore")) for text in batch)
+            total["pieces"] += int(np.count_nonzero(stream != 1))
+        backward_nM, seen_M = counter.counted()
+    if not len(seen_M):
+        raise DataError("none of the texts has a line to count; name texts with words")
+    came = np.unique(backward_nM[0])
+    came = came[came >= len(SPECIAL)]
+    compact = np.zeros(len(names) + len(SPECIAL), np.uint32)
+    compact[: len(SPECIAL)] = range(len(SPECIAL))
+    compact[came] = np.arange(len(came)) + len(SPECIAL)
+    vocabulary = [*SPECIAL, *(names[number - len(SPECIAL)] for number in came)]
+    made = estimate(levels(compact[backward_nM], seen_M, len(vocabulary)), least)
+    sizes = np.diff(made.trie.levels).tolist()
+    facts = {
+        "discounts": [list(each) for each in made.discounts],
+        "orders_with_fallback_discounts": made.fallback,
+        "n_grams": sizes,
+        **total,
+    }
+    return LanguageModel.of(made.trie, vocabulary, tokenizer, "tokenizer", facts)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,91 @@
+"""The scorer of perplexity by an n-gram model, and CCNet's thirds by it."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from trainrig import storage
+from trainrig.config import PLACE, Settings
+from trainrig.corpus.models.kneser_ney.arpa import ENDINGS
+from trainrig.corpus.models.language_model import LanguageModel
+from trainrig.corpus.models.scores import quantised
+
+BUCKETS = ("head", "middle", "tail")
+
+
+class Perplexity(Settings):
+    """10^(-log10 p / length) of each text, by a model that trainrig trained, or an ARPA file.
+
+    Low is what the model's training text is like. A text without a line, or in a language that no
+    model is for, has none (NaN), which breaks no bound.
+    """
+
+    kind: Literal["Perplexity"] = "Perplexity"
+    # One model for all texts, or one for each language: {en = "en.lm", de = "de.arpa.gz"}.
+    path: Annotated[str | dict[str, str], PLACE]
+    # The tokenizer.json of ARPA models, which hold none; None: words at white space.
+    tokenizer: Annotated[str | None, PLACE] = None
+    column: str = Field(default="perplexity", pattern=r"^[a-z][a-z0-9_]*$")
+
+    def content(self) -> dict[str, str]:
+        """What the scores depend on besides these settings. Raises FileNotFoundError."""
+        paths = self.path if isinstance(self.path, dict) else {"": self.path}
+        keys = {language: storage.content_key(path) for language, path in sorted(paths.items())}
+        return keys | ({"tokenizer": storage.content_key(self.tokenizer)} if self.tokenizer else {})
+
+    def score(self, texts: Sequence[str], languages: Sequence[str]) -> NDArray[np.float64]:
+        """The perplexity of each text, in steps of 1/10000. Raises DataError for a bad model."""
+        if isinstance(self.path, str):
+            return quantised(_model(self.path, self.tokenizer).perplexity(texts))
+        found = np.full(len(texts), np.nan)
+        for language, path in sorted(self.path.items()):
+            of = [number for number, each in enumerate(languages) if each == language]
+            if of:
+                model = _model(path, self.tokenizer)
+                found[of] = model.perplexity([texts[number] for number in of])
+        return quantised(found)
+
+
+@functools.cache
+def _model(path: str, tokenizer: str | None) -> LanguageModel:
+    return LanguageModel.open(path, tokenizer if path.endswith(ENDINGS) else None)
+
+
+def cutoffs(
+    perplexities: NDArray[np.float64],
+    languages: Sequence[str],
+    shares: tuple[float, float] = (0.3, 0.6),
+) -> dict[str, tuple[float, float]]:
+    """For each language, the perplexities below which these shares of its texts lie.
+
+    A cut-off is one of the perplexities that are there, so it does not depend on how a quantile is
+    interpolated. CCNet's head is the lowest 30%, its middle the next 30%.
+    """
+    found = {}
+    of = np.asarray(languages)
+    for language in sorted(set(languages)):
+        values = np.sort(perplexities[(of == language) & ~np.isnan(perplexities)])
+        if len(values):
+            low, high = (values[min(int(len(values) * share), len(values) - 1)] for share in shares)
+            found[language] = (float(low), float(high))
+    return found
+
+
+def buckets(
+    perplexities: NDArray[np.float64],
+    languages: Sequence[str],
+    cuts: Mapping[str, tuple[float, float]],
+) -> list[str]:
+    """ "head", "middle" or "tail" of each text by the cut-offs of its language; a text at a cut-off
+    is above it. "" for one without a perplexity, or in a language without cut-offs."""
+    found = []
+    for value, language in zip(perplexities.tolist(), languages, strict=True):
+        if language not in cuts or value != value:
+            found.append("")
+        else:
+            found.append(BUCKETS[sum(value >= cut for cut in cuts[language])])
+    return found

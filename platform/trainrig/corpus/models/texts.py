@@ -1,0 +1,40 @@
+"""The texts that a model is trained on, from files that a run file names."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from trainrig import manifest, storage
+from trainrig.config import PLACE, Settings
+from trainrig.corpus.read import Reading, Unreadable, files_of, pieces, read
+from trainrig.errors import DataError
+
+
+class Texts(Settings):
+    """Files of texts: curated or other Parquet, JSONL, plain text. Pages must be curated first."""
+
+    # Files, folders and patterns (* and ? are wild), on disk or in buckets.
+    paths: Annotated[tuple[str, ...], PLACE] = Field(min_length=1)
+    reading: Reading = Reading()
+
+    def fingerprint(self) -> str:
+        """Of the contents. Raises DataError if a path names nothing."""
+        return manifest.digest([storage.content_key(file.path) for file in files_of(self.paths)])
+
+    def read(self) -> Iterator[str]:
+        """The texts, in the order of the files. What cannot be read is passed over.
+
+        Raises DataError for files that hold pages, not texts.
+        """
+        for group in pieces(files_of(self.paths), self.reading):
+            for piece in group:
+                for page in read(piece, self.reading):
+                    if isinstance(page, Unreadable):
+                        continue
+                    if page.content_type.partition(";")[0].strip() != "text/plain":
+                        raise DataError(
+                            f"{piece.path}: holds a page ({page.content_type}), but texts are "
+                            "wanted; curate it, and name the folder `kept` of the output"
+                        )
+                    yield page.body.decode("utf-8", "replace")

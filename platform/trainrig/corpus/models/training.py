@@ -1,0 +1,138 @@
+"""The stages that train models of quality: `classifier` and `ngrams`.
+
+CLASSIFIER/  classifier.safetensors  report.json
+NGRAMS/      ngrams.safetensors      report.json   (and ngrams.arpa.gz if asked for)
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainrig import manifest, storage
+from trainrig.config import PLACE, RunFile
+from trainrig.corpus.models import language_model
+from trainrig.corpus.models.classifier import model as classifier
+from trainrig.corpus.models.classifier.model import Learning
+from trainrig.corpus.models.classifier.page import classifier_page
+from trainrig.corpus.models.kneser_ney.ngrams import LONGEST
+from trainrig.corpus.models.subwords import Pieces, Subwords, TokenizerFile, make_tokenizer
+from trainrig.corpus.models.texts import Texts
+from trainrig.errors import DataError
+from trainrig.manifest import Manifest, Stage
+from trainrig.ray_session import Progress
+
+CLASSIFIER_FILE = "classifier.safetensors"
+NGRAMS_FILE = "ngrams.safetensors"
+ARPA_FILE = "ngrams.arpa.gz"
+REPORT = "report.json"
+REPORT_PAGE = "report.html"
+
+
+class ClassifierTraining(RunFile):
+    """`trainrig classifier`: from texts that are wanted and texts that are not, a classifier."""
+
+    verb: ClassVar[str] = "classifier"
+
+    stage: Literal["classifier"] = "classifier"
+    positives: Texts
+    negatives: Texts
+    output: Annotated[str, PLACE]
+    learning: Learning = Learning()
+
+
+class NgramTraining(RunFile):
+    """`trainrig ngrams`: an n-gram language model, for perplexities."""
+
+    verb: ClassVar[str] = "ngrams"
+
+    stage: Literal["ngrams"] = "ngrams"
+    texts: Texts
+    output: Annotated[str, PLACE]
+    pieces: Pieces = Subwords()
+    sample_bytes: int = Field(default=100_000_000, ge=1)  # of text that `pieces` is trained on
+    order: int = Field(default=5, ge=1, le=LONGEST)  # words in the longest n-grams
+    # How often an n-gram of each order, from 1, must have come to be kept; None: all are kept.
+    # (1, 1, 2, 2, 2) leaves out those of three words and more that came once.
+    least_counts: tuple[int, ...] | None = None
+    arpa: bool = False  # whether to write the model as ARPA, too
+
+    @model_validator(mode="after")
+    def _least_counts_fit(self) -> Self:
+        least = self.least_counts
+        if least is None:
+            return self
+        if len(least) != self.order:
+            raise ValueError(f"least_counts: {len(least)} numbers; order {self.order} has as many")
+        if least[0] != 1 or list(least) != sorted(least):
+            raise ValueError(f"least_counts: {list(least)}; they begin with 1 and must not fall")
+        return self
+
+
+def train_classifier(run: ClassifierTraining, progress: Progress | None = None) -> Manifest:
+    """Learn the classifier that `run` describes; the manifest of its folder.
+
+    Raises DataError for texts that are missing or too few to learn from and measure on.
+    """
+    tell = progress or (lambda done, whole: None)
+    stage = manifest.claim(
+        run.output,
+        run,
+        {"positives": run.positives.fingerprint(), "negatives": run.negatives.fingerprint()},
+    )
+    if stage.finished:
+        return stage.finished
+    with stage.undone_if_refused():
+        made = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
+    made.save(stage.path(CLASSIFIER_FILE))
+    storage.write(stage.path(REPORT_PAGE), classifier_page(made.facts).encode())
+    counts = {name: made.facts[name] for name in ("positives", "negatives", "auc")}
+    tell(1, 1)
+    return _finish(stage, made.facts, counts, [CLASSIFIER_FILE])
+
+
+def train_language_model(run: NgramTraining, progress: Progress | None = None) -> Manifest:
+    """Train the n-gram model that `run` describes; the manifest of its folder.
+
+    Raises DataError for texts that are missing or hold no line.
+    """
+    tell = progress or (lambda done, whole: None)
+    inputs = {"texts": run.texts.fingerprint()}
+    if isinstance(run.pieces, TokenizerFile):
+        if not storage.exists(run.pieces.path):
+            raise DataError(f"{run.pieces.path}: no such file; name a tokenizer.json")
+        inputs["pieces.path"] = storage.content_key(run.pieces.path)
+    stage = manifest.claim(run.output, run, inputs)
+    if stage.finished:
+        return stage.finished
+    with stage.undone_if_refused():
+        tokenizer = make_tokenizer(run.pieces, _sample(run.texts.read(), run.sample_bytes))
+        tell(1, 3)
+        least = run.least_counts or (1,) * run.order
+        made = language_model.train(run.texts.read(), tokenizer, run.order, least)
+    tell(2, 3)
+    names = [NGRAMS_FILE, ARPA_FILE] if run.arpa else [NGRAMS_FILE]
+    for name in names:
+        made.save(stage.path(name))
+    counts = {name: made.facts[name] for name in ("texts", "bytes", "pieces", "n_grams")}
+    tell(3, 3)
+    return _finish(stage, made.facts, counts, names)
+
+
+def _sample(texts: Iterator[str], most: int) -> Iterator[str]:
+    """The first texts, up to about `most` bytes of UTF-8."""
+    taken = 0
+    for text in texts:
+        yield text
+        taken += len(text.encode("utf-8", "ignore"))
+        if taken >= most:
+            return
+
+
+def _finish(
+    stage: Stage, facts: Mapping[str, Any], counts: Mapping[str, Any], names: list[str]
+) -> Manifest:
+    storage.write(stage.path(REPORT), json.dumps(facts, indent=1, sort_keys=True).encode())
+    files = {name: manifest.file_sum(stage.path(name)) for name in [*names, REPORT]}
+    return stage.finish(counts, files)

@@ -1,0 +1,52 @@
+"""From files of many formats to pages. Nothing that is wrong with a file stops the reading."""
+
+from collections.abc import Iterator
+
+from trainrig import storage
+from trainrig.corpus.read import arc, warc
+from trainrig.corpus.read.archive import read_archive
+from trainrig.corpus.read.files import File, files_of, first_bytes
+from trainrig.corpus.read.jsonl import read_jsonl
+from trainrig.corpus.read.page import Page, Unreadable
+from trainrig.corpus.read.parquet import read_parquet
+from trainrig.corpus.read.pieces import Piece, as_json, from_json, pieces
+from trainrig.corpus.read.plain import read_page, read_text
+from trainrig.corpus.read.records import Grammar
+from trainrig.corpus.read.settings import Fields, Reading
+
+
+def read(piece: Piece, reading: Reading) -> Iterator[Page | Unreadable]:
+    """What `piece` holds, in its order: pages, and what was none, with a reason to count it by.
+
+    Raises DataError for columns that are named in `reading` and that a Parquet file lacks,
+    FileNotFoundError, and ClusterError where storage stays away.
+    """
+    begin, end = piece.begin, piece.end
+    with storage.open_read(piece.path) as stream:
+        if piece.format in ("warc", "arc"):
+            grammar: Grammar = warc.GRAMMAR if piece.format == "warc" else arc.GRAMMAR
+            magic = first_bytes(piece.path, 4)
+            yield from read_archive(stream, piece.name, grammar, magic, begin, end)
+        elif piece.format == "jsonl":
+            yield from read_jsonl(stream, piece.name, reading.fields, begin, end)
+        elif piece.format == "parquet":
+            yield from read_parquet(stream, piece.name, reading.fields, begin, end)
+        elif piece.format == "text":
+            yield from read_text(stream, piece.name, reading, begin, end)
+        else:
+            yield from read_page(stream, piece.name, reading.base_url)
+
+
+__all__ = [
+    "Fields",
+    "File",
+    "Page",
+    "Piece",
+    "Reading",
+    "Unreadable",
+    "as_json",
+    "files_of",
+    "from_json",
+    "pieces",
+    "read",
+]

@@ -1,0 +1,32 @@
+"""In which encoding a file of text is written."""
+
+import codecs
+
+from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+
+HEAD = 2**18  # bytes that are enough to tell
+
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def encoding_of(head: bytes) -> str | None:
+    """The encoding of a file that begins with `head`; None for what is no text.
+
+    By byte-order mark, as UTF-8 if it is that (no other text looks so by chance), else by guess.
+    """
+    if head.startswith(_MARKS):
+        return "utf-16"
+    if b"\0" in head:
+        return None
+    try:
+        codecs.utf_8_decode(head, "strict", False)  # the head may end inside a character
+        return "utf-8"
+    except UnicodeDecodeError:
+        return str(map_encoding_to_html5(detect_encoding(head) or "cp1252"))
+
+
+def is_wide(head: bytes, encoding: str | None) -> bool:
+    """Whether a line's end may be more than one byte, so that lines cannot be cut as bytes."""
+    if encoding is None:
+        return head.startswith(_MARKS)
+    return len("\n".encode(encoding)) > 1

@@ -1,0 +1,104 @@
+"""The files that a source's patterns name."""
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainrig import storage
+from trainrig.errors import DataError
+
+# Of a folder that is named whole, these are read: a saved site has images and styles, too.
+PACKED = (".gz", ".zst")
+NAMES = {
+    "warc": (".warc", ".wet", ".wat"),
+    "arc": (".arc",),
+    "jsonl": (".jsonl", ".ndjson"),
+    "parquet": (".parquet",),
+    "text": (".txt", ".text", ".md", ".markdown", ".rst"),
+    "html": (".html", ".htm", ".xhtml"),
+}
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of input. `name` is its path below what the pattern fixes: it may show in output."""
+
+    path: str
+    name: str
+    bytes: int
+
+
+def files_of(patterns: Sequence[str]) -> list[File]:
+    """The files that paths, patterns (`*`, `?` and `[` are wild, `*` also across `/`) and folders
+    name, each once, in the order of their names. Of a folder, those whose names end as one of
+    NAMES.
+
+    Raises DataError for a pattern that names none.
+    """
+    found: dict[str, File] = {}
+    for pattern in patterns:
+        for file in _matching(pattern):
+            known = found.get(file.path)
+            if known is None or file.name < known.name:
+                found[file.path] = file
+    return sorted(found.values(), key=lambda file: (file.name, file.path))
+
+
+def first_bytes(path: str, count: int) -> bytes:
+    """The first `count` bytes of the file at `path`, or all. Of an object in S3 no more is sent."""
+    buffer = bytearray(count)
+    return bytes(buffer[: storage.read_into(path, 0, memoryview(buffer))])
+
+
+def format_by_name(name: str) -> str | None:
+    """What a file is by the end of its name: a key of NAMES."""
+    name = name.lower()
+    for suffix in PACKED:
+        name = name.removesuffix(suffix)
+    endings = ((kind, ending) for kind, each in NAMES.items() for ending in each)
+    return next((kind for kind, ending in endings if name.endswith(ending)), None)
+
+
+def _matching(pattern: str) -> list[File]:
+    if not pattern.startswith(storage.S3):
+        pattern = str(Path(pattern))  # "./a" and "a" are one file
+    if storage.exists(pattern):
+        return [File(pattern, pattern.rpartition("/")[2], storage.size(pattern))]
+    wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
+    if wild is None:
+        return _in_folder(pattern)
+    folder = pattern[:wild].rpartition("/")[0]
+    sizes = _sizes(folder)
+    found = [path for path in sizes if fnmatch.fnmatchcase(path, pattern)]
+    if not found:
+        raise DataError(
+            f"{pattern}: matches none of the {len(sizes):,} files below {folder or '.'}"
+        )
+    return [File(path, _below(folder, path), sizes[path]) for path in found]
+
+
+def _in_folder(folder: str) -> list[File]:
+    sizes = _sizes(folder)
+    if not sizes:
+        raise DataError(
+            f"{folder}: no such file, and no folder of files; `paths` names files and folders, "
+            "* is wild"
+        )
+    found = [path for path in sizes if format_by_name(path)]
+    if not found:
+        endings = " ".join(ending for each in NAMES.values() for ending in each)
+        raise DataError(
+            f"{folder}: none of its {len(sizes):,} files is named as what is read from folders "
+            f"({endings}); name files by a pattern, and set `format`"
+        )
+    return [File(path, _below(folder, path), sizes[path]) for path in found]
+
+
+def _sizes(folder: str) -> dict[str, int]:
+    sizes = storage.list_sizes(folder or ".")
+    return sizes if folder else {path.removeprefix("./"): size for path, size in sizes.items()}
+
+
+def _below(folder: str, path: str) -> str:
+    return path.removeprefix(f"{folder.rstrip('/')}/") if folder else path

@@ -1,0 +1,95 @@
+"""What a file is: by its first bytes, and where these do not say, by its name."""
+
+import io
+import json
+import re
+import zlib
+from typing import cast
+
+from fastwarc.stream_io import ZstdReader
+
+from trainrig.corpus.read import arc, warc
+from trainrig.corpus.read.archive import has_a_member_for_each_record
+from trainrig.corpus.read.encoding import is_wide
+from trainrig.corpus.read.files import NAMES, File, first_bytes, format_by_name
+from trainrig.corpus.read.members import MAGIC as GZIP_MAGIC
+from trainrig.corpus.read.packed import ZSTD_MAGIC
+from trainrig.corpus.read.settings import Format, Reading
+from trainrig.errors import DataError
+
+_HEAD = 2**14  # bytes that are looked at
+# Bytes in which a file with a member for each record shows its second: nearly all do in the first.
+_FIRST_MEMBERS = (2**18, 2**24)
+
+_HTML = re.compile(
+    rb"(?:\s|<!--.*?-->|<\?xml[^>]*>)*<(?:!doctype\s+html|html|head|body)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def recognise(file: File) -> Format:
+    """The format of `file`. Raises DataError, with what would work, where nothing tells."""
+    packed = first_bytes(file.path, _HEAD)
+    by_content = _by_content(unpacked_head(packed))
+    format_ = by_content or format_by_name(file.name)
+    if format_ is None:
+        raise DataError(
+            f"{file.path}: not recognised: it begins with {packed[:24]!r}, and its name ends as no "
+            f"format's does; set `format` to one of {', '.join(NAMES)}, or leave it out of `paths`"
+        )
+    return cast(Format, format_)
+
+
+def can_be_cut(path: str, format_: Format, reading: Reading) -> bool:
+    """Whether parts of the file, which is no Parquet, can be read without what is before them."""
+    head = first_bytes(path, _HEAD)
+    if format_ in ("warc", "arc"):
+        grammar = warc.GRAMMAR if format_ == "warc" else arc.GRAMMAR
+        if head.startswith(GZIP_MAGIC):
+            return any(
+                has_a_member_for_each_record(io.BytesIO(first_bytes(path, count)), grammar)
+                for count in _FIRST_MEMBERS
+            )
+        return not head.startswith(ZSTD_MAGIC)
+    if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)) or is_wide(head, reading.encoding):
+        return False
+    return format_ == "jsonl" or (format_ == "text" and reading.documents != "file")
+
+
+def unpacked_head(head: bytes) -> bytes:
+    """The first bytes of what `head`, the first bytes of a file, holds if it is packed."""
+    if head.startswith(GZIP_MAGIC):
+        try:
+            return zlib.decompressobj(31).decompress(head, _HEAD)
+        except zlib.error:
+            return b""
+    if head.startswith(ZSTD_MAGIC):
+        try:
+            return ZstdReader(io.BytesIO(head)).read(_HEAD)
+        except OSError:  # one block may be larger than the head
+            return b""
+    return head
+
+
+def _by_content(head: bytes) -> Format | None:
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if warc.GRAMMAR.start.match(text):
+        return "warc"
+    if arc.GRAMMAR.start.match(text):
+        return "arc"
+    if _HTML.match(text):
+        return "html"
+    return "jsonl" if text.startswith(b"{") and _is_object(text) else None
+
+
+def _is_object(text: bytes) -> bool:
+    """Whether the first line is a JSON object, or looks like one that goes on behind the head."""
+    line, end, _ = text.partition(b"\n")
+    if not end:
+        return re.match(rb'\{\s*("|\}\s*$)', line) is not None
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,51 @@
+"""JSON lines: an object a line, UTF-8, plain or packed."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+from trainrig.corpus.read.lines import lines
+from trainrig.corpus.read.packed import Unpacked
+from trainrig.corpus.read.page import Page, Unreadable
+from trainrig.corpus.read.rows import page_of
+from trainrig.corpus.read.settings import Fields
+
+_MARK = b"\xef\xbb\xbf"
+
+
+def read_jsonl(
+    stream: BinaryIO, name: str, fields: Fields, begin: int = 0, end: int | None = None
+) -> Iterator[Page | Unreadable]:
+    """The texts of the lines that begin in [begin, end), which is all of a packed file.
+
+    Blank lines pass in silence. Unreadable: "too_large", "not_utf8", "bad_json", "not_an_object",
+    and what `page_of` has; once, behind all else, for a packed stream that is "truncated" or
+    damaged.
+    """
+    unpacked = None if begin or end is not None else Unpacked(stream)
+    source = stream if unpacked is None else cast(BinaryIO, unpacked)
+    for start, line in lines(source, begin, end):
+        where = f"{name}: line at byte {start}"
+        if line is None:
+            yield Unreadable(where, "too_large")
+            continue
+        line = line.removeprefix(_MARK) if start == 0 else line
+        if line.strip():
+            row = _object(line)
+            if isinstance(row, str):
+                yield Unreadable(where, row)
+            else:
+                yield page_of(row, fields, where)
+    if unpacked is not None and unpacked.reason:
+        yield Unreadable(name, unpacked.reason)
+
+
+def _object(line: bytes) -> dict[str, Any] | str:
+    """The object in `line`, or why there is none."""
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return "not_utf8"
+    except (ValueError, RecursionError):  # nested thousands deep, numbers of thousands of digits
+        return "bad_json"
+    return value if isinstance(value, dict) else "not_an_object"

@@ -1,0 +1,43 @@
+"""The lines of a text file, or of a part of it; none is ever held that is too long."""
+
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+from trainrig.corpus.read.page import LARGEST_BODY
+
+_BLOCK = 2**16  # bytes
+
+
+class Line(NamedTuple):
+    """A line with its end. `text` is None if it is longer than LARGEST_BODY."""
+
+    start: int  # byte at which it begins
+    text: bytes | None
+
+
+def lines(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[Line]:
+    """The lines that begin in [begin, end). A stream that cannot seek is read from 0 only."""
+    at = begin
+    if begin:
+        stream.seek(begin - 1)
+        at += _rest_of_line(stream) - 1  # of the line before, at least its end
+    while end is None or at < end:
+        text = stream.readline(LARGEST_BODY + 1)
+        if not text:
+            return
+        if len(text) <= LARGEST_BODY:
+            yield Line(at, text)
+            at += len(text)
+        else:
+            yield Line(at, None)
+            at += len(text) + (0 if text.endswith(b"\n") else _rest_of_line(stream))
+
+
+def _rest_of_line(stream: BinaryIO) -> int:
+    """Read on to behind the next line end; how many bytes that were."""
+    count = 0
+    while text := stream.readline(_BLOCK):
+        count += len(text)
+        if text.endswith(b"\n"):
+            break
+    return count

@@ -1,0 +1,101 @@
+"""Parquet: rows of texts, read by row groups, and of these only the columns that are asked for."""
+
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainrig import storage
+from trainrig.config import did_you_mean
+from trainrig.corpus.read.page import Page, Unreadable
+from trainrig.corpus.read.rows import page_of
+from trainrig.corpus.read.settings import Fields
+from trainrig.errors import DataError
+
+_ROWS = 256  # unpacked at a time
+_BUFFER = 2**20  # bytes of a column read at a time: row groups may be larger than memory
+
+
+def row_group_bytes(path: str, fields: Fields) -> list[int]:
+    """Bytes, as stored, of what is read of each row group; none if the file is damaged.
+
+    Raises DataError for columns that are named and not there.
+    """
+    with storage.open_read(path) as stream:
+        try:
+            file = _open(stream)
+        except (pa.ArrowException, OSError) as error:
+            _raise_if_not_damage(error)
+            return []
+        wanted = set(_columns(file, path, fields))
+        found = []
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
+            columns = (group.column(n) for n in range(group.num_columns))
+            found.append(
+                sum(
+                    column.total_compressed_size
+                    for column in columns
+                    if column.path_in_schema.partition(".")[0] in wanted
+                )
+            )
+        return found
+
+
+def read_parquet(
+    stream: BinaryIO, name: str, fields: Fields, begin: int = 0, end: int | None = None
+) -> Iterator[Page | Unreadable]:
+    """The texts of the row groups [begin, end).
+
+    Unreadable: what `page_of` has, and "damaged_parquet" for a file or a row group. Raises
+    DataError for columns that are named and not there.
+    """
+    try:
+        file = _open(stream)
+    except (pa.ArrowException, OSError) as error:
+        _raise_if_not_damage(error)
+        yield Unreadable(name, "damaged_parquet")
+        return
+    columns = _columns(file, name, fields)
+    groups = file.metadata.num_row_groups
+    row = sum(file.metadata.row_group(number).num_rows for number in range(begin))
+    for number in range(begin, groups if end is None else end):
+        first = row
+        try:
+            for batch in file.iter_batches(_ROWS, row_groups=[number], columns=columns):
+                for values in batch.to_pylist():
+                    yield page_of(values, fields, f"{name}: row {row}")
+                    row += 1
+        except (pa.ArrowException, OSError) as error:
+            _raise_if_not_damage(error)
+            yield Unreadable(f"{name}: row group {number} from row {row} on", "damaged_parquet")
+        row = first + file.metadata.row_group(number).num_rows
+
+
+def _open(stream: BinaryIO) -> pq.ParquetFile:
+    return pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
+
+
+def _raise_if_not_damage(error: Exception) -> None:
+    """An error with a number is the disk's; those of what is read have none."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
+
+
+def _columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence[str]:
+    """Those of the named columns that are there. Raises DataError for one that has to be."""
+    there = file.schema_arrow.names
+    wanted = fields.names()
+    optional = {"url", "id", "date"} - fields.model_fields_set
+    missing = [
+        column
+        for column in wanted
+        if column not in there and column not in {getattr(fields, each) for each in optional}
+    ]
+    if missing:
+        raise DataError(
+            f"{name}: no column '{missing[0]}'{did_you_mean(missing[0], there)}; say in `fields` "
+            "which column holds what"
+        )
+    return [column for column in wanted if column in there]

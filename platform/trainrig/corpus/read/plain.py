@@ -1,0 +1,155 @@
+"""Text files, and pages saved as files: one document a file, a line, or lines up to a blank one."""
+
+import codecs
+import io
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+from urllib.parse import quote
+
+from trainrig.corpus.read.encoding import HEAD, encoding_of, is_wide
+from trainrig.corpus.read.lines import Line, lines
+from trainrig.corpus.read.packed import Unpacked
+from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
+from trainrig.corpus.read.settings import Reading
+
+_BLOCK = 2**16  # bytes
+_BACK = 2**12  # bytes read at a time when looking back
+_SPACE = b" \t\r\n\v\f"
+
+
+def read_page(stream: BinaryIO, name: str, base_url: str) -> Iterator[Page | Unreadable]:
+    """A file that is one page of HTML. Unreadable: "too_large", "truncated", "damaged_gzip"…"""
+    yield _whole(stream, name, base_url, "text/html", None)
+
+
+def read_text(
+    stream: BinaryIO, name: str, reading: Reading, begin: int = 0, end: int | None = None
+) -> Iterator[Page | Unreadable]:
+    """The documents that begin in [begin, end), which is all of a packed file.
+
+    Unreadable: "not_text", "too_large"; of a packed file "truncated", "damaged_gzip"…
+    """
+    head = Unpacked(stream).read(HEAD)
+    encoding = reading.encoding or encoding_of(head)
+    stream.seek(0)
+    if encoding is None:
+        if begin == 0:
+            yield Unreadable(name, "not_text")
+        return
+    if reading.documents == "file":
+        yield _whole(stream, name, reading.base_url, "text/plain", reading.encoding)
+        return
+    source, unpacked = stream, None
+    if begin == 0 and end is None:
+        unpacked = Unpacked(stream)
+        source = cast(BinaryIO, unpacked)
+    if is_wide(head, reading.encoding):
+        source = cast(BinaryIO, io.BufferedReader(_Recoded(source, encoding)))
+        encoding = "utf-8"
+    url = _url(reading.base_url, name)
+    cut = lines(source, begin, end) if reading.documents == "line" else blocks(source, begin, end)
+    for start, text in cut:
+        if text is None:
+            yield Unreadable(f"{name}: {reading.documents} at byte {start}", "too_large")
+        elif text.strip():
+            yield Page(url, "text/plain", text.rstrip(b"\r\n"), "", encoding)
+    if unpacked is not None and unpacked.reason:
+        yield Unreadable(name, unpacked.reason)
+
+
+def blocks(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[Line]:
+    """Lines up to a blank one, together; those whose first line begins in [begin, end)."""
+    skipping = begin > 0 and _begins_inside(stream, begin)
+    block = _Block()
+    for at, line in lines(stream, begin):
+        if not block.size and end is not None and at >= end:
+            return
+        if line is not None and not line.strip():
+            skipping = False
+            if block.size:
+                yield block.as_line()
+                block = _Block()
+        elif not skipping:
+            block.add(at, line)
+    if block.size:
+        yield block.as_line()
+
+
+class _Block:
+    """Lines that belong together, of which too many are not kept."""
+
+    def __init__(self) -> None:
+        self.start = self.size = 0
+        self._lines: list[bytes] = []
+
+    def add(self, at: int, line: bytes | None) -> None:
+        if not self.size:
+            self.start = at
+        self.size += LARGEST_BODY + 1 if line is None else len(line)
+        if line is None or self.size > LARGEST_BODY:
+            self._lines.clear()
+        else:
+            self._lines.append(line)
+
+    def as_line(self) -> Line:
+        return Line(self.start, b"".join(self._lines) if self.size <= LARGEST_BODY else None)
+
+
+def _begins_inside(stream: BinaryIO, begin: int) -> bool:
+    """Whether the line before the first that begins at `begin` or after is not blank."""
+    first = next(lines(stream, begin), None)
+    if first is None:
+        return True
+    at, ends = first.start, 0
+    while at > 0:
+        back = min(_BACK, at)
+        stream.seek(at - back)
+        block = stream.read(back)
+        spaces = block[len(block.rstrip(_SPACE)) :]
+        ends += spaces.count(b"\n")
+        if len(spaces) < len(block) or ends > 1:
+            return ends < 2
+        at -= back
+    return False  # nothing but blank lines before it
+
+
+def _whole(
+    stream: BinaryIO, name: str, base_url: str, content_type: str, encoding: str | None
+) -> Page | Unreadable:
+    unpacked = Unpacked(stream)
+    body = unpacked.read(LARGEST_BODY + 1)
+    if len(body) > LARGEST_BODY:
+        return Unreadable(name, "too_large")
+    if unpacked.reason:
+        return Unreadable(name, unpacked.reason)
+    return Page(_url(base_url, name), content_type, body, "", encoding)
+
+
+def _url(base_url: str, name: str) -> str:
+    """The file's place below `base_url`; without one it is the root of a file system."""
+    return f"{base_url.rstrip('/') or 'file://'}/{quote(name, safe='/~@!$&()*+,;=:')}"
+
+
+class _Recoded(io.RawIOBase):
+    """Text of any encoding as UTF-8; what cannot be decoded becomes U+FFFD."""
+
+    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            block = self._stream.read(_BLOCK)
+            # "replace" keeps half a surrogate pair as it stands in UTF-16.
+            text = self._decoder.decode(block, final=not block)
+            self._ready = text.encode("utf-8", "replace")
+            if not block:
+                break
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count

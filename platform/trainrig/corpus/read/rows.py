@@ -1,0 +1,53 @@
+"""Rows of a table, JSON objects or Parquet's, to pages."""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+
+from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
+from trainrig.corpus.read.settings import Fields
+
+_SURROGATE = re.compile("[\ud800-\udfff]")  # alone; UTF-8 has no bytes for them
+
+
+def page_of(row: Mapping[str, Any], fields: Fields, where: str) -> Page | Unreadable:
+    """The page in `row`. Unreadable: "no_text" (or null), "text_is_no_string", "too_large"."""
+    text = row.get(fields.text if fields.html is None else fields.html)
+    if text is None:
+        return Unreadable(where, "no_text")
+    if not isinstance(text, str):
+        return Unreadable(where, "text_is_no_string")
+    try:
+        body = text.encode()
+    except UnicodeEncodeError:
+        body = _clean(text).encode()
+    if len(body) > LARGEST_BODY:
+        return Unreadable(where, "too_large")
+    return Page(
+        url=_as_text(row.get(fields.url)),
+        content_type="text/plain" if fields.html is None else "text/html",
+        body=body,
+        date=_as_text(row.get(fields.date)),
+        charset="utf-8",
+        id=_as_text(row.get(fields.id)),
+        metadata={name: _as_text(row[name]) for name in fields.metadata if name in row},
+    )
+
+
+def _as_text(value: Any) -> str:
+    """A value that should be a string, as one: dates in ISO 8601, tables as JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _clean(value)
+    if isinstance(value, date):  # a datetime is one
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return _clean(json.dumps(value, ensure_ascii=False, sort_keys=True, default=str))
+
+
+def _clean(text: str) -> str:
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)

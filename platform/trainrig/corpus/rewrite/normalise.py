@@ -1,0 +1,81 @@
+"""One spelling for what looks alike: line ends, spaces, quotation marks; nothing invisible."""
+
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from trainrig.config import Settings
+
+_LINE_END = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+# Controls but tab and line end; soft hyphen, zero-width space, word joiner, byte order mark: they
+# cut words in two. Joiners (200C, 200D) stay: Persian and emoji need them.
+_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff\ufffe]")
+_WIDE_SPACE = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_INNER_SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)|(?<=\S)\t(?=\S)")
+_SPACE_AT_END = re.compile(r"(?<![ \t])[ \t]++(?=\n|\Z)")  # tried once a run
+_QUOTES = (
+    (re.compile("[\u2018\u2019\u201a\u201b\u2032]"), "'"),
+    (re.compile("[\u201c\u201d\u201e\u201f\u2033\xab\xbb]"), '"'),
+)
+_PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"
+
+
+class Normalise(Settings):
+    """Folds what differs for no reader. Indentation stays: code means something by it."""
+
+    kind: Literal["Normalise"] = "Normalise"
+    line_ends: bool = True  # one kind, "\\n"
+    invisible: bool = True  # drop controls and what has no width
+    wide_spaces: bool = True  # one kind, " "
+    inner_spaces: bool = False  # one between words; takes tables apart
+    spaces_at_end: bool = True  # drop, of lines
+    quotes: bool = False  # straight ones for ‘’‚‛′ and “”„‟″«»
+    max_blank_lines: int | None = Field(default=1, ge=0)  # in a row; None: any
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "normalised_line_ends",
+        "normalised_invisible",
+        "normalised_wide_spaces",
+        "normalised_inner_spaces",
+        "normalised_spaces_at_end",
+        "normalised_quotes",
+        "normalised_blank_lines",
+    )
+
+    def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
+        """`text` normalised, and what each step changed, in places. Idempotent."""
+        counts = dict.fromkeys(self.columns, 0)
+
+        def replace(column: str, pattern: re.Pattern[str], by: str) -> None:
+            nonlocal text
+            text, places = pattern.subn(by, text)
+            counts[column] += places
+
+        rare = _rare(text)
+        if self.line_ends and _LINE_END.search(rare):
+            replace("normalised_line_ends", _LINE_END, "\n")
+        if self.invisible and _INVISIBLE.search(rare):
+            replace("normalised_invisible", _INVISIBLE, "")
+        if self.wide_spaces and _WIDE_SPACE.search(rare):
+            replace("normalised_wide_spaces", _WIDE_SPACE, " ")
+        if self.quotes:
+            for quotes, straight in _QUOTES:
+                if quotes.search(rare):
+                    replace("normalised_quotes", quotes, straight)
+        if self.inner_spaces and ("  " in text or "\t" in text):
+            replace("normalised_inner_spaces", _INNER_SPACES, " ")
+        # At the end of the text, too.
+        if self.spaces_at_end and any(each in f"{text}\n" for each in (" \n", "\t\n")):
+            replace("normalised_spaces_at_end", _SPACE_AT_END, "")
+        if self.max_blank_lines is not None:
+            kept = "\n" * (self.max_blank_lines + 1)
+            if kept + "\n" in text:
+                replace("normalised_blank_lines", re.compile(rf"{kept}\n+"), kept)
+        return text, counts
+
+
+def _rare(text: str) -> str:
+    """The characters of `text` that are not plain ones of ASCII: what most steps look for."""
+    rest = text.encode("utf-8", "surrogatepass").translate(None, _PLAIN)
+    return rest.decode("utf-8", "surrogatepass")

@@ -1,0 +1,8 @@
+"""Masks what identifies a person or a machine: `ann@example.com` becomes `<EMAIL>`.
+
+A file for each kind of find; `mask` brings them together.
+"""
+
+from trainrig.corpus.rewrite.pii.mask import PII, Kind, Span, mask
+
+__all__ = ["PII", "Kind", "Span", "mask"]

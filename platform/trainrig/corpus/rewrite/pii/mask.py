@@ -1,0 +1,105 @@
+"""From what the finders find to a masked text, and to places that tell nothing.
+
+Patterns find, checks confirm: check digits, publicness of addresses, randomness of keys. Names,
+streets and anything else that needs to be understood are not found.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainrig.config import AHEAD, Settings
+from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.rewrite.pii import addresses, cards, emails, ibans, keys, phones
+from trainrig.corpus.rewrite.pii.views import Place, Views
+
+Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "IP", "PHONE"]
+
+
+class PII(Settings):
+    """Which kinds to mask, and when a document holds so many that it should go."""
+
+    kind: Literal["PII"] = "PII"
+    kinds: tuple[Kind, ...] = ("KEY", "EMAIL", "IBAN", "CARD", "IP", "PHONE")
+    # Finds; None: any number is masked.
+    max_per_document: Annotated[int | None, AHEAD] = Field(default=None, ge=0)
+
+    def limits(self) -> Iterator[Limit]:
+        """How many finds a document may have."""
+        if self.max_per_document is not None:
+            yield Limit("too_many", "pii_finds", most=self.max_per_document)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One find, by its place in the text as it was, without its value."""
+
+    kind: Kind
+    start: int  # character
+    length: int  # characters
+    digest: str  # 16 hex digits: BLAKE2b-64 of the value, keyed
+
+
+def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[Span, ...]]:
+    """`text` with each find replaced by its kind in angle brackets, and the finds in their order.
+
+    Idempotent: a masked text has nothing left to mask.
+
+    Args:
+        text: any text.
+        settings: which kinds to mask.
+        key: at most 64 bytes, kept secret, for the digests. Without one, equal values can still
+            be recognised, but so can short values be guessed: there are only 2^32 addresses.
+    """
+    spans: list[Span] = []
+    # What hides a find can itself be one ("1.2.3.4@x.org"), so we look until nothing is left. A
+    # blotted find looks to its neighbours as its mask will: "<" and ">" are part of no pattern.
+    views, seen = Views(text), -1
+    while len(spans) > seen:
+        seen = len(spans)
+        for kind, finders in _FINDERS.items():
+            for find in finders if kind in settings.kinds else ():
+                if found := sorted(find(views)):
+                    spans += [_span(kind, text, start, end, key) for start, end in found]
+                    views = Views(_blot(views.text, found))
+    if not spans:
+        return text, ()
+    spans.sort(key=lambda span: span.start)
+    pieces, at = [], 0
+    for span in spans:
+        pieces += [text[at : span.start], f"<{span.kind}>"]
+        at = span.start + span.length
+    return "".join([*pieces, text[at:]]), tuple(spans)
+
+
+def _span(kind: Kind, text: str, start: int, end: int, key: bytes) -> Span:
+    value = text[start:end].encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(value, digest_size=8, key=key).hexdigest()
+    return Span(kind, start, end - start, digest)
+
+
+def _blot(text: str, found: list[tuple[int, int]]) -> str:
+    pieces, at = [], 0
+    for start, end in found:
+        pieces += [text[at:start], "<", " " * (end - start - 2), ">"]
+        at = end
+    return "".join([*pieces, text[at:]])
+
+
+# In the order of `kinds`' precedence: what two kinds could be is of the first.
+_FINDERS: dict[Kind, tuple[Callable[[Views], Iterator[Place]], ...]] = {
+    "KEY": (
+        keys.find_private_keys,
+        keys.find_formed,
+        keys.find_web_tokens,
+        keys.find_assigned,
+    ),
+    "EMAIL": (emails.find, emails.find_in_words),
+    "IBAN": (ibans.find,),
+    "CARD": (cards.find,),
+    "IP": (addresses.find_ipv4, addresses.find_ipv6),
+    "PHONE": (phones.find_international, phones.find_american, phones.find_labelled),
+}

@@ -1,0 +1,149 @@
+"""The line rules of RefinedWeb (Penedo et al. 2023, arXiv:2306.01116, appendix G.2).
+
+The paper gives one example of each kind of phrase ("3 likes"; "sign-in", "Read more...", "items in
+cart") and no code, so readings differ. DCLM's takes a space for no digit, which leaves its rule of
+numeric lines no more to find than that of single words; takes each dot of "Read more..." for any
+character; and judges a line before it is cut, not after.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.corpus.rewrite.line_shapes import LineShapes
+
+_COUNTER_WORDS = 4  # at most: a number, what it counts, and signs beside them
+_COUNTER = re.compile(
+    r"\W*[0-9][0-9.,]*\s?[kmb]?\s+"
+    r"(?:likes?|shares?|comments?|repl(?:y|ies)|views?|followers?|retweets?|reposts?|quotes?"
+    r"|bookmarks?|(?:up|down)?votes?|downloads?)\W*",
+    re.IGNORECASE,
+)
+# In the order in which they are asked.
+_RULES = (
+    "refinedweb_upper_case",
+    "refinedweb_numeric",
+    "refinedweb_counters",
+    "refinedweb_few_words",
+)
+
+_Phrase = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]  # of one line
+
+
+class RefinedWebLines(Settings):
+    """Drops lines that carry no prose, and cuts calls to act from short ones.
+
+    Cutting comes first; then each line falls by the first rule that it breaks, in the order of the
+    fields. Blank lines stay.
+    """
+
+    kind: Literal["RefinedWebLines"] = "RefinedWebLines"
+    max_upper_case: float = Field(default=0.5, ge=0, le=1)  # share of a line's characters
+    numeric: bool = True  # drop lines of digits alone, white space apart
+    counters: bool = True  # drop "3 likes", "1.2k views"
+    min_words: int = Field(default=2, ge=0)  # per line
+    short_line: int = Field(default=10, ge=0)  # words: the longest line that is cut from
+    # Cut from short lines, whatever the case of their ASCII letters.
+    prefixes: tuple[_Phrase, ...] = ("sign-in",)
+    suffixes: tuple[_Phrase, ...] = ("read more...",)
+    anywhere: tuple[_Phrase, ...] = ("items in cart",)
+
+    columns: ClassVar[tuple[str, ...]] = (
+        *_RULES,  # lines dropped by each
+        "refinedweb_cuts",  # lines cut, fallen after or not
+        "refinedweb_words",  # before
+        "refinedweb_removed_words",
+        "refinedweb_removed_per_10000",  # words, rounded down: above 500 the paper drops the page
+    )
+
+    def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
+        """`text` without what falls, and the counts. Idempotent."""
+        counts = dict.fromkeys(self.columns, 0)
+        shapes = LineShapes.of(text)
+        before = int(shapes.words.sum())
+        if (phrases := self._phrases_in(text)) is not None:
+            text, counts["refinedweb_cuts"] = self._cut(text, phrases)
+            shapes = LineShapes.of(text)
+        lines = text.split("\n")
+        broken = self._broken(lines, shapes)
+        counts.update(zip(_RULES, np.bincount(broken, minlength=5)[1:].tolist(), strict=True))
+        if broken.any():
+            text = "\n".join(itertools.compress(lines, (broken == 0).tolist())).strip("\n")
+        removed = before - int(shapes.words[broken == 0].sum())
+        counts["refinedweb_words"] = before
+        counts["refinedweb_removed_words"] = removed
+        counts["refinedweb_removed_per_10000"] = removed * 10_000 // max(before, 1)
+        return text, counts
+
+    def _broken(self, lines: Sequence[str], shapes: LineShapes) -> NDArray[np.int8]:
+        """For each line the first rule that it breaks, counted from 1 in _RULES; 0: none."""
+        broken = np.zeros(len(lines), np.int8)
+        written = shapes.words > 0
+        broken[written & (shapes.words < self.min_words)] = 4
+        if self.counters:
+            for at in np.flatnonzero(
+                (shapes.digits > 0) & (shapes.words > 1) & (shapes.words <= _COUNTER_WORDS)
+            ).tolist():
+                if _COUNTER.fullmatch(lines[at].strip()):
+                    broken[at] = 3
+        if self.numeric:
+            broken[written & (shapes.digits == shapes.visible)] = 2
+        # No line is shorter than what is visible of it.
+        loud = written & (shapes.capitals > self.max_upper_case * shapes.visible)
+        for at in np.flatnonzero(loud).tolist():
+            if shapes.capitals[at] > self.max_upper_case * len(lines[at].strip()):
+                broken[at] = 1
+        return broken
+
+    def _phrases_in(self, text: str) -> re.Pattern[str] | None:
+        """What to cut; None where `text` has none of it, which costs far less to find out."""
+        phrases = (*self.prefixes, *self.suffixes, *self.anywhere)
+        folded = _folded(text)
+        if any(_folded(phrase) in folded for phrase in phrases):
+            return _pattern(self.prefixes, self.suffixes, self.anywhere)
+        return None
+
+    def _cut(self, text: str, phrases: re.Pattern[str]) -> tuple[str, int]:
+        """`text` without `phrases` in its short lines, and how many lines that changed."""
+        kept, cuts = [], 0
+        for line in text.split("\n"):
+            if len(line.split()) <= self.short_line and phrases.search(line.strip()):
+                line = _without(phrases, line.strip())
+                cuts += 1
+                if not line:
+                    continue
+            kept.append(line)
+        return "\n".join(kept), cuts
+
+
+def _folded(text: str) -> bytes:
+    """What `text` has in common with its spellings that differ by the case of ASCII letters."""
+    return text.encode("utf-8", "surrogatepass").lower()
+
+
+def _without(phrases: re.Pattern[str], line: str) -> str:
+    times = 1
+    while times:  # what a cut brings together can be a phrase again
+        line, times = phrases.subn("", line)
+        line = line.strip()
+    return line
+
+
+@functools.cache
+def _pattern(
+    prefixes: tuple[str, ...], suffixes: tuple[str, ...], anywhere: tuple[str, ...]
+) -> re.Pattern[str]:
+    def whole(phrases: tuple[str, ...]) -> str:
+        # (?!) matches nothing.
+        return rf"(?<!\w)(?:{'|'.join(map(re.escape, phrases)) or '(?!)'})(?!\w)"
+
+    return re.compile(
+        rf"\A{whole(prefixes)}|{whole(suffixes)}\Z|{whole(anywhere)}", re.IGNORECASE | re.ASCII
+    )

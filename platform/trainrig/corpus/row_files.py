@@ -1,0 +1,72 @@
+"""Documents as rows of Parquet files whose bytes depend on the rows alone.
+
+Rows come in pieces of any size, from pages just read or from a folder decided before; row groups
+are cut by count, so the same rows give the same file.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainrig import storage
+
+ROW_GROUP = 1000  # rows: about 5 MB of text, what a writer holds at a time
+
+
+class RowFile:
+    """A Parquet file in the making; in place, whole, when the block of `writing` ends."""
+
+    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
+        self._writer = writer
+        self._schema = schema
+        self._waiting: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, table: pa.Table) -> None:
+        """Append rows; columns that the file does not have are left out."""
+        self._waiting.append(table.select(self._schema.names).cast(self._schema))
+        self._rows += len(table)
+        if self._rows >= ROW_GROUP:
+            self._write(self._rows - self._rows % ROW_GROUP)
+
+    def _write(self, rows: int) -> None:
+        # One chunk: how rows came must not show in how they are encoded.
+        waiting = pa.concat_tables([self._schema.empty_table(), *self._waiting]).combine_chunks()
+        if rows or not self._writer_has_rows:
+            self._writer.write_table(waiting.slice(0, rows), row_group_size=ROW_GROUP)
+            self._writer_has_rows = True
+        self._waiting = [waiting.slice(rows)]
+        self._rows -= rows
+
+    _writer_has_rows = False
+
+    def close(self) -> None:
+        """Write what is left; a file of no rows has one empty row group."""
+        if self._rows or not self._writer_has_rows:
+            self._write(self._rows)
+
+
+@contextlib.contextmanager
+def writing(path: str, schema: pa.Schema) -> Iterator[RowFile]:
+    """A file at `path` to add rows to; nothing is there before the block has ended well."""
+    with (
+        storage.atomic_file(path) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        file = RowFile(writer, schema)
+        yield file
+        file.close()
+
+
+def read_columns(path: str, columns: Sequence[str]) -> pa.Table:
+    """The named columns of the file at `path`."""
+    with storage.open_read(path) as file:  # in a bucket, only the bytes of those columns
+        return pq.read_table(file, columns=list(columns))
+
+
+def names_in(path: str) -> list[str]:
+    """The columns of the file at `path`."""
+    with storage.open_read(path) as file:
+        return list(pq.read_schema(file).names)

@@ -1,0 +1,126 @@
+"""What can be counted about a text: the columns that rules are thresholds over.
+
+A word is a run of characters without white space; languages that write none have a rule of their
+own (unspaced.py). A line is one with something on it, without the space around it. A paragraph is
+lines up to a blank one. Case is ignored where words or n-grams are compared. Ratios are rounded to
+1e-4 before any threshold sees them (shares.py).
+
+A batch of texts is counted at a time, by compiled loops over flat arrays; what a loop counts is
+told in its file. Sources of the definitions: Rae et al. 2021 (arXiv:2112.11446, appendix A1.1 and
+table A1), Raffel et al. 2020 (JMLR 21:140, section 2.2) and Penedo et al. 2024 (arXiv:2406.17557,
+section 3). Where they leave a choice, it is stated.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.signals.batch import batch_of
+from trainrig.corpus.signals.c4 import c4_of
+from trainrig.corpus.signals.line_ends import line_ends_of
+from trainrig.corpus.signals.marks import marks_of
+from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, repetition_of
+from trainrig.corpus.signals.pieces import lines_and_paragraphs, repeated
+from trainrig.corpus.signals.shares import shares
+from trainrig.corpus.signals.stop_words import stop_words_in
+from trainrig.corpus.signals.words import words_of
+
+__all__ = ["SIGNALS", "measure"]
+
+_COUNT, _RATIO = np.dtype(np.int64), np.dtype(np.float64)
+
+# Column → type. All are zero for an empty text. Shares are of 1.
+SIGNALS: dict[str, np.dtype[Any]] = {
+    "characters": _COUNT,
+    "words": _COUNT,
+    "lines": _COUNT,
+    "mean_word_length": _RATIO,  # characters
+    "hashes_per_word": _RATIO,  # "#"
+    "ellipses_per_word": _RATIO,  # "..." or "…"
+    "new_lines_per_word": _RATIO,
+    "symbols_per_word": _RATIO,  # characters that are punctuation or symbols
+    "symbols": _RATIO,  # share of characters that are punctuation or symbols (Unicode P and S)
+    "alphabetic_words": _RATIO,  # share of words with at least one letter
+    "stop_words": _COUNT,  # how many different ones of its language (stop_words.py)
+    "bullet_lines": _RATIO,  # share of lines that start with a bullet
+    "ellipsis_lines": _RATIO,  # share of lines that end with an ellipsis
+    "terminal_lines": _RATIO,  # share of lines that end as a sentence does, not in "..."
+    "short_lines": _RATIO,  # share of lines of at most 30 characters
+    "longest_run_of_equal_lines": _COUNT,
+    "c4_sentences": _COUNT,  # of the lines that C4 keeps (c4.py, sentences.py)
+    "c4_sentences_any_end": _COUNT,  # the same without the rule of terminal punctuation
+    "lorem_ipsum": _COUNT,  # lines with these words
+    "curly_brackets": _COUNT,  # "{"
+    # Shares of what had been there before: the first of several equals is no duplicate.
+    "duplicate_lines": _RATIO,
+    "duplicate_line_characters": _RATIO,  # of the lines' characters
+    "duplicate_paragraphs": _RATIO,
+    "duplicate_paragraph_characters": _RATIO,  # of the paragraphs' characters
+    # Share of the words' characters in the most frequent n-gram of words (of equally frequent
+    # ones, the longest); 0 if it occurs once.
+    **{f"top_{n}_gram": _RATIO for n in TOPS},
+    # Share of the words' characters inside n-grams that had been there before, each word once.
+    **{f"duplicate_{n}_grams": _RATIO for n in DUPLICATES},
+}
+
+
+def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Every column of SIGNALS for `texts`, whose `languages` are ISO 639 codes or "".
+
+    A text's signals depend on itself alone, not on what else is in the batch.
+    """
+    if len(texts) != len(languages):
+        raise ValueError(f"{len(texts)} texts, but {len(languages)} languages")
+    batch = batch_of(texts)
+    characters = np.diff(batch.starts_D1)
+    words = words_of(batch, languages)
+    firsts = words.firsts_D1
+    counts = np.diff(firsts)
+    word_characters = words.before_W1[firsts[1:]] - words.before_W1[firsts[:-1]]
+    lettered = np.concatenate([[0], np.cumsum(words.lettered_W)])
+    marks = marks_of(batch)
+    line_places, paragraph_places = lines_and_paragraphs(batch)
+    ends = line_ends_of(batch, line_places)
+    lines = repeated(batch, line_places)
+    paragraphs = repeated(batch, paragraph_places)
+    repetition = repetition_of(words)
+    c4 = c4_of(batch)
+    return {
+        "characters": characters,
+        "words": counts,
+        "lines": lines.pieces,
+        "mean_word_length": shares(word_characters, counts),
+        "hashes_per_word": shares(marks.hashes, counts),
+        "ellipses_per_word": shares(marks.ellipses, counts),
+        "new_lines_per_word": shares(marks.new_lines, counts),
+        "symbols_per_word": shares(marks.symbols, counts),
+        "symbols": shares(marks.symbols, characters),
+        "alphabetic_words": shares(lettered[firsts[1:]] - lettered[firsts[:-1]], counts),
+        "stop_words": stop_words_in(words, languages),
+        "bullet_lines": shares(ends.bullets, lines.pieces),
+        "ellipsis_lines": shares(ends.ellipses, lines.pieces),
+        "terminal_lines": shares(ends.terminals, lines.pieces),
+        "short_lines": shares(ends.short, lines.pieces),
+        "longest_run_of_equal_lines": lines.longest_run,
+        "c4_sentences": c4.sentences,
+        "c4_sentences_any_end": c4.sentences_any_end,
+        "lorem_ipsum": c4.lorem_ipsum,
+        "curly_brackets": marks.curly_brackets,
+        "duplicate_lines": shares(lines.duplicates, lines.pieces),
+        "duplicate_line_characters": shares(lines.duplicate_characters, lines.characters),
+        "duplicate_paragraphs": shares(paragraphs.duplicates, paragraphs.pieces),
+        "duplicate_paragraph_characters": shares(
+            paragraphs.duplicate_characters, paragraphs.characters
+        ),
+        **{
+            # Occurrences that overlap can have more characters than there are.
+            f"top_{n}_gram": np.minimum(1.0, shares(repetition.tops[:, column], word_characters))
+            for column, n in enumerate(TOPS)
+        },
+        **{
+            f"duplicate_{n}_grams": shares(repetition.duplicates[:, column], word_characters)
+            for column, n in enumerate(DUPLICATES)
+        },
+    }

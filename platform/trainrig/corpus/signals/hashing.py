@@ -1,0 +1,81 @@
+"""64-bit hashes of runs of characters and of words, and a table that counts them.
+
+Two different runs of one text share a hash about once in 10**13 texts of a thousand words. Not
+for keys that an enemy may choose.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+
+# FNV-1a's offset and prime; what mixes is the finaliser of splitmix64 (Steele et al. 2014).
+SEED = np.uint64(0xCBF29CE484222325)
+PRIME = np.uint64(0x100000001B3)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
+class Seen(NamedTuple):
+    """An open-addressing table, empty for each new generation (from 1) without being cleared."""
+
+    keys: NDArray[np.uint64]
+    stamps: NDArray[np.int64]  # the generation that wrote each place
+    counts: NDArray[np.int32]
+
+
+def seen_table(most: int) -> Seen:
+    """Room for `most` keys, half filled at the most."""
+    size = int(table_size(max(1, most)))
+    return Seen(np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int32))
+
+
+@compiled
+def table_size(keys: int) -> int:
+    """The power of two from twice as many places as `keys`."""
+    size = 2
+    while size < 2 * keys:
+        size *= 2
+    return size
+
+
+@compiled
+def mixed(value: np.uint64) -> np.uint64:
+    """A hash all of whose bits depend on all of `value`'s."""
+    value = (value ^ (value >> _30)) * _FIRST
+    value = (value ^ (value >> _27)) * _SECOND
+    return value ^ (value >> _31)
+
+
+@compiled
+def hash_of(codes: NDArray[np.uint32], start: int, end: int) -> np.uint64:
+    """The hash of the characters `start` to `end`."""
+    found = SEED
+    for place in range(start, end):
+        found = (found ^ np.uint64(codes[place])) * PRIME
+    return mixed(found)
+
+
+@compiled
+def count_again(
+    keys: NDArray[np.uint64],
+    stamps: NDArray[np.int64],
+    counts: NDArray[np.int32],
+    generation: int,
+    size: int,
+    key: np.uint64,
+) -> np.int64:
+    """The place of `key` among the first `size`, its count one higher: 1 for a new one."""
+    place = np.int64(key & np.uint64(size - 1))
+    while stamps[place] == generation and keys[place] != key:
+        place = (place + 1) & (size - 1)
+    if stamps[place] == generation:
+        counts[place] += 1
+    else:
+        stamps[place] = generation
+        keys[place] = key
+        counts[place] = 1
+    return place

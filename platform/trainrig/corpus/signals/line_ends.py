@@ -1,0 +1,63 @@
+"""How the lines of a text start and end: lists, teasers, sentences."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.batch import Batch
+from trainrig.corpus.signals.characters import BULLET, DASH, SPACE, TERMINAL
+from trainrig.corpus.signals.pieces import Pieces
+
+SHORT_LINE = 30  # characters; of FineWeb (Penedo et al. 2024, arXiv:2406.17557, section 3.6)
+_FULL_STOP, _ELLIPSIS = 0x2E, 0x2026
+
+
+class LineEnds(NamedTuple):
+    """Lines of each text."""
+
+    bullets: NDArray[np.int64]  # that start with one
+    ellipses: NDArray[np.int64]  # that end with "..." or "…"
+    terminals: NDArray[np.int64]  # that end as a sentence does, not in "..."
+    short: NDArray[np.int64]  # of at most SHORT_LINE characters
+
+
+def line_ends_of(batch: Batch, lines: Pieces) -> LineEnds:
+    """The kinds of lines of each text."""
+    found = np.zeros((len(LineEnds._fields), len(batch.starts_D1) - 1), np.int64)
+    _count(batch.codes_C, batch.classes_C, *lines, found)
+    return LineEnds(*found)
+
+
+@compiled
+def ends_in_dots(codes: NDArray[np.uint32], start: int, end: int) -> bool:
+    """Whether `start` to `end` ends with "..."."""
+    return (
+        end - start >= 3
+        and codes[end - 1] == _FULL_STOP
+        and codes[end - 2] == _FULL_STOP
+        and codes[end - 3] == _FULL_STOP
+    )
+
+
+@compiled
+def _count(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    found: NDArray[np.int64],
+) -> None:
+    for text in range(len(firsts) - 1):
+        for line in range(firsts[text], firsts[text + 1]):
+            start, end = starts[line], ends[line]
+            is_bullet = classes[start] & BULLET != 0 or (
+                classes[start] & DASH != 0 and end - start > 1 and classes[start + 1] & SPACE != 0
+            )
+            dots = ends_in_dots(codes, start, end)
+            found[0, text] += is_bullet
+            found[1, text] += dots or codes[end - 1] == _ELLIPSIS
+            found[2, text] += not dots and classes[end - 1] & TERMINAL != 0
+            found[3, text] += end - start <= SHORT_LINE

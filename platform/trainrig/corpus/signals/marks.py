@@ -1,0 +1,57 @@
+"""Signs that are counted over a whole text: what stands in it, whatever the words and lines."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.batch import Batch
+from trainrig.corpus.signals.characters import SYMBOL
+
+_NEW_LINE, _HASH, _FULL_STOP, _CURLY_BRACKET, _ELLIPSIS = 0x0A, 0x23, 0x2E, 0x7B, 0x2026
+
+
+class Marks(NamedTuple):
+    """Counts for each text."""
+
+    symbols: NDArray[np.int64]  # characters of Unicode's classes P and S
+    hashes: NDArray[np.int64]  # "#"
+    ellipses: NDArray[np.int64]  # "..." or "…"
+    new_lines: NDArray[np.int64]
+    curly_brackets: NDArray[np.int64]  # "{"
+
+
+def marks_of(batch: Batch) -> Marks:
+    """The signs of each text."""
+    found = np.zeros((len(Marks._fields), len(batch.starts_D1) - 1), np.int64)
+    _count(*batch, found)
+    return Marks(*found)
+
+
+@compiled
+def _count(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+    found: NDArray[np.int64],
+) -> None:
+    for text in range(len(starts) - 1):
+        symbols, hashes, ellipses, new_lines, curly_brackets = 0, 0, 0, 0, 0
+        dots = 0
+        for place in range(starts[text], starts[text + 1]):
+            code = codes[place]
+            if code == _NEW_LINE:
+                new_lines += 1
+            if classes[place] & SYMBOL == 0:
+                dots = 0
+                continue
+            symbols += 1
+            hashes += code == _HASH
+            curly_brackets += code == _CURLY_BRACKET
+            dots = dots + 1 if code == _FULL_STOP else 0
+            if dots == 3 or code == _ELLIPSIS:
+                ellipses += 1
+                dots = 0
+        found[0, text], found[1, text], found[2, text] = symbols, hashes, ellipses
+        found[3, text], found[4, text] = new_lines, curly_brackets

@@ -1,0 +1,105 @@
+"""How much of a text is runs of words that it repeats (Rae et al. 2021, table A1).
+
+A run of n words can only repeat where one of n - 1 words did: each order looks at what the order
+before has left, which after the pairs is little.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.hashing import count_again, mixed, seen_table, table_size
+from trainrig.corpus.signals.words import Words
+
+TOPS = (2, 3, 4)
+DUPLICATES = (5, 6, 7, 8, 9, 10)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
+
+
+class Repetition(NamedTuple):
+    """Characters of words, for each text."""
+
+    tops: NDArray[np.int64]  # [D, 3] of all occurrences of the most frequent n-gram, n = 2, 3, 4
+    duplicates: NDArray[np.int64]  # [D, 6] inside n-grams that came before, n = 5 to 10
+
+
+def repetition_of(words: Words) -> Repetition:
+    """What each text repeats.
+
+    Of equally frequent n-grams the longest is the top one; one that occurs once is none.
+    Occurrences may overlap: "a a a" holds "a a" twice. A word inside several duplicates counts
+    once.
+    """
+    firsts = words.firsts_D1
+    texts = len(firsts) - 1
+    most = int(np.diff(firsts).max(initial=0))
+    found = Repetition(
+        np.zeros((texts, len(TOPS)), np.int64), np.zeros((texts, len(DUPLICATES)), np.int64)
+    )
+    table = seen_table(most)
+    positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
+    grams = np.empty(most, np.uint64)
+    _repetition(words.hashes_W, words.before_W1, firsts, *table, positions, places, grams, *found)
+    return found
+
+
+@compiled
+def _repetition(
+    hashes: NDArray[np.uint64],
+    before: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    stamps: NDArray[np.int64],
+    counts: NDArray[np.int32],
+    positions: NDArray[np.int64],
+    places: NDArray[np.int64],
+    grams: NDArray[np.uint64],
+    tops: NDArray[np.int64],
+    duplicates: NDArray[np.int64],
+) -> None:
+    generation = 0
+    for text in range(len(firsts) - 1):
+        first, end = firsts[text], firsts[text + 1]
+        size = table_size(end - first)
+        alive = end - first
+        for word in range(first, end):
+            positions[word - first] = word
+            grams[word - first] = hashes[word]
+        for n in range(2, DUPLICATES[-1] + 1):
+            generation += 1
+            looked_at = 0
+            most = 1  # occurrences of one n-gram
+            covered = first  # words before this are inside a duplicate, or never will be
+            for index in range(alive):
+                word = positions[index]
+                if word + n > end:
+                    break
+                gram = mixed(grams[index] * _MULTIPLIER + hashes[word + n - 1])
+                place = count_again(keys, stamps, counts, generation, size, gram)
+                positions[looked_at], places[looked_at] = word, place
+                grams[looked_at] = gram
+                looked_at += 1
+                if counts[place] > 1:
+                    most = max(most, counts[place])
+                    if n >= DUPLICATES[0]:
+                        covered = max(covered, word)
+                        column = n - DUPLICATES[0]
+                        duplicates[text, column] += before[word + n] - before[covered]
+                        covered = word + n
+            alive = 0
+            longest = 0
+            for index in range(looked_at):
+                count = counts[places[index]]
+                if count == 1:
+                    continue
+                word = positions[index]
+                if count == most:
+                    longest = max(longest, before[word + n] - before[word])
+                positions[alive], grams[alive] = word, grams[index]
+                alive += 1
+            if n <= TOPS[-1]:
+                tops[text, n - TOPS[0]] = most * longest
+            if alive == 0:
+                break

@@ -1,0 +1,123 @@
+"""What repeats among the lines, and among the paragraphs, of a batch of texts.
+
+A line is one with something on it, without the white space around it. A paragraph is lines up to
+a blank one.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.batch import Batch
+from trainrig.corpus.signals.characters import SPACE
+from trainrig.corpus.signals.hashing import count_again, hash_of, seen_table, table_size
+
+_NEW_LINE = 10
+
+
+class Pieces(NamedTuple):
+    """All lines, or all paragraphs, one after another. P pieces, D texts."""
+
+    starts_P: NDArray[np.int64]  # in the batch, white space around them left out
+    ends_P: NDArray[np.int64]
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first of each text; the last is P
+
+
+class Repeated(NamedTuple):
+    """Counts for each text."""
+
+    pieces: NDArray[np.int64]
+    characters: NDArray[np.int64]
+    duplicates: NDArray[np.int64]  # pieces equal to an earlier one
+    duplicate_characters: NDArray[np.int64]
+    longest_run: NDArray[np.int64]  # of pieces equal to the one before
+
+
+def lines_and_paragraphs(batch: Batch) -> tuple[Pieces, Pieces]:
+    """The lines and the paragraphs of each text."""
+    room = len(batch.codes_C) // 2 + len(batch.starts_D1)  # a character and a new line each
+    starts, ends = np.empty((2, room), np.int64), np.empty((2, room), np.int64)
+    firsts = np.zeros((2, len(batch.starts_D1)), np.int64)
+    _split(*batch, starts, ends, firsts)
+    lines, paragraphs = (
+        Pieces(starts[kind, : firsts[kind, -1]], ends[kind, : firsts[kind, -1]], firsts[kind])
+        for kind in range(2)
+    )
+    return lines, paragraphs
+
+
+def repeated(batch: Batch, pieces: Pieces) -> Repeated:
+    """How often pieces repeat an earlier one of the same text."""
+    texts = len(batch.starts_D1) - 1
+    found = np.zeros((len(Repeated._fields), texts), np.int64)
+    table = seen_table(int(np.diff(pieces.firsts_D1).max(initial=0)))
+    _repeated(batch.codes_C, *pieces, *table, found)
+    return Repeated(*found)
+
+
+@compiled
+def _split(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    texts: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+) -> None:
+    """Lines are cut at white space with a new line in it, paragraphs at such with two."""
+    line, paragraph = 0, 0
+    for text in range(len(texts) - 1):
+        seen = 2  # new lines since the last character that is no white space
+        for place in range(texts[text], texts[text + 1]):
+            if classes[place] & SPACE:
+                if seen == 0 and classes[place - 1] & SPACE == 0:
+                    ends[0, line - 1], ends[1, paragraph - 1] = place, place
+                seen += codes[place] == _NEW_LINE
+                continue
+            if seen >= 1:
+                starts[0, line] = place
+                line += 1
+            if seen >= 2:
+                starts[1, paragraph] = place
+                paragraph += 1
+            seen = 0
+        if seen == 0:
+            last = texts[text + 1]
+            while classes[last - 1] & SPACE:
+                last -= 1
+            ends[0, line - 1], ends[1, paragraph - 1] = last, last
+        firsts[0, text + 1], firsts[1, text + 1] = line, paragraph
+
+
+@compiled
+def _repeated(
+    codes: NDArray[np.uint32],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    stamps: NDArray[np.int64],
+    counts: NDArray[np.int32],
+    found: NDArray[np.int64],
+) -> None:
+    for text in range(len(firsts) - 1):
+        first, end = firsts[text], firsts[text + 1]
+        size = table_size(end - first)
+        characters, duplicates, duplicate_characters, run, longest = 0, 0, 0, 0, 0
+        before = np.uint64(0)
+        for piece in range(first, end):
+            length = ends[piece] - starts[piece]
+            key = hash_of(codes, starts[piece], ends[piece])
+            run = run + 1 if key == before and run > 0 else 1
+            before = key
+            longest = max(longest, run)
+            characters += length
+            place = count_again(keys, stamps, counts, text + 1, size, key)
+            if counts[place] > 1:
+                duplicates += 1
+                duplicate_characters += length
+        found[0, text], found[1, text] = end - first, characters
+        found[2, text], found[3, text] = duplicates, duplicate_characters
+        found[4, text] = longest

@@ -1,0 +1,125 @@
+"""Words that hardly any text of a language does without: how many of them a text has.
+
+English has Gopher's own (Rae et al. 2021, arXiv:2112.11446, appendix A1.1). The others are our
+choice after its example: eight of each language's most frequent words that are words of no other
+kind there: articles, conjunctions, prepositions, forms of "to be".
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.batch import batch_of
+from trainrig.corpus.signals.hashing import mixed, table_size
+from trainrig.corpus.signals.words import Words, words_of
+
+STOP_WORDS: dict[str, tuple[str, ...]] = {
+    "ar": ("في", "من", "على", "إلى", "أن", "التي", "عن", "مع"),
+    "bg": ("на", "и", "в", "се", "да", "за", "от", "е"),
+    "ca": ("de", "la", "que", "el", "i", "en", "els", "amb"),
+    "cs": ("a", "v", "se", "na", "je", "že", "to", "s"),
+    "da": ("og", "i", "at", "er", "det", "til", "af", "som"),
+    "de": ("der", "die", "und", "in", "zu", "den", "das", "ist"),
+    "el": ("και", "το", "της", "η", "του", "να", "με", "για"),
+    "en": ("the", "be", "to", "of", "and", "that", "have", "with"),
+    "es": ("de", "la", "que", "el", "en", "y", "los", "con"),
+    "et": ("ja", "on", "ei", "et", "oli", "ka", "see", "kui"),
+    "fa": ("و", "در", "به", "از", "که", "این", "را", "با"),
+    "fi": ("ja", "on", "ei", "että", "oli", "se", "myös", "hän"),
+    "fr": ("de", "la", "et", "le", "les", "des", "que", "est"),
+    "he": ("של", "את", "על", "לא", "הוא", "עם", "זה", "גם"),
+    "hi": ("के", "में", "की", "है", "से", "और", "का", "को"),
+    "hr": ("i", "u", "je", "na", "se", "za", "da", "su"),
+    "hu": ("a", "az", "és", "hogy", "nem", "is", "egy", "ez"),
+    "id": ("yang", "dan", "di", "dengan", "untuk", "dari", "ini", "pada"),
+    "it": ("di", "e", "che", "la", "il", "in", "per", "non"),
+    "ko": ("이", "그", "수", "있다", "및", "등", "것", "있는"),
+    "lt": ("ir", "yra", "kad", "su", "į", "iš", "buvo", "kaip"),
+    "lv": ("un", "ir", "ar", "no", "uz", "par", "kas", "ka"),
+    "nl": ("de", "van", "het", "een", "en", "in", "is", "dat"),
+    "no": ("og", "i", "det", "er", "på", "som", "til", "av"),
+    "pl": ("w", "i", "na", "z", "do", "się", "nie", "jest"),
+    "pt": ("de", "que", "e", "o", "a", "do", "da", "em"),
+    "ro": ("de", "și", "în", "la", "a", "cu", "care", "pe"),
+    "ru": ("и", "в", "на", "не", "с", "что", "по", "как"),
+    "sk": ("a", "v", "sa", "na", "je", "že", "to", "s"),
+    "sl": ("in", "je", "v", "na", "se", "da", "za", "ki"),
+    "sr": ("и", "у", "је", "на", "се", "за", "да", "су"),
+    "sv": ("och", "i", "att", "det", "som", "är", "en", "på"),
+    "tr": ("ve", "bir", "bu", "için", "ile", "da", "de", "olarak"),
+    "uk": ("і", "в", "на", "не", "що", "з", "до", "та"),
+    "vi": ("và", "của", "là", "có", "trong", "các", "được", "cho"),
+}
+LANGUAGES = tuple(STOP_WORDS)
+
+
+class _Table(NamedTuple):
+    """Open addressing: (language, word) to the word's number within its language, or -1."""
+
+    keys: NDArray[np.uint64]
+    numbers: NDArray[np.int64]
+
+
+def stop_words_in(words: Words, languages: Sequence[str]) -> NDArray[np.int64]:
+    """How many different stop words of its language each text has; 0 where there is no list."""
+    numbers = {language: number for number, language in enumerate(STOP_WORDS)}
+    known = np.fromiter((numbers.get(each, -1) for each in languages), np.int64, len(languages))
+    found = np.zeros(len(languages), np.int64)
+    _count(words.hashes_W, words.firsts_D1, known, *_table(), found)
+    return found
+
+
+@functools.cache
+def _table() -> _Table:
+    listed = [
+        (language, number, word)
+        for language, words in enumerate(STOP_WORDS.values())
+        for number, word in enumerate(words)
+    ]
+    size = int(table_size(len(listed)))
+    table = _Table(np.zeros(size, np.uint64), np.full(size, -1, np.int64))
+    hashes = words_of(batch_of([word for *_, word in listed]), [""] * len(listed)).hashes_W
+    for (language, number, _), word in zip(listed, hashes, strict=True):
+        key = np.uint64(_key(word, language))
+        place = _place(*table, key)
+        table.keys[place], table.numbers[place] = key, number
+    return table
+
+
+@compiled
+def _key(word: np.uint64, language: int) -> np.uint64:
+    return mixed(word + np.uint64(language))
+
+
+@compiled
+def _place(keys: NDArray[np.uint64], numbers: NDArray[np.int64], key: np.uint64) -> np.int64:
+    place = np.int64(key & np.uint64(len(keys) - 1))
+    while numbers[place] >= 0 and keys[place] != key:
+        place = (place + 1) & (len(keys) - 1)
+    return place
+
+
+@compiled
+def _count(
+    words: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+    languages: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    numbers: NDArray[np.int64],
+    found: NDArray[np.int64],
+) -> None:
+    for text in range(len(languages)):
+        if languages[text] < 0:
+            continue
+        met = np.uint64(0)  # a bit for each word of the list
+        for word in range(firsts[text], firsts[text + 1]):
+            place = _place(keys, numbers, _key(words[word], languages[text]))
+            if numbers[place] >= 0:
+                bit = np.uint64(1) << np.uint64(numbers[place])
+                if met & bit == np.uint64(0):
+                    met |= bit
+                    found[text] += 1

@@ -1,0 +1,88 @@
+"""Files that hold a list: one entry a line, "#" before a comment, gzip or not, alone or in folders.
+
+A folder is read as the block lists of Université Toulouse Capitole (UT1) are laid out: its files
+named `domains` and `urls`, and those of the folders in it.
+"""
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+
+from trainrig import storage
+from trainrig.errors import DataError
+
+_IN_FOLDERS = ("domains", "urls", "domains.gz", "urls.gz")
+_GZIP = b"\x1f\x8b"
+_ADDRESS = re.compile(r"[0-9.]+|[0-9a-f]*:[0-9a-f:]+")  # as lists for /etc/hosts begin their lines
+_ENTRY = re.compile(r"(?:https?://)?(?:\*?\.)?([^\s/:]+)(?::[0-9]+)?(/\S*)?")
+
+
+def files_of(paths: tuple[str, ...]) -> list[str]:
+    """The files that `paths` name, folders by what is in them. Raises DataError for a path without.
+
+    Their contents, and not their places, decide: a stage fingerprints these.
+    """
+    files = []
+    for path in paths:
+        found = [path] if storage.exists(path) else _in_folder(path)
+        if not found:
+            raise DataError(
+                f"{path}: no such file, and no folder that holds one named `domains` or `urls`"
+            )
+        files += found
+    return files
+
+
+def _in_folder(folder: str) -> list[str]:
+    return [path for path in storage.list_files(folder) if path.rpartition("/")[2] in _IN_FOLDERS]
+
+
+def entries(path: str) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and content of each line of the file at `path` that has any, in lower case.
+
+    Raises DataError, naming the file, for one that cannot be read, is no text, or has no entry.
+    """
+    empty = True
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if content := line.partition("#")[0].strip().lower():
+            empty = False
+            yield number, content
+    if empty:
+        raise DataError(f"{path}: no entry in it; a list has one on each line")
+
+
+def domains_and_pages(path: str) -> tuple[list[str], list[str]]:
+    """The hosts ("example.com") and the pages ("example.com/a") that the file at `path` lists."""
+    domains, pages = [], []
+    for number, content in entries(path):
+        first, _, rest = content.partition(" ")
+        if rest and _ADDRESS.fullmatch(first):
+            content = rest.strip()
+        entry = _ENTRY.fullmatch(content)
+        if entry is None:
+            raise DataError(
+                f"{path}: line {number}: {content[:80]!r} is neither a domain (example.com) nor "
+                "a page of one (example.com/a)"
+            )
+        host, page = entry.group(1).rstrip(".").removeprefix("www."), (entry.group(2) or "")
+        if page := page.rstrip("/"):
+            pages.append(host + page)
+        else:
+            domains.append(host)
+    return domains, pages
+
+
+def _text(path: str) -> str:
+    try:
+        content = storage.read(path)
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; a list of URLs' domains or words is read") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if b"\0" in content:
+        raise DataError(f"{path}: not text (byte {content.index(0)} is NUL); a list is, or gzip")
+    # Lists of the web's pages hold bytes in any encoding; what is no UTF-8 matches no URL.
+    return content.decode("utf-8-sig", "replace")

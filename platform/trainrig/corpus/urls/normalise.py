@@ -1,0 +1,93 @@
+"""One spelling for the URLs of one page (RFC 3986, section 6.2, and what trackers add).
+
+The held-out split goes by a rule of its own (`tokens.held_out`): it folds less, and stays as it is
+so that no document changes sides.
+"""
+
+import re
+
+# http and https only; what is before a host is its user, what is after it a port.
+_PARTS = re.compile(
+    r"(https?)://(?:([^/?#]*)@)?([^/?#@:\[\]]*|\[[^/?#@\]]*\])(?::([0-9]*))?"
+    r"(/[^?#]*)?(?:\?([^#]*))?(?:#.*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+# What most URLs are, which need no more than a look at their end.
+_PLAIN = re.compile(
+    r"https?://[a-z0-9-]+(?:\.[a-z0-9-]+)+(?:/(?!\.)[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/*"
+)
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+_UNSAFE = re.compile(r"%([0-9A-Fa-f]{2})|%|[^!-~]+")
+_UNRESERVED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
+_SESSION_IN_PATH = re.compile(r";(?:jsessionid|phpsessid|sessionid)=[^/;]*", re.IGNORECASE)
+# Names of parameters that say who came, from where, by which advertisement; never what is shown.
+_TRACKING = re.compile(
+    r"utm_\w+|ga_\w+|_ga|_gl|gclid|gclsrc|dclid|gbraid|wbraid|fbclid|msclkid|yclid|twclid|ttclid"
+    r"|li_fat_id|igshid|igsh|mc_[ce]id|mkt_tok|_hsenc|_hsmi|__hs\w+|hsctatracking|oly_\w+_id"
+    r"|vero_\w+|wt_mc|wickedid|srsltid|jsessionid|phpsessid|aspsessionid\w*|sessionid|session_id",
+    re.IGNORECASE,
+)
+
+
+def normalise(url: str) -> str:
+    """`url` as all its spellings have it. Idempotent; what is no HTTP URL loses only outer space.
+
+    - Scheme and host in lower case, without a last dot; international names are not converted.
+    - No default port, no fragment (not "#!" either), no tracking parameter, no session id.
+    - Escapes in upper case; none where a character needs none; everywhere where it does.
+    - No dot segments, no slash at the end, not even of a bare host.
+    - Parameters sorted by name, equal names in their order; "?" only before some.
+    - "http" and "https", "www." and none stay apart: `url_key` takes them for the same.
+    """
+    if _PLAIN.fullmatch(url):
+        return url.rstrip("/")
+    bare = url.strip("\0\t\n\r\x0b\x0c ")
+    parts = _PARTS.fullmatch(bare)
+    if parts is None:
+        return bare
+    scheme, user, host, port, path, query = parts.groups()
+    scheme, host = scheme.lower(), host.lower().rstrip(". \0\t\n\r\x0b\x0c")
+    path = _SESSION_IN_PATH.sub("", _escaped(path or ""))
+    pieces = [
+        f"{scheme}://",
+        f"{user}@" if user else "",
+        host,
+        f":{port}" if port and port != _DEFAULT_PORTS[scheme] else "",
+        _without_dots(path).rstrip("/"),
+    ]
+    if kept := _kept_parameters(_escaped(query or "")):
+        pieces.append(f"?{kept}")
+    return "".join(pieces)
+
+
+def _escaped(part: str) -> str:
+    return _UNSAFE.sub(_escape, part)
+
+
+def _escape(found: re.Match[str]) -> str:
+    if digits := found.group(1):
+        sign = chr(int(digits, 16))
+        return sign if sign in _UNRESERVED else f"%{digits.upper()}"
+    # A lone "%" too: what follows it may be decoded to digits, and then it would be an escape.
+    return "".join(f"%{byte:02X}" for byte in found.group().encode("utf-8", "surrogatepass"))
+
+
+def _without_dots(path: str) -> str:
+    """RFC 3986, section 5.2.4, for a path that is empty or begins with a slash."""
+    if "/." not in path:
+        return path
+    kept: list[str] = []
+    segments = path.split("/")[1:]
+    for segment in segments:
+        if segment == "..":
+            del kept[-1:]
+        elif segment != ".":
+            kept.append(segment)
+    return "".join(f"/{segment}" for segment in kept)
+
+
+def _kept_parameters(query: str) -> str:
+    pairs = [(pair.partition("=")[0], pair) for pair in query.split("&") if pair]
+    kept = [(name, pair) for name, pair in pairs if not _TRACKING.fullmatch(name)]
+    kept.sort(key=lambda each: each[0])
+    return "&".join(pair for _, pair in kept)

@@ -1,0 +1,48 @@
+"""Which of many words stand anywhere in each of many lines, in one pass over all of them."""
+
+from collections import defaultdict
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PREFIX = 4  # bytes at most; a word's first ones say where to look for the rest
+_MULTIPLIER = np.uint32(0x9E3779B1)  # 2**32 / golden ratio, odd
+_KEPT_BITS = np.uint32(16)
+
+
+class Substrings:
+    """Words to look for. The work grows with the lines, hardly with the number of words."""
+
+    def __init__(self, words: Collection[bytes]) -> None:
+        self._width = min((*map(len, words), _PREFIX))
+        self._by_prefix: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for word in words:
+            self._by_prefix[word[: self._width]].append(word)
+        self._begins = np.zeros(2**16, bool)
+        for prefix in self._by_prefix:
+            self._begins[_places(prefix, self._width)] = True
+
+    def counts(self, lines: bytes) -> NDArray[np.int64]:
+        """How many different words stand in each of `lines`. No word has a line end in it."""
+        ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n"))
+        if not self._by_prefix:
+            return np.zeros(len(ends) + 1, np.int64)
+        found = np.flatnonzero(self._begins[_places(lines, self._width)])
+        owners = np.searchsorted(ends, found)
+        pairs = {
+            (owner, word)
+            for at, owner in zip(found.tolist(), owners.tolist(), strict=True)
+            for word in self._by_prefix.get(lines[at : at + self._width], ())
+            if lines.startswith(word, at)
+        }
+        return np.bincount([owner for owner, _ in pairs], minlength=len(ends) + 1)
+
+
+def _places(joined: bytes, width: int) -> NDArray[np.uint32]:
+    """For each `width` bytes of `joined` in a row, where a table of 2^16 entries speaks of them."""
+    signs = np.frombuffer(joined, np.uint8)
+    codes = np.zeros(max(0, len(signs) - width + 1), np.uint32)
+    for each in range(width):
+        codes = (codes << np.uint32(8)) | signs[each : len(signs) - width + 1 + each]
+    return (codes * _MULTIPLIER) >> _KEPT_BITS

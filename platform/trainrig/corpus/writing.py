@@ -1,0 +1,217 @@
+"""The passes of curation that see texts again: signatures of those that passed, and the output."""
+
+import dataclasses
+import heapq
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainrig import manifest, storage
+from trainrig.corpus.curation import Curation
+from trainrig.corpus.decide import NO_LANGUAGE
+from trainrig.corpus.dedup.signatures import COPIES, Signatures
+from trainrig.corpus.judging import Place, first_broken, rules_for
+from trainrig.corpus.models.perplexity import buckets
+from trainrig.corpus.pool import DROPPED, KEPT, QUARANTINE, Pool
+from trainrig.corpus.row_files import writing
+from trainrig.corpus.rows import VERDICT, pool_schema, row_schema
+from trainrig.manifest import FileSum
+from trainrig.splits import Work
+
+_TOLD = ("source", "language", "bytes")
+SAMPLES = 3  # documents told of for each reason
+EXCERPT = 2000  # characters of a sample
+NOT_KEPT = {"text", "metadata"}  # of dropped documents, where only signals are
+
+
+def signing(run: Curation, pool: Pool, place: Place) -> Work:
+    """The work of the third pass: signatures of the texts that passed the rules."""
+
+    def sign(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        name = task["name"]
+        passed: list[tuple[str, str, str]] = []
+        for rows, first in _judged(pool, place, name, ["id", "url", "text"]):
+            chosen = rows.filter(pa.array(first < 0))
+            columns = (chosen[column].to_pylist() for column in ("id", "url", "text"))
+            passed += zip(*columns, strict=True)
+        Signatures.of(passed, run.near_duplicates).save(place("signatures", f"{name}.npz"))
+        return {}, {}
+
+    return sign
+
+
+def _judged(
+    pool: Pool, place: Place, split: str, columns: Sequence[str]
+) -> Iterator[tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]]:
+    """The rows of a split, chunk by chunk, each with the first rules that they break."""
+    first, at = first_broken(place, split), 0
+    for rows in pool.chunks(split, columns):
+        yield rows, first[at : at + len(rows)]
+        at += len(rows)
+
+
+def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
+    """The work of the last pass: each document to where it belongs, below `folder`."""
+    copies = json.loads(storage.read(place("copies.json")))
+    cuts = json.loads(storage.read(place("bucket_cuts.json")))
+    schema = pool_schema(run)
+    whole = row_schema(run)
+    hidden = NOT_KEPT if run.keep_dropped == "signals" else set()
+    shown = pa.schema([field for field in whole if field.name not in hidden])
+
+    def write(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        name = task["name"]
+        rules = [rule.name for rule in rules_for(run, run.sources[task["source"]])]
+        counts = _Counts()
+        samples = _Samples()
+        target = {
+            part: storage.join(folder, part, f"{name}.{ending}")
+            for part, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
+        }
+        with writing(target[KEPT], whole) as kept, writing(target[DROPPED], shown) as dropped:
+            passed_before = 0
+            for rows, first in _judged(pool, place, name, schema.names):
+                rows, passed_before = _with_verdicts(
+                    rows, first, rules, copies[name], passed_before
+                )
+                if run.buckets is not None:
+                    rows = _with_buckets(rows, run.buckets.signal, cuts)
+                stays = pc.is_null(rows["dropped_by"])
+                kept.add(rows.filter(stays))
+                dropped.add(rows.filter(pc.invert(stays)))
+                counts.add(rows, stays)
+                samples.add(rows.filter(pc.invert(stays)))
+        if run.keep_dropped == "none":
+            storage.delete(target.pop(DROPPED))
+        lines = pool.quarantined(name)
+        storage.write(target[QUARANTINE], lines)
+        files = {f"{part}/{path.rpartition('/')[2]}": path for part, path in target.items()}
+        reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
+        told = {"samples": samples.lowest(), "counts": counts.told(reasons)}
+        storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
+        sums = {below: manifest.file_sum(path) for below, path in files.items()}
+        return counts.as_table(reasons), sums
+
+    return write
+
+
+def _with_verdicts(
+    rows: pa.Table,
+    first: np.ndarray[Any, np.dtype[np.int64]],
+    rules: Sequence[str],
+    copies: Mapping[str, Mapping[str, Any]],
+    passed_before: int,
+) -> tuple[pa.Table, int]:
+    """`rows` with the columns of VERDICT, and how many documents of the split have passed by now.
+
+    `copies` are known by their place among those of the split that passed.
+    """
+    verdicts: list[dict[str, Any]] = []
+    for index in first.tolist():
+        verdict: dict[str, Any] = dict.fromkeys(VERDICT.names)
+        if index >= 0:
+            verdict["dropped_by"] = rules[index]
+        else:
+            verdict |= copies.get(str(passed_before), {})
+            passed_before += 1
+        verdicts.append(verdict)
+    added = pa.Table.from_pylist(verdicts, VERDICT)
+    for field in VERDICT:
+        rows = rows.append_column(field, added[field.name])
+    return rows, passed_before
+
+
+def _with_buckets(rows: pa.Table, signal: str, cuts: Mapping[str, tuple[float, float]]) -> pa.Table:
+    values = rows[signal].to_numpy().astype(np.float64)
+    names = buckets(values, rows["language"].to_pylist(), cuts)
+    column = pa.array([name or None for name in names], pa.string())
+    return rows.set_column(rows.column_names.index("bucket"), "bucket", column)
+
+
+class _Counts:
+    """What the manifest says of a split, added up chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._numbers: Counter[str] = Counter()
+        self._tables: dict[str, Counter[str]] = {
+            name: Counter() for name in ("kept_of", "dropped_by", "masked")
+        }
+        self._told: dict[str, Any] = {"kept": {}, "copies": {}}
+
+    def add(self, rows: pa.Table, stays: pa.ChunkedArray) -> None:
+        kept = rows.filter(stays)
+        self._numbers["documents"] += len(rows)
+        self._numbers["kept"] += len(kept)
+        self._numbers["bytes"] += pc.sum(kept["bytes"]).as_py() or 0
+        self._tables["kept_of"].update(kept["source"].to_pylist())
+        self._tables["dropped_by"].update(rows["dropped_by"].drop_null().to_pylist())
+        self._tell(rows.select([*_TOLD, "dropped_by"]).to_pylist())
+        for spans in rows["pii"].to_pylist():
+            self._tables["masked"].update(span["kind"] for span in spans)
+
+    def _tell(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count kept documents and copies by source and language."""
+        for row in rows:
+            if row["dropped_by"] is None:
+                place = self._told["kept"].setdefault(row["source"], {})
+            elif row["dropped_by"] in COPIES:
+                steps = self._told["copies"].setdefault(row["source"], {})
+                place = steps.setdefault(row["dropped_by"], {})
+            else:
+                continue
+            there = place.setdefault(row["language"] or NO_LANGUAGE, {"documents": 0, "bytes": 0})
+            there["documents"] += 1
+            there["bytes"] += row["bytes"]
+
+    def told(self, quarantined: Sequence[str]) -> dict[str, Any]:
+        """What the account needs beside the tallies of the rules."""
+        return {**self._told, "quarantined": dict(Counter(quarantined))}
+
+    def as_table(self, quarantined: Sequence[str]) -> dict[str, Any]:
+        return {
+            "documents_in": self._numbers["documents"] + len(quarantined),
+            "documents_extracted": self._numbers["documents"],
+            "documents_kept": self._numbers["kept"],
+            "bytes_kept": self._numbers["bytes"],
+            "quarantined": dict(Counter(quarantined)),
+            **{name: dict(counts) for name, counts in self._tables.items()},
+        }
+
+
+@dataclasses.dataclass(order=True, frozen=True)
+class Sample:
+    """A document that fell, as a report shows it; ids are digests, so the lowest are any."""
+
+    id: str
+    url: str
+    text: str
+    language: str
+
+
+class _Samples:
+    """The dropped documents of the lowest ids, for each reason."""
+
+    def __init__(self) -> None:
+        self._lowest: dict[str, list[Sample]] = {}
+
+    def add(self, dropped: pa.Table) -> None:
+        names = ["id", "url", "text", "language", "dropped_by"]
+        for row in dropped.select(names).to_pylist():
+            reason = row.pop("dropped_by")
+            there = self._lowest.setdefault(reason, [])
+            if len(there) == SAMPLES and row["id"] > there[-1].id:
+                continue
+            sample = Sample(**{**row, "text": (row["text"] or "")[:EXCERPT]})
+            self._lowest[reason] = heapq.nsmallest(SAMPLES, [*there, sample])
+
+    def lowest(self) -> dict[str, list[dict[str, str]]]:
+        """By reason, the chosen ones in the order of their ids."""
+        return {
+            reason: [dataclasses.asdict(sample) for sample in there]
+            for reason, there in sorted(self._lowest.items())
+        }

@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+
+from trainrig.corpus.extract.agreement import shares
+from trainrig.corpus.extract.block_model import trees
+from trainrig.corpus.extract.block_model.blocks import (
+    COLUMNS,
+    FIRST_TOPIC,
+    WIDTH,
+    Blocks,
+)
+from trainrig.corpus.extract.block_model.features import FEATURES, features
+from trainrig.corpus.extract.block_model.trees import LEAF, Trees
+from trainrig.corpus.extract.block_model.words import TOPICS
+
+NAMES = (*COLUMNS, *TOPICS)
+
+
+def numbers_of(html: str, title: str = "") -> list[dict[str, int]]:
+    """Of each block, what is not nothing."""
+    found = Blocks(html.encode(), title).numbers.tolist()
+    return [
+        {name: number for name, number in zip(NAMES, row, strict=True) if number} for row in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("plain", {"characters": 5, "words": 1}),
+        ("<p>A &amp; b.</p>", {"kind": 1, "characters": 7, "words": 2, "capitals": 1, "opens": 1}
+         | {"ends_sentence": 1, "stops": 1}),
+        ('<h2>Über <a href="/x>y">uns</a></h2>', {"kind": 3, "characters": 9, "words": 2}
+         | {"capitals": 1, "opens": 1, "links": 1, "link_characters": 3}),
+        ("<ul>\n<li>1999, 12:30:</li>", {"kind": 6, "characters": 13, "words": 3, "digits": 8}
+         | {"dates": 2, "gap": 1, "opens": 1, "list_depth": 1, "stops": 1, "ends_colon": 1}),
+        ("a\t\tb | c...", {"kind": 8, "characters": 10, "words": 3, "stops": 3}
+         | {"ends_sentence": 1, "ends_ellipsis": 1, "separators": 1}),
+        ("„Да…“", {"characters": 5, "words": 1, "ends_sentence": 1}),
+    ],
+)  # fmt: skip
+def test_the_numbers_of_a_block(html: str, expected: dict[str, int]):
+    # A tag other than <a> counts as white space, at the end of a block too.
+    assert numbers_of(html) == [expected]
+
+
+def test_lines_are_blocks_and_what_is_preformatted_is_one():
+    html = "<p>one<br>\ntwo</p>\n\n\n<pre>three\nfour\n</pre>\nfive"
+    blocks = Blocks(html.encode(), "")
+    texts = [html[start:end] for start, end in blocks.spans]
+    assert texts == ["<p>one<br>", "two</p>", "<pre>three\nfour\n</pre>", "five"]
+    assert [each.get("gap", 0) for each in numbers_of(html)] == [0, 0, 2, 0]
+    assert [each.get("kind", 0) for each in numbers_of(html)] == [1, 1, 7, 0]
+
+
+def test_words_of_topics_and_of_the_title_are_counted_in_any_case():
+    (found,) = numbers_of("SHARE the Mill on Facebook", title="The old mill")
+    assert (found["share"], found["title_words"]) == (2, 2)
+
+
+def test_a_block_that_comes_again_has_the_same_digest():
+    blocks = Blocks(b"Read <a>more</a>\nother\nread more!\n", "")
+    assert blocks.digests[0] == blocks.digests[2] != blocks.digests[1]
+
+
+def test_features_of_a_block_name_its_neighbours():
+    html = "\n".join(f"<p>{'word ' * number}end.</p>" for number in range(1, 40))
+    found = features(Blocks(html.encode(), ""))
+    assert found.shape == (39, FEATURES)
+    middle, characters = found[20], [row["characters"] for row in numbers_of(html)]
+    # Three neighbours on each side, of five numbers each: the second is their characters.
+    assert middle[WIDTH + 4 : WIDTH + 34 : 5].tolist() == characters[17:20] + characters[21:24]
+    assert found[0, WIDTH + 3] == -1  # nothing stands before the first
+
+
+def test_a_page_without_blocks_has_no_features():
+    assert features(Blocks(b"\n<p></p>\n", "")).shape == (0, FEATURES)
+
+
+def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
+    two = Trees(
+        np.array([0, 3], np.int32),
+        np.array([1, LEAF, LEAF, LEAF], np.int16),
+        np.array([5, -10, 20, 300], np.int32),
+        np.array([1, 0, 0, 0], np.int32),
+    )
+    rows = np.array([[9, 5], [0, 6]], np.int32)
+    assert two.odds(rows).tolist() == [290, 320]
+
+
+@pytest.mark.parametrize("name", ["main", "whole"])
+def test_the_trees_shipped_ask_of_features_there_are(name: trees.Name):
+    shipped = trees.load(name)
+    assert shipped.features.max() < FEATURES
+    assert (shipped.left[shipped.features != LEAF] > 0).all()
+    assert FIRST_TOPIC < WIDTH < FEATURES
+
+
+@pytest.mark.parametrize(
+    ("block", "share"),
+    [
+        ("one two three four five", 1000),
+        ("one two three nine ten", 333),
+        ("six seven", 1000),  # a line
+        ("one two", 0),  # no line
+        ("", 0),
+    ],
+)
+def test_shares_of_a_block_in_another_text(block: str, share: int):
+    assert shares([block], "one two three, four five\nsix seven").tolist() == [share]

@@ -1,0 +1,163 @@
+import re
+from dataclasses import replace
+from html import escape
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from resiliparse.parse.html import HTMLTree
+
+from trainrig.corpus.extract import Extracted, MainContent, NotExtracted, Trafilatura, extract
+from trainrig.corpus.extract.main_content import LITTLE, judge
+from trainrig.corpus.read import Page
+
+SENTENCES = (
+    "The mill stands by the river, and its wheel has turned there for two hundred years.",
+    "In the spring of that year the flood carried the bridge away, and nobody could cross.",
+    "The miller's daughter kept the books, which are now in the archive of the town.",
+    "What they tell of the price of bread has been used by three historians since.",
+    "Today the building houses a small museum, open on Sundays from May to October.",
+    "Visitors may see the stones at work, and take a bag of flour home with them.",
+)
+BODY = "".join(f"<p>{sentence} {sentence.replace('The', 'That')}</p>\n" for sentence in SENTENCES)
+FURNITURE = """
+<p><a href="/share">Share on Facebook</a> <a href="/tweet">Tweet this</a></p>
+<p>Subscribe to our newsletter</p><h3>Related articles</h3>
+<ul><li><a href="/1">Ten bridges you must see</a></li><li><a href="/2">More stories</a></li></ul>
+"""
+ARTICLE = f"""<html lang="en"><head><title>The old mill - The Herald</title></head><body>
+<div class="wrap"><article><h1>The old mill</h1>{BODY}{FURNITURE}</article></div></body></html>"""
+
+
+def text_of(html: str, **settings: str) -> str:
+    found = extract(Page("", "text/html", html.encode(), "", None), MainContent(**settings))
+    assert isinstance(found, Extracted)
+    return found.text
+
+
+@pytest.mark.parametrize("quality", ["balanced", "precise"])
+def test_an_article_keeps_its_sentences_and_loses_what_stands_around_them(quality: str):
+    text = text_of(ARTICLE, quality=quality)
+    for sentence in SENTENCES:
+        assert sentence in text
+    for unwanted in ("newsletter", "Ten bridges", "More stories"):
+        assert unwanted not in text
+
+
+def test_fast_is_resiliparse_as_it_stands():
+    text = text_of(ARTICLE, quality="fast")
+    assert SENTENCES[0] in text
+    assert "newsletter" in text
+
+
+def test_paragraphs_are_parted_by_a_blank_line():
+    assert f"{SENTENCES[0]} That mill" in text_of(ARTICLE)
+    assert re.search(rf"\n\n{re.escape(SENTENCES[1])}", text_of(ARTICLE))
+
+
+def all_of(html: str, *, bullets: bool = True) -> str:
+    """The text if every block of the page were kept."""
+    judged = judge(HTMLTree.parse(html), "whole")
+    return replace(judged, odds=np.ones_like(judged.odds)).text(bullets)
+
+
+def test_lists_have_bullets_unless_they_are_not_asked_for():
+    html = "<p>Two:<ul><li>one</li><li>two <ul><li>and a half</li></ul></li></ul>"
+    assert all_of(html) == "Two:\n\n- one\n- two\n\n  - and a half"
+    assert all_of(html, bullets=False) == "Two:\n\none\ntwo\n\nand a half"
+
+
+def test_code_keeps_its_lines_and_indentation():
+    code = "def f(x):\n    if x &lt; 2:\n        return 1\n    return f(x - 1)\n"
+    html = ARTICLE.replace(BODY, f"{BODY}<pre>{code}</pre>{BODY}")
+    assert "def f(x):\n    if x < 2:\n        return 1\n" in text_of(html)
+
+
+def test_an_article_outside_the_main_content_is_looked_for_on_the_whole_page():
+    hidden = ARTICLE.replace("<article>", '<div class="sidebar">').replace("</article>", "</div>")
+    assert len(judge(HTMLTree.parse(hidden), "main").text(True)) < LITTLE
+    assert SENTENCES[0] in text_of(hidden)
+
+
+def test_a_vote_moves_the_odds_of_what_another_kept_up_and_of_the_rest_down():
+    judged = judge(HTMLTree.parse(ARTICLE), "main")
+    voted = judged.voted_on(SENTENCES[0])
+    changes = voted.odds - judged.odds
+    assert changes.max() > 0 > changes.min()
+    assert set(changes[:1]) == {-20_000}  # the heading is no line of the other's text
+
+
+def test_trafilatura_is_an_extractor_too():
+    page = Page("", "text/html", ARTICLE.encode(), "", None)
+    found = extract(page, Trafilatura())
+    assert isinstance(found, Extracted)
+    assert SENTENCES[0] in found.text
+    assert extract(Page("", "text/html", b"<p>", "", None), Trafilatura()) == NotExtracted("empty")
+
+
+tags = [
+    "<p>",
+    "</p>",
+    "<pre>",
+    "</pre>",
+    "<ul>",
+    "<li>",
+    "</ul>",
+    "<a>",
+    "</a>",
+    "<h2>",
+    "<td>",
+    "<br>",
+]
+signs = [
+    "<",
+    "&",
+    "&lt;",
+    "&amp",
+    '"',
+    "\n",
+    "\t",
+    "Né à Ζεύς. ",
+    "19:45 1999 ",
+    "日本語。",
+    "…",
+    "\0",
+]
+pieces = st.sampled_from([*tags, *signs, "<a href='>'>"])
+
+
+@given(st.lists(pieces, max_size=60).map("".join))
+@example("<pre>never closed")
+@example("<p>text <a href='never closed")
+def test_any_html_at_all_has_a_text_at_every_quality(html: str):
+    body = html.encode()
+    for quality in ("fast", "balanced"):
+        page = Page("", "text/html", body, "", None)
+        once = extract(page, MainContent(quality=quality))
+        assert once == extract(page, MainContent(quality=quality))
+
+
+@given(st.text(st.characters(categories=("L", "N", "P", "Z")), max_size=200))
+def test_blocks_hold_all_words_of_a_page(text: str):
+    assert all_of(f"<body><pre>{escape(text)}").split() == text.split()
+
+
+def test_precise_asks_another_about_pages_it_is_unsure_of_unless_they_have_too_many_tags(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    asked = []
+
+    def other(html: str, _: Trafilatura) -> str:
+        asked.append(html)
+        return "\n".join(SENTENCES)
+
+    monkeypatch.setattr("trainrig.corpus.extract.trafilatura_text.extract", other)
+    monkeypatch.setattr("trainrig.corpus.extract.main_content.UNSURE", 10**9)
+    text_of(ARTICLE)
+    assert asked == []
+    text_of(ARTICLE, quality="precise")
+    assert asked == [ARTICLE]
+    monkeypatch.setattr("trainrig.corpus.extract.main_content.TRAFILATURA_NODES", 10)
+    text_of(ARTICLE, quality="precise")
+    assert asked == [ARTICLE]

@@ -1,0 +1,37 @@
+import pytest
+from resiliparse.parse.html import HTMLTree
+
+from trainrig.corpus.extract.metadata import date_of, iso_day
+
+
+def date(html: str) -> str:
+    return date_of(HTMLTree.parse(html), html)
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ('<meta property="article:published_time" content="2024-05-18T01:58:10Z">', "2024-05-18"),
+        ('<meta name="DC.date" content="2019/03/04">', "2019-03-04"),
+        ('<meta itemprop="datePublished" content="20190304">', "2019-03-04"),
+        (
+            '<meta name="date" content="2001-01-01">'
+            '<meta property="article:published_time" content="2002-02-02">',
+            "2002-02-02",
+        ),
+        ('<script>{"a": 1, "datePublished" : "2020-10-11T00"}</script>', "2020-10-11"),
+        ('<p>on <time datetime="2021-12-13">last week</time>', "2021-12-13"),
+        ('<meta name="date" content="last week"><time datetime="2021-12-13">', "2021-12-13"),
+        ('<p>2021-12-13 <meta name="date">', ""),
+        ("", ""),
+    ],
+)
+def test_the_day_of_publication(html: str, expected: str):
+    assert date(html) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["2021-13-01", "1969-01-01", "2021-1-1", "yesterday", "２０２１０１０１"]
+)
+def test_what_is_no_day_is_none(text: str):
+    assert iso_day(text) == ""

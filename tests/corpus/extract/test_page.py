@@ -1,0 +1,197 @@
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from trainrig.corpus.extract import (
+    Extracted,
+    MainContent,
+    NotExtracted,
+    PlainText,
+    Resiliparse,
+    Trafilatura,
+    extract,
+)
+from trainrig.corpus.extract.decode import decode
+from trainrig.corpus.extract.tidy import tidy
+from trainrig.corpus.read import Page
+
+SENTENCE = "The mill stands by the river, and its wheel has turned there for two hundred years. "
+ARTICLE = f"""<html lang="en-GB"><head><title> The
+mill </title><style>p {{color: red}}</style></head><body>
+<nav><ul><li><a href="/">Home</a></li><li><a href="/about">About us</a></li></ul></nav>
+<article><h1>The mill</h1><p>{SENTENCE * 3}</p><p>{SENTENCE * 2}</p><script>alert(1)</script>
+</article><footer>Imprint and cookies</footer></body></html>"""
+
+
+def page(body: bytes, content_type: str = "text/html", charset: str | None = None) -> Page:
+    return Page("http://example.org/", content_type, body, "2024-01-01T00:00:00Z", charset)
+
+
+def text_of(body: bytes, **about: str) -> str:
+    found = extract(page(body, **about), Resiliparse())
+    assert isinstance(found, Extracted)
+    return found.text
+
+
+def test_an_article_loses_its_navigation_footer_scripts_and_styles():
+    found = extract(page(ARTICLE.encode()), Resiliparse())
+    assert isinstance(found, Extracted)
+    assert (found.title, found.language_hint) == ("The mill", "en")
+    assert SENTENCE.strip() in found.text
+    for unwanted in ("Home", "Imprint", "alert", "color"):
+        assert unwanted not in found.text
+
+
+def test_everything_is_kept_when_the_main_content_is_not_asked_for():
+    found = extract(page(ARTICLE.encode()), Resiliparse(main_content=False))
+    assert isinstance(found, Extracted)
+    assert "Home" in found.text
+
+
+def test_a_page_may_claim_no_title_and_no_language():
+    assert extract(page(b"<p>x"), Resiliparse()) == Extracted("x", "", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "charset", "expected"),
+    [
+        ("naïve".encode(), None, "naïve"),
+        ("naïve".encode(), "iso-8859-1", "naïve"),  # valid UTF-8 is UTF-8, whatever it claims
+        ("naïve".encode("latin-1"), "iso-8859-1", "naïve"),
+        ("Thé, café et naïveté".encode("latin-1"), "no-such-charset", "Thé, café et naïveté"),
+        ("Привет, мир".encode("cp1251"), "windows-1251", "Привет, мир"),
+        (b'<meta charset="windows-1251">' + "Привет".encode("cp1251"), None, "Привет"),
+        ("日本語".encode("shift_jis"), "Shift_JIS", "日本語"),
+        ("日本語".encode("iso2022_jp"), "iso-2022-jp", "日本語"),
+        ("\ufeffnaïve".encode("utf-16-le"), None, "naïve"),
+        ("\ufeffnaïve".encode("utf-16-be"), "utf-8", "naïve"),
+        ("\ufeffnaïve".encode(), "iso-8859-1", "naïve"),
+        ("cut na\u00ef".encode()[:-1], "iso-8859-1", "cut na"),
+    ],
+)
+def test_the_encoding_is_found(body: bytes, charset: str | None, expected: str):
+    assert decode(page(body, charset=charset)).endswith(expected)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "text/markdown"])
+def test_plain_text_passes_through(content_type: str):
+    assert text_of(b"a < b\r\n\r\n  indented", content_type=content_type) == "a < b\n\n  indented"
+
+
+def test_a_page_of_no_stated_type_is_looked_at():
+    assert text_of(b"<!DOCTYPE html><html><body><p>hello</p></body></html>", content_type="") == (
+        "hello"
+    )
+
+
+@pytest.mark.parametrize("content_type", ["image/png", "application/json"])
+def test_what_is_no_text_is_said_to_be_none(content_type: str):
+    assert extract(page(b"{}", content_type), Resiliparse()) == NotExtracted("not_text")
+
+
+def test_plain_text_takes_any_page_as_it_stands():
+    found = extract(page(b"<b>{}</b>", "application/json"), PlainText())
+    assert found == Extracted("<b>{}</b>", "", "")
+
+
+@pytest.mark.parametrize("extractor", [Resiliparse(max_bytes=10), PlainText(max_bytes=10)])
+def test_a_large_page_is_refused_and_the_largest_is_not(extractor):
+    assert extract(page(b"x" * 11), extractor) == NotExtracted("too_large")
+    assert isinstance(extract(page(b"x" * 10), extractor), Extracted)
+
+
+@pytest.mark.parametrize("tag", ["<div>", "<b>", "<ul><li>", "<table><tr><td>", "<svg>"])
+def test_a_hundred_thousand_nested_tags_are_refused_at_once(tag: str):
+    # Unguarded, the extraction of these takes minutes.
+    assert extract(page(tag.encode() * 100_000 + b"deep"), Resiliparse()) == NotExtracted(
+        "too_deep"
+    )
+
+
+def test_a_page_of_many_tags_that_is_not_deep_is_extracted():
+    body = b"<p>word <b>bold</b></p>" * 20_000
+    assert text_of(body).count("bold") == 20_000
+
+
+@given(
+    st.binary(max_size=400), st.sampled_from([None, "utf-8", "utf-16", "Shift_JIS", "hex", "\0"])
+)
+@example(b"\x1b$B\xff", "iso-2022-jp")
+@example(b"\xff\xfe\x00", None)
+def test_any_bytes_at_all_are_extracted(body: bytes, charset: str | None):
+    for content_type in ("text/html", "text/plain", ""):
+        assert extract(page(body, content_type, charset), Resiliparse()) is not None
+
+
+# One label of each encoding in the WHATWG standard.
+WEB_CHARSETS = """
+utf-8 ibm866 iso-8859-2 iso-8859-3 iso-8859-4 iso-8859-5 iso-8859-6 iso-8859-7 iso-8859-8
+iso-8859-8-i iso-8859-10 iso-8859-13 iso-8859-14 iso-8859-15 iso-8859-16 koi8-r koi8-u macintosh
+windows-874 windows-1250 windows-1251 windows-1252 windows-1253 windows-1254 windows-1255
+windows-1256 windows-1257 windows-1258 x-mac-cyrillic gbk gb18030 big5 euc-jp iso-2022-jp shift_jis
+euc-kr replacement utf-16be utf-16le x-user-defined
+"""
+
+
+@pytest.mark.parametrize("charset", WEB_CHARSETS.split())
+def test_every_charset_of_the_web_can_be_decoded(charset: str):
+    assert isinstance(decode(page(b"caf\xe9 \xfe", charset=charset)), str)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\r\nb\rc\u2028d", "a\nb\nc\nd"),
+        ("a\xa0b\u3000c", "a b c"),
+        ("  a  \n\n\n\n  b\t\n", "a\n\n  b"),
+        ("so\xadft\u200b\0\ud800\x07", "soft"),
+        ("\u0646\u200c\u0647", "\u0646\u200c\u0647"),
+    ],
+)
+def test_text_is_tidied(text: str, expected: str):
+    assert tidy(text) == expected
+
+
+@given(st.text(st.characters(), max_size=100))
+@example("a \0\n \x07\n\n\xa0\n\nb")
+def test_tidy_text_stays_as_it_is_and_can_be_written(text: str):
+    once = tidy(text)
+    assert tidy(once) == once
+    assert "\0" not in once
+    assert not re.search(r"\n\n\n|[ \t]\n", once)
+    once.encode("utf-8")
+
+
+HTML_EXTRACTORS = [Resiliparse, MainContent, Trafilatura]
+
+
+@pytest.mark.parametrize("kind", HTML_EXTRACTORS)
+def test_a_page_of_too_many_tags_is_refused_and_of_as_many_as_allowed_is_not(kind):
+    body = b"<p>word " * 100
+    assert extract(page(body), kind(max_nodes=99)) == NotExtracted("too_many_nodes")
+    assert isinstance(extract(page(body), kind(max_nodes=100)), Extracted)
+
+
+@pytest.mark.parametrize("kind", HTML_EXTRACTORS)
+def test_a_page_as_deep_as_allowed_is_extracted_and_one_level_more_is_not(kind):
+    limit, shallow = 50, b"<br>" * 250  # only pages of many tags are looked at
+
+    def nested(levels: int) -> Page:
+        around = 2  # html and body
+        return page(shallow + b"<div>" * (levels - around) + b"deep")
+
+    assert extract(nested(limit), kind(max_depth=limit)) != NotExtracted("too_deep")
+    assert extract(nested(limit + 1), kind(max_depth=limit)) == NotExtracted("too_deep")
+
+
+def test_a_page_of_a_hundred_megabytes_is_refused_unread():
+    assert extract(page(b"<p>" * 33_000_000), MainContent()) == NotExtracted("too_large")
+
+
+@pytest.mark.parametrize("content_type", ["text/html", "text/plain"])
+def test_a_page_without_a_text_is_said_to_be_empty(content_type: str):
+    for body in (b"", b" \n\xc2\xa0"):
+        assert extract(page(body, content_type), Resiliparse()) == NotExtracted("empty")
+    assert extract(page(b""), MainContent()) == NotExtracted("empty")

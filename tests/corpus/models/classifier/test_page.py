@@ -1,0 +1,34 @@
+import json
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from trainrig.corpus.models.classifier.page import classifier_page, plot_reliability
+
+CURVE = [
+    {"predicted": 0.05, "observed": 0.1, "texts": 30},
+    {"predicted": 0.92, "observed": 0.9, "texts": 10},
+]
+FACTS = {
+    "positives": {"learnt": 100, "held_out": 40},
+    "negatives": {"learnt": 200, "held_out": 80},
+    "measured_texts": 40,
+    "auc": 0.91,
+    "reliability": CURVE,
+    "thresholds": [{"least": 0.5, "precision": 0.9, "recall": 0.75, "kept": 0.25}],
+}
+
+
+def test_the_curve_is_drawn_at_its_points():
+    axes = plot_reliability(Figure().add_subplot(), CURVE)
+    drawn = axes.lines[1].get_xydata()
+    assert np.array_equal(drawn, [[0.05, 0.1], [0.92, 0.9]])
+
+
+def test_the_page_says_what_the_facts_do():
+    page = classifier_page(FACTS)
+    assert "it keeps 75.0% of the wanted ones at 0.5, and 90.0% of what it keeps" in page
+    assert "Probabilities are 0.043 off on average" in page  # (30 x .05 + 10 x .02) / 40
+    assert page == classifier_page(json.loads(json.dumps(FACTS)))
+    assert "hardly tells" not in page
+    assert "hardly tells" in classifier_page({**FACTS, "auc": 0.55})

@@ -1,0 +1,213 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.corpus.models.language_model import LanguageModel, train
+from trainrig.corpus.models.perplexity import Perplexity, buckets, cutoffs
+from trainrig.corpus.models.subwords import (
+    Cutter,
+    Subwords,
+    TokenizerFile,
+    Words,
+    lines,
+    make_tokenizer,
+)
+from trainrig.errors import DataError
+
+TEXTS = ["the cat sat\nthe cat ran\n\nthe dog sat", "a cat and a dog", "the mat"] * 3
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    tokenizer = make_tokenizer(Words(vocabulary=100), iter(TEXTS))
+    return train(TEXTS, tokenizer, 3, [1, 1, 1])
+
+
+def logs(model: LanguageModel, line: str) -> float:
+    ids = {word: number for number, word in enumerate(model.vocabulary)}
+    stream = [1, *(ids.get(word, 0) for word in line.split()), 2]
+    return float(model.trie.score(np.array(stream, np.uint32)).sum(dtype=np.float64))
+
+
+def test_perplexity_is_of_all_lines_with_an_end_each(model):
+    # 3 + 2 words in two lines, with one </s> each: 7 in all.
+    total = logs(model, "the cat sat") + logs(model, "a zebra")
+    (found,) = model.perplexity(["the cat sat\n \na zebra\n"])
+    assert found == pytest.approx(10 ** (-total / 7), rel=1e-6)
+
+
+def test_a_text_without_a_line_has_none(model):
+    assert np.isnan(model.perplexity(["", "\n \n"])).all()
+
+
+@given(st.lists(st.text(), max_size=5))
+def test_any_text_has_a_perplexity_above_one_or_none(model, texts):
+    found = model.perplexity(texts)
+    assert len(found) == len(texts)
+    assert all(math.isnan(value) or value > 1 for value in found)
+    one_by_one = [model.perplexity([text])[0] for text in texts]
+    assert np.array_equal(found, one_by_one, equal_nan=True)
+
+
+def test_case_accents_and_digits_are_folded_as_ccnet_does(model):
+    assert model.perplexity(["THE CAT"]) == model.perplexity(["thé cat"])
+    tokenizer = make_tokenizer(Words(), iter(["in 1999"]))
+    digits = train(["in 1999"], tokenizer, 2, [1, 1])
+    assert digits.perplexity(["in 2024"]) == digits.perplexity(["in 1999"])
+
+
+def test_a_special_words_name_in_a_text_is_an_unknown_word(model):
+    found = model.perplexity(["the <s> cat </s>", "the zebra cat zebra"])
+    assert found[0] == found[1]
+
+
+def test_a_saved_model_scores_the_same(model, tmp_path):
+    path = str(tmp_path / "model.lm")
+    model.save(path)
+    opened = LanguageModel.open(path)
+    assert np.array_equal(opened.perplexity(TEXTS), model.perplexity(TEXTS))
+    assert opened.facts == model.facts
+    before = Path(path).read_bytes()
+    model.save(path)
+    assert Path(path).read_bytes() == before
+
+
+def test_as_arpa_with_its_tokenizer_it_scores_the_same(model, tmp_path):
+    model.save(str(tmp_path / "model.arpa.gz"))
+    (tmp_path / "tokenizer.json").write_text(model.tokenizer)
+    scorer = Perplexity(
+        path=str(tmp_path / "model.arpa.gz"), tokenizer=str(tmp_path / "tokenizer.json")
+    )
+    found = scorer.score(TEXTS, ["en"] * len(TEXTS))
+    assert np.array_equal(found, np.round(model.perplexity(TEXTS), 4))
+    plain = LanguageModel.open(str(tmp_path / "model.arpa.gz"))
+    assert plain.perplexity(["the cat"]) == model.perplexity(["the cat"])
+
+
+def test_each_language_has_its_model(model, tmp_path):
+    model.save(str(tmp_path / "en.lm"))
+    scorer = Perplexity(path={"en": str(tmp_path / "en.lm")}, column="fluency")
+    found = scorer.score(["the cat", "the cat"], ["de", "en"])
+    assert math.isnan(found[0]) and found[1] == round(model.perplexity(["the cat"])[0], 4)
+    assert list(scorer.content()) == ["en"]
+
+
+SCRIPT = """
+import hashlib, sys
+from trainrig.corpus.models.subwords import Subwords, make_tokenizer
+texts = [" ".join(f"w{i * j % 97}x{i % 7}" for i in range(200)) for j in range(60)]
+print(hashlib.sha256(make_tokenizer(Subwords(vocabulary=400), iter(texts)).encode()).hexdigest())
+"""
+
+
+def test_subwords_are_the_same_at_any_hash_seed_and_number_of_threads():
+    made = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env=os.environ
+            | {"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads}
+            | {"TOKENIZERS_PARALLELISM": parallel},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed, threads, parallel in [("1", "1", "false"), ("2", "4", "true"), ("3", "2", "true")]
+    }
+    assert len(made) == 1
+
+
+def test_a_tokenizer_may_be_there_already(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(make_tokenizer(Subwords(vocabulary=300), iter(TEXTS)))
+    text = make_tokenizer(TokenizerFile(path=str(path)), iter([]))
+    assert train(TEXTS, text, 3, [1, 1, 1]).perplexity(["the cat"])[0] > 1
+    with pytest.raises(DataError, match="no such file; name a tokenizer"):
+        make_tokenizer(TokenizerFile(path=str(tmp_path / "nothing")), iter([]))
+    path.write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json: no tokenizer"):
+        make_tokenizer(TokenizerFile(path=str(path)), iter([]))
+
+
+@pytest.mark.parametrize("pieces", [Subwords(vocabulary=300), Words()])
+@given(texts=st.lists(st.text(st.sampled_from("ab <s>/é\u00a0\u03a3\n\tΣ1")), max_size=3))
+def test_words_cut_one_by_one_are_cut_as_the_line_is(pieces, texts):
+    tokenizer = tokenizers.Tokenizer.from_str(make_tokenizer(pieces, iter(TEXTS)))
+    cutter = Cutter(tokenizer.to_str(), "here")
+    assert cutter._by_word
+    found, _ = cutter.cut(texts, np.arange(cutter.pieces, dtype=np.uint32) + 3)
+    expected = []
+    for text in texts:
+        for line in lines(text):
+            expected += [1, *(n + 3 for n in tokenizer.encode(line).ids), 2]
+    assert found.tolist() == expected
+
+
+def test_a_tokenizer_that_may_look_beyond_a_word_is_given_lines():
+    plain = tokenizers.Tokenizer.from_str(make_tokenizer(Words(), iter(["a b"])))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    assert not Cutter(plain.to_str(), "here")._by_word
+
+
+def test_texts_without_a_line_train_nothing():
+    with pytest.raises(DataError, match="none of the texts has a line"):
+        train(["", " \n"], make_tokenizer(Words(), iter(["a"])), 2, [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no model that trainrig made"),
+        (b"x" * 100, "no model that trainrig made"),
+        ((2**62).to_bytes(8, "little") + b"{}", "no model that trainrig made"),
+        ((2).to_bytes(8, "little") + b"[]", "no model that trainrig made"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path, data, message):
+    path = tmp_path / "model.lm"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        LanguageModel.open(str(path))
+
+
+def test_a_torn_model_is_refused(model, tmp_path):
+    path = tmp_path / "model.lm"
+    model.save(str(path))
+    path.write_bytes(path.read_bytes()[:-3000])
+    with pytest.raises(DataError, match="torn"):
+        LanguageModel.open(str(path))
+    with pytest.raises(DataError, match="no such file"):
+        LanguageModel.open(str(tmp_path / "nothing.lm"))
+
+
+def test_a_tokenizer_of_another_model_is_refused(model, tmp_path):
+    model.save(str(tmp_path / "model.arpa"))
+    other = tokenizers.Tokenizer(tokenizers.models.WordLevel({"Ω": 0}, unk_token="Ω"))
+    (tmp_path / "other.json").write_text(other.to_str())
+    with pytest.raises(DataError, match="knows none of the tokenizer's pieces"):
+        LanguageModel.open(str(tmp_path / "model.arpa"), str(tmp_path / "other.json"))
+
+
+def test_the_file_is_laid_out_as_safetensors(model, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    model.save(str(tmp_path / "model.safetensors"))
+    arrays = safetensors.load_file(str(tmp_path / "model.safetensors"))
+    assert np.array_equal(arrays["logs_T"], model.trie.logs_T)
+    assert json.loads(arrays["vocabulary"].tobytes()) == list(model.vocabulary)
+
+
+def test_thirds_of_each_language_by_its_own_cut_offs():
+    perplexities = np.array([*range(10), *range(100, 110), np.nan], float)
+    languages = ["en"] * 10 + ["de"] * 10 + ["en"]
+    cuts = cutoffs(perplexities, languages)
+    assert cuts == {"en": (3.0, 6.0), "de": (103.0, 106.0)}
+    found = buckets(perplexities, languages, cuts)
+    assert found[:10] == found[10:20] == ["head"] * 3 + ["middle"] * 3 + ["tail"] * 4
+    assert found[20] == "" and buckets(perplexities[:1], ["fr"], cuts) == [""]
