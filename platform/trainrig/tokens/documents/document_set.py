@@ -15,8 +15,8 @@ from pydantic import BeforeValidator
 
 from trainrig import manifest, storage
 from trainrig.config import PLACE, Field, Settings
-from trainrig.corpus.curate import KEPT
 from trainrig.corpus.document import document_id
+from trainrig.corpus.pool import KEPT
 from trainrig.errors import DataError
 from trainrig.splits import Split
 from trainrig.tokens.documents.files import named, paths_of
