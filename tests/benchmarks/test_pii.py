@@ -54,9 +54,9 @@ def cpu_seconds(texts: list[str], settings: PII) -> float:
 
 
 def test_all_kinds_take_less_time_than_datatrove_takes_for_two(texts: list[str]):
-    python = os.environ.get("TRAINRIG_PEERS_PYTHON")  # an interpreter that has datatrove
+    python = os.environ.get("TRAINRIG_PEERS")  # an interpreter that has datatrove
     if not python:
-        pytest.skip("TRAINRIG_PEERS_PYTHON is not set")
+        pytest.skip("TRAINRIG_PEERS is not set")
     megabytes = sum(len(text.encode("utf-8", "replace")) for text in texts) / 1e6
     with subprocess.Popen(
         [python, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

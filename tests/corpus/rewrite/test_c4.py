@@ -153,9 +153,9 @@ for line in sys.stdin:
 
 @pytest.mark.data
 def test_lines_of_real_pages_fall_as_by_datatrove(real_texts: list[str]):
-    python = os.environ.get("TRAINRIG_PEERS_PYTHON")  # an interpreter that has datatrove
+    python = os.environ.get("TRAINRIG_PEERS")  # an interpreter that has datatrove
     if not python:
-        pytest.skip("TRAINRIG_PEERS_PYTHON is not set")
+        pytest.skip("TRAINRIG_PEERS is not set")
     cases = [(text, ended) for text in real_texts for ended in (True, False)]
     answers = subprocess.run(
         [python, "-c", PEER],
