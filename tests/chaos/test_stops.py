@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -16,26 +17,43 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
 def stop_at_random(job, chaos, dice, how):
-    """Train, and ask to stop a random moment into the attempt; the step it stopped at, or None."""
+    """Train, and ask to stop a random moment into the attempt; the step it stopped at, or None.
+
+    A run that ends before it is asked is not asked: whoever comes next would be stopped instead.
+    """
     events = chaos.events(job.folder)
     before = len(events.all("first_step"))
+    late, one_at_a_time = threading.Event(), threading.Lock()
+    waits = dice.random() < 0.8
+    moment = dice.uniform(0.0, 1.0)
 
     def ask():
-        if dice.random() < 0.8:
-            events.wait("first_step", before + 1)
-        time.sleep(dice.uniform(0.0, 1.0))
-        if how == "file":
-            Path(job.folder, "stop").touch()
-        else:
-            os.kill(os.getpid(), how)
+        while waits and not late.is_set() and len(events.all("first_step")) <= before:
+            late.wait(0.02)
+        late.wait(moment)
+        with one_at_a_time:
+            if late.is_set():
+                return
+            if how == "file":
+                Path(job.folder, "stop").touch()
+            else:
+                os.kill(os.getpid(), how)
 
+    # What arrives as the run ends must not end the tests.
+    handlers = [(sign, signal.signal(sign, lambda *_: None)) for sign in HOWS if sign != "file"]
     aside = chaos.aside(ask)
     try:
         trainer.run(job, 2)
     except Unfinished as stopped:
-        aside.end()
         assert "the same command goes on from there" in str(stopped)
         return events.all("run_stopped")[-1]["step"]
+    finally:
+        with one_at_a_time:
+            late.set()
+        aside.end()
+        for sign, handler in handlers:
+            signal.signal(sign, handler)
+    Path(job.folder, "stop").unlink(missing_ok=True)  # nobody was left to see it
     return None
 
 
