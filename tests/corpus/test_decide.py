@@ -16,7 +16,7 @@ from trainrig.corpus.decide import (
     wiped_out,
 )
 from trainrig.corpus.filters import Language, Length
-from trainrig.corpus.filters.limits import Among, Limit
+from trainrig.corpus.limits import Among, Limit
 
 COLUMNS = {
     "characters": np.array([10, 500, 90, 100]),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.filters.cut_off import CutOff
-from trainrig.corpus.filters.limits import LANGUAGE, Among, Columns, Limit
+from trainrig.corpus.limits import LANGUAGE, Among, Columns, Limit
 
 BYTES = "bytes"  # the column of UTF-8 bytes of a document's text
 NO_LANGUAGE = "none"

@@ -23,7 +23,7 @@ from trainrig.corpus.decide import (
 )
 from trainrig.corpus.dedup.signatures import load_arrays, save_arrays
 from trainrig.corpus.filters.cut_off import CutOff
-from trainrig.corpus.filters.limits import LANGUAGE
+from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.models.perplexity import cutoffs
 from trainrig.corpus.pool import Pool
 from trainrig.manifest import FileSum

@@ -18,8 +18,8 @@ from trainrig.corpus.filters import (
     broken_rules,
     first_broken_rule,
 )
-from trainrig.corpus.filters.limits import Columns
 from trainrig.corpus.language import NONE, LanguageGuess, identify
+from trainrig.corpus.limits import Columns
 from trainrig.corpus.signals import measure
 
 ENGLISH = LanguageGuess("en", 0.9)

@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 from trainrig import figures
 from trainrig.corpus.account.tallies import Account, BinRow, StepRow
 from trainrig.corpus.decide import Rule
-from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.limits import Limit
 from trainrig.figures import C1, C2, MUTED, Part, Row
 from trainrig.report import Chart, Table, percent, short
 

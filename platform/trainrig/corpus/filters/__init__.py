@@ -15,12 +15,12 @@ from trainrig.corpus.filters.fineweb import FineWeb
 from trainrig.corpus.filters.gopher import GopherQuality, GopherRepetition
 from trainrig.corpus.filters.language import Language
 from trainrig.corpus.filters.length import Length
-from trainrig.corpus.filters.limits import Columns
 from trainrig.corpus.filters.noise import RepeatedLines, Symbols
 from trainrig.corpus.filters.presets import Preset
 from trainrig.corpus.filters.refinedweb import RefinedWeb
 from trainrig.corpus.filters.score import Score
 from trainrig.corpus.filters.url import Url
+from trainrig.corpus.limits import Columns
 from trainrig.corpus.signals.datatrove.names import PREFIX
 
 __all__ = [

@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainrig.corpus.filters.limits import Limit
 from trainrig.corpus.filters.word_rules import CountsWords
+from trainrig.corpus.limits import Limit
 
 
 class C4(CountsWords):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.filters.limits import LANGUAGE, Columns
+from trainrig.corpus.limits import LANGUAGE, Columns
 
 ALL = ""  # the language under which the value for all others stands
 

@@ -12,8 +12,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.corpus.filters.limits import Limit
 from trainrig.corpus.filters.word_rules import CountsWords
+from trainrig.corpus.limits import Limit
 
 
 class FineWeb(CountsWords):

@@ -12,8 +12,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainrig.corpus.filters.limits import Limit
 from trainrig.corpus.filters.word_rules import CountsWords
+from trainrig.corpus.limits import Limit
 from trainrig.corpus.signals.stop_words import LANGUAGES
 from trainrig.corpus.signals.unspaced import UNSPACED
 

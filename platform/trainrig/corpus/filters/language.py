@@ -6,8 +6,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings, did_you_mean
-from trainrig.corpus.filters.limits import LANGUAGE, LANGUAGE_SCORE, Among, Limit
 from trainrig.corpus.language import language_codes
+from trainrig.corpus.limits import LANGUAGE, LANGUAGE_SCORE, Among, Limit
 
 
 class Language(Settings):

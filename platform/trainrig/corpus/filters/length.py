@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.limits import Limit
 
 
 class Length(Settings):

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.limits import Limit
 
 
 class Symbols(Settings):

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.corpus.filters.cut_off import CutOff
-from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.limits import Limit
 
 
 class Score(Settings):

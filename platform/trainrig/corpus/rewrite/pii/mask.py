@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainrig.config import AHEAD, Settings
-from trainrig.corpus.filters.limits import Limit
+from trainrig.corpus.limits import Limit
 from trainrig.corpus.rewrite.pii import addresses, cards, emails, ibans, keys, phones
 from trainrig.corpus.rewrite.pii.views import Place, Views
 
