@@ -1,0 +1,110 @@
+"""Curation under what goes wrong around it: storage that has a bad day, workers that are killed."""
+
+import gzip
+import itertools
+import json
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainrig import config, manifest, storage
+from trainrig.corpus.curate import curate
+from trainrig.corpus.curation import Curation, Source
+from trainrig.corpus.filters import Length
+from trainrig.corpus.read import Reading
+
+_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
+Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+
+WORDS = [
+    "keeper",
+    "lighthouse",
+    "harbor",
+    "lamp",
+    "window",
+    "river",
+    "bridge",
+    "garden",
+    "letter",
+    "market",
+    "engine",
+    "valley",
+]
+
+
+def lines(count: int, seed: int = 0) -> bytes:
+    """JSON lines of texts that no two have in common; every tenth is short."""
+    dice = random.Random(seed)
+    texts = (" ".join(dice.choices(WORDS, k=8 if n % 10 == 0 else 60)) for n in range(count))
+    rows = (json.dumps({"url": f"http://a/{n}", "text": text}) for n, text in enumerate(texts))
+    return "".join(f"{row}\n" for row in rows).encode()
+
+
+def run_on(path: str, output: str, **changes: Any) -> Curation:
+    source = Source(name="web", paths=(path,), filters=(Length(),), **changes)
+    return Curation(output=output, workers=0, sources=(source,))
+
+
+def test_a_bad_day_of_s3_costs_no_document(proxy: Any, s3: str, tmp_path: Path) -> None:
+    data = lines(300)
+    (tmp_path / "pages.jsonl").write_bytes(data)
+    cut = {"reading": Reading(piece_bytes=20_000)}
+    straight = curate(run_on(str(tmp_path / "pages.jsonl"), str(tmp_path / "out"), **cut))
+    storage.write(f"{s3}/pages.jsonl", data)
+    turns = itertools.count(1)
+    proxy.spoil = lambda method, path: next(turns) % 12 == 0
+    proxy.how, proxy.times = "slow_down", 20
+    made = curate(run_on(f"{s3}/pages.jsonl", f"{s3}/out", **cut))
+    assert proxy.times < 12  # it had its bad moments
+    assert (made.content, made.counts) == (straight.content, straight.counts)
+
+
+DRIVE = """
+import sys
+from trainrig import config
+from trainrig.corpus.curate import Curation, curate
+
+curate(config.load(Curation, sys.argv[1]))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", ["worker", "driver"])
+def test_a_process_killed_inside_a_file_costs_a_part_at_most(tmp_path: Path, victim: str) -> None:
+    path = tmp_path / "pages.jsonl.gz"  # one stream: it cannot be cut
+    path.write_bytes(gzip.compress(lines(3_000)))
+    straight = curate(run_on(str(path), str(tmp_path / "straight")))
+    run = run_on(str(path), str(tmp_path / "out")).model_copy(update={"workers": 1})
+    (tmp_path / "run.toml").write_text(config.to_toml(run))
+    command = [sys.executable, "-c", DRIVE, str(tmp_path / "run.toml")]
+    parts = Path(run.output, "scratch", "pages")
+    with subprocess.Popen(command) as driver:
+        until = time.monotonic() + 300
+        while len(list(parts.glob("*.parquet"))) < 2:
+            assert driver.poll() is None and time.monotonic() < until
+            time.sleep(0.01)
+        if victim == "driver":
+            driver.kill()
+        else:
+            family = psutil.Process(driver.pid).children(recursive=True)
+            workers = [each for each in family if "MapWorker" in " ".join(each.cmdline())]
+            assert workers
+            for worker in workers:
+                worker.kill()
+        written = {each: each.stat().st_mtime_ns for each in parts.glob("*.parquet")}
+        code = driver.wait(timeout=300)
+    assert code == (-signal.SIGKILL if victim == "driver" else 0)
+    if victim == "driver":
+        assert {each: each.stat().st_mtime_ns for each in written} == written
+        curate(run.model_copy(update={"workers": 0}))  # with another number of workers
+    made = manifest.read_manifest(run.output)
+    assert (made.content, made.counts) == (straight.content, straight.counts)
