@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import runpy
 import sys
 import tomllib
@@ -46,6 +47,14 @@ def test_a_run_file_fits_the_schema_and_with_a_wrong_key_does_not(path: Path) ->
     jsonschema.validate(given, schema)
     with pytest.raises(jsonschema.ValidationError, match="stepz"):
         jsonschema.validate(given | {"stepz": 1}, schema)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=name_of)
+def test_run_files_that_the_docs_show_load(path: Path) -> None:
+    for text in re.findall(r"```toml\n(.*?)```", path.read_text(), re.DOTALL):
+        tables = config.parse(text, str(path))
+        if "stage" in tables:
+            config.build(model_of(tables["stage"]), tables, str(path), text)
 
 
 def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None:
