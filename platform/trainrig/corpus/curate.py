@@ -76,11 +76,16 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     with stage.undone_if_refused():
         if run.workers:
             connect(run.workers, "workers")
-        pool = Decided(run.output) if stage.before else passes.read()
+        pool, cost = _finished(run, stage.before) if stage.before else passes.read()
     passes.check_columns(pool)
     passes.judge(pool)
     passes.find_copies(pool)
-    return passes.write(pool)
+    return passes.write(pool, cost)
+
+
+def _finished(run: Curation, before: Manifest) -> tuple[Pool, dict[str, float]]:
+    """The documents of a finished curation, and what reading them took."""
+    return Decided(run.output), before.cost
 
 
 def _check_that_all_is_there(run: Curation, before: Manifest) -> None:
@@ -116,8 +121,8 @@ class _Passes:
     def bands(self) -> list[Split]:
         return [Split(f"band-{b:03d}", {"band": b}) for b in range(self.run.near_duplicates.bands)]
 
-    def read(self) -> Parts:
-        """Pages to measured documents."""
+    def read(self) -> tuple[Pool, dict[str, float]]:
+        """Pages to measured documents; what that took, which is nearly all."""
         work = functools.partial(reading, self.run)
         records = self._map(READ, work, self.splits, before=0).results(self.splits)
         counts = total(record.counts["found"] for record in records)
@@ -125,7 +130,12 @@ class _Passes:
             raise DataError(
                 f"{self.run.output}: nothing to curate; {_why_nothing_was_read(counts)}"
             )
-        return Parts(self.run.output, {record.name: record.counts["parts"] for record in records})
+        cost = {
+            **total(record.counts["cost"] for record in records),
+            "peak_bytes": max(record.counts["peak_bytes"] for record in records),
+        }
+        parts = {record.name: record.counts["parts"] for record in records}
+        return Parts(self.run.output, parts), cost
 
     def check_columns(self, pool: Pool) -> None:
         """Raise DataError for rules about what was not measured when the pages were read."""
@@ -219,7 +229,7 @@ class _Passes:
         in_order = {step: fell[step] for step in COPIES}
         self._stop_if_wiped_out(self.run.sources[source].name, in_order, passed)
 
-    def write(self, pool: Pool) -> Manifest:
+    def write(self, pool: Pool, cost: Mapping[str, float]) -> Manifest:
         """Each document to where it belongs; the manifest."""
         # What is finished stays whole until all that takes its place is there.
         folder = self.place("new") if self.stage.before else self.run.output
@@ -232,7 +242,6 @@ class _Passes:
         files = {name: entry for record in records for name, entry in record.files.items()}
         told = self._account()
         files |= told.save(folder)
-        cost = self._cost()
         rules = {source.name: rules_for(self.run, source) for source in self.run.sources}
         page = curation_page(told, counts, rules, cost, self._provenance())
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
@@ -262,16 +271,6 @@ class _Passes:
         )
         return account(judged, total(each["counts"] for each in told), few, integers)
 
-    def _cost(self) -> dict[str, float]:
-        """What reading took, which is nearly all."""
-        if self.stage.before:
-            return self.stage.before.cost
-        records = Phase(_done(self.run, READ), lambda: _no_work).results(self.splits)
-        return {
-            **total(record.counts["cost"] for record in records),
-            "peak_bytes": max(record.counts["peak_bytes"] for record in records),
-        }
-
     def _provenance(self) -> dict[str, dict[str, str]]:
         claim = self.stage.claim
         return {
@@ -300,10 +299,6 @@ class _Passes:
 def _done(run: Curation, *names: str) -> str:
     """The folder of the records of a pass."""
     return storage.join(run.output, manifest.SCRATCH, "done", *names)
-
-
-def _no_work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-    raise AssertionError(f"{task}: was done")
 
 
 def _pairing(run: Curation, place: Place, signatures: Sequence[str]) -> Work:
