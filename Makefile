@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= quickstart
+# Processes that test: much of a test is waiting, but each starts Ray and ranks of its own.
+TESTERS ?= 2
 
 .PHONY: quickstart test check lint types floors tests chaos bench soak clean
 
@@ -23,7 +25,7 @@ floors: .venv/installed
 	$(BIN)/lint-imports
 
 tests: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
 
 chaos: .venv/installed ## Tests that kill processes and nodes: six minutes
 	$(BIN)/python -m pytest -m "chaos and not soak"
