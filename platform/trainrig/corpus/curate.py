@@ -32,6 +32,7 @@ from trainrig.corpus.account.tallies import Account, account
 from trainrig.corpus.curation import Curation
 from trainrig.corpus.decide import wiped_out
 from trainrig.corpus.dedup.pairs import fall
+from trainrig.corpus.dedup.signature_file import load_columns
 from trainrig.corpus.dedup.signatures import (
     COPIES,
     Ranking,
@@ -188,7 +189,7 @@ class _Passes:
         decided = self.place("copies.json")
         if storage.exists(decided):
             return
-        signatures = [self.place("signatures", f"{split.name}.npz") for split in self.splits]
+        signatures = [self.place("signatures", f"{split.name}.arrow") for split in self.splits]
         ranking = Ranking.of(signatures, self.run.url_duplicates)
         ranking.save(self.place("ranking.npz"))
         pairing = functools.partial(_pairing, self.run, self.place, signatures)
@@ -208,7 +209,7 @@ class _Passes:
         by_split: dict[str, dict[int, Any]] = {}
         first = 0
         for split, path in zip(self.splits, signatures, strict=True):
-            count = len(load_arrays(path, ["ids"])["ids"])
+            count = len(load_columns(path, ["characters"])["characters"])
             by_split[split.name] = {
                 nth: dataclasses.asdict(copies[first + nth])
                 for nth in range(count)
@@ -222,7 +223,7 @@ class _Passes:
     ) -> None:
         splits = zip(self.splits, signatures, strict=True)
         own = [(split, path) for split, path in splits if split.task["source"] == source]
-        passed = sum(len(load_arrays(path, ["ids"])["ids"]) for _, path in own)
+        passed = sum(len(load_columns(path, ["characters"])["characters"]) for _, path in own)
         fell = Counter(
             copy["dropped_by"] for split, _ in own for copy in copies[split.name].values()
         )

@@ -39,7 +39,7 @@ def signing(run: Curation, pool: Pool, place: Place) -> Work:
             chosen = rows.filter(pa.array(first < 0))
             columns = (chosen[column].to_pylist() for column in ("id", "url", "text"))
             passed += zip(*columns, strict=True)
-        Signatures.of(passed, run.near_duplicates).save(place("signatures", f"{name}.npz"))
+        Signatures.of(passed, run.near_duplicates).save(place("signatures", f"{name}.arrow"))
         return {}, {}
 
     return sign

@@ -15,6 +15,7 @@ from trainrig.corpus.dedup import signatures
 from trainrig.corpus.dedup.minhash import MinHash
 from trainrig.corpus.dedup.pairs import Fallen
 from trainrig.corpus.dedup.shingles import jaccard, shingle
+from trainrig.corpus.dedup.signature_file import load_columns
 from trainrig.corpus.dedup.signatures import (
     Copy,
     Ranking,
@@ -40,7 +41,7 @@ def named(files: list[list[str]]) -> list[list[Document]]:
 
 
 def written(folder: Path, files: list[list[Document]], settings: MinHash = SMALL) -> list[str]:
-    paths = [str(folder / f"{number}.npz") for number in range(len(files))]
+    paths = [str(folder / f"{number}.arrow") for number in range(len(files))]
     for path, documents in zip(paths, files, strict=True):
         with_urls = [(identity, f"http://{identity}", text) for identity, text in documents]
         Signatures.of(with_urls, settings).save(path)
@@ -61,11 +62,9 @@ def union_over_bands(paths: list[str], ranking: Ranking) -> Counter[tuple[int, i
 def brute_force(paths: list[str], ranking: Ranking, bucket: int) -> set[tuple[int, int]]:
     """All pairs alike enough that share a key, of documents that are no exact copies; of each
     bucket, those with one of its first `bucket` documents."""
-    found = [load_arrays(path) for path in paths]
-    keys = np.concatenate([file["keys"] for file in found])
-    shingles = [
-        Signatures(**file).shingles_of(nth) for file in found for nth in range(len(file["ids"]))
-    ]
+    found = [Signatures.load(path) for path in paths]
+    keys = np.concatenate([file.keys for file in found])
+    shingles = [file.shingles_of(nth) for file in found for nth in range(len(file.ids))]
     order = [p for p in np.argsort(ranking.numbers).tolist() if ranking.repeats[p] < 0]
     pairs = set()
     for band in range(keys.shape[1]):
@@ -100,7 +99,7 @@ def test_a_pair_is_verified_once_whatever_number_of_bands_it_meets_in(tmp_path, 
     monkeypatch.setattr(signatures, "jaccard", counted)
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     paths = written(tmp_path, named([[" ".join(words), " ".join(words[1:])]]))
-    keys = load_arrays(paths[0], ["keys"])["keys"]
+    keys = load_columns(paths[0], ["keys"])["keys"]
     assert (keys[0] == keys[1]).sum() >= 2
     assert union_over_bands(paths, Ranking.of(paths)) == {(0, 1): 1}
     assert list(calls.values()) == [1]
@@ -120,7 +119,7 @@ def test_two_lost_in_one_full_bucket_still_meet_in_a_later_one(tmp_path, monkeyp
         shingles=np.concatenate(shingles),
         ends=np.array([9, 18, 27]),
     )
-    path = str(tmp_path / "a.npz")
+    path = str(tmp_path / "a.arrow")
     whole.save(path)
     pairs_of = band_pairs([path], Ranking.of([path]), MinHash(bands=2, rows=1, threshold=0.5))
     assert pairs_of(0)[0].tolist() == []
@@ -152,7 +151,7 @@ def test_of_two_captures_of_one_page_the_first_is_kept(tmp_path):
 
 
 def ranked(tmp_path: Path, documents: list[tuple[str, str, str]]) -> Ranking:
-    path = str(tmp_path / "urls.npz")
+    path = str(tmp_path / "urls.arrow")
     Signatures.of(documents, SMALL).save(path)
     return Ranking.of([path], urls=True)
 
@@ -165,7 +164,7 @@ def test_of_one_url_the_best_is_kept_however_it_is_written(tmp_path):
     ]
     ranking = ranked(tmp_path, captures)
     assert ranking.copies(fallen()) == {0: Copy("url_duplicate", "b", None)}
-    path = str(tmp_path / "urls.npz")
+    path = str(tmp_path / "urls.arrow")
     assert Ranking.of([path]).copies(fallen()) == {}  # where nobody asked
 
 
@@ -225,7 +224,7 @@ def test_what_is_saved_comes_back_and_is_the_same_bytes_each_time(texts):
     (documents,) = named([texts])
     with tempfile.TemporaryDirectory() as folder:
         (path,) = written(Path(folder), [documents])
-        back = Signatures(**load_arrays(path))
+        back = Signatures.load(path)
         assert back.ids.tolist() == [identity for identity, _ in documents]
         assert back.characters.tolist() == [len(text) for text in texts]
         assert back.keys.shape == (len(texts), SMALL.bands)
@@ -236,7 +235,7 @@ def test_what_is_saved_comes_back_and_is_the_same_bytes_each_time(texts):
         again = Ranking.load(f"{folder}/ranking.npz")
         for name in ("ids", "numbers", "repeats", "by_url"):
             assert np.array_equal(getattr(again, name), getattr(ranking, name))
-        other = f"{folder}/again.npz"
+        other = f"{folder}/again.arrow"
         with_urls = [(identity, f"http://{identity}", text) for identity, text in documents]
         Signatures.of(with_urls, SMALL).save(other)
         assert Path(other).read_bytes() == Path(path).read_bytes()

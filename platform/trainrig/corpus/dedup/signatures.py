@@ -19,6 +19,7 @@ from trainrig.corpus.dedup.exact import text_digest
 from trainrig.corpus.dedup.minhash import MinHash, band_keys, sign
 from trainrig.corpus.dedup.pairs import FULL_BUCKET, Fallen, candidate_pairs, keep_order
 from trainrig.corpus.dedup.shingles import jaccard, shingle
+from trainrig.corpus.dedup.signature_file import load_columns, save_columns
 from trainrig.corpus.urls.key import url_key
 
 COPIES = SAME_URL, EXACT, NEAR = "url_duplicate", "exact_duplicate", "near_duplicate"
@@ -54,8 +55,13 @@ class Signatures:
         )
 
     def save(self, path: str) -> None:
-        """Write them, as an .npz file."""
-        save_arrays(path, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        """Write them, as `load_columns` reads them."""
+        save_columns(path, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    @classmethod
+    def load(cls, path: str) -> "Signatures":
+        """What `save` wrote, mapped: only what is looked at is read. Raises DataError."""
+        return cls(**load_columns(path))
 
     def shingles_of(self, document: int) -> NDArray[np.uint64]:
         """The shingles of one document."""
@@ -105,7 +111,7 @@ class Ranking:
 
         URLs come first, so that no text is lost with a page that another capture stands for.
         """
-        files = [load_arrays(path, ["ids", "characters", "digests", "urls"]) for path in paths]
+        files = [load_columns(path, ["ids", "characters", "digests", "urls"]) for path in paths]
         ids = np.concatenate([file["ids"] for file in files])
         characters = np.concatenate([file["characters"] for file in files])
         order = keep_order(characters.tolist(), ids.tolist())
@@ -167,7 +173,7 @@ def band_pairs(
 
     Exact copies take no part. A pair that meets in several bands is verified in the first alone.
     """
-    files = [load_arrays(path, ["keys", "ends"]) for path in paths]
+    files = [load_columns(path, ["keys", "ends"]) for path in paths]
     keys = np.concatenate([file["keys"] for file in files])
     unique = np.flatnonzero(ranking.repeats < 0)
     position_of = np.argsort(ranking.numbers)
@@ -175,7 +181,7 @@ def band_pairs(
 
     @functools.cache
     def opened(number: int) -> Signatures:
-        return Signatures(**load_arrays(paths[number]))
+        return Signatures.load(paths[number])
 
     def shingles_at(position: int) -> NDArray[np.uint64]:
         number = int(np.searchsorted(firsts, position, side="right")) - 1
