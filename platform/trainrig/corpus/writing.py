@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from trainrig import manifest, storage
 from trainrig.corpus.curation import Curation
 from trainrig.corpus.decide import NO_LANGUAGE
-from trainrig.corpus.dedup.signatures import COPIES, Signatures
+from trainrig.corpus.dedup.signatures import COPIES
+from trainrig.corpus.dedup.signing import Signatures
 from trainrig.corpus.judging import Place, first_broken, rules_for
 from trainrig.corpus.models.perplexity import buckets
 from trainrig.corpus.pool import DROPPED, KEPT, QUARANTINE, Pool

@@ -19,11 +19,11 @@ from trainrig.corpus.dedup.signature_file import load_columns
 from trainrig.corpus.dedup.signatures import (
     Copy,
     Ranking,
-    Signatures,
     band_pairs,
     load_arrays,
     save_arrays,
 )
+from trainrig.corpus.dedup.signing import Signatures
 
 # Bands of one row over single words: of a few words, many pairs meet, and in several bands.
 SMALL = MinHash(bands=5, rows=1, shingle_words=1, threshold=0.4)

@@ -53,9 +53,12 @@ def save_columns(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
         ),
     }
     batch = pa.RecordBatch.from_pydict(columns, metadata={_FORMAT_KEY: FORMAT})
-    with storage.atomic_file(path) as temporary, pa.OSFile(temporary, "wb") as file:
-        with pa.ipc.new_file(file, batch.schema) as writer:
-            writer.write_batch(batch)
+    with (
+        storage.atomic_file(path) as temporary,
+        pa.OSFile(temporary, "wb") as file,
+        pa.ipc.new_file(file, batch.schema) as writer,
+    ):
+        writer.write_batch(batch)
 
 
 def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
