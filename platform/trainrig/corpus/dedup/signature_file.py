@@ -1,7 +1,7 @@
 """The file that a split's signatures lie in: an Arrow IPC file of one batch, a row for a document.
 
     id string · characters int64 · digest, url binary[16] · keys uint64[bands] · ends int64
-    · shingles list of uint64, sorted
+    · shingles list of uint32, sorted
 
 Not compressed, so that it can be mapped: who looks for the shingles of three documents touches
 the pages that these lie on, and who compares band keys reads nothing else. In a bucket, columns are
