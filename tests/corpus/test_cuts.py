@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.cuts import Cut, Removed, cut, disjoint, restore
+from trainrig.corpus.cuts import Cut, Removed, carried_back, cut, disjoint, restore
 
 texts = st.text(st.sampled_from("ab\n é\U0001f600"), max_size=30)
 
@@ -42,6 +42,18 @@ def test_the_order_of_cuts_does_not_matter(given_, random):
 def test_what_is_disjoint_stays_as_it_is(given_):
     _, cuts = given_
     assert disjoint(disjoint(cuts)) == disjoint(cuts)
+
+
+@given(texts_and_cuts(), st.data())
+def test_cuts_of_two_steps_can_be_made_at_once(given_, data):
+    text, first = given_
+    left, removed = cut(text, first)
+    span = st.tuples(st.integers(0, len(left)), st.integers(0, len(left)))
+    pairs = data.draw(st.lists(span.filter(lambda pair: pair[0] < pair[1]), max_size=4))
+    second = [Cut(start, end, "later") for start, end in pairs]
+    at_once, all_removed = cut(text, [*first, *carried_back(second, removed)])
+    assert at_once == cut(left, second)[0]
+    assert [span for span in all_removed if span.by != "later"] == removed
 
 
 def test_a_character_goes_to_the_cut_that_starts_first_and_then_to_the_longest():

@@ -3,7 +3,9 @@
 Places are in characters (code points) of the text before anything was cut.
 """
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -60,6 +62,30 @@ def restore(text: str, removed: Iterable[Removed]) -> str:
         place += between
         length = span.at + len(span.text)
     return "".join([*pieces, text[place:]])
+
+
+def carried_back(cuts: Iterable[Cut], removed: Iterable[Removed]) -> list[Cut]:
+    """`cuts` of what was left of a text, as cuts of the text as it was: those of a later step.
+
+    One that spans a place where something was `removed` becomes several, about it.
+    """
+    spans = sorted(removed)
+    # Of each stretch that was left: how far it is shifted, and where it starts in what was left.
+    shifts = [0, *itertools.accumulate(len(span.text) for span in spans)]
+    starts = [0, *(span.at - shift for span, shift in zip(spans, shifts, strict=False))]
+    carried = []
+    for each in cuts:
+        first = bisect.bisect_right(starts, each.start) - 1
+        end = bisect.bisect_left(starts, each.end)
+        edges = [each.start, *starts[first + 1 : end], each.end]
+        carried += [
+            Cut(begin + shift, stop + shift, each.by)
+            for (begin, stop), shift in zip(
+                itertools.pairwise(edges), shifts[first:end], strict=True
+            )
+            if begin < stop
+        ]
+    return carried
 
 
 def disjoint(cuts: Iterable[Cut]) -> list[Cut]:
