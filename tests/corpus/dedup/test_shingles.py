@@ -16,6 +16,7 @@ words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=30)
 # word another letter than one within, U+0307 and the full stop part words, "²" and "ⅷ" do not.
 DIFFICULT = "aB_9.' \n\0é\u0130i\u0307\u03a3\u03c3\u03c2ẞßﬁ²ⅧЖж\ud800𐐀𝔄Ǆ"
 difficult = st.text(st.sampled_from(DIFFICULT) | st.characters(), max_size=40)
+whole = st.text(st.sampled_from("aİΣσ天") | st.characters(codec="utf-8"), max_size=40)
 
 
 def plain(split: list[str], n: int) -> set[tuple[str, ...]]:
@@ -60,7 +61,7 @@ def test_words_are_what_python_finds_in_the_lower_cased_text(text, n):
 def test_every_character_of_unicode_is_classed_and_lower_cased_as_python_does():
     table = letters()
     codes = np.arange(0x110000)
-    characters = [" " if chr(code) in "İΣ" else chr(code) for code in codes.tolist()]
+    characters = ["?" if chr(code) in "İΣ" else chr(code) for code in codes.tolist()]
     lower = np.array([ord(character.lower()) for character in characters])
     tabled = table[np.array([ord(character) for character in characters])]
     assert np.array_equal(tabled & 0x1FFFFF, lower)
@@ -78,7 +79,7 @@ def test_many_texts_have_the_shingles_of_each(texts, n):
     assert np.array_equal(found, np.concatenate([np.empty(0, np.uint32), *alone]))
 
 
-@given(st.lists(st.none() | difficult.filter(lambda text: "\ud800" not in text), max_size=8))
+@given(st.lists(st.none() | whole, max_size=8))
 def test_a_column_gives_the_bytes_of_its_strings(texts):
     halves = [texts[: len(texts) // 2], texts[len(texts) // 2 :]]
     for kind in (pa.string(), pa.large_string()):

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.dedup.letters import CODE, IDEOGRAM, MARK, SYLLABLE, WORD, letters
+from trainrig.corpus.dedup.letters import CODE, IDEOGRAM, MARK, SYLLABLE, WORD, letter_at, letters
 from trainrig.corpus.dedup.texts import Texts
 
 IDEOGRAMS_A_WORD = 2
@@ -105,26 +105,9 @@ def _shingle(
 
 
 @compiled
-def _letter(
-    data: NDArray[np.uint8], place: int, table: NDArray[np.uint32]
-) -> tuple[np.uint32, int]:
-    """The entry of the UTF-8 character at `place`, and where the next one starts."""
-    byte = data[place]
-    if byte < 0x80:
-        return table[byte], place + 1
-    if byte < 0xE0:
-        return table[(byte & 0x1F) << 6 | data[place + 1] & 0x3F], place + 2
-    if byte < 0xF0:
-        code = (byte & 0x0F) << 12 | (data[place + 1] & 0x3F) << 6 | data[place + 2] & 0x3F
-        return table[code], place + 3
-    code = (byte & 0x07) << 18 | (data[place + 1] & 0x3F) << 12
-    return table[code | (data[place + 2] & 0x3F) << 6 | data[place + 3] & 0x3F], place + 4
-
-
-@compiled
 def _word_start(data: NDArray[np.uint8], place: int, end: int, table: NDArray[np.uint32]) -> int:
     while place < end:
-        letter, after = _letter(data, place, table)
+        letter, after = letter_at(data, place, table)
         if letter & WORD:
             break
         place = after
@@ -136,7 +119,7 @@ def _word(
     data: NDArray[np.uint8], place: int, end: int, table: NDArray[np.uint32], words: int
 ) -> tuple[np.uint64, int]:
     """The hash of the word at `place`, and where to look for the next one."""
-    letter, after = _letter(data, place, table)
+    letter, after = letter_at(data, place, table)
     script = letter & (IDEOGRAM | SYLLABLE)
     if script:
         return _unspaced(data, place, end, table, words)
@@ -146,7 +129,7 @@ def _word(
         place = after
         if place == end:
             break
-        letter, after = _letter(data, place, table)
+        letter, after = letter_at(data, place, table)
         if letter & (WORD | IDEOGRAM | SYLLABLE) != WORD:
             break
     return mixed(found), place
@@ -157,17 +140,17 @@ def _unspaced(
     data: NDArray[np.uint8], place: int, end: int, table: NDArray[np.uint32], words: int
 ) -> tuple[np.uint64, int]:
     """As `_word`, of a letter that starts a word: the letters ahead count, the next one is next."""
-    letter, after = _letter(data, place, table)
+    letter, after = letter_at(data, place, table)
     script = letter & (IDEOGRAM | SYLLABLE)
     a_word = IDEOGRAMS_A_WORD if script == IDEOGRAM else SYLLABLES_A_WORD
     reach = words * a_word - words + 1
-    found, next_letter = _SEED, np.int64(-1)
+    found, next_letter = _SEED, -1
     while True:
         found = (found ^ np.uint64(letter & CODE)) * _PRIME
         place = after
         if place == end:
             break
-        letter, after = _letter(data, place, table)
+        letter, after = letter_at(data, place, table)
         if letter & MARK:
             continue
         reach -= 1

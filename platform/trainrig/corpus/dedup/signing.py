@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.exact import text_digest
+from trainrig.corpus.dedup.exact import DIGEST, text_digests
 from trainrig.corpus.dedup.minhash import MinHash
 from trainrig.corpus.dedup.shingles import shingles_of
 from trainrig.corpus.dedup.signature import band_keys, signatures
@@ -33,18 +35,48 @@ class Signatures:
     @classmethod
     def of(cls, documents: Sequence[tuple[str, str, str]], settings: MinHash) -> "Signatures":
         """Those of `(id, URL, text)` documents."""
-        texts = [text for _, _, text in documents]
-        keys, shingles, ends = keys_and_shingles(Texts.of(texts), settings)
-        digests = b"".join(text_digest(text) for text in texts)
+        ids, urls, texts = zip(*documents, strict=True) if documents else ((), (), ())
+        characters = np.fromiter(map(len, texts), np.int64, len(texts))
+        return cls._of(ids, urls, characters, Texts.of(texts), settings)
+
+    @classmethod
+    def of_table(cls, rows: pa.Table, settings: MinHash) -> "Signatures":
+        """Those of rows with the columns `id`, `url` and `text`; texts are not copied."""
+        ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
+        characters = pc.utf8_length(rows["text"]).fill_null(0).to_numpy().astype(np.int64)
+        return cls._of(ids, urls, characters, Texts.of_arrow(rows["text"]), settings)
+
+    @classmethod
+    def _of(
+        cls,
+        ids: Sequence[str],
+        urls: Sequence[str],
+        characters: NDArray[np.int64],
+        texts: Texts,
+        settings: MinHash,
+    ) -> "Signatures":
+        keys, shingles, ends = keys_and_shingles(texts, settings)
+        digests = [text_digests(texts.part(*block)) for block in texts.blocks(_BLOCK)]
         return cls(
-            ids=np.array([identity for identity, _, _ in documents], dtype=np.str_),
-            characters=np.array([len(text) for text in texts], dtype=np.int64),
-            digests=_rows_of(digests),
-            urls=_rows_of(b"".join(url_key(url) for _, url, _ in documents)),
+            ids=np.array(ids, dtype=np.str_),
+            characters=characters,
+            digests=np.concatenate([np.empty((0, DIGEST), np.uint8), *digests]),
+            urls=np.frombuffer(b"".join(map(url_key, urls)), np.uint8).reshape(-1, DIGEST),
             keys=keys,
             shingles=shingles,
             ends=ends,
         )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Signatures"]) -> "Signatures":
+        """Those of several pieces of a file, of which there is one at least."""
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("ids", "characters", "digests", "urls", "keys", "shingles")
+        }
+        firsts = np.cumsum([0, *(len(part.shingles) for part in parts)])
+        ends = [first + part.ends for first, part in zip(firsts.tolist(), parts, strict=False)]
+        return cls(**columns, ends=np.concatenate(ends))
 
     def save(self, path: str) -> None:
         """Write them, as `load_columns` reads them."""
@@ -85,7 +117,3 @@ def _signatures(
     from trainrig.corpus.dedup.by_datasketch import signatures_by_datasketch  # brings scipy
 
     return signatures_by_datasketch(texts, settings)
-
-
-def _rows_of(digests: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16)
