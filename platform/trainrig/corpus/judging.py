@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.arrays import load_arrays, save_arrays
 from trainrig.corpus.curation import Curation, Source
 from trainrig.corpus.decide import (
     Cuts,
@@ -21,7 +22,6 @@ from trainrig.corpus.decide import (
     tally,
     unplaced,
 )
-from trainrig.corpus.dedup.signatures import load_arrays, save_arrays
 from trainrig.corpus.filters.cut_off import CutOff
 from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.models.perplexity import cutoffs

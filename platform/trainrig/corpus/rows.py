@@ -25,7 +25,8 @@ VERDICT = pa.schema(
         ("bucket", pa.string()),  # "head", "middle" or "tail", where that was asked for
         ("dropped_by", pa.string()),
         ("duplicate_of", pa.string()),  # id of the kept document that it repeats
-        ("similarity", pa.float64()),  # Jaccard of the two, on their shingles
+        ("similarity", pa.float64()),  # of the two, on their shingles
+        ("cluster", pa.string()),  # lowest id of all that are linked by likeness, kept and dropped
     ]
 )
 

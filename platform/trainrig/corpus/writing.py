@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainrig import manifest, storage
+from trainrig.corpus import copies
 from trainrig.corpus.curation import Curation
 from trainrig.corpus.decide import NO_LANGUAGE
-from trainrig.corpus.dedup.signatures import COPIES
+from trainrig.corpus.dedup.documents import COPIES, Fates
+from trainrig.corpus.dedup.names import Shelf
 from trainrig.corpus.dedup.signing import Signatures
 from trainrig.corpus.judging import Place, first_broken, rules_for
 from trainrig.corpus.models.perplexity import buckets
@@ -35,13 +37,14 @@ def signing(run: Curation, pool: Pool, place: Place) -> Work:
 
     def sign(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
-        passed: list[tuple[str, str, str]] = []
-        for rows, first in _judged(pool, place, name, ["id", "url", "text"]):
-            chosen = rows.filter(pa.array(first < 0))
-            columns = (chosen[column].to_pylist() for column in ("id", "url", "text"))
-            passed += zip(*columns, strict=True)
-        Signatures.of(passed, run.near_duplicates).save(place("signatures", f"{name}.arrow"))
-        return {}, {}
+        needed = run.keep_rule.columns
+        parts, ranking = [Signatures.of([], run.near_duplicates)], []
+        for rows, first in _judged(pool, place, name, ["id", "url", "text", *needed]):
+            passed = rows.filter(pa.array(first < 0))
+            parts.append(Signatures.of_table(passed, run.near_duplicates))
+            ranking.append(passed.select(list(needed)))
+        signatures = Signatures.joined(parts)
+        return copies.save_documents(run, task["source"], signatures, ranking, place(), name), {}
 
     return sign
 
@@ -56,9 +59,10 @@ def _judged(
         at += len(rows)
 
 
-def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
+def writing_out(
+    run: Curation, pool: Pool, place: Place, folder: str, shelves: Mapping[str, Shelf]
+) -> Work:
     """The work of the last pass: each document to where it belongs, below `folder`."""
-    copies = json.loads(storage.read(place("copies.json")))
     cuts = json.loads(storage.read(place("bucket_cuts.json")))
     schema = pool_schema(run)
     whole = row_schema(run)
@@ -68,6 +72,7 @@ def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
     def write(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
         rules = [rule.name for rule in rules_for(run, run.sources[task["source"]])]
+        fates = Fates.load(place("settled", f"{name}.npz")).verdicts()
         counts = _Counts()
         samples = _Samples()
         target = {
@@ -77,9 +82,7 @@ def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
         with writing(target[KEPT], whole) as kept, writing(target[DROPPED], shown) as dropped:
             passed_before = 0
             for rows, first in _judged(pool, place, name, schema.names):
-                rows, passed_before = _with_verdicts(
-                    rows, first, rules, copies[name], passed_before
-                )
+                rows, passed_before = _with_verdicts(rows, first, rules, fates, passed_before)
                 if run.buckets is not None:
                     rows = _with_buckets(rows, run.buckets.signal, cuts)
                 stays = pc.is_null(rows["dropped_by"])
@@ -92,6 +95,7 @@ def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
         lines = pool.quarantined(name)
         storage.write(target[QUARANTINE], lines)
         files = {f"{part}/{path.rpartition('/')[2]}": path for part, path in target.items()}
+        files |= copies.keep_files(run, shelves[name], place, folder)
         reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
         told = {"samples": samples.lowest(), "counts": counts.told(reasons)}
         storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
@@ -105,12 +109,12 @@ def _with_verdicts(
     rows: pa.Table,
     first: np.ndarray[Any, np.dtype[np.int64]],
     rules: Sequence[str],
-    copies: Mapping[str, Mapping[str, Any]],
+    fates: Mapping[int, Mapping[str, Any]],
     passed_before: int,
 ) -> tuple[pa.Table, int]:
     """`rows` with the columns of VERDICT, and how many documents of the split have passed by now.
 
-    `copies` are known by their place among those of the split that passed.
+    `fates` are known by their place among those of the split that passed.
     """
     verdicts: list[dict[str, Any]] = []
     for index in first.tolist():
@@ -118,7 +122,7 @@ def _with_verdicts(
         if index >= 0:
             verdict["dropped_by"] = rules[index]
         else:
-            verdict |= copies.get(str(passed_before), {})
+            verdict |= fates.get(passed_before, {})
             passed_before += 1
         verdicts.append(verdict)
     added = pa.Table.from_pylist(verdicts, VERDICT)
