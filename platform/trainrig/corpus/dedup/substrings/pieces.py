@@ -61,7 +61,7 @@ def gather_pieces(
     pieces["number"] = np.concatenate(numbers)[pieces["document"]]
     begins = data.starts_D1[pieces["document"]] + pieces["start"]
     gathered = copied(data.data, begins, begins + pieces["length"])
-    storage.write(texts_of(path), memoryview(gathered))
+    storage.write(texts_of(path), gathered.data)
     sliced_file.save(path, pieces, bounds)
     return {"pieces": len(pieces), "bytes": len(gathered)}
 
