@@ -19,6 +19,8 @@ from trainrig.corpus.decontaminate.settings import (
     PaLM,
     Style,
 )
+from trainrig.corpus.decontaminate.vocabulary import UNKNOWN, vocabulary_of
+from trainrig.corpus.decontaminate.words import Words, words_of
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader
@@ -151,14 +153,15 @@ def test_what_was_written_is_read_again(tmp_path: Path):
 
 
 def test_n_grams_of_one_hash_are_told_apart():
-    # Words without hashes: all n-grams of one n lie in one place of the table.
-    words, orders = np.array([0, 1, 2, 0, 1], np.uint32), np.array([2, 2, 2, 2, 0], np.uint8)
-    grams = grams_of(words, orders, np.zeros(3, np.uint64))
+    # Words without hashes: all n-grams lie in one place of the table, and all pass the sieve.
+    def blank(text: str) -> Words:
+        words = words_of([text])
+        return words._replace(hashes_W=np.zeros_like(words.hashes_W))
+
+    vocabulary, words = vocabulary_of(blank("a b c a b"))
+    grams = grams_of(words, np.array([2, 2, 2, 2, 0], np.uint8), vocabulary.hashes_V)
     assert grams.grams_B[:4].tolist() == [0, 1, 2, 0]
-    asked = np.array([1, 2, 2, 0, 1, 1], np.uint32)
-    hits = hits_in(grams, words, asked, np.zeros(6, np.uint64), np.array([0, 6]))
-    assert list(zip(hits.words.tolist(), hits.grams.tolist(), strict=True)) == [
-        (0, 1),
-        (2, 2),
-        (3, 0),
-    ]
+    hits, numbers = hits_in(grams, words, vocabulary, blank("b c c a b b x a"))
+    found = list(zip(hits.words.tolist(), hits.grams.tolist(), strict=True))
+    assert found == [(0, 1), (2, 2), (3, 0)]
+    assert numbers.tolist() == [1, 2, 2, 0, 1, 1, UNKNOWN, 0]

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.decontaminate.vocabulary import UNKNOWN, numbers_in, vocabulary_of
+from trainrig.corpus.decontaminate.vocabulary import (
+    NOT_ASKED,
+    UNKNOWN,
+    Vocabulary,
+    ask_numbers,
+    vocabulary_of,
+)
 from trainrig.corpus.decontaminate.words import Words, words_of
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
@@ -54,6 +60,12 @@ def test_words_are_lower_case_between_spaces_without_punctuation(text: str, expe
 @given(texts)
 def test_words_are_those_of_the_definition(texts: list[str]):
     assert plainly(words_of(texts)) == [plain.words(text) for text in texts]
+
+
+def numbers_in(vocabulary: Vocabulary, words: Words) -> np.ndarray:
+    numbers = np.full(len(words.ends_W), NOT_ASKED)
+    ask_numbers(vocabulary, words, np.arange(len(words.firsts_D1) - 1), numbers)
+    return numbers
 
 
 @given(texts, texts)

@@ -18,11 +18,11 @@ CONTAMINATED = "contaminated"  # the reason why a document falls, and the step t
 
 @dataclass(frozen=True, order=True)
 class Touch:
-    """A benchmark in a document, and the longest of the spans in which it is there."""
+    """A benchmark in a document, and the longest of the places at which it is there."""
 
     document: int  # its place in the split
     benchmark: str
-    line: int  # of one example that has the span, in the benchmark's file, from 1
+    line: int  # of an example that has what is at that place, in the benchmark's file, from 1
     start: int  # characters of the document
     end: int
 
@@ -122,14 +122,22 @@ def _touches(
     index: Index,
     spans: Mapping[int, Sequence[tuple[int, int, int]]],
 ) -> list[Touch]:
-    """For each document and benchmark the longest span, of equals the first."""
+    """The longest run of spans of one example, for each document and benchmark."""
     found = []
     for document, there in spans.items():
-        best: dict[str, Touch] = {}
-        for start, end, of in sorted(there, key=lambda span: (span[0] - span[1], span)):
+        runs: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by example
+        for start, end, of in sorted(there):
             for example in examples_of(of):
-                name, line = index.name_of(example)
-                best.setdefault(name, Touch(document, name, line, start, end))
+                own = runs[example]
+                if own and start <= own[-1][1]:
+                    own[-1] = (own[-1][0], max(end, own[-1][1]))
+                else:
+                    own.append((start, end))
+        best: dict[str, Touch] = {}
+        in_order = sorted((s - e, s, e, example) for example in runs for s, e in runs[example])
+        for _, start, end, example in in_order:
+            name, line = index.name_of(example)
+            best.setdefault(name, Touch(document, name, line, start, end))
         found += best.values()
     return sorted(found)
 

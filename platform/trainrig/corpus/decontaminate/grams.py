@@ -1,8 +1,8 @@
 """Which n-grams of benchmarks stand where in texts, for all n at once.
 
-A table by hash says where to look; whether an n-gram is there its words say. Before the table, a
-sieve of bits answers for the first words of an n-gram, as many as the shortest has: nearly every
-place of a text ends there.
+Nearly every place of a text ends at a sieve: bits that the hashes of the n-grams' first words have
+set, as many words as the shortest n-gram has. Only then are words looked up in the vocabulary, and
+their runs in a table by hash; whether an n-gram is there, its words say.
 """
 
 from typing import NamedTuple
@@ -11,12 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.decontaminate.vocabulary import UNKNOWN
+from trainrig.corpus.decontaminate.vocabulary import (
+    NOT_ASKED,
+    UNKNOWN,
+    Vocabulary,
+    ask_numbers,
+    number_of,
+)
+from trainrig.corpus.decontaminate.words import Words
 from trainrig.corpus.signals.hashing import mixed, table_size
 
 NONE = np.uint32(0xFFFFFFFF)  # no n-gram begins here
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
-_BITS_A_GRAM = 16  # of the sieve: at most one place in sixteen passes by chance
+_GRAMS_A_PART = (
+    4  # at most, of 64 bits, of which each sets three: one place in a hundred passes by chance
+)
 
 
 class Grams(NamedTuple):
@@ -52,9 +61,8 @@ def grams_of(
     order = np.argsort(grams[begins], kind="stable")
     sizes = np.bincount(grams[begins], minlength=count) if count else np.zeros(0, np.int64)
     slots = np.zeros(int(table_size(count)), np.uint32)
-    sieve = np.zeros(int(table_size(count * _BITS_A_GRAM // 2)) // 64 + 1, np.uint64)
+    sieve = np.zeros(int(table_size(count // (2 * _GRAMS_A_PART) + 1)), np.uint64)
     if count:
-        sieve = sieve[: max(1, len(sieve) - 1)]
         _fill(words_B, orders_B, hashes_V, firsts[:count], int(orders[0]), slots, sieve)
     return Grams(
         orders_B,
@@ -68,22 +76,26 @@ def grams_of(
 
 
 def hits_in(
-    grams: Grams,
-    words_B: NDArray[np.uint32],
-    numbers_W: NDArray[np.uint32],
-    hashes_W: NDArray[np.uint64],
-    firsts_D1: NDArray[np.int64],
-) -> Hits:
-    """Every n-gram of benchmarks in texts of the words `numbers_W`."""
+    grams: Grams, words_B: NDArray[np.uint32], vocabulary: Vocabulary, words: Words
+) -> tuple[Hits, NDArray[np.uint32]]:
+    """Every n-gram of benchmarks in texts, and the numbers of the words of texts that have any."""
+    texts, places = np.empty(0, np.int64), np.empty(0, np.int64)
+    hits, numbers = (
+        Hits(texts, places, np.empty(0, np.uint32)),
+        np.full(len(words.ends_W), NOT_ASKED),
+    )
     if not len(grams.orders):
-        return Hits(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint32))
-    longest = int(np.diff(firsts_D1).max(initial=0))
-    room = len(numbers_W) * len(grams.orders)  # memory that is not used is not there either
+        return hits, numbers
+    longest = int(np.diff(words.firsts_D1).max(initial=0))
+    room = len(numbers) * len(grams.orders)  # memory that is not used is not there either
     hits = Hits(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint32))
     powers = np.array([pow(int(_BASE), int(n), 2**64) for n in grams.orders], np.uint64)
-    sums, known = np.empty(longest + 1, np.uint64), np.empty(longest + 1, np.int64)
-    count = _find(*grams, words_B, powers, numbers_W, hashes_W, firsts_D1, sums, known, *hits)
-    return Hits(*(each[:count].copy() for each in hits))
+    sums = np.empty(longest + 1, np.uint64)
+    found = (words.letters_L, words.ends_W, words.hashes_W, words.firsts_D1)
+    count = _find(*grams, words_B, *vocabulary, powers, *found, sums, numbers, *hits)
+    hits = Hits(*(each[:count].copy() for each in hits))
+    ask_numbers(vocabulary, words, np.unique(hits.texts), numbers)
+    return hits, numbers
 
 
 @compiled
@@ -94,6 +106,17 @@ def _hash_of(
     for word in range(place, place + order):
         found = found * _BASE + hashes[words[word]]
     return found
+
+
+@compiled
+def _bits(key: np.uint64) -> np.uint64:
+    """The three bits of a part of the sieve that `key` sets."""
+    one, six, last = np.uint64(1), np.uint64(6), np.uint64(63)
+    return (
+        (one << (key & last))
+        | (one << ((key >> six) & last))
+        | (one << ((key >> (six + six)) & last))
+    )
 
 
 @compiled
@@ -155,9 +178,8 @@ def _fill(
         while slots[slot] != 0:
             slot = (slot + 1) & mask
         slots[slot] = gram + 1
-        bit = mixed(_hash_of(words, hashes, place, shortest))
-        part = np.int64((bit >> np.uint64(6)) & np.uint64(len(sieve) - 1))
-        sieve[part] |= np.uint64(1) << (bit & np.uint64(63))
+        key = mixed(_hash_of(words, hashes, place, shortest))
+        sieve[np.int64((key >> np.uint64(18)) & np.uint64(len(sieve) - 1))] |= _bits(key)
 
 
 @compiled
@@ -170,38 +192,55 @@ def _find(
     slots: NDArray[np.uint32],
     sieve: NDArray[np.uint64],
     benchmark_words: NDArray[np.uint32],
+    known_letters: NDArray[np.uint32],
+    known_ends: NDArray[np.int64],
+    known_hashes: NDArray[np.uint64],
+    known_slots: NDArray[np.uint32],
     powers: NDArray[np.uint64],
-    numbers: NDArray[np.uint32],
+    letters: NDArray[np.uint32],
+    ends: NDArray[np.int64],
     hashes: NDArray[np.uint64],
     firsts: NDArray[np.int64],
     sums: NDArray[np.uint64],
-    known: NDArray[np.int64],
+    numbers: NDArray[np.uint32],
     hit_texts: NDArray[np.int64],
     hit_words: NDArray[np.int64],
     hit_grams: NDArray[np.uint32],
 ) -> int:
     mask = np.int64(len(slots) - 1)
     parts = np.uint64(len(sieve) - 1)
-    shortest = orders[0]
+    shortest, longest = orders[0], orders[-1]
     count = 0
     for text in range(len(firsts) - 1):
         first, words = firsts[text], firsts[text + 1] - firsts[text]
         sums[0] = 0  # the hash of all words before each: that of a run is a difference of two
         for word in range(words):
             sums[word + 1] = sums[word] * _BASE + hashes[first + word]
-        known[words] = 0  # words of the vocabulary from each on
-        for word in range(words - 1, -1, -1):
-            known[word] = 0 if numbers[first + word] == UNKNOWN else known[word + 1] + 1
         for word in range(words - shortest + 1):
-            if known[word] < shortest:
+            key = mixed(sums[word + shortest] - sums[word] * powers[0])
+            bits = _bits(key)
+            if sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
                 continue
-            bit = mixed(sums[word + shortest] - sums[word] * powers[0])
-            part = sieve[np.int64((bit >> np.uint64(6)) & parts)]
-            if (part >> (bit & np.uint64(63))) & np.uint64(1) == 0:
-                continue
+            known = 0  # words of the vocabulary from here on
+            while known < longest and word + known < words:
+                place = first + word + known
+                if numbers[place] == NOT_ASKED:
+                    numbers[place] = number_of(
+                        known_letters,
+                        known_ends,
+                        known_hashes,
+                        known_slots,
+                        letters,
+                        ends,
+                        hashes,
+                        place,
+                    )
+                if numbers[place] == UNKNOWN:
+                    break
+                known += 1
             for index in range(len(orders)):
                 order = orders[index]
-                if order > known[word]:
+                if order > known:
                     break
                 run = sums[word + order] - sums[word] * powers[index]
                 slot = np.int64(mixed(run + np.uint64(order)) & np.uint64(mask))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.decontaminate.benchmarks import Examples, benchmarks_of, read_examples
 from trainrig.corpus.decontaminate.grams import Grams, Hits, grams_of, hits_in
 from trainrig.corpus.decontaminate.settings import Decontamination
-from trainrig.corpus.decontaminate.vocabulary import Vocabulary, numbers_in, vocabulary_of
+from trainrig.corpus.decontaminate.vocabulary import Vocabulary, vocabulary_of
 from trainrig.corpus.decontaminate.words import Words, words_of
 from trainrig.corpus.models.array_file import open_arrays, write_arrays
 
@@ -38,7 +38,7 @@ class Index:
     def of(cls, settings: Decontamination) -> "Index":
         """That of the benchmarks which `settings` name. Raises DataError for what is wrong in them.
 
-        Takes some forty bytes a word of them.
+        Some forty bytes a word of them in the file; making it takes a few times that of memory.
         """
         return cls.of_examples(
             settings, [read_examples(benchmark) for benchmark in benchmarks_of(settings)]
@@ -117,10 +117,9 @@ class Index:
         }
 
     def hits(self, texts: Sequence[str]) -> tuple[Hits, Words, NDArray[np.uint32]]:
-        """The n-grams found in `texts`, their words, and these words' numbers."""
+        """The n-grams found in `texts`, all words, and the numbers of those of texts with any."""
         words = words_of(texts)
-        numbers = numbers_in(self.vocabulary, words)
-        hits = hits_in(self.grams, self.words_B, numbers, words.hashes_W, words.firsts_D1)
+        hits, numbers = hits_in(self.grams, self.words_B, self.vocabulary, words)
         return hits, words, numbers
 
     def places_of(self, gram: int) -> NDArray[np.uint32]:

@@ -95,15 +95,17 @@ class _BySize(Settings):
     """
 
     remove: Remove = "document"
+    words: int  # of an n-gram
+    dirty_from: Share  # of an example
 
     def words_for(self, lengths: list[int]) -> int:
         """n, the same for every benchmark."""
-        return self.words  # type: ignore[attr-defined, no-any-return]
+        return self.words
 
     @property
     def shortest_whole(self) -> int:
         """No text below n is looked for: none of these papers says that it was."""
-        return self.words  # type: ignore[attr-defined, no-any-return]
+        return self.words
 
 
 class PaLM(_BySize):

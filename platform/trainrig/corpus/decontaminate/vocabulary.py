@@ -10,6 +10,7 @@ from trainrig.corpus.decontaminate.words import Words
 from trainrig.corpus.signals.hashing import table_size
 
 UNKNOWN = np.uint32(0xFFFFFFFF)  # the number of a word that no benchmark has
+NOT_ASKED = np.uint32(0xFFFFFFFE)  # of a word whose number nobody has wanted yet
 
 
 class Vocabulary(NamedTuple):
@@ -38,11 +39,22 @@ def vocabulary_of(words: Words) -> tuple[Vocabulary, NDArray[np.uint32]]:
     return Vocabulary(together, np.cumsum(ends - begins), hashes, slots), numbers
 
 
-def numbers_in(vocabulary: Vocabulary, words: Words) -> NDArray[np.uint32]:
-    """The number of each of `words`, or UNKNOWN."""
-    numbers = np.empty(len(words.ends_W), np.uint32)
-    _look_up(words.letters_L, words.ends_W, words.hashes_W, *vocabulary, numbers)
-    return numbers
+def ask_numbers(
+    vocabulary: Vocabulary,
+    words: Words,
+    texts: NDArray[np.int64],
+    numbers_W: NDArray[np.uint32],
+) -> None:
+    """Write the number of each word of `texts` that has none yet, or UNKNOWN."""
+    _ask(
+        *vocabulary,
+        words.letters_L,
+        words.ends_W,
+        words.hashes_W,
+        words.firsts_D1,
+        texts,
+        numbers_W,
+    )
 
 
 @compiled
@@ -103,29 +115,47 @@ def _fill(hashes: NDArray[np.uint64], slots: NDArray[np.uint32]) -> None:
 
 
 @compiled
-def _look_up(
-    letters: NDArray[np.uint32],
-    ends: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
+def number_of(
     known_letters: NDArray[np.uint32],
     known_ends: NDArray[np.int64],
     known_hashes: NDArray[np.uint64],
     slots: NDArray[np.uint32],
+    letters: NDArray[np.uint32],
+    ends: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    word: int,
+) -> np.uint32:
+    """The number of one word, or UNKNOWN; called by loops that ask for few."""
+    mask = np.int64(len(slots) - 1)
+    begin = ends[word - 1] if word > 0 else 0
+    slot = np.int64(hashes[word] & np.uint64(mask))
+    while slots[slot] != 0:
+        number = np.int64(slots[slot]) - 1
+        other = known_ends[number - 1] if number > 0 else 0
+        if known_hashes[number] == hashes[word] and _are_equal(
+            letters, begin, ends[word], known_letters, other, known_ends[number]
+        ):
+            return np.uint32(number)
+        slot = (slot + 1) & mask
+    return UNKNOWN
+
+
+@compiled
+def _ask(
+    known_letters: NDArray[np.uint32],
+    known_ends: NDArray[np.int64],
+    known_hashes: NDArray[np.uint64],
+    slots: NDArray[np.uint32],
+    letters: NDArray[np.uint32],
+    ends: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+    texts: NDArray[np.int64],
     numbers: NDArray[np.uint32],
 ) -> None:
-    mask = np.uint64(len(slots) - 1)
-    begin = 0
-    for word in range(len(ends)):
-        slot = np.int64(hashes[word] & mask)
-        found = UNKNOWN
-        while slots[slot] != 0:
-            number = np.int64(slots[slot]) - 1
-            other = known_ends[number - 1] if number > 0 else 0
-            if known_hashes[number] == hashes[word] and _are_equal(
-                letters, begin, ends[word], known_letters, other, known_ends[number]
-            ):
-                found = np.uint32(number)
-                break
-            slot = (slot + 1) & np.int64(mask)
-        numbers[word] = found
-        begin = ends[word]
+    for text in texts:
+        for word in range(firsts[text], firsts[text + 1]):
+            if numbers[word] == NOT_ASKED:
+                numbers[word] = number_of(
+                    known_letters, known_ends, known_hashes, slots, letters, ends, hashes, word
+                )
