@@ -123,7 +123,7 @@ def _touches(
     spans: Mapping[int, Sequence[tuple[int, int, int]]],
 ) -> list[Touch]:
     """The longest run of spans of one example, for each document and benchmark."""
-    found = []
+    found: list[Touch] = []
     for document, there in spans.items():
         runs: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by example
         for start, end, of in sorted(there):

@@ -22,6 +22,7 @@ from trainrig.corpus.decontaminate.words import Words
 from trainrig.corpus.signals.hashing import mixed, table_size
 
 NONE = np.uint32(0xFFFFFFFF)  # no n-gram begins here
+_Whole = int | np.int64
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 _GRAMS_A_PART = (
     4  # at most, of 64 bits, of which each sets three: one place in a hundred passes by chance
@@ -93,14 +94,14 @@ def hits_in(
     sums = np.empty(longest + 1, np.uint64)
     found = (words.letters_L, words.ends_W, words.hashes_W, words.firsts_D1)
     count = _find(*grams, words_B, *vocabulary, powers, *found, sums, numbers, *hits)
-    hits = Hits(*(each[:count].copy() for each in hits))
+    hits = Hits(hits.texts[:count].copy(), hits.words[:count].copy(), hits.grams[:count].copy())
     ask_numbers(vocabulary, words, np.unique(hits.texts), numbers)
     return hits, numbers
 
 
 @compiled
 def _hash_of(
-    words: NDArray[np.uint32], hashes: NDArray[np.uint64], place: int, order: int
+    words: NDArray[np.uint32], hashes: NDArray[np.uint64], place: _Whole, order: _Whole
 ) -> np.uint64:
     found = np.uint64(0)
     for word in range(place, place + order):
@@ -121,7 +122,11 @@ def _bits(key: np.uint64) -> np.uint64:
 
 @compiled
 def _are_equal(
-    left: NDArray[np.uint32], place: int, right: NDArray[np.uint32], other: int, order: int
+    left: NDArray[np.uint32],
+    place: _Whole,
+    right: NDArray[np.uint32],
+    other: _Whole,
+    order: _Whole,
 ) -> bool:
     offset = 0
     while offset < order and left[place + offset] == right[other + offset]:

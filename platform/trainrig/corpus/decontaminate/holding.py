@@ -15,6 +15,8 @@ from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import BySize, Llama2, Llama3, PaLM
 from trainrig.corpus.signals.shares import shares
 
+_Whole = int | np.int64
+
 
 class Spans(NamedTuple):
     """Where documents hold examples of which they hold enough: words of a batch. They overlap."""
@@ -48,7 +50,8 @@ class Holding:
         """The spans of what the documents of a batch hold, by their places in it."""
         index = self._index
         room = len(hits.texts) * len(index.names)  # memory that is not used is not there either
-        spans = Spans(*(np.empty(room, kind) for kind in (np.int64, np.uint32, np.int64, np.int64)))
+        documents, begins, stops = (np.empty(room, np.int64) for _ in range(3))
+        spans = Spans(documents, np.empty(room, np.uint32), begins, stops)
         filled = 0
         # One document after another: how many examples it holds is known only then.
         bounds = np.flatnonzero(np.diff(hits.texts, prepend=-1, append=-2))
@@ -105,7 +108,12 @@ class Holding:
                 *spans,
             )
         self._documents += len(firsts_D1) - 1
-        return Spans(*(each[:filled].copy() for each in spans))
+        return Spans(
+            spans.documents[:filled].copy(),
+            spans.examples[:filled].copy(),
+            spans.begins[:filled].copy(),
+            spans.stops[:filled].copy(),
+        )
 
 
 def units_of(index: Index, style: BySize) -> NDArray[np.int64]:
@@ -133,9 +141,9 @@ def needed(index: Index, style: BySize) -> NDArray[np.int64]:
 
 @compiled
 def _reach(
-    word: int,
-    place: int,
-    order: int,
+    word: _Whole,
+    place: _Whole,
+    order: _Whole,
     skips: int,
     words_B: NDArray[np.uint32],
     texts_B: NDArray[np.uint32],
@@ -143,7 +151,7 @@ def _reach(
     numbers: NDArray[np.uint32],
     first: int,
     end: int,
-) -> int:
+) -> _Whole:
     """The words of the span that begins at `word` and `place`; 0 if it begins earlier."""
     if skips == 0:
         return order

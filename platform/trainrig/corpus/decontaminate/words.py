@@ -44,19 +44,20 @@ def words_of(texts: Sequence[str]) -> Words:
     _lower_sigmas(texts, batch.starts_D1, lowered)
     room = len(batch.codes_C)
     most = room // 2 + len(texts)  # words: white space stands between two of one text
-    words = Words(
-        np.empty(2 * room, np.uint32),  # at most two for a character; memory that is not used is
-        np.empty(most, np.int64),  # not there either
-        np.empty(most, np.uint64),
-        np.empty(most, np.int64),
-        np.empty(most, np.int64),
-        np.zeros(len(texts) + 1, np.int64),
+    letters = np.empty(2 * room, np.uint32)  # at most two for a character
+    ends, begins, stops = (np.empty(most, np.int64) for _ in range(3))
+    hashes = np.empty(most, np.uint64)
+    firsts = np.zeros(len(texts) + 1, np.int64)
+    _split(*batch, lowered, letters, ends, hashes, begins, stops, firsts)
+    count = int(firsts[-1])
+    return Words(
+        letters[: int(ends[count - 1]) if count else 0],
+        ends[:count],
+        hashes[:count],
+        begins[:count],
+        stops[:count],
+        firsts,
     )
-    _split(*batch, lowered, *words)
-    count = int(words.firsts_D1[-1])
-    letters = int(words.ends_W[count - 1]) if count else 0
-    parts = (each[:count] for each in words[1:5])
-    return Words(words.letters_L[:letters], *parts, words.firsts_D1)
 
 
 def _lower_sigmas(
