@@ -47,7 +47,7 @@ class Judged:
 
 def judge(tree: HTMLTree, part: trees.Name) -> Judged:
     """The blocks of resiliparse's main content, or of the whole page."""
-    page = minimal_html(tree, part).encode("utf-8", "replace")
+    page = minimal_html(tree, part).replace("\0", "").encode("utf-8", "replace")
     blocks = Blocks(page, tree.title or "")
     return Judged(page, blocks, trees.load(part).odds(features(blocks)))
 
