@@ -57,10 +57,22 @@ def _least(
     for text in range(len(ends)):
         least = found[text]
         least[:] = _LARGEST
-        for place in range(start, ends[text]):
-            shingle = shingles[place]
+        in_fours = start + (ends[text] - start) // 4 * 4
+        for place in range(start, in_fours, 4):  # one load and store of `least` for four
+            s, t, u, v = (
+                shingles[place],
+                shingles[place + 1],
+                shingles[place + 2],
+                shingles[place + 3],
+            )
             for row in range(len(least)):
-                value = np.uint32(shingle * multipliers[row] + increments[row])
+                a, b = multipliers[row], increments[row]
+                st = min(np.uint32(s * a + b), np.uint32(t * a + b))
+                uv = min(np.uint32(u * a + b), np.uint32(v * a + b))
+                least[row] = min(least[row], min(st, uv))
+        for place in range(in_fours, ends[text]):
+            for row in range(len(least)):
+                value = np.uint32(shingles[place] * multipliers[row] + increments[row])
                 least[row] = min(least[row], value)
         start = ends[text]
 

@@ -83,8 +83,10 @@ def _find_capitals(
 ) -> None:
     """Which texts hold one of `capitals`, of two bytes of UTF-8 each."""
     for text in range(len(found)):
-        seen = False
+        here = data[starts[text] : starts[text + 1]]  # places from 0: many are compared at once
+        seen = np.uint8(0)
         for capital in capitals:
-            for place in range(starts[text], starts[text + 1] - 1):
-                seen |= (data[place] == capital[0]) & (data[place + 1] == capital[1])
-        found[text] = seen
+            first, second = capital[0], capital[1]
+            for place in range(len(here) - 1):
+                seen |= np.uint8(here[place] == first) & np.uint8(here[place + 1] == second)
+        found[text] = seen > 0
