@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.characters import CAPITAL_I_WITH_DOT
 
 LOREM_IPSUM, JAVASCRIPT, POLICY = 1, 2, 4  # flags
 # Each phrase and the place of a letter in it that is rare in English: the others are looked at
@@ -47,7 +48,11 @@ def phrases_in(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int,
             if begin < start or begin + length > end or _LETTERS[first + _RARE[phrase]] != code:
                 continue
             same = 0
-            while same < length and lower[codes[begin + same]] == _LETTERS[first + same]:
+            while (
+                same < length
+                and lower[codes[begin + same]] == _LETTERS[first + same]
+                and codes[begin + same] != CAPITAL_I_WITH_DOT  # two signs, in small letters
+            ):
                 same += 1
             if same == length:
                 found |= _FLAGS[phrase]
