@@ -4,6 +4,7 @@ The sum of the rows of a word does not depend on its neighbours: it is kept for 
 word is met, which spares most of the work.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,13 +12,15 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.characters import LETTER, SPACE
-from trainrig.corpus.signals.hashing import PRIME, SEED, mixed
+from trainrig.corpus.signals.hashing import PRIME, SEED, mixed, table_size
 
 _OFFSET, _PRIME = np.uint32(2166136261), np.uint32(16777619)  # of FNV-1a in 32 bits
 _BORDERS = (ord("<"), ord(">"))
 _SURROGATES = (0xD800, 0xDFFF)
 _FREE = -1
 _BLOCK = 512  # words
+_N_GRAMS = 512  # of a word, looked up together
+_CACHE_LINE = 64  # bytes
 _64, _63, _1 = np.uint32(6), np.uint32(63), np.uint64(1)
 
 
@@ -41,9 +44,18 @@ def known_words(places: int, channels: int) -> Known:
         np.zeros(places, np.uint64),
         np.full(places, _FREE, np.int32),
         np.zeros(words, np.int32),
-        np.zeros((words, channels), np.float32),
+        in_cache_lines(np.zeros((words, channels), np.float32)),
         np.zeros(1, np.int64),
     )
+
+
+def in_cache_lines(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A copy of `rows` that begins where a line of the cache does: a row of 16 is one line."""
+    room = np.empty(rows.nbytes + _CACHE_LINE, np.uint8)
+    first = -room.ctypes.data % _CACHE_LINE
+    copy = room[first : first + rows.nbytes].view(np.float32).reshape(rows.shape)
+    copy[:] = rows
+    return copy
 
 
 class NGrams(NamedTuple):
@@ -64,6 +76,18 @@ def kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
     return NGrams(bits, before, n_gram_rows[n_gram_rows >= 0])
 
 
+def own_words(
+    hashes: NDArray[np.uint64], rows: Sequence[int]
+) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """`Rows.words` and `Rows.word_rows` of words with these hashes."""
+    size = int(table_size(len(hashes)))
+    words, word_rows = np.zeros(size, np.uint64), np.full(size, _FREE, np.int32)
+    for key, row in zip(hashes, rows, strict=True):
+        at = _own_word(words, word_rows, key)
+        words[at], word_rows[at] = key, row
+    return words, word_rows
+
+
 class Rows(NamedTuple):
     """The model's side: which rows a word has."""
 
@@ -71,8 +95,8 @@ class Rows(NamedTuple):
     bits: NDArray[np.uint64]  # these three as in NGrams
     before: NDArray[np.int32]
     n_gram_rows: NDArray[np.int32]
-    words: NDArray[np.uint64]  # sorted hashes of the model's own words
-    word_rows: NDArray[np.int32]  # their rows
+    words: NDArray[np.uint64]  # the model's own: open addressing by the hashes of their characters
+    word_rows: NDArray[np.int32]  # their rows; _FREE: no word is here
     numbers: NDArray[np.uint32]  # [3] buckets; characters of the shortest and longest n-gram
 
 
@@ -93,6 +117,7 @@ def text_vector(
     block = min(_BLOCK, len(known.rows))
     hashes, words = np.empty(block, np.uint64), np.empty(block, np.int32)
     edges = np.empty((block, 2), np.int64)
+    spelt, n_grams = np.empty(4 * (end - start) + 2, np.uint8), np.empty(_N_GRAMS, np.uint32)
     place = start
     while place < end:
         count = 0
@@ -108,7 +133,7 @@ def text_vector(
                 place += 1
             edges[count, 1], hashes[count] = place, mixed(found)
             count += 1
-        _look_up(codes, edges, hashes, count, known, model, words)
+        _look_up(codes, edges, hashes, count, known, model, spelt, n_grams, words)
         for number in range(count):
             word = words[number]
             total += known.rows[word]
@@ -125,6 +150,8 @@ def _look_up(
     count: int,
     known: Known,
     model: Rows,
+    spelt: NDArray[np.uint8],
+    n_grams: NDArray[np.uint32],
     words: NDArray[np.int32],
 ) -> None:
     """The numbers of `count` words; new ones are learnt."""
@@ -144,7 +171,14 @@ def _look_up(
             keys[at], numbers[at] = key, word
             known.sums[word] = 0
             known.rows[word] = _add_rows(
-                codes, edges[number, 0], edges[number, 1], key, model, known.sums[word]
+                codes,
+                edges[number, 0],
+                edges[number, 1],
+                key,
+                model,
+                known.sums[word],
+                spelt,
+                n_grams,
             )
         words[number] = numbers[at]
 
@@ -162,21 +196,29 @@ def _add_rows(
     key: np.uint64,
     model: Rows,
     total: NDArray[np.float32],
+    spelt: NDArray[np.uint8],
+    n_grams: NDArray[np.uint32],
 ) -> int:
-    """Adds up the rows of the word and of its n-grams; how many they are."""
+    """Adds up the rows of the word and of its n-grams; how many they are.
+
+    `spelt` has room for the word, `n_grams` for some of them.
+    """
     rows = 0
-    at = np.searchsorted(model.words, key)
-    if at < len(model.words) and model.words[at] == key:
-        total += model.rows_RC[model.word_rows[at]]
+    row = model.word_rows[_own_word(model.words, model.word_rows, key)]
+    if row != _FREE:
+        total += model.rows_RC[row]
         rows += 1
-    spelt = np.empty(4 * (end - first) + 2, np.uint8)
     length = _spell(codes, first, end, spelt)
     if length == 2:  # the borders of nothing
         return 0
     buckets, shortest, longest = model.numbers
+    count = 0
     for begin in range(length):
         if _continues(spelt[begin]):
             continue
+        if count + longest > len(n_grams):
+            rows += _add_n_grams(n_grams, count, model, total)
+            count = 0
         found, place, characters = _OFFSET, begin, 0
         while place < length and characters < longest:
             # Characters go in whole; bytes above 127 are negative to fastText.
@@ -187,15 +229,41 @@ def _add_rows(
                 continue
             characters += 1
             if characters >= shortest:
-                bucket = found % buckets
-                word, bit = bucket >> _64, np.uint64(bucket & _63)
-                if model.bits[word] >> bit & _1:
-                    below = model.bits[word] & ((_1 << bit) - _1)
-                    row = model.n_gram_rows[model.before[word] + _ones(below)]
-                    for channel in range(len(total)):
-                        total[channel] += model.rows_RC[row, channel]
-                    rows += 1
-    return rows
+                n_grams[count] = found % buckets
+                count += 1
+    return rows + _add_n_grams(n_grams, count, model, total)
+
+
+@compiled
+def _add_n_grams(
+    n_grams: NDArray[np.uint32], count: int, model: Rows, total: NDArray[np.float32]
+) -> int:
+    """Adds up the rows of those buckets that have one; how many they are."""
+    # In passes without branches, as about half of the buckets have a row.
+    kept = 0
+    for number in range(count):
+        bucket = n_grams[number]
+        n_grams[kept] = bucket
+        kept += np.int64(model.bits[bucket >> _64] >> np.uint64(bucket & _63) & _1)
+    for number in range(kept):
+        word, bit = n_grams[number] >> _64, np.uint64(n_grams[number] & _63)
+        below = model.bits[word] & ((_1 << bit) - _1)
+        n_grams[number] = model.n_gram_rows[model.before[word] + _ones(below)]
+    for number in range(kept):
+        row = n_grams[number]
+        for channel in range(len(total)):
+            total[channel] += model.rows_RC[row, channel]
+    return kept
+
+
+@compiled
+def _own_word(words: NDArray[np.uint64], word_rows: NDArray[np.int32], key: np.uint64) -> np.int64:
+    """The place of the word with this hash, or the free one where it would be."""
+    mask = len(words) - 1
+    at = np.int64(key & np.uint64(mask))
+    while word_rows[at] != _FREE and words[at] != key:
+        at = (at + 1) & mask
+    return at
 
 
 @compiled
