@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from trainrig import manifest, storage
 from trainrig.config import identity
 from trainrig.corpus import copies
+from trainrig.corpus.account.cut_away import CutAccount, CutRow
 from trainrig.corpus.account.page import curation_page
 from trainrig.corpus.account.tallies import Account, account
 from trainrig.corpus.copies import (
@@ -36,8 +37,10 @@ from trainrig.corpus.copies import (
     paths_of,
     search_for,
 )
-from trainrig.corpus.curation import Curation
+from trainrig.corpus.curation import Curation, Source
+from trainrig.corpus.cutting import Cutting, cut_passes
 from trainrig.corpus.decide import wiped_out
+from trainrig.corpus.decontaminate import fingerprint
 from trainrig.corpus.dedup.documents import COPIES
 from trainrig.corpus.dedup.names import Shelf
 from trainrig.corpus.dedup.passes import Search
@@ -48,6 +51,7 @@ from trainrig.corpus.pool import DROPPED, KEPT, Decided, Parts, Pool
 from trainrig.corpus.reading import reading
 from trainrig.corpus.replace import Replacement
 from trainrig.corpus.rows import pool_schema
+from trainrig.corpus.staying import Staying, cut_steps
 from trainrig.corpus.writing import SAMPLES, signing, writing_out
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
@@ -71,7 +75,10 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     Replacement(run.output).go_on()
     splits, inputs = splits_of(run)
     inputs |= check_earlier(run)
-    stage = manifest.claim(run.output, run, inputs, changes_what_is_finished=True)
+    benchmarks = {"benchmarks": fingerprint(run.decontamination)} if run.decontamination else {}
+    stage = manifest.claim(
+        run.output, run, inputs, changes_what_is_finished=True, inputs_ahead=benchmarks
+    )
     if stage.finished:
         return stage.finished
     if stage.before:
@@ -84,7 +91,8 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     passes.check_columns(pool)
     passes.judge(pool)
     search = passes.find_copies(pool)
-    return passes.write(pool, search, cost)
+    cut = passes.cut(pool, search)
+    return passes.write(pool, search, cut, cost)
 
 
 def _finished(run: Curation, before: Manifest) -> tuple[Pool, dict[str, float]]:
@@ -113,7 +121,8 @@ class _Passes:
     @functools.cached_property
     def decision(self) -> str:
         """The folder of what follows from the rules: another for other rules."""
-        return f"decision-{manifest.digest(identity(self.run))[:16]}"
+        follows_from = [identity(self.run), self.stage.claim.inputs]
+        return f"decision-{manifest.digest(follows_from)[:16]}"
 
     @functools.cached_property
     def place(self) -> Place:
@@ -225,23 +234,55 @@ class _Passes:
         self._tell(3 * len(self.splits) + done)
         return phase
 
-    def write(self, pool: Pool, search: Search, cost: Mapping[str, float]) -> Manifest:
+    def cut(self, pool: Pool, search: Search) -> CutAccount:
+        """What is cut out of the documents that stay."""
+        own = [shelf for shelf in search.shelves if not shelf.earlier]
+        staying = Staying(pool, self.place, cut_steps(self.run))
+        told = Cutting(self.run, staying, self.splits, self._cut_step).cut(own)
+        sources = {source.name: source for source in self.run.sources}
+        for row in told.rows:
+            self._stop_if_cut_away(row, sources[row.source])
+        return told
+
+    def _stop_if_cut_away(self, row: CutRow, source: Source) -> None:
+        limit = source.wipe_out
+        if row.documents >= limit.min_documents and row.size_cut > limit.max_share * row.size:
+            raise DataError(
+                f"{self.run.output}: {row.step} cuts {row.size_cut:,} of the {row.size:,} "
+                f"{row.unit} of source '{row.source}' that reach it, more than "
+                f"{limit.max_share:.0%} (sources.wipe_out.max_share); nothing is lost: change its "
+                "section or raise the limit and run again, no page will be read again"
+            )
+
+    def _cut_step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
+        """Do one pass of those that cut; each counts as much as a split."""
+        phase = Phase(_done(self.run, self.decision, name), make_work)
+        map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0)
+        nth = cut_passes(self.run).index(name.rstrip("-0123456789")) + 1
+        self._tell(3 * len(self.splits) + len(steps(self.run.url_duplicates)) + nth)
+        return phase
+
+    def write(
+        self, pool: Pool, search: Search, cut: CutAccount, cost: Mapping[str, float]
+    ) -> Manifest:
         """Each document to where it belongs; the manifest."""
         # What is finished stays whole until all that takes its place is there.
         folder = self.place("new") if self.stage.before else self.run.output
         shelves = {shelf.name: shelf for shelf in search.shelves if not shelf.earlier}
         work = functools.partial(writing_out, self.run, pool, self.place, folder, shelves)
-        before = 3 * len(self.splits) + len(steps(self.run.url_duplicates))
+        passes = len(steps(self.run.url_duplicates)) + len(cut_passes(self.run))
+        before = 3 * len(self.splits) + passes
         records = self._map("write", work, self.splits, before).results(self.splits)
-        counts = total(record.counts for record in records)
+        counts = total(record.counts for record in records) | cut.counts()
         if not counts["documents_kept"]:
             raise DataError(f"{self.run.output}: nothing was kept; {_why_nothing(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= copies.write_index(self.run, folder, search)
         told = self._account()
         files |= told.save(folder)
+        files |= cut.save(folder)
         rules = {source.name: rules_for(self.run, source) for source in self.run.sources}
-        page = curation_page(told, counts, rules, cost, self._provenance())
+        page = curation_page(told, counts, rules, cost, self._provenance(), cut.sections())
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
         if self.stage.before:
             replacement = Replacement(self.run.output)
@@ -293,7 +334,8 @@ class _Passes:
 
     def _tell(self, done: int) -> None:
         if self.progress:
-            self.progress(done, 4 * len(self.splits) + len(steps(self.run.url_duplicates)))
+            passes = len(steps(self.run.url_duplicates)) + len(cut_passes(self.run))
+            self.progress(done, 4 * len(self.splits) + passes)
 
 
 def _done(run: Curation, *names: str) -> str:

@@ -7,8 +7,11 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import AHEAD, PLACE, RunFile, Settings, did_you_mean
+from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
 from trainrig.corpus.dedup.keep import KeepRule, Longest, SourcePriority
+from trainrig.corpus.dedup.lines import CommonLines
+from trainrig.corpus.dedup.substrings import ExactSubstrings
 from trainrig.corpus.dedup.verify import Verification
 from trainrig.corpus.extract import Extractor, MainContent
 from trainrig.corpus.filters import (
@@ -132,7 +135,11 @@ class Curation(RunFile):
     against: Annotated[tuple[str, ...], PLACE] = ()
     # Whether the output keeps what a later crawl can be held to: 0.7 bytes for one of text.
     index: Annotated[bool, AHEAD] = False
-    memory: Annotated[int, PLACE] = Field(default=2048, ge=256)  # MiB a worker, to look for copies
+    memory: Annotated[int, PLACE] = Field(default=2048, ge=384)  # MiB a worker, to look for copies
+    # What is cut out of the documents that stay, in this order; none of it without its section.
+    common_lines: Annotated[CommonLines | None, AHEAD] = None
+    exact_substrings: Annotated[ExactSubstrings | None, AHEAD] = None
+    decontamination: Annotated[Decontamination | None, AHEAD] = None
     # How much of a dropped document is kept: all of it, all but its text, or nothing.
     keep_dropped: Annotated[Literal["text", "signals", "none"], AHEAD] = "text"
 

@@ -1,7 +1,7 @@
 """The second pass of curation: the stored columns of each split against the rules of its source."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,3 +102,13 @@ def as_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
 def first_broken(place: Place, split: str) -> NDArray[np.int64]:
     """[documents of the split] the index of the first rule broken, or -1."""
     return load_arrays(place("verdicts", f"{split}.npz"))["first"]
+
+
+def judged(
+    pool: Pool, place: Place, split: str, columns: Sequence[str]
+) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+    """The rows of a split, chunk by chunk, each with the first rules that they break."""
+    first, at = first_broken(place, split), 0
+    for rows in pool.chunks(split, columns):
+        yield rows, first[at : at + len(rows)]
+        at += len(rows)

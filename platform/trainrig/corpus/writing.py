@@ -4,7 +4,7 @@ import dataclasses
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,17 @@ from trainrig.corpus.decide import NO_LANGUAGE
 from trainrig.corpus.dedup.documents import COPIES, Fates
 from trainrig.corpus.dedup.names import Shelf
 from trainrig.corpus.dedup.signing import Signatures
-from trainrig.corpus.judging import Place, first_broken, rules_for
+from trainrig.corpus.judging import Place, judged, rules_for
 from trainrig.corpus.models.perplexity import buckets
 from trainrig.corpus.pool import DROPPED, KEPT, QUARANTINE, Pool
 from trainrig.corpus.row_files import writing
 from trainrig.corpus.rows import VERDICT, pool_schema, row_schema
+from trainrig.corpus.staying import CUT_STEPS, Cutter, Staying, cut_steps
 from trainrig.manifest import FileSum
 from trainrig.splits import Work
 
-_TOLD = ("source", "language", "bytes")
+_TOLD = ("source", "language")
+_AFTER_RULES = (*COPIES, *CUT_STEPS)
 SAMPLES = 3  # documents told of for each reason
 EXCERPT = 2000  # characters of a sample
 NOT_KEPT = {"text", "metadata"}  # of dropped documents, where only signals are
@@ -39,7 +41,7 @@ def signing(run: Curation, pool: Pool, place: Place) -> Work:
         name = task["name"]
         needed = run.keep_rule.columns
         parts, ranking = [Signatures.of([], run.near_duplicates)], []
-        for rows, first in _judged(pool, place, name, ["id", "url", "text", *needed]):
+        for rows, first in judged(pool, place, name, ["id", "url", "text", *needed]):
             passed = rows.filter(pa.array(first < 0))
             parts.append(Signatures.of_table(passed, run.near_duplicates))
             ranking.append(passed.select(list(needed)))
@@ -47,16 +49,6 @@ def signing(run: Curation, pool: Pool, place: Place) -> Work:
         return copies.save_documents(run, task["source"], signatures, ranking, place(), name), {}
 
     return sign
-
-
-def _judged(
-    pool: Pool, place: Place, split: str, columns: Sequence[str]
-) -> Iterator[tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]]:
-    """The rows of a split, chunk by chunk, each with the first rules that they break."""
-    first, at = first_broken(place, split), 0
-    for rows in pool.chunks(split, columns):
-        yield rows, first[at : at + len(rows)]
-        at += len(rows)
 
 
 def writing_out(
@@ -73,6 +65,8 @@ def writing_out(
         name = task["name"]
         rules = [rule.name for rule in rules_for(run, run.sources[task["source"]])]
         fates = Fates.load(place("settled", f"{name}.npz")).verdicts()
+        staying = Staying(pool, place, cut_steps(run))
+        cutter = Cutter.of(staying, name, staying.steps)
         counts = _Counts()
         samples = _Samples()
         target = {
@@ -81,8 +75,10 @@ def writing_out(
         }
         with writing(target[KEPT], whole) as kept, writing(target[DROPPED], shown) as dropped:
             passed_before = 0
-            for rows, first in _judged(pool, place, name, schema.names):
+            for rows, first in judged(pool, place, name, schema.names):
                 rows, passed_before = _with_verdicts(rows, first, rules, fates, passed_before)
+                if staying.steps:
+                    rows = _with_cuts(rows, cutter)
                 if run.buckets is not None:
                     rows = _with_buckets(rows, run.buckets.signal, cuts)
                 stays = pc.is_null(rows["dropped_by"])
@@ -131,6 +127,23 @@ def _with_verdicts(
     return rows, passed_before
 
 
+def _with_cuts(rows: pa.Table, cutter: Cutter) -> pa.Table:
+    """`rows` with what is left of the texts that stay, and what falls by being cut."""
+    columns = {name: rows[name].to_pylist() for name in ("text", "dropped_by", "cut")}
+    for nth, (text, fell) in enumerate(zip(columns["text"], columns["dropped_by"], strict=True)):
+        if fell is None:
+            left, removed, falls_by = cutter.left(text)
+            if falls_by:
+                columns["dropped_by"][nth] = falls_by
+            elif removed:
+                columns["text"][nth] = left
+                columns["cut"][nth] = [dataclasses.asdict(each) for each in removed]
+    for name, values in columns.items():
+        place = rows.column_names.index(name)
+        rows = rows.set_column(place, name, pa.array(values, rows.schema.field(name).type))
+    return rows
+
+
 def _with_buckets(rows: pa.Table, signal: str, cuts: Mapping[str, tuple[float, float]]) -> pa.Table:
     values = rows[signal].to_numpy().astype(np.float64)
     names = buckets(values, rows["language"].to_pylist(), cuts)
@@ -152,10 +165,12 @@ class _Counts:
         kept = rows.filter(stays)
         self._numbers["documents"] += len(rows)
         self._numbers["kept"] += len(kept)
-        self._numbers["bytes"] += pc.sum(kept["bytes"]).as_py() or 0
+        self._numbers["bytes"] += pc.sum(pc.binary_length(kept["text"])).as_py() or 0
         self._tables["kept_of"].update(kept["source"].to_pylist())
         self._tables["dropped_by"].update(rows["dropped_by"].drop_null().to_pylist())
-        self._tell(rows.select([*_TOLD, "dropped_by"]).to_pylist())
+        sizes = pc.binary_length(rows["text"])  # of what is left
+        told = rows.select([*_TOLD, "dropped_by"]).append_column("bytes", sizes)
+        self._tell(told.to_pylist())
         for spans in rows["pii"].to_pylist():
             self._tables["masked"].update(span["kind"] for span in spans)
 
@@ -164,7 +179,7 @@ class _Counts:
         for row in rows:
             if row["dropped_by"] is None:
                 place = self._told["kept"].setdefault(row["source"], {})
-            elif row["dropped_by"] in COPIES:
+            elif row["dropped_by"] in _AFTER_RULES:
                 steps = self._told["copies"].setdefault(row["source"], {})
                 place = steps.setdefault(row["dropped_by"], {})
             else:

@@ -22,8 +22,12 @@ def curation_page(
     rules: Mapping[str, Sequence[Rule]],
     cost: Mapping[str, float],
     provenance: Mapping[str, Mapping[str, str]],
+    more: tuple[Section, ...] = (),
 ) -> str:
-    """The page as HTML text; `rules` are those of each source, `counts`, `cost` the manifest's."""
+    """The page as HTML text; `rules` are those of each source, `counts`, `cost` the manifest's.
+
+    `more` are sections about what happened to documents that no rule drops.
+    """
     seen = counts["documents_extracted"]
     page = report.Page(
         title="Curation",
@@ -34,6 +38,7 @@ def curation_page(
             Section("sources", "By source and language", (_sources(account),)),
             Section("signals", "Where the thresholds lie", _signals(account, rules)),
             Section("samples", "What fell, to read", _samples(account)),
+            *more,
             Section("quarantine", "What gave no document", (_quarantine(account),)),
         ),
         commands=(
