@@ -1,6 +1,7 @@
 """Decontamination against fourteen real benchmarks: its pace beside a set of n-grams in Python, its
 growth with the corpus and with the benchmarks, and what it finds in real pages."""
 
+import gzip
 import json
 import re
 import statistics
@@ -218,8 +219,6 @@ def test_cost_grows_with_the_corpus_and_little_with_the_benchmarks(texts, test_d
 
 
 def _part(benchmark: Benchmark, share: float, folder: Path) -> Benchmark:
-    import gzip
-
     content = Path(benchmark.path).read_bytes()
     content = gzip.decompress(content) if benchmark.path.endswith(".gz") else content
     lines = content.splitlines(keepends=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from trainrig.corpus.decontaminate.account import (
     CONTEXT,
     SAMPLES,
+    CommonRow,
     ContaminationAccount,
     account,
     lowest,
@@ -58,6 +59,10 @@ def test_under_gpt3_one_n_gram_makes_an_example_dirty(tmp_path: Path):
 
 def test_what_only_common_phrases_find_is_told_apart(tmp_path: Path):
     texts = ["a " + " ".join(TWENTY[:8])] * 3
+    found = told(GPT3(most_documents=2), tmp_path, *texts, "é " + " ".join(TWENTY[1:9]))
+    assert found.common == (CommonRow(" ".join(TWENTY[:8]), 3, "twenties"),)
+    assert "Common phrases" in contamination_section(found).html()
+    assert told(GPT3(), tmp_path, *texts).common == ()
     row = told(GPT3(most_documents=2), tmp_path, *texts).benchmarks[0]
     assert (row.found, row.common_only, row.dirty, row.documents) == (1, 1, 1, 0)
 

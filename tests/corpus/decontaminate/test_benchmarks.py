@@ -1,5 +1,7 @@
 import gzip
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -164,6 +166,16 @@ def test_settings_that_cannot_work_are_refused(given, told):
     with pytest.raises(ConfigError) as error:
         build(Decontamination, given, "run.toml")
     assert told in str(error.value)
+
+
+def test_the_settings_that_the_docs_show_load():
+    text = (Path(__file__).parents[3] / "docs/decontamination.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    settings = build(Decontamination, tomllib.loads(shown)["decontamination"], "docs")
+    assert settings.fields["arc_easy"] == ("query", "choices")
+    entry = re.search(r"`(benchmarks = .*?)`", text).group(1)
+    (benchmark,) = build(Decontamination, tomllib.loads(entry), "docs").benchmarks
+    assert benchmark.fields == ("question",)
 
 
 def test_n_is_the_percentile_of_the_lengths_between_its_bounds():

@@ -16,6 +16,7 @@ from trainrig.corpus.decontaminate.settings import GPT3, Llama2
 from trainrig.corpus.signals.shares import shares
 
 LEAST_SHARES = (0.2, 0.5, 0.7, 0.8, 1.0)  # of an example, at which examples are counted
+COMMON = 20  # n-grams told of
 SAMPLES = 3  # documents told of for each benchmark
 CONTEXT = 150  # characters on each side of what is shown
 LONGEST = 600  # characters of what is shown
@@ -52,6 +53,15 @@ class ShareRow:
     examples: int
 
 
+@dataclass(frozen=True)
+class CommonRow:
+    """An n-gram of a benchmark that so many documents hold that nothing is removed for it."""
+
+    text: str  # its words, as they are compared
+    documents: int
+    benchmark: str  # the first that has it
+
+
 @dataclass(frozen=True, order=True)
 class SampleRow:
     """A contaminated document, where it holds a benchmark."""
@@ -74,6 +84,7 @@ class ContaminationAccount:
     contaminated: int
     benchmarks: tuple[BenchmarkRow, ...]
     shares: tuple[ShareRow, ...]
+    common: tuple[CommonRow, ...]  # under GPT3, those that most documents hold
     samples: tuple[SampleRow, ...]
 
 
@@ -116,8 +127,25 @@ def account(
         counts["contaminated_documents"],
         tuple(rows),
         tuple(by_share),
+        tuple(_common(index, totals)),
         tuple(lowest(samples)),
     )
+
+
+def _common(index: Index, totals: Totals) -> list[CommonRow]:
+    style = index.settings.style
+    if not isinstance(style, GPT3):
+        return []
+    common = np.flatnonzero(totals.unit_documents > style.most_documents)
+    most = common[np.argsort(-totals.unit_documents[common].astype(np.int64), kind="stable")]
+    return [
+        CommonRow(
+            index.gram_text(gram),
+            int(totals.unit_documents[gram]),
+            index.name_of(int(index.examples_P[index.texts_B[index.places_of(gram)[0]]]))[0],
+        )
+        for gram in most[:COMMON].tolist()
+    ]
 
 
 def _units(index: Index, totals: Totals) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -127,6 +127,17 @@ class Index:
         first, end = self.grams.firsts_G1[gram : gram + 2]
         return self.grams.places[first:end]
 
+    def gram_text(self, gram: int) -> str:
+        """The words of an n-gram, as they are compared, with spaces between."""
+        place = self.places_of(gram)[0]
+        known = self.vocabulary
+        found = []
+        for word in self.words_B[place : place + self.grams.orders_B[place]].tolist():
+            begin = known.ends_V[word - 1] if word else 0
+            letters = known.letters[begin : known.ends_V[word]]
+            found.append(letters.tobytes().decode("utf-32-le", "surrogatepass"))
+        return " ".join(found)
+
     def gram_words(self, grams: NDArray[np.uint32]) -> NDArray[np.int64]:
         """n of each of `grams`."""
         places = self.grams.places[self.grams.firsts_G1[grams]]

@@ -17,6 +17,7 @@ def contamination_section(account: ContaminationAccount) -> Section:
             Text(_finding(account)),
             _benchmarks(account),
             Details("How much of each example was found", (_shares(account),)),
+            *_common(account),
             *_samples(account),
         ),
     )
@@ -88,6 +89,17 @@ def _shares(account: ContaminationAccount) -> Table:
         ("benchmark", *(percent(share, 1) for share in LEAST_SHARES)),
         tuple((name, *numbers) for name, numbers in examples.items()),
     )
+
+
+def _common(account: ContaminationAccount) -> tuple[Details, ...]:
+    if not account.common:
+        return ()
+    table = Table(
+        "N-grams that more documents hold than the rule acts on, the most common first",
+        ("n-gram", "documents", "in"),
+        tuple((row.text, row.documents, row.benchmark) for row in account.common),
+    )
+    return (Details("Common phrases, for which nothing was removed", (table,)),)
 
 
 def _samples(account: ContaminationAccount) -> tuple[Details | Text, ...]:
