@@ -49,7 +49,7 @@ def text_of(page: bytes, blocks: Blocks, kept: NDArray[np.bool_], bullets: bool)
 
 
 def _lines(page: bytes, spans: NDArray[np.int64], kinds: NDArray[np.int32]) -> list[str]:
-    """The text at each of `spans`, all in one go: starting an expression is dear, running it not."""
+    """The text at each of `spans`; all in one go, as starting an expression costs more than it."""
     if not len(spans):
         return []
     cuttings = _BETWEEN.encode().join(page[start:end] for start, end in spans.tolist())
