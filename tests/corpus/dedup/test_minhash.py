@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import datasketch
 import numpy as np
 import pytest
@@ -103,3 +106,13 @@ def test_the_curve_is_steepest_where_one_would_have_it():
     assert steepest(0.75, 112, 0.95) == (18, 6)
     assert steepest(0.8, 136, 0.95) == (17, 8)
     assert steepest(0.1, 3, 0.95) == (3, 1)  # which finds too few, but no other finds more
+
+
+def test_the_docs_show_the_defaults():
+    docs = Path(__file__).parents[3] / "docs" / "signatures.md"
+    (text,) = re.findall(r"```toml\n(.*?)```", docs.read_text(encoding="utf-8"), re.DOTALL)
+    shown = config.parse(text, str(docs))["near_duplicates"]
+    assert config.build(MinHash, shown, str(docs)) == DEFAULT
+    assert [(b, r) for b, r in re.findall(r"^# bands = (\d+).*\n# rows = (\d+)", text, re.M)] == [
+        (str(DEFAULT.bands), str(DEFAULT.rows))
+    ]

@@ -1,7 +1,7 @@
 """The signatures that datasketch (2.0) itself gives, so that they can be held against its indexes.
 
 An element is a shingle's words joined by one blank, in UTF-8, hashed by datasketch's SHA-1: what
-its own examples do. Some hundred times as slow as the scheme "fast". Not imported where nobody asks
+its own examples do. Some forty times as slow as the scheme "fast". Not imported where nobody asks
 for it, since datasketch brings scipy.
 """
 
