@@ -1,8 +1,9 @@
 """The three phases, as a corpus goes through them."""
 
+import os
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,14 @@ from trainrig.corpus.dedup.lines import (
 )
 
 Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Thousands of small files are written here, none of which has to outlast a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def batches_of(split: Split, size: int):
@@ -85,7 +94,7 @@ def corpora(draw: st.DrawFn) -> list[Split]:
     return [numbered[a:b] for a, b in zip([0, *ends], [*ends, len(numbered)], strict=True)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     corpora(),
     st.sampled_from(["documents", "occurrences"]),

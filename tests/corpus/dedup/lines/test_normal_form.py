@@ -2,7 +2,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.lines.normal_form import NormalForm, form_of
@@ -82,7 +82,8 @@ def test_keys_are_equal_where_normal_forms_are(lines: list[str]):
     assert units.lengths_U.tolist() == list(map(len, forms))
 
 
-@given(st.text())
+@settings(max_examples=50)
+@given(st.text(max_size=20))
 def test_a_form_is_that_of_each_character(text: str):
     forms = "".join(map(form_of, text))
     assert sorted(forms.replace(" ", "")) == sorted(normal(text).replace(" ", ""))

@@ -1,16 +1,19 @@
 """The five phases, as a corpus goes through them."""
 
 import itertools
+import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fastwarc.warc import ArchiveIterator, WarcRecordType
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.corpus.cuts import Cut, cut
 from trainrig.corpus.dedup.cut_file import load_cuts
@@ -28,8 +31,17 @@ from trainrig.corpus.dedup.substrings import (
     repeated_anchors,
     told_passages,
 )
+from trainrig.corpus.dedup.substrings.report import save_passages
 
 Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Thousands of small files are written here, none of which has to outlast a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def batches_of(split: Split, size: int):
@@ -97,11 +109,13 @@ def one_by_one(splits: Sequence[Split], length: int) -> list[dict[int, list[Cut]
     cuts: list[dict[int, list[Cut]]] = [{} for _ in splits]
     before: dict[bytes, tuple[int, int]] = {}  # window → number and place of the first
     for number, split, place, data in documents:
-        gone = set()
+        gone: set[int] = set()
+        until = 0
         for start in range(len(data) - length + 1):
             first = before.setdefault(data[start : start + length], (number, start))
             if first[0] != number or first[1] + length <= start:
-                gone |= set(range(start, start + length))
+                gone.update(range(max(start, until), start + length))
+                until = start + length
         spans: list[list[int]] = []
         ends = [at for at in range(1, len(data) + 1) if at == len(data) or data[at] & 192 != 128]
         for character, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
@@ -129,7 +143,7 @@ def corpora(draw: st.DrawFn) -> list[Split]:
     return [numbered[a:b] for a, b in zip([0, *ends], [*ends, len(numbered)], strict=True)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(corpora(), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
 @example([[(0, "a" * 40)]], 4, 1, 1, 1)
 @example([[(0, "ab" * 20)], [(1, "ba" * 9)]], 5, 3, 2, 1)
@@ -139,7 +153,7 @@ def test_the_cuts_are_those_of_comparing_one_by_one(splits, length, ranges, part
     assert found.cuts == one_by_one(splits, length)
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(corpora(), st.integers(2, 9), st.integers(1, 3), st.sampled_from([80, 160, 400]))
 def test_less_memory_takes_more_arrays_and_finds_the_same(splits, length, partitions, memory):
     rules = ExactSubstrings(min_bytes=length, memory=memory)
@@ -225,7 +239,35 @@ def test_the_report_tells_of_the_most_frequent_and_the_longest():
     assert found.told == {"frequent": [frequent, longest], "long": [longest, frequent]}
 
 
+def test_of_as_frequent_passages_the_longest_are_told(tmp_path: Path):
+    paths = [str(tmp_path / name) for name in ("one", "two")]
+    save_passages(paths[0], [b"x" * length for length in range(200, 230)])
+    save_passages(paths[1], [b"y" * length for length in range(200, 231)])
+    expected = [Passage(1, 230, "y" * 160), Passage(1, 229, "x" * 160)]
+    for memory in (1, 10**6):
+        assert told_passages(paths, 2, memory) == {"frequent": expected, "long": expected}
+
+
 def test_partitions_and_ranges_grow_with_the_corpus_and_shrink_with_memory():
-    rules = ExactSubstrings(min_bytes=200, memory=7 * 10**6)
+    rules = ExactSubstrings(min_bytes=200, memory=11 * 10**6)
     assert [partitions_for(copies, rules) for copies in (0, 4000, 4001, 40_000)] == [1, 1, 2, 10]
     assert ranges_for(10**9, 2**30) == 38  # two copies of 16 bytes, and 8 to sort by
+
+
+@pytest.mark.data
+def test_on_real_pages_the_cuts_are_those_of_comparing_one_by_one(test_data: Path):
+    texts = []
+    with (test_data / "crawl" / "0003.warc.gz").open("rb") as stream:
+        for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
+            page = record.reader.read().decode("utf-8", "replace")
+            texts.append(extract_plain_text(page)[:4_000])
+            if len(texts) == 60:
+                break
+    texts += [text[1_000:3_000] for text in texts[::5]]
+    numbered = list(enumerate(texts))
+    splits = [numbered[2::3], numbered[::3], numbered[1::3]]
+    rules = ExactSubstrings(min_bytes=100, memory=2**19)
+    found = Cleaned(splits, rules, ranges=3, partitions=2, batch=10)
+    assert found.counts["repeats"]["arrays"] > 2
+    assert found.counts["cut"]["documents_cut"] > len(texts) / 6
+    assert found.cuts == one_by_one(splits, 100)

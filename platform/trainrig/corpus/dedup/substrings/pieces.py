@@ -31,8 +31,9 @@ PIECE = np.dtype(
     ]
 )
 LONGEST = 2**24  # windows of a piece; a longer one is cut into some that share no window
-# Of a suffix array, for each byte of text: the text twice, a state, 4 bytes of the array.
-BYTES_EACH = 7
+# Of a suffix array, for each byte of text: the text twice, a state, 4 bytes of the order, 4 of the
+# neighbours in it.
+BYTES_EACH = 11
 
 
 def texts_of(path: str) -> str:

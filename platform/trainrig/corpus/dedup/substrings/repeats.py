@@ -2,7 +2,7 @@
 
 Suffixes that begin with the same window are neighbours in a suffix array (Manber & Myers 1993),
 so all copies of a window are found by comparing each suffix with the one before, up to the length
-of a window; no array of longest common prefixes is needed. Of each group the first in the keep
+of a window; how much more they share is not asked. Of each group the first in the keep
 order stays; the others are repeats, but for those that overlap it: of a run of one letter the
 first window stays whole.
 
@@ -28,8 +28,9 @@ from trainrig.corpus.dedup.substrings.pieces import PIECE, most_bytes, texts_of
 from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
 from trainrig.corpus.dedup.substrings.spans import SPAN, united
 
-_NO_WINDOW, _WINDOW, _REPEAT = 0, 1, 2  # what starts at a byte
-_AT_ONCE = 64  # bytes
+# What may be said of a byte: that a window starts at it; that as many bytes are the same as at the
+# suffix before it in the order; that its window was there before, in the text.
+_WINDOW, _AS_BEFORE, _REPEAT = 1, 2, 4
 
 
 def find_repeats(
@@ -175,60 +176,58 @@ def _mark(
     for piece in range(len(bounds) - 1):
         for place in range(bounds[piece], bounds[piece + 1] - window + 1):
             state[place] = _WINDOW
+    _compare(data, order, state, window)
     head = 0
     while head < len(order):
-        one = order[head]
         tail = head + 1
-        if state[one] != _NO_WINDOW:
-            first = one
-            alone = True
-            # What lies between two equal windows in this order begins with the same bytes.
-            while tail < len(order):
-                other = order[tail]
-                if state[other] != _NO_WINDOW:
-                    if not _equal(data, one, other, window):
-                        break
-                    first = min(first, other)
-                    alone = False
-                tail += 1
-            if not alone:
-                home = np.searchsorted(bounds, first, side="right") - 1
-                for rank in range(head, tail):
-                    place = order[rank]
-                    if state[place] == _NO_WINDOW or place == first:
-                        continue
-                    apart = place - first >= window
-                    if not apart:
-                        piece = np.searchsorted(bounds, place, side="right") - 1
-                        gap = place - bounds[piece] + starts[piece]
-                        gap -= first - bounds[home] + starts[home]
-                        apart = numbers[piece] != numbers[home] or gap >= window
-                    if apart:
-                        state[place] = _REPEAT
+        while tail < len(order) and state[order[tail]] & _AS_BEFORE:
+            tail += 1
+        first = len(data)
+        for rank in range(head, tail) if tail > head + 1 else range(0):
+            if state[order[rank]] & _WINDOW:
+                first = min(first, order[rank])
+        for rank in range(head, tail) if first < len(data) else range(0):
+            place = order[rank]
+            if state[place] & _WINDOW and place != first:
+                apart = place - first >= window
+                if not apart:
+                    piece = np.searchsorted(bounds, place, side="right") - 1
+                    home = np.searchsorted(bounds, first, side="right") - 1
+                    gap = place - bounds[piece] + starts[piece]
+                    gap -= first - bounds[home] + starts[home]
+                    apart = numbers[piece] != numbers[home] or gap >= window
+                if apart:
+                    state[place] |= _REPEAT
         head = tail
     return state
 
 
 @compiled
-def _equal(data: NDArray[np.uint8], one: int, other: int, length: int) -> bool:
-    """Whether as many bytes from `one` as from `other` are equal."""
-    ours, theirs = data[one : one + length], data[other : other + length]
-    # From the end: neighbours in the order of suffixes agree at the start. 64 at once become a few
-    # vector instructions (a fifth of the time of 32, which do not).
-    end = length
-    while end >= _AT_ONCE:
-        some, others = ours[end - _AT_ONCE : end], theirs[end - _AT_ONCE : end]
-        different = np.uint8(0)
-        for place in range(_AT_ONCE):
-            different = np.uint8(different | np.uint8(some[place] ^ others[place]))
-        if different:
-            return False
-        end = end - _AT_ONCE if end == _AT_ONCE else max(end - _AT_ONCE, _AT_ONCE)
-    # Left only of windows that are shorter.
-    for place in range(end):  # noqa: SIM110 - a loop is what compiles
-        if ours[place] != theirs[place]:
-            return False
-    return True
+def _compare(
+    data: NDArray[np.uint8], order: NDArray[np.int32], state: NDArray[np.uint8], window: int
+) -> None:
+    """Note in `state` which suffixes begin with the same window as the one before in the order.
+
+    In the order of the text: what a suffix shares with its neighbour, less a byte, the next shares
+    with its own (Kasai et al. 2001; the neighbours by Karkkainen et al. 2009). So no byte is
+    compared again and again, and where text repeats all reading goes forward.
+    """
+    before = np.empty(len(order), np.int32)
+    before[order[0]] = -1
+    for rank in range(1, len(order)):
+        before[order[rank]] = order[rank - 1]
+    shared = 0
+    for place in range(len(data)):
+        other = before[place]
+        if other < 0:
+            shared = 0
+            continue
+        most = min(window, len(data) - max(place, other))
+        while shared < most and data[place + shared] == data[other + shared]:
+            shared += 1
+        if shared == window:
+            state[place] |= _AS_BEFORE
+        shared = max(shared - 1, 0)
 
 
 @compiled
@@ -238,7 +237,7 @@ def _runs(
     """The united repeats: piece, and begin and end in bytes of the piece."""
     most = 0
     for place in range(len(state)):
-        most += state[place] == _REPEAT and (place == 0 or state[place - 1] != _REPEAT)
+        most += state[place] & _REPEAT and not (place and state[place - 1] & _REPEAT)
     pieces = np.empty(most, np.int64)
     begins = np.empty(most, np.int64)
     ends = np.empty(most, np.int64)
@@ -246,7 +245,7 @@ def _runs(
     for piece in range(len(bounds) - 1):
         fresh = True
         for place in range(bounds[piece], bounds[piece + 1] - window + 1):
-            if state[place] != _REPEAT:
+            if not state[place] & _REPEAT:
                 continue
             begin = place - bounds[piece]
             if fresh or begin > ends[count - 1]:
