@@ -86,7 +86,7 @@ def check(found: dict[str, Any]) -> None:
 
 
 def test_two_hundred_thousand_documents_take_the_memory_that_was_said(tmp_path: Path) -> None:
-    found = searched(tmp_path, 200_000, splits=20, memory=300 * MIB)
+    found = searched(tmp_path, 200_000, splits=20, memory=420 * MIB)
     print(json.dumps(found))
     assert min(found["tasks"]) > 1
     check(found)

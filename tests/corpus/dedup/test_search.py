@@ -92,7 +92,7 @@ def same(found, expected) -> bool:
 
 
 @given(files, st.booleans(), st.booleans())
-@tries(max_examples=60, deadline=None)
+@tries(max_examples=20, deadline=None)
 def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_url):
     documents = named(files)
     with tempfile.TemporaryDirectory() as folder:

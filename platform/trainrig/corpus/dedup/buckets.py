@@ -56,7 +56,7 @@ def candidates(rows: Rows, full_bucket: int = FULL_BUCKET) -> Rows:
     other = np.concatenate([refs[later], refs[beyond]])
     pairs = np.empty(len(one), CANDIDATE)
     pairs["a"], pairs["b"] = np.minimum(one, other), np.maximum(one, other)
-    return once(pairs)
+    return once(np.compress(one != other, pairs))
 
 
 def once(pairs: Rows) -> Rows:
@@ -64,4 +64,4 @@ def once(pairs: Rows) -> Rows:
     pairs = np.take(pairs, np.lexsort((pairs["b"], pairs["a"])))
     fresh = np.ones(len(pairs), bool)
     fresh[1:] = (pairs["a"][1:] != pairs["a"][:-1]) | (pairs["b"][1:] != pairs["b"][:-1])
-    return np.compress(fresh & (pairs["a"] != pairs["b"]), pairs)
+    return np.compress(fresh, pairs)

@@ -1,18 +1,24 @@
-"""The candidates of one stretch compared: its shingles together, the others' a shelf at a time."""
+"""Candidates compared on their shingles, where the first of a pair lies.
+
+The shingles of the others are *carried* there: each stretch reads its own once, and writes those
+that another stretch needs into a run. So no file is opened for a pair, or for a pair of shelves.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.buckets import once
+from trainrig.corpus.dedup.buckets import CANDIDATE, once
 from trainrig.corpus.dedup.documents import Documents
+from trainrig.corpus.dedup.fates import find
 from trainrig.corpus.dedup.names import Shelf, places_of, shelves_of
 from trainrig.corpus.dedup.runs import Rows
 from trainrig.corpus.dedup.signature_file import load_columns
 from trainrig.corpus.dedup.verify import (
-    Verification,
+    Measure,
     common_shingles,
     least_common,
     similarities,
@@ -21,86 +27,127 @@ from trainrig.corpus.dedup.verify import (
 
 Load = Callable[[Shelf], Documents]
 
+NAME = np.dtype([(name, "u8") for name in ("ref", "rank", "id0", "id1", "shingles")])
+SHINGLE = np.dtype("u4")
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The shingles of some documents, in the order of refs."""
+
+    names: Rows  # NAME
+    shingles: NDArray[np.uint32]
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Where the shingles of each document end."""
+        return np.cumsum(self.names["shingles"].astype(np.int64))
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where they begin."""
+        return self.ends - self.names["shingles"].astype(np.int64)
+
+
+def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], load: Load) -> Sets:
+    """Those of the documents `refs`, which are in order and lie on few shelves."""
+    names = np.empty(len(refs), NAME)
+    names["ref"] = refs
+    parts = [np.empty(0, SHINGLE)]
+    for shelf, chosen in _by_shelf(refs):
+        there = load_columns(shelves[shelf].signatures, ["shingles", "ends"])
+        places = places_of(refs[chosen])
+        ends = there["ends"][places]
+        starts = np.where(places > 0, there["ends"][places - 1], 0)
+        parts.append(together(there["shingles"], starts, ends))
+        documents = load(shelves[shelf])
+        names["rank"][chosen] = documents.ranks[places]
+        names["id0"][chosen], names["id1"][chosen] = documents.ids[places].T
+        names["shingles"][chosen] = ends - starts
+    return Sets(names, _fixed(np.concatenate(parts)))
+
+
+def carried(
+    pairs: Rows,
+    stretch_of: NDArray[np.int64],
+    stretches: int,
+    shelves: Sequence[Shelf],
+    load: Load,
+) -> tuple[Sets, NDArray[np.int64], NDArray[np.int64]]:
+    """What the stretches of the first documents of `pairs` need of the second ones.
+
+    Returns: the sets, stretch after stretch; [stretches + 1] where the names for each begin, and
+    where the shingles do.
+    """
+    wanted = np.empty(len(pairs), CANDIDATE)
+    wanted["a"], wanted["b"] = stretch_of[shelves_of(pairs["a"])], pairs["b"]
+    wanted = once(wanted)
+    refs, nth = np.unique(wanted["b"], return_inverse=True)
+    own = gathered(refs, shelves, load)
+    names = np.take(own.names, nth)
+    shingles = together(own.shingles, own.starts[nth], own.ends[nth])
+    first_names = np.searchsorted(wanted["a"], np.arange(stretches + 1).astype(np.uint64))
+    before = np.concatenate([np.zeros(1, np.int64), Sets(names, shingles).ends])
+    return Sets(names, shingles), first_names, before[first_names]
+
 
 def alike(
-    pairs: Rows, shelves: Sequence[Shelf], wanted: Verification, floor: float
-) -> tuple[Rows, NDArray[np.float64]]:
-    """Those of `pairs` (CANDIDATE) whose documents are alike from `floor` up; how alike they are.
+    pairs: Rows, own: Sets, others: Iterator[Sets], measure: Measure, floor: float
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """For each of `others`, the columns of evidence of the pairs that are alike from `floor` up.
 
-    In their order, each once.
+    Args:
+        pairs: CANDIDATE, in order, each once.
+        own: the sets of all their first documents.
+        others: those of their second ones, a stretch at a time.
     """
-    pairs = once(pairs)
-    ones, nth = np.unique(pairs["a"], return_inverse=True)
-    own, own_ends = _gathered(ones, shelves)
-    own_starts = np.concatenate([np.zeros(1, np.int64), own_ends[:-1]])
-    found = np.full(len(pairs), -1.0)
-    for shelf, chosen in _by_shelf(pairs["b"]):
-        there = load_columns(shelves[shelf].signatures, ["shingles", "ends"])
-        places = places_of(pairs["b"][chosen])
-        ends = there["ends"][places]
-        starts = _starts(there["ends"], places)
-        a_starts, a_ends = own_starts[nth[chosen]], own_ends[nth[chosen]]
-        sizes = a_ends - a_starts, ends - starts
-        least = least_common(wanted.measure, floor, *sizes)
-        shingles = there["shingles"]
-        common = common_shingles(own, a_starts, a_ends, shingles, starts, ends, least)
-        likeness = similarities(wanted.measure, common, *sizes)
-        found[chosen] = np.where(common < 0, -1.0, likeness)
-    enough = found >= floor
-    return pairs[enough], found[enough]
+    by_b = np.argsort(pairs["b"], kind="stable")
+    pairs = np.take(pairs, by_b)
+    for other in others:
+        at, there = find(np.ascontiguousarray(other.names["ref"]), pairs["b"])
+        chosen, b = pairs[there], at[there]
+        a, _ = find(np.ascontiguousarray(own.names["ref"]), chosen["a"])
+        sizes = (
+            own.names["shingles"][a].astype(np.int64),
+            other.names["shingles"][b].astype(np.int64),
+        )
+        common = common_shingles(
+            own.shingles,
+            own.starts[a],
+            own.ends[a],
+            _fixed(other.shingles),
+            other.starts[b],
+            other.ends[b],
+            least_common(measure, floor, *sizes),
+        )
+        found = similarities(measure, common, *sizes)
+        enough = (common >= 0) & (found >= floor)
+        yield _evidence(own.names[a[enough]], other.names[b[enough]], found[enough])
 
 
-def evidence(
-    pairs: Rows, similarities: NDArray[np.float64], shelves: Sequence[Shelf], load: Load
-) -> dict[int, dict[str, NDArray[Any]]]:
-    """By shelf of their first documents, the columns of EVIDENCE of verified pairs."""
-    ids = {side: np.empty((len(pairs), 2), np.uint64) for side in "ab"}
-    ranks = {side: np.empty(len(pairs), np.uint64) for side in "ab"}
-    for side in "ab":
-        for shelf, chosen in _by_shelf(pairs[side]):
-            documents = load(shelves[shelf])
-            places = places_of(pairs[side][chosen])
-            ids[side][chosen], ranks[side][chosen] = documents.ids[places], documents.ranks[places]
+def _evidence(one: Rows, other: Rows, found: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
     return {
-        shelf: {
-            "a": ids["a"][chosen],
-            "b": ids["b"][chosen],
-            "similarity": similarities[chosen],
-            "a_row": places_of(pairs["a"][chosen]),
-            "b_shelf": shelves_of(pairs["b"][chosen]),
-            "b_row": places_of(pairs["b"][chosen]),
-            "a_rank": ranks["a"][chosen],
-            "b_rank": ranks["b"][chosen],
-        }
-        for shelf, chosen in _by_shelf(pairs["a"])
+        "a": np.stack([one["id0"], one["id1"]], axis=1),
+        "b": np.stack([other["id0"], other["id1"]], axis=1),
+        "similarity": found,
+        "a_shelf": shelves_of(one["ref"]),
+        "a_row": places_of(one["ref"]),
+        "b_shelf": shelves_of(other["ref"]),
+        "b_row": places_of(other["ref"]),
+        "a_rank": one["rank"],
+        "b_rank": other["rank"],
     }
 
 
-def _by_shelf(names: NDArray[np.uint64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each shelf that `names` (refs) speak of, and where they do, in their order."""
-    shelves = shelves_of(names)
-    order = np.argsort(shelves, kind="stable")
-    there, starts = np.unique(shelves[order], return_index=True)
-    if len(there):
-        yield from zip(there.tolist(), np.split(order, starts[1:]), strict=True)
+def _by_shelf(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
+    """Each shelf that refs in order speak of, and where they do."""
+    there, starts = np.unique(shelves_of(refs), return_index=True)
+    bounds = [*starts.tolist(), len(refs)]
+    for nth, shelf in enumerate(there.tolist()):
+        yield shelf, slice(bounds[nth], bounds[nth + 1])
 
 
-def _gathered(
-    names: NDArray[np.uint64], shelves: Sequence[Shelf]
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """The shingles of the documents `names` (refs, in order), and where each one's end."""
-    parts, sizes = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
-    for shelf, chosen in _by_shelf(names):
-        there = load_columns(shelves[shelf].signatures, ["shingles", "ends"])
-        places = places_of(names[chosen])
-        starts, ends = _starts(there["ends"], places), there["ends"][places]
-        parts.append(together(there["shingles"], starts, ends))
-        sizes.append(ends - starts)
-    shingles = np.concatenate(parts)
-    shingles.flags.writeable = False  # as mapped ones are: one form of the compiled functions
-    return shingles, np.cumsum(np.concatenate(sizes))
-
-
-def _starts(ends: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the shingles of the documents at `places` begin."""
-    return np.where(places > 0, ends[places - 1], 0)
+def _fixed(shingles: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Not to be written to, as mapped ones are: the compiled functions have one form."""
+    shingles.flags.writeable = False
+    return shingles

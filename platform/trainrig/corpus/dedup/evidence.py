@@ -38,17 +38,10 @@ _NAME = [("ref", "u8"), ("rank", "u8"), ("id0", "u8"), ("id1", "u8")]
 EDGE = np.dtype([*_NAME, *((f"other_{name}", kind) for name, kind in _NAME), ("similarity", "f8")])
 
 
-def no_pairs() -> dict[str, NDArray[Any]]:
-    """The columns of no pair, as `write_pairs` takes them."""
-    kinds = {field.name: field.type.to_pandas_dtype() for field in SCHEMA}
-    words = np.empty((0, 2), np.uint64)
-    return {name: words if name in "ab" else np.empty(0, kind) for name, kind in kinds.items()}
-
-
 def write_pairs(path: str, columns: dict[str, NDArray[Any]]) -> None:
     """Write the pairs of one split; `a` and `b` as the words of ids [pairs, 2]."""
     texts = {name: id_texts(columns[name]) for name in ("a", "b")}
-    table = pa.table({**columns, **texts}, SCHEMA)
+    table = pa.table({**columns, **texts}).select(SCHEMA.names).cast(SCHEMA)
     with storage.atomic_file(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", row_group_size=_ROW_GROUP)
 

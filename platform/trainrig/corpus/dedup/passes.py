@@ -2,7 +2,7 @@
 
     equal keys, then repeats     first for URLs where that is asked for, then for texts
     bands, meet                  band keys divided by their range; the documents that share one
-    verify, edges                candidates compared on their shingles; those at the threshold
+    carry, verify, edges         candidates compared on their shingles; those at the threshold
     decide                       as many rounds as it takes
     tell, settle                 what became of all that equals what was decided; each split's own
 
@@ -38,7 +38,7 @@ from trainrig.corpus.dedup.names import (
     shelves_of,
 )
 from trainrig.corpus.dedup.plan import Plan
-from trainrig.corpus.dedup.runs import Rows, read_part, write_run
+from trainrig.corpus.dedup.runs import Rows, read_part, write_grouped, write_run
 from trainrig.corpus.dedup.signature_file import load_columns
 from trainrig.corpus.dedup.verify import Verification
 from trainrig.corpus.urls.key import url_key
@@ -188,25 +188,61 @@ def meet(search: Search) -> Work:
         paths = search.runs("bands", search.stretches)
         found = buckets.candidates(read_part(paths, task["number"], buckets.ENTRY))
         found = found[shelves_of(found["a"]) < first_earlier]
-        search.write("candidates", task, found, found["a"])
+        search.write("candidates-by-a", task, found, found["a"])
+        search.write("candidates-by-b", task, found, found["b"])
         return {}, {}
 
     return pair
+
+
+def carry(search: Search) -> Work:
+    """The shingles of second documents, for the stretches of the first."""
+    stretch_of = search.plan.stretch_of(len(search.shelves))
+
+    def write(task: Task) -> Done:
+        paths = search.runs("candidates-by-b", search.parts)
+        pairs = read_part(paths, task["number"], buckets.CANDIDATE)
+        sets, first_names, first_shingles = comparing.carried(
+            pairs, stretch_of, len(search.stretches), search.shelves, search.load
+        )
+        file = f"{task['number']:05d}.run"
+        write_grouped(search.place("carried-names", file), sets.names, first_names)
+        write_grouped(search.place("carried-shingles", file), sets.shingles, first_shingles)
+        return {}, {}
+
+    return write
+
+
+def _carried(search: Search, stretch: int) -> Iterator[comparing.Sets]:
+    """What was carried to a stretch, from one after the other."""
+    names = search.runs("carried-names", search.stretches)
+    shingles = search.runs("carried-shingles", search.stretches)
+    for name, shingle in zip(names, shingles, strict=True):
+        yield comparing.Sets(
+            read_part([name], stretch, comparing.NAME),
+            read_part([shingle], stretch, comparing.SHINGLE),
+        )
 
 
 def verify(search: Search) -> Work:
     """The pairs of each split that are alike, as evidence."""
 
     def compare(task: Task) -> Done:
-        paths = search.runs("candidates", search.parts)
-        pairs = read_part(paths, task["number"], buckets.CANDIDATE)
-        found, likeness = comparing.alike(pairs, search.shelves, search.verification, search.floor)
-        by_shelf = comparing.evidence(found, likeness, search.shelves, search.load)
+        paths = search.runs("candidates-by-a", search.parts)
+        pairs = buckets.once(read_part(paths, task["number"], buckets.CANDIDATE))
+        own = comparing.gathered(np.unique(pairs["a"]), search.shelves, search.load)
+        others = _carried(search, task["number"])
+        measure = search.verification.measure
+        found = list(comparing.alike(pairs, own, others, measure, search.floor))
+        together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+        order = np.lexsort([together[name] for name in ("b_row", "b_shelf", "a_row", "a_shelf")])
+        together = {name: column[order] for name, column in together.items()}
         for number, shelf in search.own(task["number"]):
             if not shelf.earlier:
-                columns = by_shelf.get(number) or evidence.no_pairs()
+                of_shelf = slice(*np.searchsorted(together["a_shelf"], [number, number + 1]))
+                columns = {name: column[of_shelf] for name, column in together.items()}
                 evidence.write_pairs(shelf.pairs, columns)
-        return {"candidates": len(pairs), "verified": len(found)}, {}
+        return {"candidates": len(pairs), "verified": len(order)}, {}
 
     return compare
 

@@ -19,7 +19,7 @@ MIB = 2**20
 _BYTES_OF_ENTRY = 3 * ENTRY.itemsize + 4 * 8
 _BYTES_OF_DOCUMENT = 400  # its columns, and its rows among equals: 48 bytes, held as entries are
 _BYTES_OF_SHINGLE = 3 * 4  # mapped, copied together, and those of the other shelf as it is mapped
-PROCESS = 180 * MIB  # a worker that has done nothing yet: Python, numpy, pyarrow, numba
+PROCESS = 300 * MIB  # a worker that has done nothing yet: Python, numpy, pyarrow, numba's compiler
 
 
 @dataclass(frozen=True)

@@ -26,19 +26,24 @@ Rows = NDArray[np.void]
 def write_run(path: str, rows: Rows, part_of: NDArray[np.int64], parts: int) -> None:
     """Write `rows`, each to the part that `part_of` says, in their order within a part."""
     order, starts = grouped(part_of.astype(np.int64), parts)
-    head = np.concatenate([np.array([parts], np.int64), starts])
+    write_grouped(path, np.take(rows, order), starts)
+
+
+def write_grouped(path: str, rows: NDArray[Any], starts: NDArray[np.int64]) -> None:
+    """Write rows that stand part after part; `starts` [parts + 1] says where each part begins."""
+    head = np.concatenate([np.array([len(starts) - 1], np.int64), starts])
     with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
         file.write(head.tobytes())
-        np.take(rows, order).tofile(file)
+        rows.tofile(file)
 
 
-def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> Rows:
+def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[Any]:
     """The rows of one part, run after run. Raises DataError for a torn file."""
     found = [_stretch(path, part, kind) for path in paths]
     return np.concatenate([np.empty(0, kind), *found])
 
 
-def _stretch(path: str, part: int, kind: np.dtype[Any]) -> Rows:
+def _stretch(path: str, part: int, kind: np.dtype[Any]) -> NDArray[Any]:
     head = storage.read_range(path, 0, _NUMBER)
     bounds = storage.read_range(path, _NUMBER * (1 + part), _NUMBER * (3 + part))
     if len(head) < _NUMBER or len(bounds) < 2 * _NUMBER:

@@ -19,6 +19,7 @@ _STEPS = (
     "text-repeats",
     "bands",
     "meet",
+    "carry",
     "verify",
     "edges",
     "decide",
@@ -63,6 +64,7 @@ def find_copies(search: Search, do: Do, pairs_known: bool = False) -> Found:
     if not pairs_known:
         run("bands", passes.bands, stretches)
         run("meet", passes.meet, parts)
+        run("carry", passes.carry, stretches)
         compared = run("verify", passes.verify, stretches)
     run("edges", passes.edges, stretches)
     turn = 0
