@@ -26,9 +26,9 @@ def save(path: str, records: Records, bounds: NDArray[np.int64]) -> None:
 
 
 def bounds_of(path: str) -> NDArray[np.int64]:
-    """Where each slice of the file begins, in records; last, their number."""
-    count = int(np.frombuffer(storage.read_range(path, 0, 8), "<i8")[0])
-    return np.frombuffer(storage.read_range(path, 8, 16 + 8 * count), "<i8").astype(np.int64)
+    """Where each slice of the file begins, in records; last, their number. Raises DataError."""
+    count = int(_read(path, "<i8", 0, 8)[0])
+    return _read(path, "<i8", 8, 16 + 8 * count).astype(np.int64)
 
 
 def load(path: str, dtype: DTypeLike, first: int, end: int) -> Records:
@@ -41,9 +41,11 @@ def load_records(path: str, dtype: DTypeLike, bounds: int, begin: int, end: int)
     """The records `begin` up to `end` of a file that has so many `bounds`. Raises DataError."""
     size = np.dtype(dtype).itemsize
     head = 8 * (bounds + 1)
-    data = b""
-    if end > begin:
-        data = storage.read_range(path, head + size * begin, head + size * end)
-    if len(data) != size * (end - begin):
-        raise DataError(f"{path}: shorter than its index says; delete it and run again")
+    return _read(path, dtype, head + size * begin, head + size * end)
+
+
+def _read(path: str, dtype: DTypeLike, begin: int, end: int) -> Records:
+    data = storage.read_range(path, begin, end) if end > begin else b""
+    if len(data) != end - begin:
+        raise DataError(f"{path}: ends before byte {end:,}; delete it and run again")
     return np.frombuffer(data, dtype)
