@@ -132,6 +132,18 @@ def test_words_may_differ_after_the_first_ten(tmp_path: Path):
     assert match(index, texts).span_documents.tolist() == [0]  # 84% of them
 
 
+def test_what_stands_before_a_text_is_no_part_of_it():
+    # The document's word before the match is the last word of the text before.
+    benchmarks = [Examples("two", (1,), (("p q", "a b"),))]
+    style = Llama2(words=2, dirty_from=0.5)
+    index = Index.of_examples(Decontamination(folder="-", style=style), benchmarks)
+    assert match(index, ["q a b"]).units.tolist() == [2, 3]
+    # Nor is what stands behind it.
+    benchmarks = [Examples("two", (1,), (("a b", "c d"),))]
+    index = Index.of_examples(Decontamination(folder="-", style=style), benchmarks)
+    assert match(index, ["a b c"]).units.tolist() == [0, 1]
+
+
 def test_measuring_alone_removes_nothing(tmp_path: Path):
     decision = decided(GPT3(remove="nothing"), tmp_path, SECRET)
     assert (decision.fallen, decision.cuts) == (frozenset(), {})

@@ -15,7 +15,8 @@ def contamination_section(account: ContaminationAccount) -> Section:
         "Benchmarks in the corpus",
         (
             Text(_finding(account)),
-            _benchmarks(account),
+            _documents(account),
+            _examples(account),
             Details("How much of each example was found", (_shares(account),)),
             *_common(account),
             *_samples(account),
@@ -39,23 +40,30 @@ def _finding(account: ContaminationAccount) -> str:
     return sentence
 
 
-def _benchmarks(account: ContaminationAccount) -> Table:
+def _documents(account: ContaminationAccount) -> Table:
+    rows = sorted(account.benchmarks, key=lambda row: (-row.documents, row.benchmark))
     return Table(
-        "Documents, and examples as the corpus held them before anything was removed; an example "
-        "may be found in many documents, and a document may hold many",
+        "Documents that hold a benchmark; one may hold several",
+        ("benchmark", "documents", "of them fallen", "of them cut"),
+        tuple(
+            (row.benchmark, row.documents, row.documents_fallen, row.documents_cut) for row in rows
+        ),
+    )
+
+
+def _examples(account: ContaminationAccount) -> Table:
+    return Table(
+        "Examples as the corpus held them before anything was removed",
         (
             "benchmark",
-            "words of an n-gram",
-            "documents",
-            "of them fallen",
-            "cut",
+            "n",
             "examples",
             "found",
-            "found of all",
+            "of all",
             "dirty",
             "clean",
             "neither",
-            "common phrases only",
+            "only common",
             "too short",
         ),
         tuple(_cells(row) for row in account.benchmarks),
@@ -66,9 +74,6 @@ def _cells(row: BenchmarkRow) -> tuple[str | int, ...]:
     return (
         row.benchmark,
         row.words,
-        row.documents,
-        row.documents_fallen,
-        row.documents_cut,
         row.examples,
         row.found,
         percent(row.found, row.examples),
