@@ -153,7 +153,7 @@ def _on_ray(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
     rows = [{"name": split.name, "task": json.dumps(dict(split.task))} for split in left]
     # Tasks, not actors: Ray's processes live on from phase to phase, with all that they imported.
     done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        _do_split,
+        _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
         fn_args=(phase, uuid.uuid4().hex),
         compute=ray.data.TaskPoolStrategy(size=min(workers, len(rows))),
         num_cpus=1,

@@ -169,7 +169,9 @@ def test_a_step_that_takes_nearly_all_text_of_a_source_stops_the_run(make_run):
     texts = [f"{NOTICE}\n{words(n, 1)}" for n in range(6)]
     lines = CommonLines(most=3)
     with pytest.raises(DataError, match=r"common_lines cuts .* 'web' .*wipe_out\.max_share"):
-        curate(make_run(texts, common_lines=lines, wipe_out=WipeOut(max_share=0.5, min_documents=3)))
+        curate(
+            make_run(texts, common_lines=lines, wipe_out=WipeOut(max_share=0.5, min_documents=3))
+        )
     curate(make_run(texts, common_lines=lines, wipe_out=WipeOut(max_share=1.0)))
 
 

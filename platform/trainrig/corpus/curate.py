@@ -17,6 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -51,6 +52,7 @@ from trainrig.corpus.pool import DROPPED, KEPT, Decided, Parts, Pool
 from trainrig.corpus.reading import reading
 from trainrig.corpus.replace import Replacement
 from trainrig.corpus.rows import pool_schema
+from trainrig.corpus.side_by_side import MOST as PAIRS
 from trainrig.corpus.staying import Staying, cut_steps
 from trainrig.corpus.writing import SAMPLES, signing, writing_out
 from trainrig.errors import DataError
@@ -308,7 +310,9 @@ class _Passes:
         integers = frozenset(
             field.name for field in pool_schema(self.run) if pa.types.is_integer(field.type)
         )
-        return account(judged, total(each["counts"] for each in told), few, integers)
+        pairs = sorted((pair for each in told for pair in each["pairs"]), key=itemgetter("id"))
+        counts = total(each["counts"] for each in told)
+        return account(judged, counts, few, pairs[:PAIRS], integers)
 
     def _provenance(self) -> dict[str, dict[str, str]]:
         claim = self.stage.claim

@@ -23,6 +23,7 @@ from trainrig.corpus.models.perplexity import buckets
 from trainrig.corpus.pool import DROPPED, KEPT, QUARANTINE, Pool
 from trainrig.corpus.row_files import writing
 from trainrig.corpus.rows import VERDICT, pool_schema, row_schema
+from trainrig.corpus.side_by_side import LikePairs
 from trainrig.corpus.staying import CUT_STEPS, Cutter, Staying, cut_steps
 from trainrig.manifest import FileSum
 from trainrig.splits import Work
@@ -69,6 +70,7 @@ def writing_out(
         cutter = Cutter.of(staying, name, staying.steps)
         counts = _Counts()
         samples = _Samples()
+        pairs = LikePairs(place("settled", f"{name}.npz"))
         target = {
             part: storage.join(folder, part, f"{name}.{ending}")
             for part, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
@@ -77,6 +79,7 @@ def writing_out(
             passed_before = 0
             for rows, first in judged(pool, place, name, schema.names):
                 rows, passed_before = _with_verdicts(rows, first, rules, fates, passed_before)
+                pairs.add(rows)
                 if staying.steps:
                     rows = _with_cuts(rows, cutter)
                 if run.buckets is not None:
@@ -93,7 +96,11 @@ def writing_out(
         files = {f"{part}/{path.rpartition('/')[2]}": path for part, path in target.items()}
         files |= copies.keep_files(run, shelves[name], place, folder)
         reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
-        told = {"samples": samples.lowest(), "counts": counts.told(reasons)}
+        told = {
+            "samples": samples.lowest(),
+            "pairs": pairs.told() if run.keep_dropped == "text" else [],
+            "counts": counts.told(reasons),
+        }
         storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
         sums = {below: manifest.file_sum(path) for below, path in files.items()}
         return counts.as_table(reasons), sums

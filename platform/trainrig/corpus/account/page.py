@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from trainrig import report
 from trainrig.corpus.account.charts import signal_charts, steps_chart, steps_in_all
+from trainrig.corpus.account.differences import differences
 from trainrig.corpus.account.tallies import BYTES_PER_TOKEN, Account, SampleRow
 from trainrig.corpus.decide import Rule
+from trainrig.corpus.side_by_side import EXCERPT
 from trainrig.report import Chart, Details, Group, Sample, Section, Table, Text, duration, percent
 from trainrig.report import short as shortened
 
@@ -38,6 +40,7 @@ def curation_page(
             Section("sources", "By source and language", (_sources(account),)),
             Section("signals", "Where the thresholds lie", _signals(account, rules)),
             Section("samples", "What fell, to read", _samples(account)),
+            *_pairs(account),
             *more,
             Section("quarantine", "What gave no document", (_quarantine(account),)),
         ),
@@ -168,6 +171,22 @@ def _samples(account: Account) -> tuple[Details | Text, ...]:
         )
         for step, rows in by_step.items()
     )
+
+
+def _pairs(account: Account) -> tuple[Section, ...]:
+    if not account.pairs:
+        return ()
+    groups = []
+    for row in account.pairs:
+        gone, stayed = differences(row.text, row.kept_text)
+        if max(len(row.text), len(row.kept_text)) >= EXCERPT:  # where an excerpt ends is no finding
+            gone, stayed = gone[:-1], stayed[:-1]
+        fell = Sample(row.url, row.text, "fell", gone)
+        kept = Sample(row.kept_url, row.kept_text, "was kept", stayed)
+        title = f"{row.url}: {row.similarity:.3f} of all shingles in common"
+        groups.append(Details(title, (Group((fell, kept)),)))
+    finding = Text("What differs is marked; texts are shown up to where the excerpt ends.")
+    return (Section("pairs", "Near-duplicates beside what was kept", (finding, *groups)),)
 
 
 def _quarantine(account: Account) -> Table | Text:
