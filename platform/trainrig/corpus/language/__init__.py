@@ -31,7 +31,7 @@ from trainrig.corpus.signals.batch import Batch, batch_of
 from trainrig.corpus.signals.hashing import hash_of
 
 PREFIX = 100_000  # characters looked at
-_KNOWN_WORDS = 2**18  # places: 16 MB
+_KNOWN_WORDS = 2**18  # places of a generation: 34 MB for both
 _END_OF_LINE = "</s>"  # fastText reads one after every text
 
 
