@@ -150,15 +150,14 @@ def _repeats(text: _Text, window: int) -> Records:
     """The spans of `text` that were there before: windows, united."""
     pieces = text.pieces
     bounds = np.append(pieces["at"], len(text.data))
-    numbers, starts = pieces["number"].copy(), pieces["start"].copy()
     order = pydivsufsort.divsufsort(text.data)
-    state = _mark(text.data, order, bounds, numbers, starts, window)
+    state = _mark(text.data, order, bounds, window)
     del order
     piece, begins, ends = _runs(state, bounds, window)
     spans = np.empty(len(piece), SPAN)
     spans["split"], spans["document"] = pieces["split"][piece], pieces["document"][piece]
-    spans["start"] = starts[piece] + begins
-    spans["end"] = starts[piece] + ends
+    spans["start"] = pieces["start"][piece] + begins
+    spans["end"] = pieces["start"][piece] + ends
     return spans
 
 
@@ -167,8 +166,6 @@ def _mark(
     data: NDArray[np.uint8],
     order: NDArray[np.int32],
     bounds: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    starts: NDArray[np.int64],
     window: int,
 ) -> NDArray[np.uint8]:
     """What starts at each byte, given the suffixes in their order."""
@@ -182,24 +179,23 @@ def _mark(
         tail = head + 1
         while tail < len(order) and state[order[tail]] & _AS_BEFORE:
             tail += 1
-        first = len(data)
-        for rank in range(head, tail) if tail > head + 1 else range(0):
-            if state[order[rank]] & _WINDOW:
-                first = min(first, order[rank])
-        for rank in range(head, tail) if first < len(data) else range(0):
-            place = order[rank]
-            if state[place] & _WINDOW and place != first:
-                apart = place - first >= window
-                if not apart:
-                    piece = np.searchsorted(bounds, place, side="right") - 1
-                    home = np.searchsorted(bounds, first, side="right") - 1
-                    gap = place - bounds[piece] + starts[piece]
-                    gap -= first - bounds[home] + starts[home]
-                    apart = numbers[piece] != numbers[home] or gap >= window
-                if apart:
-                    state[place] |= _REPEAT
+        if tail > head + 1:
+            _mark_all_but_first(order[head:tail], state, window)
         head = tail
     return state
+
+
+@compiled
+def _mark_all_but_first(suffixes: NDArray[np.int32], state: NDArray[np.uint8], window: int) -> None:
+    """Note the repeats among suffixes that begin with the same bytes."""
+    first = len(state)
+    for place in suffixes:
+        if state[place] & _WINDOW:
+            first = min(first, place)
+    for place in suffixes:
+        # Nearer than a window are only places of one piece, so this is their distance there.
+        if state[place] & _WINDOW and place - first >= window:
+            state[place] |= _REPEAT
 
 
 @compiled
