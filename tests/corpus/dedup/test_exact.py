@@ -12,7 +12,7 @@ from trainrig.corpus.dedup.texts import Texts
 
 # What composes, what only its lower case composes, what is put in order, and white space.
 ACCENTS = "eJjΣσ İi\u0307\u0301\u030c\u0323가ᄀ\u1161\u11a8\u2126\u212bȺ\n\u3000\x1c\ud800𐐀"
-accented = st.text(st.sampled_from(ACCENTS) | st.characters(), max_size=30)
+accented = st.lists(st.sampled_from(ACCENTS) | st.characters(), max_size=30).map("".join)
 
 
 def plain(text: str) -> bytes:
