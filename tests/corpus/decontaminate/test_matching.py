@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainrig.corpus.decontaminate import matching
 from trainrig.corpus.decontaminate.benchmarks import Examples
 from trainrig.corpus.decontaminate.grams import grams_of, hits_in
 from trainrig.corpus.decontaminate.index import Index
@@ -126,6 +127,17 @@ def test_totals_do_not_hang_on_the_splits(tmp_path_factory, first, texts, random
             totals.append((folder / f"totals{count}").read_bytes())
         assert totals[0] == totals[1]
         assert Totals.load(str(folder / "totals1")).documents == len(texts)
+
+
+@pytest.mark.parametrize("style", [GPT3(fewest_words=2, most_words=2), PaLM(words=2)], ids=repr)
+def test_matches_do_not_hang_on_what_is_looked_at_together(style, monkeypatch):
+    index = index_of(named([("a b",), ("b d",)]), style)
+    texts = ["a b", "x", "", "b d a b", "d", "a b"]
+    together = match(index, texts)
+    assert together.span_documents.tolist() == [0, 3, 3, 5]
+    monkeypatch.setattr(matching, "_CHARACTERS", 4)
+    for name, value in vars(match(index, texts)).items():
+        assert np.array_equal(getattr(together, name), value)
 
 
 def test_what_was_written_is_read_again(tmp_path: Path):

@@ -24,7 +24,7 @@ from trainrig.corpus.decontaminate.settings import GPT3, BySize
 from trainrig.corpus.models.array_file import open_arrays, write_arrays
 
 _MATCHES, _TOTALS = "benchmark matches", "benchmark totals"  # kinds of files
-_CHARACTERS = 2**21  # looked at together; what that takes of memory is some thirty times as much
+_CHARACTERS = 2**18  # looked at together: what that takes, some 30 bytes each, stays in a cache
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Totals:
 
 
 def match(index: Index, texts: Iterable[str]) -> Matches:
-    """What the documents of a split hold. Memory: some 60 MB, and 30 bytes a benchmark's word."""
+    """What the documents of a split hold. Memory: some 30 bytes a word of the benchmarks."""
     style = index.settings.style
     finder = _Collisions(index) if isinstance(style, GPT3) else _Shares(index, style)
     lengths: list[int] = []

@@ -39,16 +39,14 @@ class Words(NamedTuple):
 def words_of(texts: Sequence[str]) -> Words:
     """The words of `texts`."""
     batch = batch_of(texts)
-    lowered = np.empty_like(batch.codes_C)
-    _look_up(batch.codes_C, characters().lower, lowered)
-    _lower_sigmas(texts, batch.starts_D1, lowered)
     room = len(batch.codes_C)
     most = room // 2 + len(texts)  # words: white space stands between two of one text
     letters = np.empty(2 * room, np.uint32)  # at most two for a character
     ends, begins, stops = (np.empty(most, np.int64) for _ in range(3))
     hashes = np.empty(most, np.uint64)
     firsts = np.zeros(len(texts) + 1, np.int64)
-    _split(*batch, lowered, letters, ends, hashes, begins, stops, firsts)
+    lower, sigmas = characters().lower, _sigmas(texts)
+    _split(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
     count = int(firsts[-1])
     return Words(
         letters[: int(ends[count - 1]) if count else 0],
@@ -60,24 +58,17 @@ def words_of(texts: Sequence[str]) -> Words:
     )
 
 
-def _lower_sigmas(
-    texts: Sequence[str], starts: NDArray[np.int64], lowered: NDArray[np.uint32]
-) -> None:
-    """Put right the one letter whose lower case hangs on its neighbours."""
-    for text, start in zip(texts, starts.tolist(), strict=False):
+def _sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
+    """The lower case of each capital sigma, in their order: it hangs on the neighbours."""
+    found: list[int] = []
+    for text in texts:
         if chr(CAPITAL_SIGMA) in text:
             # "İ" would become two characters; "I" is as good a neighbour.
-            whole = text.replace(chr(CAPITAL_I_WITH_DOT), "I").lower()
-            for place in (i for i, each in enumerate(text) if ord(each) == CAPITAL_SIGMA):
-                lowered[start + place] = ord(whole[place])
-
-
-@compiled
-def _look_up(
-    codes: NDArray[np.uint32], table: NDArray[np.uint32], values: NDArray[np.uint32]
-) -> None:
-    for place in range(len(codes)):
-        values[place] = table[codes[place]]
+            lowered = text.replace(chr(CAPITAL_I_WITH_DOT), "I").lower()
+            found += (
+                ord(lowered[place]) for place, each in enumerate(text) if each == chr(CAPITAL_SIGMA)
+            )
+    return np.array(found, np.uint32)
 
 
 @compiled
@@ -85,7 +76,8 @@ def _split(
     codes: NDArray[np.uint32],
     classes: NDArray[np.uint16],
     starts: NDArray[np.int64],
-    lowered: NDArray[np.uint32],
+    lower: NDArray[np.uint32],
+    sigmas: NDArray[np.uint32],
     letters: NDArray[np.uint32],
     ends: NDArray[np.int64],
     hashes: NDArray[np.uint64],
@@ -93,7 +85,7 @@ def _split(
     stops: NDArray[np.int64],
     firsts: NDArray[np.int64],
 ) -> None:
-    word = letter = 0
+    word = letter = sigma = 0
     for text in range(len(starts) - 1):
         start, end = starts[text], starts[text + 1]
         place = start
@@ -104,8 +96,12 @@ def _split(
             begin, first, found = place, letter, SEED
             while place < end and classes[place] & SPACE == 0:
                 if classes[place] & SYMBOL == 0:
-                    letters[letter] = lowered[place]
-                    found = (found ^ np.uint64(lowered[place])) * PRIME
+                    code = lower[codes[place]]
+                    if codes[place] == CAPITAL_SIGMA:
+                        code = sigmas[sigma]
+                        sigma += 1
+                    letters[letter] = code
+                    found = (found ^ np.uint64(code)) * PRIME
                     letter += 1
                     if codes[place] == CAPITAL_I_WITH_DOT:
                         letters[letter] = DOT_ABOVE
