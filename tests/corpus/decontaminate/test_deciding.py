@@ -101,6 +101,8 @@ def test_what_many_documents_hold_is_told_of_and_stays(tmp_path: Path):
     decision = decided(style, tmp_path, SECRET, f"{SECRET} {OTHER}", "x " + SECRET)
     assert decision.fallen == {1}
     assert [(touch.document, touch.benchmark) for touch in decision.touches] == [(1, "jugs")]
+    as_many = GPT3(most_documents=3, remove="document")
+    assert decided(as_many, tmp_path, SECRET, SECRET, "x " + SECRET).fallen == {0, 1, 2}
     # Thrice in one document is one document.
     assert decided(style, tmp_path, f"{SECRET} " * 3, OTHER).fallen == {0, 1}
 
