@@ -88,3 +88,14 @@ def test_a_text_of_many_blocks_takes_memory_for_its_own_bytes(letters):
     tracemalloc.stop()
     # Room for a word of eight bytes at every second byte, its shingle of four, as much to sort it.
     assert peak < 9 * len(texts.data)
+
+
+def test_what_is_saved_comes_back_and_is_the_same_bytes_each_time(tmp_path):
+    documents = [("a", "http://a", "One two, three."), ("b", "", ""), ("c", "http://c/é", "天气")]
+    whole = Signatures.of(documents, SETTINGS)
+    pieces = [Signatures.of_table(as_table([document]), SETTINGS) for document in documents]
+    paths = [tmp_path / "whole.arrow", tmp_path / "pieces.arrow"]
+    for path, signed in zip(paths, (whole, Signatures.joined(pieces)), strict=True):
+        signed.save(str(path))
+        assert same(Signatures.load(str(path)), whole)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
