@@ -22,7 +22,13 @@ from trainrig.corpus.signals.batch import Batch, batch_of
 from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
 from trainrig.corpus.signals.characters import LINE_BREAK, SPACE, characters
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.phrases import JAVASCRIPT, LOREM_IPSUM, POLICY, phrases_in
+from trainrig.corpus.signals.phrases import (
+    JAVASCRIPT,
+    LOREM_IPSUM,
+    POLICY,
+    may_have_phrases,
+    phrases_in,
+)
 
 _END_MARKS, _APOSTROPHE, _NEW_LINE = (0x2E, 0x3F, 0x21, 0x22), 0x27, 0x0A  # . ? ! " '
 
@@ -125,6 +131,7 @@ def _cut(
     kept_texts[0] = 0
     for text in range(len(texts) - 1):
         place, first = texts[text], to
+        speaks = may_have_phrases(codes, place, texts[text + 1])
         while place < texts[text + 1]:
             line = line_at(codes, classes, place, texts[text + 1])
             place = line.after
@@ -144,7 +151,9 @@ def _cut(
             if words < rules.min_words:
                 counts[_FEW, text] += 1
                 continue
-            phrases = phrases_in(some, lower, start, end)
+            # What a citation parted can be a phrase without it.
+            looks = speaks or (rules.citations and line.may_cite)
+            phrases = phrases_in(some, lower, start, end) if looks else 0
             counts[_LOREM, text] += phrases & LOREM_IPSUM != 0
             if phrases & rules.topics & JAVASCRIPT:
                 counts[_JAVASCRIPT, text] += 1

@@ -14,7 +14,13 @@ from trainrig.corpus.signals.batch import Batch
 from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
 from trainrig.corpus.signals.characters import SPACE, characters
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.phrases import JAVASCRIPT, LOREM_IPSUM, POLICY, phrases_in
+from trainrig.corpus.signals.phrases import (
+    JAVASCRIPT,
+    LOREM_IPSUM,
+    POLICY,
+    may_have_phrases,
+    phrases_in,
+)
 from trainrig.corpus.signals.sentences import sentences_in
 
 _MAX_WORD_LENGTH = 1000
@@ -47,6 +53,7 @@ def _count(
 ) -> None:
     for text in range(len(texts) - 1):
         place = texts[text]
+        speaks = may_have_phrases(codes, place, texts[text + 1])
         while place < texts[text + 1]:
             line = line_at(codes, classes, place, texts[text + 1])
             place = line.after
@@ -55,9 +62,9 @@ def _count(
             start, end, words = line.start, line.end, line.words
             if line.may_cite:
                 cut, kinds, _ = without_citations(codes, classes, start, end)
-                counts = _of_line(cut, kinds, 0, len(cut), words, words_in(kinds), lower)
+                counts = _of_line(cut, kinds, 0, len(cut), words, words_in(kinds), True, lower)
             else:
-                counts = _of_line(codes, classes, start, end, words, words, lower)
+                counts = _of_line(codes, classes, start, end, words, words, speaks, lower)
             found[2, text] += counts[2]
             if line.longest <= _MAX_WORD_LENGTH:
                 found[0, text] += counts[0]
@@ -72,10 +79,12 @@ def _of_line(
     end: int,
     words_before: int,
     words: int,
+    speaks: bool,
     lower: NDArray[np.uint32],
 ) -> tuple[int, int, int]:
-    """What the line adds to each count. `words_before` the citations were cut out."""
-    phrases = phrases_in(codes, lower, start, end)
+    """What the line adds to each count. `words_before` the citations were cut out; without
+    `speaks` it has no phrase."""
+    phrases = phrases_in(codes, lower, start, end) if speaks else 0
     has_lorem_ipsum = 1 if phrases & LOREM_IPSUM else 0
     if words_before < _MIN_WORDS_ANY_END or phrases & (JAVASCRIPT | POLICY):
         return 0, 0, has_lorem_ipsum

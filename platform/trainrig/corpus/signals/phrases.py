@@ -25,7 +25,27 @@ _LETTERS = np.array([ord(letter) for _, phrase, _ in _PHRASES for letter in phra
 _STARTS = np.cumsum([0, *(len(phrase) for _, phrase, _ in _PHRASES)])
 # A bit for each letter from "a".
 _IS_RARE = sum({1 << ord(phrase[rare]) - ord("a") for _, phrase, rare in _PHRASES})
-_KELVIN = 0x212A  # the only sign beyond ASCII whose small letter is one of those: "k"
+_A, _E, _F, _I, _J, _K, _P, _S, _U, _V, _Y, _BLANK = (np.uint32(ord(_)) for _ in "aefijkpsuvy ")
+_CASE = np.uint32(0x20)  # the bit that parts a capital letter of ASCII from its small one
+_KELVIN = np.uint32(0x212A)  # the only sign beyond ASCII whose small letter is one of those: "k"
+
+
+@compiled
+def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
+    """False where no three signs in a row are three that a phrase has."""
+    some = codes[start:end]
+    found = 0
+    # Without branches, so that many characters are looked at together.
+    for place in range(len(some) - 2):
+        a, b, c = some[place] | _CASE, some[place + 1] | _CASE, some[place + 2] | _CASE
+        found += (
+            ((a == _J) & (b == _A) & (c == _V))  # javascript
+            | ((a == _P) & (b == _S) & (c == _U))  # lorem ipsum
+            | ((a == _F) & (b == _BLANK) & (c == _U))  # terms of use
+            | ((a == _Y) & (b == _BLANK) & (c == _P))  # privacy policy
+            | (((a == _K) | (a == _KELVIN)) & (b == _I) & (c == _E))  # cookies
+        )
+    return found > 0
 
 
 @compiled
