@@ -256,20 +256,21 @@ def _add_n_grams(
     n_grams: NDArray[np.uint32], count: int, model: Rows, total: NDArray[np.float32]
 ) -> np.int64:
     """Adds up the rows of those buckets that have one; how many they are."""
-    # In passes without branches, as about half of the buckets have a row.
+    # In passes without branches: loads of one pass do not wait for each other.
+    bits, before, n_gram_rows, rows_RC = model.bits, model.before, model.n_gram_rows, model.rows_RC
     kept = np.int64(0)
     for number in range(count):
         bucket = n_grams[number]
         n_grams[kept] = bucket
-        kept += np.int64(model.bits[bucket >> _64] >> np.uint64(bucket & _63) & _1)
+        kept += np.int64(bits[bucket >> _64] >> np.uint64(bucket & _63) & _1)
     for number in range(kept):
         word, bit = n_grams[number] >> _64, np.uint64(n_grams[number] & _63)
-        below = model.bits[word] & ((_1 << bit) - _1)
-        n_grams[number] = model.n_gram_rows[model.before[word] + _ones(below)]
+        below = bits[word] & ((_1 << bit) - _1)
+        n_grams[number] = n_gram_rows[before[word] + _ones(below)]
     for number in range(kept):
         row = n_grams[number]
         for channel in range(len(total)):
-            total[channel] += model.rows_RC[row, channel]
+            total[channel] += rows_RC[row, channel]
     return kept
 
 

@@ -113,6 +113,6 @@ def _citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
 def _is_decimal(code: np.uint32) -> bool:
     """`str.isdecimal`, which is what regular expressions call a digit."""
     if code < 0x80:
-        return 0x30 <= code <= 0x39
+        return bool(0x30 <= code <= 0x39)
     at = np.searchsorted(_ZEROS, code, "right") - 1
-    return at >= 0 and code - _ZEROS[at] < 10
+    return bool(at >= 0 and code - _ZEROS[at] < 10)

@@ -41,7 +41,7 @@ class SpacyWords:
         from spacy.vocab import Vocab
 
         self._english: Any = spacy.blank("en")
-        rules = self._english.tokenizer
+        rules: Any = self._english.tokenizer
         # The rules without the vocabulary: it would work out twenty attributes of each new word.
         self._vocabulary = Vocab()
         self._tokenizer: Any = Tokenizer(

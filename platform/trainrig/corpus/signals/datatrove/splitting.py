@@ -88,7 +88,7 @@ def split(
             return UNKNOWN
     first, last = start, end
     count, cuts = 0, len(ends)  # tokens from the left; starts of suffixes, from the right
-    special = NOTHING
+    special = np.int64(NOTHING)
     while first < last:
         special = _special(codes, first, last, specials)
         if special != NOTHING:
@@ -235,22 +235,22 @@ def _found(
 
 
 @compiled
-def _special(codes: NDArray[np.uint32], start: int, end: int, specials: Specials) -> int:
+def _special(codes: NDArray[np.uint32], start: int, end: int, specials: Specials) -> np.int64:
     """Where the special case from `start` to `end` stands in the table; NOTHING if none does."""
     if start >= end or end - start > specials.longest:
-        return NOTHING
+        return np.int64(NOTHING)
     return _find(hash_of(codes, start, end), specials)
 
 
 @compiled
-def _find(key: np.uint64, specials: Specials) -> int:
+def _find(key: np.uint64, specials: Specials) -> np.int64:
     mask = len(specials.keys) - 1
     place = np.int64(key & np.uint64(mask))
     while specials.firsts[place] != NOTHING:
         if specials.keys[place] == key:
             return place
         place = (place + 1) & mask
-    return NOTHING
+    return np.int64(NOTHING)
 
 
 @compiled
@@ -271,7 +271,7 @@ def _may_be_url(codes: NDArray[np.uint32], start: int, end: int) -> bool:
 
 @compiled
 def _may_be_letter(code: np.uint32) -> bool:
-    return code >= 0x80 or 0x61 <= code | 0x20 <= 0x7A
+    return bool(code >= 0x80 or 0x61 <= code | 0x20 <= 0x7A)
 
 
 @compiled

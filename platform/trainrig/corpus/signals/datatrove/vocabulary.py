@@ -110,7 +110,7 @@ class Vocabulary:
             outcomes[urls] = self._learn(
                 grammar, batch, chunks, new[urls], places[urls], answers, asked
             )
-        return new[outcomes == UNKNOWN]
+        return np.compress(outcomes == UNKNOWN, new)
 
     def _learn(
         self,
@@ -126,17 +126,23 @@ class Vocabulary:
         lengths = ends - starts
         self._make_room_for_tokens(int(lengths.sum()))
         outcomes = np.empty(len(new), np.int64)
+        hashes, token_lengths, flags = self._pool
         _learn(
             batch.codes_C,
             starts,
             ends,
             places,
-            *(grammar.rules, grammar.specials, grammar.kinds),
+            grammar.rules,
+            grammar.specials,
+            grammar.kinds,
             urls,
             asked,
             np.empty(2 * int(lengths.max()), np.int64),
-            *(self._firsts, self._counts),
-            *self._pool,
+            self._firsts,
+            self._counts,
+            hashes,
+            token_lengths,
+            flags,
             self._held,
             outcomes,
         )
