@@ -27,8 +27,17 @@ from types import ModuleType
 import lightgbm
 import numpy as np
 import trafilatura
-from extraction_pages import NO_STRINGS, STRINGS, Labelled, fold, labelled_pages
-from numpy.typing import ArrayLike, NDArray
+from extraction_pages import (
+    NO_STRINGS,
+    STRINGS,
+    Labelled,
+    counts,
+    error_of_lead,
+    f1,
+    fold,
+    labelled_pages,
+)
+from numpy.typing import NDArray
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import main_content, voting
@@ -217,28 +226,6 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
     vary(voting, "_TREES", 15_000, 30_000)
     vary(voting, "_OTHERS", 15_000, 25_000)
     vary(voting, "_OUTSIDE", 0, 5_000, 15_000)
-
-
-def counts(labelled: Labelled, text: str) -> tuple[int, int, int]:
-    """Strings that `text` holds and should, that it lacks, that it should not hold."""
-    folded = fold(text)
-    held = sum(fold(each) in folded for each in labelled.wanted)
-    return held, len(labelled.wanted) - held, sum(fold(e) in folded for e in labelled.unwanted)
-
-
-def f1(pages: ArrayLike) -> float:
-    """Of all pages' counts together."""
-    held, lacked, wrong = np.asarray(pages).sum(0)
-    return float(2 * held / (2 * held + lacked + wrong))
-
-
-def error_of_lead(ours: ArrayLike, theirs: ArrayLike, hosts: Sequence[str]) -> float:
-    """The standard error of the difference of two F1, hosts drawn again 1,000 times."""
-    pages_of = [[n for n, each in enumerate(hosts) if each == host] for host in sorted(set(hosts))]
-    a, b = (np.array([np.asarray(each)[n].sum(0) for n in pages_of]) for each in (ours, theirs))
-    random = np.random.default_rng(0)
-    draws = [random.integers(0, len(a), len(a)) for _ in range(1000)]
-    return float(np.std([f1(a[draw]) - f1(b[draw]) for draw in draws]))
 
 
 def main(data: Path) -> None:
