@@ -18,7 +18,7 @@ from pydantic import Field
 from trainrig.config import Settings
 
 RANKS_BITS = 48
-WORST = 2**RANKS_BITS - 1
+WORST: int = 2**RANKS_BITS - 1
 _CRAWL_BITS = 24  # of those of `Earliest(by="crawl")`: earlier crawls, then the source in its crawl
 _SOURCES = 2**16
 

@@ -16,6 +16,8 @@ from trainrig.corpus.compiled import compiled
 Measure = Literal["jaccard", "containment"]
 """Common shingles by those of both together, or by those of the smaller document."""
 
+_STRIDE = 32  # shingles between two looks at whether enough are left
+
 
 class Verification(Settings):
     """What of two documents is compared, and down to where what was found is kept."""
@@ -49,21 +51,14 @@ def common_shingles(
     for pair in range(len(least)):
         i, i_end = one_starts[pair], one_ends[pair]
         j, j_end = other_starts[pair], other_ends[pair]
-        # How many of either may still have no partner.
-        spare_i, spare_j = (i_end - i) - least[pair], (j_end - j) - least[pair]
         common = 0
-        while i < i_end and j < j_end and spare_i >= 0 and spare_j >= 0:
-            a, b = one[i], other[j]
-            if a == b:
-                common += 1
-                i += 1
-                j += 1
-            elif a < b:
-                i += 1
-                spare_i -= 1
-            else:
-                j += 1
-                spare_j -= 1
+        while i < i_end and j < j_end and common + min(i_end - i, j_end - j) >= least[pair]:
+            # No branch for the processor to guess at: which shingle is lower is anyone's guess.
+            for _ in range(min(_STRIDE, i_end - i, j_end - j)):
+                a, b = one[i], other[j]
+                common += a == b
+                i += a <= b
+                j += b <= a
         found[pair] = common if common >= least[pair] else -1
     return found
 
@@ -99,7 +94,7 @@ def together(
     found = np.empty(np.sum(ends - starts), np.uint32)
     at = 0
     for document in range(len(starts)):
-        for place in range(starts[document], ends[document]):
-            found[at] = shingles[place]
-            at += 1
+        length = ends[document] - starts[document]
+        found[at : at + length] = shingles[starts[document] : ends[document]]
+        at += length
     return found
