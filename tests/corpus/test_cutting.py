@@ -10,11 +10,13 @@ from trainrig import storage
 from trainrig.corpus.curate import DROPPED, KEPT, Curation, curate, read_rows
 from trainrig.corpus.curation import Source, WipeOut
 from trainrig.corpus.cuts import Removed, restore
+from trainrig.corpus.cutting import cut_passes
 from trainrig.corpus.decontaminate import GPT3, Benchmark, Decontamination
 from trainrig.corpus.dedup.lines import CommonLines
 from trainrig.corpus.dedup.substrings import ExactSubstrings
 from trainrig.errors import DataError
 from trainrig.manifest import read_manifest
+from trainrig.splits import Phase, Split, Work
 
 NOTICE = "Subscribe to our newsletter today!"
 QUESTION = "How many ducks can Janet feed with sixteen eggs a day if each of them needs three?"
@@ -121,6 +123,34 @@ def test_two_workers_write_the_same_bytes(make_run, ducks):
     curate(alone)
     curate(together)
     assert written(together) == written(alone)
+
+
+class Stopped(Exception):
+    """Stands for whatever ends a run."""
+
+
+def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
+    make_run, ducks, monkeypatch
+):
+    whole = make_run(name="whole", **STEPS, decontamination=ducks)
+    curate(whole)
+    run = make_run(**STEPS, decontamination=ducks)
+    do, done = Phase.do, []
+
+    def do_one(phase: Phase, work: Work, split: Split) -> None:
+        do(phase, work, split)
+        done.append(phase.record_path(split))
+        raise Stopped
+
+    monkeypatch.setattr(Phase, "do", do_one)
+    while True:
+        try:
+            curate(run)
+            break
+        except Stopped:
+            continue
+    assert len(done) == len(set(done)) > len(cut_passes(run))
+    assert written(run) == written(whole)
 
 
 def test_deciding_again_starts_from_the_texts_as_they_were(make_run, ducks):
