@@ -1,14 +1,16 @@
+import dataclasses
 import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainrig.corpus.decontaminate import matching
 from trainrig.corpus.decontaminate.benchmarks import Examples
 from trainrig.corpus.decontaminate.grams import grams_of, hits_in
+from trainrig.corpus.decontaminate.holding import needed
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import Matches, Totals, match, merge
 from trainrig.corpus.decontaminate.settings import (
@@ -30,8 +32,8 @@ _spec.loader.exec_module(plain)
 # Few words, so that runs of them meet; "é" takes another path than ASCII does.
 VOCABULARY = ("a", "B.", "é", "d", "-")
 text = st.lists(st.sampled_from(VOCABULARY), max_size=12).map(" ".join)
-example = st.lists(text, min_size=1, max_size=2).map(tuple)
-examples = st.lists(example, min_size=1, max_size=4)
+strings = st.lists(text, min_size=1, max_size=2).map(tuple)
+examples = st.lists(strings, min_size=1, max_size=4)
 documents = st.lists(st.lists(st.sampled_from((*VOCABULARY, "x")), max_size=25).map(" ".join))
 
 
@@ -138,6 +140,21 @@ def test_matches_do_not_hang_on_what_is_looked_at_together(style, monkeypatch):
     monkeypatch.setattr(matching, "_CHARACTERS", 4)
     for name, value in vars(match(index, texts)).items():
         assert np.array_equal(getattr(together, name), value)
+
+
+@given(
+    st.integers(1, 200_000),
+    st.one_of(st.sampled_from([0.55, 0.7, 2 / 3, 1e-5]), st.floats(1e-6, 1)),
+)
+@example(200_000, 2 / 3)
+@example(20_000, 1e-4)  # 1 of them is half a step, and rounds up
+@settings(max_examples=50)
+def test_enough_is_the_first_share_that_rounds_to_the_threshold(words, share):
+    index = index_of(named([("a b",)]), PaLM(words=1))
+    many = dataclasses.replace(index, texts_B=np.zeros(words, np.uint32))
+    (enough,) = needed(many, Llama3(words=1, dirty_from=share)).tolist()
+    assert round(enough / words, 4) >= share
+    assert enough == 1 or round((enough - 1) / words, 4) < share
 
 
 def test_what_was_written_is_read_again(tmp_path: Path):

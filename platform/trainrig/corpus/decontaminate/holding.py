@@ -13,7 +13,7 @@ from trainrig.corpus.compiled import compiled
 from trainrig.corpus.decontaminate.grams import Hits
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import BySize, Llama2, Llama3, PaLM
-from trainrig.corpus.signals.shares import shares
+from trainrig.corpus.signals.shares import STEPS, shares
 
 _Whole = int | np.int64
 
@@ -133,10 +133,12 @@ def needed(index: Index, style: BySize) -> NDArray[np.int64]:
     """The units from which on each example is dirty: shares are rounded to 1e-4 before."""
     wholes = units_of(index, style)
     least = np.repeat(thresholds_of(index, style), np.diff(index.firsts))
-    near = np.maximum(np.ceil(least * wholes).astype(np.int64), 1)
-    below = np.maximum(near - 1, 1)
-    enough = np.where(shares(below, wholes) >= least, below, near)
-    return np.where(wholes > 0, enough, np.iinfo(np.int64).max)
+    steps = np.ceil(np.round(least * STEPS, 6))  # the first rounded share that is enough
+    near = np.floor((steps - 0.5) / STEPS * wholes).astype(np.int64)
+    enough = near + 2
+    for units in (near + 1, near):
+        enough = np.where(shares(units, wholes) >= least, units, enough)
+    return np.where(wholes > 0, np.maximum(enough, 1), np.iinfo(np.int64).max)
 
 
 @compiled
