@@ -28,7 +28,7 @@ from trainrig.corpus.extract import (
 from trainrig.corpus.extract.guard import Guard
 from trainrig.corpus.read import Page
 
-pytestmark = [pytest.mark.bench, pytest.mark.data]
+pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(3600)]
 trafilatura = pytest.importorskip("trafilatura", reason="the peer")
 
 # Beside this file, which is no package.
@@ -106,7 +106,6 @@ def test_quality_beside_trafilaturas(pages: list[Any]):
     assert leads["precise"] >= -errors["precise"]
 
 
-@pytest.mark.timeout(3600)
 def test_speed_beside_trafilaturas(pages: list[Any]):
     some = pages[::EVERY]
     for method in METHODS.values():  # compiles, and loads the trees
