@@ -4,8 +4,12 @@
     match(index, texts).save(path)                      each split, documents in their order
     merge(index, paths of all matches).save(path)       once
     decide(index, matches, totals)                      each split: what falls, what is cut
+    account.account(index, totals, sum of Decision.counts(), samples)    once, for the report
+    page.contamination_section(account)                 its part of the page
 
-Workers map the index into memory: `Index.load(path)`. Nothing here knows of files other than those,
+A run's inputs have `fingerprint(settings)`. Documents go by their place among those that `match` saw;
+`account.sample` makes of a `Touch` and its document what a report shows. Workers map the index into
+memory: `Index.load(path)`. Nothing here knows of files other than those,
 nor of Ray. The styles, and where they come from, are in settings.py.
 """
 
