@@ -116,6 +116,17 @@ def test_one_stretch_needs_one_round_and_a_chain_to_and_fro_as_many_as_it_has_li
     assert kept == {0, 2, 4, 6, 8}
 
 
+def test_who_fell_early_still_hears_of_a_more_similar_one_that_is_kept_late():
+    # 6 falls to 5 at once; that 4 is kept is only known at the end of a chain to and fro.
+    pairs = {(n, n + 1): 0.9 for n in range(4)} | {(5, 6): 0.8, (4, 6): 1.0}
+    edges = edges_of(pairs, list(range(COUNT)))
+    for end in ("", "other_"):
+        # The lowest id lies in the middle, so clusters are agreed on before the last is decided.
+        edges[f"{end}id0"] = np.where(edges[f"{end}ref"] == 2, 0, edges[f"{end}id0"] + 1)
+    in_turns = [0, 1, 0, 1, 0, 1, 1] + [0] * (COUNT - 7)
+    assert fallen(rounds(edges, in_turns))[6] == (4, 1.0)
+
+
 @given(pairs, orders, stretches, st.randoms(use_true_random=False))
 @tries(deadline=None)
 def test_the_decision_does_not_depend_on_the_order_of_pairs(pairs, order, stretches, random):

@@ -227,3 +227,25 @@ def test_the_order_of_the_files_and_of_what_is_in_them_changes_nothing(tmp_path,
         fell.append((found.fates(), found.clusters()))
     assert fell[0] == fell[1] == fell[2]
     assert 10 < len(fell[0][0]) < 40
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_equals_one_that_fell_repeats_what_is_kept(tmp_path, apart):
+    longest, near = prose(1) + " end", changed(prose(1), 60)
+    files = [
+        [page(1, near)],
+        [(f"{2:032x}", "http://else/", near.upper()), page(4, prose(7))],
+        [page(3, longest), (f"{5:032x}", "http://else", "short")],
+        [(f"{6:032x}", "", "no address"), (f"{7:032x}", "", "nor this one")],
+    ]
+    fell = find(tmp_path, files, apart=apart, urls=True).fates()
+    likeness = fell[f"{1:032x}"][2]
+    assert 0.9 < likeness < 1
+    assert same(
+        fell,
+        {
+            f"{1:032x}": (BY_LIKENESS, f"{3:032x}", likeness),
+            f"{2:032x}": (BY_LIKENESS, f"{3:032x}", likeness),
+            f"{5:032x}": (BY_URL, f"{3:032x}", np.nan),
+        },
+    )
