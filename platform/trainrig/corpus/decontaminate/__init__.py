@@ -7,10 +7,10 @@
     account.account(index, totals, sum of Decision.counts(), samples)    once, for the report
     page.contamination_section(account)                 its part of the page
 
-A run's inputs have `fingerprint(settings)`. Documents go by their place among those that `match` saw;
-`account.sample` makes of a `Touch` and its document what a report shows. Workers map the index into
-memory: `Index.load(path)`. Nothing here knows of files other than those,
-nor of Ray. The styles, and where they come from, are in settings.py.
+A run's inputs have `fingerprint(settings)`. Documents go by their place among those that `match`
+saw; `account.sample` makes of a `Touch` and its document what a report shows. Workers map the index
+into memory: `Index.load(path)`. Nothing here knows of files other than those, nor of Ray. The
+styles, and where they come from, are in settings.py.
 """
 
 from trainrig.corpus.decontaminate.benchmarks import fingerprint
