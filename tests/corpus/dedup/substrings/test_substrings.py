@@ -153,8 +153,8 @@ def test_the_cuts_are_those_of_comparing_one_by_one(splits, length, ranges, part
     assert found.cuts == one_by_one(splits, length)
 
 
-@settings(max_examples=20)
-@given(corpora(), st.integers(2, 9), st.integers(1, 3), st.sampled_from([80, 160, 400]))
+@settings(max_examples=15)
+@given(corpora(), st.integers(2, 9), st.integers(1, 3), st.sampled_from([150, 400, 900]))
 def test_less_memory_takes_more_arrays_and_finds_the_same(splits, length, partitions, memory):
     rules = ExactSubstrings(min_bytes=length, memory=memory)
     with pytest.MonkeyPatch.context() as patch:
