@@ -423,6 +423,7 @@ def test_a_finished_run_does_nothing_when_it_runs_again(
     caplog.set_level(logging.INFO, "trainrig")
     output = str(tmp_path / "out")
     made = curate(run_on(archives, output))
+    caplog.clear()
     before = times(output)
     with mock.patch.object(curation, "map_splits", side_effect=AssertionError):
         assert curate(run_on(archives, output, workers=99)) == made
