@@ -78,6 +78,7 @@ def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]
 @pytest.mark.parametrize("reading", ["tfds", "datatrove"])
 @given(texts)
 @example("one two java[1]script five six.")
+@example("one two use of coo\u212aies six.")  # the sign of kelvin
 @example("[1] one two three four five.\nAs was shown in the end. [1]")
 @example('one [1] two [2] three "')
 def test_lines_fall_as_in_the_published_code(reading: str, ended: bool, text: str):

@@ -3,14 +3,14 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainrig.corpus.signals.batch import batch_of
 from trainrig.corpus.signals.datatrove.affixes import INFIXES, PREFIXES, rules_of
 from trainrig.corpus.signals.datatrove.splitting import _at, _suffix
 
-PREFIX = [r"…", "……", r"\+(?![0-9])", r"\.\.+", r"US\$", r"[a-c'x]", " "]
+PREFIX = [r"…", "……", r"\*+(?![0-9])", r"\+(?![0-9])", r"\.\.+", r"US\$", r"[a-c'x]", " "]
 SUFFIX = [r"\.\.+", r"(?<=[0-9])(?:km|km²|m)", r"(?<=[ab][ab])\.", "'s", "²", ""]
 INFIX = [r"(?<=[0-9])[+\-*](?=[0-9])", r"\.\.+", r"(?<=[a-z])(?:-|--)(?=[a-z])"]
 RULES = rules_of(PREFIX, SUFFIX, INFIX)
@@ -24,6 +24,8 @@ def length(found: re.Match[str] | None) -> int:
 
 
 @given(texts)
+@example("**1")
+@example("...")
 def test_tables_find_what_the_expressions_find(text: str):
     assert RULES
     codes, end = batch_of([text]).codes_C, len(text)
