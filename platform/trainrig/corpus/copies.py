@@ -39,7 +39,14 @@ FORMAT = 1
 _PARTS = {"documents": "npz", "pairs": "parquet", "signatures": "arrow"}
 
 # What no signature and no pair follows from.
-_LATER = ("keep_dropped", "buckets", "index")
+_LATER = (
+    "keep_dropped",
+    "buckets",
+    "index",
+    "common_lines",
+    "exact_substrings",
+    "decontamination",
+)
 _LATER_OF_SIGNATURES = ("threshold", "permutations", "recall")
 
 _REVOKED = pa.schema(

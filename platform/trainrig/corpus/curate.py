@@ -284,7 +284,9 @@ class _Passes:
         files |= told.save(folder)
         files |= cut.save(folder)
         rules = {source.name: rules_for(self.run, source) for source in self.run.sources}
-        page = curation_page(told, counts, rules, cost, self._provenance(), cut.sections())
+        near = self.run.near_duplicates
+        more = cut.sections()
+        page = curation_page(told, counts, rules, cost, self._provenance(), near, more)
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
         if self.stage.before:
             replacement = Replacement(self.run.output)

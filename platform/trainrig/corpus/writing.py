@@ -98,7 +98,7 @@ def writing_out(
         reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
         told = {
             "samples": samples.lowest(),
-            "pairs": pairs.told() if run.keep_dropped == "text" else [],
+            "pairs": pairs.told(),
             "counts": counts.told(reasons),
         }
         storage.write(place("told", f"{name}.json"), json.dumps(told).encode())

@@ -3,6 +3,7 @@ import pyarrow.parquet as pq
 from trainrig.corpus.account.page import curation_page
 from trainrig.corpus.account.tallies import Account, SampleRow, SourceRow, StepRow, account
 from trainrig.corpus.decide import Rule, rules_of
+from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters import GopherQuality, Language, Length
 from trainrig.report import percent
 
@@ -111,7 +112,7 @@ COST = {"cpu_seconds": 2.0, "page_bytes": 9_000, "peak_bytes": 2**27}
 
 
 def page(told: Account = TOLD, rules: dict[str, tuple[Rule, ...]] = RULES) -> str:
-    return curation_page(told, COUNTS, rules, COST, {"Inputs": {"web": "abc"}})
+    return curation_page(told, COUNTS, rules, COST, {"Inputs": {"web": "abc"}}, MinHash())
 
 
 def test_the_page_says_what_fell_and_shows_it() -> None:
@@ -133,6 +134,11 @@ def test_a_near_duplicate_stands_beside_what_was_kept_and_differences_are_marked
 def test_the_page_of_nothing_says_so() -> None:
     nothing = Account((), (), (), (), (), ())
     html = curation_page(
-        nothing, dict.fromkeys(COUNTS, 0), {}, {**COST, "cpu_seconds": 0.0}, {"Inputs": {}}
+        nothing,
+        dict.fromkeys(COUNTS, 0),
+        {},
+        {**COST, "cpu_seconds": 0.0},
+        {"Inputs": {}},
+        MinHash(),
     )
     assert "no rule was set" in html and "Every record gave a document" in html
