@@ -153,9 +153,15 @@ class Stage:
 
 
 def claim(
-    folder: str, run: RunFile, inputs: Mapping[str, str], changes_what_is_finished: bool = False
+    folder: str,
+    run: RunFile,
+    inputs: Mapping[str, str],
+    changes_what_is_finished: bool = False,
+    inputs_ahead: Mapping[str, str] | None = None,
 ) -> Stage:
     """Claim `folder` for `run` on `inputs` (role -> fingerprint of its contents).
+
+    `inputs_ahead` are those that fields marked AHEAD name: they may change as these may.
 
     A folder that is not finished may be claimed again with other values of fields marked AHEAD; one
     that is finished only by a stage that says that it `changes_what_is_finished`.
@@ -171,7 +177,7 @@ def claim(
         stage=run.verb,
         fingerprint=digest(lasting),
         config=identity(run),
-        inputs=dict(inputs),
+        inputs={**inputs, **(inputs_ahead or {})},
         environment=environment(),
     )
     data = wanted.model_dump_json(indent=1).encode()

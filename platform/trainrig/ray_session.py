@@ -13,6 +13,7 @@ import queue
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -118,7 +119,7 @@ def _check_fit(workers: int, cpus: int, what: str) -> None:
 def map_splits(
     phase: Phase, splits: Sequence[Split], workers: int, progress: Progress | None = None
 ) -> None:
-    """Do what `phase` has left of `splits`, on `workers` Ray Data actors; 0: in this process.
+    """Do what `phase` has left of `splits`, `workers` at a time on Ray Data; 0: in this process.
 
     The first error of a split ends the phase; splits that were done stay done.
     """
@@ -150,10 +151,11 @@ def _on_ray(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     rows = [{"name": split.name, "task": json.dumps(dict(split.task))} for split in left]
+    # Tasks, not actors: Ray's processes live on from phase to phase, with all that they imported.
     done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        _SplitActor,  # type: ignore[arg-type] # a class whose instances are called with rows
-        fn_constructor_args=(phase,),
-        compute=ray.data.ActorPoolStrategy(size=min(workers, len(rows))),
+        _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
+        fn_args=(phase, uuid.uuid4().hex),
+        compute=ray.data.TaskPoolStrategy(size=min(workers, len(rows))),
         num_cpus=1,
     )
     for row in _aside(done.iter_rows):
@@ -188,21 +190,26 @@ def _aside(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
         yield row
 
 
-class _SplitActor:
-    """Does splits one after another; what `make_work` loaded is kept between them.
+_loaded: dict[str, Work] = {}  # in a process of Ray's: of the last call that it did a split of
+
+
+def _work_of(call: str, make_work: Callable[[], Work]) -> Work:
+    """What `make_work` loaded, kept from one split of a `call` to the next."""
+    if call not in _loaded:
+        _loaded.clear()  # first, as the next may be as large
+        _loaded[call] = make_work()
+    return _loaded[call]
+
+
+def _do_split(row: Mapping[str, Any], phase: Phase, call: str) -> dict[str, Any]:
+    """Do one split of a phase; `call` is the name of this call of `map_splits`.
 
     An error that trainrig foresees goes home as a row: Ray would wrap it in pages of traceback.
     """
-
-    def __init__(self, phase: Phase) -> None:
-        self._phase = phase
-        self._work: Work | None = None
-
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        split = Split(name=row["name"], task=json.loads(row["task"]))
-        try:
-            self._work = self._work or self._phase.make_work()  # here, as it may raise as well
-            self._phase.do(self._work, split)
-        except errors.TrainrigError as error:
-            return {"name": split.name, "problem": str(error), "kind": type(error).__name__}
-        return {"name": split.name, "problem": "", "kind": ""}
+    split = Split(name=row["name"], task=json.loads(row["task"]))
+    try:
+        work = _work_of(call, phase.make_work)  # here, as it may raise as well
+        phase.do(work, split)
+    except errors.TrainrigError as error:
+        return {"name": split.name, "problem": str(error), "kind": type(error).__name__}
+    return {"name": split.name, "problem": "", "kind": ""}

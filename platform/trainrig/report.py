@@ -220,19 +220,31 @@ class Chart:
 
 @dataclass(frozen=True)
 class Sample:
-    """A text as it is, under `label`; `note` says what happened to it."""
+    """A text as it is, under `label`; `note` says what happened to it.
+
+    `marks` are spans of the text to be seen at once, in order, none in another.
+    """
 
     label: str
     text: str
     note: str = ""
+    marks: tuple[tuple[int, int], ...] = ()
 
     def html(self) -> str:
         """The text in a box, its line breaks kept, its direction found from its letters."""
         note = f"<small>{escape(self.note)}</small>" if self.note else ""
         return (
             f'<div class="sample"><span class="name">{escape(self.label)}</span>{note}'
-            f'<blockquote dir="auto">{escape(self.text)}</blockquote></div>'
+            f'<blockquote dir="auto">{self._marked()}</blockquote></div>'
         )
+
+    def _marked(self) -> str:
+        pieces, at = [], 0
+        for start, end in self.marks:
+            between, marked = self.text[at:start], self.text[start:end]
+            pieces.append(f"{escape(between)}<mark>{escape(marked)}</mark>")
+            at = end
+        return "".join([*pieces, escape(self.text[at:])])
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,19 @@ from typing import Any
 import psutil
 import pytest
 
-from trainrig.corpus.extract import Extracted, MainContent, NotExtracted, Resiliparse, extract
+from trainrig.corpus.extract import (
+    Extracted,
+    MainContent,
+    NotExtracted,
+    Resiliparse,
+    Trafilatura,
+    extract,
+    trafilatura_text,
+)
 from trainrig.corpus.extract.guard import Guard
 from trainrig.corpus.read import Page
 
-pytestmark = [pytest.mark.bench, pytest.mark.data]
+pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(3600)]
 trafilatura = pytest.importorskip("trafilatura", reason="the peer")
 
 # Beside this file, which is no package.
@@ -33,6 +41,7 @@ sys.modules["extraction_pages"] = real  # its dataclasses ask for their module
 _spec.loader.exec_module(real)
 
 ROUNDS = 3
+EVERY = 3  # page, where speed is measured
 
 
 @pytest.fixture(scope="module")
@@ -71,32 +80,73 @@ def cpu_seconds(method: Callable[[Page], str], pages: Sequence[Any]) -> float:
     return time.process_time() - began
 
 
-def test_the_frontier(pages: list[Any]):
+def test_quality_beside_trafilaturas(pages: list[Any]):
     reported = [each for each in pages if each.half == "reported"]
-    scores: dict[str, Any] = {}
-    for name, method in METHODS.items():  # also compiles, and loads the trees
-        scores[name] = real.score((each, method(each.page)) for each in reported)
-    # In turns, so that a machine's moods meet all alike.
-    seconds = [{name: cpu_seconds(METHODS[name], pages) for name in METHODS} for _ in range(ROUNDS)]
-    speeds = {name: [len(pages) / each[name] for each in seconds] for name in METHODS}
-    for name, found in scores.items():
+    hosts = [each.host for each in reported]
+    counts = {
+        name: [real.counts(each, method(each.page)) for each in reported]
+        for name, method in METHODS.items()
+    }
+    theirs = counts["trafilatura"]
+    leads = {name: real.f1(found) - real.f1(theirs) for name, found in counts.items()}
+    errors = {name: real.error_of_lead(found, theirs, hosts) for name, found in counts.items()}
+    for name, found in counts.items():
         line = {
-            "benchmark": f"extraction: {name}",
-            "pages_per_cpu_second": round(sorted(speeds[name])[ROUNDS // 2]),
-            "from_to": [round(min(speeds[name])), round(max(speeds[name]))],
-            "pages": len(pages),
-            "precision": round(found.precision, 4),
-            "recall": round(found.recall, 4),
-            "f1": round(found.f1, 4),
-            "scored_pages": len(reported),
+            "benchmark": f"extraction, quality: {name}",
+            "precision": round(real.precision(found), 4),
+            "recall": round(real.recall(found), 4),
+            "f1": round(real.f1(found), 4),
+            "lead": round(leads[name], 4),
+            "error_of_lead": round(errors[name], 4),
+            "pages": len(reported),
         }
         print(json.dumps(line))
-    assert scores["balanced"].f1 >= scores["trafilatura"].f1 - 0.02
-    # Not reached on this half: no worse (docs/performance.md, Extraction).
-    assert scores["precise"].f1 >= scores["trafilatura"].f1 - 0.01
+    assert leads["balanced"] >= -0.02
+    # No worse, as far as this half can tell: it is .0014 behind (docs/performance.md, Extraction).
+    assert leads["precise"] >= -errors["precise"]
+
+
+def test_speed_beside_trafilaturas(pages: list[Any]):
+    some = pages[::EVERY]
+    for method in METHODS.values():  # compiles, and loads the trees
+        method(some[0].page)
+    # In turns, so that a machine's moods meet all alike.
+    seconds = [{name: cpu_seconds(METHODS[name], some) for name in METHODS} for _ in range(ROUNDS)]
+    for name in METHODS:
+        speeds = sorted(len(some) / each[name] for each in seconds)
+        ratios = sorted(each["trafilatura"] / each[name] for each in seconds)
+        line = {
+            "benchmark": f"extraction, speed: {name}",
+            "pages_per_cpu_second": round(speeds[ROUNDS // 2]),
+            "from_to": [round(speeds[0]), round(speeds[-1])],
+            "times_trafilatura": round(ratios[ROUNDS // 2], 2),
+            "times_from_to": [round(ratios[0], 2), round(ratios[-1], 2)],
+            "pages": len(some),
+        }
+        print(json.dumps(line))
     # In CPU seconds of a busy machine everything is slower, so what counts is the ratio.
-    ratio = min(each["trafilatura"] / each["balanced"] for each in seconds)
-    assert ratio >= 6
+    assert min(each["trafilatura"] / each["balanced"] for each in seconds) >= 6
+
+
+def test_how_often_precise_asks(pages: list[Any], monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    answer = trafilatura_text.extract
+
+    def counted(html: str, settings: Trafilatura) -> str:
+        asked.append(settings.favour)
+        return answer(html, settings)
+
+    monkeypatch.setattr(trafilatura_text, "extract", counted)
+    some = pages[::EVERY]
+    for each in some:
+        text_by(MainContent(quality="precise"), each.page)
+    line = {
+        "benchmark": "extraction: trafilatura asked by precise, times a page",
+        "for_precision": round(asked.count("precision") / len(some), 2),
+        "again_for_balance": round(asked.count("balance") / len(some), 2),
+        "pages": len(some),
+    }
+    print(json.dumps(line))
 
 
 def test_what_a_guard_costs(pages: list[Any]):

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import ftfy
 import pytest
 import tldextract
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.corpus.rewrite import C4Lines, Normalise, RefinedWebLines, RepairUnicode, Rewrite
-from trainrig.corpus.rewrite.unicode import _REPAIRS
+from trainrig.corpus.rewrite.unicode import fixing
 from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
 from trainrig.corpus.urls.key import url_key
 from trainrig.corpus.urls.normalise import normalise
@@ -99,7 +98,7 @@ def test_repair_beside_ftfy_on_everything(pages: list[tuple[str, str]]):
     ratio = side_by_side.compare(
         "RepairUnicode beside ftfy.fix_text",
         lambda: [rewrite.apply(text, "en") for text in texts],
-        lambda: [ftfy.fix_text(text, _REPAIRS) for text in texts],
+        lambda: [fixing()(text) for text in texts],
         ROUNDS,
     )
     assert ratio < 0.5

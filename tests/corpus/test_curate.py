@@ -18,6 +18,7 @@ from trainrig.corpus import curate as curation
 from trainrig.corpus.curate import DROPPED, KEPT, REPORT_PAGE, Curation, curate, read_rows
 from trainrig.corpus.curation import Buckets, Source, WipeOut
 from trainrig.corpus.dedup import MinHash
+from trainrig.corpus.dedup.search import steps
 from trainrig.corpus.dedup.shingles import jaccard, shingle
 from trainrig.corpus.extract import PlainText
 from trainrig.corpus.filters import GopherQuality, Language, Length, Score
@@ -247,8 +248,14 @@ def test_the_manifest_lists_every_file_with_its_sum(curated: str) -> None:
         for folder, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
         for split in ("web-00000", "web-00001", "wiki-00000")
     ]
-    tallies = ("histograms", "quarantine", "samples", "sources", "steps")
-    assert sorted(listed) == sorted([*rows, *(f"tallies/{name}.parquet" for name in tallies)])
+    tallies = ("histograms", "pairs", "quarantine", "samples", "sources", "steps")
+    copies = [
+        f"copies/{part}/{split}.{ending}"
+        for part, ending in (("documents", "npz"), ("pairs", "parquet"))
+        for split in ("web-00000", "web-00001", "wiki-00000")
+    ]
+    others = [*(f"tallies/{name}.parquet" for name in tallies), "copies/index.json"]
+    assert sorted(listed) == sorted([*rows, *copies, *others])
 
 
 def test_a_limit_on_personal_data_drops_the_documents_beyond_it(
@@ -346,14 +353,14 @@ def progress(done, whole):
 
 curate(config.load(Curation, sys.argv[1]), progress)
 """
-SPLITS, BANDS = 3, 14
-WHOLE = 4 * SPLITS + BANDS
-IN_JUDGE, IN_SIGN = SPLITS + 1, 2 * SPLITS + 2
-IN_PAIRS, IN_WRITE = 3 * SPLITS + BANDS // 2, 3 * SPLITS + BANDS + 1
+SPLITS, STEPS = 3, len(steps(urls=False))
+WHOLE = 4 * SPLITS + STEPS
+IN_JUDGE, IN_SIGN, IN_WRITE = SPLITS + 1, 2 * SPLITS + 2, 3 * SPLITS + STEPS + 1
+IN_STEPS = range(3 * SPLITS + 1, 3 * SPLITS + STEPS)  # of the search for copies
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("done", [1, IN_JUDGE, IN_SIGN, IN_PAIRS, IN_WRITE])
+@pytest.mark.parametrize("done", [1, IN_JUDGE, IN_SIGN, *IN_STEPS, IN_WRITE])
 def test_a_killed_run_goes_on_and_makes_the_same_bytes(
     archives: str, curated: str, tmp_path: Path, done: int
 ) -> None:
@@ -416,6 +423,7 @@ def test_a_finished_run_does_nothing_when_it_runs_again(
     caplog.set_level(logging.INFO, "trainrig")
     output = str(tmp_path / "out")
     made = curate(run_on(archives, output))
+    caplog.clear()
     before = times(output)
     with mock.patch.object(curation, "map_splits", side_effect=AssertionError):
         assert curate(run_on(archives, output, workers=99)) == made
@@ -672,7 +680,7 @@ def test_personal_data_stand_in_no_file_in_clear(curated: str) -> None:
         if path.endswith(".parquet"):
             rows = pq.read_table(path).to_pylist()
             clear += json.dumps(rows, ensure_ascii=False).encode()
-        if path.endswith(".parquet") and "/tallies/" not in path:
+        if (path.endswith(".parquet") and f"/{KEPT}/" in path) or f"/{DROPPED}/" in path:
             found += sum(text.count("<") for row in rows for text in (row["text"], row["metadata"]))
         for value in PRIVATE:
             assert value.encode() not in clear, path

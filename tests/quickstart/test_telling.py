@@ -10,7 +10,7 @@ import pytest
 from trainrig import config, manifest
 from trainrig.corpus.curate import DROPPED, KEPT, Curation
 from trainrig.corpus.curation import PROSE, Source
-from trainrig.corpus.dedup.signatures import EXACT, NEAR
+from trainrig.corpus.dedup.documents import EXACT, NEAR
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.rows import row_schema
 from trainrig.manifest import Manifest

@@ -1,53 +1,62 @@
 """Curation: pages in, documents out, each drop with its reason.
 
     OUTPUT/  kept/SPLIT.parquet  dropped/SPLIT.parquet  quarantine/SPLIT.jsonl  manifest.json
-             tallies/*.parquet  report.html
+             tallies/*.parquet  report.html  copies/ (`copies.py`)
 
-Five passes, each over splits. *read* extracts and measures pages: all that ever touches one.
-*judge* holds the stored columns to the rules. *sign* digests the texts that passed. *pairs* has a
-split for each band of the signatures: it finds the documents that share a key and verifies them on
-their shingles. *write* puts each document where it belongs. Between the passes the driver decides
-on ids and numbers; texts never travel.
+Passes over splits. *read* extracts and measures pages: all that ever touches one. *judge* holds the
+stored columns to the rules. *sign* digests the texts that passed. The passes of `dedup.search` find
+what repeats what, over digests and shingles alone. *write* puts each document where it belongs.
+Texts never travel.
 
 All but *read* follow from what reading left. A finished curation that is run again with other rules
 therefore starts at *judge*, from the documents that it kept and dropped.
 """
 
-import dataclasses
 import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.config import identity
+from trainrig.corpus import copies
+from trainrig.corpus.account.cut_away import CutAccount, CutRow
 from trainrig.corpus.account.page import curation_page
 from trainrig.corpus.account.tallies import Account, account
-from trainrig.corpus.curation import Curation
-from trainrig.corpus.decide import wiped_out
-from trainrig.corpus.dedup.pairs import fall
-from trainrig.corpus.dedup.signatures import (
-    COPIES,
-    Ranking,
-    band_pairs,
-    load_arrays,
-    save_arrays,
+from trainrig.corpus.copies import (
+    check_earlier,
+    earlier_shelves,
+    forget_torn,
+    known_splits,
+    pairs_are_known,
+    paths_of,
+    search_for,
 )
+from trainrig.corpus.curation import Curation, Source
+from trainrig.corpus.cutting import Cutting, cut_passes
+from trainrig.corpus.decide import wiped_out
+from trainrig.corpus.decontaminate import fingerprint
+from trainrig.corpus.dedup.documents import COPIES
+from trainrig.corpus.dedup.names import Shelf
+from trainrig.corpus.dedup.passes import Search
+from trainrig.corpus.dedup.search import find_copies, nth_step, steps
 from trainrig.corpus.inputs import splits_of
 from trainrig.corpus.judging import Place, bucket_cuts_of, cuts_of, judging, rules_for
 from trainrig.corpus.pool import DROPPED, KEPT, Decided, Parts, Pool
 from trainrig.corpus.reading import reading
 from trainrig.corpus.replace import Replacement
 from trainrig.corpus.rows import pool_schema
+from trainrig.corpus.side_by_side import MOST as PAIRS
+from trainrig.corpus.staying import Staying, cut_steps
 from trainrig.corpus.writing import SAMPLES, signing, writing_out
 from trainrig.errors import DataError
-from trainrig.manifest import FileSum, Manifest, Stage
+from trainrig.manifest import Manifest, Stage
 from trainrig.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, total
 
@@ -67,7 +76,11 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     """
     Replacement(run.output).go_on()
     splits, inputs = splits_of(run)
-    stage = manifest.claim(run.output, run, inputs, changes_what_is_finished=True)
+    inputs |= check_earlier(run)
+    benchmarks = {"benchmarks": fingerprint(run.decontamination)} if run.decontamination else {}
+    stage = manifest.claim(
+        run.output, run, inputs, changes_what_is_finished=True, inputs_ahead=benchmarks
+    )
     if stage.finished:
         return stage.finished
     if stage.before:
@@ -79,8 +92,9 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
         pool, cost = _finished(run, stage.before) if stage.before else passes.read()
     passes.check_columns(pool)
     passes.judge(pool)
-    passes.find_copies(pool)
-    return passes.write(pool, cost)
+    search = passes.find_copies(pool)
+    cut = passes.cut(pool, search)
+    return passes.write(pool, search, cut, cost)
 
 
 def _finished(run: Curation, before: Manifest) -> tuple[Pool, dict[str, float]]:
@@ -109,17 +123,14 @@ class _Passes:
     @functools.cached_property
     def decision(self) -> str:
         """The folder of what follows from the rules: another for other rules."""
-        return f"decision-{manifest.digest(identity(self.run))[:16]}"
+        follows_from = [identity(self.run), self.stage.claim.inputs]
+        return f"decision-{manifest.digest(follows_from)[:16]}"
 
     @functools.cached_property
     def place(self) -> Place:
         """Where something of this decision lies until it is finished."""
         folder = storage.join(self.run.output, manifest.SCRATCH, self.decision)
         return functools.partial(storage.join, folder)
-
-    @property
-    def bands(self) -> list[Split]:
-        return [Split(f"band-{b:03d}", {"band": b}) for b in range(self.run.near_duplicates.bands)]
 
     def read(self) -> tuple[Pool, dict[str, float]]:
         """Pages to measured documents; what that took, which is nearly all."""
@@ -180,70 +191,102 @@ class _Passes:
                 "rule or raise the limit and run again, no page will be read again"
             )
 
-    def find_copies(self, pool: Pool) -> None:
-        """Which of the documents that passed the rules repeat another."""
-        before = 2 * len(self.splits)
+    def find_copies(self, pool: Pool) -> Search:
+        """Which of the documents that passed the rules repeat another; the search for them."""
+        known = self.stage.before is not None and pairs_are_known(self.run)
+        if known:
+            folder = storage.join(self.run.output, copies.FOLDER)
+            counts = known_splits(self.run)
+            self._tell(3 * len(self.splits))
+        else:
+            folder = self.place()
+            counts = self._sign(pool)
+        own = [
+            Shelf(name, len(self.run.against), False, **paths_of(folder, name), count=n, shingles=m)
+            for name, (n, m) in counts.items()
+        ]
+        shelves = [*own, *earlier_shelves(self.run)]
+        search = search_for(self.run, shelves, self.place, self.run.near_duplicates.bands)
+        found = find_copies(search, self._step, known)
+        for number, source in enumerate(self.run.sources):
+            of_source = [n for n, split in enumerate(self.splits) if split.task["source"] == number]
+            passed = sum(own[n].count for n in of_source)
+            fell = total(found.by_shelf[n] for n in of_source)
+            in_order = {step: fell.get(step, 0) for step in COPIES}
+            self._stop_if_wiped_out(source.name, in_order, passed)
+        return search
+
+    def _sign(self, pool: Pool) -> dict[str, tuple[int, int]]:
+        """Sign the texts that passed; documents and shingles, by split."""
         work = functools.partial(signing, self.run, pool, self.place)
-        self._map("sign", work, self.splits, before)
-        decided = self.place("copies.json")
-        if storage.exists(decided):
-            return
-        signatures = [self.place("signatures", f"{split.name}.npz") for split in self.splits]
-        ranking = Ranking.of(signatures, self.run.url_duplicates)
-        ranking.save(self.place("ranking.npz"))
-        pairing = functools.partial(_pairing, self.run, self.place, signatures)
-        self._map("pairs", pairing, self.bands, before + len(self.splits))
-        found = [load_arrays(self.place("pairs", f"{band.name}.npz")) for band in self.bands]
-        pairs = np.concatenate([each["pairs"] for each in found])
-        similarities = np.concatenate([each["similarities"] for each in found])
-        copies = self._by_split(ranking.copies(fall(pairs, similarities)), signatures)
-        for source in range(len(self.run.sources)):
-            self._check_copies(source, copies, signatures)
-        storage.write(decided, json.dumps(copies).encode())
+        before = 2 * len(self.splits)
+        phase = Phase(_done(self.run, self.decision, "sign"), work)
+        forget_torn(phase, self.splits, self.place())
+        records = self._map("sign", work, self.splits, before).results(self.splits)
+        return {
+            record.name: (record.counts["documents"], record.counts["shingles"])
+            for record in records
+        }
 
-    def _by_split(
-        self, copies: Mapping[int, Any], signatures: Sequence[str]
-    ) -> dict[str, dict[int, Any]]:
-        """The copies of each split, by their place among its documents that passed."""
-        by_split: dict[str, dict[int, Any]] = {}
-        first = 0
-        for split, path in zip(self.splits, signatures, strict=True):
-            count = len(load_arrays(path, ["ids"])["ids"])
-            by_split[split.name] = {
-                nth: dataclasses.asdict(copies[first + nth])
-                for nth in range(count)
-                if first + nth in copies
-            }
-            first += count
-        return by_split
+    def _step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
+        """Do one pass of the search for copies; all of them count as much as a split each."""
+        phase = Phase(_done(self.run, self.decision, name), make_work)
+        map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0)
+        done = nth_step(name, self.run.url_duplicates)
+        self._tell(3 * len(self.splits) + done)
+        return phase
 
-    def _check_copies(
-        self, source: int, copies: Mapping[str, Mapping[int, Any]], signatures: Sequence[str]
-    ) -> None:
-        splits = zip(self.splits, signatures, strict=True)
-        own = [(split, path) for split, path in splits if split.task["source"] == source]
-        passed = sum(len(load_arrays(path, ["ids"])["ids"]) for _, path in own)
-        fell = Counter(
-            copy["dropped_by"] for split, _ in own for copy in copies[split.name].values()
-        )
-        in_order = {step: fell[step] for step in COPIES}
-        self._stop_if_wiped_out(self.run.sources[source].name, in_order, passed)
+    def cut(self, pool: Pool, search: Search) -> CutAccount:
+        """What is cut out of the documents that stay."""
+        own = [shelf for shelf in search.shelves if not shelf.earlier]
+        staying = Staying(pool, self.place, cut_steps(self.run))
+        told = Cutting(self.run, staying, self.splits, self._cut_step).cut(own)
+        sources = {source.name: source for source in self.run.sources}
+        for row in told.rows:
+            self._stop_if_cut_away(row, sources[row.source])
+        return told
 
-    def write(self, pool: Pool, cost: Mapping[str, float]) -> Manifest:
+    def _stop_if_cut_away(self, row: CutRow, source: Source) -> None:
+        limit = source.wipe_out
+        if row.documents >= limit.min_documents and row.size_cut > limit.max_share * row.size:
+            raise DataError(
+                f"{self.run.output}: {row.step} cuts {row.size_cut:,} of the {row.size:,} "
+                f"{row.unit} of source '{row.source}' that reach it, more than "
+                f"{limit.max_share:.0%} (sources.wipe_out.max_share); nothing is lost: change its "
+                "section or raise the limit and run again, no page will be read again"
+            )
+
+    def _cut_step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
+        """Do one pass of those that cut; each counts as much as a split."""
+        phase = Phase(_done(self.run, self.decision, name), make_work)
+        map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0)
+        nth = cut_passes(self.run).index(name.rstrip("-0123456789")) + 1
+        self._tell(3 * len(self.splits) + len(steps(self.run.url_duplicates)) + nth)
+        return phase
+
+    def write(
+        self, pool: Pool, search: Search, cut: CutAccount, cost: Mapping[str, float]
+    ) -> Manifest:
         """Each document to where it belongs; the manifest."""
         # What is finished stays whole until all that takes its place is there.
         folder = self.place("new") if self.stage.before else self.run.output
-        work = functools.partial(writing_out, self.run, pool, self.place, folder)
-        before = 3 * len(self.splits) + len(self.bands)
+        shelves = {shelf.name: shelf for shelf in search.shelves if not shelf.earlier}
+        work = functools.partial(writing_out, self.run, pool, self.place, folder, shelves)
+        passes = len(steps(self.run.url_duplicates)) + len(cut_passes(self.run))
+        before = 3 * len(self.splits) + passes
         records = self._map("write", work, self.splits, before).results(self.splits)
-        counts = total(record.counts for record in records)
+        counts = total(record.counts for record in records) | cut.counts()
         if not counts["documents_kept"]:
             raise DataError(f"{self.run.output}: nothing was kept; {_why_nothing(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
+        files |= copies.write_index(self.run, folder, search)
         told = self._account()
         files |= told.save(folder)
+        files |= cut.save(folder)
         rules = {source.name: rules_for(self.run, source) for source in self.run.sources}
-        page = curation_page(told, counts, rules, cost, self._provenance())
+        near = self.run.near_duplicates
+        more = cut.sections()
+        page = curation_page(told, counts, rules, cost, self._provenance(), near, more)
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
         if self.stage.before:
             replacement = Replacement(self.run.output)
@@ -269,7 +312,9 @@ class _Passes:
         integers = frozenset(
             field.name for field in pool_schema(self.run) if pa.types.is_integer(field.type)
         )
-        return account(judged, total(each["counts"] for each in told), few, integers)
+        pairs = sorted((pair for each in told for pair in each["pairs"]), key=itemgetter("id"))
+        counts = total(each["counts"] for each in told)
+        return account(judged, counts, few, pairs[:PAIRS], integers)
 
     def _provenance(self) -> dict[str, dict[str, str]]:
         claim = self.stage.claim
@@ -289,30 +334,19 @@ class _Passes:
         """Do one pass, its progress told as a part of all; by all workers unless told otherwise."""
         records = (name,) if name == READ else (self.decision, name)
         phase = Phase(_done(self.run, *records), make_work)
-        whole = 4 * len(self.splits) + len(self.bands)
-        tell = self.progress or (lambda done, all_: None)
         workers = self.run.workers if workers is None else workers
-        map_splits(phase, splits, workers, lambda done, _: tell(before + done, whole))
+        map_splits(phase, splits, workers, lambda done, _: self._tell(before + done))
         return phase
+
+    def _tell(self, done: int) -> None:
+        if self.progress:
+            passes = len(steps(self.run.url_duplicates)) + len(cut_passes(self.run))
+            self.progress(done, 4 * len(self.splits) + passes)
 
 
 def _done(run: Curation, *names: str) -> str:
     """The folder of the records of a pass."""
     return storage.join(run.output, manifest.SCRATCH, "done", *names)
-
-
-def _pairing(run: Curation, place: Place, signatures: Sequence[str]) -> Work:
-    """The work of the fourth pass."""
-    ranking = Ranking.load(place("ranking.npz"))
-    pairs_of = band_pairs(signatures, ranking, run.near_duplicates)
-
-    def pair(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        pairs, similarities = pairs_of(task["band"])
-        path = place("pairs", f"band-{task['band']:03d}.npz")
-        save_arrays(path, {"pairs": pairs, "similarities": similarities})
-        return {}, {}
-
-    return pair
 
 
 def _why_nothing_was_read(counts: Mapping[str, Any]) -> str:

@@ -7,7 +7,12 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import AHEAD, PLACE, RunFile, Settings, did_you_mean
+from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
+from trainrig.corpus.dedup.keep import KeepRule, Longest, SourcePriority
+from trainrig.corpus.dedup.lines import CommonLines
+from trainrig.corpus.dedup.substrings import ExactSubstrings
+from trainrig.corpus.dedup.verify import Verification
 from trainrig.corpus.extract import Extractor, MainContent
 from trainrig.corpus.filters import (
     Filters,
@@ -123,6 +128,18 @@ class Curation(RunFile):
     buckets: Annotated[Buckets | None, AHEAD] = None  # the column `bucket`; None: it stays empty
     url_duplicates: Annotated[bool, AHEAD] = False  # drop all but one document of a URL
     near_duplicates: Annotated[NearDuplicates, AHEAD] = MinHash()
+    verification: Annotated[Verification, AHEAD] = Verification()
+    # Which of several like documents stays.
+    keep_rule: Annotated[KeepRule, AHEAD] = Field(default=Longest(), discriminator="kind")
+    # Outputs of earlier crawls, made with `index = true`: what repeats a document of theirs falls.
+    against: Annotated[tuple[str, ...], PLACE] = ()
+    # Whether the output keeps what a later crawl can be held to: 0.7 bytes for one of text.
+    index: Annotated[bool, AHEAD] = False
+    memory: Annotated[int, PLACE] = Field(default=2048, ge=384)  # MiB a worker, to look for copies
+    # What is cut out of the documents that stay, in this order; none of it without its section.
+    common_lines: Annotated[CommonLines | None, AHEAD] = None
+    exact_substrings: Annotated[ExactSubstrings | None, AHEAD] = None
+    decontamination: Annotated[Decontamination | None, AHEAD] = None
     # How much of a dropped document is kept: all of it, all but its text, or nothing.
     keep_dropped: Annotated[Literal["text", "signals", "none"], AHEAD] = "text"
 
@@ -140,6 +157,29 @@ class Curation(RunFile):
         if self.buckets and self.buckets.signal not in self.measured:
             hint = did_you_mean(self.buckets.signal, self.measured)
             raise ValueError(f"buckets: nothing measures '{self.buckets.signal}'{hint}")
+        return self
+
+    @model_validator(mode="after")
+    def _evidence_reaches_down_to_the_threshold(self) -> Self:
+        floor, threshold = self.verification.evidence_floor, self.near_duplicates.threshold
+        if floor > threshold:
+            raise ValueError(
+                f"verification.evidence_floor ({floor}) is above near_duplicates.threshold "
+                f"({threshold}), so what falls would have no evidence; lower it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_keep_rule_speaks_of_what_there_is(self) -> Self:
+        for column in self.keep_rule.columns:
+            if column not in (*self.measured, "date"):
+                hint = did_you_mean(column, self.measured)
+                raise ValueError(f"keep_rule: nothing measures '{column}'{hint}")
+        there = [source.name for source in self.sources]
+        if isinstance(self.keep_rule, SourcePriority) and not self.against:
+            for name in self.keep_rule.sources:
+                if name not in there:
+                    raise ValueError(f"keep_rule: no source '{name}'{did_you_mean(name, there)}")
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """The second pass of curation: the stored columns of each split against the rules of its source."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.arrays import load_arrays, save_arrays
 from trainrig.corpus.curation import Curation, Source
 from trainrig.corpus.decide import (
     Cuts,
@@ -21,11 +22,11 @@ from trainrig.corpus.decide import (
     tally,
     unplaced,
 )
-from trainrig.corpus.dedup.signatures import load_arrays, save_arrays
 from trainrig.corpus.filters.cut_off import CutOff
 from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.models.perplexity import cutoffs
 from trainrig.corpus.pool import Pool
+from trainrig.corpus.rows import pool_schema
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
 
@@ -51,7 +52,7 @@ def cuts_of(run: Curation, pool: Pool, splits: Sequence[Split]) -> dict[str, Cut
                 if split.task["source"] == index
                 for chunk in pool.chunks(split.name, names)
             )
-            table = pa.concat_tables(chunks)
+            table = _together(run, names, chunks)
             columns = {name: as_numpy(table[name]) for name in names}
             found[source.name] = {
                 rule.name: rule.limit.place(columns)
@@ -68,7 +69,8 @@ def bucket_cuts_of(
     if run.buckets is None:
         return {}
     names = [LANGUAGE, run.buckets.signal]
-    table = pa.concat_tables(chunk for each in splits for chunk in pool.chunks(each.name, names))
+    chunks = (chunk for each in splits for chunk in pool.chunks(each.name, names))
+    table = _together(run, names, chunks)
     languages = as_numpy(table[LANGUAGE]).tolist()
     values = as_numpy(table[run.buckets.signal]).astype(np.float64)
     return cutoffs(values, languages, run.buckets.shares)
@@ -82,7 +84,7 @@ def judging(run: Curation, pool: Pool, place: Place) -> Work:
         source = run.sources[task["source"]]
         rules = placed(rules_for(run, source), cuts.get(source.name, {}))
         names = columns_of(rules)
-        table = pa.concat_tables(pool.chunks(task["name"], names))
+        table = _together(run, names, pool.chunks(task["name"], names))
         columns = {name: as_numpy(table[name]) for name in names}
         verdicts = decide(rules, columns, len(table))
         save_arrays(place("verdicts", f"{task['name']}.npz"), {"first": verdicts.first})
@@ -90,6 +92,12 @@ def judging(run: Curation, pool: Pool, place: Place) -> Work:
         return {"tally": by_source, "histograms": {source.name: histograms(verdicts, columns)}}, {}
 
     return judge
+
+
+def _together(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]) -> pa.Table:
+    """The chunks as one table, which has its columns even if a split has no document."""
+    empty = pool_schema(run).empty_table().select(list(names))
+    return pa.concat_tables([empty, *chunks])
 
 
 def as_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
@@ -102,3 +110,13 @@ def as_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
 def first_broken(place: Place, split: str) -> NDArray[np.int64]:
     """[documents of the split] the index of the first rule broken, or -1."""
     return load_arrays(place("verdicts", f"{split}.npz"))["first"]
+
+
+def judged(
+    pool: Pool, place: Place, split: str, columns: Sequence[str]
+) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+    """The rows of a split, chunk by chunk, each with the first rules that they break."""
+    first, at = first_broken(place, split), 0
+    for rows in pool.chunks(split, columns):
+        yield rows, first[at : at + len(rows)]
+        at += len(rows)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainrig import storage
+from trainrig.corpus.cuts import Removed, restore
 from trainrig.corpus.row_files import names_in, read_columns
 from trainrig.manifest import SCRATCH
 
@@ -76,14 +77,15 @@ class Decided:
 
     def chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """All rows of the split at once; what was not kept of the dropped is null there."""
-        names = list(dict.fromkeys([*columns, ROW]))
+        names = list(dict.fromkeys([*columns, ROW, *(["cut"] if "text" in columns else [])]))
         tables = []
         for folder in (KEPT, DROPPED):
             path = storage.join(self.output, folder, f"{split}.parquet")
             there = names_in(path)
             tables.append(read_columns(path, [name for name in names if name in there]))
         together = pa.concat_tables(tables, promote_options="default")
-        yield together.take(pc.sort_indices(together, [(ROW, "ascending")])).select(list(columns))
+        in_order = together.take(pc.sort_indices(together, [(ROW, "ascending")]))
+        yield _as_read(in_order).select(list(columns))
 
     def names(self, split: str) -> list[str]:
         """Those of the kept documents."""
@@ -92,3 +94,15 @@ class Decided:
     def quarantined(self, split: str) -> bytes:
         """The lines as they were written."""
         return storage.read(storage.join(self.output, QUARANTINE, f"{split}.jsonl"))
+
+
+def _as_read(rows: pa.Table) -> pa.Table:
+    """`rows` with their texts as they were before anything was cut out of them."""
+    if "cut" not in rows.column_names:
+        return rows
+    texts = [
+        restore(text, [Removed(**each) for each in cut]) if cut else text
+        for text, cut in zip(rows["text"].to_pylist(), rows["cut"].to_pylist(), strict=True)
+    ]
+    place = rows.column_names.index("text")
+    return rows.set_column(place, "text", pa.array(texts, pa.string()))

@@ -7,6 +7,7 @@ from trainrig.corpus.signals import SIGNALS
 from trainrig.corpus.signals.datatrove.names import DATATROVE_SIGNALS
 from trainrig.corpus.urls.blocklist import URL_COLUMNS
 
+REMOVED = pa.struct([("at", pa.int64()), ("text", pa.string()), ("by", pa.string())])
 _SPAN = pa.struct([("kind", pa.string()), ("start", pa.int64()), ("length", pa.int64())])
 
 DOCUMENT = pa.schema(
@@ -14,7 +15,7 @@ DOCUMENT = pa.schema(
         *((name, pa.string()) for name in ("id", "url", "text", "source", "language", "date")),
         ("metadata", pa.string()),  # a JSON object: title, and what else is known
         ("row", pa.int64()),  # the record's place among those read of its split
-        ("bytes", pa.int64()),  # of the text in UTF-8
+        ("bytes", pa.int64()),  # of the text in UTF-8, before anything was cut
         ("language_score", pa.float64()),
         ("pii", pa.list_(_SPAN)),  # places in the text before masking; never the value
         ("pii_finds", pa.int64()),
@@ -25,7 +26,9 @@ VERDICT = pa.schema(
         ("bucket", pa.string()),  # "head", "middle" or "tail", where that was asked for
         ("dropped_by", pa.string()),
         ("duplicate_of", pa.string()),  # id of the kept document that it repeats
-        ("similarity", pa.float64()),  # Jaccard of the two, on their shingles
+        ("similarity", pa.float64()),  # of the two, on their shingles
+        ("cut", pa.list_(REMOVED)),  # of the text, by place in it as it was; null: nothing
+        ("cluster", pa.string()),  # lowest id of all that are linked by likeness, kept and dropped
     ]
 )
 

@@ -4,7 +4,7 @@ import dataclasses
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainrig import manifest, storage
+from trainrig.corpus import copies
 from trainrig.corpus.curation import Curation
 from trainrig.corpus.decide import NO_LANGUAGE
-from trainrig.corpus.dedup.signatures import COPIES, Signatures
-from trainrig.corpus.judging import Place, first_broken, rules_for
+from trainrig.corpus.dedup.documents import COPIES, Fates
+from trainrig.corpus.dedup.names import Shelf
+from trainrig.corpus.dedup.signing import Signatures
+from trainrig.corpus.judging import Place, judged, rules_for
 from trainrig.corpus.models.perplexity import buckets
 from trainrig.corpus.pool import DROPPED, KEPT, QUARANTINE, Pool
 from trainrig.corpus.row_files import writing
 from trainrig.corpus.rows import VERDICT, pool_schema, row_schema
+from trainrig.corpus.side_by_side import LikePairs
+from trainrig.corpus.staying import CUT_STEPS, Cutter, Staying, cut_steps
 from trainrig.manifest import FileSum
 from trainrig.splits import Work
 
-_TOLD = ("source", "language", "bytes")
+_TOLD = ("source", "language")
+_AFTER_RULES = (*COPIES, *CUT_STEPS)
 SAMPLES = 3  # documents told of for each reason
 EXCERPT = 2000  # characters of a sample
 NOT_KEPT = {"text", "metadata"}  # of dropped documents, where only signals are
@@ -34,30 +40,22 @@ def signing(run: Curation, pool: Pool, place: Place) -> Work:
 
     def sign(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
-        passed: list[tuple[str, str, str]] = []
-        for rows, first in _judged(pool, place, name, ["id", "url", "text"]):
-            chosen = rows.filter(pa.array(first < 0))
-            columns = (chosen[column].to_pylist() for column in ("id", "url", "text"))
-            passed += zip(*columns, strict=True)
-        Signatures.of(passed, run.near_duplicates).save(place("signatures", f"{name}.npz"))
-        return {}, {}
+        needed = run.keep_rule.columns
+        parts, ranking = [Signatures.of([], run.near_duplicates)], []
+        for rows, first in judged(pool, place, name, ["id", "url", "text", *needed]):
+            passed = rows.filter(pa.array(first < 0))
+            parts.append(Signatures.of_table(passed, run.near_duplicates))
+            ranking.append(passed.select(list(needed)))
+        signatures = Signatures.joined(parts)
+        return copies.save_documents(run, task["source"], signatures, ranking, place(), name), {}
 
     return sign
 
 
-def _judged(
-    pool: Pool, place: Place, split: str, columns: Sequence[str]
-) -> Iterator[tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]]:
-    """The rows of a split, chunk by chunk, each with the first rules that they break."""
-    first, at = first_broken(place, split), 0
-    for rows in pool.chunks(split, columns):
-        yield rows, first[at : at + len(rows)]
-        at += len(rows)
-
-
-def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
+def writing_out(
+    run: Curation, pool: Pool, place: Place, folder: str, shelves: Mapping[str, Shelf]
+) -> Work:
     """The work of the last pass: each document to where it belongs, below `folder`."""
-    copies = json.loads(storage.read(place("copies.json")))
     cuts = json.loads(storage.read(place("bucket_cuts.json")))
     schema = pool_schema(run)
     whole = row_schema(run)
@@ -67,18 +65,23 @@ def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
     def write(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
         rules = [rule.name for rule in rules_for(run, run.sources[task["source"]])]
+        fates = Fates.load(place("settled", f"{name}.npz")).verdicts()
+        staying = Staying(pool, place, cut_steps(run))
+        cutter = Cutter.of(staying, name, staying.steps)
         counts = _Counts()
         samples = _Samples()
+        pairs = LikePairs(place("settled", f"{name}.npz"))
         target = {
             part: storage.join(folder, part, f"{name}.{ending}")
             for part, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
         }
         with writing(target[KEPT], whole) as kept, writing(target[DROPPED], shown) as dropped:
             passed_before = 0
-            for rows, first in _judged(pool, place, name, schema.names):
-                rows, passed_before = _with_verdicts(
-                    rows, first, rules, copies[name], passed_before
-                )
+            for rows, first in judged(pool, place, name, schema.names):
+                rows, passed_before = _with_verdicts(rows, first, rules, fates, passed_before)
+                pairs.add(rows)
+                if staying.steps:
+                    rows = _with_cuts(rows, cutter)
                 if run.buckets is not None:
                     rows = _with_buckets(rows, run.buckets.signal, cuts)
                 stays = pc.is_null(rows["dropped_by"])
@@ -91,8 +94,13 @@ def writing_out(run: Curation, pool: Pool, place: Place, folder: str) -> Work:
         lines = pool.quarantined(name)
         storage.write(target[QUARANTINE], lines)
         files = {f"{part}/{path.rpartition('/')[2]}": path for part, path in target.items()}
+        files |= copies.keep_files(run, shelves[name], place, folder)
         reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
-        told = {"samples": samples.lowest(), "counts": counts.told(reasons)}
+        told = {
+            "samples": samples.lowest(),
+            "pairs": pairs.told(),
+            "counts": counts.told(reasons),
+        }
         storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
         sums = {below: manifest.file_sum(path) for below, path in files.items()}
         return counts.as_table(reasons), sums
@@ -104,12 +112,12 @@ def _with_verdicts(
     rows: pa.Table,
     first: np.ndarray[Any, np.dtype[np.int64]],
     rules: Sequence[str],
-    copies: Mapping[str, Mapping[str, Any]],
+    fates: Mapping[int, Mapping[str, Any]],
     passed_before: int,
 ) -> tuple[pa.Table, int]:
     """`rows` with the columns of VERDICT, and how many documents of the split have passed by now.
 
-    `copies` are known by their place among those of the split that passed.
+    `fates` are known by their place among those of the split that passed.
     """
     verdicts: list[dict[str, Any]] = []
     for index in first.tolist():
@@ -117,13 +125,30 @@ def _with_verdicts(
         if index >= 0:
             verdict["dropped_by"] = rules[index]
         else:
-            verdict |= copies.get(str(passed_before), {})
+            verdict |= fates.get(passed_before, {})
             passed_before += 1
         verdicts.append(verdict)
     added = pa.Table.from_pylist(verdicts, VERDICT)
     for field in VERDICT:
         rows = rows.append_column(field, added[field.name])
     return rows, passed_before
+
+
+def _with_cuts(rows: pa.Table, cutter: Cutter) -> pa.Table:
+    """`rows` with what is left of the texts that stay, and what falls by being cut."""
+    columns = {name: rows[name].to_pylist() for name in ("text", "dropped_by", "cut")}
+    for nth, (text, fell) in enumerate(zip(columns["text"], columns["dropped_by"], strict=True)):
+        if fell is None:
+            left, removed, falls_by = cutter.left(text)
+            if falls_by:
+                columns["dropped_by"][nth] = falls_by
+            elif removed:
+                columns["text"][nth] = left
+                columns["cut"][nth] = [dataclasses.asdict(each) for each in removed]
+    for name, values in columns.items():
+        place = rows.column_names.index(name)
+        rows = rows.set_column(place, name, pa.array(values, rows.schema.field(name).type))
+    return rows
 
 
 def _with_buckets(rows: pa.Table, signal: str, cuts: Mapping[str, tuple[float, float]]) -> pa.Table:
@@ -147,10 +172,12 @@ class _Counts:
         kept = rows.filter(stays)
         self._numbers["documents"] += len(rows)
         self._numbers["kept"] += len(kept)
-        self._numbers["bytes"] += pc.sum(kept["bytes"]).as_py() or 0
+        self._numbers["bytes"] += pc.sum(pc.binary_length(kept["text"])).as_py() or 0
         self._tables["kept_of"].update(kept["source"].to_pylist())
         self._tables["dropped_by"].update(rows["dropped_by"].drop_null().to_pylist())
-        self._tell(rows.select([*_TOLD, "dropped_by"]).to_pylist())
+        sizes = pc.binary_length(rows["text"])  # of what is left
+        told = rows.select([*_TOLD, "dropped_by"]).append_column("bytes", sizes)
+        self._tell(told.to_pylist())
         for spans in rows["pii"].to_pylist():
             self._tables["masked"].update(span["kind"] for span in spans)
 
@@ -159,7 +186,7 @@ class _Counts:
         for row in rows:
             if row["dropped_by"] is None:
                 place = self._told["kept"].setdefault(row["source"], {})
-            elif row["dropped_by"] in COPIES:
+            elif row["dropped_by"] in _AFTER_RULES:
                 steps = self._told["copies"].setdefault(row["source"], {})
                 place = steps.setdefault(row["dropped_by"], {})
             else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainrig.corpus.curate import DROPPED, KEPT, read_rows
-from trainrig.corpus.dedup.signatures import EXACT, NEAR
+from trainrig.corpus.dedup.documents import EXACT, NEAR
 from trainrig.quickstart.planted import Plant
 
 Fate = Literal["caught", "missed", "gone"]

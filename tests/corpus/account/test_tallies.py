@@ -3,6 +3,7 @@ import pyarrow.parquet as pq
 from trainrig.corpus.account.page import curation_page
 from trainrig.corpus.account.tallies import Account, SampleRow, SourceRow, StepRow, account
 from trainrig.corpus.decide import Rule, rules_of
+from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters import GopherQuality, Language, Length
 from trainrig.report import percent
 
@@ -48,7 +49,17 @@ WRITTEN = {
     "quarantined": {"not_text": 1, "revisit": 7},
 }
 SAMPLES = {"Length.too_short": [{"id": "1", "url": "http://a", "language": "en", "text": "<b>x"}]}
-TOLD = account(JUDGED, WRITTEN, SAMPLES, frozenset({"words"}))
+PAIRS = [
+    {
+        "id": "3",
+        "url": "u/3",
+        "text": "one two three <4>",
+        "kept_url": "u/4",
+        "kept_text": "one 2 three <4>",
+        "similarity": 0.8125,
+    }
+]
+TOLD = account(JUDGED, WRITTEN, SAMPLES, PAIRS, frozenset({"words"}))
 
 
 def test_every_document_is_in_one_row_of_first_drops_or_kept() -> None:
@@ -82,7 +93,7 @@ def test_tables_come_back_from_disk(tmp_path) -> None:
     files = TOLD.save(str(tmp_path))
     assert sorted(files) == [
         f"tallies/{name}.parquet"
-        for name in ("histograms", "quarantine", "samples", "sources", "steps")
+        for name in ("histograms", "pairs", "quarantine", "samples", "sources", "steps")
     ]
     rows = pq.read_table(tmp_path / "tallies" / "steps.parquet").to_pylist()
     assert [StepRow(**row) for row in rows] == list(TOLD.steps)
@@ -101,7 +112,7 @@ COST = {"cpu_seconds": 2.0, "page_bytes": 9_000, "peak_bytes": 2**27}
 
 
 def page(told: Account = TOLD, rules: dict[str, tuple[Rule, ...]] = RULES) -> str:
-    return curation_page(told, COUNTS, rules, COST, {"Inputs": {"web": "abc"}})
+    return curation_page(told, COUNTS, rules, COST, {"Inputs": {"web": "abc"}}, MinHash())
 
 
 def test_the_page_says_what_fell_and_shows_it() -> None:
@@ -113,9 +124,21 @@ def test_the_page_says_what_fell_and_shows_it() -> None:
     assert "revisit" in html and "9.0 records/s" not in html
 
 
+def test_a_near_duplicate_stands_beside_what_was_kept_and_differences_are_marked() -> None:
+    html = page()
+    assert "u/3: 0.812 of all shingles in common" in html
+    assert "one <mark>two</mark> three &lt;4&gt;" in html
+    assert "one <mark>2</mark> three &lt;4&gt;" in html
+
+
 def test_the_page_of_nothing_says_so() -> None:
-    nothing = Account((), (), (), (), ())
+    nothing = Account((), (), (), (), (), ())
     html = curation_page(
-        nothing, dict.fromkeys(COUNTS, 0), {}, {**COST, "cpu_seconds": 0.0}, {"Inputs": {}}
+        nothing,
+        dict.fromkeys(COUNTS, 0),
+        {},
+        {**COST, "cpu_seconds": 0.0},
+        {"Inputs": {}},
+        MinHash(),
     )
     assert "no rule was set" in html and "Every record gave a document" in html

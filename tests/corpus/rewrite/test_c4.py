@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.c4 import C4Lines
+from trainrig.corpus.signals.batch import batch_of
 
 pieces = st.sampled_from(
     [
@@ -30,6 +31,7 @@ pieces = st.sampled_from(
             "[edit]",
             "[citation needed]",
             "[]",
+            "[٣]",
         ),
         *("JavaScript", "java", "script", "{", "lorem ipsum", "Lorem", "use of cookies", "İ", "σ"),
         *("Terms of Use", "privacy", " policy", "cookie"),
@@ -48,7 +50,7 @@ def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]
         if any(len(word) > 1000 for word in raw_words):
             counts["c4_long_words"] += 1
             continue
-        line, cut = re.subn(r"\[[0-9]*\]|\[edit\]|\[citation needed\]", "", line)
+        line, cut = re.subn(r"\[\d*\]|\[edit\]|\[citation needed\]", "", line)
         counts["c4_citations"] += cut
         words = line.split() if tfds else raw_words
         marks = ".?!" + '"' + ("" if tfds else "'")
@@ -76,6 +78,7 @@ def twin(text: str, reading: str, ended: bool = True) -> tuple[str, Counter[str]
 @pytest.mark.parametrize("reading", ["tfds", "datatrove"])
 @given(texts)
 @example("one two java[1]script five six.")
+@example("one two use of coo\u212aies six.")  # the sign of kelvin
 @example("[1] one two three four five.\nAs was shown in the end. [1]")
 @example('one [1] two [2] three "')
 def test_lines_fall_as_in_the_published_code(reading: str, ended: bool, text: str):
@@ -174,3 +177,14 @@ def test_lines_of_real_pages_fall_as_by_datatrove(real_texts: list[str]):
             assert left == answer[1]
             kept += 1
     assert kept > len(cases) / 4
+
+
+@given(st.lists(texts, max_size=4))
+def test_many_texts_are_cut_as_one_by_one(some: list[str]):
+    rules = C4Lines(reading="datatrove", terminal_punctuation=False)
+    left, counts = rules.cut(batch_of(some))
+    expected = batch_of([rules.apply(text, "en")[0] for text in some])
+    for ours, theirs in zip(left, expected, strict=True):
+        assert ours.tolist() == theirs.tolist()
+    for number, text in enumerate(some):
+        assert counts[:, number].tolist() == list(rules.apply(text, "en")[1].values())

@@ -138,6 +138,7 @@ def test_shapes_are_what_pythons_strings_say(text: str):
     assert shapes.words.tolist() == [len(line.split()) for line in lines]
     assert shapes.visible.tolist() == [len("".join(line.split())) for line in lines]
     assert shapes.capitals.tolist() == [sum(map(str.isupper, line)) for line in lines]
+    assert shapes.lengths.tolist() == [len(line.strip()) for line in lines]
     assert shapes.digits.tolist() == [sum(map(str.isdigit, line)) for line in lines]
 
 

@@ -10,8 +10,12 @@ from typing import Any, Literal
 
 from trainrig import report
 from trainrig.corpus.account.charts import signal_charts, steps_chart, steps_in_all
+from trainrig.corpus.account.differences import differences
+from trainrig.corpus.account.match_chart import match_chart
 from trainrig.corpus.account.tallies import BYTES_PER_TOKEN, Account, SampleRow
 from trainrig.corpus.decide import Rule
+from trainrig.corpus.dedup import MinHash
+from trainrig.corpus.side_by_side import EXCERPT
 from trainrig.report import Chart, Details, Group, Sample, Section, Table, Text, duration, percent
 from trainrig.report import short as shortened
 
@@ -22,8 +26,14 @@ def curation_page(
     rules: Mapping[str, Sequence[Rule]],
     cost: Mapping[str, float],
     provenance: Mapping[str, Mapping[str, str]],
+    near: MinHash,
+    more: tuple[Section, ...] = (),
 ) -> str:
-    """The page as HTML text; `rules` are those of each source, `counts`, `cost` the manifest's."""
+    """The page as HTML text; `rules` are those of each source, `counts`, `cost` the manifest's.
+
+    `near` is how near-duplicates were looked for; `more` are sections about what happened to
+    documents that no rule drops.
+    """
     seen = counts["documents_extracted"]
     page = report.Page(
         title="Curation",
@@ -34,6 +44,8 @@ def curation_page(
             Section("sources", "By source and language", (_sources(account),)),
             Section("signals", "Where the thresholds lie", _signals(account, rules)),
             Section("samples", "What fell, to read", _samples(account)),
+            _copies(account, near),
+            *more,
             Section("quarantine", "What gave no document", (_quarantine(account),)),
         ),
         commands=(
@@ -163,6 +175,21 @@ def _samples(account: Account) -> tuple[Details | Text, ...]:
         )
         for step, rows in by_step.items()
     )
+
+
+def _copies(account: Account, near: MinHash) -> Section:
+    blocks: list[Chart | Details | Text] = [match_chart(near)]
+    if account.pairs:
+        blocks.append(Text("Near-duplicates beside what was kept, with what differs marked:"))
+    for row in account.pairs:
+        gone, stayed = differences(row.text, row.kept_text)
+        if max(len(row.text), len(row.kept_text)) >= EXCERPT:  # where an excerpt ends is no finding
+            gone, stayed = gone[:-1], stayed[:-1]
+        fell = Sample(row.url, row.text, "fell", gone)
+        kept = Sample(row.kept_url, row.kept_text, "was kept", stayed)
+        title = f"{row.url}: {row.similarity:.3f} of all shingles in common"
+        blocks.append(Details(title, (Group((fell, kept)),)))
+    return Section("copies", "Near-duplicates", tuple(blocks))
 
 
 def _quarantine(account: Account) -> Table | Text:

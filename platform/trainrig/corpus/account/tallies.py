@@ -80,6 +80,18 @@ class SampleRow:
 
 
 @dataclass(frozen=True)
+class PairRow:
+    """A near-duplicate, and the document that was kept in its place."""
+
+    id: str  # of the one that fell
+    url: str
+    text: str
+    kept_url: str
+    kept_text: str
+    similarity: float  # of their shingles
+
+
+@dataclass(frozen=True)
 class Account:
     """All tables of one curation."""
 
@@ -88,6 +100,7 @@ class Account:
     bins: tuple[BinRow, ...]
     quarantine: tuple[QuarantineRow, ...]
     samples: tuple[SampleRow, ...]
+    pairs: tuple[PairRow, ...]
 
     def save(self, folder: str) -> dict[str, FileSum]:
         """Write the tables below `folder`; their sums by their names below it."""
@@ -98,6 +111,7 @@ class Account:
             ("histograms", BinRow, self.bins),
             ("quarantine", QuarantineRow, self.quarantine),
             ("samples", SampleRow, self.samples),
+            ("pairs", PairRow, self.pairs),
         ):
             below = f"{TALLIES}/{name}.parquet"
             path = storage.join(folder, below)
@@ -130,6 +144,7 @@ def account(
     rules: Mapping[str, Any],
     written: Mapping[str, Any],
     samples: Mapping[str, Sequence[Mapping[str, Any]]],
+    pairs: Sequence[Mapping[str, Any]],
     integers: frozenset[str],
 ) -> Account:
     """The account of a curation from the counts of its passes.
@@ -138,6 +153,7 @@ def account(
         rules: what judging counted: "tally" and "histograms" by source.
         written: what writing counted: "kept", "copies" by source and language; "quarantined".
         samples: documents that fell, by step.
+        pairs: near-duplicates beside what was kept.
         integers: the signals whose histograms are cut as counts.
     """
     return Account(
@@ -155,6 +171,7 @@ def account(
             for step, found in samples.items()
             for each in found
         ),
+        pairs=tuple(PairRow(**pair) for pair in pairs),
     )
 
 

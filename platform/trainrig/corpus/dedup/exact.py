@@ -3,9 +3,91 @@
 import hashlib
 import unicodedata
 
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.dedup.letters import CODE, SPACE, UNSETTLED, letter_at, letters
+from trainrig.corpus.dedup.texts import Texts
+
+DIGEST = 16  # bytes
+_BLANK = np.uint8(32)
+
 
 def text_digest(text: str) -> bytes:
-    """BLAKE2b-128 of the text in NFC, lower case, each run of white space one blank."""
-    # NFC comes last: lower-casing may leave decomposed letters ("İ" becomes "i" and a dot).
-    folded = unicodedata.normalize("NFC", " ".join(text.lower().split()))
-    return hashlib.blake2b(folded.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    """That of one text."""
+    return text_digests(Texts.of([text])).tobytes()
+
+
+def text_digests(texts: Texts) -> NDArray[np.uint8]:
+    """[texts, 16] BLAKE2b-128 of each in NFC, lower case, each run of white space one blank."""
+    folded = np.empty(_room(texts), np.uint8)
+    ends = np.empty(len(texts.starts) - 1, np.int64)
+    unsettled = np.empty(len(ends), np.bool_)
+    _fold(texts.data, texts.starts, letters(), folded, ends, unsettled)
+    digests = []
+    start, whole = 0, folded.data
+    for end, is_unsettled in zip(ends.tolist(), unsettled.tolist(), strict=True):
+        one: bytes | memoryview = whole[start:end]
+        if is_unsettled:
+            # Last, since lower-casing may leave letters that compose ("J̌" does not, "ǰ" does).
+            text = str(one, "utf-8", "surrogatepass")
+            one = unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass")
+        digests.append(hashlib.blake2b(one, digest_size=DIGEST).digest())
+        start = end
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST)
+
+
+def _room(texts: Texts) -> int:
+    # Lower case makes three bytes of some letters of two.
+    return int(texts.starts[-1] - texts.starts[0]) * 3 // 2
+
+
+@compiled
+def _fold(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    table: NDArray[np.uint32],
+    folded: NDArray[np.uint8],
+    ends: NDArray[np.int64],
+    unsettled: NDArray[np.bool_],
+) -> None:
+    """Lower case and single blanks, and whether a text holds anything that NFC may change."""
+    filled = 0
+    for text in range(len(ends)):
+        first, place, after_space, flags = filled, starts[text], False, np.uint32(0)
+        while place < starts[text + 1]:
+            letter, place = letter_at(data, place, table)
+            if letter & SPACE:
+                after_space = True
+                continue
+            if after_space and filled > first:
+                folded[filled] = _BLANK
+                filled += 1
+            after_space = False
+            flags |= letter
+            filled = _write(folded, filled, int(letter) & CODE)
+        ends[text] = filled
+        unsettled[text] = flags & UNSETTLED != 0
+
+
+@compiled
+def _write(folded: NDArray[np.uint8], filled: int, code: int) -> int:
+    """Append a character's UTF-8; where the next one goes."""
+    if code < 0x80:
+        folded[filled] = code
+        return filled + 1
+    if code < 0x800:
+        folded[filled] = 0xC0 | code >> 6
+        folded[filled + 1] = 0x80 | code & 0x3F
+        return filled + 2
+    if code < 0x10000:
+        folded[filled] = 0xE0 | code >> 12
+        folded[filled + 1] = 0x80 | code >> 6 & 0x3F
+        folded[filled + 2] = 0x80 | code & 0x3F
+        return filled + 3
+    folded[filled] = 0xF0 | code >> 18
+    folded[filled + 1] = 0x80 | code >> 12 & 0x3F
+    folded[filled + 2] = 0x80 | code >> 6 & 0x3F
+    folded[filled + 3] = 0x80 | code & 0x3F
+    return filled + 4

@@ -7,6 +7,7 @@ from pydantic import Field
 from trainrig.config import Settings
 
 Quality = Literal["fast", "balanced", "precise"]
+Favour = Literal["balance", "precision", "recall"]
 
 TRAFILATURA_NODES: Final = 50_000  # tags; 660 real pages reach 19,300
 
@@ -50,7 +51,8 @@ class MainContent(HTMLExtractor):
 
     `fast` is resiliparse's main content as it stands. `balanced` cuts that into blocks and lets
     trees trained for it drop the furniture left in it; where they leave almost nothing, it looks
-    at the whole page. `precise` asks trafilatura about the pages that the trees are not sure of.
+    at the whole page. `precise` lets the trees and trafilatura vote on the blocks of those pages,
+    four in five, that the trees are not quite sure of, at 1.3 times trafilatura's price.
     """
 
     kind: Literal["MainContent"] = "MainContent"
@@ -64,7 +66,7 @@ class Trafilatura(HTMLExtractor):
     kind: Literal["Trafilatura"] = "Trafilatura"
     # Its time outgrows the tags: 2.2 s for 49,000, more than 60 s for 499,000.
     max_nodes: int = Field(default=TRAFILATURA_NODES, gt=0)  # places where a "<" stands
-    favour: Literal["balance", "precision", "recall"] = "balance"
+    favour: Favour = "balance"
     tables: bool = True
     comments: bool = False  # sections of readers' comments
 

@@ -13,7 +13,6 @@ from trainrig.corpus.extract.kinds import (
     Resiliparse,
     Trafilatura,
 )
-from trainrig.corpus.extract.main_content import main_content
 from trainrig.corpus.extract.metadata import date_of, language_of, title_of
 from trainrig.corpus.extract.outcome import Extracted, NotExtracted
 from trainrig.corpus.extract.tidy import tidy
@@ -54,6 +53,9 @@ def _found(raw: str, *about: str) -> Extracted | NotExtracted:
 
 def _text_of(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> str:
     if isinstance(extractor, MainContent):
+        # Loads numba, which the others have no use for.
+        from trainrig.corpus.extract.main_content import main_content
+
         return main_content(tree, html, extractor)
     if isinstance(extractor, Trafilatura):
         return trafilatura_text.extract(html, extractor)

@@ -4,8 +4,8 @@ Readings differ. The authors' code (TensorFlow Datasets, `c4_utils.py`) wants 3 
 of 5 words; datatrove has the numbers the other way round, as the paper's first version has. The
 code looks for "lorem ipsum" and "{" only in lines that it has not dropped yet; the paper, and we,
 in the whole page. Its sentences are NLTK's, datatrove's are spaCy's, ours are of
-signals/sentences.py. Two rules are not here: the list of bad words, which is nobody's to pass on,
-and langdetect's 99% of English, for which there is `Language`.
+signals/sentences.py. The list of bad words is nobody's to pass on: name a file to the scorer
+`BadWords`. For langdetect's 99% of English there is `Language`.
 
 The page's lines are counted as if cut (signals/c4.py); to cut them in fact, put `C4Lines` among
 the rewrites.
@@ -29,6 +29,7 @@ class C4(CountsWords):
     terminal_punctuation: bool = True
     max_lorem_ipsum: int = Field(default=0, ge=0)  # lines
     max_curly_brackets: int = Field(default=0, ge=0)
+    max_bad_words: int | None = Field(default=None, ge=0)  # different ones; C4: 0. Needs `BadWords`
 
     def limits(self) -> Iterator[Limit]:
         """Its rules."""
@@ -41,3 +42,5 @@ class C4(CountsWords):
             ("curly_brackets", self.max_curly_brackets),
         ):
             yield Limit(rule, self.column(rule + lines), most=most)
+        if self.max_bad_words is not None:
+            yield Limit("bad_words", "bad_words", most=self.max_bad_words)

@@ -21,15 +21,17 @@ from trainrig.corpus.language.model_file import Model, read_model
 from trainrig.corpus.language.word_vectors import (
     Known,
     Rows,
+    in_cache_lines,
     kept_n_grams,
     known_words,
+    own_words,
     text_vector,
 )
 from trainrig.corpus.signals.batch import Batch, batch_of
 from trainrig.corpus.signals.hashing import hash_of
 
 PREFIX = 100_000  # characters looked at
-_KNOWN_WORDS = 2**18  # places: 16 MB
+_KNOWN_WORDS = 2**18  # places of a generation: 34 MB for both
 _END_OF_LINE = "</s>"  # fastText reads one after every text
 
 
@@ -104,11 +106,10 @@ def _rows(model: Model) -> Rows:
     hashes = np.array(
         [hash_of(batch.codes_C, places[n], places[n + 1]) for n in range(len(words))], np.uint64
     )
-    order = np.argsort(hashes)
-    rows = np.array([row for _, row in words], np.int32)
     numbers = np.array([len(model.n_gram_rows), model.shortest, model.longest], np.uint32)
     n_grams = kept_n_grams(model.n_gram_rows)
-    return Rows(model.rows_RC, *n_grams, hashes[order], rows[order], numbers)
+    own = own_words(hashes, [row for _, row in words])
+    return Rows(in_cache_lines(model.rows_RC), *n_grams, *own, numbers)
 
 
 _of_this_thread = threading.local()

@@ -4,46 +4,58 @@ The sum of the rows of a word does not depend on its neighbours: it is kept for 
 word is met, which spares most of the work.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.characters import LETTER, SPACE
-from trainrig.corpus.signals.hashing import PRIME, SEED, mixed
+from trainrig.corpus.signals.hashing import PRIME, SEED, mixed, table_size
 
 _OFFSET, _PRIME = np.uint32(2166136261), np.uint32(16777619)  # of FNV-1a in 32 bits
 _BORDERS = (ord("<"), ord(">"))
 _SURROGATES = (0xD800, 0xDFFF)
 _FREE = -1
 _BLOCK = 512  # words
-_64, _63, _1 = np.uint32(6), np.uint32(63), np.uint64(1)
+_N_GRAMS = 512  # of a word, looked up together
+_CACHE_LINE = 64  # bytes
+_ROWS = np.uint64(2**32 - 1)
+_Number = TypeVar("_Number", np.float32, np.uint64)
+_32, _64, _63, _1 = np.uint64(32), np.uint32(6), np.uint32(63), np.uint64(1)
 
 
 class Known(NamedTuple):
-    """Words met before: open addressing over the hashes of their characters.
+    """Words met before, in two generations.
 
-    What is kept of them lies in the order in which they came, so the frequent ones lie together.
+    When the younger is full it becomes the older, whose words are forgotten; a word of the older
+    that is met again is among the younger from then on. So what is frequent stays.
     """
 
-    keys: NDArray[np.uint64]
-    numbers: NDArray[np.int32]  # which word is here; _FREE: none
-    rows: NDArray[np.int32]  # [words] how many rows were added up
-    sums: NDArray[np.float32]  # [words, channels]
-    met: NDArray[np.int64]  # [1] how many words are kept
+    # [2, places, 2] open addressing over the hashes of the words' characters: the hash; the word's
+    # number, from 1, times 2^32 and how many rows were added up for it. 0: no word is here.
+    tables: NDArray[np.uint64]
+    sums: NDArray[np.float32]  # [2, words, channels]
+    met: NDArray[np.int64]  # [2] words of the younger generation; which of the two that is
 
 
 def known_words(places: int, channels: int) -> Known:
-    """Room for three quarters of `places` words, a power of two; emptied when that is taken."""
-    words = places * 3 // 4
+    """Room for three quarters of `places`, a power of two, in each generation."""
     return Known(
-        np.zeros(places, np.uint64),
-        np.full(places, _FREE, np.int32),
-        np.zeros(words, np.int32),
-        np.zeros((words, channels), np.float32),
-        np.zeros(1, np.int64),
+        in_cache_lines(np.zeros((2, places, 2), np.uint64)),
+        in_cache_lines(np.zeros((2, places * 3 // 4, channels), np.float32)),
+        np.zeros(2, np.int64),
     )
+
+
+def in_cache_lines(rows: NDArray[_Number]) -> NDArray[_Number]:
+    """A copy of `rows` that begins where a line of the cache does, so that few lie on two."""
+    room = np.empty(rows.nbytes + _CACHE_LINE, np.uint8)
+    first = -room.ctypes.data % _CACHE_LINE
+    copy = room[first : first + rows.nbytes].view(rows.dtype).reshape(rows.shape)
+    copy[:] = rows
+    return copy
 
 
 class NGrams(NamedTuple):
@@ -64,6 +76,18 @@ def kept_n_grams(n_gram_rows: NDArray[np.int32]) -> NGrams:
     return NGrams(bits, before, n_gram_rows[n_gram_rows >= 0])
 
 
+def own_words(
+    hashes: NDArray[np.uint64], rows: Sequence[int]
+) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """`Rows.words` and `Rows.word_rows` of words with these hashes."""
+    size = int(table_size(len(hashes)))
+    words, word_rows = np.zeros(size, np.uint64), np.full(size, _FREE, np.int32)
+    for key, row in zip(hashes, rows, strict=True):
+        at = _own_word(words, word_rows, key)
+        words[at], word_rows[at] = key, row
+    return words, word_rows
+
+
 class Rows(NamedTuple):
     """The model's side: which rows a word has."""
 
@@ -71,8 +95,8 @@ class Rows(NamedTuple):
     bits: NDArray[np.uint64]  # these three as in NGrams
     before: NDArray[np.int32]
     n_gram_rows: NDArray[np.int32]
-    words: NDArray[np.uint64]  # sorted hashes of the model's own words
-    word_rows: NDArray[np.int32]  # their rows
+    words: NDArray[np.uint64]  # the model's own: open addressing by the hashes of their characters
+    word_rows: NDArray[np.int32]  # their rows; _FREE: no word is here
     numbers: NDArray[np.uint32]  # [3] buckets; characters of the shortest and longest n-gram
 
 
@@ -85,14 +109,15 @@ def text_vector(
     known: Known,
     model: Rows,
     vector: NDArray[np.float32],
-) -> int:
+) -> np.int64:
     """Adds the rows of the text's words up in `vector`; how many they are, -1 without letters."""
-    total = 0
+    total = np.uint64(0)
     seen = np.uint16(0)
     # A block of words at a time, in three passes: loads of one pass do not wait for each other.
-    block = min(_BLOCK, len(known.rows))
-    hashes, words = np.empty(block, np.uint64), np.empty(block, np.int32)
+    block = min(_BLOCK, known.sums.shape[1])
+    hashes, words = np.empty(block, np.uint64), np.empty(block, np.uint64)
     edges = np.empty((block, 2), np.int64)
+    spelt, n_grams = np.empty(4 * (end - start) + 2, np.uint8), np.empty(_N_GRAMS, np.uint32)
     place = start
     while place < end:
         count = 0
@@ -108,13 +133,14 @@ def text_vector(
                 place += 1
             edges[count, 1], hashes[count] = place, mixed(found)
             count += 1
-        _look_up(codes, edges, hashes, count, known, model, words)
+        _look_up(codes, edges, hashes, count, known, model, spelt, n_grams, words)
+        sums = known.sums[known.met[1]]
         for number in range(count):
-            word = words[number]
-            total += known.rows[word]
+            word = np.int64(words[number] >> _32) - 1
+            total += words[number] & _ROWS
             for channel in range(len(vector)):
-                vector[channel] += known.sums[word, channel]
-    return total if seen & LETTER else -1
+                vector[channel] += sums[word, channel]
+    return np.int64(total) if seen & LETTER else np.int64(-1)
 
 
 @compiled
@@ -125,28 +151,53 @@ def _look_up(
     count: int,
     known: Known,
     model: Rows,
-    words: NDArray[np.int32],
+    spelt: NDArray[np.uint8],
+    n_grams: NDArray[np.uint32],
+    words: NDArray[np.uint64],
 ) -> None:
-    """The numbers of `count` words; new ones are learnt."""
-    keys, numbers = known.keys, known.numbers
-    if known.met[0] + count > len(known.rows):
-        numbers[:] = _FREE
+    """What the younger generation's table says of `count` words; new ones are learnt."""
+    if known.met[0] + count > known.sums.shape[1]:
         known.met[0] = 0
-    mask = len(keys) - 1
+        known.met[1] = 1 - known.met[1]
+        known.tables[known.met[1]] = 0
+    young, old = known.met[1], 1 - known.met[1]
+    table, sums = known.tables[young], known.sums[young]
     for number in range(count):
         key = hashes[number]
-        at = np.int64(key & np.uint64(mask))
-        while numbers[at] != _FREE and keys[at] != key:
-            at = (at + 1) & mask
-        if numbers[at] == _FREE:
+        at = _place(table, key)
+        if table[at, 1] == 0:
             word = known.met[0]
             known.met[0] += 1
-            keys[at], numbers[at] = key, word
-            known.sums[word] = 0
-            known.rows[word] = _add_rows(
-                codes, edges[number, 0], edges[number, 1], key, model, known.sums[word]
-            )
-        words[number] = numbers[at]
+            before = known.tables[old, _place(known.tables[old], key), 1]
+            rows = before & _ROWS
+            if before:
+                sums[word] = known.sums[old, np.int64(before >> _32) - 1]
+            else:
+                sums[word] = 0
+                rows = np.uint64(
+                    _add_rows(
+                        codes,
+                        edges[number, 0],
+                        edges[number, 1],
+                        key,
+                        model,
+                        sums[word],
+                        spelt,
+                        n_grams,
+                    )
+                )
+            table[at, 0], table[at, 1] = key, np.uint64(word + 1) << _32 | rows
+        words[number] = table[at, 1]
+
+
+@compiled
+def _place(table: NDArray[np.uint64], key: np.uint64) -> np.int64:
+    """Where the word with this hash is, or the free place where it would be."""
+    mask = len(table) - 1
+    at = np.int64(key & np.uint64(mask))
+    while table[at, 1] != 0 and table[at, 0] != key:
+        at = (at + 1) & mask
+    return at
 
 
 @compiled
@@ -162,21 +213,29 @@ def _add_rows(
     key: np.uint64,
     model: Rows,
     total: NDArray[np.float32],
-) -> int:
-    """Adds up the rows of the word and of its n-grams; how many they are."""
-    rows = 0
-    at = np.searchsorted(model.words, key)
-    if at < len(model.words) and model.words[at] == key:
-        total += model.rows_RC[model.word_rows[at]]
+    spelt: NDArray[np.uint8],
+    n_grams: NDArray[np.uint32],
+) -> np.int64:
+    """Adds up the rows of the word and of its n-grams; how many they are.
+
+    `spelt` has room for the word, `n_grams` for some of them.
+    """
+    rows = np.int64(0)
+    row = model.word_rows[_own_word(model.words, model.word_rows, key)]
+    if row != _FREE:
+        total += model.rows_RC[row]
         rows += 1
-    spelt = np.empty(4 * (end - first) + 2, np.uint8)
     length = _spell(codes, first, end, spelt)
     if length == 2:  # the borders of nothing
-        return 0
+        return np.int64(0)
     buckets, shortest, longest = model.numbers
+    count = 0
     for begin in range(length):
         if _continues(spelt[begin]):
             continue
+        if count + longest > len(n_grams):
+            rows += _add_n_grams(n_grams, count, model, total)
+            count = 0
         found, place, characters = _OFFSET, begin, 0
         while place < length and characters < longest:
             # Characters go in whole; bytes above 127 are negative to fastText.
@@ -187,15 +246,42 @@ def _add_rows(
                 continue
             characters += 1
             if characters >= shortest:
-                bucket = found % buckets
-                word, bit = bucket >> _64, np.uint64(bucket & _63)
-                if model.bits[word] >> bit & _1:
-                    below = model.bits[word] & ((_1 << bit) - _1)
-                    row = model.n_gram_rows[model.before[word] + _ones(below)]
-                    for channel in range(len(total)):
-                        total[channel] += model.rows_RC[row, channel]
-                    rows += 1
-    return rows
+                n_grams[count] = found % buckets
+                count += 1
+    return rows + _add_n_grams(n_grams, count, model, total)
+
+
+@compiled
+def _add_n_grams(
+    n_grams: NDArray[np.uint32], count: int, model: Rows, total: NDArray[np.float32]
+) -> np.int64:
+    """Adds up the rows of those buckets that have one; how many they are."""
+    # In passes without branches: loads of one pass do not wait for each other.
+    bits, before, n_gram_rows, rows_RC = model.bits, model.before, model.n_gram_rows, model.rows_RC
+    kept = np.int64(0)
+    for number in range(count):
+        bucket = n_grams[number]
+        n_grams[kept] = bucket
+        kept += np.int64(bits[bucket >> _64] >> np.uint64(bucket & _63) & _1)
+    for number in range(kept):
+        word, bit = n_grams[number] >> _64, np.uint64(n_grams[number] & _63)
+        below = bits[word] & ((_1 << bit) - _1)
+        n_grams[number] = n_gram_rows[before[word] + _ones(below)]
+    for number in range(kept):
+        row = n_grams[number]
+        for channel in range(len(total)):
+            total[channel] += rows_RC[row, channel]
+    return kept
+
+
+@compiled
+def _own_word(words: NDArray[np.uint64], word_rows: NDArray[np.int32], key: np.uint64) -> np.int64:
+    """The place of the word with this hash, or the free one where it would be."""
+    mask = len(words) - 1
+    at = np.int64(key & np.uint64(mask))
+    while word_rows[at] != _FREE and words[at] != key:
+        at = (at + 1) & mask
+    return at
 
 
 @compiled

@@ -8,10 +8,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainrig.corpus.models.bad_words import BadWords
 from trainrig.corpus.models.classifier.scorer import Classifier
 from trainrig.corpus.models.perplexity import Perplexity
 from trainrig.corpus.models.toxicity import WordList
 
-__all__ = ["Classifier", "Perplexity", "Scorer", "WordList"]
+__all__ = ["BadWords", "Classifier", "Perplexity", "Scorer", "WordList"]
 
-Scorer = Annotated[Perplexity | Classifier | WordList, Field(discriminator="kind")]
+Scorer = Annotated[Perplexity | Classifier | WordList | BadWords, Field(discriminator="kind")]

@@ -89,7 +89,8 @@ def _covered_characters(text: str, pattern: re.Pattern[str]) -> float:
 
 
 @functools.cache
-def _entries(path: str) -> tuple[str, ...]:
+def entries_of(path: str) -> tuple[str, ...]:
+    """What the list at `path` holds, case folded, sorted. Raises DataError for a bad list."""
     try:
         text = storage.read(path).decode("utf-8-sig")
     except FileNotFoundError:
@@ -112,7 +113,7 @@ def _lines(text: str) -> Iterator[str]:
 def _phrases(path: str) -> Mapping[str, Sequence[Sequence[str]]]:
     """Entries by their first token, longest first."""
     found: dict[str, list[list[str]]] = {}
-    for entry in _entries(path):
+    for entry in entries_of(path):
         tokens = _TOKEN.findall(entry)
         found.setdefault(tokens[0], []).append(tokens)
     return {first: sorted(each, key=len, reverse=True) for first, each in found.items()}
@@ -120,5 +121,5 @@ def _phrases(path: str) -> Mapping[str, Sequence[Sequence[str]]]:
 
 @functools.cache
 def _pattern(path: str) -> re.Pattern[str]:
-    longest_first = sorted(_entries(path), key=lambda entry: (-len(entry), entry))
+    longest_first = sorted(entries_of(path), key=lambda entry: (-len(entry), entry))
     return re.compile("|".join(map(re.escape, longest_first)))

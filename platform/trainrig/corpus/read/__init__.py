@@ -8,7 +8,6 @@ from trainrig.corpus.read.archive import read_archive
 from trainrig.corpus.read.files import File, files_of, first_bytes
 from trainrig.corpus.read.jsonl import read_jsonl
 from trainrig.corpus.read.page import Page, Unreadable
-from trainrig.corpus.read.parquet import read_parquet
 from trainrig.corpus.read.pieces import Piece, as_json, from_json, pieces
 from trainrig.corpus.read.plain import read_page, read_text
 from trainrig.corpus.read.records import Grammar
@@ -30,6 +29,9 @@ def read(piece: Piece, reading: Reading) -> Iterator[Page | Unreadable]:
         elif piece.format == "jsonl":
             yield from read_jsonl(stream, piece.name, reading.fields, begin, end)
         elif piece.format == "parquet":
+            # Loads pyarrow, which whoever only extracts pages has no use for.
+            from trainrig.corpus.read.parquet import read_parquet
+
             yield from read_parquet(stream, piece.name, reading.fields, begin, end)
         elif piece.format == "text":
             yield from read_text(stream, piece.name, reading, begin, end)

@@ -26,7 +26,6 @@ from typing import Any
 
 from trainrig.corpus.read.files import File
 from trainrig.corpus.read.formats import can_be_cut, recognise
-from trainrig.corpus.read.parquet import row_group_bytes
 from trainrig.corpus.read.settings import Format, Reading
 
 PIECES = 256  # that a source is cut into, unless they would be smaller or larger than:
@@ -83,6 +82,8 @@ def _cut(file: File, reading: Reading, size: int) -> list[tuple[Piece, int]]:
     if number < 2:
         return [(whole, file.bytes)]
     if format_ == "parquet":
+        from trainrig.corpus.read.parquet import row_group_bytes  # loads pyarrow
+
         return _by_row_groups(whole, row_group_bytes(file.path, reading.fields), size)
     if not can_be_cut(file.path, format_, reading):
         return [(whole, file.bytes)]

@@ -9,26 +9,28 @@ Both look at the end of a line before they would cut the space that a citation h
 "As was shown. [1]" goes for want of an end mark, and so it does here.
 """
 
-import re
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
-
-_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-_ELLIPSIS = "..."
-_POLICY = (
-    "terms of use",
-    "privacy policy",
-    "cookie policy",
-    "uses cookies",
-    "use of cookies",
-    "use cookies",
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.batch import Batch, batch_of
+from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
+from trainrig.corpus.signals.characters import LINE_BREAK, SPACE, characters
+from trainrig.corpus.signals.line_ends import ends_in_dots
+from trainrig.corpus.signals.phrases import (
+    JAVASCRIPT,
+    LOREM_IPSUM,
+    POLICY,
+    may_have_phrases,
+    phrases_in,
 )
-_JAVASCRIPT = "javascript"
-_LOREM_IPSUM = "lorem ipsum"
+
+_END_MARKS, _APOSTROPHE, _NEW_LINE = (0x2E, 0x3F, 0x21, 0x22), 0x27, 0x0A  # . ? ! " '
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,13 @@ class _Reading:
     """Where the published codes differ."""
 
     min_words: int
-    end_marks: tuple[str, ...]
+    apostrophe_ends: bool
     words_before_citations_are_cut: bool
 
 
 _READINGS = {
-    "tfds": _Reading(5, (".", "?", "!", '"'), words_before_citations_are_cut=False),
-    "datatrove": _Reading(3, (".", "?", "!", '"', "'"), words_before_citations_are_cut=True),
+    "tfds": _Reading(5, False, words_before_citations_are_cut=False),
+    "datatrove": _Reading(3, True, words_before_citations_are_cut=True),
 }
 
 
@@ -76,57 +78,105 @@ class C4Lines(Settings):
 
     def apply(self, text: str, language: str) -> tuple[str, dict[str, int]]:
         """`text` without what falls, and the counts. Not idempotent: "[[1]2]" is cut twice."""
-        counts = dict.fromkeys(self.columns, 0)
+        left, counts = self.cut(batch_of([text]))
+        kept = left.codes_C.tobytes().decode("utf-32-le", "surrogatepass")
+        return kept, dict(zip(self.columns, counts[:, 0].tolist(), strict=True))
+
+    def cut(self, batch: Batch) -> tuple[Batch, NDArray[np.int64]]:
+        """The same of many texts, and the counts [columns, texts]."""
         reading = _READINGS[self.reading]
-        least = reading.min_words if self.min_words is None else self.min_words
-        longest, ended, end_marks = (
+        rules = _Rules(
             self.max_word_length,
+            self.citations,
             self.terminal_punctuation,
-            reading.end_marks,
+            reading.apostrophe_ends,
+            reading.min_words if self.min_words is None else self.min_words,
+            reading.words_before_citations_are_cut,
+            (JAVASCRIPT if self.javascript else 0) | (POLICY if self.policy else 0),
         )
-        cites = self.citations and "[" in text
-        # Most pages speak of nothing that the rules ask for: one look at the whole spares all
-        # others. Cutting citations can bring words together ("java[1]script").
-        whole = _CITATION.sub("", text) if cites else text
-        topics = _topics(whole.lower())
-        kept, long_words, unended, few_words, citations = [], 0, 0, 0, 0
-        for raw in text.splitlines():
-            line = counted = raw.strip()
-            # No word is longer than its line.
-            if len(line) > longest and max(map(len, line.split())) > longest:
-                long_words += 1
+        kept = Batch(*map(np.empty_like, batch))
+        counts = np.zeros((len(self.columns), len(batch.starts_D1) - 1), np.int64)
+        _cut(*batch, characters().lower, rules, *kept, counts)
+        end = kept.starts_D1[-1]
+        return Batch(kept.codes_C[:end], kept.classes_C[:end], kept.starts_D1), counts
+
+
+class _Rules(NamedTuple):
+    max_word_length: int
+    citations: bool
+    ended: bool
+    apostrophe_ends: bool
+    min_words: int
+    words_before_citations_are_cut: bool
+    topics: int  # flags of phrases.py that drop a line
+
+
+# Rows of the counts.
+_LONG, _UNENDED, _FEW, _JAVASCRIPT, _POLICY, _LOREM, _CURLY, _CITED = range(8)
+
+
+@compiled
+def _cut(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    texts: NDArray[np.int64],
+    lower: NDArray[np.uint32],
+    rules: _Rules,
+    kept_codes: NDArray[np.uint32],
+    kept_classes: NDArray[np.uint16],
+    kept_texts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> None:
+    to = 0
+    kept_texts[0] = 0
+    for text in range(len(texts) - 1):
+        place, first = texts[text], to
+        speaks = may_have_phrases(codes, place, texts[text + 1])
+        while place < texts[text + 1]:
+            line = line_at(codes, classes, place, texts[text + 1])
+            place = line.after
+            if line.longest > rules.max_word_length:
+                counts[_LONG, text] += 1
                 continue
-            if cites and "[" in line:
-                line, cut = _CITATION.subn("", line)
-                citations += cut
-                if not reading.words_before_citations_are_cut:
-                    counted = line
-            if ended and (not line.endswith(end_marks) or line.endswith(_ELLIPSIS)):
-                unended += 1
-            # Not more pieces than it takes to know.
-            elif len(counted.split(None, least - 1)) < least:
-                few_words += 1
-            elif topics and (rule := self._fallen(line, counts)):
-                counts[rule] += 1
-            else:
-                kept.append(line)
-        counts["c4_long_words"], counts["c4_unended"] = long_words, unended
-        counts["c4_few_words"], counts["c4_citations"] = few_words, citations
-        return "\n".join(kept).strip(), counts
+            some, kinds, start, end, words = codes, classes, line.start, line.end, line.words
+            if rules.citations and line.may_cite:
+                some, kinds, cited = without_citations(codes, classes, start, end)
+                counts[_CITED, text] += cited
+                start, end = 0, len(some)
+                if not rules.words_before_citations_are_cut:
+                    words = words_in(kinds)
+            if rules.ended and not _is_ended(some, start, end, rules.apostrophe_ends):
+                counts[_UNENDED, text] += 1
+                continue
+            if words < rules.min_words:
+                counts[_FEW, text] += 1
+                continue
+            # What a citation parted can be a phrase without it.
+            looks = speaks or (rules.citations and line.may_cite)
+            phrases = phrases_in(some, lower, start, end) if looks else 0
+            counts[_LOREM, text] += phrases & LOREM_IPSUM != 0
+            if phrases & rules.topics & JAVASCRIPT:
+                counts[_JAVASCRIPT, text] += 1
+                continue
+            counts[_CURLY, text] += line.has_curly_bracket
+            if phrases & rules.topics & POLICY:
+                counts[_POLICY, text] += 1
+                continue
+            if to > first:
+                kept_codes[to], kept_classes[to] = _NEW_LINE, SPACE | LINE_BREAK
+                to += 1
+            for at in range(start, end):
+                # A citation that was cut can leave white space before the first word of all.
+                if to > first or kinds[at] & SPACE == 0:
+                    kept_codes[to], kept_classes[to] = some[at], kinds[at]
+                    to += 1
+        while to > first and kept_classes[to - 1] & SPACE:
+            to -= 1
+        kept_texts[text + 1] = to
 
-    def _fallen(self, line: str, counts: dict[str, int]) -> str | None:
-        """The column of the rule of topic that drops `line`; counts what drops pages."""
-        lower = line.lower()
-        if _LOREM_IPSUM in lower:
-            counts["c4_lorem_ipsum"] += 1
-        if self.javascript and _JAVASCRIPT in lower:
-            return "c4_javascript"
-        if "{" in line:
-            counts["c4_curly_brackets"] += 1
-        if self.policy and any(phrase in lower for phrase in _POLICY):
-            return "c4_policy"
-        return None
 
-
-def _topics(lower: str) -> bool:
-    return "{" in lower or any(topic in lower for topic in (_JAVASCRIPT, _LOREM_IPSUM, *_POLICY))
+@compiled
+def _is_ended(codes: NDArray[np.uint32], start: int, end: int, by_apostrophe: bool) -> bool:
+    if start == end or ends_in_dots(codes, start, end):
+        return False
+    return codes[end - 1] in _END_MARKS or (by_apostrophe and codes[end - 1] == _APOSTROPHE)

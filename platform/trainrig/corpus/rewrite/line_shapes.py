@@ -14,6 +14,7 @@ from trainrig.corpus.compiled import compiled
 
 _PLANES = 0x20000  # code points: none above is upper case, a digit, or white space
 _VISIBLE, _CAPITAL, _DIGIT = 1, 2, 4
+_NEW_LINE = 0x0A
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class LineShapes:
     capitals: NDArray[np.int64]  # str.isupper
     digits: NDArray[np.int64]  # str.isdigit
     words: NDArray[np.int64]  # runs of visible characters
+    lengths: NDArray[np.int64]  # characters, from the first visible one to the last
 
     @classmethod
     def of(cls, text: str) -> "LineShapes":
@@ -34,22 +36,27 @@ class LineShapes:
 
 @compiled
 def _count(codes: NDArray[np.uint32], classes: NDArray[np.uint8], lines: int) -> NDArray[np.int64]:
-    """Visible characters, capitals, digits and words of each line: [4, lines]."""
-    counts = np.zeros((4, lines), np.int64)
-    line, in_word = 0, False
-    for code in codes:
-        if code == 0x0A:
-            line, in_word = line + 1, False
-            continue
-        kind = classes[min(code, classes.size - 1)]
-        if kind == 0:
-            in_word = False
-            continue
-        counts[0, line] += 1
-        counts[1, line] += (kind & _CAPITAL) != 0
-        counts[2, line] += (kind & _DIGIT) != 0
-        counts[3, line] += not in_word
-        in_word = True
+    """Visible characters, capitals, digits, words and length of each line: [5, lines]."""
+    counts = np.empty((5, lines), np.int64)
+    place = 0
+    for line in range(lines):
+        visible, capitals, digits, words = 0, 0, 0, 0
+        first, end, in_word = 0, 0, False
+        while place < len(codes) and codes[place] != _NEW_LINE:
+            kind = classes[min(codes[place], _PLANES)]
+            is_visible = kind != 0
+            words += is_visible and not in_word
+            in_word = is_visible
+            place += 1
+            if is_visible:
+                first = place - 1 if visible == 0 else first
+                end = place
+                visible += 1
+                capitals += (kind & _CAPITAL) != 0
+                digits += (kind & _DIGIT) != 0
+        place += 1
+        counts[0, line], counts[1, line], counts[2, line] = visible, capitals, digits
+        counts[3, line], counts[4, line] = words, end - first
     return counts
 
 

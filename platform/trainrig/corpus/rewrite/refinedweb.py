@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.corpus.compiled import compiled
 from trainrig.corpus.rewrite.line_shapes import LineShapes
 
 _COUNTER_WORDS = 4  # at most: a number, what it counts, and signs beside them
@@ -33,6 +34,8 @@ _RULES = (
     "refinedweb_counters",
     "refinedweb_few_words",
 )
+
+_UPPER_CASE, _NUMERIC, _COUNTERS, _FEW_WORDS = range(1, 5)
 
 _Phrase = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]  # of one line
 
@@ -73,10 +76,14 @@ class RefinedWebLines(Settings):
             shapes = LineShapes.of(text)
         lines = text.split("\n")
         broken = self._broken(lines, shapes)
-        counts.update(zip(_RULES, np.bincount(broken, minlength=5)[1:].tolist(), strict=True))
-        if broken.any():
-            text = "\n".join(itertools.compress(lines, (broken == 0).tolist())).strip("\n")
-        removed = before - int(shapes.words[broken == 0].sum())
+        fallen = np.bincount(broken, minlength=1 + len(_RULES)).tolist()
+        counts.update(zip(_RULES, fallen[1:], strict=True))
+        left = shapes.words
+        if fallen[0] < len(lines):
+            stays = broken == 0
+            text = "\n".join(itertools.compress(lines, stays.tolist())).strip("\n")
+            left = left[stays]
+        removed = before - int(left.sum())
         counts["refinedweb_words"] = before
         counts["refinedweb_removed_words"] = removed
         counts["refinedweb_removed_per_10000"] = removed * 10_000 // max(before, 1)
@@ -84,22 +91,22 @@ class RefinedWebLines(Settings):
 
     def _broken(self, lines: Sequence[str], shapes: LineShapes) -> NDArray[np.int8]:
         """For each line the first rule that it breaks, counted from 1 in _RULES; 0: none."""
-        broken = np.zeros(len(lines), np.int8)
-        written = shapes.words > 0
-        broken[written & (shapes.words < self.min_words)] = 4
+        broken = np.empty(len(lines), np.int8)
+        suspects = _judge(
+            shapes.visible,
+            shapes.capitals,
+            shapes.digits,
+            shapes.words,
+            shapes.lengths,
+            self.max_upper_case,
+            self.numeric,
+            self.min_words,
+            broken,
+        )
         if self.counters:
-            for at in np.flatnonzero(
-                (shapes.digits > 0) & (shapes.words > 1) & (shapes.words <= _COUNTER_WORDS)
-            ).tolist():
+            for at in suspects.tolist():
                 if _COUNTER.fullmatch(lines[at].strip()):
-                    broken[at] = 3
-        if self.numeric:
-            broken[written & (shapes.digits == shapes.visible)] = 2
-        # No line is shorter than what is visible of it.
-        loud = written & (shapes.capitals > self.max_upper_case * shapes.visible)
-        for at in np.flatnonzero(loud).tolist():
-            if shapes.capitals[at] > self.max_upper_case * len(lines[at].strip()):
-                broken[at] = 1
+                    broken[at] = _COUNTERS
         return broken
 
     def _phrases_in(self, text: str) -> re.Pattern[str] | None:
@@ -121,6 +128,38 @@ class RefinedWebLines(Settings):
                     continue
             kept.append(line)
         return "\n".join(kept), cuts
+
+
+@compiled
+def _judge(
+    visible: NDArray[np.int64],
+    capitals: NDArray[np.int64],
+    digits: NDArray[np.int64],
+    words: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    max_upper_case: float,
+    numeric: bool,
+    min_words: int,
+    broken: NDArray[np.int8],
+) -> NDArray[np.int64]:
+    """Fills `broken`, but for the rule of counters; which lines that rule may speak of."""
+    suspects = np.empty(len(broken), np.int64)
+    count = 0
+    for line in range(len(broken)):
+        broken[line] = 0
+        if words[line] == 0:
+            continue
+        if capitals[line] > max_upper_case * lengths[line]:
+            broken[line] = _UPPER_CASE
+        elif numeric and digits[line] == visible[line]:
+            broken[line] = _NUMERIC
+        else:
+            if words[line] < min_words:
+                broken[line] = _FEW_WORDS
+            if digits[line] > 0 and 1 < words[line] <= _COUNTER_WORDS:
+                suspects[count] = line
+                count += 1
+    return suspects[:count]
 
 
 def _folded(text: str) -> bytes:

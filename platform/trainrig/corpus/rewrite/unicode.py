@@ -8,27 +8,14 @@ be any of it: what all of its signs have in common can be found in a hundredth o
 import functools
 import re
 import unicodedata
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
-import ftfy
 import numpy as np
-from ftfy.badness import MOJIBAKE_CATEGORIES
 from numpy.typing import NDArray
 
 from trainrig.config import Settings
 
-# All of ftfy that repairs; nothing of what it can also change to its taste.
-_REPAIRS = ftfy.TextFixerConfig(
-    unescape_html=False,
-    remove_terminal_escapes=False,
-    fix_latin_ligatures=False,
-    fix_character_width=False,
-    uncurl_quotes=False,
-    fix_line_breaks=False,
-    remove_control_chars=False,
-    normalization="NFC",
-    explain=False,
-)
 _BASIC = 0x10000  # code points of the basic plane; none beyond it is a sign
 _BESIDE, _ALONE, _ASCII = 1, 2, 4
 
@@ -49,7 +36,7 @@ class RepairUnicode(Settings):
         if suspects := suspect_lines(text):
             lines = text.split("\n")
             for at in suspects:
-                fixed = ftfy.fix_text(lines[at], _REPAIRS)
+                fixed = fixing()(lines[at])
                 if fixed != lines[at]:
                     by_nfc = fixed == unicodedata.normalize("NFC", lines[at])
                     composed, repaired = composed + by_nfc, repaired + (not by_nfc)
@@ -83,8 +70,30 @@ def suspect_lines(text: str) -> list[int]:
 
 
 @functools.cache
+def fixing() -> Callable[[str], str]:
+    """All of ftfy that repairs; nothing of what it can also change to its taste."""
+    # Loaded when first asked for: a tenth of a second, and most processes repair nothing.
+    import ftfy
+
+    settings = ftfy.TextFixerConfig(
+        unescape_html=False,
+        remove_terminal_escapes=False,
+        fix_latin_ligatures=False,
+        fix_character_width=False,
+        uncurl_quotes=False,
+        fix_line_breaks=False,
+        remove_control_chars=False,
+        normalization="NFC",
+        explain=False,
+    )
+    return functools.partial(ftfy.fix_text, config=settings)
+
+
+@functools.cache
 def _classes() -> NDArray[np.uint8]:
     """Of each code point: whether it is a sign alone, or beside another that is not ASCII."""
+    from ftfy.badness import MOJIBAKE_CATEGORIES
+
     classes = np.zeros(_BASIC + 1, np.uint8)
     classes[:0x80] = _ASCII
     # Letters of other alphabets and what stands beside any letter are signs only beside others.
@@ -99,7 +108,5 @@ def _classes() -> NDArray[np.uint8]:
 
 def _codes(signs: str) -> list[int]:
     """The code points of what stands between the brackets of a regular expression."""
-    return [ord(sign) for sign in re.findall(f"[{signs}]", _EVERY_SIGN)]
-
-
-_EVERY_SIGN = "".join(map(chr, range(0x80, _BASIC)))
+    every_sign = "".join(map(chr, range(0x80, _BASIC)))
+    return [ord(sign) for sign in re.findall(f"[{signs}]", every_sign)]

@@ -11,17 +11,21 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.batch import Batch
-from trainrig.corpus.signals.characters import LINE_BREAK, SPACE, characters
+from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
+from trainrig.corpus.signals.characters import SPACE, characters
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.phrases import JAVASCRIPT, LOREM_IPSUM, POLICY, phrases_in
+from trainrig.corpus.signals.phrases import (
+    JAVASCRIPT,
+    LOREM_IPSUM,
+    POLICY,
+    may_have_phrases,
+    phrases_in,
+)
 from trainrig.corpus.signals.sentences import sentences_in
 
 _MAX_WORD_LENGTH = 1000
 _MIN_WORDS, _MIN_WORDS_ANY_END = 5, 3  # of its authors' code, and of datatrove
 _END_MARKS = (0x2E, 0x3F, 0x21, 0x22)  # . ? ! "
-_OPEN, _CLOSE = 0x5B, 0x5D
-_CITATIONS = tuple(np.array([*map(ord, each)]) for each in ("[edit]", "[citation needed]"))
-_EDIT, _NEEDED = _CITATIONS
 
 
 class C4(NamedTuple):
@@ -48,33 +52,21 @@ def _count(
     found: NDArray[np.int64],
 ) -> None:
     for text in range(len(texts) - 1):
-        place, end_of_text = texts[text], texts[text + 1]
-        while place < end_of_text:
-            start, end = place, place  # of the line, without the white space around it
-            words, longest, length = 0, 0, 0
-            has_citation = False
-            while place < end_of_text and classes[place] & LINE_BREAK == 0:
-                if classes[place] & SPACE:
-                    length = 0
-                else:
-                    start = place if words == 0 else start
-                    words += length == 0
-                    length += 1
-                    longest = max(longest, length)
-                    has_citation |= codes[place] == _OPEN
-                    end = place + 1
-                place += 1
-            place += 1
-            if words == 0:
+        place = texts[text]
+        speaks = may_have_phrases(codes, place, texts[text + 1])
+        while place < texts[text + 1]:
+            line = line_at(codes, classes, place, texts[text + 1])
+            place = line.after
+            if line.words == 0:
                 continue
-            if has_citation:
-                line, kinds = _without_citations(codes, classes, start, end)
-                left = _words(kinds)
-                counts = _of_line(line, kinds, 0, len(line), words, left, lower)
+            start, end, words = line.start, line.end, line.words
+            if line.may_cite:
+                cut, kinds, _ = without_citations(codes, classes, start, end)
+                counts = _of_line(cut, kinds, 0, len(cut), words, words_in(kinds), True, lower)
             else:
-                counts = _of_line(codes, classes, start, end, words, words, lower)
+                counts = _of_line(codes, classes, start, end, words, words, speaks, lower)
             found[2, text] += counts[2]
-            if longest <= _MAX_WORD_LENGTH:
+            if line.longest <= _MAX_WORD_LENGTH:
                 found[0, text] += counts[0]
                 found[1, text] += counts[1]
 
@@ -87,10 +79,12 @@ def _of_line(
     end: int,
     words_before: int,
     words: int,
+    speaks: bool,
     lower: NDArray[np.uint32],
 ) -> tuple[int, int, int]:
-    """What the line adds to each count. `words_before` the citations were cut out."""
-    phrases = phrases_in(codes, lower, start, end)
+    """What the line adds to each count. `words_before` the citations were cut out; without
+    `speaks` it has no phrase."""
+    phrases = phrases_in(codes, lower, start, end) if speaks else 0
     has_lorem_ipsum = 1 if phrases & LOREM_IPSUM else 0
     if words_before < _MIN_WORDS_ANY_END or phrases & (JAVASCRIPT | POLICY):
         return 0, 0, has_lorem_ipsum
@@ -102,53 +96,3 @@ def _of_line(
         last -= 1
     sentences = sentences_in(codes, classes, first, last) if first < last else 0
     return sentences if ended and words >= _MIN_WORDS else 0, sentences, has_lorem_ipsum
-
-
-@compiled
-def _words(classes: NDArray[np.uint16]) -> int:
-    words = 0
-    in_word = False
-    for place in range(len(classes)):
-        is_space = classes[place] & SPACE != 0
-        words += not is_space and not in_word
-        in_word = not is_space
-    return words
-
-
-@compiled
-def _without_citations(
-    codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
-) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
-    """The line without [1], [], [edit] and [citation needed]."""
-    kept = np.empty(end - start, np.int64)
-    count = 0
-    place = start
-    while place < end:
-        length = _citation(codes, place, end) if codes[place] == _OPEN else 0
-        if length == 0:
-            kept[count] = place
-            count += 1
-            length = 1
-        place += length
-    return codes[kept[:count]], classes[kept[:count]]
-
-
-@compiled
-def _citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
-    """The length of the citation at `start`; 0 if there is none."""
-    place = start + 1
-    while place < end and 0x30 <= codes[place] <= 0x39:
-        place += 1
-    if place < end and codes[place] == _CLOSE:
-        return place + 1 - start
-    for citation in (_EDIT, _NEEDED):
-        length = 0
-        while (
-            length < len(citation)
-            and start + length < end
-            and codes[start + length] == citation[length]
-        ):
-            length += 1
-        if length == len(citation):
-            return length
-    return 0

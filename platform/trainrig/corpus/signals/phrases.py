@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.characters import CAPITAL_I_WITH_DOT
 
 LOREM_IPSUM, JAVASCRIPT, POLICY = 1, 2, 4  # flags
 # Each phrase and the place of a letter in it that is rare in English: the others are looked at
@@ -24,7 +25,27 @@ _LETTERS = np.array([ord(letter) for _, phrase, _ in _PHRASES for letter in phra
 _STARTS = np.cumsum([0, *(len(phrase) for _, phrase, _ in _PHRASES)])
 # A bit for each letter from "a".
 _IS_RARE = sum({1 << ord(phrase[rare]) - ord("a") for _, phrase, rare in _PHRASES})
-_KELVIN = 0x212A  # the only sign beyond ASCII whose small letter is one of those: "k"
+_A, _E, _F, _I, _J, _K, _P, _S, _U, _V, _Y, _BLANK = (np.uint32(ord(_)) for _ in "aefijkpsuvy ")
+_CASE = np.uint32(0x20)  # the bit that parts a capital letter of ASCII from its small one
+_KELVIN = np.uint32(0x212A)  # the only sign beyond ASCII whose small letter is one of those: "k"
+
+
+@compiled
+def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
+    """False where no three signs in a row are three that a phrase has."""
+    some = codes[start:end]
+    found = 0
+    # Without branches, so that many characters are looked at together.
+    for place in range(len(some) - 2):
+        a, b, c = some[place] | _CASE, some[place + 1] | _CASE, some[place + 2] | _CASE
+        found += (
+            ((a == _J) & (b == _A) & (c == _V))  # javascript
+            | ((a == _P) & (b == _S) & (c == _U))  # lorem ipsum
+            | ((a == _F) & (b == _BLANK) & (c == _U))  # terms of use
+            | ((a == _Y) & (b == _BLANK) & (c == _P))  # privacy policy
+            | (((a == _K) | (a == _KELVIN)) & (b == _I) & (c == _E))  # cookies
+        )
+    return found > 0
 
 
 @compiled
@@ -47,7 +68,11 @@ def phrases_in(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int,
             if begin < start or begin + length > end or _LETTERS[first + _RARE[phrase]] != code:
                 continue
             same = 0
-            while same < length and lower[codes[begin + same]] == _LETTERS[first + same]:
+            while (
+                same < length
+                and lower[codes[begin + same]] == _LETTERS[first + same]
+                and codes[begin + same] != CAPITAL_I_WITH_DOT  # two signs, in small letters
+            ):
                 same += 1
             if same == length:
                 found |= _FLAGS[phrase]

@@ -4,8 +4,10 @@ The list changes with the version of tldextract alone: nothing is fetched, nothi
 """
 
 import functools
+from typing import TYPE_CHECKING
 
-import tldextract
+if TYPE_CHECKING:
+    import tldextract
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -18,5 +20,8 @@ def is_public_suffix(domain: str) -> bool:
 
 
 @functools.cache
-def _extractor() -> tldextract.TLDExtract:
+def _extractor() -> "tldextract.TLDExtract":
+    # Loaded when first asked for: it brings a client of HTTP, and most processes have no lists.
+    import tldextract
+
     return tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)

@@ -3,7 +3,8 @@
 For verdicts equal to its own at fifty times its pace; for rules as their papers have them there
 are the plain signals. Known to differ: n-grams are compared as words, where datatrove compares
 their letters run together ("ab c" is "a bc" to it); white space is trimmed from the end of a text
-whose last line ends in a citation.
+whose last line ends in a citation; what runs on without a space for ten thousand characters is no
+URL, and of what is left to spaCy it is given a thousand at a time.
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,8 @@ from trainrig.corpus.signals.datatrove.lines import (
 from trainrig.corpus.signals.datatrove.names import DATATROVE_SIGNALS, PREFIX
 from trainrig.corpus.signals.datatrove.repetition import repetition_of
 from trainrig.corpus.signals.datatrove.sentences import sentences_of
-from trainrig.corpus.signals.datatrove.spacy_words import (
-    LETTERED,
-    STOP_WORD_SHIFT,
-    SYMBOLS_ONLY,
-    english_words,
-)
+from trainrig.corpus.signals.datatrove.spacy_words import english_words
+from trainrig.corpus.signals.datatrove.token_flags import LETTERED, STOP_WORD_SHIFT, SYMBOLS_ONLY
 from trainrig.corpus.signals.datatrove.vocabulary import Tokens, vocabulary_of_this_thread
 from trainrig.corpus.signals.marks import Marks, marks_of
 from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS
@@ -40,6 +37,7 @@ __all__ = ["DATATROVE_SIGNALS", "measure_datatrove"]
 
 _ANY_END = C4Lines(reading="datatrove", terminal_punctuation=False)
 _ENDED = C4Lines(reading="datatrove")
+_LOREM_IPSUM, _CURLY_BRACKETS = map(C4Lines.columns.index, ("c4_lorem_ipsum", "c4_curly_brackets"))
 
 
 def measure_datatrove(texts: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -52,7 +50,7 @@ def measure_datatrove(texts: Sequence[str]) -> dict[str, NDArray[Any]]:
         _gopher_quality(batch, chunks, tokens, marks)
         | _gopher_repetition(batch, chunks, tokens)
         | _fineweb("", batch, np.diff(_first_tokens(chunks, tokens)), marks)
-        | _c4(texts)
+        | _c4(texts, batch)
     )
     return {name: columns[name.removeprefix(PREFIX)] for name in DATATROVE_SIGNALS}
 
@@ -115,29 +113,24 @@ def _fineweb(
     }
 
 
-def _c4(texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _c4(texts: Sequence[str], batch: Batch) -> dict[str, NDArray[Any]]:
     """What C4's filter counts, and FineWeb's of the text that it leaves."""
-    cut = [_ANY_END.apply(text, "en") for text in texts]
-    pages = {"c4_lorem_ipsum": "lorem_ipsum", "c4_curly_brackets": "curly_brackets"}
-    any_end = [counts for _, counts in cut]
+    cut, any_end = _ANY_END.cut(batch)
     # What drops a page of lines that end as they should also drops one of any lines.
-    ended = [
-        _ENDED.apply(text, "en")[1] if any(counts[name] for name in pages) else counts
-        for text, counts in zip(texts, any_end, strict=True)
-    ]
-    batch = batch_of([text for text, _ in cut])
-    chunks = chunks_of(batch)
-    tokens = vocabulary_of_this_thread().tokens(batch, chunks)
-    sentences = sentences_of(batch, chunks, tokens)
+    (suspects,) = np.nonzero(any_end[_LOREM_IPSUM] | any_end[_CURLY_BRACKETS])
+    _, ended = _ENDED.cut(batch_of([texts[number] for number in suspects.tolist()]))
+    chunks = chunks_of(cut)
+    tokens = vocabulary_of_this_thread().tokens(cut, chunks)
+    sentences = sentences_of(cut, chunks, tokens)
     columns: dict[str, NDArray[Any]] = {
         "c4_sentences": sentences[1],
         "c4_sentences_any_end": sentences[0],
     }
-    for name, column in pages.items():
-        columns[column] = np.array([counts[name] for counts in ended], np.int64)
-        columns[f"{column}_any_end"] = np.array([counts[name] for counts in any_end], np.int64)
+    for row, name in ((_LOREM_IPSUM, "lorem_ipsum"), (_CURLY_BRACKETS, "curly_brackets")):
+        columns[name], columns[f"{name}_any_end"] = np.zeros_like(any_end[row]), any_end[row]
+        columns[name][suspects] = ended[row]
     counts = np.diff(_first_tokens(chunks, tokens))
-    return columns | _fineweb("c4_", batch, counts, marks_of(batch))
+    return columns | _fineweb("c4_", cut, counts, marks_of(cut))
 
 
 def _first_tokens(chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:

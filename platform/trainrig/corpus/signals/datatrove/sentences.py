@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.batch import Batch
 from trainrig.corpus.signals.datatrove.chunks import Chunks
-from trainrig.corpus.signals.datatrove.spacy_words import ENDS_SENTENCE, PUNCTUATION
+from trainrig.corpus.signals.datatrove.token_flags import ENDS_SENTENCE, PUNCTUATION
 from trainrig.corpus.signals.datatrove.vocabulary import Tokens
 from trainrig.corpus.signals.line_ends import ends_in_dots
 

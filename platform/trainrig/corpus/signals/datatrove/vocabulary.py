@@ -1,10 +1,11 @@
 """The tokens that each white-space chunk is known to have.
 
-Most chunks of a text have been met before; most new ones are plain. Only the rest are given to
-spaCy.
+Most chunks of a text have been met before; most new ones are taken apart by spaCy's rules without
+spaCy (splitting.py). Only the rest are given to it.
 """
 
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,21 +13,26 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.batch import Batch, batch_of
-from trainrig.corpus.signals.datatrove.chunks import Chunks, chunks_of
-from trainrig.corpus.signals.datatrove.plain_chunks import (
-    FREE,
-    MOST_TOKENS,
+from trainrig.corpus.signals.datatrove.affixes import Rules
+from trainrig.corpus.signals.datatrove.chunks import Chunks
+from trainrig.corpus.signals.datatrove.spacy_words import Grammar, Token, english_words
+from trainrig.corpus.signals.datatrove.splitting import (
+    MAYBE_URL,
+    NO_URL,
+    NOT_ASKED,
     UNKNOWN,
-    Marks,
-    find,
-    plain_marks,
-    put_plain,
+    URL,
+    Specials,
+    split,
 )
-from trainrig.corpus.signals.datatrove.spacy_words import STOP_WORDS, Token, english_words
+from trainrig.corpus.signals.datatrove.token_flags import Kinds, flags_of
 from trainrig.corpus.signals.hashing import hash_of
 
 _MOST_KNOWN = 2**19  # chunks; then all are forgotten: about 40 MB
 _FEWEST_PLACES = 2**12
+_FREE = -1  # of a place: no chunk is there
+# spaCy and its expression for URLs take time that grows with the square of what they are given.
+_LONGEST_GIVEN, _LONGEST_URL = 1_000, 10_000  # characters
 
 # Hashes, lengths in characters, and flags of tokens.
 Pool = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.uint8]]
@@ -37,22 +43,22 @@ class Tokens(NamedTuple):
 
     hashes_T: NDArray[np.uint64]
     lengths_T: NDArray[np.int32]  # characters
-    flags_T: NDArray[np.uint8]  # of spacy_words.py
+    flags_T: NDArray[np.uint8]  # of token_flags.py
     firsts_K1: NDArray[np.int64]  # [K + 1] the first of each chunk; the last is T
 
 
 class Vocabulary:
     """What chunks are known to be. A cache: what it holds changes no result."""
 
-    def __init__(self) -> None:
-        self._marks = plain_marks(english_words().tokens)
+    def __init__(self, grammar: Grammar | None) -> None:
+        self._grammar = grammar  # None: spaCy is asked for every new chunk
         self._forget()
 
     def tokens(self, batch: Batch, chunks: Chunks) -> Tokens:
         """The tokens of each chunk of `batch`."""
         if self._held[0] > _MOST_KNOWN:
             self._forget()
-        places = self._places(batch, chunks, True)
+        places = self._places(batch, chunks)
         firsts = np.zeros(len(places) + 1, np.int64)
         np.cumsum(self._counts[places], out=firsts[1:])
         hashes, lengths, flags = _pool(int(firsts[-1]))
@@ -61,40 +67,86 @@ class Vocabulary:
 
     def _forget(self) -> None:
         self._keys = np.zeros(_FEWEST_PLACES, np.uint64)
-        self._firsts = np.full(_FEWEST_PLACES, FREE, np.int64)  # in the pool
+        self._firsts = np.full(_FEWEST_PLACES, _FREE, np.int64)  # in the pool
         self._counts = np.zeros(_FEWEST_PLACES, np.int32)
         self._pool = _pool(_FEWEST_PLACES)
         self._held = np.zeros(2, np.int64)  # chunks, tokens
-        # What has a rule of its own comes first, so that all else that is plain can be told.
-        special = batch_of(
-            [f" {chunk} " for chunk in (*english_words().special_cases, *STOP_WORDS)]
-        )
-        self._places(special, chunks_of(special), False)
 
-    def _places(self, batch: Batch, chunks: Chunks, plain: bool) -> NDArray[np.int64]:
-        """[K] where the chunks are. Those that are not `plain` are looked up in spaCy."""
+    def _places(self, batch: Batch, chunks: Chunks) -> NDArray[np.int64]:
+        """[K] where the chunks are. New ones are learnt."""
         self._make_room(len(chunks.hashes_K))
         places = np.empty(len(chunks.hashes_K), np.int64)
-        missing = np.empty(len(chunks.hashes_K), np.int64)
-        count = _look_up(
+        new = np.empty(len(chunks.hashes_K), np.int64)
+        count = _look_up(chunks.hashes_K, self._keys, self._firsts, self._held, places, new)
+        new = new[:count]
+        if self._grammar and count:
+            new = self._split(self._grammar, batch, chunks, new, places[new])
+        if len(new):
+            self._ask(batch, chunks, new, places[new])
+        return places
+
+    def _split(
+        self,
+        grammar: Grammar,
+        batch: Batch,
+        chunks: Chunks,
+        new: NDArray[np.int64],
+        places: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Learns `new` chunks by `grammar`; those of them that it leaves open."""
+        asked = np.empty((len(new), 2), np.int64)
+        outcomes = self._learn(
+            grammar, batch, chunks, new, places, np.full(len(new), NOT_ASKED), asked
+        )
+        (urls,) = np.nonzero(outcomes == MAYBE_URL)
+        if len(urls):
+            texts = _texts(batch, asked[urls, 0], asked[urls, 1])
+            answers = np.array(
+                [
+                    URL if len(text) <= _LONGEST_URL and grammar.is_url(text) else NO_URL
+                    for text in texts
+                ]
+            )
+            outcomes[urls] = self._learn(
+                grammar, batch, chunks, new[urls], places[urls], answers, asked
+            )
+        return np.compress(outcomes == UNKNOWN, new)
+
+    def _learn(
+        self,
+        grammar: Grammar,
+        batch: Batch,
+        chunks: Chunks,
+        new: NDArray[np.int64],
+        places: NDArray[np.int64],
+        urls: NDArray[np.int64],
+        asked: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        starts, ends = chunks.starts_K[new], chunks.ends_K[new]
+        lengths = ends - starts
+        self._make_room_for_tokens(int(lengths.sum()))
+        outcomes = np.empty(len(new), np.int64)
+        hashes, token_lengths, flags = self._pool
+        _learn(
             batch.codes_C,
-            batch.classes_C,
-            chunks.starts_K,
-            chunks.ends_K,
-            chunks.hashes_K,
-            plain,
-            self._marks,
-            self._keys,
+            starts,
+            ends,
+            places,
+            grammar.rules,
+            grammar.specials,
+            grammar.kinds,
+            urls,
+            asked,
+            np.empty(2 * int(lengths.max()), np.int64),
             self._firsts,
             self._counts,
-            *self._pool,
+            hashes,
+            token_lengths,
+            flags,
             self._held,
-            places,
-            missing,
+            outcomes,
         )
-        if count:
-            self._ask(batch, chunks, missing[:count], places[missing[:count]])
-        return places
+        return outcomes
 
     def _make_room(self, chunks: int) -> None:
         places = len(self._keys)
@@ -103,10 +155,9 @@ class Vocabulary:
         if places > len(self._keys):
             keys, firsts, counts = self._keys, self._firsts, self._counts
             self._keys = np.zeros(places, np.uint64)
-            self._firsts = np.full(places, FREE, np.int64)
+            self._firsts = np.full(places, _FREE, np.int64)
             self._counts = np.zeros(places, np.int32)
             _move(keys, firsts, counts, self._keys, self._firsts, self._counts)
-        self._make_room_for_tokens(2 * chunks + MOST_TOKENS)
 
     def _make_room_for_tokens(self, tokens: int) -> None:
         needed = int(self._held[1]) + tokens
@@ -115,14 +166,10 @@ class Vocabulary:
             _copy(old, self._pool, 0)
 
     def _ask(
-        self, batch: Batch, chunks: Chunks, missing: NDArray[np.int64], places: NDArray[np.int64]
+        self, batch: Batch, chunks: Chunks, new: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
-        edges = zip(chunks.starts_K[missing].tolist(), chunks.ends_K[missing].tolist(), strict=True)
-        texts = [
-            batch.codes_C[start:end].tobytes().decode("utf-32-le", "replace")
-            for start, end in edges
-        ]
-        found = english_words().tokens(texts)
+        texts = _texts(batch, chunks.starts_K[new], chunks.ends_K[new])
+        found = _given_to_spacy(texts)
         tokens = [token for each in found for token in each]
         self._make_room_for_tokens(len(tokens))
         first = int(self._held[1])
@@ -131,6 +178,20 @@ class Vocabulary:
         self._counts[places] = counts
         self._firsts[places] = first + np.cumsum(counts) - counts
         self._held[1] += len(tokens)
+
+
+def _given_to_spacy(texts: Sequence[str]) -> list[list[Token]]:
+    step = _LONGEST_GIVEN
+    pieces = [[text[at : at + step] for at in range(0, len(text), step)] for text in texts]
+    found = iter(english_words().tokens([piece for each in pieces for piece in each]))
+    return [[token for _ in each for token in next(found)] for each in pieces]
+
+
+def _texts(batch: Batch, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
+    return [
+        batch.codes_C[start:end].tobytes().decode("utf-32-le", "replace")
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
 
 
 def _pool(tokens: int) -> Pool:
@@ -156,7 +217,7 @@ _of_this_thread = threading.local()
 def vocabulary_of_this_thread() -> Vocabulary:
     """The one of this thread."""
     if not hasattr(_of_this_thread, "vocabulary"):
-        _of_this_thread.vocabulary = Vocabulary()
+        _of_this_thread.vocabulary = Vocabulary(english_words().grammar)
     known: Vocabulary = _of_this_thread.vocabulary
     return known
 
@@ -171,64 +232,81 @@ def _move(
     new_counts: NDArray[np.int32],
 ) -> None:
     for old in range(len(keys)):
-        if firsts[old] != FREE:
-            new = find(new_keys, new_firsts, keys[old])
+        if firsts[old] != _FREE:
+            new = _place(new_keys, new_firsts, keys[old])
             new_keys[new], new_firsts[new] = keys[old], firsts[old]
             new_counts[new] = counts[old]
 
 
 @compiled
+def _place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uint64) -> np.int64:
+    """The place of `key`, or the free one where it would be."""
+    mask = len(keys) - 1
+    place = np.int64(key & np.uint64(mask))
+    while firsts[place] != _FREE and keys[place] != key:
+        place = (place + 1) & mask
+    return place
+
+
+@compiled
 def _look_up(
+    chunks: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+    held: NDArray[np.int64],
+    places: NDArray[np.int64],
+    new: NDArray[np.int64],
+) -> int:
+    """Fills `places`; how many `new` chunks there are, each once."""
+    count = 0
+    for chunk in range(len(chunks)):
+        place = _place(keys, firsts, chunks[chunk])
+        places[chunk] = place
+        if firsts[place] == _FREE:
+            keys[place], firsts[place] = chunks[chunk], held[1]
+            new[count] = chunk
+            count += 1
+    held[0] += count
+    return count
+
+
+@compiled
+def _learn(
     codes: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
-    chunk_hashes: NDArray[np.uint64],
-    plain: bool,
-    marks: Marks,
-    keys: NDArray[np.uint64],
+    places: NDArray[np.int64],
+    rules: Rules,
+    specials: Specials,
+    kinds: Kinds,
+    urls: NDArray[np.int64],
+    asked: NDArray[np.int64],
+    token_ends: NDArray[np.int64],
     firsts: NDArray[np.int64],
     counts: NDArray[np.int32],
     hashes: NDArray[np.uint64],
     lengths: NDArray[np.int32],
     flags: NDArray[np.uint8],
     held: NDArray[np.int64],
-    places: NDArray[np.int64],
-    missing: NDArray[np.int64],
-) -> int:
-    """Fills `places`; learns plain chunks; how many `missing` there are, each new chunk once."""
-    lacking = 0
-    for chunk in range(len(chunk_hashes)):
-        place = find(keys, firsts, chunk_hashes[chunk])
-        places[chunk] = place
-        if firsts[place] != FREE:
+    outcomes: NDArray[np.int64],
+) -> None:
+    """Writes the tokens of each chunk; `asked`, from where to where a URL may be."""
+    for chunk in range(len(starts)):
+        found = split(codes, starts[chunk], ends[chunk], rules, specials, urls[chunk], token_ends)
+        outcomes[chunk] = found
+        if found == MAYBE_URL:
+            asked[chunk, 0], asked[chunk, 1] = token_ends[0], token_ends[1]
+        if found <= 0:
             continue
-        found = 0
-        if plain and held[1] + MOST_TOKENS <= len(hashes):
-            found = put_plain(
-                codes,
-                classes,
-                starts[chunk],
-                ends[chunk],
-                marks,
-                keys,
-                firsts,
-                counts,
-                hashes,
-                lengths,
-                flags,
-                held[1],
-            )
-        keys[place], counts[place] = chunk_hashes[chunk], found
-        held[0] += 1
-        if found:
-            firsts[place] = held[1]
-            held[1] += found
-        else:
-            firsts[place] = UNKNOWN
-            missing[lacking] = chunk
-            lacking += 1
-    return lacking
+        token, start = held[1], starts[chunk]
+        firsts[places[chunk]], counts[places[chunk]] = token, found
+        for number in range(found):
+            end = token_ends[number]
+            hashes[token] = hash_of(codes, start, end)
+            lengths[token] = end - start
+            flags[token] = flags_of(codes, start, end, hashes[token], kinds)
+            token, start = token + 1, end
+        held[1] = token
 
 
 @compiled

@@ -1,0 +1,177 @@
+"""The texts of benchmarks, from JSON Lines files."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import manifest, storage
+from trainrig.config import did_you_mean
+from trainrig.corpus.decontaminate.settings import Benchmark, Decontamination, Llama3
+from trainrig.errors import DataError
+
+ENDINGS = (".jsonl", ".jsonl.gz")
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Examples:
+    """One benchmark, read."""
+
+    name: str
+    lines: tuple[int, ...]  # of each example, from 1
+    texts: tuple[tuple[str, ...], ...]  # of each example
+
+
+def benchmarks_of(settings: Decontamination) -> list[Benchmark]:
+    """All benchmarks, those of the folder behind the others, by name.
+
+    Raises DataError for a folder that holds none, for files in it whose fields are not given, and
+    for names that are there twice or not at all.
+    """
+    found = list(settings.benchmarks)
+    if settings.folder is not None:
+        found += _in_folder(settings.folder, dict(settings.fields))
+    names = [each.name for each in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"decontamination: {names.count(name)} benchmarks are named '{name}'")
+    if isinstance(settings.style, Llama3):
+        for name in settings.style.thresholds:
+            if name not in names:
+                raise DataError(
+                    f"decontamination: style.thresholds: no benchmark is named '{name}'"
+                    f"{did_you_mean(name, names)}"
+                )
+    return found
+
+
+def _in_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchmark]:
+    paths = {
+        path.rpartition("/")[2].removesuffix(".gz").removesuffix(".jsonl"): path
+        for path in storage.list_files(folder)
+        if path.endswith(ENDINGS)
+    }
+    if not paths:
+        raise DataError(f"{folder}: no benchmark in it: no file ends in .jsonl or .jsonl.gz")
+    for name in fields:
+        if name not in paths:
+            raise DataError(
+                f"{folder}: `fields` speaks of '{name}', but no file there is named so"
+                f"{did_you_mean(name, sorted(paths))}"
+            )
+    for name, path in sorted(paths.items()):
+        if name not in fields:
+            first = next(_objects(path))[1]
+            texts = ", ".join(f'"{key}"' for key in _fields_with_text(first)) or "none"
+            raise DataError(
+                f"{path}: no fields are given for this benchmark; those with text are {texts}: "
+                f'write {json.dumps(name)} = ["…"] in `fields`'
+            )
+    return [Benchmark(name=name, path=paths[name], fields=fields[name]) for name in sorted(paths)]
+
+
+def fingerprint(settings: Decontamination) -> str:
+    """Of all that the settings do not say themselves: names, fields and contents of the files."""
+    return manifest.digest(
+        [
+            (each.name, each.fields, each.joined, storage.content_key(each.path))
+            for each in benchmarks_of(settings)
+        ]
+    )
+
+
+def read_examples(benchmark: Benchmark) -> Examples:
+    """The examples of one file. Raises DataError, with file and line, for what is no example."""
+    lines, texts = [], []
+    seen = dict.fromkeys(benchmark.fields, False)
+    for number, row in _objects(benchmark.path):
+        example: list[str] = []
+        for field in benchmark.fields:
+            found = [text for text in _texts(row, field, f"{benchmark.path}: line {number}")]
+            seen[field] |= any(text.strip() for text in found)
+            example += found
+        lines.append(number)
+        texts.append((" ".join(example),) if benchmark.joined else tuple(example))
+    for field, has_text in seen.items():
+        if not has_text:
+            raise DataError(f"{benchmark.path}: '{field}' is empty in all {len(lines):,} examples")
+    return Examples(benchmark.name, tuple(lines), tuple(texts))
+
+
+def _objects(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number (from 1) and object of each line that is not blank."""
+    empty = True
+    for number, line in enumerate(_content(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode())
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: line {number}: not UTF-8 at byte {error.start}") from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path}: line {number}: no JSON ({error}); a benchmark has an object a line"
+            ) from None
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{path}: line {number}: a JSON {type(row).__name__}; an object is wanted"
+            )
+        empty = False
+        yield number, row
+    if empty:
+        raise DataError(f"{path}: empty; a benchmark has an object a line")
+
+
+def _content(path: str) -> bytes:
+    try:
+        content = storage.read(path)
+        return gzip.decompress(content) if content.startswith(_GZIP) else content
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; a benchmark is a file of JSON Lines") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: a folder; name it as `folder` of decontamination") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+
+
+def _texts(row: dict[str, Any], field: str, where: str) -> Iterator[str]:
+    values: Sequence[Any] = (row,)
+    there = False
+    for key in field.split("."):
+        inner = [value for value in _flat(values) if isinstance(value, dict) and key in value]
+        there = bool(inner)
+        values = [value[key] for value in inner]
+    if not there:
+        known = sorted(_fields_with_text(row))
+        raise DataError(f"{where}: no field '{field}'{did_you_mean(field, known)}")
+    for value in _flat(values):
+        if isinstance(value, dict | bool):
+            raise DataError(f"{where}: '{field}' holds a {_IN_JSON[type(value)]}, no text")
+        if value is not None:
+            yield str(value)
+
+
+_IN_JSON = {dict: "table (name a field of it as a.b)", bool: "truth value"}
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _fields_with_text(row: dict[str, Any], prefix: str = "") -> list[str]:
+    """The names of all fields of `row` that hold a string, those inside others as "a.b"."""
+    found: dict[str, None] = {}
+    for key, value in row.items():
+        for each in _flat([value]):
+            if isinstance(each, str):
+                found[prefix + key] = None
+            elif isinstance(each, dict):
+                found |= dict.fromkeys(_fields_with_text(each, f"{prefix}{key}."))
+    return list(found)

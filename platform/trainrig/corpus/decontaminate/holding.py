@@ -1,0 +1,288 @@
+"""How much of each example a document holds, and all documents together: PaLM, Llama 2, Llama 3.
+
+What is counted are units: for PaLM the n-grams of an example, each by the word at which it begins;
+for Llama its words. A unit that a document holds is marked, once, whatever marked it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.decontaminate.grams import Hits
+from trainrig.corpus.decontaminate.index import Index
+from trainrig.corpus.decontaminate.settings import BySize, Llama2, Llama3, PaLM
+from trainrig.corpus.signals.shares import STEPS, shares
+
+_Whole = int | np.int64
+
+
+class Spans(NamedTuple):
+    """Where documents hold examples of which they hold enough: words of a batch. They overlap."""
+
+    documents: NDArray[np.int64]
+    examples: NDArray[np.uint32]  # one of those of a benchmark that the span is of
+    begins: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
+class Holding:
+    """What documents hold, batch by batch. Takes some 20 bytes a word of the benchmarks."""
+
+    def __init__(self, index: Index, style: BySize) -> None:
+        self._index = index
+        self._examples_B = index.examples_B
+        self._whole_words = not isinstance(style, PaLM)
+        self._skips = style.skips if isinstance(style, Llama2) else 0
+        self._needed_E = needed(index, style)
+        self._stamps_B = np.zeros(len(index.words_B), np.int64)  # the last document to hold each
+        self._stamps_E = np.zeros(len(index.lines_E), np.int64)
+        self._units_E = np.zeros(len(index.lines_E), np.int64)
+        self._touched_E = np.empty(len(index.lines_E), np.int64)
+        grams = len(index.grams.firsts_G1) - 1
+        self._stamps_G = np.zeros(grams, np.int64)
+        self._benchmarks_E = np.repeat(np.arange(len(index.names)), np.diff(index.firsts))
+        self._documents = 0
+        self.marks_B = np.zeros(len(index.words_B), np.bool_)  # units that any document held
+
+    def add(self, hits: Hits, numbers_W: NDArray[np.uint32], firsts_D1: NDArray[np.int64]) -> Spans:
+        """The spans of what the documents of a batch hold, by their places in it."""
+        index = self._index
+        room = len(hits.texts) * len(index.names)  # memory that is not used is not there either
+        documents, begins, stops = (np.empty(room, np.int64) for _ in range(3))
+        spans = Spans(documents, np.empty(room, np.uint32), begins, stops)
+        filled = 0
+        # One document after another: how many examples it holds is known only then.
+        bounds = np.flatnonzero(np.diff(hits.texts, prepend=-1, append=-2))
+        for begin, end in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
+            text = int(hits.texts[begin])
+            document = self._documents + text + 1
+            count = _hold(
+                hits.words[begin:end],
+                hits.grams[begin:end],
+                index.grams.firsts_G1,
+                index.grams.places,
+                index.grams.orders_B,
+                index.words_B,
+                index.texts_B,
+                index.ends_P,
+                self._examples_B,
+                numbers_W,
+                int(firsts_D1[text]),
+                int(firsts_D1[text + 1]),
+                document,
+                self._whole_words,
+                self._skips,
+                self._stamps_B,
+                self._stamps_G,
+                self._stamps_E,
+                self._units_E,
+                self._touched_E,
+                self.marks_B,
+            )
+            touched = np.sort(self._touched_E[:count])
+            full = touched[self._units_E[touched] >= self._needed_E[touched]]
+            if not len(full):
+                continue
+            self._stamps_E[full] = -document
+            filled = _spans(
+                hits.words[begin:end],
+                hits.grams[begin:end],
+                index.grams.firsts_G1,
+                index.grams.places,
+                index.grams.orders_B,
+                index.words_B,
+                index.texts_B,
+                index.ends_P,
+                self._examples_B,
+                numbers_W,
+                int(firsts_D1[text]),
+                int(firsts_D1[text + 1]),
+                document,
+                self._skips,
+                self._stamps_E,
+                self._benchmarks_E,
+                text,
+                filled,
+                *spans,
+            )
+        self._documents += len(firsts_D1) - 1
+        return Spans(
+            spans.documents[:filled].copy(),
+            spans.examples[:filled].copy(),
+            spans.begins[:filled].copy(),
+            spans.stops[:filled].copy(),
+        )
+
+
+def units_of(index: Index, style: BySize) -> NDArray[np.int64]:
+    """How many units each example has."""
+    counted = index.grams.orders_B > 0 if isinstance(style, PaLM) else None
+    examples = index.examples_B if counted is None else index.examples_B[counted]
+    return np.bincount(examples, minlength=len(index.lines_E)).astype(np.int64)
+
+
+def thresholds_of(index: Index, style: BySize) -> list[float]:
+    """The share from which on an example is dirty, for each benchmark."""
+    own = style.thresholds if isinstance(style, Llama3) else {}
+    return [own.get(name, style.dirty_from) for name in index.names]
+
+
+def needed(index: Index, style: BySize) -> NDArray[np.int64]:
+    """The units from which on each example is dirty: shares are rounded to 1e-4 before."""
+    wholes = units_of(index, style)
+    least = np.repeat(thresholds_of(index, style), np.diff(index.firsts))
+    steps = np.ceil(np.round(least * STEPS, 6))  # the first rounded share that is enough
+    near = np.floor((steps - 0.5) / STEPS * wholes).astype(np.int64)
+    enough = near + 2
+    for units in (near + 1, near):
+        enough = np.where(shares(units, wholes) >= least, units, enough)
+    return np.where(wholes > 0, np.maximum(enough, 1), np.iinfo(np.int64).max)
+
+
+@compiled
+def _reach(
+    word: _Whole,
+    place: _Whole,
+    order: _Whole,
+    skips: int,
+    words_B: NDArray[np.uint32],
+    texts_B: NDArray[np.uint32],
+    ends_P: NDArray[np.int64],
+    numbers: NDArray[np.uint32],
+    first: int,
+    end: int,
+) -> _Whole:
+    """The words of the span that begins at `word` and `place`; 0 if it begins earlier."""
+    if skips == 0:
+        return order
+    text = texts_B[place]
+    if (
+        word > first
+        and place > 0
+        and texts_B[place - 1] == text
+        and numbers[word - 1] == words_B[place - 1]
+    ):
+        return 0
+    most = min(end - word, ends_P[text] - place)
+    length, skipped = order, 0
+    for offset in range(order, most):
+        if numbers[word + offset] == words_B[place + offset]:
+            length = offset + 1
+        else:
+            skipped += 1
+            if skipped > skips:
+                break
+    return length
+
+
+@compiled
+def _hold(
+    hit_words: NDArray[np.int64],
+    hit_grams: NDArray[np.uint32],
+    gram_firsts: NDArray[np.int64],
+    gram_places: NDArray[np.uint32],
+    orders_B: NDArray[np.uint8],
+    words_B: NDArray[np.uint32],
+    texts_B: NDArray[np.uint32],
+    ends_P: NDArray[np.int64],
+    examples_B: NDArray[np.uint32],
+    numbers: NDArray[np.uint32],
+    first: int,
+    end: int,
+    document: int,
+    whole_words: bool,
+    skips: int,
+    stamps_B: NDArray[np.int64],
+    stamps_G: NDArray[np.int64],
+    stamps_E: NDArray[np.int64],
+    units_E: NDArray[np.int64],
+    touched_E: NDArray[np.int64],
+    marks_B: NDArray[np.bool_],
+) -> int:
+    """Mark what one document holds; how many examples it touches, which `touched_E` then names."""
+    touched = 0
+    for hit in range(len(hit_words)):
+        word, gram = hit_words[hit], np.int64(hit_grams[hit])
+        if skips == 0:  # where it is again, it marks nothing that it has not marked
+            if stamps_G[gram] == document:
+                continue
+            stamps_G[gram] = document
+        order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
+        for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
+            place = np.int64(gram_places[index])
+            length = _reach(
+                word, place, order, skips, words_B, texts_B, ends_P, numbers, first, end
+            )
+            if length == 0:
+                continue
+            example = np.int64(examples_B[place])
+            if stamps_E[example] != document:
+                stamps_E[example] = document
+                units_E[example] = 0
+                touched_E[touched] = example
+                touched += 1
+            if not whole_words:
+                length = 1
+            for offset in range(length):
+                if stamps_B[place + offset] == document:
+                    continue
+                if offset < order or numbers[word + offset] == words_B[place + offset]:
+                    stamps_B[place + offset] = document
+                    marks_B[place + offset] = True
+                    units_E[example] += 1
+    return touched
+
+
+@compiled
+def _spans(
+    hit_words: NDArray[np.int64],
+    hit_grams: NDArray[np.uint32],
+    gram_firsts: NDArray[np.int64],
+    gram_places: NDArray[np.uint32],
+    orders_B: NDArray[np.uint8],
+    words_B: NDArray[np.uint32],
+    texts_B: NDArray[np.uint32],
+    ends_P: NDArray[np.int64],
+    examples_B: NDArray[np.uint32],
+    numbers: NDArray[np.uint32],
+    first: int,
+    end: int,
+    document: int,
+    skips: int,
+    stamps_E: NDArray[np.int64],
+    benchmarks_E: NDArray[np.int64],
+    text: int,
+    filled: int,
+    documents: NDArray[np.int64],
+    examples: NDArray[np.uint32],
+    begins: NDArray[np.int64],
+    stops: NDArray[np.int64],
+) -> int:
+    """At each hit of one document, for each benchmark, the longest span of a held example."""
+    for hit in range(len(hit_words)):
+        word, gram = hit_words[hit], np.int64(hit_grams[hit])
+        order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
+        last = np.int64(-1)  # benchmark: places ascend, so theirs do
+        for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
+            place = np.int64(gram_places[index])
+            example = np.int64(examples_B[place])
+            if stamps_E[example] != -document:
+                continue
+            length = _reach(
+                word, place, order, skips, words_B, texts_B, ends_P, numbers, first, end
+            )
+            if length == 0:
+                continue
+            if benchmarks_E[example] != last:
+                last = benchmarks_E[example]
+                documents[filled] = text
+                examples[filled] = example
+                begins[filled] = word
+                stops[filled] = word + length
+                filled += 1
+            elif word + length > stops[filled - 1]:
+                examples[filled - 1] = example
+                stops[filled - 1] = word + length
+    return filled

@@ -1,0 +1,175 @@
+"""All benchmarks in one immutable file, which every worker maps into its memory."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.decontaminate.benchmarks import Examples, benchmarks_of, read_examples
+from trainrig.corpus.decontaminate.grams import Grams, Hits, grams_of, hits_in
+from trainrig.corpus.decontaminate.settings import Decontamination
+from trainrig.corpus.decontaminate.vocabulary import Vocabulary, vocabulary_of
+from trainrig.corpus.decontaminate.words import Words, words_of
+from trainrig.corpus.models.array_file import open_arrays, write_arrays
+
+_KIND = "benchmark index"
+
+
+@dataclass(frozen=True)
+class Index:
+    """The words and n-grams of all benchmarks. B words, P texts, E examples; one after another."""
+
+    settings: Decontamination
+    names: tuple[str, ...]  # of the benchmarks
+    orders: tuple[int, ...]  # n of each
+    firsts: tuple[int, ...]  # the first example of each; last, how many examples there are
+    vocabulary: Vocabulary
+    grams: Grams
+    words_B: NDArray[np.uint32]  # numbers of the vocabulary
+    texts_B: NDArray[np.uint32]  # the text that each word is of
+    ends_P: NDArray[np.int64]  # where the words of each text end
+    examples_P: NDArray[np.uint32]  # the example that each text is of
+    lines_E: NDArray[np.int64]  # of its file, from 1
+
+    @classmethod
+    def of(cls, settings: Decontamination) -> "Index":
+        """That of the benchmarks which `settings` name. Raises DataError for what is wrong in them.
+
+        Some forty bytes a word of them in the file; making it takes a few times that of memory.
+        """
+        return cls.of_examples(
+            settings, [read_examples(benchmark) for benchmark in benchmarks_of(settings)]
+        )
+
+    @classmethod
+    def of_examples(cls, settings: Decontamination, benchmarks: Sequence[Examples]) -> "Index":
+        """That of benchmarks already read."""
+        style = settings.style
+        texts = [text for each in benchmarks for example in each.texts for text in example]
+        counts = [len(example) for each in benchmarks for example in each.texts]
+        examples_P = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+        words = words_of(texts)
+        sizes_P = np.diff(words.firsts_D1)
+        longest_E = np.zeros(len(counts), np.int64)
+        np.maximum.at(longest_E, examples_P, sizes_P)
+        firsts = np.cumsum([0, *(len(each.texts) for each in benchmarks)]).tolist()
+        orders = [
+            style.words_for(longest_E[first:end].tolist())
+            for first, end in itertools.pairwise(firsts)
+        ]
+        by_example = np.repeat(np.array(orders, np.int64), np.diff(firsts))
+        vocabulary, words_B = vocabulary_of(words)
+        orders_B = _orders(words.firsts_D1, by_example[examples_P], style.shortest_whole)
+        index = cls(
+            settings,
+            tuple(each.name for each in benchmarks),
+            tuple(orders),
+            tuple(firsts),
+            vocabulary,
+            grams_of(words_B, orders_B, vocabulary.hashes_V),
+            words_B,
+            np.repeat(np.arange(len(texts), dtype=np.uint32), sizes_P),
+            words.firsts_D1[1:],
+            examples_P,
+            np.array([line for each in benchmarks for line in each.lines], np.int64),
+        )
+        for array in index.arrays().values():
+            array.setflags(write=False)  # as those of a file: one compilation does for both
+        return index
+
+    def save(self, path: str) -> None:
+        """Write it: equal benchmarks under equal settings give equal bytes."""
+        facts = {
+            "settings": self.settings.model_dump(mode="json"),
+            "names": self.names,
+            "orders": self.orders,
+            "firsts": self.firsts,
+        }
+        write_arrays(path, _KIND, self.arrays(), facts)
+
+    @classmethod
+    def load(cls, path: str) -> "Index":
+        """What `save` wrote, mapped into memory. Raises DataError for another file."""
+        arrays, facts = open_arrays(path, _KIND)
+        return cls(
+            Decontamination.model_validate(_frozen(facts["settings"])),
+            tuple(facts["names"]),
+            tuple(facts["orders"]),
+            tuple(facts["firsts"]),
+            Vocabulary(*(arrays.pop(f"vocabulary.{name}") for name in Vocabulary._fields)),
+            Grams(*(arrays.pop(f"grams.{name}") for name in Grams._fields)),
+            **arrays,
+        )
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All that is large, by name."""
+        return {
+            **{f"vocabulary.{name}": each for name, each in self.vocabulary._asdict().items()},
+            **{f"grams.{name}": each for name, each in self.grams._asdict().items()},
+            "words_B": self.words_B,
+            "texts_B": self.texts_B,
+            "ends_P": self.ends_P,
+            "examples_P": self.examples_P,
+            "lines_E": self.lines_E,
+        }
+
+    def hits(self, texts: Sequence[str]) -> tuple[Hits, Words, NDArray[np.uint32]]:
+        """The n-grams found in `texts`, all words, and the numbers of those of texts with any."""
+        words = words_of(texts)
+        hits, numbers = hits_in(self.grams, self.words_B, self.vocabulary, words)
+        return hits, words, numbers
+
+    def places_of(self, gram: int) -> NDArray[np.uint32]:
+        """The words of benchmarks at which the n-gram begins."""
+        first, end = self.grams.firsts_G1[gram : gram + 2]
+        return self.grams.places[first:end]
+
+    def gram_text(self, gram: int) -> str:
+        """The words of an n-gram, as they are compared, with spaces between."""
+        place = self.places_of(gram)[0]
+        known = self.vocabulary
+        found = []
+        for word in self.words_B[place : place + self.grams.orders_B[place]].tolist():
+            begin = known.ends_V[word - 1] if word else 0
+            letters = known.letters[begin : known.ends_V[word]]
+            found.append(letters.tobytes().decode("utf-32-le", "surrogatepass"))
+        return " ".join(found)
+
+    def gram_words(self, grams: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """n of each of `grams`."""
+        places = self.grams.places[self.grams.firsts_G1[grams]]
+        return self.grams.orders_B[places].astype(np.int64)
+
+    def benchmark_of(self, example: int) -> int:
+        """Which benchmark has the example."""
+        return int(np.searchsorted(self.firsts, example, side="right")) - 1
+
+    @property
+    def examples_B(self) -> NDArray[np.uint32]:
+        """The example that each word is of."""
+        return self.examples_P[self.texts_B]
+
+    def name_of(self, example: int) -> tuple[str, int]:
+        """Benchmark and line (from 1) of an example."""
+        return self.names[self.benchmark_of(example)], int(self.lines_E[example])
+
+
+def _orders(
+    firsts_P1: NDArray[np.int64], orders_P: NDArray[np.int64], shortest_whole: int
+) -> NDArray[np.uint8]:
+    """n of the n-gram that begins at each word: texts below n, but not too short, are one."""
+    sizes = np.diff(firsts_P1)
+    whole = (sizes >= shortest_whole) & (sizes < orders_P)
+    orders = np.where(whole, sizes, orders_P)
+    before_end = np.repeat(firsts_P1[1:], sizes) - np.arange(firsts_P1[-1])  # words from each on
+    each = np.repeat(orders, sizes)
+    return np.where(before_end >= each, each, 0).astype(np.uint8)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

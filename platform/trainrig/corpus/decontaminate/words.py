@@ -1,0 +1,117 @@
+"""Words as GPT-3 filtered by them (Brown et al. 2020, arXiv:2005.14165, appendix C): lower-case,
+ended by white space, without punctuation.
+
+White space is Python's (`str.split`), lower case is Python's (`str.lower`), punctuation is whatever
+Unicode calls punctuation or a symbol: of ASCII, all that `string.punctuation` holds. "Don't" is the
+word "dont"; a dash between spaces is no word.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.batch import batch_of
+from trainrig.corpus.signals.characters import (
+    CAPITAL_I_WITH_DOT,
+    CAPITAL_SIGMA,
+    DOT_ABOVE,
+    SPACE,
+    SYMBOL,
+    characters,
+)
+from trainrig.corpus.signals.hashing import PRIME, SEED, mixed
+
+
+class Words(NamedTuple):
+    """All words of some texts, one after another. L letters, W words, D texts."""
+
+    letters_L: NDArray[np.uint32]  # what is left of each word: code points in lower case
+    ends_W: NDArray[np.int64]  # where each word's letters end
+    hashes_W: NDArray[np.uint64]  # of its letters
+    begins_W: NDArray[np.int64]  # character of its text where it begins, punctuation included
+    stops_W: NDArray[np.int64]  # and where the white space after it begins
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
+
+
+def words_of(texts: Sequence[str]) -> Words:
+    """The words of `texts`."""
+    batch = batch_of(texts)
+    room = len(batch.codes_C)
+    most = room // 2 + len(texts)  # words: white space stands between two of one text
+    letters = np.empty(2 * room, np.uint32)  # at most two for a character
+    ends, begins, stops = (np.empty(most, np.int64) for _ in range(3))
+    hashes = np.empty(most, np.uint64)
+    firsts = np.zeros(len(texts) + 1, np.int64)
+    lower, sigmas = characters().lower, _sigmas(texts)
+    _split(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
+    count = int(firsts[-1])
+    return Words(
+        letters[: int(ends[count - 1]) if count else 0],
+        ends[:count],
+        hashes[:count],
+        begins[:count],
+        stops[:count],
+        firsts,
+    )
+
+
+def _sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
+    """The lower case of each capital sigma, in their order: it hangs on the neighbours."""
+    found: list[int] = []
+    for text in texts:
+        if chr(CAPITAL_SIGMA) in text:
+            # "İ" would become two characters; "I" is as good a neighbour.
+            lowered = text.replace(chr(CAPITAL_I_WITH_DOT), "I").lower()
+            found += (
+                ord(lowered[place]) for place, each in enumerate(text) if each == chr(CAPITAL_SIGMA)
+            )
+    return np.array(found, np.uint32)
+
+
+@compiled
+def _split(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+    lower: NDArray[np.uint32],
+    sigmas: NDArray[np.uint32],
+    letters: NDArray[np.uint32],
+    ends: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    begins: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+) -> None:
+    word = letter = sigma = 0
+    for text in range(len(starts) - 1):
+        start, end = starts[text], starts[text + 1]
+        place = start
+        while place < end:
+            if classes[place] & SPACE:
+                place += 1
+                continue
+            begin, first, found = place, letter, SEED
+            while place < end and classes[place] & SPACE == 0:
+                if classes[place] & SYMBOL == 0:
+                    code = lower[codes[place]]
+                    if codes[place] == CAPITAL_SIGMA:
+                        code = sigmas[sigma]
+                        sigma += 1
+                    letters[letter] = code
+                    found = (found ^ np.uint64(code)) * PRIME
+                    letter += 1
+                    if codes[place] == CAPITAL_I_WITH_DOT:
+                        letters[letter] = DOT_ABOVE
+                        found = (found ^ np.uint64(DOT_ABOVE)) * PRIME
+                        letter += 1
+                place += 1
+            if letter > first:
+                ends[word] = letter
+                hashes[word] = mixed(found)
+                begins[word] = begin - start
+                stops[word] = place - start
+                word += 1
+        firsts[text + 1] = word

@@ -1,0 +1,77 @@
+"""Records by key: 64 random bits, counted, and met again in the files of other splits.
+
+Each file is sorted, so that a range of keys is read from all files, merged and decided in bounded
+memory, by any worker. Into how many ranges the keys are cut changes no decision.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from trainrig.corpus.dedup import sliced_file
+from trainrig.corpus.dedup.sliced_file import Records
+
+SLICES = 1024  # of a file, by the highest 10 bits of the keys: an index of 8 KiB
+_KEYS_A_SLICE = 2**64 // SLICES
+
+
+def save(path: str, records: Records) -> None:
+    """Write records that are sorted by their field `key`, 64 random bits."""
+    heads = np.arange(1, SLICES, dtype=np.uint64) * np.uint64(_KEYS_A_SLICE)
+    inner = np.searchsorted(records["key"], heads)
+    sliced_file.save(path, records, np.array([0, *inner, len(records)], np.int64))
+
+
+def load(paths: Sequence[str], dtype: DTypeLike, part: int, parts: int) -> Records:
+    """The records of all files whose key lies in range `part` of `parts` equal ranges.
+
+    File after file, each in its own order. At most SLICES parts.
+    """
+    if not 0 <= part < parts <= SLICES:
+        raise ValueError(f"part {part} of {parts}: there are at most {SLICES} ranges of keys")
+    first, end = part * SLICES // parts, (part + 1) * SLICES // parts
+    found = [sliced_file.load(path, dtype, first, end) for path in paths]
+    return np.concatenate([np.empty(0, dtype), *found])
+
+
+def find(keys: NDArray[np.uint64], paths: Sequence[str], dtype: DTypeLike) -> Iterator[Records]:
+    """For each file of records by key: `[keys]` the record of each of `keys` there, or key 0.
+
+    A file at a time, so that no more than one is in memory. (A key that is 0 is never found.)
+    """
+    for path in paths:
+        records = sliced_file.load(path, dtype, 0, SLICES)
+        found = np.zeros(len(keys), dtype)
+        if len(records):
+            held = np.ascontiguousarray(records["key"])
+            places = np.minimum(np.searchsorted(held, keys), len(held) - 1)
+            there = held[places] == keys
+            found[there] = records[places[there]]
+        yield found
+
+
+def parts_for(records: int, dtype: DTypeLike, memory: int) -> int:
+    """Into how many ranges to cut keys of so many records, for `memory` bytes a range.
+
+    Sorting takes two copies and an index of 8 bytes.
+    """
+    needed = records * (2 * np.dtype(dtype).itemsize + 8)
+    return int(min(SLICES, max(1, -(-needed // memory))))
+
+
+def merged(records: Records) -> Records:
+    """Each key once, in order: `count` added up, and the lowest `first` if there is one.
+
+    Of any other field, that of a record with the lowest `first`, or of any of equal keys.
+    """
+    if not len(records):
+        return records
+    keys = np.ascontiguousarray(records["key"])
+    names = records.dtype.names or ()
+    order = np.lexsort((records["first"], keys)) if "first" in names else np.argsort(keys)
+    keys = keys[order]
+    heads = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    found: Records = records[order[heads]]
+    found["count"] = np.add.reduceat(records["count"][order], heads)
+    return found

@@ -1,0 +1,81 @@
+"""What documents go by while copies are looked for.
+
+A *shelf* is the documents of one split that passed, of this crawl or an earlier one; a document's
+*ref* is its shelf and its place there. Two documents compare by their rank, then by their id, then
+by the ref, which differs where one document was read twice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PLACE_BITS = np.uint64(32)
+_PLACE = np.uint64(2**32 - 1)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The documents of one split, and where what is known of them lies."""
+
+    name: str
+    crawl: int  # earlier ones from 0 in the order of `against`; that of this run comes last
+    earlier: bool  # decided before: of an output in `against`
+    documents: str  # path: `Documents`
+    signatures: str  # path: `Signatures`; not there where pairs are known
+    pairs: str  # path: evidence, of this crawl's
+    count: int
+    shingles: int
+
+
+def refs(shelf: int, places: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """The refs of the documents at `places` of a shelf."""
+    return places.astype(np.uint64) | (np.uint64(shelf) << _PLACE_BITS)
+
+
+def shelves_of(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The shelf of each ref."""
+    return (refs >> _PLACE_BITS).astype(np.int64)
+
+
+def places_of(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The place on its shelf of each ref."""
+    return (refs & _PLACE).astype(np.int64)
+
+
+def id_words(ids: Sequence[str]) -> NDArray[np.uint64]:
+    """[documents, 2] ids of 32 hex digits as two numbers that sort as they do."""
+    data = np.frombuffer(bytes.fromhex("".join(ids)), ">u8")
+    return data.astype(np.uint64).reshape(-1, 2)
+
+
+def id_texts(words: NDArray[np.uint64]) -> list[str]:
+    """The ids that `id_words` took apart."""
+    text = np.ascontiguousarray(words, np.uint64).astype(">u8").tobytes().hex()
+    return [text[at : at + 32] for at in range(0, len(text), 32)]
+
+
+def digest_words(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """[documents, 2] digests of 16 bytes as two numbers."""
+    return np.ascontiguousarray(digests).view(">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def parts_of_keys(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
+    """The part of each key, of as many ranges of one width: keys are digests, so parts are even."""
+    return ((keys >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
+
+
+def like_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The entries whose key another has, like keys beside each other, and the bucket of each.
+
+    Returns: [entries] indices, in the order of keys; [entries] number of the bucket, from 0.
+    """
+    order = np.argsort(keys, kind="stable")
+    in_order = np.take(keys, order)
+    same = np.zeros(len(keys) + 1, bool)
+    same[1:-1] = in_order[1:] == in_order[:-1]
+    shared = same[1:] | same[:-1]
+    first = shared & ~same[:-1]
+    return order[shared], np.cumsum(first)[shared] - 1

@@ -1,0 +1,61 @@
+"""How the work is cut so that each task stays within its memory, and what memory that is.
+
+Two cuts. *Stretches* of shelves one after the other, for tasks that hold documents; *parts* of the
+range of keys, for tasks that hold what shares a key. Both follow from counts and a budget alone,
+and no result depends on either.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainrig.corpus.dedup.buckets import ENTRY
+from trainrig.corpus.dedup.names import Shelf
+
+MIB = 2**20
+# Bytes a task holds for each: its rows as they are made or read, together, and in another order,
+# and what orders them.
+_BYTES_OF_ENTRY = 3 * ENTRY.itemsize + 4 * 8
+_BYTES_OF_DOCUMENT = 400  # its columns, and its rows among equals: 48 bytes, held as entries are
+_BYTES_OF_SHINGLE = 3 * 4  # mapped, copied together, and those of the other shelf as it is mapped
+PROCESS = 300 * MIB  # a worker that has done nothing yet: Python, numpy, pyarrow, numba's compiler
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many tasks, and of what."""
+
+    stretches: tuple[tuple[int, int], ...]  # first shelf, and the one after the last
+    parts: int
+    bytes: int  # what a worker holds at most, as estimated
+
+    def stretch_of(self, shelves: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The stretch of each of so many shelves."""
+        lengths = [end - first for first, end in self.stretches]
+        return np.repeat(np.arange(len(self.stretches)), lengths)[:shelves].astype(np.int64)
+
+
+def plan(shelves: Sequence[Shelf], bands: int, memory: int) -> Plan:
+    """Tasks of about `memory` bytes each. One shelf may take more: its split is not cut."""
+    budget = max(memory - PROCESS, 16 * MIB)
+    taken = [_bytes_of(shelf, bands) for shelf in shelves]
+    stretches: list[tuple[int, int]] = []
+    first, held = 0, 0
+    for number, needed in enumerate(taken):
+        if held and held + needed > budget:
+            stretches.append((first, number))
+            first, held = number, 0
+        held += needed
+    stretches.append((first, len(taken)))
+    entries = bands * sum(shelf.count for shelf in shelves)
+    parts = max(1, -(-entries * _BYTES_OF_ENTRY // budget))
+    most = max(sum(taken[first:end]) for first, end in stretches)
+    return Plan(
+        tuple(stretches), parts, PROCESS + max(most, -(-entries * _BYTES_OF_ENTRY // parts))
+    )
+
+
+def _bytes_of(shelf: Shelf, bands: int) -> int:
+    own = bands * _BYTES_OF_ENTRY + _BYTES_OF_DOCUMENT
+    return shelf.count * own + shelf.shingles * _BYTES_OF_SHINGLE

@@ -1,0 +1,112 @@
+"""The file that a split's signatures lie in: an Arrow IPC file of one batch, a row for a document.
+
+    id string · characters int64 · digest, url binary[16] · keys uint64[bands] · ends int64
+    · shingles list of uint32, sorted
+
+Not compressed, so that it can be mapped: who looks for the shingles of three documents touches
+the pages that these lie on, and who compares band keys reads nothing else. In a bucket, columns are
+read by their ranges of bytes. `ends` tells twice what the lists know, so that it can be had without
+them. Any Arrow library reads it.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.errors import DataError
+
+FORMAT = b"1"
+_FORMAT_KEY = b"trainrig.signatures"
+_DIGEST = 16  # bytes
+
+# Column by the name that its array goes by.
+_COLUMNS = {
+    "ids": "id",
+    "characters": "characters",
+    "digests": "digest",
+    "urls": "url",
+    "keys": "keys",
+    "ends": "ends",
+    "shingles": "shingles",
+}
+
+
+def save_columns(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write the arrays of `Signatures`, by name: equal arrays give equal bytes."""
+    ends = arrays["ends"].astype(np.int64)
+    keys = arrays["keys"].astype(np.uint64)
+    columns = {
+        "id": pa.array(arrays["ids"].tolist(), pa.string()),
+        "characters": pa.array(arrays["characters"].astype(np.int64)),
+        "digest": _binary(arrays["digests"]),
+        "url": _binary(arrays["urls"]),
+        "keys": pa.FixedSizeListArray.from_arrays(pa.array(keys.ravel()), keys.shape[1]),
+        "ends": pa.array(ends),
+        "shingles": pa.LargeListArray.from_arrays(
+            pa.array(np.concatenate([np.zeros(1, np.int64), ends])),
+            pa.array(arrays["shingles"]),
+        ),
+    }
+    batch = pa.RecordBatch.from_pydict(columns, metadata={_FORMAT_KEY: FORMAT})
+    with (
+        storage.atomic_file(path) as temporary,
+        pa.OSFile(temporary, "wb") as file,
+        pa.ipc.new_file(file, batch.schema) as writer,
+    ):
+        writer.write_batch(batch)
+
+
+def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays `names`, or all, read-only; of a local file, mapped and not yet read.
+
+    Raises DataError for what is no such file.
+    """
+    wanted = list(names or _COLUMNS)
+    with _opened(path, whole="shingles" in wanted) as source:
+        try:
+            there = pa.ipc.open_file(source).schema
+            if (there.metadata or {}).get(_FORMAT_KEY) != FORMAT:
+                raise DataError(f"{path}: no signatures of this format; sign its documents again")
+            fields = [there.get_field_index(_COLUMNS[name]) for name in wanted]
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            batch = pa.ipc.open_file(source, options=options).get_batch(0)
+        except pa.ArrowInvalid:
+            raise DataError(f"{path}: no signatures, or torn; sign its documents again") from None
+        return {name: _as_numpy(batch.column(_COLUMNS[name])) for name in wanted}
+
+
+@contextlib.contextmanager
+def _opened(path: str, whole: bool) -> Iterator[pa.NativeFile]:
+    if path.startswith(storage.S3) and not whole:
+        with storage.open_read(path) as stream:
+            yield pa.PythonFile(stream, "r")
+        return
+    # Closed at once: thousands of files are looked into, and a process may hold about 1024 open.
+    # What is mapped stays so for as long as an array needs it.
+    with pa.memory_map(str(storage.local_path(path))) as mapped:
+        yield mapped
+
+
+def _binary(digests: NDArray[np.uint8]) -> pa.Array:
+    data = pa.py_buffer(np.ascontiguousarray(digests, np.uint8))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_DIGEST), len(digests), [None, data])
+
+
+def _as_numpy(column: pa.Array) -> NDArray[Any]:
+    kind = column.type
+    if pa.types.is_string(kind):
+        return np.array(column.to_pylist(), dtype=np.str_)
+    if pa.types.is_fixed_size_binary(kind):
+        return np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, _DIGEST)[: len(column)]
+    if pa.types.is_fixed_size_list(kind):
+        values: NDArray[Any] = column.flatten().to_numpy()
+        return values.reshape(len(column), kind.list_size)
+    if pa.types.is_large_list(kind):
+        column = column.values
+    array: NDArray[Any] = column.to_numpy()
+    return array

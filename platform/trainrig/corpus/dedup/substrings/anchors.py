@@ -1,0 +1,118 @@
+"""Anchors: places that a text's content chooses, so that equal windows have equal anchors.
+
+A *window* is min_bytes long. Its anchor is the run of half as many bytes (a *gram*) with the
+lowest hash in it, the last of equals: a minimizer (Schleimer et al. 2003, "Winnowing"; Roberts et
+al. 2004). Neighbouring windows mostly share theirs, so about one byte in fifty, at 200 a window,
+starts an anchor. Where the key of an anchor is met once in the corpus, none of its windows can
+repeat another: what is left to compare byte by byte is a small part of most corpora. A collision
+of hashes adds to it; nothing is ever missed.
+
+D documents, A anchors.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.dedup.substrings.flat import Bytes
+
+# An odd base for the rolling hash (Karp & Rabin 1987), modulo 2**64; splitmix64's multipliers.
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_32, _29 = np.uint64(32), np.uint64(29)
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """The anchors of all windows, in their order, each with the windows that it stands for."""
+
+    keys_A: NDArray[np.uint64]
+    counts_A: NDArray[np.int64]  # how often it is there: a text may be one period over and over
+    documents_A: NDArray[np.int64]
+    begins_A: NDArray[np.int64]  # of its first window, in bytes of the text
+    ends_A: NDArray[np.int64]  # of its last window: the bytes [begin, end) are all of them
+
+
+def anchors_of(texts: Bytes, window: int) -> Anchors:
+    """The anchors of `texts`; documents shorter than a window have none."""
+    gram = window // 2
+    # Twice the expected number, then as many as there can be: all anchors may differ.
+    room = 1024 + 4 * len(texts.data) // (window - gram + 1)
+    while True:
+        columns = [np.empty(room, kind) for kind in (np.uint64, *[np.int64] * 4)]
+        count = _anchors(texts.data, texts.starts_D1, window, gram, *columns)
+        if count <= room:
+            return Anchors(*(column[:count] for column in columns))
+        room = count
+
+
+@compiled
+def _anchors(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    window: int,
+    gram: int,
+    keys: NDArray[np.uint64],
+    counts: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> int:
+    """Fills the last five as far as there is room; how many anchors there are."""
+    grams = window - gram + 1  # of a window
+    ring = 1
+    while ring < grams:
+        ring *= 2
+    recent = np.empty(ring, np.uint64)
+    mask = ring - 1
+    leaving = _BASE  # what a byte weighs once it has left the gram
+    for _ in range(gram - 1):
+        leaving *= _BASE
+    count = 0
+    for document in range(len(starts) - 1):
+        start, length = starts[document], starts[document + 1] - starts[document]
+        if length < window:
+            continue
+        rolling = np.uint64(0)
+        for place in range(start, start + gram):
+            rolling = rolling * _BASE + np.uint64(data[place])
+        least = np.uint64(0xFFFFFFFFFFFFFFFF)
+        at, anchor = -1, -1
+        for place in range(length - gram + 1):  # of the gram
+            if place:
+                weight = np.uint64(data[start + place + gram - 1])
+                weight -= np.uint64(data[start + place - 1]) * leaving
+                rolling = rolling * _BASE + weight
+            value = rolling * _FIRST
+            value ^= value >> _32
+            recent[place & mask] = value
+            if value <= least:
+                least, at = value, place
+            elif at <= place - grams:
+                at = place - grams + 1
+                least = recent[at & mask]
+                for other in range(at + 1, place + 1):
+                    if recent[other & mask] <= least:
+                        least, at = recent[other & mask], other
+            begin = place - grams + 1  # of the window
+            if begin < 0:
+                continue
+            if at != anchor:
+                key = least * _SECOND
+                key = max(key ^ (key >> _29), np.uint64(1))
+                # The same content again, at once: a period. One entry stands for all of it.
+                if anchor >= 0 and count <= len(keys) and keys[count - 1] == key:
+                    counts[count - 1] += 1
+                else:
+                    if count < len(keys):
+                        keys[count] = key
+                        counts[count] = 1
+                        documents[count] = document
+                        begins[count] = begin
+                    count += 1
+                anchor = at
+            if count <= len(keys):
+                ends[count - 1] = begin + window
+    return count

@@ -1,0 +1,126 @@
+"""The third phase: the parts of a split's texts whose windows may be elsewhere as well.
+
+A *piece* is the run of bytes of all windows of an anchor that comes more than once; runs that
+overlap are one piece. Pieces go to partitions by the keys of their anchors. Equal windows have
+equal anchors, so they meet in one partition: no two partitions need to be compared.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.corpus.dedup import key_file, sliced_file
+from trainrig.corpus.dedup.sliced_file import Records
+from trainrig.corpus.dedup.substrings.anchors import Anchors, anchors_of
+from trainrig.corpus.dedup.substrings.counting import ANCHOR
+from trainrig.corpus.dedup.substrings.flat import Bytes, bytes_of, copied
+from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
+
+Batch = tuple[Sequence[str], NDArray[np.int64]]
+"""Texts, and the number of each document: its place in the keep order of the whole corpus."""
+
+PIECE = np.dtype(
+    [
+        ("number", "<i8"),
+        ("document", "<i8"),  # place in the split
+        ("start", "<i8"),  # bytes of the document
+        ("length", "<i8"),
+        ("at", "<i8"),  # in the file of the texts
+    ]
+)
+LONGEST = 2**24  # windows of a piece; a longer one is cut into some that share no window
+# Of a suffix array, for each byte of text: the text twice, a state, 4 bytes of the order, 4 of the
+# neighbours in it.
+BYTES_EACH = 11
+
+
+def texts_of(path: str) -> str:
+    """Where the texts of the pieces at `path` are."""
+    return f"{path}.bytes"
+
+
+def gather_pieces(
+    batches: Iterable[Batch],
+    repeated: Sequence[str],
+    partitions: int,
+    settings: ExactSubstrings,
+    path: str,
+) -> dict[str, int]:
+    """Phase 3: the pieces of a split, whose texts are those of phase 1, to `path`.
+
+    `repeated` are the files of phase 2. Memory: the texts of the split twice, one file of
+    `repeated`. Returns the number of `pieces`, and their `bytes`.
+    """
+    encoded, numbers = [], [np.empty(0, np.int64)]
+    for texts, numbers_of in batches:
+        encoded.append(bytes_of(texts))
+        numbers.append(numbers_of)
+    data = Bytes.joined(encoded)
+    pieces, bounds = _pieces(anchors_of(data, settings.min_bytes), repeated, partitions, settings)
+    pieces["number"] = np.concatenate(numbers)[pieces["document"]]
+    begins = data.starts_D1[pieces["document"]] + pieces["start"]
+    gathered = copied(data.data, begins, begins + pieces["length"])
+    storage.write(texts_of(path), gathered.data)
+    sliced_file.save(path, pieces, bounds)
+    return {"pieces": len(pieces), "bytes": len(gathered)}
+
+
+def partitions_for(copies: int, settings: ExactSubstrings) -> int:
+    """Into how many partitions to put the pieces of so many `copies` of anchors (phase 2).
+
+    One, if all of them fit into the suffix array of one worker: in several, pieces of neighbouring
+    anchors overlap by up to a window. What is too much for a partition is done in parts.
+    """
+    window = settings.min_bytes
+    expected = copies * (window + window // 4)  # an anchor stands for a quarter window, on average
+    return max(1, -(-expected // most_bytes(settings)))
+
+
+def most_bytes(settings: ExactSubstrings) -> int:
+    """How much text a suffix array may be made of."""
+    return min(settings.memory // BYTES_EACH, 2**31 - 1)
+
+
+def _pieces(
+    anchors: Anchors, repeated: Sequence[str], partitions: int, settings: ExactSubstrings
+) -> tuple[Records, NDArray[np.int64]]:
+    """The pieces but for `number`, by partition and place; where each partition's begin."""
+    comes_again = np.zeros(len(anchors.keys_A), bool)
+    for records in key_file.find(anchors.keys_A, repeated, ANCHOR):
+        comes_again |= records["key"] != 0
+    keys = anchors.keys_A[comes_again]
+    half = np.uint64(32)
+    partition = ((keys >> half) * np.uint64(partitions) >> half).astype(np.int64)
+    order = np.argsort(partition, kind="stable")
+    partition = partition[order]
+    documents = anchors.documents_A[comes_again][order]
+    begins, ends = anchors.begins_A[comes_again][order], anchors.ends_A[comes_again][order]
+    apart = np.ones(len(order), bool)
+    apart[1:] = (partition[1:] != partition[:-1]) | (documents[1:] != documents[:-1])
+    apart[1:] |= begins[1:] > ends[:-1]
+    heads = np.flatnonzero(apart)
+    tails = np.append(heads[1:], len(order))[: len(heads)] - 1
+    pieces, source = _in_bounds(documents[heads], begins[heads], ends[tails], settings.min_bytes)
+    bounds = np.searchsorted(partition[heads][source], np.arange(partitions + 1))
+    return pieces, bounds.astype(np.int64)
+
+
+def _in_bounds(
+    documents: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    window: int,
+) -> tuple[Records, NDArray[np.int64]]:
+    """Records of pieces that are not too long, and of which of the given each is a part."""
+    parts = np.maximum(1, -(-(ends - begins - window + 1) // LONGEST))
+    source = np.repeat(np.arange(len(parts)), parts)
+    nth = np.arange(len(source)) - np.repeat(np.cumsum(parts) - parts, parts)
+    pieces = np.zeros(len(source), PIECE)
+    pieces["document"] = documents[source]
+    pieces["start"] = begins[source] + nth * LONGEST
+    stop = np.minimum(pieces["start"] + LONGEST + window - 1, ends[source])
+    pieces["length"] = stop - pieces["start"]
+    pieces["at"] = np.cumsum(pieces["length"]) - pieces["length"]
+    return pieces, source

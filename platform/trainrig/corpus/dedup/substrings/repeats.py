@@ -1,0 +1,253 @@
+"""The fourth phase: which windows of a partition were there before, by a suffix array.
+
+Suffixes that begin with the same window are neighbours in a suffix array (Manber & Myers 1993),
+so all copies of a window are found by comparing each suffix with the one before, up to the length
+of a window; how much more they share is not asked. Of each group the first in the keep
+order stays; the others are repeats, but for those that overlap it: of a run of one letter the
+first window stays whole.
+
+A window lies within one document: suffixes with less than a window left of theirs take no part,
+so no separator is needed. Pieces of a partition that are too much for one array are done in
+chunks, each with each: whatever two windows are equal, some array holds both.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pydivsufsort
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.dedup import sliced_file
+from trainrig.corpus.dedup.sliced_file import Records
+from trainrig.corpus.dedup.substrings.flat import copied
+from trainrig.corpus.dedup.substrings.pieces import PIECE, most_bytes, texts_of
+from trainrig.corpus.dedup.substrings.settings import ExactSubstrings
+from trainrig.corpus.dedup.substrings.spans import SPAN, united
+
+# What may be said of a byte: that a window starts at it; that as many bytes are the same as at the
+# suffix before it in the order; that its window was there before, in the text.
+_WINDOW, _AS_BEFORE, _REPEAT = 1, 2, 4
+
+
+def find_repeats(
+    pieces: Sequence[str], partition: int, settings: ExactSubstrings, path: str
+) -> dict[str, int]:
+    """Phase 4: the spans of one partition that were there before, to `path`, by split.
+
+    `pieces` are the files of phase 3, one of each split. Memory: `settings.memory` (and never less
+    than two pieces need), 80 bytes for each piece of the partition. Returns `bytes` of text
+    compared, and the number of suffix `arrays`.
+    """
+    chunks, size = _chunks(pieces, partition, most_bytes(settings))
+    found = [np.empty(0, SPAN)]
+    for first, chunk in enumerate(chunks):
+        others = chunks[first + 1 :]
+        if len(chunks) > 1 and not others:
+            break  # has met all of them, and itself, in their arrays
+        one = _Text.of(pieces, chunk)
+        if not others:
+            found.append(_repeats(one, settings.min_bytes))
+        for other in others:
+            both = one.beside(_Text.of(pieces, other))
+            found.append(_repeats(both, settings.min_bytes))
+    spans = united(np.concatenate(found))
+    bounds = np.searchsorted(spans["split"], np.arange(len(pieces) + 1))
+    sliced_file.save(path, spans, bounds.astype(np.int64))
+    return {"bytes": size, "arrays": len(found) - 1}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of the pieces of a split: the records `begin` up to `end` of its file."""
+
+    split: int
+    begin: int
+    end: int
+
+
+def _chunks(pieces: Sequence[str], partition: int, most: int) -> tuple[list[list[_Part]], int]:
+    """The pieces of a partition in chunks of which any two fit into one array; bytes of all.
+
+    In one chunk, if all fit. A chunk is longer than half an array by up to one piece.
+    """
+    begins, lengths = [], []
+    for path in pieces:
+        bounds = sliced_file.bounds_of(path)
+        begins.append(int(bounds[partition]))
+        lengths.append(sliced_file.load(path, PIECE, partition, partition + 1)["length"])
+    size = sum(int(each.sum()) for each in lengths)
+    room = most if size <= most else max(1, most // 2)
+    chunks: dict[int, list[_Part]] = {}
+    before = 0
+    for split, (begin, each) in enumerate(zip(begins, lengths, strict=True)):
+        numbers = (before + np.cumsum(each) - each) // room
+        heads = np.flatnonzero(np.diff(numbers, prepend=-1))
+        for head, tail in itertools.pairwise([*heads.tolist(), len(numbers)]):
+            part = _Part(split, begin + head, begin + tail)
+            chunks.setdefault(int(numbers[head]), []).append(part)
+        before += int(each.sum())
+    return list(chunks.values()), size
+
+
+_HELD = np.dtype([("split", "<i8"), *((name, "<i8") for name in PIECE.names or ())])
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Pieces laid out one after the other, in the keep order; no two of them overlap."""
+
+    pieces: Records  # of _HELD
+    data: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, paths: Sequence[str], parts: Sequence[_Part]) -> "_Text":
+        """Those of `parts`, read from the files at `paths`."""
+        held, data, before = [], [], 0
+        for part in parts:
+            path = paths[part.split]
+            bounds = len(sliced_file.bounds_of(path))
+            read = sliced_file.load_records(path, PIECE, bounds, part.begin, part.end)
+            records = np.empty(len(read), _HELD)
+            for name in PIECE.names or ():
+                records[name] = read[name]
+            records["split"] = part.split
+            begin, end = int(read["at"][0]), int(read["at"][-1] + read["length"][-1])
+            records["at"] += before - begin
+            held.append(records)
+            data.append(np.frombuffer(storage.read_range(texts_of(path), begin, end), np.uint8))
+            before += end - begin
+        return cls._laid_out(np.concatenate(held), np.concatenate(data))
+
+    def beside(self, other: "_Text") -> "_Text":
+        """The pieces of both."""
+        theirs = other.pieces.copy()
+        theirs["at"] += len(self.data)
+        pieces = np.concatenate([self.pieces, theirs])
+        return self._laid_out(pieces, np.concatenate([self.data, other.data]))
+
+    @classmethod
+    def _laid_out(cls, pieces: Records, data: NDArray[np.uint8]) -> "_Text":
+        pieces = pieces[np.lexsort((pieces["start"], pieces["number"]))]
+        ends = pieces["start"] + pieces["length"]
+        overlap = np.zeros(len(pieces), np.int64)
+        same = pieces["number"][1:] == pieces["number"][:-1]
+        overlap[1:] = np.where(same, ends[:-1] - pieces["start"][1:], -1)
+        begins = pieces["at"] + np.maximum(overlap, 0)
+        data = copied(data, begins, pieces["at"] + pieces["length"])
+        heads = np.flatnonzero(np.concatenate([[True], overlap[1:] < 0]))
+        tails = np.append(heads[1:], len(pieces)) - 1
+        merged = pieces[heads]
+        merged["length"] = ends[tails] - merged["start"]
+        merged["at"] = np.cumsum(merged["length"]) - merged["length"]
+        return cls(merged, data)
+
+
+def _repeats(text: _Text, window: int) -> Records:
+    """The spans of `text` that were there before: windows, united."""
+    pieces = text.pieces
+    bounds = np.append(pieces["at"], len(text.data))
+    order = pydivsufsort.divsufsort(text.data)
+    state = _mark(text.data, order, bounds, window)
+    del order
+    piece, begins, ends = _runs(state, bounds, window)
+    spans = np.empty(len(piece), SPAN)
+    spans["split"], spans["document"] = pieces["split"][piece], pieces["document"][piece]
+    spans["start"] = pieces["start"][piece] + begins
+    spans["end"] = pieces["start"][piece] + ends
+    return spans
+
+
+@compiled
+def _mark(
+    data: NDArray[np.uint8],
+    order: NDArray[np.int32],
+    bounds: NDArray[np.int64],
+    window: int,
+) -> NDArray[np.uint8]:
+    """What starts at each byte, given the suffixes in their order."""
+    state = np.zeros(len(data), np.uint8)
+    for piece in range(len(bounds) - 1):
+        for place in range(bounds[piece], bounds[piece + 1] - window + 1):
+            state[place] = _WINDOW
+    _compare(data, order, state, window)
+    head = 0
+    while head < len(order):
+        tail = head + 1
+        while tail < len(order) and state[order[tail]] & _AS_BEFORE:
+            tail += 1
+        if tail > head + 1:
+            _mark_all_but_first(order[head:tail], state, window)
+        head = tail
+    return state
+
+
+@compiled
+def _mark_all_but_first(suffixes: NDArray[np.int32], state: NDArray[np.uint8], window: int) -> None:
+    """Note the repeats among suffixes that begin with the same bytes."""
+    first = len(state)
+    for place in suffixes:
+        if state[place] & _WINDOW:
+            first = min(first, place)
+    for place in suffixes:
+        # Nearer than a window are only places of one piece, so this is their distance there.
+        if state[place] & _WINDOW and place - first >= window:
+            state[place] |= _REPEAT
+
+
+@compiled
+def _compare(
+    data: NDArray[np.uint8], order: NDArray[np.int32], state: NDArray[np.uint8], window: int
+) -> None:
+    """Note in `state` which suffixes begin with the same window as the one before in the order.
+
+    In the order of the text: what a suffix shares with its neighbour, less a byte, the next shares
+    with its own (Kasai et al. 2001; the neighbours by Karkkainen et al. 2009). So no byte is
+    compared again and again, and where text repeats all reading goes forward.
+    """
+    before = np.empty(len(order), np.int32)
+    before[order[0]] = -1
+    for rank in range(1, len(order)):
+        before[order[rank]] = order[rank - 1]
+    shared = 0
+    for place in range(len(data)):
+        other = before[place]
+        if other < 0:
+            shared = 0
+            continue
+        most = min(window, len(data) - max(place, other))
+        while shared < most and data[place + shared] == data[other + shared]:
+            shared += 1
+        if shared == window:
+            state[place] |= _AS_BEFORE
+        shared = max(shared - 1, 0)
+
+
+@compiled
+def _runs(
+    state: NDArray[np.uint8], bounds: NDArray[np.int64], window: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The united repeats: piece, and begin and end in bytes of the piece."""
+    most = 0
+    for place in range(len(state)):
+        most += state[place] & _REPEAT and not (place and state[place - 1] & _REPEAT)
+    pieces = np.empty(most, np.int64)
+    begins = np.empty(most, np.int64)
+    ends = np.empty(most, np.int64)
+    count = 0
+    for piece in range(len(bounds) - 1):
+        fresh = True
+        for place in range(bounds[piece], bounds[piece + 1] - window + 1):
+            if not state[place] & _REPEAT:
+                continue
+            begin = place - bounds[piece]
+            if fresh or begin > ends[count - 1]:
+                pieces[count] = piece
+                begins[count] = begin
+                count += 1
+                fresh = False
+            ends[count - 1] = begin + window
+    return pieces[:count], begins[:count], ends[:count]

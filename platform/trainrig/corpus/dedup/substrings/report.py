@@ -1,0 +1,62 @@
+"""What was cut, told: the passages that were cut most often, and the longest."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainrig.corpus.dedup import key_file, sliced_file
+
+EXCERPT = 160  # bytes of a passage that are kept to show it
+PASSAGE = np.dtype(
+    [("key", "<u8"), ("count", "<i8"), ("length", "<i8"), ("excerpt", f"V{EXCERPT}")]
+)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text that was cut, all of it at once, one or more times."""
+
+    copies: int  # that were cut: one less than there were, if all stood alone
+    length: int  # bytes
+    excerpt: str  # its beginning
+
+
+def save_passages(path: str, passages: Sequence[bytes]) -> None:
+    """Count what was cut of a split, each of `passages` once, to `path`."""
+    records = np.zeros(len(passages), PASSAGE)
+    digests = [hashlib.blake2b(passage, digest_size=8).digest() for passage in passages]
+    records["key"] = np.frombuffer(b"".join(digests), "<u8")
+    records["count"] = 1
+    records["length"] = [len(passage) for passage in passages]
+    # Copied byte by byte: numpy would end it at a zero.
+    excerpts = b"".join(passage[:EXCERPT].ljust(EXCERPT, b"\0") for passage in passages)
+    records["excerpt"] = np.frombuffer(excerpts, f"V{EXCERPT}")
+    key_file.save(path, key_file.merged(records))
+
+
+def told_passages(paths: Sequence[str], most: int, memory: int) -> dict[str, list[Passage]]:
+    """`frequent`: those cut most often; `long`: the longest. At most so many of each.
+
+    `paths` are those of phase 5. Reads a range of keys at a time, of about `memory` bytes; equals
+    go by their other number, then by their text.
+    """
+    distinct = sum(int(sliced_file.bounds_of(path)[-1]) for path in paths)
+    parts = key_file.parts_for(distinct, PASSAGE, memory)
+    frequent: list[Passage] = []
+    long: list[Passage] = []
+    for part in range(parts):
+        records = key_file.merged(key_file.load(paths, PASSAGE, part, parts))
+        for top, first, second in ((frequent, "count", "length"), (long, "length", "count")):
+            order = np.lexsort((records["key"], -records[second], -records[first]))[:most]
+            top += map(_passage, records[order])
+    return {
+        "frequent": sorted(frequent, key=lambda p: (-p.copies, -p.length, p.excerpt))[:most],
+        "long": sorted(long, key=lambda p: (-p.length, -p.copies, p.excerpt))[:most],
+    }
+
+
+def _passage(record: np.void) -> Passage:
+    text = bytes(record["excerpt"])[: int(record["length"])]
+    return Passage(int(record["count"]), int(record["length"]), text.decode("utf-8", "ignore"))

@@ -1,0 +1,66 @@
+"""The blocks of a page, and how likely each is a part of its text."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from resiliparse.extract.html2text import extract_plain_text
+from resiliparse.parse.html import HTMLTree
+
+from trainrig.corpus.extract.block_model import trees
+from trainrig.corpus.extract.block_model.blocks import CHARACTERS, Blocks
+from trainrig.corpus.extract.block_model.features import features
+from trainrig.corpus.extract.block_model.text import lines_of, text_of
+
+_SURE: Final = 3 * trees.SCALE  # log-odds that count as no surer than this
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The blocks of a page, and how likely each is a part of its text."""
+
+    page: bytes  # what the blocks are places in
+    blocks: Blocks
+    odds: NDArray[np.int32]  # log, times SCALE
+
+    def text(self, bullets: bool) -> str:
+        """The blocks that are more likely text than not."""
+        return text_of(self.page, self.blocks, self.odds > 0, bullets)
+
+    @property
+    def lines(self) -> list[str]:
+        """The text of each block."""
+        return lines_of(self.page, self.blocks)
+
+    @property
+    def characters(self) -> NDArray[np.int64]:
+        """Of each block."""
+        return self.blocks.numbers[:, CHARACTERS].astype(np.int64)
+
+    @property
+    def certainty(self) -> int:
+        """The mean size of the log-odds, over characters, times SCALE; 0 without blocks."""
+        sizes = np.minimum(np.abs(self.odds), _SURE)
+        return int((self.characters * sizes).sum() // max(1, self.characters.sum()))
+
+
+def judge(tree: HTMLTree, part: trees.Name) -> Judged:
+    """The blocks of resiliparse's main content, or of the whole page."""
+    page = minimal_html(tree, part).replace("\0", "").encode("utf-8", "replace")
+    blocks = Blocks(page, tree.title or "")
+    return Judged(page, blocks, trees.load(part).odds(features(blocks)))
+
+
+def minimal_html(tree: HTMLTree, part: trees.Name) -> str:
+    """What the blocks are cut from. The trees were trained on exactly this."""
+    return str(
+        extract_plain_text(
+            tree,
+            preserve_formatting="minimal_html",
+            main_content=part == "main",
+            links=True,
+            alt_texts=False,
+            comments=False,
+        )
+    )

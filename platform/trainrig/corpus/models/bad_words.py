@@ -1,0 +1,77 @@
+"""C4's list of bad words (Raffel et al. 2020, JMLR 21:140, section 2.2): how many a text has.
+
+C4 drops a page with any word of the "List of Dirty, Naughty, Obscene or Otherwise Bad Words" of
+its language. No list comes with this package: the user names files. `C4(max_bad_words = 0)` drops
+as the paper does; `WordList` has the share of a text that a list covers.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from trainrig import storage
+from trainrig.config import PLACE, Settings
+from trainrig.corpus.models.scores import Scores
+from trainrig.corpus.models.toxicity import ANY, entries_of
+from trainrig.corpus.signals.unspaced import UNSPACED
+
+_WORD = re.compile(r"\w+")
+
+
+class BadWords(Settings):
+    """How many different entries of a list stand in a text.
+
+    A list has one entry a line, a word or a phrase; blank lines and those that begin with "# " are
+    none. An entry matches as it is written, whatever its case, where no letter, digit or "_" goes
+    on before or after it; in languages without spaces between words (Chinese, Japanese, Thai, …)
+    anywhere. A text in a language without a list has no number (NaN), which breaks no rule.
+    """
+
+    kind: Literal["BadWords"] = "BadWords"
+    # One list for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
+    path: Annotated[str | dict[str, str], PLACE]
+    column: str = Field(default="bad_words", pattern=r"^[a-z][a-z0-9_]*$")
+
+    def content(self) -> dict[str, str]:
+        """What the scores depend on besides these settings. Raises FileNotFoundError."""
+        return {
+            language: storage.content_key(path) for language, path in sorted(self._paths.items())
+        }
+
+    def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
+        """The number of each text. Raises DataError for a bad list."""
+        paths = self._paths
+        lists = [paths.get(language, paths.get(ANY)) for language in languages]
+        numbers = [
+            np.nan if path is None else _number(text.casefold(), path, language in UNSPACED)
+            for text, path, language in zip(texts, lists, languages, strict=True)
+        ]
+        return np.array(numbers, np.float64)
+
+    @property
+    def _paths(self) -> Mapping[str, str]:
+        return self.path if isinstance(self.path, dict) else {ANY: self.path}
+
+
+def _number(text: str, path: str, anywhere: bool) -> int:
+    if anywhere:
+        return sum(entry in text for entry in entries_of(path))
+    by_word = _patterns(path)
+    # Most texts have no first word of any entry.
+    words = by_word.keys() & {"", *_WORD.findall(text)}
+    return sum(bool(entry.search(text)) for word in sorted(words) for entry in by_word[word])
+
+
+@functools.cache
+def _patterns(path: str) -> Mapping[str, Sequence[re.Pattern[str]]]:
+    """Entries by their first word; "" where they have none."""
+    found: dict[str, list[re.Pattern[str]]] = {}
+    for entry in entries_of(path):
+        word = _WORD.search(entry)
+        pattern = re.compile(rf"(?<!\w){re.escape(entry)}(?!\w)")
+        found.setdefault(word[0] if word else "", []).append(pattern)
+    return found

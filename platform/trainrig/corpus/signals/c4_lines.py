@@ -1,0 +1,118 @@
+"""The lines of a text as C4's rules look at them (Raffel et al. 2020, JMLR 21:140, section 2.2)."""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.characters import LINE_BREAK, SPACE
+
+_OPEN, _CLOSE, _CURLY_BRACKET, _RETURN, _NEW_LINE = 0x5B, 0x5D, 0x7B, 0x0D, 0x0A
+_EDIT, _NEEDED = (np.array([*map(ord, each)]) for each in ("[edit]", "[citation needed]"))
+# The zero of each script that has digits; its nine others follow. None is in a higher plane.
+_ZEROS = np.array([*map(ord, re.findall(r"\d", "".join(map(chr, range(0x20000)))))][::10])
+
+
+class Line(NamedTuple):
+    """A line, as `str.splitlines` cuts them, without the white space around it."""
+
+    start: int
+    end: int
+    words: int  # runs of characters without white space
+    longest: int  # characters of the longest word
+    may_cite: bool  # has "["
+    has_curly_bracket: bool
+    after: int  # where the next line begins
+
+
+@compiled
+def line_at(
+    codes: NDArray[np.uint32], classes: NDArray[np.uint16], place: int, end_of_text: int
+) -> Line:
+    """The line that begins at `place`."""
+    start, end, words, longest = place, place, 0, 0
+    may_cite, has_curly_bracket = False, False
+    while place < end_of_text:
+        if classes[place] & SPACE:
+            if classes[place] & LINE_BREAK:
+                break
+            place += 1
+            continue
+        begin = place
+        while place < end_of_text and classes[place] & SPACE == 0:
+            may_cite |= codes[place] == _OPEN
+            has_curly_bracket |= codes[place] == _CURLY_BRACKET
+            place += 1
+        if words == 0:
+            start = begin
+        words += 1
+        longest = max(longest, place - begin)
+        end = place
+    after = place + 1
+    if after < end_of_text and codes[place] == _RETURN and codes[after] == _NEW_LINE:
+        after += 1
+    return Line(start, end, words, longest, may_cite, has_curly_bracket, after)
+
+
+@compiled
+def words_in(classes: NDArray[np.uint16]) -> int:
+    """Runs of characters without white space."""
+    words = 0
+    in_word = False
+    for place in range(len(classes)):
+        is_space = classes[place] & SPACE != 0
+        words += not is_space and not in_word
+        in_word = not is_space
+    return words
+
+
+@compiled
+def without_citations(
+    codes: NDArray[np.uint32], classes: NDArray[np.uint16], start: int, end: int
+) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
+    """The line without [1], [], [edit] and [citation needed]; and how many there were."""
+    kept = np.empty(end - start, np.int64)
+    count, citations = 0, 0
+    place = start
+    while place < end:
+        length = _citation(codes, place, end) if codes[place] == _OPEN else 0
+        if length == 0:
+            kept[count] = place
+            count += 1
+            length = 1
+        else:
+            citations += 1
+        place += length
+    return codes[kept[:count]], classes[kept[:count]], citations
+
+
+@compiled
+def _citation(codes: NDArray[np.uint32], start: int, end: int) -> int:
+    """The length of the citation at `start`; 0 if there is none."""
+    place = start + 1
+    while place < end and _is_decimal(codes[place]):
+        place += 1
+    if place < end and codes[place] == _CLOSE:
+        return place + 1 - start
+    for citation in (_EDIT, _NEEDED):
+        length = 0
+        while (
+            length < len(citation)
+            and start + length < end
+            and codes[start + length] == citation[length]
+        ):
+            length += 1
+        if length == len(citation):
+            return length
+    return 0
+
+
+@compiled
+def _is_decimal(code: np.uint32) -> bool:
+    """`str.isdecimal`, which is what regular expressions call a digit."""
+    if code < 0x80:
+        return bool(0x30 <= code <= 0x39)
+    at = np.searchsorted(_ZEROS, code, "right") - 1
+    return bool(at >= 0 and code - _ZEROS[at] < 10)

@@ -1,0 +1,247 @@
+"""Decontamination against fourteen real benchmarks: its pace beside a set of n-grams in Python, its
+growth with the corpus and with the benchmarks, and what it finds in real pages."""
+
+import gzip
+import json
+import re
+import statistics
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+from resiliparse.extract.html2text import extract_plain_text
+
+from trainrig.corpus.decontaminate import (
+    GPT3,
+    Benchmark,
+    Decontamination,
+    Index,
+    Llama2,
+    Llama3,
+    PaLM,
+    Style,
+    decide,
+    match,
+    merge,
+)
+from trainrig.corpus.decontaminate.benchmarks import read_examples
+
+pytestmark = [pytest.mark.bench, pytest.mark.data]
+
+ROUNDS = 5
+FIELDS = {
+    "HumanEval.jsonl.gz": ("prompt", "canonical_solution"),
+    "alpaca_seed_tasks.jsonl": ("instruction", "instances.input", "instances.output"),
+    "arc_easy.jsonl": ("query", "choices"),
+    "bigbench_language_identification.jsonl": ("query",),
+    "boolq.jsonl": ("query",),
+    "copa.jsonl": ("query", "choices"),
+    "enterprise_pii_classification.jsonl": ("query",),
+    "gsm8k_test.jsonl": ("question", "answer"),
+    "gsm8k_train.jsonl": ("question", "answer"),
+    "hh_harmless_base_test.jsonl.gz": ("chosen", "rejected"),
+    "lambada_openai.jsonl": ("context", "continuation"),
+    "piqa.jsonl": ("query", "choices"),
+    "simple_arithmetic_nospaces.jsonl": ("context", "continuation"),
+    "svamp.jsonl": ("context", "chain_of_thought", "answer"),
+    "winogrande.jsonl": ("context_options", "continuation"),
+}
+
+
+@pytest.fixture(scope="module")
+def texts(test_data: Path) -> list[str]:
+    found = []
+    for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
+        with archive.open("rb") as stream:
+            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
+                page = record.reader.read().decode("utf-8", "replace")
+                found.append(extract_plain_text(page, main_content=True))
+    return found
+
+
+def leaked(test_data: Path) -> list[str]:
+    """Pages that quote examples: two of each thousand of some benchmarks."""
+    found = []
+    for each in settings(test_data, GPT3()).benchmarks[:10]:
+        examples = read_examples(each).texts[::500]
+        found += [f"As they asked: {' '.join(texts).upper()} and so on." for texts in examples]
+    return found
+
+
+def settings(test_data: Path, style: Style) -> Decontamination:
+    benchmarks = tuple(
+        Benchmark(name=name.partition(".")[0], path=str(test_data / "sets" / name), fields=fields)
+        for name, fields in FIELDS.items()
+    )
+    return Decontamination(benchmarks=benchmarks, style=style)
+
+
+def index(test_data: Path, tmp_path: Path, style: Style) -> Index:
+    """As a worker has it: from the file."""
+    path = str(tmp_path / f"{style.kind}.index")
+    Index.of(settings(test_data, style)).save(path)
+    return Index.load(path)
+
+
+class Peer:
+    """N-grams of words in sets, as lm-evaluation-harness's janitor has them, one set for each n.
+
+    Punctuation is deleted from a document once, not from each of its n-grams as it does there.
+    """
+
+    def __init__(self, ours: Index) -> None:
+        self._deleted = dict.fromkeys(
+            code
+            for code in range(sys.maxunicode)
+            if unicodedata.category(chr(code))[0] in "PS" and not chr(code).isalnum()
+        )
+        self._deleted[ord("_")] = None
+        self._sets: dict[int, set[str]] = {}
+        letters = ours.vocabulary.letters.tobytes().decode("utf-32-le", "surrogatepass")
+        ends = ours.vocabulary.ends_V.tolist()
+        names = [letters[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        words = [names[each] for each in ours.words_B.tolist()]
+        for place, order in enumerate(ours.grams.orders_B.tolist()):
+            if order:
+                gram = " ".join(words[place : place + order])
+                self._sets.setdefault(order, set()).add(gram)
+
+    def collisions(self, texts: Sequence[str]) -> set[tuple[int, int, int]]:
+        found = set()
+        for number, text in enumerate(texts):
+            words = [
+                (word, chunk.start(), chunk.end())
+                for chunk in re.finditer(r"\S+", text)
+                if (word := chunk.group().lower().translate(self._deleted))
+            ]
+            plain = [word for word, _, _ in words]
+            for order, known in self._sets.items():
+                for first in range(len(words) - order + 1):
+                    if " ".join(plain[first : first + order]) in known:
+                        found.add((number, words[first][1], words[first + order - 1][2]))
+        return found
+
+
+def cpu_seconds(action: Callable[[], object]) -> float:
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def pace(ours: Index, texts: Sequence[str]) -> float:
+    """Megabytes a CPU second, the median of three."""
+    return megabytes(texts) / statistics.median(
+        cpu_seconds(lambda: match(ours, texts)) for _ in range(3)
+    )
+
+
+def megabytes(texts: Sequence[str]) -> float:
+    return sum(len(text.encode("utf-8", "replace")) for text in texts) / 1e6
+
+
+def test_matching_beside_sets_of_n_grams(texts, test_data, tmp_path):
+    ours = index(test_data, tmp_path, GPT3())
+    peer = Peer(ours)
+    some = texts[::10] + leaked(test_data)  # the peer is slow
+    found = match(ours, some)
+    columns = (found.span_documents, found.span_starts, found.span_ends)
+    spans = set(zip(*(each.tolist() for each in columns), strict=True))
+    theirs = peer.collisions(some)
+    rounds = [
+        (cpu_seconds(lambda: match(ours, some)), cpu_seconds(lambda: peer.collisions(some)))
+        for _ in range(ROUNDS)
+    ]
+    ratios = sorted(b / a for a, b in rounds)
+    print(
+        json.dumps(
+            {
+                "benchmark": "matching against fourteen benchmarks",
+                "megabytes": round(megabytes(some), 1),
+                "mb_per_cpu_second": round(
+                    megabytes(some) / statistics.median(a for a, _ in rounds), 1
+                ),
+                "peer_mb_per_cpu_second": round(
+                    megabytes(some) / statistics.median(b for _, b in rounds), 2
+                ),
+                "times_peer": round(statistics.median(ratios), 1),
+                "times_peer_from_to": [round(ratios[0], 1), round(ratios[-1], 1)],
+                "collisions": [len(spans), len(theirs)],
+                "rounds": ROUNDS,
+            }
+        )
+    )
+    assert spans == theirs
+    assert spans
+    assert statistics.median(ratios) > 1
+
+
+def test_cost_grows_with_the_corpus_and_little_with_the_benchmarks(texts, test_data, tmp_path):
+    ours = index(test_data, tmp_path, GPT3())
+    unit = texts[::12]  # about a megabyte
+    match(ours, unit)
+    corpus = {}
+    for times in (1, 10, 100):
+        seconds = cpu_seconds(lambda times=times: match(ours, unit * times))
+        corpus[times] = round(times * megabytes(unit) / seconds, 1)
+    examples = {}
+    whole = settings(test_data, GPT3())
+    for share in (0.01, 0.1, 1.0):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        part = whole.model_copy(
+            update={"benchmarks": tuple(_part(each, share, folder) for each in whole.benchmarks)}
+        )
+        path = folder / "index"
+        build = cpu_seconds(lambda part=part, path=path: Index.of(part).save(str(path)))
+        loaded = Index.load(str(path))
+        examples[share] = {
+            "examples": loaded.firsts[-1],
+            "words": len(loaded.words_B),
+            "index_mb": round(path.stat().st_size / 1e6, 1),
+            "build_cpu_seconds": round(build, 2),
+            "mb_per_cpu_second": round(pace(loaded, texts), 1),
+        }
+    print(
+        json.dumps(
+            {
+                "benchmark": "growth of decontamination",
+                "corpus_megabytes": round(megabytes(unit), 2),
+                "mb_per_cpu_second_by_times": corpus,
+                "by_share_of_benchmarks": examples,
+            }
+        )
+    )
+    assert corpus[100] > corpus[1] / 1.5
+
+
+def _part(benchmark: Benchmark, share: float, folder: Path) -> Benchmark:
+    content = Path(benchmark.path).read_bytes()
+    content = gzip.decompress(content) if benchmark.path.endswith(".gz") else content
+    lines = content.splitlines(keepends=True)
+    path = folder / f"{benchmark.name}.jsonl"
+    path.write_bytes(b"".join(lines[: max(1, round(len(lines) * share))]))
+    return benchmark.model_copy(update={"path": str(path)})
+
+
+def test_what_real_pages_hold(texts, test_data, tmp_path):
+    for style in (GPT3(), PaLM(), Llama3(), Llama2()):
+        ours = index(test_data, tmp_path, style)
+        match(ours, texts[:10])
+        found = match(ours, texts)
+        found.save(str(tmp_path / "m"))
+        decision = decide(ours, found, merge(ours, [str(tmp_path / "m")]))
+        print(
+            json.dumps(
+                {
+                    "benchmark": f"benchmarks in real pages, {style.kind}",
+                    "mb_per_cpu_second": round(pace(ours, texts), 1),
+                    "pages": len(texts),
+                    **decision.counts(),
+                }
+            )
+        )
+        assert len(decision.touches) < len(texts) / 100

@@ -1,0 +1,220 @@
+"""Near-duplicates end to end: what falls beside what should, and how fast from texts to fates."""
+
+import json
+import random
+import runpy
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+from resiliparse.extract.html2text import extract_plain_text
+
+from trainrig.corpus.dedup.buckets import CANDIDATE
+from trainrig.corpus.dedup.documents import BY_URL
+from trainrig.corpus.dedup.minhash import MinHash
+from trainrig.corpus.dedup.names import places_of
+from trainrig.corpus.dedup.runs import read_part
+from trainrig.corpus.dedup.signing import Signatures
+from trainrig.corpus.dedup.verify import common_shingles
+from trainrig.corpus.document import document_id
+
+pytestmark = pytest.mark.bench
+
+_searching = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "dedup" / "searching.py"))
+look, shelve = _searching["look"], _searching["shelve"]
+SETTINGS = MinHash()
+BLOCK = 2_000_000  # pairs compared at a time
+Pairs = set[tuple[int, int]]
+
+
+def brute_force(signatures: Signatures, threshold: float) -> Pairs:
+    """All pairs of documents whose exact Jaccard similarity is `threshold` at least."""
+    ends = signatures.ends
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    sizes = ends - starts
+    shingles = signatures.shingles.copy()
+    shingles.flags.writeable = False
+    found: Pairs = set()
+    for first in range(len(ends)):
+        others = np.arange(first + 1, len(ends))
+        ratio = np.minimum(sizes[first], sizes[others]) / np.maximum(sizes[first], sizes[others])
+        others = others[ratio >= threshold]
+        one = np.full(len(others), first)
+        whole = sizes[one] + sizes[others]
+        least = np.ceil(threshold * whole / (1 + threshold)).astype(np.int64) - 1
+        common = common_shingles(
+            shingles, starts[one], ends[one], shingles, starts[others], ends[others], least
+        )
+        alike = (common > 0) & (common >= threshold * (whole - common))
+        found.update((first, other) for other in others[alike].tolist())
+    return found
+
+
+def components(pairs: Pairs) -> dict[int, int]:
+    """Document → the lowest of all that it is linked to."""
+    lowest: dict[int, int] = {}
+
+    def root(document: int) -> int:
+        while lowest.setdefault(document, document) != document:
+            document = lowest[document]
+        return document
+
+    for a, b in pairs:
+        a, b = sorted((root(a), root(b)))
+        lowest[b] = a
+    return {document: root(document) for document in lowest}
+
+
+def judged(
+    folder: Path, documents: list[tuple[str, str, str]], labels: list[Any]
+) -> dict[str, Any]:
+    """What a search finds among `documents`; a label is shared by those that are duplicates."""
+    signatures = Signatures.of(documents, SETTINGS)
+    found = look(folder, [shelve(folder, "all", signatures)], SETTINGS)
+    places = {identity: nth for nth, identity in enumerate(signatures.ids.tolist())}
+    removed = [
+        (places[identity], places[partner], likeness)
+        for identity, (kind, partner, likeness) in found.fates().items()
+        if kind != BY_URL
+    ]
+    exact = brute_force(signatures, SETTINGS.threshold)
+    rows = pq.read_table(found.search.shelves[0].pairs).to_pylist()
+    verified = {
+        (row["a_row"], row["b_row"]) for row in rows if row["similarity"] >= SETTINGS.threshold
+    }
+    candidates = read_part(found.search.runs("candidates-by-a", found.search.parts), 0, CANDIDATE)
+    guessed = set(zip(*(places_of(candidates[side]).tolist() for side in "ab"), strict=True))
+    # Of equal texts one alone takes part in pairs.
+    equal = set(places_of(found.search.repeats("text", "ref", 0)["ref"]).tolist())
+    exact = {pair for pair in exact if not equal & set(pair)}
+    unverified = [(nth, low) for nth, low in components(guessed).items() if nth != low]
+    return {
+        "documents": len(documents),
+        "removed": len(removed),
+        "precision_by_label": share(labels[a] == labels[b] for a, b, _ in removed),
+        "precision_by_similarity": share(s >= SETTINGS.threshold for _, _, s in removed),
+        "pairs_alike": len(exact),
+        "recall_of_pairs": share(pair in verified for pair in exact),
+        "candidates": len(guessed),
+        "unverified_removed": len(unverified),
+        "unverified_precision_by_label": share(labels[a] == labels[b] for a, b in unverified),
+        "unverified_pairs_alike": share(pair in exact for pair in guessed),
+    }
+
+
+def share(answers: Any) -> float:
+    found = list(answers)
+    return round(sum(found) / max(1, len(found)), 4)
+
+
+def edited(text: str, words: int, dice: random.Random) -> str:
+    """`text` with as many of its words replaced."""
+    parts = text.split()
+    for place in dice.sample(range(len(parts)), min(words, len(parts))):
+        parts[place] = f"edit{dice.randrange(10**9)}"
+    return " ".join(parts)
+
+
+def test_planted_near_duplicates(tmp_path: Path) -> None:
+    dice = random.Random(4)
+    words = [f"word{n}" for n in range(5_000)]
+    documents, labels = [], []
+    for family in range(1_000):
+        text = " ".join(dice.choices(words, k=400))
+        # A replaced word takes 5 shingles of 396 from both: n of them leave about
+        # (396 - 5 n) / (396 + 5 n), from .95 down to .5.
+        texts = [text, *(edited(text, n, dice) for n in (2, 4, 6, 8, 10, 13, 20, 26))]
+        for number, each in enumerate(texts):
+            identity = document_id("planted", f"{family}/{number}", each.encode())
+            documents.append((identity, f"http://a/{family}/{number}", each))
+            labels.append(family)
+    result = judged(tmp_path, documents, labels)
+    print(json.dumps({"benchmark": "planted near-duplicates", **result}))
+    assert result["precision_by_label"] >= 0.98 and result["precision_by_similarity"] == 1
+    assert result["recall_of_pairs"] >= 0.95
+
+
+@pytest.fixture(scope="module")
+def pages(test_data: Path) -> list[tuple[str, str]]:
+    """URL and text of the pages of the crawl."""
+    found = []
+    for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
+        with archive.open("rb") as stream:
+            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
+                html = record.reader.read().decode("utf-8", "replace")
+                url = record.headers["WARC-Target-URI"]
+                found.append((url, extract_plain_text(html, main_content=True)))
+    return found
+
+
+@pytest.mark.data
+def test_versions_of_real_pages(
+    pages: list[tuple[str, str]], test_data: Path, tmp_path: Path
+) -> None:
+    lines = (test_data / "crawl" / "manifest.jsonl").read_text().splitlines()
+    # The path without its version: "2.3/reference/…" is the page that "1.13/reference/…" was.
+    label = {row["url"]: row["path"].partition("/")[2] for row in map(json.loads, lines)}
+    documents = [(document_id("crawl", url, text.encode()), url, text) for url, text in pages]
+    labels = [label.get(url, url) for url, _ in pages]
+    result = judged(tmp_path, documents, labels)
+    print(json.dumps({"benchmark": "versions of real pages", **result}))
+    assert result["precision_by_similarity"] == 1
+    assert result["recall_of_pairs"] >= 0.95
+
+
+@pytest.mark.data
+def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> None:
+    dice = random.Random(1)
+    texts = [edited(text, turn * 3, dice) for turn in range(8) for _, text in pages]
+    rows = [(document_id("crawl", str(n), b""), f"http://a/{n}", t) for n, t in enumerate(texts)]
+    columns = zip(("id", "url", "text"), zip(*rows, strict=True), strict=True)
+    table = pa.table({name: list(values) for name, values in columns})
+    paths = [str(tmp_path / f"{number}.parquet") for number in range(4)]
+    for number, path in enumerate(paths):
+        pq.write_table(table.slice(number * len(rows) // 4, len(rows) // 4), path)
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    Signatures.of_table(table.slice(0, 50), SETTINGS)  # compiles
+    look(tmp_path / "first", [shelve(tmp_path / "first", "0", Signatures.of(rows[:50], SETTINGS))],
+         SETTINGS)  # fmt: skip
+    rounds: dict[str, list[float]] = defaultdict(list)
+    for turn in range(5):
+        folder = tmp_path / str(turn)
+        began = time.process_time()
+        tables = [pq.read_table(path) for path in paths]
+        read = time.process_time()
+        signed = [Signatures.of_table(each, SETTINGS) for each in tables]
+        made = time.process_time()
+        shelves = [shelve(folder, str(n), each) for n, each in enumerate(signed)]
+        kept = time.process_time()
+        found = look(folder, shelves, SETTINGS)
+        done = time.process_time()
+        rounds["read"].append(read - began)
+        rounds["sign"].append(made - read)
+        rounds["write_signatures"].append(kept - made)
+        rounds["search"].append(done - kept)
+        rounds["in_memory"].append(made - read + done - kept)
+        rounds["all"].append(done - began)
+    print(
+        json.dumps(
+            {
+                "benchmark": "near-duplicates, from Parquet to fates",
+                "documents": len(rows),
+                "megabytes": round(megabytes, 1),
+                "removed": len(found.fates()),
+                "candidates": found.found.candidates,
+                "mb_per_cpu_second": {
+                    name: [
+                        round(megabytes / t, 1) for t in (np.median(times), max(times), min(times))
+                    ]
+                    for name, times in rounds.items()
+                },
+            }
+        )
+    )
+    assert megabytes / np.median(rounds["all"]) >= 40

@@ -1,0 +1,282 @@
+"""What common lines and exact substrings cost, in CPU seconds and memory, and beside plain ways.
+
+The text: words of real pages, drawn anew, in documents of about 5 kB. A fifth of the documents
+holds a passage of another one, each two of 300 common lines. So a known part repeats, at any size.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pydivsufsort
+import pytest
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+from resiliparse.extract.html2text import extract_plain_text
+
+from trainrig.corpus.dedup.lines import CommonLines, common_lines, count_lines, cut_lines
+from trainrig.corpus.dedup.lines.normal_form import NormalForm
+from trainrig.corpus.dedup.lines.units import units_of
+from trainrig.corpus.dedup.substrings import (
+    ExactSubstrings,
+    count_anchors,
+    cut_substrings,
+    find_repeats,
+    gather_pieces,
+    partitions_for,
+    repeated_anchors,
+)
+
+_spec = importlib.util.spec_from_file_location(
+    "side_by_side", Path(__file__).with_name("side_by_side.py")
+)
+side_by_side = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(side_by_side)
+
+pytestmark = [pytest.mark.bench, pytest.mark.data]
+
+ROUNDS = 5
+SPLITS = 4
+BATCH = 500  # documents
+
+
+def pages(data: Path) -> list[str]:
+    """The texts of real pages."""
+    found = []
+    for archive in sorted((data / "crawl").glob("*.warc.gz")):
+        with archive.open("rb") as stream:
+            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
+                page = record.reader.read().decode("utf-8", "replace")
+                found.append(extract_plain_text(page, main_content=True))
+    return found
+
+
+def corpus(data: Path, megabytes: int, ascii_only: bool = False) -> list[str]:
+    """Documents as described above."""
+    words = np.array(" ".join(pages(data)).split(), dtype=object)
+    if ascii_only:
+        words = words[[word.isascii() for word in words]]
+    dice = np.random.default_rng(0)
+    common = [" ".join(dice.choice(words, 12)) for _ in range(300)]
+    texts: list[str] = []
+    size = 0
+    while size < megabytes * 1_000_000:
+        lines = [" ".join(line) for line in dice.choice(words, (dice.integers(5, 100), 15))]
+        lines[1:1] = [common[i] for i in dice.integers(0, len(common), 2)]
+        if texts and dice.random() < 0.2:
+            other = texts[dice.integers(len(texts))]
+            start = dice.integers(max(1, len(other) - 2_000))
+            lines.append(other[start : start + 2_000])
+        texts.append("\n".join(lines))
+        size += len(texts[-1].encode())
+    return texts
+
+
+def batches(texts: list[str]) -> Iterator[tuple[list[str], np.ndarray]]:
+    for start in range(0, len(texts), BATCH):
+        some = texts[start : start + BATCH]
+        yield some, np.arange(start, start + len(some))
+
+
+def pace(work: Callable[[], object], megabytes: float, rounds: int = ROUNDS) -> dict[str, float]:
+    """Megabytes a CPU second: the median of some rounds, the least and the most."""
+    work()
+    paces = []
+    for _ in range(rounds):
+        began = time.process_time()
+        work()
+        paces.append(megabytes / (time.process_time() - began))
+    return {
+        "median": round(statistics.median(paces), 1),
+        "from": round(min(paces), 1),
+        "to": round(max(paces), 1),
+    }
+
+
+@pytest.mark.parametrize("ascii_only", [True, False], ids=["ascii", "all"])
+def test_lines(test_data: Path, tmp_path: Path, ascii_only: bool):
+    texts = corpus(test_data, 30, ascii_only)
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    rules = CommonLines()
+    counted, common, cuts = (str(tmp_path / name) for name in ("counted", "common", "cuts"))
+    result = {
+        "benchmark": f"common lines, {'ASCII' if ascii_only else 'all'} words",
+        "megabytes": round(megabytes, 1),
+        "lines": sum(text.count("\n") + 1 for text in texts),
+        "count": pace(lambda: count_lines(batches(texts), rules, counted), megabytes),
+        "decide": pace(lambda: common_lines([counted], 0, 1, rules, common), megabytes),
+        "cut": pace(lambda: cut_lines(batches(texts), [common], rules, cuts), megabytes),
+        "cut_counts": cut_lines(batches(texts), [common], rules, cuts),
+    }
+    print(json.dumps(result))
+    if ascii_only:
+        assert result["count"]["median"] >= 40
+
+
+_DROPPED = re.compile(r"[!-/:-@\[-`{-~\x00-\x1f\x7f]")
+
+
+def plain_key(line: str) -> bytes:
+    """CCNet's normal form and hash, line by line, as its paper has them."""
+    line = unicodedata.normalize("NFD", line.strip().lower())
+    line = "".join(c for c in line if unicodedata.category(c) != "Mn")
+    return hashlib.sha1(_DROPPED.sub("", re.sub(r"\d", "0", line)).encode()).digest()[:8]
+
+
+def test_keys_of_lines_beside_a_line_at_a_time(test_data: Path):
+    texts = corpus(test_data, 3)
+    ratio = side_by_side.compare(
+        "keys of lines beside SHA-1 of each line's normal form in Python",
+        lambda: units_of(texts, CommonLines(), NormalForm()),
+        lambda: [plain_key(line) for text in texts for line in text.split("\n")],
+        ROUNDS,
+    )
+    assert ratio < 0.2
+
+
+def all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> dict[str, object]:
+    """Texts in, cuts out: what each phase took, in CPU seconds, and what it counted."""
+    splits = [list(batches(texts))[number::SPLITS] for number in range(SPLITS)]
+    seconds: dict[str, float] = {}
+    counts: dict[str, dict[str, int]] = {}
+
+    def phase(name: str, work: Callable[[int], dict[str, int]], times: int) -> list[str]:
+        paths = [str(folder / f"{name}-{number}") for number in range(times)]
+        began = time.process_time()
+        told = [work(number, path) for number, path in enumerate(paths)]
+        seconds[name] = round(time.process_time() - began, 2)
+        counts[name] = {key: sum(each[key] for each in told) for key in told[0]}
+        return paths
+
+    anchors = phase(
+        "count_anchors",
+        lambda n, path: count_anchors((some for some, _ in splits[n]), rules, path),
+        SPLITS,
+    )
+    repeated = phase("repeated_anchors", lambda n, path: repeated_anchors(anchors, 0, 1, path), 1)
+    partitions = partitions_for(counts["repeated_anchors"]["copies"], rules)
+    pieces = phase(
+        "gather_pieces",
+        lambda n, path: gather_pieces(splits[n], repeated, partitions, rules, path),
+        SPLITS,
+    )
+    repeats = phase(
+        "find_repeats", lambda n, path: find_repeats(pieces, n, rules, path), partitions
+    )
+    phase(
+        "cut_substrings",
+        lambda n, path: cut_substrings(
+            (some for some, _ in splits[n]), repeats, n, path, f"{path}-passages"
+        ),
+        SPLITS,
+    )
+    return {
+        "seconds": seconds,
+        "pieces_bytes": counts["gather_pieces"]["bytes"],
+        "arrays": counts["find_repeats"]["arrays"],
+        **counts["cut_substrings"],
+    }
+
+
+def measured(data: Path, megabytes: int, folder: Path, memory: int) -> dict[str, object]:
+    """One size, in a process of its own: its peak is that of this size alone."""
+    arguments = [sys.executable, __file__, str(data), str(megabytes), str(folder), str(memory)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("memory", [2**31, 2**26], ids=["2 GiB", "64 MiB"])
+def test_substrings(test_data: Path, tmp_path: Path, memory: int):
+    results = [measured(test_data, size, tmp_path, memory) for size in (10, 100)]
+    small, large = results
+    print(
+        json.dumps(
+            {
+                "benchmark": f"exact substrings, {memory // 2**20} MiB for an array",
+                "sizes": results,
+                "seconds_for_10_times_the_text": round(
+                    large["cpu_seconds"] / small["cpu_seconds"], 2
+                ),
+            }
+        )
+    )
+    assert large["megabytes_per_cpu_second"] >= 8 or memory < 2**31
+
+
+def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
+    real, drawn = pages(test_data), corpus(test_data, 5)
+    for name, texts in (
+        ("real pages", real),
+        ("a text twice", drawn * 2),
+        ("a text ten times", drawn[: len(drawn) // 5] * 10),
+        ("one letter", ["a" * 10_000_000]),
+        ("one line over and over", ["That is what they say, each of them. " * 500] * 500),
+    ):
+        megabytes = sum(len(text.encode()) for text in texts) / 1e6
+        work = functools.partial(all_phases, texts, ExactSubstrings(), tmp_path)
+        speed = pace(work, megabytes, rounds=3)
+        print(
+            json.dumps(
+                {
+                    "benchmark": f"exact substrings, {name}",
+                    "megabytes": round(megabytes, 1),
+                    "mb_per_cpu_second": speed,
+                    "share_cut": round(work()["bytes_cut"] / 1e6 / megabytes, 3),
+                }
+            )
+        )
+
+
+def test_substrings_beside_one_suffix_array(test_data: Path, tmp_path: Path):
+    texts = corpus(test_data, 10)
+    data = np.frombuffer("\0".join(texts).encode(), np.uint8).copy()
+
+    def whole() -> np.ndarray:
+        order = pydivsufsort.divsufsort(data)
+        return np.flatnonzero(pydivsufsort.kasai(data, order) >= 200)
+
+    side_by_side.compare(
+        "exact substrings, texts to cuts, beside a suffix array of all and Kasai's prefixes",
+        lambda: all_phases(texts, ExactSubstrings(), tmp_path),
+        whole,
+        3,
+    )
+
+
+def memory_of(name: str) -> int:
+    """Megabytes of this process that Linux counts under this name."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+)", status)[1]) // 1024
+
+
+def main() -> None:
+    data, megabytes, folder, memory = sys.argv[1:]
+    rules = ExactSubstrings(memory=int(memory))
+    all_phases(corpus(Path(data), 1), rules, Path(folder))  # compiles
+    texts = corpus(Path(data), int(megabytes))
+    ctypes.CDLL(None).malloc_trim(0)  # what making the texts left is given back
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = memory_of("VmRSS")
+    began = time.process_time()
+    found = all_phases(texts, rules, Path(folder))
+    seconds = time.process_time() - began
+    found |= {
+        "cpu_seconds": round(seconds, 2),
+        "megabytes_per_cpu_second": round(found["bytes"] / 1e6 / seconds, 1),
+        "peak_mb_above_the_texts": memory_of("VmHWM") - before,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

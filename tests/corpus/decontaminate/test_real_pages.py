@@ -1,0 +1,105 @@
+"""Examples of real benchmarks in real pages: all that were put in are found, and nothing is found
+that is not there."""
+
+import importlib.util
+import random
+from pathlib import Path
+
+import pytest
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+from resiliparse.extract.html2text import extract_plain_text
+
+from trainrig.corpus.cuts import cut
+from trainrig.corpus.decontaminate import (
+    GPT3,
+    Benchmark,
+    Decontamination,
+    Index,
+    Llama2,
+    Llama3,
+    PaLM,
+    decide,
+    match,
+    merge,
+)
+from trainrig.corpus.decontaminate.benchmarks import read_examples
+
+_spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
+assert _spec and _spec.loader
+plain = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(plain)
+
+pytestmark = pytest.mark.data
+
+FIELDS = {"gsm8k_test": "question", "boolq": "query"}
+PLANTED = 40  # examples of each
+
+
+def disguised(text: str, number: int) -> str:
+    """The same words, as another page might have them."""
+    if number % 4 == 1:
+        return text.upper()
+    if number % 4 == 2:
+        return text.replace(" ", "\n \u00a0").replace("'", "’")
+    if number % 4 == 3:
+        return "“" + text.replace(", ", " — ").replace(" ", "  ") + "”"
+    return text
+
+
+@pytest.fixture(scope="module")
+def pages(test_data: Path) -> list[str]:
+    found = []
+    with (test_data / "crawl/0004.warc.gz").open("rb") as stream:
+        for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
+            page = record.reader.read().decode("utf-8", "replace")
+            found.append(extract_plain_text(page, main_content=True))
+            if len(found) == 200:
+                return found
+    return found
+
+
+@pytest.fixture(scope="module")
+def benchmarks(test_data: Path) -> tuple[Benchmark, ...]:
+    sets = test_data / "sets"
+    return tuple(
+        Benchmark(name=name, path=str(sets / f"{name}.jsonl"), fields=(field,))
+        for name, field in FIELDS.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "style", [GPT3(), PaLM(), Llama3(), Llama2()], ids=lambda style: style.kind
+)
+def test_every_planted_example_is_found_and_nothing_that_is_not_there(
+    pages, benchmarks, style, tmp_path
+):
+    index = Index.of(Decontamination(benchmarks=benchmarks, style=style))
+    texts = {each.name: read_examples(each).texts for each in benchmarks}
+    randomly = random.Random(5)
+    documents, planted = list(pages), []
+    for name in FIELDS:
+        for line in randomly.sample(range(1, len(texts[name]) + 1), PLANTED):
+            number = len(planted)
+            page = pages[number]
+            middle = randomly.randrange(len(page) + 1)
+            example = disguised(texts[name][line - 1][0], number)
+            documents[number] = f"{page[:middle]} {example} {page[middle:]}"
+            planted.append((number, name))
+    matches = match(index, documents)
+    matches.save(str(tmp_path / "m"))
+    decision = decide(index, matches, merge(index, [str(tmp_path / "m")]))
+    found = {(touch.document, touch.benchmark) for touch in decision.touches}
+    assert set(planted) <= found
+    assert len(found) <= len(planted) + 3
+    for touch in decision.touches:
+        own = " ".join(plain.letters(texts[touch.benchmark][touch.line - 1][0]))
+        shared = " ".join(plain.letters(documents[touch.document][touch.start : touch.end]))
+        assert shared in own or isinstance(style, Llama2)
+    # What is left of the documents holds none of it.
+    left = [
+        "" if n in decision.fallen else cut(text, decision.cuts.get(n, ()))[0]
+        for n, text in enumerate(documents)
+    ]
+    again = match(index, left)
+    again.save(str(tmp_path / "m"))
+    assert decide(index, again, merge(index, [str(tmp_path / "m")])).touches == ()

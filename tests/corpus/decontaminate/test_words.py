@@ -1,0 +1,87 @@
+import importlib.util
+import itertools
+import string
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.corpus.decontaminate.vocabulary import (
+    NOT_ASKED,
+    UNKNOWN,
+    Vocabulary,
+    ask_numbers,
+    vocabulary_of,
+)
+from trainrig.corpus.decontaminate.words import Words, words_of
+
+_spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
+assert _spec and _spec.loader
+plain = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(plain)
+
+ODD = (
+    "aB'.-_ \n\t\u00a0\u3000\u2028ßẞİıΣσςΟΔΣ́ǅﬁÅ’“—。、①²½€$+^`|~\u200b\u0301中文字ด😀\ud800\x1c\x85"
+)
+texts = st.lists(st.text(st.sampled_from(ODD) | st.characters(), max_size=40), max_size=4)
+
+
+def plainly(words: Words) -> list[list[plain.Word]]:
+    begins = [0, *words.ends_W.tolist()]
+    all_words = [
+        plain.Word("".join(map(chr, words.letters_L[begin:end].tolist())), start, stop)
+        for begin, end, start, stop in zip(
+            begins, words.ends_W, words.begins_W.tolist(), words.stops_W.tolist(), strict=False
+        )
+    ]
+    firsts = words.firsts_D1.tolist()
+    return [all_words[a:b] for a, b in itertools.pairwise(firsts)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Don't stop -- no, NEVER!", "dont stop no never"),
+        (f"a{string.punctuation}b", "ab"),
+        ("Janet’s ducks", "janets ducks"),
+        ("“ΟΔΟΣ” ΣΑΣ. Σ", "οδος σας σ"),
+        ("İstanbul STRAẞE", "i\u0307stanbul straße"),
+        ("1,000 $5 3.5 <<16-3=13>>", "1000 5 35 16313"),
+        ("一 二　三。", "一 二 三"),
+        ("... — ~", ""),
+    ],
+)
+def test_words_are_lower_case_between_spaces_without_punctuation(text: str, expected: str):
+    assert [word.letters for word in plainly(words_of([text]))[0]] == expected.split()
+
+
+@given(texts)
+def test_words_are_those_of_the_definition(texts: list[str]):
+    assert plainly(words_of(texts)) == [plain.words(text) for text in texts]
+
+
+def numbers_in(vocabulary: Vocabulary, words: Words) -> np.ndarray:
+    numbers = np.full(len(words.ends_W), NOT_ASKED)
+    ask_numbers(vocabulary, words, np.arange(len(words.firsts_D1) - 1), numbers)
+    return numbers
+
+
+@given(texts, texts)
+def test_a_word_is_known_by_its_letters(known: list[str], asked: list[str]):
+    vocabulary, numbers = vocabulary_of(words_of(known))
+    names = [word for text in known for word in plain.letters(text)]
+    by_name = {name: number for name, number in zip(names, numbers.tolist(), strict=True)}
+    assert len(set(by_name.values())) == len(by_name) == len(vocabulary.hashes_V)
+    found = numbers_in(vocabulary, words_of(asked)).tolist()
+    expected = [by_name.get(word, int(UNKNOWN)) for text in asked for word in plain.letters(text)]
+    assert found == expected
+
+
+def test_words_of_one_hash_are_told_apart():
+    words = words_of(["one two three two"])
+    alike = words._replace(hashes_W=np.full(4, 7, np.uint64))
+    vocabulary, numbers = vocabulary_of(alike)
+    assert numbers.tolist() == [0, 1, 2, 1]
+    assert numbers_in(vocabulary, alike).tolist() == [0, 1, 2, 1]

@@ -1,0 +1,173 @@
+"""The three phases, as a corpus goes through them."""
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainrig.corpus.cuts import cut
+from trainrig.corpus.dedup.cut_file import load_cuts
+from trainrig.corpus.dedup.lines import (
+    COMMON_LINES,
+    CommonLines,
+    common_lines,
+    count_lines,
+    cut_lines,
+    ranges_for,
+)
+
+Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Thousands of small files are written here, none of which has to outlast a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+def batches_of(split: Split, size: int):
+    for start in range(0, len(split), size):
+        some = split[start : start + size]
+        yield [text for _, text in some], np.array([number for number, _ in some], np.int64)
+
+
+def cleaned(
+    splits: Sequence[Split], rules: CommonLines, parts: int = 1, batch: int = 100
+) -> tuple[list[list[str]], list[dict[str, int]]]:
+    """What is left of the texts of each split, and the counts of each phase, added up."""
+    counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        counted = [str(place / f"counted-{split}") for split in range(len(splits))]
+        for split, path in zip(splits, counted, strict=True):
+            counts[0].update(count_lines(batches_of(split, batch), rules, path))
+        common = [str(place / f"common-{part}") for part in range(parts)]
+        for part, path in enumerate(common):
+            counts[1].update(common_lines(counted, part, parts, rules, path))
+        left = []
+        for split in splits:
+            path = str(place / "cuts")
+            counts[2].update(cut_lines(batches_of(split, batch), common, rules, path))
+            cuts = load_cuts(path, COMMON_LINES)
+            left.append([cut(t, cuts.get(i, []))[0] for i, (_, t) in enumerate(split)])
+    return left, [dict(each) for each in counts]
+
+
+def one_by_one(splits: Sequence[Split], rules: CommonLines) -> list[list[str]]:
+    """The lines that stay, for texts of lines of letters and blanks alone, each with a newline."""
+    seen: Counter[str] = Counter()
+    for split in splits:
+        for _, text in split:
+            lines = [" ".join(line.lower().split()) for line in text.split("\n")[:-1]]
+            seen.update(set(lines) if rules.count == "documents" else lines)
+    stays = {}
+    first: set[str] = set()
+    for number, text in sorted(document for split in splits for document in split):
+        kept = []
+        for line in text.split("\n")[:-1]:
+            form = " ".join(line.lower().split())
+            goes = len(form) >= rules.min_characters and seen[form] > rules.most
+            if goes and rules.keep_first and form not in first:
+                first.add(form)
+                goes = False
+            if not goes:
+                kept.append(line + "\n")
+        stays[number] = "".join(kept)
+    return [[stays[number] for number, _ in split] for split in splits]
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> list[Split]:
+    line = st.sampled_from(["a", "A ", "b b", "B  b", "cc", "", " "])
+    texts = st.lists(line, max_size=5).map(lambda lines: "".join(f"{each}\n" for each in lines))
+    numbered = list(enumerate(draw(st.lists(texts, min_size=1, max_size=8))))
+    draw(st.randoms(use_true_random=False)).shuffle(numbered)
+    ends = sorted(draw(st.lists(st.integers(0, len(numbered)), max_size=2)))
+    return [numbered[a:b] for a, b in zip([0, *ends], [*ends, len(numbered)], strict=True)]
+
+
+@settings(max_examples=40)
+@given(
+    corpora(),
+    st.sampled_from(["documents", "occurrences"]),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.booleans(),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_what_stays_is_what_counting_one_by_one_leaves(
+    splits, count, most, shortest, keep_first, parts, batch
+):
+    rules = CommonLines(count=count, most=most, min_characters=shortest, keep_first=keep_first)
+    assert cleaned(splits, rules, parts, batch)[0] == one_by_one(splits, rules)
+
+
+MENU = "Home | About us | Contact"
+
+
+def test_the_last_line_goes_with_the_newline_before_it():
+    texts = [f"{MENU}\none", f"two\n{MENU}", MENU, f"three\n{MENU}\n", f"four\n{MENU}\n{MENU}"]
+    left, counts = cleaned([list(enumerate(texts))], CommonLines(most=1))
+    assert left == [["one", "two", "", "three\n", "four"]]
+    assert counts[0] == {"lines": 6, "distinct": 1}
+    assert counts[1] == {"common": 1, "copies": 5}
+    assert counts[2] == {
+        "documents": 5,
+        "documents_cut": 5,
+        "lines": 10,
+        "lines_cut": 6,
+        "characters": sum(map(len, texts)),
+        "characters_cut": sum(map(len, texts)) - len("onetwothree\nfour"),
+    }
+
+
+def test_a_line_may_be_in_as_many_documents_as_most_says():
+    splits = [[(0, f"{MENU}\nx"), (1, f"{MENU}\ny")], [(2, f"{MENU}\nz")]]
+    assert cleaned(splits, CommonLines(most=3))[0] == [[f"{MENU}\nx", f"{MENU}\ny"], [f"{MENU}\nz"]]
+    assert cleaned(splits, CommonLines(most=2))[0] == [["x", "y"], ["z"]]
+
+
+def test_a_refrain_is_one_document_but_many_occurrences():
+    song = [(0, "And so say all of us\n" * 3)]
+    assert cleaned([song], CommonLines(most=2))[0] == [[song[0][1]]]
+    assert cleaned([song], CommonLines(most=2, count="occurrences"))[0] == [[""]]
+
+
+def test_the_first_in_the_keep_order_stays_wherever_it_lies():
+    splits = [[(7, f"{MENU}\nx"), (5, f"{MENU}\ny\n{MENU}")], [(6, f"{MENU}\nz")]]
+    left, _ = cleaned(splits, CommonLines(most=1, keep_first=True))
+    assert left == [["x", f"{MENU}\ny"], ["z"]]
+
+
+def test_paragraphs_go_with_the_blank_lines_after_them():
+    notice = "We use cookies\nto serve you well."
+    texts = [f"One.\nTwo.\n\n{notice}\n \n\nThree.", f"{notice}\n\nFour.\n\n{notice}", "Five."]
+    left, counts = cleaned([list(enumerate(texts))], CommonLines(unit="paragraph", most=1))
+    assert left == [["One.\nTwo.\n\nThree.", "Four.", "Five."]]
+    assert counts[2]["lines"] == 7
+
+
+def test_short_lines_stay():
+    texts = ["Yes.\nA line that is long"] * 3
+    assert cleaned([list(enumerate(texts))], CommonLines(most=1))[0] == [["Yes."] * 3]
+
+
+@pytest.mark.parametrize("splits", [[], [[]], [[(0, "")]]])
+def test_there_may_be_nothing(splits: list[Split]):
+    left, _ = cleaned(splits, CommonLines())
+    assert left == [[text for _, text in split] for split in splits]
+
+
+def test_more_lines_or_less_memory_make_more_ranges():
+    assert ranges_for(10**6, 2**30) == 1
+    assert ranges_for(10**9, 2**30) == 53  # two copies of 24 bytes, and 8 to sort by
+    assert ranges_for(10**15, 2**30) == 1024

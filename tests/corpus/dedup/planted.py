@@ -1,0 +1,91 @@
+"""Signatures with planted duplicates, as many as asked for, and which of them should fall.
+
+Made without a text: sets of random shingles, of which some are another's with a few exchanged, and
+band keys that two documents share as often as theirs would (Broder 1997).
+
+Ten splits hold as many families as one holds places, half of which are taken by documents that
+nothing is like. Of a family each split has a member: the first, which stays; four that have 1 to 4
+of its 24 shingles exchanged (similarities .92, .85, .78, .71); a copy; four strangers.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.dedup.documents import Documents
+from trainrig.corpus.dedup.minhash import MinHash
+from trainrig.corpus.dedup.names import Shelf, id_texts
+from trainrig.corpus.dedup.signature_file import save_columns
+
+SHINGLES = 24  # a document
+MEMBERS = 10
+COPY = 5  # which of the members
+
+
+@dataclass(frozen=True)
+class Planted:
+    """The files, and of each document whether it should fall."""
+
+    shelves: list[Shelf]
+    falls: NDArray[np.bool_]
+
+
+def plant(folder: Path, documents: int, minhash: MinHash, splits: int) -> Planted:
+    """Files of `documents` in `splits` of one size."""
+    for part in ("documents", "signatures", "pairs"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    made = [_split(folder, number, documents // splits, minhash) for number in range(splits)]
+    return Planted([shelf for shelf, _ in made], np.concatenate([falls for _, falls in made]))
+
+
+def _split(
+    folder: Path, number: int, count: int, minhash: MinHash
+) -> tuple[Shelf, NDArray[np.bool_]]:
+    group, member = divmod(number, MEMBERS)
+    sets, keys, digests = _draw(np.random.default_rng([1, group]), count, minhash)  # the first's
+    own = np.random.default_rng([2, number])
+    own_sets, own_keys, own_digests = _draw(own, count, minhash)
+    stranger = np.arange(count) % 2 == 1
+    exchanged = member if member < COPY else 0
+    if member > COPY:
+        stranger[:] = True
+    sets[:, :exchanged] = own_sets[:, :exchanged]
+    similarity = (SHINGLES - exchanged) / (SHINGLES + exchanged)
+    differs = own.random((count, minhash.bands)) >= similarity**minhash.rows
+    found = ~differs.all(axis=1)
+    keys = np.where(stranger[:, None] | differs, own_keys, keys)
+    sets = np.where(stranger[:, None], own_sets, sets)
+    sets.sort(axis=1)
+    digests = np.where(stranger[:, None] | (member not in (0, COPY)), own_digests, digests)
+    ids = own.integers(0, 2**64, (count, 2), dtype=np.uint64)
+    paths = {
+        part: str(folder / part / f"{number:05d}.{ending}")
+        for part, ending in (("documents", "npz"), ("signatures", "arrow"), ("pairs", "parquet"))
+    }
+    columns = {
+        "ids": np.array(id_texts(ids)),
+        "characters": np.full(count, 1000 - member),
+        "digests": digests,
+        "urls": own_digests,
+        "keys": keys,
+        "shingles": sets.reshape(-1),
+        "ends": np.arange(1, count + 1) * SHINGLES,
+    }
+    save_columns(paths["signatures"], columns)
+    ranks = np.full(count, member, np.uint64)
+    Documents(ids, ranks, digests, own_digests).save(paths["documents"])
+    falls = ~stranger & (member > 0) & (similarity >= minhash.threshold) & found
+    shelf = Shelf(f"{number:05d}", 0, False, **paths, count=count, shingles=count * SHINGLES)
+    return shelf, falls
+
+
+def _draw(
+    dice: np.random.Generator, count: int, minhash: MinHash
+) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint8]]:
+    return (
+        dice.integers(0, 2**32, (count, SHINGLES), dtype=np.uint32),
+        dice.integers(0, 2**64, (count, minhash.bands), dtype=np.uint64),
+        dice.integers(0, 2**8, (count, 16), dtype=np.uint8),
+    )

@@ -1,0 +1,251 @@
+import itertools
+import random
+import runpy
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
+
+from trainrig.corpus.dedup.documents import BY_LIKENESS, BY_TEXT, BY_URL
+from trainrig.corpus.dedup.exact import text_digest
+from trainrig.corpus.dedup.keep import ContentHash, Longest
+from trainrig.corpus.dedup.minhash import MinHash
+from trainrig.corpus.dedup.shingles import shingle
+from trainrig.corpus.dedup.signing import Signatures
+from trainrig.corpus.dedup.verify import Verification
+from trainrig.corpus.urls.key import url_key
+
+_searching = runpy.run_path(str(Path(__file__).parent / "searching.py"))
+look, shelve = _searching["look"], _searching["shelve"]
+
+# Bands of one row over single words: of a few words, many pairs meet, and in several bands.
+SMALL = MinHash(bands=5, rows=1, permutations=5, recall=0.01, shingle_words=1, threshold=0.4)
+Document = tuple[str, str, str]  # id, URL, text
+
+texts = st.lists(st.sampled_from("abcdef"), min_size=0, max_size=6).map(" ".join)
+urls = st.sampled_from(["http://a.example/1", "http://www.a.example/1#top", "http://b/2", ""])
+files = st.lists(st.lists(st.tuples(urls, texts), max_size=6), min_size=1, max_size=4)
+
+
+def named(files: list[list[tuple[str, str]]]) -> list[list[Document]]:
+    """The texts with ids of their own, in an order of their own."""
+    numbers = itertools.count()
+    return [[(f"{1 + next(numbers) * 37 % 101:032x}", *each) for each in file] for file in files]
+
+
+def search(folder: Path, files: list[list[Document]], **changes):
+    shelves = [
+        shelve(folder, str(number), Signatures.of(documents, SMALL))
+        for number, documents in enumerate(files)
+    ]
+    return look(folder, shelves, **{"minhash": SMALL, **changes})
+
+
+def one_after_the_other(files: list[list[Document]], urls: bool) -> dict[str, tuple]:
+    """The same answer by a loop over all documents."""
+    documents = [document for file in files for document in file]
+    made = Signatures.of(documents, SMALL)
+    order = sorted(range(len(documents)), key=lambda n: (-len(documents[n][2]), documents[n][0]))
+    fell: dict[int, tuple] = {}
+    firsts: dict[bytes, int] = {}
+    for n in order if urls else []:
+        if documents[n][1] and (first := firsts.setdefault(url_key(documents[n][1]), n)) != n:
+            fell[n] = (BY_URL, first, np.nan)
+    firsts = {}
+    for n in order:
+        if n not in fell and (first := firsts.setdefault(text_digest(documents[n][2]), n)) != n:
+            fell[n] = (BY_TEXT, first, 1.0)
+    near: dict[int, tuple] = {}
+    unlike = [n for n in order if n not in fell]
+    sets = [set(made.shingles_of(n).tolist()) for n in range(len(documents))]
+    for n in unlike:
+        found = []
+        for before in unlike[: unlike.index(n)]:
+            likeness = len(sets[n] & sets[before]) / len(sets[n] | sets[before])
+            meets = (made.keys[n] == made.keys[before]).any()
+            if meets and likeness >= SMALL.threshold and before not in near:
+                found.append((-likeness, unlike.index(before)))
+        if found:
+            likeness, before = min(found)
+            near[n] = (BY_LIKENESS, unlike[before], -likeness)
+    for n, (kind, first, _) in fell.items():
+        if kind == BY_TEXT and first in near:
+            fell[n] = near[first]
+    fell |= near
+    for n, (kind, first, likeness) in list(fell.items()):
+        if kind == BY_URL and first in fell:
+            fell[n] = (BY_URL, fell[first][1], likeness)
+    return {
+        documents[n][0]: (kind, documents[first][0], likeness)
+        for n, (kind, first, likeness) in fell.items()
+    }
+
+
+def same(found, expected) -> bool:
+    return repr(sorted(found.items())) == repr(sorted(expected.items()))  # NaN is itself there
+
+
+@given(files, st.booleans(), st.booleans())
+@tries(max_examples=20, deadline=None)
+def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_url):
+    documents = named(files)
+    with tempfile.TemporaryDirectory() as folder:
+        searched = search(Path(folder), documents, apart=apart, urls=by_url)
+        assert same(searched.fates(), one_after_the_other(documents, by_url))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_the_disk():
+    """A search writes many small files, which nobody needs after a power cut of a test."""
+    with mock.patch("os.fsync"):
+        yield
+
+
+DEFAULT = MinHash()
+WORDS = [f"word{n}" for n in range(400)]
+
+
+def changed(text: str, *places: int) -> str:
+    """`text` with another word at each of `places`: five shingles of five words each."""
+    words = text.split()
+    for place in places:
+        words[place] = f"other{place}"
+    return " ".join(words)
+
+
+def prose(number: int, words: int = 120) -> str:
+    dice = random.Random(number)
+    return " ".join(dice.choices(WORDS, k=words))
+
+
+def page(number: int, text: str) -> Document:
+    return (f"{number:032x}", f"http://a/{number}", text)
+
+
+def find(folder: Path, files: list[list[Document]], minhash: MinHash = DEFAULT, **changes):
+    shelves = [
+        shelve(folder, str(number), Signatures.of(documents, minhash))
+        for number, documents in enumerate(files)
+    ]
+    return look(folder, shelves, minhash, **changes)
+
+
+ALL_IDENTICAL = [[page(n, prose(1)) for n in range(1, 40)]]
+ALL_DISTINCT = [[page(n, prose(n)) for n in range(1, 40)]]
+EMPTY = [[page(n, "") for n in range(1, 4)], [page(4, "word")]]
+ONE_WORD = [[page(n, word) for n, word in enumerate(["a", "b", "a", "c"], 1)]]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("files", "kept"),
+    [
+        (ALL_IDENTICAL, 1),
+        (ALL_DISTINCT, 39),
+        (EMPTY, 2),
+        (ONE_WORD, 3),
+        ([[], []], 0),
+        ([[page(1, "Émile Zola")], [page(2, "ÉMILE  zola")]], 1),
+    ],
+)
+def test_odd_crawls_are_decided_like_any(tmp_path, files, kept, apart):
+    found = find(tmp_path, files, apart=apart)
+    assert sum(map(len, files)) - len(found.fates()) == kept
+
+
+def test_many_that_are_nearly_one_keep_one_whatever_the_bucket(tmp_path):
+    # Three times as many as a bucket pairs among themselves.
+    family = [page(n, changed(prose(1), n % 100)) for n in range(1, 201)]
+    found = find(tmp_path, [family[:90], family[90:]], apart=True)
+    assert len(found.fates()) == len(family) - 1
+    assert len({cluster for cluster in found.clusters().values()}) == 1
+
+
+def test_what_is_alike_is_one_cluster_kept_or_not(tmp_path):
+    chain = " ".join(prose(n, 12) for n in range(30))
+    words = chain.split()
+    parts = [" ".join(words[start : start + 320]) for start in (0, 20, 40)]  # 0.85 each, 0.75
+    files = [[page(n, text) for n, text in enumerate(parts, 7)], [page(1, prose(99))]]
+    found = find(tmp_path, [*files, [page(2, prose(99).upper())]])
+    assert set(found.fates()) <= {f"{8:032x}", f"{9:032x}", f"{1:032x}", f"{2:032x}"}
+    assert {found.clusters()[f"{n:032x}"] for n in (7, 8, 9)} == {f"{7:032x}"}
+    assert found.clusters()[f"{1:032x}"] == found.clusters()[f"{2:032x}"] == f"{1:032x}"
+
+
+def test_every_pair_from_the_floor_up_is_evidence(tmp_path):
+    texts = [prose(1), changed(prose(1), 10), changed(prose(1), 10, 60), changed(prose(1), 30, 90)]
+    found = find(
+        tmp_path,
+        [[page(n, text) for n, text in enumerate(texts[:2], 1)],
+         [page(n, text) for n, text in enumerate(texts[2:], 3)]],
+        verification=Verification(evidence_floor=0.5),
+        minhash=MinHash(bands=64, rows=2, threshold=0.9),
+        apart=True,
+    )  # fmt: skip
+    rows = [row for shelf in found.search.shelves for row in pq.read_table(shelf.pairs).to_pylist()]
+    sets = [set(shingle(text, 5).tolist()) for text in texts]
+    expected = {
+        (f"{a + 1:032x}", f"{b + 1:032x}"): len(sets[a] & sets[b]) / len(sets[a] | sets[b])
+        for a, b in itertools.combinations(range(4), 2)
+    }
+    assert {(row["a"], row["b"]): row["similarity"] for row in rows} == expected
+    assert min(expected.values()) < 0.9 < max(expected.values())
+    assert found.found.verified == 6
+    assert set(found.fates()) == {f"{2:032x}"}  # the pairs below the threshold decide nothing
+
+
+def test_an_excerpt_falls_by_containment_alone(tmp_path):
+    whole, excerpt = prose(1, 200), " ".join(prose(1, 200).split()[:120])
+    files = [[page(1, whole), page(2, excerpt)]]
+    many = MinHash(bands=64, rows=1, permutations=64, threshold=0.9)
+    assert find(tmp_path / "jaccard", files, many).fates() == {}
+    contained = Verification(measure="containment")
+    fell = find(tmp_path / "contained", files, many, verification=contained).fates()
+    assert fell == {f"{2:032x}": (BY_LIKENESS, f"{1:032x}", 1.0)}
+
+
+@pytest.mark.parametrize("rule", [Longest(), ContentHash()])
+def test_the_order_of_the_files_and_of_what_is_in_them_changes_nothing(tmp_path, rule):
+    texts = [changed(prose(n % 7), *range(n % 5)) for n in range(40)]
+    documents = [page(n, text) for n, text in enumerate(texts, 1)]
+    fell = []
+    for turn, dice in enumerate([None, random.Random(1), random.Random(2)]):
+        mixed = list(documents)
+        if dice:
+            dice.shuffle(mixed)
+        shelves = [
+            shelve(tmp_path / str(turn), str(n), Signatures.of(part, MinHash()), rule)
+            for n, part in enumerate([mixed[:11], mixed[11:30], mixed[30:]][:: -1 if turn else 1])
+        ]
+        found = look(tmp_path / str(turn), shelves, MinHash(), keep=rule, apart=bool(turn % 2))
+        fell.append((found.fates(), found.clusters()))
+    assert fell[0] == fell[1] == fell[2]
+    assert 10 < len(fell[0][0]) < 40
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_equals_one_that_fell_repeats_what_is_kept(tmp_path, apart):
+    longest, near = prose(1) + " end", changed(prose(1), 60)
+    files = [
+        [page(1, near)],
+        [(f"{2:032x}", "http://else/", near.upper()), page(4, prose(7))],
+        [page(3, longest), (f"{5:032x}", "http://else", "short")],
+        [(f"{6:032x}", "", "no address"), (f"{7:032x}", "", "nor this one")],
+    ]
+    fell = find(tmp_path, files, apart=apart, urls=True).fates()
+    likeness = fell[f"{1:032x}"][2]
+    assert 0.9 < likeness < 1
+    assert same(
+        fell,
+        {
+            f"{1:032x}": (BY_LIKENESS, f"{3:032x}", likeness),
+            f"{2:032x}": (BY_LIKENESS, f"{3:032x}", likeness),
+            f"{5:032x}": (BY_URL, f"{3:032x}", np.nan),
+        },
+    )

@@ -1,0 +1,66 @@
+"""C4's list of bad words, against the expression of its authors' code, and by hand."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.corpus.filters import C4, first_broken_rule
+from trainrig.corpus.models import BadWords
+
+ENTRIES = ("darn", "blast it", "f*ck", "a55", "\U0001f595", "b_d", "!ouch!", "it")
+pieces = st.sampled_from([*ENTRIES, *" \n.!*_", "ing", "Darn", "BLAST", "ss", "\U0001f3fd"])
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> BadWords:
+    folder = tmp_path_factory.mktemp("lists")
+    (folder / "en.txt").write_text("# a comment\n\n" + "\n".join(ENTRIES))
+    (folder / "ja.txt").write_text("馬鹿\n阿呆\n")
+    return BadWords(path={"en": str(folder / "en.txt"), "ja": str(folder / "ja.txt")})
+
+
+@given(st.lists(pieces, max_size=12).map("".join))
+def test_entries_match_as_in_the_published_code(words: BadWords, text: str):
+    found = sum(
+        bool(re.search(rf"(?:\W|^)({re.escape(entry)})(?:\W|$)", text.lower())) for entry in ENTRIES
+    )
+    assert words.score([text], ["en"]) == [found]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("no bad word", 0),
+        ("Darn, that DARN cat", 1),
+        ("darning a darned sock", 0),
+        ("darn, blast it", 3),  # "it" is an entry of its own
+        ("blast  it", 1),  # as written: with one space
+        ("oh F*CK!", 1),
+    ],
+)
+def test_the_number_by_hand(words: BadWords, text: str, number: int):
+    assert words.score([text], ["en"]) == [number]
+
+
+def test_without_spaces_entries_match_anywhere(words: BadWords):
+    assert words.score(["この馬鹿野郎め", "阿"], ["ja", "ja"]).tolist() == [1, 0]
+
+
+def test_a_language_without_a_list_has_no_number_and_falls_by_none(words: BadWords):
+    scores = words.score(["darn", "darn", "fine"], ["de", "en", "en"])
+    assert math.isnan(scores[0])
+    rule = C4(min_sentences=0, max_bad_words=0)
+    columns = {limit.signal: np.zeros(3) for limit in rule.limits()} | {"bad_words": scores}
+    assert first_broken_rule([rule], columns) == [None, "C4.bad_words", None]
+
+
+def test_the_rule_is_open_unless_asked_for():
+    assert "bad_words" not in [limit.rule for limit in C4().limits()]
+
+
+def test_what_is_listed_decides_what_is_measured_again(words: BadWords):
+    assert words.content().keys() == {"en", "ja"}

@@ -1,0 +1,35 @@
+"""The lines of C4 against Python's own."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.corpus.signals.batch import batch_of
+from trainrig.corpus.signals.c4_lines import _is_decimal, line_at
+
+texts = st.text(st.sampled_from([*"ab [{\t\n\r\x0b\x1c\x85\u2028\xa0"]) | st.characters())
+
+
+@given(texts)
+def test_lines_are_those_of_splitlines(text: str):
+    batch, place, found = batch_of([text]), 0, []
+    while place < len(text):
+        line = line_at(batch.codes_C, batch.classes_C, place, len(text))
+        assert text[line.start : line.end] == text[line.start : line.end].strip()
+        found.append((text[line.start : line.end], line.words, line.longest))
+        assert line.may_cite == ("[" in found[-1][0])
+        assert line.has_curly_bracket == ("{" in found[-1][0])
+        place = line.after
+    lines = text.splitlines()
+    words = [line.split() for line in lines]
+    assert found == [
+        (line.strip(), len(each), max(map(len, each), default=0))
+        for line, each in zip(lines, words, strict=True)
+    ]
+
+
+def test_digits_are_those_of_regular_expressions():
+    planes = range(0x20000)
+    assert [code for code in planes if _is_decimal(code)] == [
+        code for code in planes if chr(code).isdecimal()
+    ]
+    assert not any(chr(code).isdecimal() for code in range(0x20000, 0x110000))
