@@ -96,7 +96,7 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(tmp_path: Path, vic
             driver.kill()
         else:
             family = psutil.Process(driver.pid).children(recursive=True)
-            workers = [each for each in family if "MapWorker" in " ".join(each.cmdline())]
+            workers = [each for each in family if "_do_split" in " ".join(each.cmdline())]
             assert workers
             for worker in workers:
                 worker.kill()
