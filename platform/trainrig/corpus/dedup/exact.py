@@ -1,5 +1,6 @@
 """Texts that are equal but for letter case, white space and ways to write an accent."""
 
+import functools
 import hashlib
 import unicodedata
 
@@ -24,7 +25,7 @@ def text_digests(texts: Texts) -> NDArray[np.uint8]:
     folded = np.empty(_room(texts), np.uint8)
     ends = np.empty(len(texts.starts) - 1, np.int64)
     unsettled = np.empty(len(ends), np.bool_)
-    _fold(texts.data, texts.starts, letters(), folded, ends, unsettled)
+    _fold(texts.data, texts.starts, letters(), _ascii(), folded, ends, unsettled)
     digests = []
     start, whole = 0, folded.data
     for end, is_unsettled in zip(ends.tolist(), unsettled.tolist(), strict=True):
@@ -39,8 +40,17 @@ def text_digests(texts: Texts) -> NDArray[np.uint8]:
 
 
 def _room(texts: Texts) -> int:
-    # Lower case makes three bytes of some letters of two.
-    return int(texts.starts[-1] - texts.starts[0]) * 3 // 2
+    # Lower case makes three bytes of some letters of two; a blank is written before it is dropped.
+    return int(texts.starts[-1] - texts.starts[0]) * 3 // 2 + 1
+
+
+@functools.cache
+def _ascii() -> NDArray[np.uint8]:
+    """[128] each ASCII character in lower case, white space as a blank."""
+    table = letters()[:128]
+    found = np.where(table & SPACE, _BLANK, table & CODE).astype(np.uint8)
+    found.setflags(write=False)
+    return found
 
 
 @compiled
@@ -48,6 +58,7 @@ def _fold(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     table: NDArray[np.uint32],
+    ascii_table: NDArray[np.uint8],
     folded: NDArray[np.uint8],
     ends: NDArray[np.int64],
     unsettled: NDArray[np.bool_],
@@ -55,18 +66,28 @@ def _fold(
     """Lower case and single blanks, and whether a text holds anything that NFC may change."""
     filled = 0
     for text in range(len(ends)):
-        first, place, after_space, flags = filled, starts[text], False, np.uint32(0)
+        first, place, flags = filled, starts[text], np.uint32(0)
+        after_space = True  # so that none comes first
         while place < starts[text + 1]:
+            byte = data[place]
+            if byte < 0x80:  # nothing here for the processor to guess at
+                plain = ascii_table[byte]
+                is_space = plain == _BLANK
+                folded[filled] = plain
+                filled += 1 - (is_space & after_space)
+                after_space = is_space
+                place += 1
+                continue
             letter, place = letter_at(data, place, table)
             if letter & SPACE:
+                folded[filled] = _BLANK
+                filled += 1 - after_space
                 after_space = True
                 continue
-            if after_space and filled > first:
-                folded[filled] = _BLANK
-                filled += 1
             after_space = False
             flags |= letter
             filled = _write(folded, filled, int(letter) & CODE)
+        filled -= after_space and filled > first
         ends[text] = filled
         unsettled[text] = flags & UNSETTLED != 0
 

@@ -15,6 +15,8 @@ taken for equal by chance: .0002 of a shingle for texts of 1,000, which is 10^-7
 64 bits would double what is kept, and verification reads, to change no decision.
 """
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,10 +47,11 @@ def shingles_of(texts: Texts, words: int) -> tuple[NDArray[np.uint32], NDArray[n
     # A word takes two bytes at least, with what parts it from the next.
     room = int(texts.starts[-1] - texts.starts[0]) // 2 + len(lengths)
     found = np.empty(room, np.uint32)
-    longest = int(lengths.max(initial=0)) // 2 + 1
+    longest = int(lengths.max(initial=0)) // 2 + 2  # one is written before it is dropped
     hashes, scratch = np.empty(longest, np.uint64), np.empty(longest, np.uint32)
     ends = np.empty(len(lengths), np.int64)
-    _shingle(texts.data, texts.starts, letters(), words, hashes, scratch, found, ends)
+    tables = letters(), _ascii()
+    _shingle(texts.data, texts.starts, *tables, words, hashes, scratch, found, ends)
     return found[: ends[-1] if len(ends) else 0].copy(), ends
 
 
@@ -71,6 +74,7 @@ def _shingle(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     table: NDArray[np.uint32],
+    ascii_table: NDArray[np.uint8],
     words: int,
     hashes: NDArray[np.uint64],
     scratch: NDArray[np.uint32],
@@ -79,15 +83,29 @@ def _shingle(
 ) -> None:
     filled = 0
     for text in range(len(ends)):
-        number = _words(data[starts[text] : starts[text + 1]], table, words, hashes)
+        here = data[starts[text] : starts[text + 1]]
+        number = _words(here, table, ascii_table, words, hashes)
         grams = _n_grams(hashes[:number], words, found[filled:])
         filled += _sort_once(found[filled : filled + grams], scratch)
         ends[text] = filled
 
 
+@functools.cache
+def _ascii() -> NDArray[np.uint8]:
+    """[128] each ASCII character in lower case; 0 where it is part of no word."""
+    table = letters()[:128]
+    found = np.where(table & WORD, table & CODE, 0).astype(np.uint8)
+    found.setflags(write=False)
+    return found
+
+
 @compiled
 def _words(
-    text: NDArray[np.uint8], table: NDArray[np.uint32], words: int, hashes: NDArray[np.uint64]
+    text: NDArray[np.uint8],
+    table: NDArray[np.uint32],
+    ascii_table: NDArray[np.uint8],
+    words: int,
+    hashes: NDArray[np.uint64],
 ) -> int:
     """Write the hash of each word of `text`; how many there are."""
     number, word, within = 0, _SEED, False
@@ -95,11 +113,18 @@ def _words(
     for place in range(len(text)):
         byte = text[place]
         if byte < 0x80:
-            letter = table[byte]
-        elif byte < 0xC0:
+            plain = ascii_table[byte]
+            if plain:
+                word = (word ^ np.uint64(plain)) * _PRIME
+                within = True
+                continue
+            hashes[number] = mixed(word)  # whether one ended or not: a branch less to guess at
+            number += within
+            word, within = _SEED, False
+            continue
+        if byte < 0xC0:
             continue  # in a character that was seen already
-        else:
-            letter, _ = letter_at(text, place, table)
+        letter, _ = letter_at(text, place, table)
         if letter & (WORD | IDEOGRAM | SYLLABLE) == WORD:
             word = (word ^ np.uint64(letter & CODE)) * _PRIME
             within = True
