@@ -1,7 +1,7 @@
 """Candidates compared on their shingles, where the first of a pair lies.
 
-The shingles of the others are *carried* there: each stretch reads its own once, and writes those
-that another stretch needs into a run. So no file is opened for a pair, or for a pair of shelves.
+The shingles of the others are *carried* there from other stretches: each reads its own once, and
+writes those that another needs into a run. So no file is opened for a pair, or for a pair of shelves.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +98,7 @@ def alike(
 
     Args:
         pairs: CANDIDATE, in order, each once.
-        own: the sets of all their first documents.
+        own: the sets of all their first documents; others among them do no harm.
         others: those of their second ones, a stretch at a time.
     """
     by_b = np.argsort(pairs["b"], kind="stable")

@@ -9,6 +9,7 @@
 Tasks over documents are numbered by stretch, tasks over keys by part (`Plan`).
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -196,12 +197,13 @@ def meet(search: Search) -> Work:
 
 
 def carry(search: Search) -> Work:
-    """The shingles of second documents, for the stretches of the first."""
+    """The shingles of second documents, for the stretches of the first where those are others."""
     stretch_of = search.plan.stretch_of(len(search.shelves))
 
     def write(task: Task) -> Done:
         paths = search.runs("candidates-by-b", search.parts)
         pairs = read_part(paths, task["number"], buckets.CANDIDATE)
+        pairs = np.compress(stretch_of[shelves_of(pairs["a"])] != task["number"], pairs)
         sets, first_names, first_shingles = comparing.carried(
             pairs, stretch_of, len(search.stretches), search.shelves, search.load
         )
@@ -226,12 +228,15 @@ def _carried(search: Search, stretch: int) -> Iterator[comparing.Sets]:
 
 def verify(search: Search) -> Work:
     """The pairs of each split that are alike, as evidence."""
+    stretch_of = search.plan.stretch_of(len(search.shelves))
 
     def compare(task: Task) -> Done:
         paths = search.runs("candidates-by-a", search.parts)
         pairs = buckets.once(read_part(paths, task["number"], buckets.CANDIDATE))
-        own = comparing.gathered(np.unique(pairs["a"]), search.shelves, search.load)
-        others = _carried(search, task["number"])
+        here = stretch_of[shelves_of(pairs["b"])] == task["number"]
+        names = np.union1d(pairs["a"], pairs["b"][here])
+        own = comparing.gathered(names, search.shelves, search.load)
+        others = itertools.chain([own], _carried(search, task["number"]))
         measure = search.verification.measure
         found = list(comparing.alike(pairs, own, others, measure, search.floor))
         together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}

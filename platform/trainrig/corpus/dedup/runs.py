@@ -39,8 +39,8 @@ def write_grouped(path: str, rows: NDArray[Any], starts: NDArray[np.int64]) -> N
 
 def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[Any]:
     """The rows of one part, run after run. Raises DataError for a torn file."""
-    found = [_stretch(path, part, kind) for path in paths]
-    return np.concatenate([np.empty(0, kind), *found])
+    found = [rows for path in paths if len(rows := _stretch(path, part, kind))]
+    return np.concatenate([np.empty(0, kind), *found]) if len(found) != 1 else found[0]
 
 
 def _stretch(path: str, part: int, kind: np.dtype[Any]) -> NDArray[Any]:
