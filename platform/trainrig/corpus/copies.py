@@ -7,6 +7,7 @@ With the first three, another threshold is decided on without a text being signe
 signatures, a later crawl is held to this one.
 """
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -26,6 +27,7 @@ from trainrig.corpus.dedup.keep import Measured
 from trainrig.corpus.dedup.names import Shelf, id_texts, id_words
 from trainrig.corpus.dedup.passes import Search, revoked_file
 from trainrig.corpus.dedup.plan import MIB, plan
+from trainrig.corpus.dedup.search import Found
 from trainrig.corpus.dedup.signing import Signatures
 from trainrig.corpus.judging import Place, as_numpy
 from trainrig.errors import DataError
@@ -190,7 +192,13 @@ def known_splits(run: Curation) -> Mapping[str, tuple[int, int]]:
     return index["splits"]  # type: ignore[no-any-return]
 
 
-def write_index(run: Curation, folder: str, search: Search) -> dict[str, FileSum]:
+def with_known_pairs(run: Curation, found: Found) -> Found:
+    """`found`, and how many pairs were compared and kept when such an output's were."""
+    pairs: dict[str, int] = json.loads(storage.read(storage.join(run.output, INDEX)))["pairs"]
+    return dataclasses.replace(found, candidates=pairs["candidates"], evidence=pairs["evidence"])
+
+
+def write_index(run: Curation, folder: str, search: Search, found: Found) -> dict[str, FileSum]:
     """Write what the copies of an output were found by, and which of earlier ones would fall."""
     own = [shelf for shelf in search.shelves if not shelf.earlier]
     index = {
@@ -198,6 +206,7 @@ def write_index(run: Curation, folder: str, search: Search) -> dict[str, FileSum
         "made_with": _of_signatures(run),
         "signed": _signed(run),
         "splits": {shelf.name: [shelf.count, shelf.shingles] for shelf in own},
+        "pairs": {"candidates": found.candidates, "evidence": found.evidence},
     }
     storage.write(storage.join(folder, INDEX), json.dumps(index, indent=1).encode())
     names = [INDEX]

@@ -12,11 +12,13 @@ All but *read* follow from what reading left. A finished curation that is run ag
 therefore starts at *judge*, from the documents that it kept and dropped.
 """
 
+import contextlib
 import functools
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -45,7 +47,7 @@ from trainrig.corpus.decontaminate import fingerprint
 from trainrig.corpus.dedup.documents import COPIES
 from trainrig.corpus.dedup.names import Shelf
 from trainrig.corpus.dedup.passes import Search
-from trainrig.corpus.dedup.search import find_copies, nth_step, steps
+from trainrig.corpus.dedup.search import Found, find_copies, nth_step, steps
 from trainrig.corpus.inputs import splits_of
 from trainrig.corpus.judging import Place, bucket_cuts_of, cuts_of, judging, rules_for
 from trainrig.corpus.pool import DROPPED, KEPT, Decided, Parts, Pool
@@ -92,9 +94,9 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
         pool, cost = _finished(run, stage.before) if stage.before else passes.read()
     passes.check_columns(pool)
     passes.judge(pool)
-    search = passes.find_copies(pool)
+    search, found = passes.find_copies(pool)
     cut = passes.cut(pool, search)
-    return passes.write(pool, search, cut, cost)
+    return passes.write(pool, search, found, cut, cost)
 
 
 def _finished(run: Curation, before: Manifest) -> tuple[Pool, dict[str, float]]:
@@ -119,6 +121,16 @@ class _Passes:
     stage: Stage
     splits: Sequence[Split]
     progress: Progress | None
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase, of this process
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            name = f"seconds_{phase}"
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
     @functools.cached_property
     def decision(self) -> str:
@@ -135,7 +147,8 @@ class _Passes:
     def read(self) -> tuple[Pool, dict[str, float]]:
         """Pages to measured documents; what that took, which is nearly all."""
         work = functools.partial(reading, self.run)
-        records = self._map(READ, work, self.splits, before=0).results(self.splits)
+        with self._timed("read"):
+            records = self._map(READ, work, self.splits, before=0).results(self.splits)
         counts = total(record.counts["found"] for record in records)
         if not counts["documents"]:
             raise DataError(
@@ -168,8 +181,9 @@ class _Passes:
         work = functools.partial(judging, self.run, pool, self.place)
         here = len(self.splits) <= JUDGED_HERE
         workers = 0 if here else self.run.workers
-        records = self._map("judge", work, self.splits, len(self.splits), workers)
-        counts = total(record.counts for record in records.results(self.splits))
+        with self._timed("judge"):
+            phase = self._map("judge", work, self.splits, len(self.splits), workers)
+            counts = total(record.counts for record in phase.results(self.splits))
         storage.write(self.place("tally.json"), json.dumps(counts).encode())
         for name, tally in counts["tally"].items():
             seen = sum(each["documents"] for each in tally["seen"].values())
@@ -191,8 +205,8 @@ class _Passes:
                 "rule or raise the limit and run again, no page will be read again"
             )
 
-    def find_copies(self, pool: Pool) -> Search:
-        """Which of the documents that passed the rules repeat another; the search for them."""
+    def find_copies(self, pool: Pool) -> tuple[Search, Found]:
+        """Which of the documents that passed the rules repeat another: the search, what it left."""
         known = self.stage.before is not None and pairs_are_known(self.run)
         if known:
             folder = storage.join(self.run.output, copies.FOLDER)
@@ -200,21 +214,25 @@ class _Passes:
             self._tell(3 * len(self.splits))
         else:
             folder = self.place()
-            counts = self._sign(pool)
+            with self._timed("sign"):
+                counts = self._sign(pool)
         own = [
             Shelf(name, len(self.run.against), False, **paths_of(folder, name), count=n, shingles=m)
             for name, (n, m) in counts.items()
         ]
         shelves = [*own, *earlier_shelves(self.run)]
         search = search_for(self.run, shelves, self.place, self.run.near_duplicates.bands)
-        found = find_copies(search, self._step, known)
+        with self._timed("search"):
+            found = find_copies(search, self._step, known)
+        if known:
+            found = copies.with_known_pairs(self.run, found)
         for number, source in enumerate(self.run.sources):
             of_source = [n for n, split in enumerate(self.splits) if split.task["source"] == number]
             passed = sum(own[n].count for n in of_source)
             fell = total(found.by_shelf[n] for n in of_source)
             in_order = {step: fell.get(step, 0) for step in COPIES}
             self._stop_if_wiped_out(source.name, in_order, passed)
-        return search
+        return search, found
 
     def _sign(self, pool: Pool) -> dict[str, tuple[int, int]]:
         """Sign the texts that passed; documents and shingles, by split."""
@@ -240,7 +258,8 @@ class _Passes:
         """What is cut out of the documents that stay."""
         own = [shelf for shelf in search.shelves if not shelf.earlier]
         staying = Staying(pool, self.place, cut_steps(self.run))
-        told = Cutting(self.run, staying, self.splits, self._cut_step).cut(own)
+        with self._timed("cut"):
+            told = Cutting(self.run, staying, self.splits, self._cut_step).cut(own)
         sources = {source.name: source for source in self.run.sources}
         for row in told.rows:
             self._stop_if_cut_away(row, sources[row.source])
@@ -265,7 +284,12 @@ class _Passes:
         return phase
 
     def write(
-        self, pool: Pool, search: Search, cut: CutAccount, cost: Mapping[str, float]
+        self,
+        pool: Pool,
+        search: Search,
+        found: Found,
+        cut: CutAccount,
+        cost: Mapping[str, float],
     ) -> Manifest:
         """Each document to where it belongs; the manifest."""
         # What is finished stays whole until all that takes its place is there.
@@ -274,17 +298,24 @@ class _Passes:
         work = functools.partial(writing_out, self.run, pool, self.place, folder, shelves)
         passes = len(steps(self.run.url_duplicates)) + len(cut_passes(self.run))
         before = 3 * len(self.splits) + passes
-        records = self._map("write", work, self.splits, before).results(self.splits)
+        with self._timed("write"):
+            records = self._map("write", work, self.splits, before).results(self.splits)
         counts = total(record.counts for record in records) | cut.counts()
+        counts["pairs"] = {
+            "compared": found.candidates,
+            "verified": found.verified,
+            "clusters": found.clusters,
+        }
         if not counts["documents_kept"]:
             raise DataError(f"{self.run.output}: nothing was kept; {_why_nothing(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
-        files |= copies.write_index(self.run, folder, search)
+        files |= copies.write_index(self.run, folder, search, found)
         told = self._account()
         files |= told.save(folder)
         files |= cut.save(folder)
         rules = {source.name: rules_for(self.run, source) for source in self.run.sources}
         near = self.run.near_duplicates
+        cost = {**cost, **{name: round(took, 3) for name, took in self.seconds.items()}}
         more = cut.sections()
         page = curation_page(told, counts, rules, cost, self._provenance(), near, more)
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
@@ -310,7 +341,7 @@ class _Passes:
             for step, found in sorted(samples.items())
         }
         integers = frozenset(
-            field.name for field in pool_schema(self.run) if pa.types.is_integer(field.type)
+            column.name for column in pool_schema(self.run) if pa.types.is_integer(column.type)
         )
         pairs = sorted((pair for each in told for pair in each["pairs"]), key=itemgetter("id"))
         counts = total(each["counts"] for each in told)

@@ -166,6 +166,7 @@ class _Counts:
         self._tables: dict[str, Counter[str]] = {
             name: Counter() for name in ("kept_of", "dropped_by", "masked")
         }
+        self._dropped_of: dict[str, Counter[str]] = {}
         self._told: dict[str, Any] = {"kept": {}, "copies": {}}
 
     def add(self, rows: pa.Table, stays: pa.ChunkedArray) -> None:
@@ -174,7 +175,10 @@ class _Counts:
         self._numbers["kept"] += len(kept)
         self._numbers["bytes"] += pc.sum(pc.binary_length(kept["text"])).as_py() or 0
         self._tables["kept_of"].update(kept["source"].to_pylist())
-        self._tables["dropped_by"].update(rows["dropped_by"].drop_null().to_pylist())
+        fell = rows.filter(pc.invert(stays)).select(["source", "dropped_by"]).to_pydict()
+        self._tables["dropped_by"].update(fell["dropped_by"])
+        for source, step in zip(fell["source"], fell["dropped_by"], strict=True):
+            self._dropped_of.setdefault(source, Counter())[step] += 1
         sizes = pc.binary_length(rows["text"])  # of what is left
         told = rows.select([*_TOLD, "dropped_by"]).append_column("bytes", sizes)
         self._tell(told.to_pylist())
@@ -207,6 +211,7 @@ class _Counts:
             "bytes_kept": self._numbers["bytes"],
             "quarantined": dict(Counter(quarantined)),
             **{name: dict(counts) for name, counts in self._tables.items()},
+            "dropped_of": {source: dict(steps) for source, steps in self._dropped_of.items()},
         }
 
 

@@ -47,6 +47,7 @@ print(json.dumps({
     "cpu_seconds": round(time.process_time() - began, 2),
     "peak_bytes": int(peak[1]) * 1024,
     "candidates": found.candidates,
+    "evidence": found.evidence,
     "verified": found.verified,
     "seconds": seconds,
 }))

@@ -196,7 +196,9 @@ def test_every_pair_from_the_floor_up_is_evidence(tmp_path):
     }
     assert {(row["a"], row["b"]): row["similarity"] for row in rows} == expected
     assert min(expected.values()) < 0.9 < max(expected.values())
-    assert found.found.verified == 6
+    assert found.found.evidence == 6
+    assert found.found.verified == sum(likeness >= 0.9 for likeness in expected.values())
+    assert found.found.clusters == 1
     assert set(found.fates()) == {f"{2:032x}"}  # the pairs below the threshold decide nothing
 
 

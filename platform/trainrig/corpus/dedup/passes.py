@@ -247,13 +247,13 @@ def verify(search: Search) -> Work:
                 of_shelf = slice(*np.searchsorted(together["a_shelf"], [number, number + 1]))
                 columns = {name: column[of_shelf] for name, column in together.items()}
                 evidence.write_pairs(shelf.pairs, columns)
-        return {"candidates": len(pairs), "verified": len(order)}, {}
+        return {"candidates": len(pairs), "evidence": len(order)}, {}
 
     return compare
 
 
 def edges(search: Search) -> Work:
-    """The pairs that decide, from either end."""
+    """The pairs that decide, from either end; how many they are."""
 
     def read(task: Task) -> Done:
         found = [
@@ -263,7 +263,7 @@ def edges(search: Search) -> Work:
         ]
         rows = np.concatenate([np.empty(0, evidence.EDGE), *found])
         search.write("edges", task, rows, rows["ref"])
-        return {}, {}
+        return {"alike": len(rows) // 2}, {}
 
     return read
 
@@ -337,14 +337,18 @@ def settle(search: Search, turn: int) -> Work:
             tables.append(read_part(told, stretch, fates.FATE))
         rows = np.concatenate(tables)
         shelves = shelves_of(rows["ref"])
-        counts = {}
+        counts, clusters = {}, 0
         for number, shelf in search.own(stretch):
             found = _by_place(rows[shelves == number], shelf.count)
+            documents = search.load(shelf)
+            # A cluster goes by the lowest id in it.
+            names_one = (found.clusters == documents.ids).all(axis=1) & found.clusters.any(axis=1)
+            clusters += int(names_one.sum())
             if shelf.earlier:
                 kept = Fates.load(shelf.documents).kinds == KEPT
                 falls = np.flatnonzero(kept & (found.kinds != KEPT))
                 arrays = {name: array[falls] for name, array in found.arrays().items()}
-                ids = search.load(shelf).ids[falls]
+                ids = documents.ids[falls]
                 save_arrays(revoked_file(search, number), {"ids": ids, **arrays})
                 counts[str(number)] = {"revoked": len(falls)}
             else:
@@ -352,7 +356,7 @@ def settle(search: Search, turn: int) -> Work:
                 raw.save(search.place("settled", f"{shelf.name}.npz"), found)
                 fell = np.bincount(found.kinds, minlength=BY_LIKENESS + 1)[1:].tolist()
                 counts[str(number)] = dict(zip(COPIES, fell, strict=True))
-        return {"by_shelf": counts}, {}
+        return {"by_shelf": counts, "clusters": clusters}, {}
 
     return settle_stretch
 

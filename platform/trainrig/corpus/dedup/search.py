@@ -34,8 +34,10 @@ class Found:
     """What a search left, beside the files of its last pass."""
 
     by_shelf: dict[int, dict[str, int]]  # documents by fate; of earlier shelves: revoked
-    candidates: int
-    verified: int  # pairs, from the floor of evidence up
+    candidates: int  # pairs that were compared
+    evidence: int  # of them, those kept: from the floor of evidence up
+    verified: int  # of those, the ones alike enough for one of the two to fall
+    clusters: int  # of documents that such pairs, or equal texts, hang together by
 
 
 def steps(urls: bool) -> list[str]:
@@ -49,7 +51,10 @@ def nth_step(name: str, urls: bool) -> int:
 
 
 def find_copies(search: Search, do: Do, pairs_known: bool = False) -> Found:
-    """Decide which documents are copies; the pairs may be known from before."""
+    """Decide which documents are copies; the pairs may be known from before.
+
+    Then what comparing them came to (`candidates`, `evidence`) is not: 0.
+    """
 
     def run(name: str, make: Callable[..., Work], tasks: Iterable[int], *more: Any) -> Any:
         splits = [Split(f"{number:05d}", {"number": number}) for number in tasks]
@@ -60,13 +65,13 @@ def find_copies(search: Search, do: Do, pairs_known: bool = False) -> Found:
     for kind in ("url", "text") if search.urls else ("text",):
         run(f"{kind}-keys", passes.equal_keys, stretches, kind)
         run(f"{kind}-repeats", passes.repeats, parts, kind)
-    compared = {"candidates": 0, "verified": 0}
+    compared = {"candidates": 0, "evidence": 0}
     if not pairs_known:
         run("bands", passes.bands, stretches)
         run("meet", passes.meet, parts)
         run("carry", passes.carry, stretches)
         compared = run("verify", passes.verify, stretches)
-    run("edges", passes.edges, stretches)
+    alike = run("edges", passes.edges, stretches)["alike"]
     turn = 0
     while run(f"decide-{turn:05d}", passes.decide, stretches, turn)["unsettled"]:
         turn += 1
@@ -74,4 +79,5 @@ def find_copies(search: Search, do: Do, pairs_known: bool = False) -> Found:
         run(f"{kind}-tell", passes.tell, stretches, kind, turn)
     settled = run("settle", passes.settle, stretches, turn)
     by_shelf = {int(number): counts for number, counts in settled["by_shelf"].items()}
-    return Found(by_shelf, compared["candidates"], compared["verified"])
+    of_pairs = (compared["candidates"], compared["evidence"], alike)
+    return Found(by_shelf, *of_pairs, settled["clusters"])
