@@ -4,6 +4,8 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.config import RunFile
+from trainrig.corpus.curation import Curation
+from trainrig.corpus.dedup.minhash import MinHash
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder import count_parameters
 from trainrig.posttrain import sft
@@ -12,9 +14,12 @@ from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run import Pretraining
 
+_SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
+
 
 def describe(run: RunFile) -> dict[str, Any]:
-    """Facts about `run`: for training, its parameters and the positions of its rows.
+    """Facts about `run`: for training, its parameters and the positions of its rows; for curation,
+    how likely its near-duplicates are to be found.
 
     Raises InputError if its parts do not fit each other or its inputs. An input that an earlier
     stage has still to make is no error; what depends on it is left out.
@@ -35,7 +40,18 @@ def describe(run: RunFile) -> dict[str, Any]:
     if isinstance(run, FineTuning) and storage.list_files(run.checkpoint):
         job, _, counted = sft.prepare(run)
         return _sizes(job.model) | counted
+    if isinstance(run, Curation):
+        return _of_pairs(run.near_duplicates)
     return {}
+
+
+def _of_pairs(near: MinHash) -> dict[str, Any]:
+    """The curve 1 - (1 - s^rows)^bands, at a few similarities s."""
+    found = {
+        f"compared at similarity {similarity}": round(near.candidate_probability(similarity), 4)
+        for similarity in sorted({*_SIMILARITIES, near.threshold})
+    }
+    return {"near_duplicates.bands": near.bands, "near_duplicates.rows": near.rows, **found}
 
 
 def _sizes(model: Any) -> dict[str, Any]:

@@ -112,6 +112,18 @@ FAMILY = [
 ]
 
 
+def test_the_manifest_says_what_fell_of_whom_and_by_which_pairs(tmp_path: Path) -> None:
+    run = run_on(tmp_path, FAMILY[:3], FAMILY[3:], near_duplicates=MinHash(**FIXED, threshold=0.75))
+    made = curate(run)
+    assert made.counts["dropped_of"] == {"web": {"exact_duplicate": 1, "near_duplicate": 2}}
+    # a, b and c are three pairs, and one cluster; d and e, which are equal, are another.
+    assert made.counts["pairs"] == {"compared": 3, "verified": 3, "clusters": 2}
+    phases = {f"seconds_{name}" for name in ("read", "judge", "sign", "search", "cut", "write")}
+    assert phases <= set(made.cost)
+    again = curate(run.model_copy(update={"near_duplicates": MinHash(**FIXED, threshold=0.9)}))
+    assert again.counts["pairs"] == {"compared": 3, "verified": 1, "clusters": 2}
+
+
 # The same evidence, another threshold
 
 

@@ -1,7 +1,7 @@
 """Candidates compared on their shingles, where the first of a pair lies.
 
 The shingles of the others are *carried* there from other stretches: each reads its own once, and
-writes those that another needs into a run. So no file is opened for a pair, or for a pair of shelves.
+writes those that another needs into a run. So no file is opened for a pair, or a pair of shelves.
 """
 
 from collections.abc import Callable, Iterator, Sequence
