@@ -133,8 +133,8 @@ def fit(examples: Sequence[Example]) -> lightgbm.Booster:
     return lightgbm.train(SETTINGS, data, ROUNDS)
 
 
-def flat(booster: lightgbm.Booster) -> trees.Trees:
-    """The same trees in whole numbers."""
+def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
+    """The same trees in whole numbers, as their file has them."""
     roots, which, values, left = [], [], [], []
     for tree in booster.dump_model()["tree_info"]:
         roots.append(len(which))
@@ -149,12 +149,12 @@ def flat(booster: lightgbm.Booster) -> trees.Trees:
             for child in (node["left_child"], node["right_child"]):
                 waiting.append((child, len(which)))
                 which.append(0), values.append(0), left.append(0)
-    return trees.Trees(
-        np.array(roots, np.int32),
-        np.array(which, np.int16),
-        np.array(values, np.int32),
-        np.array(left, np.int32),
-    )
+    return {
+        "roots": np.array(roots, np.int32),
+        "features": np.array(which, np.int16),
+        "values": np.array(values, np.int32),
+        "left": np.array(left, np.int32),
+    }
 
 
 def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, Judged]:
@@ -166,7 +166,7 @@ def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, Judged]:
     judged = {}
     for number in range(FOLDS):
         booster = fit([e for e in examples if not e.labelled.wanted or fold_of(e) != number])
-        fitted = flat(booster)
+        fitted = trees.Trees.of(**flat(booster))
         for each in examples:
             if each.labelled.wanted and fold_of(each) == number:
                 odds = fitted.odds(each.features)
@@ -237,7 +237,7 @@ def main(data: Path) -> None:
     print_choices(examples)
     for name in names:
         fitted = flat(fit(examples[name]))
-        np.savez_compressed(Path(trees.__file__).parent / f"{name}.npz", **vars(fitted))
+        np.savez_compressed(Path(trees.__file__).parent / f"{name}.npz", **fitted)
 
 
 if __name__ == "__main__":

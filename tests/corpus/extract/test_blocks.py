@@ -1,3 +1,6 @@
+import io
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -78,7 +81,7 @@ def test_a_page_without_blocks_has_no_features():
 
 
 def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
-    two = Trees(
+    two = Trees.of(
         np.array([0, 3], np.int32),
         np.array([1, LEAF, LEAF, LEAF], np.int16),
         np.array([5, -10, 20, 300], np.int32),
@@ -89,10 +92,28 @@ def test_the_trees_add_up_the_leaves_that_a_row_falls_into():
 
 
 @pytest.mark.parametrize("name", ["main", "whole"])
+def test_going_down_side_by_side_ends_where_one_by_one_does(name: trees.Name):
+    packed = (Path(trees.__file__).parent / f"{name}.npz").read_bytes()
+    file = np.load(io.BytesIO(packed))
+    dice = np.random.default_rng(1)
+    rows = dice.integers(-1, 200, (50, FEATURES)).astype(np.int32)
+    expected = []
+    for row in rows:
+        total = 0
+        for node in file["roots"]:
+            while file["features"][node] != LEAF:
+                node = file["left"][node] + (row[file["features"][node]] > file["values"][node])
+            total += int(file["values"][node])
+        expected.append(total)
+    assert trees.load(name).odds(rows).tolist() == expected
+    assert len(set(expected)) > 40
+
+
+@pytest.mark.parametrize("name", ["main", "whole"])
 def test_the_trees_shipped_ask_of_features_there_are(name: trees.Name):
     shipped = trees.load(name)
     assert shipped.features.max() < FEATURES
-    assert (shipped.left[shipped.features != LEAF] > 0).all()
+    assert (shipped.left > 0)[shipped.leaves == 0].all()
     assert FIRST_TOPIC < WIDTH < FEATURES
 
 
