@@ -34,6 +34,7 @@ from trainrig.corpus.filters import (
 )
 from trainrig.corpus.language import identify_all, language_codes
 from trainrig.corpus.signals import measure
+from trainrig.corpus.signals.batch import batch_of
 from trainrig.corpus.signals.datatrove import measure_datatrove
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
@@ -68,8 +69,9 @@ def measured(texts: list[str]) -> list[str]:
 
 
 def by_papers(texts: Sequence[str]) -> Columns:
-    codes, scores = identify_all(texts)
-    columns = measure(texts, codes)
+    batch = batch_of(texts)
+    codes, scores = identify_all(texts, batch)
+    columns = measure(texts, codes, batch)
     return columns | {"language": np.array(codes), "language_score": scores}
 
 

@@ -19,6 +19,7 @@ from trainrig.corpus.read import Page
 from trainrig.corpus.rewrite.pii import PII, Span, mask
 from trainrig.corpus.rows import pool_schema
 from trainrig.corpus.signals import measure
+from trainrig.corpus.signals.batch import batch_of
 from trainrig.corpus.signals.datatrove import measure_datatrove
 from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
 
@@ -53,7 +54,8 @@ def measured(
     written, counts = _rewritten(source, [extracted.text for _, extracted in taken])
     masked = [mask(text, run.pii) for text in written]
     texts = [text for text, _ in masked]
-    languages, language_scores = identify_all(texts)
+    batch = batch_of(texts)
+    languages, language_scores = identify_all(texts, batch)
     columns: dict[str, Any] = {
         "id": [document_id(source.name, page.url, page.body) for page, _ in taken],
         "url": [masked_url(page.url, run.pii) for page, _ in taken],
@@ -68,7 +70,7 @@ def measured(
         "pii": [_places(spans) for _, spans in masked],
         "pii_finds": [len(spans) for _, spans in masked],
     }
-    columns |= measure(texts, languages)
+    columns |= measure(texts, languages, batch)
     if run.needs_datatrove:
         columns |= measure_datatrove(texts)
     if run.urls != UrlLists():

@@ -52,13 +52,18 @@ def identify(text: str) -> LanguageGuess:
     return LanguageGuess(codes[0], scores[0].item())
 
 
-def identify_all(texts: Sequence[str]) -> tuple[list[str], NDArray[np.float64]]:
+def identify_all(
+    texts: Sequence[str], batch: Batch | None = None
+) -> tuple[list[str], NDArray[np.float64]]:
     """The languages of the first `PREFIX` characters of `texts`, and the scores.
+
+    `batch` is `batch_of(texts)`, where it was made already.
 
     A text without letters has none: the model would call it English, by its prior. One that is
     mostly capitals is read in lower case: the model would take it for Japanese.
     """
-    batch = batch_of([text[:PREFIX] for text in texts])
+    if batch is None or any(len(text) > PREFIX for text in texts):
+        batch = batch_of([text[:PREFIX] for text in texts])
     if any(capitals := _mostly_capitals(texts, batch)):
         lowered = zip(texts, capitals, strict=True)
         batch = batch_of([t[:PREFIX].lower() if capital else t[:PREFIX] for t, capital in lowered])

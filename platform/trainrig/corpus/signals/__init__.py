@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.signals.batch import batch_of
+from trainrig.corpus.signals.batch import Batch, batch_of
 from trainrig.corpus.signals.c4 import c4_of
 from trainrig.corpus.signals.line_ends import line_ends_of
 from trainrig.corpus.signals.marks import marks_of
@@ -66,14 +66,17 @@ SIGNALS: dict[str, np.dtype[Any]] = {
 }
 
 
-def measure(texts: Sequence[str], languages: Sequence[str]) -> dict[str, NDArray[Any]]:
+def measure(
+    texts: Sequence[str], languages: Sequence[str], batch: Batch | None = None
+) -> dict[str, NDArray[Any]]:
     """Every column of SIGNALS for `texts`, whose `languages` are ISO 639 codes or "".
 
-    A text's signals depend on itself alone, not on what else is in the batch.
+    A text's signals depend on itself alone, not on what else is in the batch. `batch` is
+    `batch_of(texts)`, where it was made already.
     """
     if len(texts) != len(languages):
         raise ValueError(f"{len(texts)} texts, but {len(languages)} languages")
-    batch = batch_of(texts)
+    batch = batch_of(texts) if batch is None else batch
     characters = np.diff(batch.starts_D1)
     words = words_of(batch, languages)
     firsts = words.firsts_D1
