@@ -15,12 +15,15 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
+from trainrig.corpus.curate import curate
+from trainrig.corpus.curation import Curation, Source
 from trainrig.corpus.dedup.buckets import CANDIDATE
 from trainrig.corpus.dedup.documents import BY_URL
 from trainrig.corpus.dedup.minhash import MinHash
 from trainrig.corpus.dedup.names import places_of
 from trainrig.corpus.dedup.runs import read_part
-from trainrig.corpus.dedup.signing import Signatures
+from trainrig.corpus.dedup.signing import Signatures, keys_and_shingles
+from trainrig.corpus.dedup.texts import Texts
 from trainrig.corpus.dedup.verify import common_shingles
 from trainrig.corpus.document import document_id
 
@@ -30,6 +33,7 @@ _searching = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "dedup" /
 look, shelve = _searching["look"], _searching["shelve"]
 SETTINGS = MinHash()
 BLOCK = 2_000_000  # pairs compared at a time
+TURNS, FILES = 32, 8  # copies of each page, each edited more; files that they lie in
 Pairs = set[tuple[int, int]]
 
 
@@ -188,6 +192,11 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         began = time.process_time()
         tables = [pq.read_table(path) for path in paths]
         read = time.process_time()
+        for each in tables:
+            keys_and_shingles(Texts.of_arrow(each["text"]), SETTINGS)
+        hashed = time.process_time() - read
+        read = time.process_time()
+        began += hashed
         signed = [Signatures.of_table(each, SETTINGS) for each in tables]
         made = time.process_time()
         shelves = [shelve(folder, str(n), each) for n, each in enumerate(signed)]
@@ -199,6 +208,8 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         rounds["write_signatures"].append(kept - made)
         rounds["search"].append(done - kept)
         rounds["in_memory"].append(made - read + done - kept)
+        # Without the digests of texts and URLs, by which equal ones are told.
+        rounds["near_duplicates_in_memory"].append(hashed + done - kept)
         rounds["all"].append(done - began)
     print(
         json.dumps(
@@ -218,3 +229,48 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         )
     )
     assert megabytes / np.median(rounds["all"]) >= 40
+
+
+@pytest.mark.data
+@pytest.mark.ray
+@pytest.mark.timeout(3600)
+def test_by_ray_against_one_process(pages: list[tuple[str, str]], tmp_path: Path) -> None:
+    """The passes over signatures of a curation, by two workers and in this process, in turns.
+
+    Wall seconds, on an idle machine; of a corpus that takes several stretches and parts.
+    """
+    dice = random.Random(1)
+    texts = [edited(text, turn * 3, dice) for turn in range(TURNS) for _, text in pages]
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    for number in range(FILES):
+        some = texts[number::FILES]
+        rows = {"text": some, "url": [f"http://a/{number}/{n}" for n in range(len(some))]}
+        pq.write_table(pa.table(rows), tmp_path / f"{number}.parquet")
+    source = Source(name="web", paths=(str(tmp_path / "*.parquet"),), filters=())
+    took: dict[int, list[float]] = defaultdict(list)
+    removed = set()
+    for turn in range(3):
+        for workers in (2, 0):
+            made = curate(
+                Curation(
+                    output=str(tmp_path / f"out-{turn}-{workers}"),
+                    sources=(source,),
+                    workers=workers,
+                    memory=600,  # MiB
+                )
+            )
+            took[workers].append(made.cost["seconds_sign"] + made.cost["seconds_search"])
+            removed.add(made.counts["dropped_by"]["near_duplicate"])
+    ratios = [alone / (2 * by_two) for alone, by_two in zip(took[0], took[2], strict=True)]
+    print(
+        json.dumps(
+            {
+                "benchmark": "near-duplicates by Ray, per core, against one process",
+                "documents": len(texts),
+                "megabytes": round(megabytes, 1),
+                "seconds": {str(workers): times for workers, times in took.items()},
+                "ratio": [round(r, 3) for r in (np.median(ratios), min(ratios), max(ratios))],
+            }
+        )
+    )
+    assert len(removed) == 1
