@@ -131,7 +131,9 @@ def children() -> float:
 
 
 def test_classifiers_beside_fasttext(tmp_path, test_data, pages):
-    pytest.importorskip("fasttext", reason="the package fasttext is not installed")
+    fasttext = pytest.importorskip("fasttext", reason="the package fasttext is not installed")
+    if not hasattr(fasttext, "train_supervised"):  # fasttext-predict has the same name
+        pytest.skip("the fasttext that is installed does not train")
     for name, (wanted, others) in tasks(test_data / "sets", pages).items():
         learnt = [[text for text in each if not measured(text)] for each in (wanted, others)]
         asked = [text for each in (wanted, others) for text in each if measured(text)]

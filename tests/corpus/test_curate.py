@@ -627,6 +627,13 @@ def test_rewrites_change_texts_and_are_counted(tmp_path: Path) -> None:
     assert rows["http://b/page"]["refinedweb_removed_words"] == 0
 
 
+def test_a_bound_on_bad_words_without_a_list_says_what_counts_them() -> None:
+    table = {"name": "web", "paths": ["a.warc"], "filters": [{"kind": "C4", "max_bad_words": 0}]}
+    data = {"stage": "curate", "output": "out", "sources": [table]}
+    with pytest.raises(ConfigError, match=r'add \[\[scorers\]\] with kind = "BadWords"'):
+        config.build(Curation, data, "run.toml")
+
+
 def test_a_rule_about_what_nothing_counts_is_refused() -> None:
     rule = {"kind": "Score", "signal": "refinedweb_removed_words", "most": 3.0}
     table = {"name": "web", "paths": ["a.warc"], "filters": [rule]}

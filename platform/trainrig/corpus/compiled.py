@@ -1,17 +1,83 @@
 """Functions compiled by numba when first called, and kept on disk for the processes after.
 
-What a function calls is compiled into it, but only its own file is watched: after a change to a
-callee, remove the `*.nbi` files beside it.
+What a function calls, and each constant that it uses, is compiled into it, but numba watches the
+time and size of the function's own file alone. So what is kept lies in a folder that is named by
+the contents of that file and of all files of trainrig that it imports, one through the other: after
+a change to any of them, by hand or by an upgrade, it is compiled anew.
 """
 
+import functools
+import hashlib
+import inspect
+import os
+import re
+import tempfile
 from collections.abc import Callable
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numba
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
+_settings: Any = numba.config  # its names are not in its stubs
+_ROOT = Path(__file__).parents[1]
+_IMPORT = re.compile(r"^from (trainrig[\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
+
 
 def compiled(function: _Function) -> _Function:
     """`function`, as machine code without Python's lock. Integers wrap round, as numpy's do."""
-    return cast(_Function, numba.njit(cache=True, nogil=True)(function))
+    before = _settings.CACHE_DIR
+    _settings.CACHE_DIR = str(_place() / _digest(Path(inspect.getfile(function))))
+    try:
+        return cast(_Function, numba.njit(cache=True, nogil=True)(function))
+    finally:
+        _settings.CACHE_DIR = before
+
+
+@functools.cache
+def _place() -> Path:
+    """Where folders of compiled functions may be made: beside the package if it is writable."""
+    if _settings.CACHE_DIR:
+        return Path(_settings.CACHE_DIR)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for parent, name in ((_ROOT, "__pycache__/compiled"), (cache, "trainrig/compiled")):
+        place = parent / name
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                return place
+        except OSError:  # another's, or a file system that is only read
+            continue
+    return Path(tempfile.mkdtemp(prefix="trainrig-compiled-"))  # for this process alone
+
+
+@functools.cache
+def _digest(file: Path) -> str:
+    """Of what `file` and the files of trainrig that it imports hold."""
+    found, waiting = {file}, [file]
+    for each in waiting:  # grows while it is walked
+        new = _imported(each) - found
+        found |= new
+        waiting += sorted(new)
+    contents = (hashlib.sha256(_source(each).encode()).hexdigest() for each in sorted(found))
+    return hashlib.sha256("".join(contents).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _imported(file: Path) -> frozenset[Path]:
+    """The files of trainrig that `file` names in its imports."""
+    found = set[Path]()
+    for module, bracketed, plain in _IMPORT.findall(_source(file)):
+        folder = _ROOT.parent.joinpath(*module.split("."))
+        names = re.findall(r"^\s*(\w+)", (bracketed or plain).replace(",", "\n"), re.MULTILINE)
+        # Of a package, its own file and those of its modules that are named.
+        places = [folder.with_suffix(".py"), folder / "__init__.py"]
+        places += [folder / f"{name}.py" for name in names]
+        found.update(place for place in places if place.is_file())
+    return frozenset(found)
+
+
+@functools.cache
+def _source(file: Path) -> str:
+    return file.read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from trainrig.corpus.filters import (
     columns_read,
     need_datatrove,
 )
-from trainrig.corpus.models import Scorer
+from trainrig.corpus.models import BadWords, Scorer
 from trainrig.corpus.read import Reading
 from trainrig.corpus.rewrite import C4Lines, RefinedWebLines, Rewrite
 from trainrig.corpus.rewrite.pii import PII
@@ -51,6 +51,8 @@ def _what_measures(column: str) -> str:
     """What to write for a column that not every run has; "" for one that no run has."""
     if column in URL_COLUMNS:
         return "; name lists of domains and words in [urls]"
+    if column == BadWords.model_fields["column"].default:
+        return '; add [[scorers]] with kind = "BadWords" and the path of your list'
     return "".join(
         f'; add {{ kind = "{kind.__name__}" }} to its rewrites'
         for kind in (C4Lines, RefinedWebLines)
