@@ -1,12 +1,15 @@
 """The steps that cut text out of documents, through whole curations."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainrig import storage
+from trainrig import config, storage
 from trainrig.corpus.curate import DROPPED, KEPT, Curation, curate, read_rows
 from trainrig.corpus.curation import Source, WipeOut
 from trainrig.corpus.cuts import Removed, restore
@@ -125,6 +128,29 @@ def test_two_workers_write_the_same_bytes(make_run, ducks):
     assert written(together) == written(alone)
 
 
+ON_EIGHT = """
+import sys
+from unittest import mock
+from trainrig import config, ray_session
+from trainrig.corpus.curate import Curation, curate
+
+options = {**ray_session._local_options(), "num_cpus": 8}
+with mock.patch.object(ray_session, "_local_options", lambda: options):
+    curate(config.load(Curation, sys.argv[1]).model_copy(update={"workers": 8}))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.soak
+def test_eight_workers_write_the_same_bytes(make_run, ducks, tmp_path):
+    alone = make_run(name="alone", **STEPS, decontamination=ducks)
+    curate(alone)
+    run = make_run(name="eight", **STEPS, decontamination=ducks)
+    (tmp_path / "run.toml").write_text(config.to_toml(run))
+    subprocess.run([sys.executable, "-c", ON_EIGHT, str(tmp_path / "run.toml")], check=True)
+    assert written(run) == written(alone)
+
+
 class Stopped(Exception):
     """Stands for whatever ends a run."""
 
@@ -150,6 +176,44 @@ def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
         except Stopped:
             continue
     assert len(done) == len(set(done)) > len(cut_passes(run))
+    assert written(run) == written(whole)
+
+
+KILLED = """
+import os, signal, sys
+from unittest import mock
+from trainrig import config, storage
+from trainrig.corpus.curate import Curation, curate
+
+write, wanted = storage.write, f"/{sys.argv[2]}"
+
+def dying(path, data):
+    folder, _, name = path.rpartition("/")
+    if "/done/" in path and folder.rstrip("-0123456789").endswith(wanted):
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(path, data)
+
+with mock.patch.object(storage, "write", dying):
+    curate(config.load(Curation, sys.argv[1]))
+"""
+PASSES = (
+    *("numbers", "line-keys", "common-lines", "cut-lines"),
+    *("anchors", "repeated", "pieces", "repeats", "cut-substrings"),
+    *("benchmarks", "matches", "matched", "decontaminate"),
+)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", PASSES)
+def test_killed_before_a_pass_has_left_a_record_it_ends_the_same(make_run, ducks, tmp_path, name):
+    whole = make_run(name="whole", **STEPS, decontamination=ducks)
+    assert tuple(cut_passes(whole)) == PASSES
+    curate(whole)
+    run = make_run(**STEPS, decontamination=ducks)
+    (tmp_path / "run.toml").write_text(config.to_toml(run))
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run.toml"), name]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    curate(run)
     assert written(run) == written(whole)
 
 
