@@ -1,10 +1,13 @@
 """What tests of several folders ask for: an S3 server, the real data, this checkout in children."""
 
+import datetime
 import itertools
+import json
 import logging
 import os
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +33,25 @@ for name, value in ray_session.ENVIRONMENT.items():
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(PLATFORM), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+
+@pytest.fixture
+def write_result(request: pytest.FixtureRequest) -> Callable[[str, dict[str, Any]], None]:
+    """`write_result("kills.json", found)`: what a long form found, beside its test in `results`.
+
+    With the day, and the commit that it was found of.
+    """
+    place = request.path.parent / "results"
+
+    def write(name: str, found: dict[str, Any]) -> None:
+        command = ["git", "rev-parse", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, cwd=place.parent).stdout
+        stamp = {"date": datetime.date.today().isoformat(), "commit": commit.strip()}
+        place.mkdir(exist_ok=True)
+        (place / name).write_text(json.dumps(stamp | found, indent=1) + "\n")
+
+    return write
+
 
 # Run only where they are asked for by name: their marker, and the command that does.
 ASKED_FOR = {

@@ -1,8 +1,6 @@
 """Runs that real trouble comes to, and what they have to equal in the end."""
 
 import contextlib
-import datetime
-import json
 import os
 import pickle
 import runpy
@@ -165,15 +163,6 @@ class Aside(threading.Thread):
             raise self._error
 
 
-def write_result(name: str, found: dict[str, Any]) -> None:
-    """What a long form found, below `results`, with the commit that it found it of."""
-    command = ["git", "rev-parse", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True, cwd=HERE).stdout.strip()
-    stamp = {"date": datetime.date.today().isoformat(), "commit": commit}
-    Path(HERE, "results").mkdir(exist_ok=True)
-    Path(HERE, "results", name).write_text(json.dumps(stamp | found, indent=1) + "\n")
-
-
 @pytest.fixture
 def chaos() -> Any:
     """The helpers of this file, for tests that are no package."""
@@ -183,7 +172,6 @@ def chaos() -> Any:
         kill_actors = staticmethod(kill_actors)
         kill_fork_servers = staticmethod(kill_fork_servers)
         what_came_of = staticmethod(what_came_of)
-        write_result = staticmethod(write_result)
 
     return Helpers
 

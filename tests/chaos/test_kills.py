@@ -104,7 +104,9 @@ def test_a_run_whose_driver_is_killed_is_gone_on_with(
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_twenty_kills_at_random_instants(one_ray, undisturbed, assert_equal, chaos, tmp_path):
+def test_twenty_kills_at_random_instants(
+    one_ray, undisturbed, assert_equal, chaos, write_result, tmp_path
+):
     """Ranks and what they hang on, one in an evaluation, one in a save, others as chance has it."""
     seed = int(time.time())
     dice = random.Random(seed)
@@ -126,7 +128,7 @@ def test_twenty_kills_at_random_instants(one_ray, undisturbed, assert_equal, cha
     aside.end()
     assert_equal(job, straight)
     spent = goodput.goodput(job.folder)
-    chaos.write_result(
+    write_result(
         "kills.json",
         {
             "kills": ["rank 0 in an evaluation", "rank 0 in a save", *plan],

@@ -98,7 +98,9 @@ def test_ctrl_c_at_a_terminal_ends_a_driver_as_unfinished_and_its_ray_lives_unti
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_a_hundred_stops_at_random_instants(one_ray, undisturbed, assert_equal, chaos, tmp_path):
+def test_a_hundred_stops_at_random_instants(
+    one_ray, undisturbed, assert_equal, chaos, write_result, tmp_path
+):
     straight = undisturbed(400)
     seed = int(time.time())
     dice = random.Random(seed)
@@ -116,7 +118,7 @@ def test_a_hundred_stops_at_random_instants(one_ray, undisturbed, assert_equal, 
         assert_equal(job, straight)
         failed = chaos.events(job.folder).all("attempt_failed")
         assert not failed, failed
-    chaos.write_result(
+    write_result(
         "stops.json",
         {"stops": len(stops), "runs": runs, "seed": seed, "steps": stops, "byte_equal": True},
     )

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from trainrig.corpus.dedup.plan import MIB, plan
 from trainrig.corpus.dedup.verify import Verification
 
 _planted = runpy.run_path(str(Path(__file__).parent / "planted.py"))
-RESULTS = Path(__file__).parent / "results" / "scale.json"
 SETTINGS = MinHash()
 
 SEARCH = """
@@ -97,7 +97,9 @@ def test_two_hundred_thousand_documents_take_the_memory_that_was_said(tmp_path: 
 
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
-def test_ten_times_the_documents_take_at_most_eleven_times_the_time(tmp_path: Path) -> None:
+def test_ten_times_the_documents_take_at_most_eleven_times_the_time(
+    tmp_path: Path, write_result: Callable[[str, dict[str, Any]], None]
+) -> None:
     found = []
     for documents, splits in ((1_000_000, 20), (10_000_000, 200)):
         folder = tmp_path / str(documents)
@@ -105,8 +107,7 @@ def test_ten_times_the_documents_take_at_most_eleven_times_the_time(tmp_path: Pa
         shutil.rmtree(folder)
     growth = found[1]["cpu_seconds"] / found[0]["cpu_seconds"]
     result = {"machine": platform.machine(), "growth": round(growth, 2), "searches": found}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    write_result("scale.json", result)
     for each in found:
         check(each)
     assert growth <= 11
