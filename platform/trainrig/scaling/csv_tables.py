@@ -62,7 +62,7 @@ def read_csv(path: str, columns: Mapping[str, str]) -> Runs:
 
     Raises DataError.
     """
-    table = _parse(path)
+    table = parse(path)
     if not columns:
         for headers, reader in PUBLISHED.items():
             if headers <= set(table.cells):
@@ -70,7 +70,8 @@ def read_csv(path: str, columns: Mapping[str, str]) -> Runs:
     return _read_named(table, columns)
 
 
-def _parse(path: str) -> Csv:
+def parse(path: str) -> Csv:
+    """The cells of the file at `path`, which has a header line. Raises DataError."""
     try:
         text = storage.read(path).decode("utf-8-sig")
     except FileNotFoundError:
