@@ -1,0 +1,135 @@
+"""Approach 1 of Hoffmann et al. (arXiv:2203.15556, section 3.1): the envelope of training curves.
+
+At each compute, the run with the least loss names N*; lines through log N* and log D* over log C
+give the exponents. Runs are read between their points, never beyond. Where the smallest or the
+largest model wins, a smaller or a larger one might have: those computes are left out, and said.
+N* can only be one of the sizes trained: the finer the ladder, the less the envelope is bound to it.
+
+Shapes: T trials, G computes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.config import Field, Settings
+from trainrig.errors import DataError
+from trainrig.scaling.enough import levels
+from trainrig.scaling.law import LeftOut
+from trainrig.scaling.power import PowerLaw, fit_power
+from trainrig.scaling.runs import Floats, Runs
+
+LEAST_BEST = 3  # sizes that are best somewhere, beside the smallest and the largest
+
+
+class Envelope(Settings):
+    """Where the curves are compared."""
+
+    points: int = Field(1500, ge=10)  # computes, evenly in log; Hoffmann et al. take as many
+
+
+@dataclass(frozen=True)
+class EnvelopeFit:
+    """N*(C) and D*(C), the envelope [G], and the computes that were left out."""
+
+    parameters: PowerLaw
+    tokens: PowerLaw
+    flops: Floats  # [G], by 6ND
+    best: Floats  # [G] N of the run with the least loss
+    loss: Floats  # [G] that loss, nats per token
+    refused: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The loss of each trial at each compute, [T, G]; inf where the trial was not measured."""
+
+    sizes: Floats  # [T] N
+    flops: Floats  # [G]
+    loss: Floats  # [T, G]
+
+
+def curves(runs: Runs, settings: Envelope | None = None) -> Curves:
+    """Each trial's log loss, drawn straight from point to point over log C.
+
+    Trials of a single point are drawn as one curve with those of their size. A point worse than
+    one before it is passed over: the envelope wants the best so far. Raises DataError where no
+    curve has two points.
+    """
+    drawn: list[tuple[float, Floats, Floats]] = []
+    for rows in _curves(runs):
+        rows = rows[np.argsort(runs.flops_6nd[rows], kind="stable")]
+        x, first = np.unique(np.log(runs.flops_6nd[rows]), return_index=True)
+        if len(x) > 1:
+            y = np.minimum.accumulate(np.log(runs.loss[rows][first]))
+            drawn.append((float(np.median(runs.parameters[rows])), x, y))
+    if not drawn:
+        raise DataError(
+            "the envelope of training curves needs losses along the runs, at two places or more of "
+            f"each, or several runs of a size; none of the {len(runs)} runs has another point"
+        )
+    points = (settings or Envelope()).points
+    grid = np.linspace(min(x[0] for _, x, _ in drawn), max(x[-1] for _, x, _ in drawn), points)
+    loss = [np.interp(grid, x, y, left=np.inf, right=np.inf) for _, x, y in drawn]
+    return Curves(np.array([size for size, _, _ in drawn]), np.exp(grid), np.exp(np.array(loss)))
+
+
+def _curves(runs: Runs) -> Iterator[NDArray[np.int64]]:
+    """The rows of each curve: a trial's, and of the other trials those of a size."""
+    _, trial, counts = np.unique(runs.trial, return_inverse=True, return_counts=True)
+    single = counts[trial] == 1
+    for number in np.unique(trial[~single]):
+        yield np.flatnonzero(trial == number)
+    size = np.searchsorted(levels(runs.parameters), runs.parameters, side="right")
+    for number in np.unique(size[single]):
+        yield np.flatnonzero(single & (size == number))
+
+
+def fit_envelope(runs: Runs, settings: Envelope | None = None) -> EnvelopeFit:
+    """Approach 1 over all points of `runs`. Raises DataError where nothing is between sizes."""
+    return envelope_of(curves(runs, settings))
+
+
+def envelope_of(drawn: Curves, trials: NDArray[np.int64] | None = None) -> EnvelopeFit:
+    """The envelope of `drawn`, or of some of its trials [T']. Raises DataError as above."""
+    sizes, loss = drawn.sizes, drawn.loss
+    if trials is not None:
+        sizes, loss = sizes[trials], loss[trials]
+    ladder = np.unique(sizes)
+    least = loss.min(axis=0)
+    winner = sizes[np.argmin(loss, axis=0)]
+    inside = np.isfinite(least) & (winner > ladder[0]) & (winner < ladder[-1])
+    if (best_somewhere := len(np.unique(winner[inside]))) < LEAST_BEST:
+        raise DataError(
+            f"the envelope: of {len(ladder)} sizes, {best_somewhere} between the smallest and the "
+            f"largest are ever best, and a line needs {LEAST_BEST}: train more sizes, or the "
+            "smaller ones for longer"
+        )
+    flops, best = drawn.flops[inside], winner[inside]
+    return EnvelopeFit(
+        parameters=fit_power(flops, best),
+        tokens=fit_power(flops, flops / (6 * best)),
+        flops=flops,
+        best=best,
+        loss=least[inside],
+        refused=_edges(drawn.flops, winner, np.isfinite(least), ladder),
+    )
+
+
+def _edges(
+    flops: Floats, winner: Floats, known: NDArray[np.bool_], ladder: Floats
+) -> tuple[LeftOut, ...]:
+    edges = (("smallest", "smaller", ladder[0]), ("largest", "larger", ladder[-1]))
+    left_out = []
+    for which, wanted, size in edges:
+        at = flops[known & (winner == size)]
+        if len(at):
+            left_out.append(
+                LeftOut(
+                    name=f"{at.min():.3g} to {at.max():.3g} FLOPs",
+                    reason=f"the {which} size, {size:.3g}, is best: a {wanted} one may be better",
+                )
+            )
+    return tuple(left_out)
