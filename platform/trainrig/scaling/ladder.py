@@ -118,7 +118,7 @@ def rung(
 def aspect(parameters: float) -> float:
     """Channels for each layer that a decoder of so many parameters is given, as near as may be."""
     way = math.log(parameters / SMALLEST) / math.log(LARGEST / SMALLEST)
-    wanted = ASPECT_SMALLEST * (ASPECT_LARGEST / ASPECT_SMALLEST) ** max(0.0, way)
+    wanted: float = ASPECT_SMALLEST * (ASPECT_LARGEST / ASPECT_SMALLEST) ** max(0.0, way)
     return min(ASPECT_MOST, wanted)
 
 
