@@ -75,10 +75,10 @@ class LeftOut(Settings):
 class FitRecord(Settings):
     """How the constants were found, and the proof that they are the minimum."""
 
-    loss: Literal["huber", "lad", "squares"]  # of the residuals of log loss
+    loss: Literal["Huber", "Lad", "Squares"]  # of the residuals of log loss
     delta: float | None  # of Huber's loss; None where there is none
     objective: float  # the SUM over rows, never the mean
-    gradient_norm: float  # of the objective at the constants, by their scaled coordinates
+    gradient_norm: float  # of the objective at the constants, by the coordinates of the search
     starts: int
     starts_that_agree: float = Field(ge=0, le=1)  # share that ended at the best
     rows_used: int
@@ -119,14 +119,18 @@ class Compared(Settings):
     form: Form
     objective: float
     held_out_error: float | None  # mean absolute, relative
+    # Akaike's, for Laplace's noise: 2 R ln(mean |residual of log loss|) + 2 x constants. Less is
+    # better, by differences only.
+    criterion: float | None = None
 
 
 class Approach(Settings):
     """N* ~ C^a and D* ~ C^b by another way of finding them."""
 
     name: str  # `envelope`, `isoflop`, `kaplan`, `parametric`
-    parameters_exponent: Estimate  # a
-    tokens_exponent: Estimate  # b
+    parameters_exponent: Estimate | None  # a; None: it refused these runs, and `note` says why
+    tokens_exponent: Estimate | None  # b
+    parameters_coefficient: float | None = None  # k of N* = k C^a
     note: str = ""  # what it refused, or assumed
 
 
