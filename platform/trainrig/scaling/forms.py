@@ -40,7 +40,7 @@ class Optimum:
         return self.tokens / self.parameters
 
 
-class _Constants(Settings):
+class Constants(Settings):
     """What all forms share: their constants by name, and a copy with others."""
 
     @property
@@ -49,7 +49,7 @@ class _Constants(Settings):
         flat: dict[str, float] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if isinstance(value, _Constants):
+            if isinstance(value, Constants):
                 flat |= {f"{name}.{inner}": number for inner, number in value.constants.items()}
             elif name != "kind":
                 flat[name] = value
@@ -67,7 +67,7 @@ class _Constants(Settings):
         return type(self).model_validate(data)
 
 
-class Parametric(_Constants):
+class Parametric(Constants):
     """L = E + A/N^alpha + B/D^beta (Hoffmann et al. 2022, arXiv:2203.15556, equation 2)."""
 
     kind: Literal["Parametric"] = "Parametric"
@@ -103,7 +103,7 @@ class Parametric(_Constants):
         return _array((ratio * _array(tokens) ** self.beta) ** (1 / self.alpha))
 
 
-class Kaplan(_Constants):
+class Kaplan(Constants):
     """L = ((n_c/N)^(alpha_n/alpha_d) + d_c/D)^alpha_d (arXiv:2001.08361, equation 1.5).
 
     Infinite tokens give L(N) = (n_c/N)^alpha_n, infinite parameters L(D) = (d_c/D)^alpha_d. The
@@ -141,7 +141,7 @@ class Kaplan(_Constants):
         return self.alpha_d / (self.alpha_n + self.alpha_d)
 
 
-class DataConstrained(_Constants):
+class DataConstrained(Constants):
     """Repeated tokens are worth ever less (Muennighoff et al. 2023, arXiv:2305.16264, section 3).
 
     L = base(N', D'), where D' = U + U r_d (1 - e^(-R/r_d)), R = D/U - 1 the repeats, and N' is
@@ -204,7 +204,7 @@ class DataConstrained(_Constants):
         return float(np.exp(found.x))
 
 
-class OverTraining(_Constants):
+class OverTraining(Constants):
     """L = E + (a M^eta + b M^-eta) C^-eta, M = D/N (Gadre et al. 2024, arXiv:2403.08540).
 
     The parametric law whose two exponents are equal, alpha = beta = 2 eta, seen from compute and
