@@ -66,6 +66,7 @@ VERBS = {
     "pretrain": Verb("trainrig.train.pretrain", "Pretraining", "pretrain"),
     "posttrain": Verb("trainrig.posttrain.sft", "FineTuning", "posttrain"),
     "evaluate": Verb("trainrig.evaluate.perplexity", "Evaluation", "evaluate"),
+    "sweep": Verb("trainrig.scaling.sweep", "Sweep", "sweep"),
 }
 
 
@@ -192,6 +193,12 @@ def posttrain(run_file: RunPath, changes: Changes = None, as_json: Json = False)
 def evaluate(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
     """Loss, perplexity and bits per byte of a checkpoint, by source."""
     _do("evaluate", run_file, changes, as_json)
+
+
+@app.command()
+def sweep(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """Train many small models, for scaling laws; the same command goes on after a stop."""
+    _do("sweep", run_file, changes, as_json)
 
 
 @app.command()
