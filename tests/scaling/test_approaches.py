@@ -1,12 +1,16 @@
 """The ways of finding N*(C) without a form: parabolas, the envelope, Kaplan's power laws."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from trainrig.errors import DataError
+from trainrig.scaling.approaches import by_each, envelope_line, frontier_laws, isoflop_line
+from trainrig.scaling.bootstrap import Bootstrap, counts_of
 from trainrig.scaling.envelope import Envelope, curves, fit_envelope
 from trainrig.scaling.forms import Kaplan, Parametric
-from trainrig.scaling.isoflop import IsoFlop, budgets, fit_isoflops
+from trainrig.scaling.isoflop import IsoFlop, budgets, fit_isoflops, redrawn
 from trainrig.scaling.kaplan import fit_frontier, fit_kaplan, frontier
 from trainrig.scaling.power import fit_power
 from trainrig.scaling.runs import Runs
@@ -162,3 +166,83 @@ def test_kaplans_laws_of_a_sweep_imply_an_exponent() -> None:
     assert 0.3 < laws.parameters_exponent < 0.9
     with pytest.raises(DataError, match=r"L\(parameters\): 1 of 3 runs .* train 2 more"):
         fit_frontier(Runs.of(parameters=[1.0, 2, 3], tokens=1e6, loss=[1.0, 2, 3]), "parameters")
+
+
+# --- intervals
+
+
+def noisy(runs: Runs, seed: int, noise: float = 0.003) -> Runs:
+    scatter = np.random.default_rng(seed).normal(size=len(runs))
+    return replace(runs, loss=runs.loss * np.exp(noise * scatter))
+
+
+def test_redrawn_parabolas_are_those_of_the_rows_drawn() -> None:
+    runs = noisy(sweep(UNEVEN), 0)
+    fit = fit_isoflops(runs)
+    counts = counts_of(runs, Bootstrap(draws=20), strata=runs.budget)
+    for count, found in zip(counts, redrawn(fit, runs, counts), strict=True):
+        drawn = fit_isoflops(runs.select(np.repeat(np.arange(len(runs)), count)))
+        law = drawn.parameters
+        if len(drawn.bowls) == len(fit.bowls):
+            assert found == pytest.approx([np.log(law.coefficient), law.exponent], rel=1e-6)
+
+
+def test_a_draw_without_two_bowls_has_no_line() -> None:
+    runs = sweep(UNEVEN, budgets=2)
+    counts = np.ones((2, len(runs)), dtype=np.int64)
+    counts[1, 11:] = 0  # two sizes are left of the second budget
+    found = redrawn(fit_isoflops(runs), runs, counts)
+    assert np.isnan(found).any(axis=1).tolist() == [False, True]
+
+
+def test_each_approach_speaks_or_says_why_not() -> None:
+    rules = Bootstrap(draws=40)
+    swept = noisy(sweep(UNEVEN), 1)
+    envelope, isoflop = by_each(swept, swept, IsoFlop(), Envelope(), rules)
+    assert isoflop.parameters_exponent is not None
+    assert isoflop.tokens_exponent is not None
+    interval = isoflop.parameters_exponent.bootstrap
+    assert interval is not None and interval.contains(UNEVEN.parameters_exponent)
+    total = isoflop.parameters_exponent.value + isoflop.tokens_exponent.value
+    assert total == pytest.approx(1)
+    assert envelope.parameters_exponent is not None
+    assert envelope.parameters_exponent.bootstrap is None
+    assert "of 40 bootstrap draws have no fit" in envelope.note
+    few = swept.select(swept.budget < 2e18)
+    refused = by_each(few, few, IsoFlop(), Envelope(), rules)
+    assert [one.parameters_exponent for one in refused] == [None, None]
+    assert refused[1].note.startswith("refused: isoFLOP curves: 1 budgets")
+
+    along = noisy(trainings(UNEVEN), 1)
+    envelope, isoflop = by_each(along, along, IsoFlop(), Envelope(), rules)
+    assert envelope.parameters_exponent is not None
+    assert "are from before the rate decayed" in envelope.note
+
+
+def test_kaplans_laws_come_with_intervals() -> None:
+    laws, estimates = frontier_laws(noisy(trainings(UNEVEN), 2), Bootstrap(draws=40))
+    assert estimates["L(C).alpha"].value == laws.flops.alpha
+    for estimate in estimates.values():
+        assert estimate.bootstrap is not None and estimate.bootstrap.contains(estimate.value)
+
+
+# Envelope: each draw's envelope is drawn anew, at 7 ms; the long form below has 200 of 200.
+@pytest.mark.parametrize("approach", ["isoflop", "envelope"])
+def test_intervals_hold_the_truth_about_as_often_as_they_say(approach: str) -> None:
+    sweeps = 40 if approach == "isoflop" else 12
+    assert coverage(approach, sweeps, draws=60) >= 0.85
+
+
+def coverage(approach: str, sweeps: int, draws: int) -> float:
+    """The share of `sweeps` noisy tables whose 95% interval of N*'s exponent holds the truth."""
+    held = []
+    for seed in range(sweeps):
+        rules = Bootstrap(draws=draws, seed=seed)
+        if approach == "isoflop":
+            line, _ = isoflop_line(noisy(sweep(UNEVEN), seed), IsoFlop(), rules)
+        else:
+            line, _ = envelope_line(noisy(trainings(UNEVEN, 20), seed), Envelope(), rules)
+        interval = line.approach(approach, "").parameters_exponent
+        assert interval is not None and interval.bootstrap is not None
+        held.append(interval.bootstrap.contains(UNEVEN.parameters_exponent))
+    return float(np.mean(held))

@@ -21,13 +21,15 @@ from trainrig.scaling.law import LeftOut
 from trainrig.scaling.power import PowerLaw, fit_power
 from trainrig.scaling.runs import Floats, Runs
 
+Mask = NDArray[np.bool_]
+
 LEAST_BEST = 3  # sizes that are best somewhere, beside the smallest and the largest
 
 
 class Envelope(Settings):
     """Where the curves are compared."""
 
-    points: int = Field(1500, ge=10)  # computes, evenly in log; Hoffmann et al. take as many
+    points: int = Field(500, ge=10)  # computes, evenly in log; Hoffmann et al. take 1,500
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def envelope_of(drawn: Curves, trials: NDArray[np.int64] | None = None) -> Envel
     ladder = np.unique(sizes)
     least = loss.min(axis=0)
     winner = sizes[np.argmin(loss, axis=0)]
-    inside = np.isfinite(least) & (winner > ladder[0]) & (winner < ladder[-1])
+    inside = np.isfinite(least) & _between_edges(drawn.flops, winner, least, ladder)
     if (best_somewhere := len(np.unique(winner[inside]))) < LEAST_BEST:
         raise DataError(
             f"the envelope: of {len(ladder)} sizes, {best_somewhere} between the smallest and the "
@@ -116,6 +118,18 @@ def envelope_of(drawn: Curves, trials: NDArray[np.int64] | None = None) -> Envel
         loss=least[inside],
         refused=_edges(drawn.flops, winner, np.isfinite(least), ladder),
     )
+
+
+def _between_edges(flops: Floats, winner: Floats, least: Floats, ladder: Floats) -> Mask:
+    """[G] above the last compute that the smallest wins and below the first the largest wins.
+
+    Between these, noise gives a size on either side of the best its turn; beyond them it can give
+    it to one side only, which would flatten the line.
+    """
+    known = np.isfinite(least)
+    smallest = flops[known & (winner == ladder[0])].max(initial=0)
+    largest = flops[known & (winner == ladder[-1])].min(initial=np.inf)
+    return np.asarray((flops > smallest) & (flops < largest))
 
 
 def _edges(

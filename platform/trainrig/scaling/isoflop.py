@@ -88,6 +88,47 @@ def fit_isoflops(runs: Runs, settings: IsoFlop | None = None) -> IsoFlopFit:
     )
 
 
+def redrawn(fit: IsoFlopFit, runs: Runs, counts: NDArray[np.int64]) -> Floats:
+    """ln coefficient and exponent of N*(C) for each draw's counts [K, R]: [K, 2].
+
+    Each draw bends its own parabola through the rows of each bowl; a budget whose parabola has no
+    lowest point inside is left out of that draw's line, and a draw without a line is NaN.
+    """
+    log_best = np.stack([_redrawn_bowl(bowl, runs, counts) for bowl in fit.bowls], axis=1)
+    log_flops = np.log([bowl.flops for bowl in fit.bowls])
+    known = np.isfinite(log_best)
+    weight = known / np.maximum(known.sum(axis=1, keepdims=True), 1)
+    y = np.where(known, log_best, 0)
+    x = np.where(known, log_flops - (weight * log_flops).sum(axis=1, keepdims=True), 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        exponent = (x * y).sum(axis=1) / (x * x).sum(axis=1)
+    middle = (weight * (y - exponent[:, None] * log_flops)).sum(axis=1)
+    found = np.stack([middle, exponent], axis=1)
+    found[known.sum(axis=1) < LEAST_BUDGETS] = np.nan
+    return found
+
+
+def _redrawn_bowl(bowl: Bowl, runs: Runs, counts: NDArray[np.int64]) -> Floats:
+    """[K] log N* of each draw; NaN where its parabola has no lowest point inside."""
+    rows = np.array(bowl.rows)
+    log_n, loss, weight = np.log(runs.parameters[rows]), runs.loss[rows], counts[:, rows]
+    x = log_n - log_n.mean()
+    powers = np.stack([np.ones_like(x), x, x * x])  # [3, R]
+    moments = np.einsum("kr,ir,jr->kij", weight, powers, powers)
+    sides = np.einsum("kr,ir,r->ki", weight, powers, loss)
+    sizes = np.unique(log_n)
+    drawn = np.stack([weight[:, log_n == size].sum(axis=1) for size in sizes], axis=1) > 0
+    enough = drawn.sum(axis=1) >= 3  # of a parabola
+    moments[~enough] = np.eye(3)
+    _, slope, curvature = np.linalg.solve(moments, sides[..., None])[..., 0].T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        best = log_n.mean() - slope / (2 * curvature)
+    least = np.where(drawn, sizes, np.inf).min(axis=1)
+    most = np.where(drawn, sizes, -np.inf).max(axis=1)
+    inside = enough & (curvature > 0) & (best > least) & (best < most)
+    return np.where(inside, best, np.nan)
+
+
 def budgets(runs: Runs, settings: IsoFlop | None = None) -> list[PLACES]:
     """The rows of each budget, cheapest first: by the column `budget`, else by like 6ND.
 
