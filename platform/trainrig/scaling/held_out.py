@@ -9,7 +9,7 @@ Shapes: R rows, H rows kept back, K draws.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from trainrig.scaling.regression import Fit
 from trainrig.scaling.runs import Floats, Runs
 
 Mask = NDArray[np.bool_]
-FitForm = Callable[[Runs], Fit[Form]]
+FitForm = Callable[[Runs], Fit[Any]]
 TIED = 1.02  # runs within this factor of the threshold are kept back with it
 
 
@@ -94,7 +94,7 @@ def predict(form: Form, runs: Runs) -> Array:
     return form.loss(runs.parameters, runs.tokens, unique)
 
 
-def predicted_draws(draws: FormDraws[Form], runs: Runs, seed: int) -> Array:
+def predicted_draws(draws: FormDraws[Any], runs: Runs, seed: int) -> Array:
     """[K, H] what each draw says of `runs`, with the noise of a residual drawn for each.
 
     Residuals are smaller than the noise by what the constants took up; they are scaled up for it.
@@ -106,7 +106,7 @@ def predicted_draws(draws: FormDraws[Form], runs: Runs, seed: int) -> Array:
     return np.asarray(clean * np.exp(rng.choice(residuals * np.sqrt(freed), clean.shape)))
 
 
-def criterion(fit: Fit[Form]) -> float:
+def criterion(fit: Fit[Any]) -> float:
     """Akaike's criterion under Laplace's noise: 2 R ln(mean |residual|) + 2 x constants.
 
     Of the residuals of log loss. Laplace's, because what Huber's loss minimises is near it.
