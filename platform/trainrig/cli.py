@@ -19,6 +19,7 @@ from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
 from trainrig.manifest import Manifest
+from trainrig.scaling.mixture.verb import mixture
 
 app = typer.Typer(
     add_completion=False,
@@ -276,6 +277,7 @@ def report(
     print(json.dumps({"report": path}) if as_json else path)
 
 
+app.command()(mixture)
 tokens_app = typer.Typer(no_args_is_help=True, help="Look into token shards.")
 app.add_typer(tokens_app, name="tokens")
 
