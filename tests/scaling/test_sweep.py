@@ -1,6 +1,7 @@
 """A real sweep of tiny models on a Ray of this machine's own."""
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -8,10 +9,8 @@ import pytest
 
 from trainrig import config
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling import sweep as sweeps
 from trainrig.scaling.runs import RUNS_FILE, Runs
 from trainrig.scaling.sweep import Sweep, sweep
-from trainrig.train import metrics
 from trainrig.train.run_folder import RunFolder
 
 TIMES = ("seconds", "cost")  # the columns that differ from time to time
@@ -66,3 +65,71 @@ def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(local_ray,
     attempts = [len(RunFolder(str(f)).attempts()) for f in Path(one.output).glob("trials/*/*")]
     assert attempts == [1] * 4
     assert sweep(one).counts == manifest.counts
+
+
+@pytest.mark.ray
+def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, make_sweep):
+    run = make_sweep(
+        "searched",
+        design={"kind": "Grid", "parameters": (6_000, 12_000), "tokens": (1_500,)},
+        search={
+            "parameters": 6_000,
+            "tokens": 3_000,
+            "rate_factors": (1e-4, 1.0, 1e20),
+            "scheduler": {"kind": "ASHA"},
+        },
+    )
+    sweep(run)
+    found = json.loads(Path(run.output, "search.json").read_text())
+    assert found["rate_factor"] == 1.0 and found["at_an_edge"] == []
+    losses = {each["rate_factor"]: each["loss"] for each in found["tried"]}
+    assert losses[1.0] < losses[1e-4] and losses[1e20] is None
+    trials = json.loads(Path(run.output, "trials.json").read_text())
+    ruled = [run.rule.rate(each["parameters"], each["runs"][0]["tokens"]) for each in trials]
+    assert [each["rate"] for each in trials] == pytest.approx(ruled, rel=0.01)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trials": {"gpus": 64}}, "trials.gpus = 64, but Ray has 0 GPUs; lower it"),
+        ({"large": {"parameters": 1e4, "workers": 999}}, "large.workers = 999, but Ray has"),
+        (
+            {"trials": {"instance": "p5.49xlarge"}},
+            "no instance 'p5.49xlarge' in the table of hardware; did you mean",
+        ),
+    ],
+)
+def test_resources_that_are_not_there_are_refused(local_ray, make_sweep, changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        sweep(make_sweep("refused", **changes))
+
+
+def test_a_law_of_nothing_held_out_is_refused(make_sweep, make_tokens, tmp_path):
+    run = make_sweep(tokens=make_tokens(tmp_path, held_out=0.0))
+    with pytest.raises(DataError, match="nothing is held out, and a law is of the loss on text"):
+        sweep(run)
+    assert not Path(run.output).exists()
+
+
+@pytest.mark.ray
+def test_optuna_draws_factors_between_the_least_and_the_greatest(local_ray, make_sweep):
+    pytest.importorskip("optuna")
+    run = make_sweep(
+        "drawn",
+        design={"kind": "Grid", "parameters": (6_000, 12_000), "tokens": (1_500,)},
+        trials={"at_once": 1},
+        search={
+            "parameters": 6_000,
+            "tokens": 1_500,
+            "rate_factors": (0.25, 4.0),
+            "batch_factors": (0.5, 2.0),
+            "searcher": {"kind": "Optuna", "draws": 3},
+        },
+    )
+    sweep(run)
+    found = json.loads(Path(run.output, "search.json").read_text())
+    assert len(found["tried"]) == 3
+    assert all(0.25 <= each["rate_factor"] <= 4 for each in found["tried"])
+    assert all(0.5 <= each["batch_factor"] <= 2 for each in found["tried"])

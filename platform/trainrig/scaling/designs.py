@@ -4,7 +4,7 @@ N counts parameters without embeddings, D the tokens trained on. A law needs poi
 on one line through them: several N at a D, or several D at an N.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -43,11 +43,7 @@ class _Design(Settings):
 
     @model_validator(mode="after")
     def _several_sizes(self) -> "_Design":
-        if len(set(self.parameters)) < FEWEST_SIZES:
-            raise ValueError(
-                f"one size of model, {self.parameters[0]:,.0f} parameters: no law in N can be "
-                "fitted to it; give three or more, at least a factor of 8 apart"
-            )
+        _check_sizes(self.parameters)
         return self
 
     def points(self, model: Callable[[float], Model]) -> tuple[Point, ...]:
@@ -108,4 +104,28 @@ class IsoFLOP(_Design):
                     yield Point(asked, tokens, budget)
 
 
-Design = Annotated[Grid | Rays | IsoFLOP, Field(discriminator="kind")]
+class Points(Settings):
+    """These points, and no others."""
+
+    kind: Literal["Points"] = "Points"
+    pairs: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]  # N, D of each
+
+    @model_validator(mode="after")
+    def _several_sizes(self) -> "Points":
+        _check_sizes([parameters for parameters, _ in self.pairs])
+        return self
+
+    def points(self, model: Callable[[float], Model]) -> tuple[Point, ...]:
+        """All of them, by size and tokens."""
+        return tuple(Point(*pair) for pair in sorted(set(self.pairs)))
+
+
+def _check_sizes(parameters: Sequence[float]) -> None:
+    if len(set(parameters)) < FEWEST_SIZES:
+        raise ValueError(
+            f"one size of model, {parameters[0]:,.0f} parameters: no law in N can be fitted to it; "
+            "give three or more, at least a factor of 8 apart"
+        )
+
+
+Design = Annotated[Grid | Rays | IsoFLOP | Points, Field(discriminator="kind")]

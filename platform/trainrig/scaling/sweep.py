@@ -9,15 +9,16 @@ imported. Large ones have a group of workers each, one after another, as `pretra
 """
 
 import contextlib
-import math
+import logging
 import os
+import pickle
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainrig import errors, manifest, storage
-from trainrig.errors import ClusterError, ConfigError, InputError, TrainrigError, Unfinished
+from trainrig.errors import ClusterError, ConfigError, TrainrigError, Unfinished
 from trainrig.manifest import SCRATCH, Manifest, Stage
 from trainrig.ray_session import connect
 from trainrig.scaling import searching
@@ -38,10 +39,12 @@ from trainrig.scaling.trials import Data, Trial, look_at, plan, plan_search, poi
 from trainrig.scaling.work import Config, SearchedPairs, TrainedTrials, Work
 from trainrig.train import lease
 from trainrig.train.stop import FILE, StopRequests
+from trainrig.train.trainer import fork_servers
 
 __all__ = ["Sweep", "sweep"]
 
 STATED = "trials.json"
+log = logging.getLogger(__name__)
 POLL = 1.0  # s between two looks at the trials
 # What Tune reads when it starts; what the user has set stays.
 ENVIRONMENT = {
@@ -90,6 +93,8 @@ def _connect(run: Sweep) -> None:
         os.environ.setdefault(name, value)
     connect(1, "trials")
     import ray
+
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what matters is said here
 
     there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     wanted = [("trials.cpus", "CPU", run.trials.cpus), ("trials.gpus", "GPU", run.trials.gpus)]
@@ -141,13 +146,13 @@ class _Driver:
         return found
 
     def cost(self) -> dict[str, float]:
-        """What trials took beside their updates, in seconds of wall time."""
+        """What trials took, and what of it beside training them, in seconds of wall time."""
         trials = sum(each.trials for each in self._groups)
         seconds = sum(each.seconds for each in self._groups)
-        updates = sum(each.update_seconds for each in self._groups)
-        found = {"trial_seconds": round(seconds, 3), "update_seconds": round(updates, 3)}
+        training = sum(each.training_seconds for each in self._groups)
+        found = {"trial_seconds": round(seconds, 3), "training_seconds": round(training, 3)}
         if trials:
-            found["overhead_seconds_a_trial"] = round((seconds - updates) / trials, 3)
+            found["overhead_seconds_a_trial"] = round((seconds - training) / trials, 3)
         return found
 
     def _on_tune(
@@ -199,28 +204,6 @@ def _shown(board: Board, show: Show) -> Iterator[None]:
         thread.join()
 
 
-def _do(config: Config, work: Work) -> None:
-    """One trial, in an actor of Tune's. What the user has to mend, and a wish to stop, go home as
-    results: Tune starts what raises again."""
-    run = work.run
-    if not run.trials.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else all trials of a node share its first
-    from ray import tune
-
-    from trainrig.scaling.trial import Alone, StopFile, only_rank
-
-    alone = Alone(StopFile(storage.join(run.output, FILE)))
-    ended: dict[str, Any] = {}
-    with only_rank():
-        try:
-            work.do(work.trial(config), alone, lambda result: tune.report(dict(result)))
-        except Unfinished:
-            ended = {"stopped": True}
-        except InputError as error:
-            ended = {"problem": str(error), "kind": type(error).__name__}
-    tune.report({"loss": math.inf, "percent": 100.0} | ended | {"updates": alone.step_seconds})
-
-
 class _OnTune:
     """Trials of one kind, on Ray Tune."""
 
@@ -228,7 +211,7 @@ class _OnTune:
         self._stage, self._run, self._work, self._board = stage, run, work, board
         self.trials = 0  # ended
         self.seconds = 0.0  # from the start of each to its end, together
-        self.update_seconds = 0.0  # of which updates took
+        self.training_seconds = 0.0  # of which updates and held-out losses took
         self._began: dict[str, float] = {}
         self._problem: TrainrigError | None = None
         self._stopped = False
@@ -284,11 +267,24 @@ class _OnTune:
     def _tuner(self, names: Sequence[str], settings: Mapping[str, Any]) -> Any:
         from ray import tune
 
+        servers, work = fork_servers(), pickle.dumps(self._work)
+
+        # Pickled by value, being nobody's attribute: Tune's actors do not import this module, and
+        # torch with it.
+        def kept(config: Config) -> None:
+            import ray
+            from ray import tune
+
+            from trainrig.scaling.trial_keeper import keep
+
+            here = ray.get_runtime_context().get_node_id()
+            keep(servers.get(here), work, config, lambda result: tune.report(dict(result)))
+
         told, wanted = dict(settings), self._run.trials
         space = told.pop("space", {"name": tune.grid_search(list(names))})
         resources = {"cpu": wanted.cpus} | ({"gpu": wanted.gpus} if wanted.gpus else {})
         return tune.Tuner(
-            tune.with_resources(tune.with_parameters(_do, work=self._work), resources),
+            tune.with_resources(kept, resources),
             param_space=space,
             tune_config=tune.TuneConfig(
                 reuse_actors=True, max_concurrent_trials=wanted.at_once, **told
@@ -318,6 +314,12 @@ class _OnTune:
             ) -> None:
                 outer._end(trial.trial_id, trial.config, trial.last_result or {})
 
+            def on_trial_recover(
+                self, iteration: int, trials: Any, trial: Any, **more: Any
+            ) -> None:
+                named = outer._work.trial(trial.config).name
+                log.warning("trial %s: its process died; it goes on from where it was", named)
+
             def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
                 outer._end(trial.trial_id, trial.config, {})
 
@@ -330,7 +332,7 @@ class _OnTune:
     def _end(self, name: str, config: Config, last: Config) -> None:
         self.trials += 1
         self.seconds += time.monotonic() - self._began.pop(name)
-        self.update_seconds += last.get("updates", 0.0)
+        self.training_seconds += last.get("training", 0.0)
         self._stopped |= last.get("stopped", False)
         if "problem" in last and not self._problem:
             self._problem = getattr(errors, last["kind"])(last["problem"])

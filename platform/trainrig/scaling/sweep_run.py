@@ -85,6 +85,8 @@ class Sweep(RunFile):
     design: Annotated[Design, AHEAD]
     # Of weights and of the order of data together. A second tells noise from signal.
     seeds: Annotated[tuple[int, ...], AHEAD, Field(min_length=1)] = (0,)
+    # N up to which sizes have all seeds; the larger have the first alone. None: all have all.
+    seeds_up_to: Annotated[float | None, AHEAD] = Field(default=None, gt=0)
     tie_embeddings: bool = True
     batches: SweepBatches = SweepBatches()
     training: SweepTraining = SweepTraining()

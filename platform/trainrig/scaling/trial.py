@@ -128,7 +128,7 @@ class Alone:
 
     def __init__(self, watch: Watch = UNWATCHED) -> None:
         self._watch = watch
-        self.step_seconds = 0.0  # that updates took
+        self.training_seconds = 0.0  # that updates and held-out losses took
 
     def __call__(self, stage: Stage, job: Job) -> None:
         """See Train."""
@@ -154,13 +154,17 @@ class Alone:
             except DamagedCheckpoint:
                 continue  # it is marked as such: the one before is taken
             finally:
-                self.step_seconds += sum(
-                    line["speed/step_seconds"]
-                    for line in metrics.read_lines(job.folder)
-                    if line["attempt"] == attempt.number
-                )
+                self.training_seconds += _training_seconds(job.folder, attempt.number)
             if self._watch.stop_wanted():
                 return False
+
+
+def _training_seconds(folder: str, attempt: int) -> float:
+    """That the updates of `attempt`, and the held-out losses measured after them, took."""
+    ends = {li["step"]: li for li in metrics.read_lines(folder) if li["attempt"] == attempt}
+    measured = [li for li in metrics.held_out_series(folder) if li["step"] in ends]
+    updates = sum(line["speed/step_seconds"] for line in ends.values())
+    return float(updates + sum(line["time"] - ends[line["step"]]["time"] for line in measured))
 
 
 class _Until:

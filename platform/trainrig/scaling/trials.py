@@ -96,7 +96,9 @@ def plan(sweep: Sweep, points: Sequence[Point], data: Data, factors: Pair) -> tu
                 f"same decoder, of {model.parameters:,}; leave one out"
             )
         found[model.parameters] = asked
-        trials += [_trial(sweep, model, seed, of_size, factors) for seed in sweep.seeds]
+        repeated = sweep.seeds_up_to is None or asked <= sweep.seeds_up_to
+        seeds = sweep.seeds if repeated else sweep.seeds[:1]
+        trials += [_trial(sweep, model, seed, of_size, factors) for seed in seeds]
     _check_epochs(sweep, trials, data)
     return tuple(trials)
 

@@ -1,17 +1,25 @@
-"""What the processes of a sweep do, one trial after another. It knows no Ray.
+"""What the process of a trial does. It knows no Ray.
 
-Pickled whole: a process that has it needs nothing else but the folders that it names.
+It is told by pickle, in full: beside that it needs nothing but the folders that are named there.
 """
 
+import math
+import os
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from trainrig import storage
+from trainrig.errors import InputError, Unfinished
 from trainrig.scaling.search import Search, drawn_pair, named_pair
 from trainrig.scaling.searching import train_searched
 from trainrig.scaling.sweep_run import Sweep
-from trainrig.scaling.trial import Alone, train_trial
+from trainrig.scaling.trial import Alone, StopFile, only_rank, train_trial
+from trainrig.scaling.trial_keeper import Ended, Said
 from trainrig.scaling.trials import Data, Trial, plan_search
+from trainrig.train.stop import FILE
 
 Config = Mapping[str, Any]
 Report = Callable[[Mapping[str, Any]], None]
@@ -65,3 +73,31 @@ class SearchedPairs:
     def do(self, trial: Trial, alone: Alone, report: Report) -> None:
         """See Work."""
         train_searched(self.run, self.search, trial, self.data, alone, report)
+
+
+def main(channel: Connection) -> None:
+    """Do the trial that the channel gives, and say there how it goes and how it ended.
+
+    What the user has to mend, and a wish to stop, are results: whoever dies is started again.
+    """
+    pickled, config = channel.recv()
+    work: Work = pickle.loads(pickled)
+    if not work.run.trials.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else all trials of a node share its first
+
+    ended: dict[str, Any] = {"loss": math.inf, "percent": 100.0}
+
+    def report(result: Mapping[str, Any]) -> None:
+        ended.update(result)
+        channel.send(Said(result))
+        channel.recv()
+
+    alone = Alone(StopFile(storage.join(work.run.output, FILE)))
+    with only_rank():
+        try:
+            work.do(work.trial(config), alone, report)
+        except Unfinished:
+            ended["stopped"] = True
+        except InputError as error:
+            ended |= {"problem": str(error), "kind": type(error).__name__}
+    channel.send(Ended(ended | {"training": alone.training_seconds}))
