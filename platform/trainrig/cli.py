@@ -20,6 +20,7 @@ from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
 from trainrig.manifest import Manifest
 from trainrig.scaling.mixture.verb import mixture
+from trainrig.scaling.plan_verb import plan
 
 app = typer.Typer(
     add_completion=False,
@@ -110,19 +111,32 @@ def quickstart(
 
 
 @app.command()
-def check(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Validate a run file and print what would run, every default included."""
-    from trainrig.check import describe
+def check(
+    run_file: RunPath,
+    changes: Changes = None,
+    device: Annotated[str | None, typer.Option(help="Reckon for this; what is here.")] = None,
+    mfu: Annotated[float | None, typer.Option(help="Share of its peak; 0.4.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="A table of devices of your own.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Validate a run file; print what would run, every default included, and what it takes."""
+    from trainrig.check import Machine, describe
 
     model = _model_for(run_file)
     run = config.load(model, run_file, changes or ())
-    facts = describe(run)
+    facts = describe(run, Machine(device, hardware, mfu))
     if as_json:
         print(json.dumps({"run": run.model_dump(mode="json"), **facts}))
         return
     print(config.to_toml(run), end="")
     for name, value in facts.items():
-        print(f"# {name}: {value:,}" if isinstance(value, int) else f"# {name}: {value}")
+        print(f"# {name}: {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _model_for(run_file: str) -> type[RunFile]:
@@ -278,6 +292,7 @@ def report(
 
 
 app.command()(mixture)
+app.command()(plan)
 tokens_app = typer.Typer(no_args_is_help=True, help="Look into token shards.")
 app.add_typer(tokens_app, name="tokens")
 

@@ -11,6 +11,7 @@ Shapes: C channels, L layers, F channels between.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import DecoderConfig, count_parameters
@@ -27,6 +28,7 @@ LEAST_PARAMETERS = 5_000
 ASPECT_SMALLEST, ASPECT_LARGEST, ASPECT_MOST = 16.0, 85.0, 128.0
 # F / C: SwiGLU's 8/3 (arXiv:2002.05202, section 3), and how far N may take it from there.
 WIDENING, WIDENING_LEAST, WIDENING_MOST = 8 / 3, 1.75, 4.0
+_HALVINGS = 16  # of a search among sizes: finer than they are apart
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def rung(
             f"{LEAST_PARAMETERS:,}, and laws hold from {SMALLEST:,} on"
         )
     layers, channels, between = min(
-        _candidates(parameters), key=lambda sizes: _strangeness(*sizes, parameters)
+        _candidates(parameters), key=lambda sizes: _strangeness(sizes, parameters)
     )
     model = DecoderConfig(
         layers=layers,
@@ -113,6 +115,37 @@ def rung(
     )
     count = count_parameters(model)
     return Rung(model, count.layers, count.embedding + count.head)
+
+
+def rung_of(
+    parameters: float,
+    count: Literal["non-embedding", "total"],
+    vocabulary: int,
+    positions: int = 2048,
+) -> Rung:
+    """The decoder of about `parameters`, counted as a law counts them.
+
+    Raises ConfigError where `parameters` in all do not hold the embedding of `vocabulary` entries.
+    """
+    if count == "non-embedding":
+        return rung(parameters, vocabulary, positions)
+    least = rung(LEAST_PARAMETERS, vocabulary, positions)
+    if parameters < least.total:
+        raise ConfigError(
+            f"no decoder with a vocabulary of {vocabulary:,} has {parameters:,.0f} parameters in "
+            f"all, as this law counts them; the least: {least.total:,}, or lower --vocabulary"
+        )
+    # More layers' parameters mean more in all, but for steps of the width.
+    low, high, best = float(LEAST_PARAMETERS), parameters, least
+    for _ in range(_HALVINGS):
+        middle = rung(math.sqrt(low * high), vocabulary, positions)
+        if abs(middle.total - parameters) < abs(best.total - parameters):
+            best = middle
+        if middle.total < parameters:
+            low = math.sqrt(low * high)
+        else:
+            high = math.sqrt(low * high)
+    return best
 
 
 def aspect(parameters: float) -> float:
@@ -148,8 +181,9 @@ def _between(parameters: float, layers: int, channels: int) -> float:
     return rest / (3 * channels)
 
 
-def _strangeness(layers: int, channels: int, between: int, parameters: float) -> float:
-    """How far a decoder is from what was asked (first of all), and from the usual proportions."""
+def _strangeness(sizes: tuple[int, int, int], parameters: float) -> float:
+    """How far (L, C, F) are from what was asked (first of all), and from the usual proportions."""
+    layers, channels, between = sizes
     found = layers * (4 * channels**2 + 3 * channels * between + 2 * channels) + channels
     off = abs(math.log(found / parameters))
     shape = math.log(channels / layers / aspect(parameters)) ** 2

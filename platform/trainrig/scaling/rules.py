@@ -46,10 +46,10 @@ class DeepSeek(_Rule):
 
     def batch(self, parameters: float, tokens: float) -> float:
         """See _Rule."""
-        return 0.2920 * (6 * parameters * tokens) ** 0.3271
+        return 0.2920 * math.pow(6 * parameters * tokens, 0.3271)
 
     def _rate(self, parameters: float, tokens: float) -> float:
-        return 0.3118 * (6 * parameters * tokens) ** -0.1250
+        return 0.3118 * math.pow(6 * parameters * tokens, -0.1250)
 
 
 class Porian(_Rule):
@@ -63,10 +63,10 @@ class Porian(_Rule):
 
     def batch(self, parameters: float, tokens: float) -> float:
         """See _Rule."""
-        return 0.7576 * float(parameters) ** 0.703
+        return 0.7576 * math.pow(parameters, 0.703)
 
     def _rate(self, parameters: float, tokens: float) -> float:
-        return 3.7 * float(parameters) ** -0.36
+        return 3.7 * math.pow(parameters, -0.36)
 
 
 class StepLaw(_Rule):
@@ -77,10 +77,10 @@ class StepLaw(_Rule):
 
     def batch(self, parameters: float, tokens: float) -> float:
         """See _Rule."""
-        return 0.58 * float(tokens) ** 0.571
+        return 0.58 * math.pow(tokens, 0.571)
 
     def _rate(self, parameters: float, tokens: float) -> float:
-        return 1.79 * float(parameters) ** -0.713 * float(tokens) ** 0.307
+        return 1.79 * math.pow(parameters, -0.713) * math.pow(tokens, 0.307)
 
 
 class Kaplan(_Rule):
@@ -96,9 +96,9 @@ class Kaplan(_Rule):
 
     def batch(self, parameters: float, tokens: float) -> float:
         """See _Rule."""
-        of_size = (8.8e13 / parameters) ** (0.076 / 0.095)
-        loss = (of_size + 5.4e13 / tokens) ** 0.095
-        return 2.1e8 * float(loss) ** (-1 / 0.21)
+        of_size = math.pow(8.8e13 / parameters, 0.076 / 0.095)
+        loss = math.pow(of_size + 5.4e13 / tokens, 0.095)
+        return 2.1e8 * math.pow(loss, -1 / 0.21)
 
     def _rate(self, parameters: float, tokens: float) -> float:
         return 3.239e-3 - 1.395e-4 * math.log(min(parameters, 1e9))
