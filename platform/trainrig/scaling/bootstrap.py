@@ -59,11 +59,11 @@ class Draws:
 
     def estimate(self, value: float, drawn: Array) -> Estimate:
         """`value` with the interval and the standard error of `drawn`, its values by draw."""
-        spread = float(np.std(drawn, ddof=1)) if len(drawn) > 1 else np.inf
+        finite = len(drawn) > 1 and bool(np.isfinite(drawn).all())
         return Estimate(
             value=value,
             bootstrap=self.interval(drawn),
-            standard_error=spread if np.isfinite(spread) else None,
+            standard_error=float(np.std(drawn, ddof=1)) if finite else None,
         )
 
     def interval(self, drawn: Array) -> Interval:
@@ -140,26 +140,32 @@ class FormDraws(Generic[F]):
     @property
     def forms(self) -> tuple[F, ...]:
         """A form for each draw that has a fit: what a law's file holds."""
-        names, columns = zip(*self.stacked.constants.items(), strict=True)
-        rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
+        names = self.fit.fitted
+        columns = [np.asarray(self.stacked.constants[name]).tolist() for name in names]
+        rows = zip(*columns, strict=True)
         form = self.fit.form
         return tuple(form.with_constants(dict(zip(names, row, strict=True))) for row in rows)
 
     def estimates(
         self, quantities: Mapping[str, Callable[[F], Array | float]] | None = None
     ) -> dict[str, Estimate]:
-        """Each constant with its interval, then each of `quantities`.
+        """Each fitted constant with its interval, then each of `quantities`.
 
         A quantity is asked of the form, and of `stacked`, whose constants are arrays.
         """
         form, stacked = self.fit.form, self.stacked
         asked: dict[str, tuple[float, Array]] = {
-            name: (value, np.asarray(stacked.constants[name]))
+            name: (value, self._endless(name, np.asarray(stacked.constants[name])))
             for name, value in form.constants.items()
+            if name in self.fit.fitted
         }
         for name, quantity in (quantities or {}).items():
             asked[name] = float(quantity(form)), np.asarray(quantity(stacked))
         return {name: self.draws.estimate(value, drawn) for name, (value, drawn) in asked.items()}
+
+    def _endless(self, name: str, drawn: Array) -> Array:
+        largest = self.fit.regression.largest.get(name, np.inf)
+        return np.where(drawn < largest, drawn, np.inf)
 
 
 def bootstrap_form(fit: Fit[F], settings: Bootstrap) -> FormDraws[F]:

@@ -51,7 +51,7 @@ class Lad(Settings):
     """
 
     kind: Literal["Lad"] = "Lad"
-    deltas: tuple[Positive, ...] = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)  # of log loss
+    deltas: tuple[Positive, ...] = (1e-3, 1e-4, 1e-6, 1e-8)  # of log loss
 
 
 class Squares(Settings):
@@ -107,6 +107,11 @@ class Minima:
         """Those of `rows`."""
         return Minima(*(column[rows] for column in vars(self).values()))
 
+    def and_(self, other: "Minima") -> "Minima":
+        """These, then those of `other`."""
+        both = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Minima(*(np.concatenate(columns) for columns in both))
+
 
 def minimise(
     curve: Curve,
@@ -123,9 +128,7 @@ def minimise(
         theta = start[at]
         for delta in deltas:
             rows = _Rows(curve, targets[at], weights[at], delta)
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # wild steps: their loss refuses them
+            with np.errstate(all="ignore"):  # wild steps overflow; their loss refuses them
                 found = _descend(rows, theta, search)
             theta = found.theta
         ends.append(found)

@@ -73,13 +73,21 @@ def regression_of(runs: Runs, settings: ParametricFit) -> Regression[Parametric]
 
 
 def _starts(log_n: Array, log_d: Array, loss: Array, settings: ParametricFit) -> Array:
-    """[S, 5]. A and B stay positive: at least a hundredth of the mean loss above E."""
+    """[S, 5]."""
     starts = []
     for alpha, beta, floor in itertools.product(
         settings.exponents, settings.exponents, settings.floors
     ):
-        above = loss - floor * loss.min()
         terms = np.stack([np.exp(-alpha * log_n), np.exp(-beta * log_d)], axis=1)
-        a, b = np.maximum(np.linalg.lstsq(terms, above)[0], above.mean() / 100)
-        starts.append([np.log(a), np.log(b), np.log(floor * loss.min()), alpha, beta])
+        starts.append([*above_the_floor(terms, loss, floor), alpha, beta])
     return np.array(starts)
+
+
+def above_the_floor(terms: Array, loss: Array, floor: float) -> tuple[float, float, float]:
+    """Logs of the two multiples of `terms` [R, 2] nearest to the loss above E, and of E.
+
+    Positive ones: each at least a hundredth of what is left above E.
+    """
+    above = loss - floor * loss.min()
+    first, second = np.maximum(np.linalg.lstsq(terms, above)[0], above.mean() / 100)
+    return float(np.log(first)), float(np.log(second)), float(np.log(floor * loss.min()))

@@ -3,8 +3,8 @@
 Shapes: R rows (runs), P coordinates of theta, S starts, K draws.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -22,6 +22,9 @@ F = TypeVar("F", bound=Constants)
 # Starts agree with the best when their objective is within this share of it: a hundred thousand
 # times what the search promises, and far below what would move a constant's fourth digit.
 AGREEMENT = 1e-8
+# Other minima whose objective is within this share of the best may be the best of other draws.
+NEAR = 0.2
+RIVALS = 4  # at most
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Regression(Generic[F]):
     loss: Loss
     forms: Callable[[Array], F]  # thetas [..., P] to one form, whose constants may be arrays
     search: Search
+    largest: Mapping[str, float] = field(default_factory=dict)  # constants from here on: infinite
 
     @cached_property
     def log_loss(self) -> Array:
@@ -41,9 +45,19 @@ class Regression(Generic[F]):
         return np.log(self.runs.loss)
 
     def fit(self) -> "Fit[F]":
-        """The best minimum from all starts. Raises DataError where none is one."""
+        """The best minimum from all starts. Raises DataError where none is one.
+
+        Each start is searched from twice. Straight on: from afar almost every row is on the
+        straight part of Huber's loss, and the way is long. By the minimum under a wider delta,
+        which shows the way, but shows it to all alike: minima beside it are then not seen.
+        """
         weights = np.ones((len(self.starts), len(self.runs)))
-        ends = self.minima(self.starts, weights, from_afar=True)
+        deltas, wide = self.loss.deltas, self.search.first_delta
+        ends = self.minima(self.starts, weights)
+        searches = len(self.starts)
+        if deltas[0] < wide:
+            ends = ends.and_(self.minima(self.starts, weights, (wide, *deltas)))
+            searches *= 2
         ends = ends.take(np.flatnonzero(ends.converged & self.valid(ends.theta)))
         if not len(ends.objective):
             raise DataError(
@@ -51,26 +65,33 @@ class Regression(Generic[F]):
                 f" the {len(self.runs)} runs do not bend as the form does; add runs that differ"
                 " more in parameters and in tokens, or leave out those that stand apart"
             )
-        best = int(np.argmin(ends.objective))
-        agree = int((ends.objective <= ends.objective[best] * (1 + AGREEMENT)).sum())
-        return Fit(self, ends.take(np.array([best])), agree / len(self.starts))
+        ends = ends.take(np.argsort(ends.objective, kind="stable"))
+        relative = ends.objective / max(ends.objective[0], 1e-300) - 1
+        agree = int((relative <= AGREEMENT).sum())
+        others = np.flatnonzero((np.diff(relative, prepend=0) > AGREEMENT) & (relative < NEAR))
+        return Fit(self, ends.take(np.array([0])), agree / searches, ends.theta[others[:RIVALS]])
 
-    def minima(self, start: Array, weights: Array, from_afar: bool = False) -> Minima:
-        """Where each of K searches ends: from start [K, P] or [P], rows weighed by [K, R].
+    def best_of(self, starts: Array, weights: Array) -> Minima:
+        """The best minimum from any of starts [V, P], for each of K problems: weights [K, R]."""
+        found = [self.minima(start, weights) for start in starts]
+        heights = np.stack([np.where(m.converged, m.objective, np.inf) for m in found])
+        best = np.argmin(heights, axis=0)
+        columns = zip(*(vars(m).values() for m in found), strict=True)
+        return Minima(*(np.stack(column)[best, np.arange(len(best))] for column in columns))
 
-        From afar almost every row is on the straight part of Huber's loss, and the way is long;
-        a wider delta shows it.
-        """
+    def minima(
+        self, start: Array, weights: Array, deltas: tuple[float, ...] | None = None
+    ) -> Minima:
+        """Where each of K searches ends: from start [K, P] or [P], rows weighed by [K, R]."""
         start = np.broadcast_to(start, (len(weights), start.shape[-1]))
-        deltas = self.loss.deltas
-        if from_afar and deltas[0] < self.search.first_delta:
-            deltas = (self.search.first_delta, *deltas)
+        deltas = deltas or self.loss.deltas
         return minimise(self.curve, start, self.log_loss, weights, deltas, self.search)
 
     def valid(self, theta: Array) -> Mask:
         """[K]: are all constants of theta [K, P] positive and finite?"""
         with np.errstate(over="ignore"):
-            constants = np.stack(list(self.forms(theta).constants.values()))
+            columns = np.broadcast_arrays(*self.forms(theta).constants.values())
+        constants = np.stack(columns)
         valid: Mask = (np.isfinite(constants) & (constants > 0)).all(axis=0)
         return valid
 
@@ -81,7 +102,8 @@ class Fit(Generic[F]):
 
     regression: Regression[F]
     minimum: Minima  # of one
-    agree: float  # share of the starts that ended here
+    agree: float  # share of the searches that ended here
+    rivals: Array  # [V, P], other minima nearly as good
 
     @property
     def theta(self) -> Array:
@@ -93,6 +115,12 @@ class Fit(Generic[F]):
         """The law."""
         form = self.regression.forms(self.theta)
         return form.with_constants(form.constants)  # checked, and with floats
+
+    @property
+    def fitted(self) -> tuple[str, ...]:
+        """The constants that the runs decided; a base form's may have been given."""
+        of_one = self.regression.forms(self.theta[None]).constants
+        return tuple(name for name, column in of_one.items() if np.ndim(column))
 
     @property
     def objective(self) -> float:
@@ -108,11 +136,12 @@ class Fit(Generic[F]):
         return np.asarray(self.regression.log_loss - predicted)
 
     def draws(self, counts: NDArray[np.int64]) -> Array:
-        """Theta [K, P] refitted to rows taken counts [K, R] times, from here; NaN where none is.
+        """Theta [K, P] refitted to rows taken counts [K, R] times, from here and from the rivals.
 
-        What `bootstrap.bootstrap` wants of a fit.
+        NaN where there is no minimum with positive constants.
         """
-        found = self.regression.minima(self.theta, np.asarray(counts, dtype=np.float64))
+        starts = np.concatenate([self.theta[None], self.rivals])
+        found = self.regression.best_of(starts, np.asarray(counts, dtype=np.float64))
         good = found.converged & self.regression.valid(found.theta)
         return np.where(good[:, None], found.theta, np.nan)
 
