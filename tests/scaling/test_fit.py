@@ -10,7 +10,7 @@ import pytest
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.bootstrap import Bootstrap
 from trainrig.scaling.fit import Fitted, LawFit, fit_law, form_fitter, read_runs, write_fit
-from trainrig.scaling.fit_verb import Tables, columns_of, fit, settings_of
+from trainrig.scaling.fitting import Tables, columns_of, fit, settings_of
 from trainrig.scaling.forms import Parametric
 from trainrig.scaling.held_out import HoldOut, criterion, split
 from trainrig.scaling.law import read_law

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainrig.errors import DataError
-from trainrig.scaling.bootstrap import Bootstrap, Counts, Draws, bootstrap
+from trainrig.scaling.bootstrap import Bootstrap, Counts, Draws, bootstrap, one_by_one
 from trainrig.scaling.envelope import Envelope, EnvelopeFit, fit_envelope
 from trainrig.scaling.forms import Array
 from trainrig.scaling.isoflop import IsoFlop, IsoFlopFit, fit_isoflops, redrawn
 from trainrig.scaling.kaplan import KaplanLaws, fit_kaplan
 from trainrig.scaling.law import Approach, Estimate, LeftOut
-from trainrig.scaling.power import PowerLaw
+from trainrig.scaling.power import PowerLaw, fit_power
 from trainrig.scaling.runs import Runs
 
+LEAST_OPTIMA = 3
 COSTLY = 200  # draws at most of what is refitted one by one: a millisecond each
 
 
@@ -138,3 +139,19 @@ def _present(
         return values
 
     return refit
+
+
+def optima_line(runs: Runs, rules: Bootstrap) -> Line:
+    """N*(C) of a table whose rows are optima already, one or more for each budget.
+
+    Raises DataError where they are fewer than three.
+    """
+    if len(runs) < LEAST_OPTIMA:
+        raise DataError(f"{len(runs)} optima: a line with an interval needs {LEAST_OPTIMA}")
+
+    def line(drawn: Runs) -> list[float]:
+        law = fit_power(drawn.flops, drawn.parameters)
+        return [float(np.log(law.coefficient)), law.exponent]
+
+    law = fit_power(runs.flops, runs.parameters)
+    return Line(law, bootstrap(one_by_one(line, runs, 2), runs, rules))

@@ -3,6 +3,7 @@
 The same runs and settings give the same `law.json`, byte for byte: whatever is drawn has a seed.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,7 +15,8 @@ from trainrig import __version__, config, storage
 from trainrig.config import Settings
 from trainrig.errors import DataError
 from trainrig.scaling.approaches import by_each, frontier_laws
-from trainrig.scaling.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.bootstrap import Bootstrap, FormDraws, bootstrap_form
+from trainrig.scaling.data_constrained import DataConstrainedFit, fit_data_constrained
 from trainrig.scaling.envelope import Envelope
 from trainrig.scaling.held_out import FitForm, HoldOut, Split, criterion, judge, predict, split
 from trainrig.scaling.isoflop import IsoFlop
@@ -31,6 +33,7 @@ from trainrig.scaling.law import (
     write_law,
 )
 from trainrig.scaling.minimise import Huber, Loss
+from trainrig.scaling.overtraining import OverTrainingFit, fit_overtraining
 from trainrig.scaling.parametric import ParametricFit, fit_parametric
 from trainrig.scaling.profile import profiles, with_profiles
 from trainrig.scaling.regression import Fit
@@ -38,7 +41,11 @@ from trainrig.scaling.runs import Counts, Floats, Runs, together
 from trainrig.scaling.screening import Exclusions, Screened, screen
 
 LAW_FILE = "law.json"
+EPOCHS = 4  # repeats beyond these are worth visibly less than new tokens (arXiv:2305.16264)
 Kind = Literal["Parametric", "Kaplan", "DataConstrained", "OverTraining"]
+
+
+log = logging.getLogger(__name__)
 
 
 class LawFit(Settings):
@@ -80,14 +87,20 @@ def read_runs(
 
 def fit_law(runs: Runs, settings: LawFit, name: str, source: str = "") -> Fitted:
     """The law of `runs`. Raises DataError where they do not make one; `name` is the law's."""
-    screened = screen(_counted(runs, settings.counts), settings.exclusions)
+    screened = screen(counted(runs, settings.counts), settings.exclusions)
     tokenizer = _tokenizer(screened.runs, settings.tokenizer)
+    if settings.form != "DataConstrained" and (repeating := _repeating(screened.runs)):
+        log.warning(
+            "%d of %d runs saw their tokens more than %d times, which %s takes for new ones; "
+            "--form DataConstrained does not",
+            *(repeating, len(screened.runs), EPOCHS, settings.form),
+        )
     halves, held_out = _held_out(screened.runs, settings)
     fit = form_fitter(settings.form, settings.loss)(screened.runs)
     drawn = bootstrap_form(fit, settings.bootstrap)
     quantities = {"parameters_exponent": _parameters_exponent} if _bends(settings.form) else {}
     estimates = with_profiles(
-        drawn.estimates(quantities), profiles(fit, quantities, settings.bootstrap.level)
+        _estimates(drawn, quantities), profiles(fit, quantities, settings.bootstrap.level)
     )
     law = Law(
         name=name,
@@ -101,12 +114,23 @@ def fit_law(runs: Runs, settings: LawFit, name: str, source: str = "") -> Fitted
             update={"draws_failed": drawn.draws.failed, "clusters": drawn.clusters}
         ),
         held_out=held_out,
-        compared=_compared(screened.runs, halves, settings),
+        compared=_compared(fit, halves, held_out, settings.loss),
         approaches=_approaches(screened, estimates, settings),
         source=source,
         made_by=made_by(),
     )
     return Fitted(law, screened.runs, screened.along)
+
+
+def _estimates(drawn: FormDraws[Any], quantities: dict[str, Any]) -> dict[str, Estimate]:
+    """With the bootstrap's intervals, or without where too many draws have no fit."""
+    try:
+        return drawn.estimates(quantities)
+    except DataError as why:
+        log.warning("%s", why)
+    form = drawn.fit.form
+    found = form.constants | {name: float(of(form)) for name, of in quantities.items()}
+    return {name: Estimate(value=value) for name, value in found.items()}
 
 
 def write_fit(folder: str, fitted: Fitted) -> str:
@@ -118,9 +142,13 @@ def write_fit(folder: str, fitted: Fitted) -> str:
 
 def form_fitter(kind: Kind, loss: Loss) -> FitForm:
     """The function that fits forms of `kind`."""
-    if kind == "Parametric":
-        return lambda runs: fit_parametric(runs, ParametricFit(loss=loss))
-    return lambda runs: fit_kaplan_form(runs, KaplanFit(loss=loss))
+    fitters: dict[Kind, FitForm] = {
+        "Parametric": lambda runs: fit_parametric(runs, ParametricFit(loss=loss)),
+        "Kaplan": lambda runs: fit_kaplan_form(runs, KaplanFit(loss=loss)),
+        "DataConstrained": lambda runs: fit_data_constrained(runs, DataConstrainedFit(loss=loss)),
+        "OverTraining": lambda runs: fit_overtraining(runs, OverTrainingFit(loss=loss)),
+    }
+    return fitters[kind]
 
 
 def ranges(runs: Runs) -> Ranges:
@@ -142,7 +170,8 @@ def _span(values: Floats) -> Span:
     return Span(least=float(values.min()), greatest=float(values.max()))
 
 
-def _counted(runs: Runs, counts: Counts | None) -> Runs:
+def counted(runs: Runs, counts: Counts | None) -> Runs:
+    """`runs` with N counted as asked. Raises DataError where the table does not tell."""
     if counts is None or counts == runs.counts:
         return runs
     if counts == "non-embedding":
@@ -185,31 +214,38 @@ def _held_out(runs: Runs, settings: LawFit) -> tuple[Split | None, HeldOut | Non
         ) from None
 
 
-def _compared(runs: Runs, halves: Split | None, settings: LawFit) -> tuple[Compared, ...]:
-    """Every form that the runs can tell, the chosen one first."""
-    kinds: list[Kind] = [settings.form]
-    kinds += [kind for kind in _kinds(runs) if kind != settings.form]
-    found = []
-    for kind in kinds:
-        fitter = form_fitter(kind, settings.loss)
+def _compared(
+    fit: Fit[Any], halves: Split | None, held_out: HeldOut | None, loss: Loss
+) -> tuple[Compared, ...]:
+    """The form fitted, then each other that the runs can tell."""
+    runs, own = fit.regression.runs, fit.form.kind
+    found = [_ranked(fit, held_out.mean_absolute_error if held_out else None)]
+    for kind in _kinds(runs):
+        if kind == own:
+            continue
+        fitter = form_fitter(kind, loss)
         try:
-            fit = fitter(runs)
             error = None if halves is None else _error(fitter(halves.rest), halves.largest)
+            found.append(_ranked(fitter(runs), error))
         except DataError:
             continue
-        found.append(
-            Compared(
-                form=fit.form,
-                objective=fit.objective,
-                held_out_error=error,
-                criterion=criterion(fit),
-            )
-        )
     return tuple(found)
 
 
+def _ranked(fit: Fit[Any], error: float | None) -> Compared:
+    return Compared(
+        form=fit.form, objective=fit.objective, held_out_error=error, criterion=criterion(fit)
+    )
+
+
 def _kinds(runs: Runs) -> tuple[Kind, ...]:
-    return ("Parametric", "Kaplan")
+    once: tuple[Kind, ...] = ("Parametric", "OverTraining", "Kaplan")
+    return (*once, "DataConstrained") if _repeating(runs) else once
+
+
+def _repeating(runs: Runs) -> int:
+    """How many runs saw their tokens more than four times; NaN, for all unseen, counts not."""
+    return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
 
 
 def _error(fit: Fit[Any], largest: Runs) -> float:

@@ -1,77 +1,56 @@
-"""`trainrig fit`: tables in; a law, or several recipes' laws compared, printed and kept."""
+"""The verb `fit`. It imports what it needs when it runs."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated
 
-from trainrig import config
-from trainrig.errors import ConfigError
-from trainrig.scaling import summary
-from trainrig.scaling.fit import LawFit, fit_law, read_runs, write_fit
-
-# Option of the command line -> key of LawFit.
-KEYS = {
-    "form": "form",
-    "counts": "counts",
-    "tokenizer": "tokenizer",
-    "draws": "bootstrap.draws",
-    "seed": "bootstrap.seed",
-    "hold_out": "hold_out.share",
-    "hold_out_by": "hold_out.by",
-    "drop_highest": "exclusions.highest_losses",
-    "nearest": "isoflop.nearest",
-}
+import typer
 
 
-@dataclass(frozen=True)
-class Tables:
-    """What is to be fitted."""
+def fit(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUNS_DIR|CSV...", help="A sweep, or a table; one a recipe."),
+    ],
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Of those in the table; several are compared.")
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="OURS=HEADER", help="A CSV's column; repeatable.")
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option(help="Parametric, Kaplan, DataConstrained or OverTraining.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(min=0, help="Of Huber's loss; 0: least absolute deviations.")
+    ] = None,
+    drop_highest: Annotated[int | None, typer.Option(help="Leave out so many losses.")] = None,
+    hold_out: Annotated[
+        float | None, typer.Option(help="Share kept back to judge by; 0.1.")
+    ] = None,
+    hold_out_by: Annotated[str | None, typer.Option(help="flops, parameters or tokens.")] = None,
+    counts: Annotated[str | None, typer.Option(help="Of N: non-embedding or total.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Of a table that does not say.")] = None,
+    nearest: Annotated[int | None, typer.Option(help="Sizes of each isoFLOP parabola.")] = None,
+    draws: Annotated[int | None, typer.Option(help="Of the bootstrap; 1000.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of what is drawn; 0.")] = None,
+    out: Annotated[str | None, typer.Option(help="The folder to write law.json into.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """A law of the losses of many runs, and how far to trust it; of several recipes, which wins."""
+    from trainrig.scaling import fitting
+    from trainrig.terminal import Terminal
 
-    paths: tuple[str, ...]
-    columns: Mapping[str, str]  # our name -> a CSV's header
-    recipes: tuple[str, ...] = ()  # of those in the tables; none: all
-
-
-def settings_of(options: Mapping[str, Any]) -> LawFit:
-    """LawFit from the command line's options; None is an option not given. Raises ConfigError."""
-    data: dict[str, Any] = {}
-    for option, value in options.items():
-        if value is None:
-            continue
-        if option == "delta":
-            data["loss"] = {"kind": "Huber", "delta": value} if value else {"kind": "Lad"}
-            continue
-        *path, last = KEYS[option].split(".")
-        table = data
-        for part in path:
-            table = table.setdefault(part, {})
-        table[last] = value
-    return config.build(LawFit, data, "fit")
-
-
-def columns_of(given: Sequence[str]) -> dict[str, str]:
-    """`loss=eval/loss` as a mapping. Raises ConfigError."""
-    for text in given:
-        if "=" not in text:
-            raise ConfigError(f"--column {text}: write it as --column loss=HEADER")
-    return dict(text.split("=", 1) for text in given)
-
-
-def fit(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str:
-    """The text to print. Writes `law.json` (and what shows it) into `out`, where that is given."""
-    runs = read_runs(tables.paths, dict(tables.columns), tables.recipes)
-    name = tables.recipes[0] if tables.recipes else _stem(tables.paths[0])
-    fitted = fit_law(runs, settings, name, source=tables.paths[0])
-    written = [write_fit(out, fitted)] if out else []
-    if as_json:
-        data = fitted.law.model_dump(mode="json", exclude={"draws"})
-        return json.dumps({**data, "written": written})
-    return "\n".join([*summary.lines(fitted.law), *(f"wrote {path}" for path in written)])
-
-
-def _stem(path: str) -> str:
-    """A table's name: its file's, or its folder's where all files are called the same."""
-    pure = PurePosixPath(path)
-    return (pure.parent if pure.stem == "runs" and pure.parent.name else pure).stem
+    Terminal().listen()
+    tables = fitting.Tables(tuple(runs), fitting.columns_of(column or ()), tuple(recipe or ()))
+    options = {
+        "form": form,
+        "delta": delta,
+        "drop_highest": drop_highest,
+        "hold_out": hold_out,
+        "hold_out_by": hold_out_by,
+        "counts": counts,
+        "tokenizer": tokenizer,
+        "nearest": nearest,
+        "draws": draws,
+        "seed": seed,
+    }
+    print(fitting.fit(tables, fitting.settings_of(options), out, as_json))
