@@ -19,6 +19,7 @@ from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
 from trainrig.manifest import Manifest
+from trainrig.scaling.fit_verb import fit
 from trainrig.scaling.mixture.verb import mixture
 from trainrig.scaling.plan_verb import plan
 
@@ -291,6 +292,7 @@ def report(
     print(json.dumps({"report": path}) if as_json else path)
 
 
+app.command()(fit)
 app.command()(mixture)
 app.command()(plan)
 tokens_app = typer.Typer(no_args_is_help=True, help="Look into token shards.")
