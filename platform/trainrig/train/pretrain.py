@@ -20,11 +20,10 @@ from trainrig.train.continued import beginning, warn_of_high_rate
 from trainrig.train.held_out import HeldOutSets, RowSizes, nothing_held_out, open_held_out
 from trainrig.train.room import check_room
 from trainrig.train.run import Pretraining
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run_folder import PLAN, RunFolder
 from trainrig.train.state import Job
 
 log = logging.getLogger(__name__)
-PLAN = "plan.json"  # in the run folder: what was predicted of it
 
 
 def pretrain(run: Pretraining) -> Manifest:
