@@ -12,8 +12,10 @@ from trainrig.cli import app
 from trainrig.errors import ConfigError, DataError
 from trainrig.job import exit_codes
 from trainrig.parallel.layout import FSDP
+from trainrig.scaling.law import write_law
 from trainrig.scaling.plan import read_plan
 from trainrig.scaling.plan_answer import RunWanted, answer
+from trainrig.scaling.published import law
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import Pretraining
 
@@ -30,9 +32,9 @@ TINY = {
 def planned(tokens: str, tmp_path: Path) -> Callable[..., Path]:
     """`planned(parameters=1.2e4)`: the run file of a plan, on tiny tokens."""
 
-    def plan(law: str = "hoffmann", **asked: float) -> Path:
+    def plan(by: str = "hoffmann", **asked: float) -> Path:
         path = tmp_path / "planned.toml"
-        answer(law, TINY | asked, None, RunWanted(str(path), tokens, str(tmp_path / "run")))
+        answer(by, TINY | asked, None, RunWanted(str(path), tokens, str(tmp_path / "run")))
         return path
 
     return plan
@@ -87,6 +89,17 @@ def test_what_is_no_plan_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"law": 3}')
     with pytest.raises(DataError, match="is this a plan"):
         read_plan(str(tmp_path / "plan.json"))
+
+
+def test_a_law_is_read_from_its_file(tmp_path: Path) -> None:
+    base = law("besiroglu").form
+    draws = tuple(base.with_constants({"E": base.constants["E"] + k / 1000}) for k in range(40))
+    path = str(tmp_path / "law.json")
+    write_law(path, law("besiroglu").model_copy(update={"name": "ours", "draws": draws}))
+    plan, lines = answer(path, {"flops": 1e21}, None, RunWanted())
+    assert plan.law == "ours"
+    assert plan.loss_interval is not None and plan.loss_interval.contains(plan.loss + 0.02)
+    assert str(plan.loss_interval) in "\n".join(lines)
 
 
 @pytest.mark.parametrize(
