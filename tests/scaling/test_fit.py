@@ -125,6 +125,15 @@ def test_recipes_are_chosen_by_name(tmp_path: Path) -> None:
 # --- the verb's own part
 
 
+def test_a_table_that_makes_no_law_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "params,tokens,loss\n" + "".join(f"{n},{20 * n},3\n" for n in range(10, 90, 10))
+    )
+    with pytest.raises(DataError, match=r"runs.csv: all 8 runs lie on one ray of D/N = 20"):
+        fit(Tables((str(path),), {}), LawFit(), None, as_json=False)
+
+
 def test_options_become_settings() -> None:
     settings = settings_of({"delta": 0.0, "drop_highest": 5, "draws": 50, "form": None})
     assert settings.loss.kind == "Lad"
@@ -156,7 +165,7 @@ def test_the_verb_prints_one_object_and_writes_the_law(folder: Path, tmp_path: P
     printed = json.loads(fit(Tables((str(folder),), {}), FEW, str(tmp_path), as_json=True))
     assert (printed["name"], printed["form"]["kind"]) == (folder.name, "Parametric")
     assert "draws" not in printed
-    assert printed["written"] == [f"{tmp_path}/law.json"]
+    assert printed["written"][0] == f"{tmp_path}/law.json"
     assert read_law(printed["written"][0]).name == folder.name
 
 

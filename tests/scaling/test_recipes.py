@@ -71,6 +71,9 @@ def test_a_recipe_below_the_baselines_floor_is_worth_no_multiple() -> None:
 def test_what_does_not_compare_is_refused() -> None:
     with pytest.raises(DataError, match="one recipe compares with nothing"):
         compare({"web": table(BASE, 0)}, FEW)
+    few = table(BASE, 0).select(np.arange(4))
+    with pytest.raises(DataError, match="filtered: 4 runs with"):
+        compare({"web": table(BASE, 0), "filtered": few}, FEW)
     with pytest.raises(DataError, match=r"2 tokenizers \(a, b\)"):
         compare({"a": table(BASE, 0, tokenizer="a"), "b": table(BASE, 1, tokenizer="b")}, FEW)
 

@@ -4,7 +4,7 @@ The same runs and settings give the same `law.json`, byte for byte: whatever is 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal
@@ -35,7 +35,7 @@ from trainrig.scaling.law import (
 from trainrig.scaling.minimise import Huber, Loss
 from trainrig.scaling.overtraining import OverTrainingFit, fit_overtraining
 from trainrig.scaling.parametric import ParametricFit, fit_parametric
-from trainrig.scaling.profile import profiles, with_profiles
+from trainrig.scaling.profile import Profile, profiles, with_profiles
 from trainrig.scaling.regression import Fit
 from trainrig.scaling.runs import Counts, Floats, Runs, together
 from trainrig.scaling.screening import Exclusions, Screened, screen
@@ -69,6 +69,7 @@ class Fitted:
     law: Law
     runs: Runs  # those fitted
     along: Runs  # with them, the points along their curves
+    profiles: Mapping[str, Profile]  # by constant
 
 
 def read_runs(
@@ -95,13 +96,12 @@ def fit_law(runs: Runs, settings: LawFit, name: str, source: str = "") -> Fitted
             "--form DataConstrained does not",
             *(repeating, len(screened.runs), EPOCHS, settings.form),
         )
-    halves, held_out = _held_out(screened.runs, settings)
     fit = form_fitter(settings.form, settings.loss)(screened.runs)
+    halves, held_out = _held_out(screened.runs, settings)
     drawn = bootstrap_form(fit, settings.bootstrap)
     quantities = {"parameters_exponent": _parameters_exponent} if _bends(settings.form) else {}
-    estimates = with_profiles(
-        _estimates(drawn, quantities), profiles(fit, quantities, settings.bootstrap.level)
-    )
+    profiled = profiles(fit, quantities, settings.bootstrap.level)
+    estimates = with_profiles(_estimates(drawn, quantities), profiled)
     law = Law(
         name=name,
         form=fit.form,
@@ -119,7 +119,7 @@ def fit_law(runs: Runs, settings: LawFit, name: str, source: str = "") -> Fitted
         source=source,
         made_by=made_by(),
     )
-    return Fitted(law, screened.runs, screened.along)
+    return Fitted(law, screened.runs, screened.along, profiled)
 
 
 def _estimates(drawn: FormDraws[Any], quantities: dict[str, Any]) -> dict[str, Estimate]:

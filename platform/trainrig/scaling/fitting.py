@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from trainrig import config, storage
-from trainrig.errors import ConfigError
+from trainrig.errors import ConfigError, DataError
 from trainrig.scaling import recipes, summary
 from trainrig.scaling.fit import LawFit, counted, fit_law, read_runs, write_fit
 from trainrig.scaling.recipes import RecipeFit, compare
@@ -72,7 +72,10 @@ def fit(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str
         return _compare(tables, settings, out, as_json)
     runs = read_runs(tables.paths, dict(tables.columns), tables.recipes)
     name = tables.recipes[0] if tables.recipes else _stem(tables.paths[0])
-    fitted = fit_law(runs, settings, name, source=tables.paths[0])
+    try:
+        fitted = fit_law(runs, settings, name, source=tables.paths[0])
+    except DataError as why:
+        raise DataError(f"{tables.paths[0]}: {why}") from None
     written = [write_fit(out, fitted)] if out else []
     if as_json:
         data = fitted.law.model_dump(mode="json", exclude={"draws"})

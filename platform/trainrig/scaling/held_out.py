@@ -57,7 +57,8 @@ def split(runs: Runs, rules: HoldOut) -> Split:
             f"{int(held.sum())} of {len(runs)} runs would be kept back as the largest by "
             f"{rules.by}; a share between 0 and 1 of runs of different {rules.by} can be judged"
         )
-    rule = f"the {int(held.sum())} runs of {threshold / TIED:.3g} {rules.by} or more"
+    many = "run" if held.sum() == 1 else f"{int(held.sum())} runs"
+    rule = f"the {many} of {threshold / TIED:.3g} {rules.by} or more"
     return Split(runs.select(~held), runs.select(held), rule)
 
 

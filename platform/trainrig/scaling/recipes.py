@@ -12,9 +12,9 @@ Shapes: R runs of all recipes, Q recipes, P coordinates (3 Q + 2), K draws.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,8 @@ class Recipes(Constants):
 
 
 Counts = NDArray[np.int64]
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def compare(tables: Mapping[str, Runs], settings: RecipeFit) -> Comparison:
@@ -105,7 +107,10 @@ def compare(tables: Mapping[str, Runs], settings: RecipeFit) -> Comparison:
     Raises DataError for fewer than two, for other tokenizers or counts, and for too few runs.
     """
     swept = _screened(tables, settings)
-    apart = [fit_parametric(swept.runs_of(q), _how(settings)) for q in range(len(swept.names))]
+    apart = [
+        _of(name, fit_parametric, swept.runs_of(q), _how(settings))
+        for q, name in enumerate(swept.names)
+    ]
     jointly = _regression(swept, settings).fit()
     shared = settings.share == "exponents"
     laws = _laws(jointly.theta, swept) if shared else [fit.form for fit in apart]
@@ -180,7 +185,7 @@ class _Swept:
 def _screened(tables: Mapping[str, Runs], settings: RecipeFit) -> _Swept:
     if len(tables) < 2:
         raise DataError("one recipe compares with nothing: name two tables, or two recipes of one")
-    screened = [screen(table, settings.exclusions) for table in tables.values()]
+    screened = [_of(name, screen, table, settings.exclusions) for name, table in tables.items()]
     runs = together([one.runs for one in screened])
     # A recipe of its own for each is what is compared; a tokenizer of its own is not comparable.
     refuse_mixtures(replace(runs, recipe=np.full(len(runs), "", dtype=np.str_)))
@@ -190,6 +195,14 @@ def _screened(tables: Mapping[str, Runs], settings: RecipeFit) -> _Swept:
     trial = np.char.add(recipe.astype(np.str_), np.char.add("/", runs.trial))
     left_out = tuple(one.left_out for one in screened)
     return _Swept(replace(runs, trial=trial), tuple(tables), recipe, left_out)
+
+
+def _of(name: str, do: Callable[[Runs, S], T], runs: Runs, settings: S) -> T:
+    """`do` the recipe's runs, and say whose they are if that cannot be."""
+    try:
+        return do(runs, settings)
+    except DataError as why:
+        raise DataError(f"{name}: {why}") from None
 
 
 def _how(settings: RecipeFit) -> ParametricFit:
