@@ -51,7 +51,7 @@ class Instance(Settings):
 class Hardware(Settings):
     """Devices and instances by name."""
 
-    devices: dict[str, Device]
+    devices: dict[str, Device] = Field(min_length=1)
     instances: dict[str, Instance] = Field({})
 
     @model_validator(mode="after")

@@ -1,6 +1,7 @@
 """Plans: what is given comes back, and what follows from it follows."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,20 @@ def test_device_days_are_spent_to_the_step(days: float) -> None:
     assert plan.cost.device_days == pytest.approx(days, rel=0.01)
     seconds = plan.size.flops / (989e12 * 0.4)
     assert plan.cost.device_days == pytest.approx(seconds / 86_400)
+
+
+def test_a_table_of_ones_own_is_planned_on(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        "[devices.mine]\nflops = { bfloat16 = 1e15 }\nmemory = 1e11\nwatts = 500\n"
+        'source = "measured"\n'
+    )
+    request = Request(gpu_days=10.0)
+    plan = make_plan(law("besiroglu"), request, hardware.load(str(own)))
+    assert plan.cost.device == "mine"
+    assert plan.cost.usd is None
+    assert plan.size.flops == pytest.approx(10 * 86_400 * 4e14, rel=0.01)
+    assert plan.cost.kwh == pytest.approx(10 * 24 * 0.5 * 1.5 * 1.2, rel=0.01)
 
 
 def test_money_is_spent_and_no_more() -> None:

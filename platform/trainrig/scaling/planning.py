@@ -42,6 +42,7 @@ CURVE_POINTS = 40
 CURVE_BEGINS = 0.02  # share of the tokens
 # Steps under which warm-up and decay have no room.
 FEWEST_STEPS = 100
+USUAL_DEVICE = "h100"
 # Days that a run should take at most, where the number of devices is left to the plan.
 MOST_DAYS = 30.0
 SETTLING_ROUNDS = 4
@@ -59,7 +60,7 @@ class Request(Settings):
     tokens: float | None = Positive
     tokens_available: float | None = Positive  # different ones
     tokens_served: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    device: str | None = None  # None: that of `instance`, or h100
+    device: str | None = None  # None: that of `instance`, or USUAL_DEVICE, or the first
     # None: those of one machine, or the fewest that hold the model and end within MOST_DAYS.
     devices: int | None = Field(default=None, ge=1)
     instance: str | None = None
@@ -164,7 +165,8 @@ def make_plan(law: Law, request: Request, hardware: Hardware) -> Plan:
 
 def _where(request: Request, hardware: Hardware) -> _Where:
     if request.instance is None:
-        device = request.device or "h100"
+        usual = USUAL_DEVICE if USUAL_DEVICE in hardware.devices else next(iter(hardware.devices))
+        device = request.device or usual
         hardware.device(device)
         return _Where(hardware, device, hardware.cheapest(device))
     offer = hardware.instance(request.instance)
