@@ -4,10 +4,11 @@ import pytest
 from trainrig.errors import DataError
 from trainrig.scaling.bootstrap import Bootstrap, bootstrap, bootstrap_form, counts_of, one_by_one
 from trainrig.scaling.forms import Parametric
-from trainrig.scaling.parametric import fit_parametric
+from trainrig.scaling.parametric import ParametricFit, fit_parametric
 from trainrig.scaling.runs import Runs
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
+QUICK = ParametricFit(exponents=(0.2, 0.5), floors=(0.5, 0.9))
 EXPONENT = {"parameters_exponent": lambda form: form.parameters_exponent}
 
 
@@ -70,17 +71,17 @@ def test_failed_draws_are_counted_and_too_many_are_refused():
 
 def test_weighing_rows_is_fitting_them_again_and_again():
     runs = sweep()
-    fit = fit_parametric(runs)
+    fit = fit_parametric(runs, QUICK)
     counts = counts_of(runs, Bootstrap(draws=20))[:3]
     for theta, count in zip(fit.draws(counts), counts, strict=True):
-        again = fit_parametric(runs.select(np.repeat(np.arange(64), count)))
+        again = fit_parametric(runs.select(np.repeat(np.arange(64), count)), QUICK)
         form = fit.regression.forms(theta)
         assert form.alpha == pytest.approx(again.form.alpha, rel=1e-6)
         assert pytest.approx(again.form.E, rel=1e-6) == form.E
 
 
 def test_a_forms_draws_are_forms_with_intervals_around_the_estimate():
-    draws = bootstrap_form(fit_parametric(sweep()), Bootstrap(draws=100))
+    draws = bootstrap_form(fit_parametric(sweep(), QUICK), Bootstrap(draws=100))
     assert len(draws.forms) + draws.draws.failed == 100
     found = draws.estimates(EXPONENT)
     assert set(found) == {"E", "A", "B", "alpha", "beta", "parameters_exponent"}
@@ -97,7 +98,7 @@ def test_points_of_one_run_that_err_together_widen_the_interval():
     shared = np.repeat(np.random.default_rng(5).normal(size=8), 8)
     runs = sweep(noise=0.001, trials=[f"trial {i // 8}" for i in range(64)])
     runs.loss[:] *= np.exp(0.01 * shared)
-    fit = fit_parametric(runs)
+    fit = fit_parametric(runs, QUICK)
     whole, apart = (
         bootstrap_form(fit, Bootstrap(draws=200, resample=how)) for how in ("trials", "rows")
     )

@@ -25,6 +25,7 @@ AGREEMENT = 1e-8
 # Other minima whose objective is within this share of the best may be the best of other draws.
 NEAR = 0.2
 RIVALS = 4  # at most
+NO_NOISE = 1e-18  # an objective below it is rounding: of runs made from a law without noise
 
 
 @dataclass(frozen=True)
@@ -51,25 +52,32 @@ class Regression(Generic[F]):
         straight part of Huber's loss, and the way is long. By the minimum under a wider delta,
         which shows the way, but shows it to all alike: minima beside it are then not seen.
         """
-        weights = np.ones((len(self.starts), len(self.runs)))
-        deltas, wide = self.loss.deltas, self.search.first_delta
-        ends = self.minima(self.starts, weights)
+        first, *finer = self.loss.deltas
+        ends = self._ends(self.starts, (first,))
         searches = len(self.starts)
-        if deltas[0] < wide:
-            ends = ends.and_(self.minima(self.starts, weights, (wide, *deltas)))
+        if first < self.search.first_delta:
+            ends = ends.and_(self._ends(self.starts, (self.search.first_delta, first)))
             searches *= 2
-        ends = ends.take(np.flatnonzero(ends.converged & self.valid(ends.theta)))
         if not len(ends.objective):
             raise DataError(
                 f"none of {len(self.starts)} starts ended at a minimum with positive constants:"
                 f" the {len(self.runs)} runs do not bend as the form does; add runs that differ"
                 " more in parameters and in tokens, or leave out those that stand apart"
             )
-        ends = ends.take(np.argsort(ends.objective, kind="stable"))
-        relative = ends.objective / max(ends.objective[0], 1e-300) - 1
-        agree = int((relative <= AGREEMENT).sum())
-        others = np.flatnonzero((np.diff(relative, prepend=0) > AGREEMENT) & (relative < NEAR))
-        return Fit(self, ends.take(np.array([0])), agree / searches, ends.theta[others[:RIVALS]])
+        leaders, followers = _distinct(ends)
+        if finer:  # from one minimum the way to finer deltas is one, however many starts found it
+            leaders = self.minima(leaders.theta, self._ones(leaders.theta), tuple(finer))
+        order = np.argsort(leaders.objective, kind="stable")
+        best = leaders.take(order[:1])
+        return Fit(self, best, float(followers[order[0]] / searches), leaders.theta[order[1:]])
+
+    def _ends(self, starts: Array, deltas: tuple[float, ...]) -> Minima:
+        """The minima with positive constants that searches from starts [S, P] end at."""
+        found = self.minima(starts, self._ones(starts), deltas)
+        return found.take(np.flatnonzero(found.converged & self.valid(found.theta)))
+
+    def _ones(self, starts: Array) -> Array:
+        return np.ones((len(starts), len(self.runs)))
 
     def best_of(self, starts: Array, weights: Array) -> Minima:
         """The best minimum from any of starts [V, P], for each of K problems: weights [K, R]."""
@@ -94,6 +102,17 @@ class Regression(Generic[F]):
         constants = np.stack(columns)
         valid: Mask = (np.isfinite(constants) & (constants > 0)).all(axis=0)
         return valid
+
+
+def _distinct(ends: Minima) -> tuple[Minima, Array]:
+    """The best of `ends` and its rivals, and how many of `ends` are each."""
+    ends = ends.take(np.argsort(ends.objective, kind="stable"))
+    least = max(ends.objective[0], NO_NOISE)
+    relative = (ends.objective - ends.objective[0]) / least
+    heads = np.flatnonzero(np.diff(relative, prepend=-np.inf) > AGREEMENT)
+    followers = np.diff(np.append(heads, len(relative)))
+    near = np.flatnonzero(relative[heads] < NEAR)[: 1 + RIVALS]
+    return ends.take(heads[near]), followers[near]
 
 
 @dataclass(frozen=True)
