@@ -16,6 +16,8 @@ from trainrig.posttrain import sft
 from trainrig.posttrain.sft import FineTuning
 from trainrig.scaling.cost import Assumptions, Cost, cost
 from trainrig.scaling.memory import step_memory
+from trainrig.scaling.sweep_run import Sweep
+from trainrig.scaling.trials import foreseen
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run import Pretraining
@@ -52,8 +54,9 @@ class Machine:
 
 
 def describe(run: RunFile, machine: Machine = Machine()) -> dict[str, Any]:
-    """Facts about `run`: for training, its parameters, the positions of its rows, its operations,
-    and what it takes of `machine`: memory, hours, money, energy.
+    """Facts about `run`: for a sweep, what it will train; for training, its parameters, the
+    positions of its rows, its operations, and what it takes of `machine`: memory, hours, money,
+    energy.
 
     Raises InputError if its parts do not fit each other or its inputs. An input that an earlier
     stage has still to make is no error; what depends on it is left out.
@@ -72,6 +75,8 @@ def describe(run: RunFile, machine: Machine = Machine()) -> dict[str, Any]:
         return facts | {
             "parameters": f"not known before {missing} is there, or model.vocabulary set"
         }
+    if isinstance(run, Sweep) and storage.exists(storage.join(run.tokens, MANIFEST)):
+        return foreseen(run)
     if isinstance(run, FineTuning) and storage.list_files(run.checkpoint):
         job, _, counted = sft.prepare(run)
         return _sizes(job.model) | counted

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.progress import (
@@ -142,15 +142,15 @@ class Terminal:
             yield lambda done, of, note: progress.update(task, completed=done, total=of, note=note)
 
 
-def _table(title: str, done: int, of: int, rows: Sequence[Mapping[str, str]]) -> Table:
-    table = Table(title=f"{title}: {done} of {of} runs", title_justify="left", box=None)
+def _table(title: str, done: int, of: int, rows: Sequence[Mapping[str, str]]) -> Group:
+    table = Table(box=None)
     for name in rows[0] if rows else ():
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for row in rows[:ROWS]:
         table.add_row(*(Text(value) for value in row.values()))
     if len(rows) > ROWS:
         table.caption = f"and {len(rows) - ROWS} more"
-    return table
+    return Group(Text(f"{title}: {done} of {of} runs"), table)
 
 
 class _Talk(io.TextIOBase):

@@ -3,6 +3,7 @@
 import pytest
 
 from trainrig import config
+from trainrig.check import describe
 from trainrig.errors import ConfigError
 from trainrig.scaling.designs import Point
 from trainrig.scaling.search import Pair
@@ -69,7 +70,9 @@ def test_a_run_shorter_than_the_fewest_steps_has_a_smaller_batch_and_is_refused_
     sweep = build(batches={"sequence_length": 128})
     (trial,) = plan(sweep, points((1e4, 128 * 60), (1e4, 1e6)), DATA, AS_RULED)
     assert trial.batch == 1 and trial.lengths[0].steps == 60
-    with pytest.raises(ConfigError, match=r"2,000 tokens for [\d,]+ parameters are 16 steps of 1 x"):
+    with pytest.raises(
+        ConfigError, match=r"2,000 tokens for [\d,]+ parameters are 16 steps of 1 x"
+    ):
         plan(sweep, points((1e4, 2_000), (1e4, 1e6)), DATA, AS_RULED)
 
 
@@ -86,6 +89,20 @@ def test_more_passes_than_allowed_are_refused_with_all_that_would_do():
 def test_sizes_that_come_to_the_same_decoder_are_refused():
     with pytest.raises(ConfigError, match="10,000 and 10,001 come to the same decoder"):
         plan(build(), points((10_000, 1e5), (10_001, 1e5)), DATA, AS_RULED)
+
+
+def test_what_a_sweep_will_train_is_told_without_training_it(tokens):
+    design = {"kind": "Grid", "parameters": [6_000, 12_000], "tokens": [1_024, 4_096]}
+    rows = {"sequence_length": 32, "micro_batch": 4}
+    training = {"fewest_steps": 4, "decay": 0.25, "warmup": 0.0}
+    sweep = build(tokens=tokens, design=design, batches=rows, training=training)
+    facts = describe(sweep)
+    assert (facts["trials"], facts["runs"]) == (2, 4)
+    # Of each size the longer run, and a quarter of the shorter one.
+    sizes = facts["parameters_least"] + facts["parameters_most"]
+    assert facts["flops_by_6nd"] == pytest.approx(6 * sizes * (4_096 + 1_024 / 4), rel=0.1)
+    assert facts["flops"] > facts["flops_by_6nd"]
+    assert facts["epochs_most"] == pytest.approx(4_096 / facts["unique_tokens"], rel=0.1)
 
 
 def test_an_early_stop_of_a_laws_points_is_refused_with_the_reason():

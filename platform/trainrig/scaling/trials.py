@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import ALIGNMENT
-from trainrig.models.flops import token_flops
+from trainrig.models.flops import six_n_d, token_flops
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.designs import Model, Point
 from trainrig.scaling.ladder import Rung, rung
@@ -274,3 +274,32 @@ def schedule(sweep: Sweep, trial: Trial) -> WarmupStableDecay:
 def stable_steps(sweep: Sweep, trial: Trial, length: Length) -> int:
     """Steps of a run before its rate falls: where it branches from the trunk."""
     return schedule(sweep, trial).stable_steps(length.steps)
+
+
+def foreseen(sweep: Sweep) -> dict[str, float]:
+    """What `sweep` is going to train, a search for its rates left out.
+
+    Raises InputError for what cannot work.
+    """
+    data = look_at(sweep)
+    trials = plan(sweep, points_of(sweep, data), data, Pair(sweep.rate_factor, sweep.batch_factor))
+    positions = [trial.trunk.tokens + _falls(sweep, trial) for trial in trials]
+    exact = [flops_per_token(sweep, trial.rung) for trial in trials]
+    sizes = [trial.rung.parameters for trial in trials]
+    return {
+        "trials": len(trials),
+        "runs": sum(len(trial.lengths) for trial in trials),
+        "parameters_least": min(sizes),
+        "parameters_most": max(sizes),
+        "unique_tokens": data.unique_tokens,
+        "epochs_most": max(t.trunk.tokens for t in trials) / data.unique_tokens,
+        "flops": sum(each * count for each, count in zip(exact, positions, strict=True)),
+        "flops_by_6nd": sum(six_n_d(*each) for each in zip(sizes, positions, strict=True)),
+    }
+
+
+def _falls(sweep: Sweep, trial: Trial) -> int:
+    """Positions that the branches of `trial` have beside the trunk."""
+    each = trial.batch * sweep.batches.sequence_length
+    branches = trial.lengths[:-1]
+    return sum(each * (at.steps - stable_steps(sweep, trial, at)) for at in branches)
