@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainrig import cli
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.bootstrap import Bootstrap
 from trainrig.scaling.fit import Fitted, LawFit, fit_law, form_fitter, read_runs, write_fit
@@ -144,6 +145,19 @@ def test_options_become_settings() -> None:
     with pytest.raises(ConfigError, match="--column loss: write it as"):
         columns_of(["loss"])
     assert columns_of(["loss=a=b"]) == {"loss": "a=b"}
+
+
+def test_bad_input_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("params,tokens,perplexity\n1,2,3\n")
+    for words in (["fit", str(path)], ["fit", str(tmp_path)], ["fit", str(path), "--draws", "2"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 2
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
 
 
 def test_what_is_printed_says_all_there_is(fitted: Fitted) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 
 from trainrig.errors import DataError
 from trainrig.scaling.bootstrap import Bootstrap, Counts, Draws, bootstrap, one_by_one
-from trainrig.scaling.envelope import Envelope, EnvelopeFit, fit_envelope
+from trainrig.scaling.envelope import Envelope, EnvelopeFit, curves, envelope_of
+from trainrig.scaling.envelope import redrawn as redrawn_envelope
 from trainrig.scaling.forms import Array
 from trainrig.scaling.isoflop import IsoFlop, IsoFlopFit, fit_isoflops, redrawn
 from trainrig.scaling.kaplan import KaplanLaws, fit_kaplan
@@ -66,13 +67,10 @@ def isoflop_line(runs: Runs, settings: IsoFlop, rules: Bootstrap) -> tuple[Line,
 
 def envelope_line(runs: Runs, settings: Envelope, rules: Bootstrap) -> tuple[Line, EnvelopeFit]:
     """Approach 1. Raises DataError where too few sizes are ever best."""
-
-    def line(drawn: Runs) -> list[float]:
-        law = fit_envelope(drawn, settings).parameters
-        return [float(np.log(law.coefficient)), law.exponent]
-
-    fit = fit_envelope(runs, settings)
-    return Line(fit.parameters, bootstrap(_present(line, runs, 2), runs, _fewer(rules))), fit
+    drawn = curves(runs, settings)
+    fit = envelope_of(drawn)
+    of_each = bootstrap(lambda counts: redrawn_envelope(drawn, runs, counts), runs, _fewer(rules))
+    return Line(fit.parameters, of_each), fit
 
 
 def frontier_laws(runs: Runs, rules: Bootstrap) -> tuple[KaplanLaws, dict[str, Estimate]]:

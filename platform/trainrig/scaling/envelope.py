@@ -8,6 +8,7 @@ N* can only be one of the sizes trained: the finer the ladder, the less the enve
 Shapes: T trials, G computes.
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from trainrig.scaling.power import PowerLaw, fit_power
 from trainrig.scaling.runs import Floats, Runs
 
 Mask = NDArray[np.bool_]
+Places = NDArray[np.int64]
 
 LEAST_BEST = 3  # sizes that are best somewhere, beside the smallest and the largest
 
@@ -51,6 +53,7 @@ class Curves:
     sizes: Floats  # [T] N
     flops: Floats  # [G]
     loss: Floats  # [T, G]
+    rows: tuple[Places, ...]  # of each curve: where its points are in the table
 
 
 def curves(runs: Runs, settings: Envelope | None = None) -> Curves:
@@ -60,25 +63,28 @@ def curves(runs: Runs, settings: Envelope | None = None) -> Curves:
     one before it is passed over: the envelope wants the best so far. Raises DataError where no
     curve has two points.
     """
-    drawn: list[tuple[float, Floats, Floats]] = []
-    for rows in _curves(runs):
-        rows = rows[np.argsort(runs.flops_6nd[rows], kind="stable")]
-        x, first = np.unique(np.log(runs.flops_6nd[rows]), return_index=True)
-        if len(x) > 1:
-            y = np.minimum.accumulate(np.log(runs.loss[rows][first]))
-            drawn.append((float(np.median(runs.parameters[rows])), x, y))
+    flops = runs.flops_6nd
+    drawn = tuple(rows for rows in _curves(runs) if np.ptp(flops[rows]) > 0)
     if not drawn:
         raise DataError(
             "the envelope of training curves needs losses along the runs, at two places or more of "
             f"each, or several runs of a size; none of the {len(runs)} runs has another point"
         )
-    points = (settings or Envelope()).points
-    grid = np.linspace(min(x[0] for _, x, _ in drawn), max(x[-1] for _, x, _ in drawn), points)
-    loss = [np.interp(grid, x, y, left=np.inf, right=np.inf) for _, x, y in drawn]
-    return Curves(np.array([size for size, _, _ in drawn]), np.exp(grid), np.exp(np.array(loss)))
+    along = flops[np.concatenate(drawn)]
+    grid = np.geomspace(along.min(), along.max(), (settings or Envelope()).points)
+    sizes = np.array([np.median(runs.parameters[rows]) for rows in drawn])
+    return Curves(sizes, grid, np.array([_curve(runs, rows, grid) for rows in drawn]), drawn)
 
 
-def _curves(runs: Runs) -> Iterator[NDArray[np.int64]]:
+def _curve(runs: Runs, rows: Places, flops: Floats) -> Floats:
+    """[G] the loss at `flops`, between the points of `rows`; inf beyond them."""
+    ordered = rows[np.lexsort((runs.loss[rows], runs.flops_6nd[rows]))]
+    x, first = np.unique(np.log(runs.flops_6nd[ordered]), return_index=True)
+    y = np.minimum.accumulate(np.log(runs.loss[ordered][first]))
+    return np.asarray(np.exp(np.interp(np.log(flops), x, y, left=np.inf, right=np.inf)))
+
+
+def _curves(runs: Runs) -> Iterator[Places]:
     """The rows of each curve: a trial's, and of the other trials those of a size."""
     _, trial, counts = np.unique(runs.trial, return_inverse=True, return_counts=True)
     single = counts[trial] == 1
@@ -94,11 +100,34 @@ def fit_envelope(runs: Runs, settings: Envelope | None = None) -> EnvelopeFit:
     return envelope_of(curves(runs, settings))
 
 
-def envelope_of(drawn: Curves, trials: NDArray[np.int64] | None = None) -> EnvelopeFit:
-    """The envelope of `drawn`, or of some of its trials [T']. Raises DataError as above."""
+def redrawn(drawn: Curves, runs: Runs, counts: NDArray[np.int64]) -> Floats:
+    """ln coefficient and exponent of N*(C) by each draw's counts [K, R]: [K, 2].
+
+    How often a draw takes a row is nothing to an envelope; only whether it does. Curves that lost
+    points are drawn again without them; a draw without a line is NaN.
+    """
+    found = np.full((len(counts), 2), np.nan)
+    for line, taken in zip(found, counts > 0, strict=True):
+        kept: list[int] = []
+        losses: list[Floats] = []
+        for curve, rows in enumerate(drawn.rows):
+            there = rows[taken[rows]]
+            if len(there) < 2 or np.ptp(runs.flops_6nd[there]) == 0:
+                continue
+            whole = len(there) == len(rows)
+            losses.append(drawn.loss[curve] if whole else _curve(runs, there, drawn.flops))
+            kept.append(curve)
+        if kept:
+            left = Curves(drawn.sizes[kept], drawn.flops, np.array(losses), ())
+            with contextlib.suppress(DataError):
+                law = envelope_of(left).parameters
+                line[:] = np.log(law.coefficient), law.exponent
+    return found
+
+
+def envelope_of(drawn: Curves) -> EnvelopeFit:
+    """The envelope of `drawn`. Raises DataError where too few sizes are ever best."""
     sizes, loss = drawn.sizes, drawn.loss
-    if trials is not None:
-        sizes, loss = sizes[trials], loss[trials]
     ladder = np.unique(sizes)
     least = loss.min(axis=0)
     winner = sizes[np.argmin(loss, axis=0)]

@@ -13,6 +13,9 @@ def fit(
     recipe: Annotated[
         list[str] | None, typer.Option(help="Of those in the table; several are compared.")
     ] = None,
+    share: Annotated[
+        str | None, typer.Option(help="Between recipes: exponents, or nothing.")
+    ] = None,
     column: Annotated[
         list[str] | None, typer.Option(metavar="OURS=HEADER", help="A CSV's column; repeatable.")
     ] = None,
@@ -40,7 +43,9 @@ def fit(
     from trainrig.terminal import Terminal
 
     Terminal().listen()
-    tables = fitting.Tables(tuple(runs), fitting.columns_of(column or ()), tuple(recipe or ()))
+    tables = fitting.Tables(
+        tuple(runs), fitting.columns_of(column or ()), tuple(recipe or ()), share
+    )
     options = {
         "form": form,
         "delta": delta,

@@ -36,6 +36,7 @@ class Tables:
     paths: tuple[str, ...]
     columns: Mapping[str, str]  # our name -> a CSV's header
     recipes: tuple[str, ...] = ()  # of those in the tables; none: all
+    share: str | None = None  # between recipes; None: what RecipeFit says
 
 
 def settings_of(options: Mapping[str, Any]) -> LawFit:
@@ -86,8 +87,9 @@ def fit(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str
 def _compare(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str:
     if settings.form != "Parametric":
         raise ConfigError(f"--form {settings.form}: recipes are compared by the Parametric law")
-    how = RecipeFit(
-        loss=settings.loss, exclusions=settings.exclusions, bootstrap=settings.bootstrap
+    given = {"share": tables.share} if tables.share else {}
+    how = config.build(RecipeFit, given, "fit").model_copy(
+        update={name: getattr(settings, name) for name in ("loss", "exclusions", "bootstrap")}
     )
     named = {name: counted(runs, settings.counts) for name, runs in _named(tables)}
     found = compare(named, how)

@@ -157,15 +157,20 @@ def lines(found: Comparison) -> Iterator[str]:
         )
     for each in found.differences:
         yield _in_words(each, base.name)
+    if found.draws_failed:
+        yield f"{found.draws_failed} bootstrap draws have no fit and count in no interval"
 
 
 def _in_words(each: Difference, baseline: str) -> str:
-    loss = f"{each.loss.value:+.4f} nats per token {each.loss.bootstrap}"
+    loss = f"{each.loss.value:+.4f} nats per token {each.loss.bootstrap or ''}".rstrip()
     if each.multiplier is None:
         worth = f"no compute gets {baseline} there"
     else:
-        worth = f"worth {each.multiplier.value:.3g}x compute {each.multiplier.bootstrap}"
-    surely = "" if each.told_apart else "; not told apart"
+        worth = (
+            f"worth {each.multiplier.value:.3g}x compute {each.multiplier.bootstrap or ''}".rstrip()
+        )
+    unsure = "not told apart" if each.loss.bootstrap else "no interval"
+    surely = "" if each.told_apart else f"; {unsure}"
     return f"at {each.flops:.3g} FLOPs, {each.recipe} against {baseline}: {worth}, {loss}{surely}"
 
 
@@ -285,15 +290,23 @@ def _differences(
             Difference(
                 recipe=name,
                 flops=at,
-                loss=drawn.estimate(float(values[loss]), drawn.good[:, loss]),
-                multiplier=drawn.estimate(
-                    float(np.exp(values[multiplier])), np.exp(drawn.good[:, multiplier])
+                loss=_estimate(drawn, float(values[loss]), drawn.good[:, loss]),
+                multiplier=_estimate(
+                    drawn, float(np.exp(values[multiplier])), np.exp(drawn.good[:, multiplier])
                 )
                 if reached
                 else None,
             )
         )
     return tuple(found)
+
+
+def _estimate(drawn: Draws, value: float, values: Array) -> Estimate:
+    """With its interval, or without where too many draws have no fit."""
+    try:
+        return drawn.estimate(value, values)
+    except DataError:
+        return Estimate(value=value)
 
 
 def _budgets(runs: Runs) -> tuple[float, ...]:
