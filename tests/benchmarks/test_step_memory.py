@@ -92,6 +92,7 @@ def peak(folder: Path, world: int, settings: dict[str, Any], count: int) -> int:
     return int(Path(f"{store}.peak").read_text())
 
 
+@pytest.mark.timeout(7200)  # 48 groups of ranks, each of which imports torch anew
 def test_memory_is_what_was_reckoned(tmp_path: Path) -> None:
     errors = {}
     for world, way, compute in itertools.product((1, 2, 4), WAYS, ("float32", "bfloat16")):

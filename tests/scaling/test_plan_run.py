@@ -57,6 +57,7 @@ def test_a_run_file_is_one_that_pretrain_accepts(planned: Callable[..., Path]) -
     assert plan.data.worth < plan.size.tokens
 
 
+@pytest.mark.ray
 def test_a_plan_is_run_and_goes_with_its_run(
     planned: Callable[..., Path], local_ray: None, tmp_path: Path
 ) -> None:
