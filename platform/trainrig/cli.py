@@ -97,6 +97,9 @@ def trainrig(
 def quickstart(
     out: Annotated[str, typer.Option(help="Folder for everything it makes.")] = "quickstart",
     workers: Annotated[int, typer.Option(min=1, help="Processes to work with.")] = 2,
+    with_sweep: Annotated[
+        bool, typer.Option("--sweep", help="Then a scaling law and a plan: two minutes more.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """The whole path on this machine, from pages made of the local Python installation."""
@@ -106,7 +109,7 @@ def quickstart(
     terminal = Terminal()
     terminal.listen()
     with terminal.only_results_on_stdout():
-        summary = walk(Quickstart(out=out, workers=workers), terminal)
+        summary = walk(Quickstart(out=out, workers=workers, sweep=with_sweep), terminal)
     if as_json:
         print(json.dumps(summary))
 
