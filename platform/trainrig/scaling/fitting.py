@@ -10,6 +10,7 @@ from trainrig import config, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling import recipes, summary
 from trainrig.scaling.fit import LawFit, counted, fit_law, read_runs, write_fit
+from trainrig.scaling.pages.fit_page import write_fit_page
 from trainrig.scaling.recipes import RecipeFit, compare
 from trainrig.scaling.runs import Runs
 
@@ -67,7 +68,7 @@ def columns_of(given: Sequence[str]) -> dict[str, str]:
 def fit(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str:
     """The text to print; several tables, or recipes, are compared instead of fitted as one.
 
-    Writes `law.json`, or `recipes.json`, into `out`, where that is given.
+    Writes `law.json` and its page, or `recipes.json`, into `out`, where that is given.
     """
     if len(tables.paths) > 1 or len(tables.recipes) > 1:
         return _compare(tables, settings, out, as_json)
@@ -77,7 +78,7 @@ def fit(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str
         fitted = fit_law(runs, settings, name, source=tables.paths[0])
     except DataError as why:
         raise DataError(f"{tables.paths[0]}: {why}") from None
-    written = [write_fit(out, fitted)] if out else []
+    written = [write_fit(out, fitted), write_fit_page(out, fitted)] if out else []
     if as_json:
         data = fitted.law.model_dump(mode="json", exclude={"draws"})
         return json.dumps({**data, "written": written})

@@ -12,6 +12,7 @@ from trainrig.errors import ConfigError
 from trainrig.scaling import flags, plan_run, plan_text, published
 from trainrig.scaling.forms import Kaplan
 from trainrig.scaling.law import Law, read_law
+from trainrig.scaling.pages.plan_page import write_plan_page
 from trainrig.scaling.plan import Plan
 from trainrig.scaling.planning import Request, make_plan
 
@@ -46,6 +47,8 @@ def answer(
         folder, output = wanted.tokens_folder, wanted.output
         beside = plan_run.write_run(wanted.out, found, request.compute, folder, output)
         lines.append(f"{wanted.out}: `trainrig pretrain` runs it; the plan: {beside}")
+        page = f"{beside.removesuffix('.json')}.html"
+        lines.append(f"its page: {write_plan_page(page, found, law, wanted.out)}")
     return found, lines
 
 
