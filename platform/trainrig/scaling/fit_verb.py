@@ -1,5 +1,6 @@
 """The verb `fit`. It imports what it needs when it runs."""
 
+import logging
 from typing import Annotated
 
 import typer
@@ -40,9 +41,8 @@ def fit(
 ) -> None:
     """A law of the losses of many runs, and how far to trust it; of several recipes, which wins."""
     from trainrig.scaling import fitting
-    from trainrig.terminal import Terminal
 
-    Terminal().listen()
+    logging.basicConfig(format="trainrig: %(message)s")
     tables = fitting.Tables(
         tuple(runs), fitting.columns_of(column or ()), tuple(recipe or ()), share
     )
