@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.check import describe
+from trainrig.check import Machine, describe
 from trainrig.config import build
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation import Source
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.models.flops import token_flops
 from trainrig.posttrain.sft import FineTuning
 from trainrig.tokens.batches import BatchSizes
 from trainrig.tokens.mixing.stages import BatchSettings, Stage
@@ -42,11 +43,41 @@ def test_a_curation_tells_which_pairs_its_bands_bring_together() -> None:
 
 def test_without_tokens_the_parameters_are_known_if_the_vocabulary_is(tmp_path: Path) -> None:
     exact = sum(p.numel() for p in Decoder(DecoderConfig(**SIZES, vocabulary=320)).parameters())
-    assert describe(pretraining(tmp_path / "tokens", vocabulary=320)) == {
-        "parameters": exact,
-        "parameters_of_embedding": 320 * 32,
-        "positions": 5 * 8 * 32,
-    }
+    facts = describe(pretraining(tmp_path / "tokens", vocabulary=320))
+    assert facts["parameters"] == exact
+    assert facts["parameters_of_embedding"] == 320 * 32
+    assert facts["positions"] == 5 * 8 * 32
+
+
+def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Path) -> None:
+    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    facts = describe(run, Machine(device="h100", utilisation=0.5))
+    each = token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
+    assert facts["flops"] == each * 5 * 8 * 32
+    assert facts["hours"] == pytest.approx(facts["flops"] / 67e12 / 0.5 / 3600)
+    assert facts["usd"] == pytest.approx(facts["hours"] * 55.04)
+    assert facts["device"] == "h100 x 1, at 50% of the peak"
+    assert 0 < facts["memory_per_device_gib"] < 0.1
+
+
+def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:
+    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    model = DecoderConfig(**SIZES, vocabulary=320)
+    stages = (Stage(from_step=2, sequence_length=16), Stage(from_step=9, global_batch=2))
+    staged = run.batches.model_copy(update={"stages": stages})
+    facts = describe(run.model_copy(update={"batches": staged}))
+    rows = (
+        2 * 8 * 32 * token_flops(model, 32).training + 3 * 8 * 16 * token_flops(model, 16).training
+    )
+    assert facts["flops"] == rows
+
+
+def test_an_unknown_device_gets_the_nearest(tmp_path: Path) -> None:
+    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    with pytest.raises(ConfigError, match=r"no device 'h101'.*did you mean"):
+        describe(run, Machine(device="h101"))
+    with pytest.raises(ConfigError, match="no share of a peak"):
+        describe(run, Machine(utilisation=40))
 
 
 def test_tokens_are_counted_over_stages(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a person sees: in a pseudo-terminal, and where there is none."""
 
 import functools
+import io
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from trainrig import terminal
 from trainrig.terminal import Terminal
@@ -166,6 +168,30 @@ def test_a_table_has_two_columns(capsys: pytest.CaptureFixture[str]) -> None:
     Terminal().table({"loss": "6.47 → 5.36", "[report]": "x/report.html"})
     rows = [line.rstrip() for line in capsys.readouterr().err.splitlines()]
     assert rows == ["loss      6.47 → 5.36", "[report]  x/report.html"]
+
+
+def test_trials_are_a_live_table_of_those_under_way() -> None:
+    screen = io.StringIO()
+    shown = Terminal()
+    shown.live = True
+    shown.console = Console(file=screen, force_terminal=True, width=90, color_system=None)
+    with shown.trials("sweep") as advance:
+        rows = [{"trial": f"n{number}", "": "loss [3.2]"} for number in range(25)]
+        advance(3, 40, rows)
+        text = screen.getvalue()
+        advance(40, 40, [])
+    assert "sweep: 3 of 40 runs" in text and "and 5 more" in text
+    assert "n19" in text and "n20" not in text and "loss [3.2]" in text
+    assert "sweep: 40 of 40 runs" in screen.getvalue()
+
+
+def test_off_a_terminal_trials_are_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with Terminal().trials("sweep") as advance:
+        for done in range(101):
+            advance(done, 100, [{"trial": "n1"}, {"trial": "n2"}])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:3] == [f"sweep: {done} of 100 runs, 2 under way" for done in (10, 20)]
+    assert len(lines) == 11
 
 
 @pytest.mark.parametrize("of", [1, 3, 10, 97, 5_000])

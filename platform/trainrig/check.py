@@ -1,25 +1,66 @@
 """What can be said of a run before it starts."""
 
+import itertools
+from dataclasses import dataclass
 from typing import Any
 
-from trainrig import storage
+import torch
+
+from trainrig import hardware, storage
 from trainrig.config import RunFile
 from trainrig.corpus.curation import Curation
 from trainrig.corpus.dedup.minhash import MinHash
+from trainrig.errors import ConfigError
 from trainrig.manifest import MANIFEST
-from trainrig.models.decoder import count_parameters
+from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.models.flops import six_n_d, token_flops
 from trainrig.posttrain import sft
 from trainrig.posttrain.sft import FineTuning
+from trainrig.scaling.cost import Assumptions, Cost, cost
+from trainrig.scaling.memory import step_memory
+from trainrig.scaling.sweep_run import Sweep
+from trainrig.scaling.trials import foreseen
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run import Pretraining
+from trainrig.train.workers import bounds
+
+LOCAL_CPU = "cpu-core"
 
 _SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 
 
-def describe(run: RunFile) -> dict[str, Any]:
-    """Facts about `run`: for training, its parameters and the positions of its rows; for curation,
-    how likely its near-duplicates are to be found.
+@dataclass(frozen=True)
+class Machine:
+    """What a run's time and cost are reckoned for."""
+
+    device: str | None = None  # in the table; None: this machine's GPU if it is there, else a core
+    table: str | None = None  # a file like hardware.toml; None: that one
+    utilisation: float | None = None  # of the peak; None: what is usual
+
+    def named(self, offers: hardware.Hardware) -> str:
+        """The device. Raises ConfigError if the table has no such one."""
+        if self.device is not None:
+            offers.device(self.device)
+            return self.device
+        found = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        own = found.lower().replace(" ", "-")
+        return next((name for name in offers.devices if name in own), LOCAL_CPU)
+
+    @property
+    def assumed(self) -> Assumptions:
+        """With the usual assumptions. Raises ConfigError for a share that is none."""
+        if self.utilisation is None:
+            return Assumptions()
+        if not 0 < self.utilisation <= 1:
+            raise ConfigError(f"--mfu {self.utilisation:g} is no share of a peak: 0 < share <= 1")
+        return Assumptions(utilisation=self.utilisation)
+
+
+def describe(run: RunFile, machine: Machine = Machine()) -> dict[str, Any]:
+    """Facts about `run`: for a sweep, what it will train; for training, its parameters, the
+    positions of its rows, its operations, and what it takes of `machine`: memory, hours, money,
+    energy; for curation, how likely its near-duplicates are to be compared.
 
     Raises InputError if its parts do not fit each other or its inputs. An input that an earlier
     stage has still to make is no error; what depends on it is left out.
@@ -30,13 +71,16 @@ def describe(run: RunFile) -> dict[str, Any]:
             batches = pretrain.open_batches(run.tokens, run.batches, run.cache)
             epochs = batches.check_epochs(run.training.steps)
             rounded = {f"epochs_of_{source}": round(n, 3) for source, n in epochs.items()}
-            return _sizes(pretrain.prepare(run).model) | facts | rounded
+            model = pretrain.prepare(run).model
+            return _sizes(model) | facts | rounded | _takes(run, model, machine)
         if run.model is not None and run.model.vocabulary is not None:
-            return _sizes(run.model) | facts
+            return _sizes(run.model) | facts | _takes(run, run.model, machine)
         missing = storage.join(run.tokens, TOKENIZER_FILE)
         return facts | {
             "parameters": f"not known before {missing} is there, or model.vocabulary set"
         }
+    if isinstance(run, Sweep) and storage.exists(storage.join(run.tokens, MANIFEST)):
+        return foreseen(run)
     if isinstance(run, FineTuning) and storage.list_files(run.checkpoint):
         job, _, counted = sft.prepare(run)
         return _sizes(job.model) | counted
@@ -52,6 +96,50 @@ def _of_pairs(near: MinHash) -> dict[str, Any]:
         for similarity in sorted({*_SIMILARITIES, near.threshold})
     }
     return {"near_duplicates.bands": near.bands, "near_duplicates.rows": near.rows, **found}
+
+
+def _takes(run: Pretraining, model: DecoderConfig, machine: Machine) -> dict[str, Any]:
+    """Operations, memory a device, time, money and energy, for the most workers that `run` may
+    have."""
+    offers, workers = hardware.load(machine.table), bounds(run.workers).most
+    device, compute = machine.named(offers), run.training.precision.compute
+    flops = _flops(run, model)
+    largest = max(
+        step_memory(
+            model,
+            run.training,
+            workers,
+            stage.global_batch,
+            stage.micro_batch,
+            stage.sequence_length,
+        ).total
+        for stage in run.batches.resolved()
+    )
+    taken = cost(flops, offers, device, workers, compute, machine.assumed)
+    positions = run.batches.positions(run.training.steps)
+    return {
+        "flops": flops,
+        "flops_by_6nd": float(six_n_d(count_parameters(model).layers, positions)),
+        "device": f"{device} x {workers}, at {machine.assumed.utilisation:.0%} of the peak",
+        "memory_per_device_gib": round(largest / 2**30, 3),
+        "hours": taken.hours,
+        "kwh": taken.kwh,
+    } | ({} if taken.usd is None else {"usd": taken.usd, "rented": _rented(taken)})
+
+
+def _rented(taken: Cost) -> str:
+    return f"{taken.machines} {taken.instance}, price of {taken.as_of}"
+
+
+def _flops(run: Pretraining, model: DecoderConfig) -> float:
+    """Of all steps, each stage's rows as long as they are."""
+    stages = run.batches.resolved()
+    ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
+    ends.append(run.batches.positions(run.training.steps))
+    return sum(
+        (end - begin) * token_flops(model, stage.sequence_length).training
+        for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
+    )
 
 
 def _sizes(model: Any) -> dict[str, Any]:

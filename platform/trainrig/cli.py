@@ -19,6 +19,9 @@ from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
 from trainrig.manifest import Manifest
+from trainrig.scaling.fit_verb import fit
+from trainrig.scaling.mixture.verb import mixture
+from trainrig.scaling.plan_verb import plan
 
 app = typer.Typer(
     add_completion=False,
@@ -66,6 +69,7 @@ VERBS = {
     "pretrain": Verb("trainrig.train.pretrain", "Pretraining", "pretrain"),
     "posttrain": Verb("trainrig.posttrain.sft", "FineTuning", "posttrain"),
     "evaluate": Verb("trainrig.evaluate.perplexity", "Evaluation", "evaluate"),
+    "sweep": Verb("trainrig.scaling.sweep", "Sweep", "sweep"),
 }
 
 
@@ -93,6 +97,9 @@ def trainrig(
 def quickstart(
     out: Annotated[str, typer.Option(help="Folder for everything it makes.")] = "quickstart",
     workers: Annotated[int, typer.Option(min=1, help="Processes to work with.")] = 2,
+    with_sweep: Annotated[
+        bool, typer.Option("--sweep", help="Then a scaling law and a plan: two minutes more.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """The whole path on this machine, from pages made of the local Python installation."""
@@ -102,25 +109,38 @@ def quickstart(
     terminal = Terminal()
     terminal.listen()
     with terminal.only_results_on_stdout():
-        summary = walk(Quickstart(out=out, workers=workers), terminal)
+        summary = walk(Quickstart(out=out, workers=workers, sweep=with_sweep), terminal)
     if as_json:
         print(json.dumps(summary))
 
 
 @app.command()
-def check(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Validate a run file and print what would run, every default included."""
-    from trainrig.check import describe
+def check(
+    run_file: RunPath,
+    changes: Changes = None,
+    device: Annotated[str | None, typer.Option(help="Reckon for this; what is here.")] = None,
+    mfu: Annotated[float | None, typer.Option(help="Share of its peak; 0.4.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="A table of devices of your own.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Validate a run file; print what would run, every default included, and what it takes."""
+    from trainrig.check import Machine, describe
 
     model = _model_for(run_file)
     run = config.load(model, run_file, changes or ())
-    facts = describe(run)
+    facts = describe(run, Machine(device, hardware, mfu))
     if as_json:
         print(json.dumps({"run": run.model_dump(mode="json"), **facts}))
         return
     print(config.to_toml(run), end="")
     for name, value in facts.items():
-        print(f"# {name}: {value:,}" if isinstance(value, int) else f"# {name}: {value}")
+        print(f"# {name}: {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _model_for(run_file: str) -> type[RunFile]:
@@ -192,6 +212,12 @@ def posttrain(run_file: RunPath, changes: Changes = None, as_json: Json = False)
 def evaluate(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
     """Loss, perplexity and bits per byte of a checkpoint, by source."""
     _do("evaluate", run_file, changes, as_json)
+
+
+@app.command()
+def sweep(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    """Train many small models, for scaling laws; the same command goes on after a stop."""
+    _do("sweep", run_file, changes, as_json)
 
 
 @app.command()
@@ -269,6 +295,9 @@ def report(
     print(json.dumps({"report": path}) if as_json else path)
 
 
+app.command()(fit)
+app.command()(mixture)
+app.command()(plan)
 tokens_app = typer.Typer(no_args_is_help=True, help="Look into token shards.")
 app.add_typer(tokens_app, name="tokens")
 

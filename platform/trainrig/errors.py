@@ -4,6 +4,7 @@
     ├── InputError        the user's to fix: one line, exit 2, no traceback
     │   ├── ConfigError   the run file or the command line
     │   ├── DataError     the files it names
+    │   │   └── Diverged  a model whose losses or gradients are no longer finite
     │   └── OutputTaken   the output folder holds something else
     ├── ClusterError      machines, network, storage: retried, then exit 1
     └── Unfinished        whole, but not at its end (stopped, preempted): exit 75, run it again
@@ -33,6 +34,10 @@ class ConfigError(InputError):
 
 class DataError(InputError):
     """A file that the user named is missing, unreadable, or does not fit the rest."""
+
+
+class Diverged(DataError):
+    """No update can be made: losses or gradients are not finite, whatever comes next."""
 
 
 class OutputTaken(InputError):

@@ -10,10 +10,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
@@ -36,7 +37,10 @@ LINES = 10  # and at every tenth of the way
 FOLLOW_SECONDS = 1.0
 BAR = 16  # characters, beside a note as long as that of training
 
+ROWS = 20  # of what runs side by side that are shown
+
 Advance = Callable[[int, int], None]
+Trials = Callable[[int, int, Sequence[Mapping[str, str]]], None]
 
 
 class Terminal:
@@ -96,6 +100,17 @@ class Terminal:
             )
 
     @contextlib.contextmanager
+    def trials(self, title: str) -> Iterator[Trials]:
+        """Show what runs side by side; the block is given a function to call with (done, all,
+        a row of texts by column for each)."""
+        if not self.live:
+            lines = _Lines(self, title, "runs")
+            yield lambda done, of, rows: lines.advance(done, of, f"runs, {len(rows)} under way")
+            return
+        with Live(console=self.console, transient=True, auto_refresh=False) as live:
+            yield lambda done, of, rows: live.update(_table(title, done, of, rows), refresh=True)
+
+    @contextlib.contextmanager
     def training(self, title: str, folder: str, steps: int) -> Iterator[None]:
         """Show the run in `folder` while the block trains it."""
         with self._training_panel(title, steps) as advance:
@@ -125,6 +140,17 @@ class Terminal:
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(title, total=steps, note="steps, starting")
             yield lambda done, of, note: progress.update(task, completed=done, total=of, note=note)
+
+
+def _table(title: str, done: int, of: int, rows: Sequence[Mapping[str, str]]) -> Group:
+    table = Table(box=None)
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for row in rows[:ROWS]:
+        table.add_row(*(Text(value) for value in row.values()))
+    if len(rows) > ROWS:
+        table.caption = f"and {len(rows) - ROWS} more"
+    return Group(Text(f"{title}: {done} of {of} runs"), table)
 
 
 class _Talk(io.TextIOBase):
@@ -179,6 +205,9 @@ def show(terminal: Terminal, run: Any, stage: Callable[..., Manifest]) -> Manife
     if isinstance(getattr(run, "training", None), Training):
         with terminal.training(run.verb, run.output, run.training.steps):
             manifest = stage(run)
+    elif "show" in inspect.signature(stage).parameters:
+        with terminal.trials(run.verb) as advance_all:
+            manifest = stage(run, show=advance_all)
     elif "progress" in inspect.signature(stage).parameters:
         with terminal.stage(run.verb, "splits") as advance:
             manifest = stage(run, progress=advance)

@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 from trainrig import config as run_files
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.optim import Constant, Cosine, Schedule
+from trainrig.optim import Constant, Cosine, Schedule, WarmupStableDecay
 
-SCHEDULES = st.builds(
-    Cosine, warmup=st.none() | st.integers(0, 9), floor=st.floats(0, 1)
-) | st.builds(Constant, warmup=st.none() | st.integers(0, 9))
+WARMUPS = st.none() | st.integers(0, 9)
+SCHEDULES = (
+    st.builds(Cosine, warmup=WARMUPS, floor=st.floats(0, 1))
+    | st.builds(Constant, warmup=WARMUPS)
+    | st.builds(WarmupStableDecay, warmup=WARMUPS, floor=st.floats(0, 1), decay=st.floats(0.01, 1))
+)
 
 
 class Run(Settings):
@@ -33,6 +36,26 @@ def test_a_hand_worked_constant():
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
 
+def test_a_hand_worked_fall_at_the_end():
+    schedule = WarmupStableDecay(warmup=2, decay=0.4, floor=0.1)
+    # Two steps up, four at the peak, and four down: the last 0.4 of ten.
+    falls = [1 - math.sqrt(share) for share in (0.25, 0.5, 0.75, 1.0)]
+    expected = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, *(0.1 + 0.9 * fall for fall in falls)]
+    assert [schedule.multiplier(step, 10) for step in range(10)] == pytest.approx(expected)
+    assert schedule.stable_steps(10) == 6
+    assert schedule.multiplier(50, 10) == pytest.approx(0.1)
+
+
+@given(st.integers(0, 9), st.floats(0.01, 1), st.integers(10, 200), st.integers(0, 300))
+def test_until_it_falls_the_rate_does_not_depend_on_the_length(warmup, decay, steps, more):
+    schedule = WarmupStableDecay(warmup=warmup, decay=decay)
+    stable = schedule.stable_steps(steps)
+    assert stable <= schedule.stable_steps(steps + more) < steps + more
+    assert [schedule.multiplier(step, steps) for step in range(stable)] == [
+        schedule.multiplier(step, steps + more) for step in range(stable)
+    ]
+
+
 @pytest.mark.parametrize(("steps", "warmup"), [(5, 0), (100, 10), (20_000, 2_000), (10**6, 2_000)])
 def test_a_warmup_nobody_set_is_a_tenth_of_the_run_and_never_above_2000_steps(steps, warmup):
     assert Cosine().warmup_steps(steps) == warmup
@@ -51,7 +74,7 @@ def test_every_schedule_rises_to_the_peak_then_never_rises_again(schedule, steps
     assert fall == sorted(fall, reverse=True)
 
 
-@pytest.mark.parametrize("kind", [Cosine, Constant])
+@pytest.mark.parametrize("kind", [Cosine, Constant, WarmupStableDecay])
 def test_a_warmup_longer_than_the_run_is_refused_with_what_would_do(kind):
     with pytest.raises(
         ConfigError, match=r"warmup \(60 steps\) .* \(50 steps\); leave it out for 5"

@@ -24,9 +24,11 @@ from trainrig.quickstart.story import (
     NearDuplicate,
     Planted,
     Restart,
+    Scaling,
     SpeedPoint,
     Stage,
     Story,
+    SweepPoint,
     TuningPoint,
 )
 from trainrig.quickstart.storyboard import quickstart_page
@@ -351,3 +353,25 @@ def test_a_story_survives_json():
 def test_a_story_without_its_main_parts_is_refused(part):
     with pytest.raises(ValueError, match=f"without `{part}`"):
         replace(STORY, **{part: ()})
+
+
+def test_a_law_and_a_plan_have_a_section_where_there_was_a_sweep() -> None:
+    points = tuple(
+        SweepPoint(n, d, 4.0 + 1e3 / n + 1e4 / d, 4.0 + 1.02e3 / n + 1e4 / d)
+        for n in (20_000, 40_000)
+        for d in (80_000, 160_000)
+    )
+    found = Scaling(
+        points=points,
+        constants=(("alpha", "0.34", "[0.2, 0.5]"),),
+        flops=3e12,
+        parameters=1e5,
+        tokens=5e6,
+        loss=3.9,
+        plan=("100,000 parameters on 5,000,000 tokens",),
+    )
+    page = quickstart_page(replace(STORY, scaling=found))
+    assert "Scaling law: 4 runs of 2 sizes" in page and "[0.2, 0.5]" in page
+    assert "The law is within 0.0% of each of the 4 runs" in page
+    assert "100,000 parameters on 5,000,000 tokens" in page
+    assert "Scaling law" not in quickstart_page(STORY)

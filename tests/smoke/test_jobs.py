@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     *("curate", "ngrams", "classifier", "tokenizer", "tokens"),
-    *("pretrain", "posttrain", "evaluate", "export"),
+    *("pretrain", "posttrain", "evaluate", "export", "sweep"),
 )
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
@@ -234,6 +234,14 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "output": at["scores"],
             "sequence_length": "64",
         },
+        "sweep": {
+            "tokens": at["tokens"],
+            "output": str(folder / "sweep"),
+            "design.parameters": "[6000, 12000]",
+            "design.tokens": "[1500, 3000]",
+            "batches.sequence_length": "32",
+            "training.fewest_steps": "4",
+        },
     }[script]
     run_file = {"tokens": "tokenize"}.get(script, script)
     path = "crawl" if script in ("ngrams", "classifier") else "quickstart"
@@ -268,6 +276,7 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
         "posttrain": ("steps", 2),
         "evaluate": ("step", 2),
         "export": ("step", 2),
+        "sweep": ("points", 4),
     }
     name, value = expected[script]
     assert printed[name] == value

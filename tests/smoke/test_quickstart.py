@@ -38,6 +38,10 @@ SIZES = {
         *("training.steps=6", "training.checkpoints.every=6"),
     ],
     "evaluate": ["sequence_length=64", "tokens_per_source=2000", "threads=1"],
+    "sweep": [
+        *("design.parameters=[6000, 12000, 24000]", "design.tokens=[6000, 12000, 24000]"),
+        *("batches.sequence_length=64", "training.fewest_steps=12"),
+    ],
 }
 SMALLER = """
 import functools, json, sys
@@ -73,7 +77,7 @@ class Walk:
         return json.loads(self.stdout)
 
 
-def walk(out: Path) -> Walk:
+def walk(out: Path, *more: str) -> Walk:
     command = [sys.executable, "-c", SMALLER, json.dumps(SIZES)]
     command += [
         "quickstart",
@@ -81,8 +85,9 @@ def walk(out: Path) -> Walk:
         "--workers",
         "2",
         "--out",
-        out.name,
-    ]  # relative, as users have it
+        out.name,  # relative, as users have it
+        *more,
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment.pop("RAY_ADDRESS", None)
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=out.parent)
@@ -176,6 +181,20 @@ def test_a_second_call_does_nothing_says_so_and_tells_the_same(first: Walk) -> N
     assert second.stdout == first.stdout
     for folder in FOLDERS:
         assert f"/{folder}: made before" in second.stderr
+
+
+def test_a_sweep_adds_a_law_and_a_plan_and_repeats_nothing_of_the_rest(first: Walk) -> None:
+    before = contents(first.out)
+    swept = walk(first.out, "--sweep")
+    assert contents(first.out).items() >= before.items()
+    assert set(swept.summary["seconds"]) == STAGES | {"sweep"}
+    found = swept.summary["scaling"]
+    assert found["points"] == 9 and found["worst_error"] < 0.5
+    law = json.loads((first.out / "sweep" / "law.json").read_text())
+    assert law["form"]["kind"] == "Parametric"
+    assert trainrig("check", first.out / "planned.toml")["run"]["stage"] == "pretrain"
+    page = (first.out / "report.html").read_text(encoding="utf-8")
+    assert "Scaling law: 9 runs of 3 sizes, and a plan for ten times their compute" in page
 
 
 def trainrig(*arguments: str | Path) -> dict[str, Any]:

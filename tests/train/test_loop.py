@@ -86,6 +86,28 @@ def test_a_stop_after_any_number_of_steps_leaves_no_trace(alone, make_job, last_
         assert last_weights(job) == last_weights(whole)
 
 
+def test_a_branch_of_a_longer_run_is_the_shorter_run_to_the_last_bit(
+    alone, make_job, last_weights, tmp_path
+):
+    def job_of(steps, folder, **checkpoints):
+        schedule = {"kind": "WarmupStableDecay", "warmup": 2, "decay": 0.5}
+        settings = {"every": 100, **checkpoints}
+        return make_job(
+            folder, training={"steps": steps, "schedule": schedule, "checkpoints": settings}
+        )
+
+    def trained(job):
+        train(job, RunFolder(job.folder).take_attempt(0), None)
+        return job
+
+    longer = trained(job_of(12, tmp_path / "longer", keep_at=(3,)))
+    shorter = trained(job_of(6, tmp_path / "shorter"))
+    at = f"{longer.folder}/checkpoints/step_00000003/attempt-0001"
+    branch = dataclasses.replace(job_of(6, tmp_path / "branch"), branch_from=at)
+    assert exact(trained(branch)) == exact(shorter)[3:]
+    assert last_weights(branch) == last_weights(shorter)
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize(("world", "victim"), [(1, 0), (2, 0), (2, 1)])
 def test_a_run_whose_rank_was_killed_goes_on_as_if_nothing_had_been(

@@ -15,6 +15,7 @@ intervals = st.one_of(st.none(), st.integers(1, 12))
         ({"keep": 3}, [100, 200, 300, 400], {200, 300, 400}),
         ({"keep_every": 200}, [100, 200, 300, 400, 500], {200, 400, 500}),
         ({"keep_every": 250}, [200, 250, 300, 400, 500], {250, 400, 500}),
+        ({"keep_at": (130, 200, 999)}, [100, 130, 200, 300, 400, 500], {130, 200, 400, 500}),
         # The last step, and one at which the run was stopped, are as good as those of `every`.
         ({}, [100, 200, 230], {200, 230}),
         ({"short_lived_every": 10}, [100, 200, 210, 220], {100, 200, 220}),
@@ -51,9 +52,9 @@ def test_whatever_is_saved_the_newest_and_one_before_it_are_left(
 
 
 def test_a_checkpoint_is_due_at_each_interval_and_at_the_end():
-    settings = Checkpoints(every=10, keep_every=25, short_lived_every=4)
+    settings = Checkpoints(every=10, keep_every=25, short_lived_every=4, keep_at=(7,))
     due = [step for step in range(1, 32) if settings.due(step, last=31)]
-    assert due == [4, 8, 10, 12, 16, 20, 24, 25, 28, 30, 31]
+    assert due == [4, 7, 8, 10, 12, 16, 20, 24, 25, 28, 30, 31]
 
 
 def test_one_checkpoint_is_too_few_to_keep():

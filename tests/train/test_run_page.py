@@ -1,13 +1,18 @@
+import json
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from trainrig.config import to_toml
 from trainrig.errors import DataError, Unfinished
 from trainrig.train.goodput import Goodput
 from trainrig.train.metrics import MetricsWriter
+from trainrig.train.prediction import Prediction, read_prediction
+from trainrig.train.prediction_chart import Measured, plot_prediction
 from trainrig.train.run_charts import RunStory
 from trainrig.train.run_page import read_story, reported, run_page, write_report
 
@@ -159,3 +164,44 @@ def test_a_run_that_ends_before_its_first_update_has_no_report(tmp_path):
     with pytest.raises(Unfinished), reported(str(tmp_path)):
         raise Unfinished("stopped")
     assert not list(tmp_path.iterdir())
+
+
+def predicted(low: float = 1.9) -> Prediction:
+    tokens = np.array([1.0, 1e12])
+    return Prediction("besiroglu", tokens, np.array([2.0, 2.0]), tokens * 0 + low, tokens * 0 + 2.1)
+
+
+def test_a_planned_run_is_compared_with_what_the_law_said():
+    page = text_of(run_page(story(prediction=predicted())))
+    assert "Held-out loss 3.250; the law besiroglu said 2.000 [1.900, 2.100]: +62.5%" in page
+    assert "Predicted loss 2.000 nats per token +62.5% came" in page
+    assert "besiroglu" not in run_page(story())
+
+
+def test_the_prediction_is_read_from_the_plan_in_the_run_folder(tmp_path):
+    assert read_prediction(str(tmp_path)) is None
+    points = [
+        {"tokens": 10.0, "loss": 4.0, "low": None, "high": None},
+        {"tokens": 1000.0, "loss": 2.0, "low": None, "high": None},
+    ]
+    (tmp_path / "plan.json").write_text(json.dumps({"law": "x", "curve": points, "more": 1}))
+    found = read_prediction(str(tmp_path))
+    assert found is not None
+    loss, low, _ = found.at(100.0)
+    assert loss == pytest.approx(3.0)
+    assert np.isnan(low)
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(DataError, match=r"plan\.json: no plan"):
+        read_prediction(str(tmp_path))
+
+
+def test_the_overlay_draws_both_losses():
+    ax = Figure().add_subplot()
+    came = Measured(np.array([1e6, 2e6]), np.array([3.0, 2.5]), held_out=True)
+    plot_prediction(ax, came, predicted())
+    said, actual = [
+        (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.get_lines()
+    ]
+    assert said == ([1.0, 1e12], [2.0, 2.0])
+    assert actual == ([1e6, 2e6], [3.0, 2.5])
+    assert len(ax.collections) == 1

@@ -5,9 +5,9 @@ from typing import Annotated
 from pydantic import Field
 
 from trainrig.optim.adamw import AdamW
-from trainrig.optim.schedules import Constant, Cosine
+from trainrig.optim.schedules import Constant, Cosine, WarmupStableDecay
 
 Optimizer = AdamW  # a second one makes this a union, told apart by `kind` as Schedule is
-Schedule = Annotated[Cosine | Constant, Field(discriminator="kind")]
+Schedule = Annotated[Cosine | Constant | WarmupStableDecay, Field(discriminator="kind")]
 
-__all__ = ["AdamW", "Constant", "Cosine", "Optimizer", "Schedule"]
+__all__ = ["AdamW", "Constant", "Cosine", "Optimizer", "Schedule", "WarmupStableDecay"]

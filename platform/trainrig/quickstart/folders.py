@@ -85,6 +85,16 @@ class Folders:
         return self._below("scores-tuned")
 
     @property
+    def sweep(self) -> str:
+        """What `sweep` wrote, and the law of it."""
+        return self._below("sweep")
+
+    @property
+    def planned(self) -> str:
+        """The run file of the plan made by that law."""
+        return self._below("planned.toml")
+
+    @property
     def report(self) -> str:
         """The page that tells all of it."""
         return self._below("report.html")

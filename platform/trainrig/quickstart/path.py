@@ -24,6 +24,7 @@ from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.pages import PagesSettings, build_pages
 from trainrig.quickstart.storyboard import quickstart_page
 from trainrig.quickstart.telling import summarise, tell
+from trainrig.scaling.sweep import Sweep, sweep
 from trainrig.terminal import Terminal, show
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
@@ -48,6 +49,7 @@ class Quickstart:
 
     out: str
     workers: int = 2
+    sweep: bool = False  # a law of scaling as well
     changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # stage → `a.b=value` …
 
     def load(self, model: type[Run], **places: Any) -> Run:
@@ -92,8 +94,10 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     for checkpoint, scores in at.scored().items():
         places = {"tokens": at.tokens, "conversations": at.questions}
         do(evaluate, Evaluation, checkpoint=checkpoint, output=scores, **places)
+    if wanted.sweep:
+        do(sweep, Sweep, tokens=at.tokens, output=at.sweep, trials__at_once=wanted.workers)
     terminal.say("report: reading what came out, letting both models speak")
-    story = tell(at)
+    story = tell(at, with_law=wanted.sweep)
     storage.write(at.report, quickstart_page(story).encode())
     summary = summarise(at, story)
     terminal.table(_closing(summary))
@@ -110,6 +114,8 @@ def _step_of_the_kill(run: Pretraining) -> int:
 def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
     """The few figures to end with."""
     seconds = sum(summary["seconds"].values())
+    found = summary.get("scaling")
+    law = {"scaling law": f"{found['points']} runs; {_of_law(found)}"} if found else {}
     return {
         "documents": f"{summary['documents_kept']:,} kept of {summary['documents_in']:,}",
         "planted duplicates": f"{summary['duplicates_caught']} caught of "
@@ -119,9 +125,17 @@ def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
         "loss": f"{summary['loss_first']:.2f} → {summary['loss_last']:.2f} nats per token",
         "workers killed": f"{summary['restarts']}, {summary['samples_lost']} samples lost, "
         f"{summary['samples_repeated']} repeated",
+        **law,
         "time": f"{seconds:.0f} s in the stages",
         "report": summary["report"],
     }
+
+
+def _of_law(found: Mapping[str, Any]) -> str:
+    return (
+        f"at {found['flops']:.2g} FLOPs {found['parameters']:,.0f} parameters on "
+        f"{found['tokens']:,.0f} tokens are best, loss {found['loss']:.2f}"
+    )
 
 
 def make_pages(run: PageMaking) -> Manifest:

@@ -122,6 +122,29 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class SweepPoint:
+    """One run of the sweep: held-out loss at its end, and that of the law, nats per token."""
+
+    parameters: int  # without embeddings
+    tokens: int
+    loss: float
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A law of scaling, and what it says of a run of `flops` that is divided best."""
+
+    points: tuple[SweepPoint, ...]
+    constants: tuple[tuple[str, str, str], ...]  # name, value, interval
+    flops: float
+    parameters: float
+    tokens: float
+    loss: float
+    plan: tuple[str, ...]  # lines
+
+
+@dataclass(frozen=True)
 class Story:
     """A whole quickstart run. `dropped` is in the order in which curation decides.
 
@@ -153,6 +176,7 @@ class Story:
     machine: str
     manifests: Mapping[str, str]  # stage or folder -> SHA-256 of its manifest.json
     commands: tuple[tuple[str, str], ...]  # what it does, the line to copy
+    scaling: Scaling | None = None  # None: no sweep was asked for
 
     def __post_init__(self) -> None:
         for part in ("stages", "planted", "loss", "held_out", "speed", "tuning", "scores"):

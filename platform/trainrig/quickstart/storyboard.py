@@ -10,6 +10,7 @@ from typing import Literal
 
 from trainrig import report
 from trainrig.quickstart import charts
+from trainrig.quickstart.law_section import law_section
 from trainrig.quickstart.story import Story
 from trainrig.report import Details, Section, Table, Text
 
@@ -36,6 +37,7 @@ def quickstart_page(story: Story) -> str:
             _tuned(story),
             _scores(story),
             _generations(story),
+            *((law_section(story.scaling),) if story.scaling else ()),
         ),
         commands=tuple(report.Command(line, purpose) for purpose, line in story.commands),
         provenance={

@@ -25,6 +25,7 @@ from trainrig.quickstart import story
 from trainrig.quickstart.fault import KILLED
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.found import DUPLICATES, by_kind, fates, tally
+from trainrig.quickstart.laws import scaling_of
 from trainrig.quickstart.planted import Plant, read_plants
 from trainrig.train import metrics
 from trainrig.train.pretrain import open_batches
@@ -82,15 +83,15 @@ class _Made:
         return cls(**{name: manifest.read_manifest(getattr(at, name)) for name in names})
 
 
-def tell(at: Folders) -> story.Story:
-    """The story of the finished quickstart in `at`."""
+def tell(at: Folders, with_law: bool = False) -> story.Story:
+    """The story of the finished quickstart in `at`; `with_law`: and of its sweep."""
     made = _Made.read(at)
     run = RunFolder(at.model)
     lines = list(metrics.read_lines(at.model))
     checked, lost, repeated = _check_samples(at, made.model.counts["steps"])
     dropped, pairs = _dropped(at, made.documents)
     return story.Story(
-        stages=_stages(made),
+        stages=_stages(made) + (_sweep_stage(at) if with_law else ()),
         documents_in=made.documents.counts["documents_in"],
         documents_kept=made.documents.counts["documents_kept"],
         dropped=dropped,
@@ -121,6 +122,7 @@ def tell(at: Folders) -> story.Story:
             for name in _Made.__dataclass_fields__
         },
         commands=_commands(at),
+        scaling=scaling_of(at) if with_law else None,
     )
 
 
@@ -150,6 +152,18 @@ def summarise(at: Folders, told: story.Story) -> dict[str, Any]:
         "samples_repeated": told.samples_repeated,
         "seconds": {stage.name: stage.seconds for stage in told.stages},
         "report": at.report,
+        **({"scaling": _scaling(told.scaling)} if told.scaling else {}),
+    }
+
+
+def _scaling(found: story.Scaling) -> dict[str, Any]:
+    return {
+        "points": len(found.points),
+        "flops": found.flops,
+        "parameters": found.parameters,
+        "tokens": found.tokens,
+        "loss": found.loss,
+        "worst_error": max(abs(point.predicted / point.loss - 1) for point in found.points),
     }
 
 
@@ -167,6 +181,11 @@ def _stages(made: _Made) -> tuple[story.Stage, ...]:
         story.Stage("tuned", made.tuned.seconds, tuned["steps"], "steps"),
         story.Stage("scores", sum(s.seconds for s in scores), bits["docs"], "bits per byte, docs"),
     )
+
+
+def _sweep_stage(at: Folders) -> tuple[story.Stage, ...]:
+    made = manifest.read_manifest(at.sweep)
+    return (story.Stage("sweep", made.seconds, made.counts["points"], "runs"),)
 
 
 def _dropped(

@@ -99,8 +99,8 @@ def train(job: Job, attempt: Attempt, resume_from: str | None, watch: Watch = UN
 
 def _first_state(job: Job, resume_from: str | None, batches: Batches) -> TrainState:
     state = fresh_state(job, local_device())
-    if resume_from:
-        checkpoint.load(resume_from, state, job, batches)
+    if whole := resume_from or job.branch_from:
+        checkpoint.load(whole, state, job, batches)
     elif job.initial_weights:
         checkpoint.load_weights(job.initial_weights, state, job)
     return state

@@ -20,7 +20,7 @@ from trainrig.train.continued import beginning, warn_of_high_rate
 from trainrig.train.held_out import HeldOutSets, RowSizes, nothing_held_out, open_held_out
 from trainrig.train.room import check_room
 from trainrig.train.run import Pretraining
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run_folder import PLAN, RunFolder
 from trainrig.train.state import Job
 
 log = logging.getLogger(__name__)
@@ -34,12 +34,15 @@ def pretrain(run: Pretraining) -> Manifest:
     """
     tokens = manifest.read_input(run.tokens, "tokenize")
     job = prepare(run)
+    plan = _plan(run, job.folder)
     inputs = {"tokens": tokens.content}
     if job.initial_weights:
         inputs["continue_from"] = checkpoint.content_key(job.initial_weights)
     stage = manifest.claim(job.folder, run, inputs)
     if stage.finished:
         return stage.finished
+    if plan:
+        storage.write(stage.path(PLAN), plan)
     if job.initial_weights and not stage.resumed:
         warn_of_high_rate(job.initial_weights, run.training.optimizer.lr)
     return drive(stage, run, job, run.workers)
@@ -74,6 +77,16 @@ def prepare(run: Pretraining) -> Job:
         initial_weights=weights,
         make_held_out=_held_out(run, tokens),
     )
+
+
+def _plan(run: Pretraining, folder: str) -> bytes | None:
+    """The plan that `run` names, or the copy in its folder. Raises ConfigError if both are gone."""
+    if run.plan is None:
+        return None
+    for path in (run.plan, storage.join(folder, PLAN)):
+        if storage.exists(path):
+            return storage.read(path)
+    raise ConfigError(f"plan: {run.plan} is not there; leave it out, or plan again")
 
 
 def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | None]:

@@ -5,7 +5,7 @@ import time
 
 import torch.distributed as dist
 
-from trainrig.errors import DataError
+from trainrig.errors import Diverged
 from trainrig.parallel import numerics
 from trainrig.tokens.batches import Share
 from trainrig.train.held_out import HeldOutLoss
@@ -48,7 +48,7 @@ class Record:
             self._metrics.write(step, values)
 
     def skipped(self, figures: StepFigures) -> None:
-        """No update could be made. Raises DataError if it was one too many in a row."""
+        """No update could be made. Raises Diverged if it was one too many in a row."""
         step, (first, end) = self._state.step, self._state.skipped[-1]
         what = f"data step {end - 1}, after step {step}: {figures.fault}"
         if self._metrics:
@@ -57,7 +57,7 @@ class Record:
             log.warning("no update was made (%s)", what)
         allowed = self._job.training.max_skipped_steps
         if end - first > allowed:
-            raise DataError(
+            raise Diverged(
                 f"{self._job.folder}: no update can be made from {end - first} global batches in a "
                 f"row (the last: {what}); training.max_skipped_steps allows {allowed}. Lower "
                 "training.optimizer.lr, or see with `trainrig trace` what data it was"

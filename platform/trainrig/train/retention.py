@@ -14,6 +14,8 @@ class Checkpoints(Settings):
     keep: Annotated[int, PLACE] = Field(default=2, ge=2)
     # Steps whose multiples make checkpoints that are kept for good.
     keep_every: Annotated[int | None, PLACE] = Field(default=None, ge=1)
+    # Steps that make checkpoints which are kept for good: where other runs branch from this one.
+    keep_at: Annotated[tuple[int, ...], PLACE] = ()
     # Steps whose multiples make checkpoints of which only the newest is kept, until one of `every`
     # follows it.
     short_lived_every: Annotated[int | None, PLACE] = Field(default=None, ge=1)
@@ -25,12 +27,14 @@ class Checkpoints(Settings):
     def due(self, step: int, last: int) -> bool:
         """Whether a run of `last` steps saves itself after `step`."""
         intervals = (self.every, self.keep_every, self.short_lived_every)
-        return step == last or any(each and step % each == 0 for each in intervals)
+        wanted = step == last or step in self.keep_at
+        return wanted or any(each and step % each == 0 for each in intervals)
 
     def kept(self, steps: Iterable[int]) -> set[int]:
         """Which of the checkpoints at `steps` stay. All of `steps` are taken to be whole."""
         ordered = sorted(set(steps), reverse=True)
         for_good = {s for s in ordered if self.keep_every and s % self.keep_every == 0}
+        for_good |= set(self.keep_at).intersection(ordered)
         regular = [s for s in ordered if not self._short_lived(s)]
         newest_short_lived = {s for s in ordered[:1] if self._short_lived(s)}
         kept = for_good | newest_short_lived | set(regular[: self.keep])

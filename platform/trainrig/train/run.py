@@ -91,6 +91,8 @@ class Pretraining(RunFile):
     # schedule, the data and the optimizer's memory are this run's own.
     continue_from: Annotated[str | None, PLACE] = None
     model: DecoderConfig | None = None  # None: that of `continue_from`
+    # A plan that `trainrig plan` wrote: the report lays what it predicted under what came.
+    plan: Annotated[str | None, PLACE] = None
     batches: BatchSettings
     training: Training
 

@@ -16,6 +16,7 @@ from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, Curve, Interruptions, Numbers, Part, Row
 from trainrig.report import Cell, Chart, Table, duration, percent, visible
 from trainrig.train.goodput import Goodput
+from trainrig.train.prediction import Prediction
 
 Line = Mapping[str, Any]
 TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
@@ -34,6 +35,7 @@ class RunStory:
     held_out: Sequence[Line]
     events: Sequence[Line]
     goodput: Goodput
+    prediction: Prediction | None = None  # of the law that it was planned by
 
     @property
     def moves(self) -> list[Line]:

@@ -21,6 +21,7 @@ from trainrig.train import append_log
 
 log = logging.getLogger(__name__)
 EVENTS = "events.jsonl"
+PLAN = "plan.json"  # what was predicted of the run, where it follows a plan
 
 
 @dataclass(frozen=True)

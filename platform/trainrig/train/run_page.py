@@ -15,6 +15,8 @@ from trainrig.errors import DataError
 from trainrig.report import KeyFigure, Section, Table, duration, percent, short
 from trainrig.train import metrics
 from trainrig.train.goodput import account
+from trainrig.train.prediction import read_prediction
+from trainrig.train.prediction_chart import comparison, prediction_chart
 from trainrig.train.run_charts import (
     Line,
     RunStory,
@@ -81,12 +83,15 @@ def read_story(folder: str) -> RunStory:
         held_out=metrics.held_out_series(folder),
         events=events,
         goodput=account(events, lines),
+        prediction=read_prediction(folder),
     )
 
 
 def run_page(story: RunStory) -> str:
     """The page as HTML text."""
     charts = [loss_chart(story)]
+    if story.prediction:
+        charts.append(prediction_chart(story, story.prediction))
     if story.held_out:
         charts.append(sources_chart(story))
     sections = [Section("loss", "How well it predicts", tuple(charts))]
@@ -151,6 +156,13 @@ def _key_figures(story: RunStory) -> tuple[KeyFigure, ...]:
         first = f"{held_out[0]:.3f} at step {story.held_out[0]['step']:,}"
         figures.insert(
             0, KeyFigure("Held-out loss", f"{held_out[-1]:.3f}", "nats per token", first)
+        )
+    if story.prediction:
+        actual, predicted, low, high = comparison(story, story.prediction)
+        sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
+        against = f"{actual / predicted - 1:+.1%} came; by the law {story.prediction.law}{sure}"
+        figures.insert(
+            1, KeyFigure("Predicted loss", f"{predicted:.3f}", "nats per token", against)
         )
     return tuple(figures)
 

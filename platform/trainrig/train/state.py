@@ -34,6 +34,9 @@ class Job:
     make_batches: Callable[[], Batches]
     tokenizer: str  # the text of its tokenizer.json: a checkpoint is of use by itself
     initial_weights: str | None = None  # a checkpoint to start from; None: fresh ones
+    # A checkpoint of another run, on the same data up to there, whose whole state this one takes
+    # over and goes on from: weights, optimizer and counters.
+    branch_from: str | None = None
     # What each rank measures the held-out loss on; None of it: the run has no held-out loss.
     make_held_out: Callable[[], HeldOutSets | None] = nothing_held_out
 

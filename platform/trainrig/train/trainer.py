@@ -30,7 +30,7 @@ from trainrig.train.supervise import Outcome, supervise
 from trainrig.train.watch import Beat
 from trainrig.train.workers import bounds
 
-__all__ = ["Outcome", "check_fit", "run"]
+__all__ = ["Outcome", "check_fit", "fork_servers", "run"]
 
 log = logging.getLogger(__name__)
 KEEPERS_TOO = 2.0  # s after their ranks were killed: then the keepers are
@@ -51,6 +51,19 @@ def run(job: Job, workers: int | tuple[int, int]) -> Outcome:
     check_fit(workers)
     with StopRequests(job.folder) as stop:
         return supervise(job, bounds(workers), RayCluster(), stop)
+
+
+def fork_servers() -> dict[str, str]:
+    """For each node of the Ray that this process is connected to, the address of a fork server
+    there that will have imported what training needs."""
+    import ray
+
+    here = ray.get_runtime_context()
+    servers = _servers_of(here.get_node_id(), here.get_job_id())
+    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    servers.serve(node["NodeID"] for node in nodes if node["Alive"])
+    addresses = ray.get([server.address.remote() for server in servers.by_node.values()])
+    return dict(zip(servers.by_node, addresses, strict=True))
 
 
 class RayCluster:
@@ -89,7 +102,7 @@ class RayCluster:
             # Ray believes in a dead node for some seconds more.
             if _answers(each["NodeManagerAddress"], each["NodeManagerPort"])
         ]
-        self._spares.serve(node.id for node in nodes)
+        self._spares.fork_servers.serve(node.id for node in nodes)
         return nodes
 
     def start(
@@ -110,7 +123,7 @@ class RayCluster:
             "work": cloudpickle.dumps(Work(job, attempt, resume_from)),  # type: ignore[no-untyped-call]
             "attempt": attempt.number,
             "control": self._control,
-            "fork_servers": dict(self._spares.fork_servers),
+            "fork_servers": dict(self._spares.fork_servers.by_node),
         }
         self._group = RayGroup(RunFolder(job.folder), attempt, self._control, self._spares)
         self._group.begin(group, config)
@@ -120,24 +133,37 @@ class RayCluster:
 @functools.cache
 def _spares_of(node: str, job: str) -> "_Spares":
     """Those of this connection to Ray, which is the `job` of a driver on `node`."""
+    return _Spares(_servers_of(node, job))
+
+
+@functools.cache
+def _servers_of(node: str, job: str) -> "_ForkServers":
+    """Those of this connection to Ray, as of `_spares_of`."""
     del node, job
-    return _Spares()
+    return _ForkServers()
+
+
+class _ForkServers:
+    """One on each node that was asked for."""
+
+    def __init__(self) -> None:
+        self.by_node: dict[str, Any] = {}
+
+    def serve(self, nodes: Iterable[str]) -> None:
+        """Have a fork server on each of `nodes`, before a worker is there that asks for it."""
+        for node in nodes:
+            if node not in self.by_node:
+                self.by_node[node] = _start_fork_server(node)
 
 
 class _Spares:
     """Actors that outlive attempts, and runs of this process: what they imported stays so."""
 
-    def __init__(self) -> None:
-        self.fork_servers: dict[str, Any] = {}  # by node
+    def __init__(self, servers: _ForkServers) -> None:
+        self.fork_servers = servers
         self._conductor: Any = _start_conductor()
         self._over = threading.Event()
         self._over.set()
-
-    def serve(self, nodes: Iterable[str]) -> None:
-        """Have a fork server on each of `nodes`, before a worker is there that asks for it."""
-        for node in nodes:
-            if node not in self.fork_servers:
-                self.fork_servers[node] = _start_fork_server(node)
 
     def conductor(self, over: threading.Event) -> Any:
         """One that is alive, as far as is known, and free: `over` tells when it is so again."""

@@ -1,0 +1,59 @@
+"""Floating-point operations of a decoder, counted exactly from its sizes.
+
+One multiply and add are two operations. Counted are matrix products, as is usual (Kaplan et al.
+2020, arXiv:2001.08361, table 1): norms, rotations, softmax and gates are left out, less than 1% of
+a decoder of a thousand channels. A backward pass takes twice the forward one: each product
+becomes two, one for the slopes of either side. What recomputation repeats is no progress and not
+counted.
+
+Shapes: T positions, C channels, H query heads, D channels of a head, V entries of the vocabulary.
+"""
+
+from dataclasses import dataclass
+
+from trainrig.models.decoder import DecoderConfig
+
+BACKWARD = 2  # of a forward pass
+PER_PARAMETER = 6  # 6ND: forward and backward, a multiply and an add each
+
+
+@dataclass(frozen=True)
+class TokenFlops:
+    """Operations of one token's forward pass, by where they are made."""
+
+    projections: float  # of attention and feed-forward, in all layers
+    attention: float  # queries by keys, weights by values
+    head: float  # logits; looking up the embedding costs none
+
+    @property
+    def forward(self) -> float:
+        """All of them."""
+        return self.projections + self.attention + self.head
+
+    @property
+    def training(self) -> float:
+        """With those of the backward pass."""
+        return self.forward * (1 + BACKWARD)
+
+
+def token_flops(model: DecoderConfig, sequence_length: int, causal: bool = True) -> TokenFlops:
+    """Of a token of `model`, the mean over a sequence of `sequence_length`.
+
+    `causal`: a query meets only the (T + 1) / 2 keys, on average, that it may see; without, all T,
+    as kernels that skip nothing compute it and as PaLM's utilisation counts it (arXiv:2204.02311,
+    appendix B). Raises ConfigError while the vocabulary is not settled.
+    """
+    shape = model.shape
+    keys = (sequence_length + 1) / 2 if causal else sequence_length
+    across = 2 * shape.channels * shape.head_channels * (shape.heads + shape.kv_heads)
+    each = across + 3 * shape.channels * shape.feedforward_channels
+    return TokenFlops(
+        projections=2.0 * shape.layers * each,
+        attention=4.0 * shape.layers * shape.heads * shape.head_channels * keys,
+        head=2.0 * shape.vocabulary * shape.channels,
+    )
+
+
+def six_n_d(parameters: float, tokens: float) -> float:
+    """Training compute by 6ND (Kaplan et al., section 2.1), which leaves attention out."""
+    return PER_PARAMETER * parameters * tokens

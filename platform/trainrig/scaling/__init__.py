@@ -1,0 +1,1 @@
+"""Scaling laws: sweep small models, fit their losses, plan the large run."""

@@ -1,0 +1,131 @@
+"""Hours, money and energy of a run, from its operations and the table of hardware.
+
+Each is a product of what is known (operations, peak, price, watts) and what is assumed: the
+assumptions are settings, and travel with the plan.
+"""
+
+import math
+
+from trainrig.config import Field, Settings
+from trainrig.errors import ConfigError
+from trainrig.hardware import Compute, Hardware
+
+SECONDS_OF_DAY = 86_400.0
+
+
+class Assumptions(Settings):
+    """What hours, money and energy hang on, beside the table of hardware."""
+
+    # Share of the peak of dense products that training keeps up (MFU, arXiv:2204.02311, appendix
+    # B): single nodes reach 0.35 to 0.55, Llama 3 405B 0.38 to 0.43 (arXiv:2407.21783, table 4).
+    utilisation: float = Field(default=0.4, gt=0, le=1)
+    # Watts of the whole machine for one of its devices (a DGX H100 may draw 1.8).
+    machine: float = Field(default=1.5, ge=1)
+    # Power of the building for one watt of its machines (PUE; large clouds say 1.1 to 1.2).
+    building: float = Field(default=1.2, ge=1)
+    # Device hours between two faults: 1.8 h at 16,384 devices (arXiv:2410.21680, by others' words).
+    device_hours_between_faults: float = Field(default=29_500.0, gt=0)
+    # Bytes a second at which a device's share of a checkpoint is copied while steps wait
+    # (docs/performance.md: 141 ms for 1.2 GB).
+    copied_per_second: float = Field(default=8.5e9, gt=0)
+
+
+class Cost(Settings):
+    """What a run takes."""
+
+    device: str
+    devices: int = Field(ge=1)
+    instance: str | None  # None: nothing that is rented has such a device
+    machines: int | None  # of that instance
+    as_of: str | None  # date of the price
+    hours: float
+    device_days: float
+    usd: float | None  # on demand
+    usd_spot: float | None  # where the table has a price
+    kwh: float
+
+
+def cost(
+    flops: float,
+    hardware: Hardware,
+    device: str,
+    devices: int,
+    compute: Compute,
+    assumed: Assumptions,
+    instance: str | None = None,
+) -> Cost:
+    """Of `flops` operations on `devices` of a kind. Raises ConfigError for names that are unknown.
+
+    `instance`: what is rented; None: the cheapest with such devices. Whole machines are paid for.
+    """
+    kind = hardware.device(device)
+    hours = flops / (devices * kind.peak(compute) * assumed.utilisation) / 3600
+    instance = instance or hardware.cheapest(device)
+    offer = hardware.instance(instance) if instance else None
+    machines = math.ceil(devices / offer.devices) if offer else None
+    watts = kind.watts * devices * assumed.machine * assumed.building
+    paid = hours * (machines or 0)
+    return Cost(
+        device=device,
+        devices=devices,
+        instance=instance,
+        machines=machines,
+        as_of=offer.as_of if offer else None,
+        hours=hours,
+        device_days=hours * devices / 24,
+        usd=paid * offer.usd if offer else None,
+        usd_spot=paid * offer.spot_usd if offer and offer.spot_usd else None,
+        kwh=watts * hours / 1000,
+    )
+
+
+def affordable(
+    days: float, hardware: Hardware, device: str, compute: Compute, share: float
+) -> float:
+    """Operations that one device does in `days` at that share of its peak."""
+    return days * SECONDS_OF_DAY * hardware.device(device).peak(compute) * share
+
+
+def days_for(
+    usd: float, hardware: Hardware, device: str, instance: str | None, devices: int | None = None
+) -> float:
+    """Device days that `usd` buys, on demand: whole machines, of which `devices` are used (None:
+    all). Raises ConfigError if no instance has the device."""
+    instance = instance or hardware.cheapest(device)
+    if instance is None:
+        raise ConfigError(
+            f"no instance in the table of hardware has a '{device}', so there is no price; add "
+            "one, or plan by --gpu-days"
+        )
+    offer = hardware.instance(instance)
+    devices = devices or offer.devices
+    return usd / offer.usd / math.ceil(devices / offer.devices) * devices / 24
+
+
+class Saving(Settings):
+    """How often a run saves itself."""
+
+    every: int = Field(ge=1)  # steps
+    seconds: float  # between two
+    stalled: float  # seconds that steps wait for one
+    hours_between_faults: float  # of the whole run
+
+
+def saving(
+    state: float, devices: int, step_seconds: float, steps: int, assumed: Assumptions
+) -> Saving:
+    """The interval that loses the least: sqrt(2 x stall x time between faults).
+
+    Young 1974, Daly 2006. `state`: bytes of one device's share of weights and optimizer. Never
+    longer than the run.
+    """
+    stalled = state / assumed.copied_per_second
+    between = assumed.device_hours_between_faults / devices
+    best = math.sqrt(2 * stalled * between * 3600)
+    every = min(steps, max(1, round(best / step_seconds)))
+    return Saving(
+        every=every,
+        seconds=every * step_seconds,
+        stalled=stalled,
+        hours_between_faults=between,
+    )

@@ -1,0 +1,195 @@
+"""Decoders of any size for a sweep, so that what changes from one to the next is their size alone.
+
+A size is N, the parameters that are not embeddings: those of the layers and of the norm after them.
+The output head counts as an embedding, tied or not: Kaplan et al. 2020 (arXiv:2001.08361, section
+2.1) found that so counted all sizes lie on one line, and with a vocabulary that is large beside the
+layers nothing else can.
+
+Shapes: C channels, L layers, F channels between.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trainrig.errors import ConfigError
+from trainrig.models.decoder import DecoderConfig, count_parameters
+
+# The sizes of a sweep, and how near to what was asked a rung is there: a share of it.
+SMALLEST, LARGEST = 30_000, 1_000_000_000
+NEARNESS = 0.02
+# Below, not even one layer of the narrowest decoder fits.
+LEAST_PARAMETERS = 5_000
+
+# Channels for each layer. It matters little (Kaplan et al., section 3.2: a factor of 40 costs 3%),
+# so it follows practice: the narrowest that two heads allow at the small end, GPT-3's of 1.3
+# billion at the large one (24 layers of 2,048, arXiv:2005.14165, table 2.1), GPT-3's at most.
+ASPECT_SMALLEST, ASPECT_LARGEST, ASPECT_MOST = 16.0, 85.0, 128.0
+# F / C: SwiGLU's 8/3 (arXiv:2002.05202, section 3), and how far N may take it from there.
+WIDENING, WIDENING_LEAST, WIDENING_MOST = 8 / 3, 1.75, 4.0
+_HALVINGS = 16  # of a search among sizes: finer than they are apart
+
+
+@dataclass(frozen=True)
+class _Grain:
+    """What sizes are multiples of, in decoders of `start` channels or more."""
+
+    start: int
+    head_channels: int
+    channels: int
+    between: int
+
+
+# A vector of a CPU's registers holds 4 to 16 numbers, a tile of matrix kernels is 64 to 256 wide.
+_GRAINS = (
+    _Grain(8192, 128, 1024, 256),
+    _Grain(2048, 128, 256, 256),
+    _Grain(384, 64, 64, 64),
+    _Grain(128, 32, 32, 16),
+    _Grain(64, 16, 16, 8),
+    _Grain(0, 16, 16, 4),
+)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A decoder, and how many parameters it has: exactly, without its being made."""
+
+    model: DecoderConfig
+    parameters: int  # N: of the layers, with the norm after the last
+    embedding_parameters: int  # of the embedding, and of the head where it is another tensor
+
+    @property
+    def total(self) -> int:
+        """All that an optimizer sees."""
+        return self.parameters + self.embedding_parameters
+
+
+def ladder(
+    parameters: Sequence[float],
+    vocabulary: int,
+    positions: int = 2048,
+    tie_embeddings: bool = True,
+) -> tuple[Rung, ...]:
+    """A rung for each of `parameters`, in their order. Raises ConfigError: see `rung`."""
+    return tuple(rung(each, vocabulary, positions, tie_embeddings) for each in parameters)
+
+
+def spaced(least: float, most: float, rungs: int) -> tuple[float, ...]:
+    """`rungs` sizes from `least` to `most`, each the same multiple of the one before."""
+    if rungs == 1:
+        return (least,)
+    ratio = (most / least) ** (1 / (rungs - 1))
+    return tuple(least * ratio**step for step in range(rungs))
+
+
+def rung(
+    parameters: float,
+    vocabulary: int,
+    positions: int = 2048,
+    tie_embeddings: bool = True,
+) -> Rung:
+    """The decoder of about `parameters` non-embedding parameters.
+
+    Of `vocabulary` entries, for sequences of up to `positions` tokens. From 30k to 1B it has what
+    was asked to within 2%; beyond, plans may ask for larger ones. A function of its arguments.
+    Raises ConfigError below 5,000.
+    """
+    if not parameters >= LEAST_PARAMETERS:
+        raise ConfigError(
+            f"no decoder has {parameters:,.0f} non-embedding parameters; the least: "
+            f"{LEAST_PARAMETERS:,}, and laws hold from {SMALLEST:,} on"
+        )
+    layers, channels, between = min(
+        _candidates(parameters), key=lambda sizes: _strangeness(sizes, parameters)
+    )
+    model = DecoderConfig(
+        layers=layers,
+        channels=channels,
+        heads=channels // _grain(channels).head_channels,
+        feedforward_channels=between,
+        vocabulary=vocabulary,
+        positions=positions,
+        tie_embeddings=tie_embeddings,
+    )
+    count = count_parameters(model)
+    return Rung(model, count.layers, count.embedding + count.head)
+
+
+def rung_of(
+    parameters: float,
+    count: Literal["non-embedding", "total"],
+    vocabulary: int,
+    positions: int = 2048,
+) -> Rung:
+    """The decoder of about `parameters`, counted as a law counts them.
+
+    Raises ConfigError where `parameters` in all do not hold the embedding of `vocabulary` entries.
+    """
+    if count == "non-embedding":
+        return rung(parameters, vocabulary, positions)
+    least = rung(LEAST_PARAMETERS, vocabulary, positions)
+    if parameters < least.total:
+        raise ConfigError(
+            f"no decoder with a vocabulary of {vocabulary:,} has {parameters:,.0f} parameters in "
+            f"all, as this law counts them; the least: {least.total:,}, or lower --vocabulary"
+        )
+    # More layers' parameters mean more in all, but for steps of the width.
+    low, high, best = float(LEAST_PARAMETERS), parameters, least
+    for _ in range(_HALVINGS):
+        middle = rung(math.sqrt(low * high), vocabulary, positions)
+        if abs(middle.total - parameters) < abs(best.total - parameters):
+            best = middle
+        if middle.total < parameters:
+            low = math.sqrt(low * high)
+        else:
+            high = math.sqrt(low * high)
+    return best
+
+
+def aspect(parameters: float) -> float:
+    """Channels for each layer that a decoder of so many parameters is given, as near as may be."""
+    way = math.log(parameters / SMALLEST) / math.log(LARGEST / SMALLEST)
+    wanted: float = ASPECT_SMALLEST * (ASPECT_LARGEST / ASPECT_SMALLEST) ** max(0.0, way)
+    return min(ASPECT_MOST, wanted)
+
+
+def _candidates(parameters: float) -> Iterator[tuple[int, int, int]]:
+    """(L, C, F): for the few widths of each depth that are near, the F that fits best."""
+    usual = 4 + 3 * WIDENING  # parameters of a layer over those of one square matrix
+    depth = (parameters / (usual * aspect(parameters) ** 2)) ** (1 / 3)
+    for layers in range(max(2, int(depth / 2)), int(depth * 2) + 2):
+        for channels in sorted(set(_near(math.sqrt(parameters / (layers * usual))))):
+            multiple = _grain(channels).between
+            wanted = _between(parameters, layers, channels)
+            clamped = min(max(wanted, WIDENING_LEAST * channels), WIDENING_MOST * channels)
+            yield layers, channels, max(multiple, round(clamped / multiple) * multiple)
+
+
+def _near(width: float) -> Iterator[int]:
+    """Widths around `width` that heads divide."""
+    for factor in (0.8, 1.0, 1.25):
+        step = _grain(width * factor).channels
+        below = max(1, int(width * factor / step))
+        yield from (below * step, (below + 1) * step)
+
+
+def _between(parameters: float, layers: int, channels: int) -> float:
+    """The F that gives so many layers of C channels exactly `parameters`."""
+    rest = (parameters - channels) / layers - 2 * channels - 4 * channels**2
+    return rest / (3 * channels)
+
+
+def _strangeness(sizes: tuple[int, int, int], parameters: float) -> float:
+    """How far (L, C, F) are from what was asked (first of all), and from the usual proportions."""
+    layers, channels, between = sizes
+    found = layers * (4 * channels**2 + 3 * channels * between + 2 * channels) + channels
+    off = abs(math.log(found / parameters))
+    shape = math.log(channels / layers / aspect(parameters)) ** 2
+    widening = math.log(between / channels / WIDENING) ** 2
+    return 10 * off + 1_000 * max(0.0, off - NEARNESS / 2) + shape + widening
+
+
+def _grain(channels: float) -> _Grain:
+    return next(grain for grain in _GRAINS if channels >= grain.start)

@@ -1,0 +1,224 @@
+"""`trainrig mixture`: from runs on different mixtures to a proposal, its proof and its page."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainrig import config, storage
+from trainrig.config import Field, Settings, toml_value
+from trainrig.errors import ConfigError
+from trainrig.manifest import environment
+from trainrig.scaling.law import Interval
+from trainrig.scaling.mixture.judging import Judged, law_in_folds, left_out_once
+from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
+from trainrig.scaling.mixture.proposal import LEVEL, Proposal, Search, propose
+from trainrig.scaling.mixture.runs import MixtureRuns
+from trainrig.train.run import Pretraining
+
+RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
+DECIMALS = 4  # of a weight: batches are mixed to hundred-thousandths, and no fit is that sure
+
+
+class MixtureFit(Settings):
+    """What to regress, and on what."""
+
+    mixtures: str = Field(min_length=1)  # CSV: a run a line, the share of each source
+    losses: str = Field(min_length=1)  # CSV: the same runs, the loss of each target
+    targets: tuple[str, ...] = ()  # whose mean loss is to be low; none named: all
+    held_out_mixtures: str | None = None  # runs to judge by, which nothing is fitted to
+    held_out_losses: str | None = None
+    run: str | None = None  # a run file of pretrain, to be written again with the weights
+    search: Search = Search()
+
+    def check(self) -> None:
+        """Raise ConfigError for half of a pair."""
+        if (self.held_out_mixtures is None) != (self.held_out_losses is None):
+            raise ConfigError("held-out runs: give both their mixtures and their losses")
+
+
+class Score(Settings):
+    """How well one regression predicts runs that it was not fitted to."""
+
+    regression: str
+    judged_on: str
+    rows: int
+    rank_correlation: float  # Spearman's
+    error: float  # root mean square, nats per token
+
+
+class SourceShare(Settings):
+    """One source of the proposal."""
+
+    source: str
+    weight: float  # share of the samples, as written into the run file
+    interval: Interval
+    average: float  # its share over the runs fitted
+
+
+class MixtureRecord(Settings):
+    """What `mixture.json` holds."""
+
+    format: int = 1
+    targets: tuple[str, ...]
+    runs: int
+    runs_left_out: int  # lines that only one of the two files has
+    weights: tuple[SourceShare, ...]
+    loss: float  # expected, mean over the targets, nats per token
+    loss_interval: Interval
+    average_loss: float  # expected of the average mixture of the runs
+    gain: float  # nats per token, against the average mixture
+    gain_interval: Interval
+    lowest_measured: float  # of the runs fitted, its noise and luck included
+    law_loss: float  # what mixing laws expect of the proposal
+    scores: tuple[Score, ...]
+    by_target: Mapping[str, float] = Field({})  # rank correlation on the held-out runs
+    search: Search
+    made_by: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureResult:
+    """The record, and the points that its page draws."""
+
+    record: MixtureRecord
+    left_out: Judged  # each run of the fit, as predicted from the others
+    held_out: Judged | None
+
+
+def fit_mixture(settings: MixtureFit) -> MixtureResult:
+    """Regress, judge and propose. Raises InputError for what cannot work."""
+    settings.check()
+    runs = MixtureRuns.read(settings.mixtures, settings.losses).of_targets(settings.targets)
+    runs.refuse_too_few(settings.mixtures)
+    limits = settings.search.limits(runs.sources)
+    others = _held_out(settings, runs)
+    process = MeanProcess.fit(runs.shares, runs.losses)
+    law = MeanLaw.fit(runs.shares, runs.losses)
+    left_out = left_out_once(process, runs.losses)
+    in_folds = law_in_folds(runs.shares, runs.losses, settings.search.seed)
+    scores = [
+        _score("Gaussian processes", "each run, from the others", left_out),
+        _score("mixing laws", "each fifth of the runs, from the others", in_folds),
+    ]
+    held_out, by_target = None, {}
+    if others is not None:
+        held_out = Judged(process.expect(others.shares), others.losses.mean(axis=1))
+        by_law = Judged(law.expect(others.shares), others.losses.mean(axis=1))
+        where = "the held-out runs"
+        scores += [_score("Gaussian processes", where, held_out)]
+        scores += [_score("mixing laws", where, by_law)]
+        by_target = {
+            target: Judged(one.expect(others.shares), others.losses[:, at]).rank_correlation
+            for at, (target, one) in enumerate(zip(runs.targets, process.processes, strict=True))
+        }
+    found = propose(process, runs.shares, settings.search, limits)
+    record = MixtureRecord(
+        targets=runs.targets,
+        runs=len(runs),
+        runs_left_out=runs.left_out,
+        weights=_weights(runs, found),
+        loss=found.loss,
+        loss_interval=_interval(found.loss_interval),
+        average_loss=found.average_loss,
+        gain=found.gain,
+        gain_interval=_interval(found.gain_interval),
+        lowest_measured=float(runs.losses.mean(axis=1).min()),
+        law_loss=float(law.expect(found.shares[None])[0]),
+        scores=tuple(scores),
+        by_target=by_target,
+        search=settings.search,
+        made_by=environment(),
+    )
+    return MixtureResult(record, left_out, held_out)
+
+
+def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:
+    """Fit, and put the record, the run file's section and the page into the folder `out`."""
+    from trainrig.scaling.mixture.page import mixture_page
+
+    run = _run_file(settings)
+    result = fit_mixture(settings)
+    record = result.record
+    data = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    storage.write(storage.join(out, RECORD), f"{data}\n".encode())
+    storage.write(storage.join(out, SECTION), section(record).encode())
+    if run is not None:
+        storage.write(storage.join(out, RUN), with_weights(run, record).encode())
+    storage.write(storage.join(out, PAGE), mixture_page(settings, result, out).encode())
+    return record
+
+
+def section(record: MixtureRecord) -> str:
+    """The weights as a table of a run file of pretrain."""
+    lines = [
+        f"# Expected loss {record.loss:.4f} {spelt(record.loss_interval)} nats per token, the mean "
+        f"of {len(record.targets)} targets,",
+        f"# by {record.runs} runs; {record.gain:.4f} {spelt(record.gain_interval)} below that of "
+        "their average mixture.",
+        "[batches.weights]",
+    ]
+    lines += [f"{_key(x.source)} = {toml_value(x.weight)}" for x in record.weights]
+    return "\n".join(lines) + "\n"
+
+
+def with_weights(run: Pretraining, record: MixtureRecord) -> str:
+    """The run file of `run` with the record's weights."""
+    weights = {x.source: x.weight for x in record.weights}
+    batches = run.batches.model_copy(update={"weights": weights})
+    return config.to_toml(run.model_copy(update={"batches": batches}))
+
+
+def _run_file(settings: MixtureFit) -> Pretraining | None:
+    """Read before anything is fitted: it may be the wrong one."""
+    return None if settings.run is None else config.load(Pretraining, settings.run)
+
+
+def spelt(interval: Interval) -> str:
+    """`[4.583, 4.693]`: to a thousandth of a nat, which is what runs differ by."""
+    return f"[{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _key(source: str) -> str:
+    return json.dumps(source, ensure_ascii=False)
+
+
+def _held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | None:
+    if settings.held_out_mixtures is None or settings.held_out_losses is None:
+        return None
+    others = MixtureRuns.read(settings.held_out_mixtures, settings.held_out_losses)
+    if others.sources != runs.sources:
+        differ = sorted(set(others.sources) ^ set(runs.sources))
+        named = f" ({', '.join(differ[:3])})" if differ else ", in another order"
+        raise ConfigError(
+            f"{settings.held_out_mixtures}: other sources than {settings.mixtures} has{named}"
+        )
+    return others.of_targets(runs.targets)
+
+
+def _score(regression: str, judged_on: str, judged: Judged) -> Score:
+    return Score(
+        regression=regression,
+        judged_on=judged_on,
+        rows=len(judged.actual),
+        rank_correlation=judged.rank_correlation,
+        error=judged.error,
+    )
+
+
+def _interval(ends: tuple[float, float]) -> Interval:
+    return Interval(low=ends[0], high=ends[1], level=LEVEL)
+
+
+def _weights(runs: MixtureRuns, found: Proposal) -> tuple[SourceShare, ...]:
+    """The shares rounded, the rest given to the largest, so that they sum to 1."""
+    rounded = found.shares.round(DECIMALS)
+    rounded[rounded.argmax()] += 1 - rounded.sum()
+    return tuple(
+        SourceShare(
+            source=source,
+            weight=float(rounded[at].round(DECIMALS)),
+            interval=_interval((float(found.low[at]), float(found.high[at]))),
+            average=float(found.average_shares[at]),
+        )
+        for at, source in enumerate(runs.sources)
+    )

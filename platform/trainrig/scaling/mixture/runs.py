@@ -1,0 +1,119 @@
+"""Runs that differ in their mixture: the shares of the sources, and the losses that came of them.
+
+Two CSV files, as those of RegMix (arXiv:2407.01492): a line a run, its key in the first column of
+both, then the share of each source in the one, the loss of each target in the other.
+
+Shapes: R runs, S sources, T targets.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.config import did_you_mean
+from trainrig.errors import DataError
+from trainrig.scaling.csv_tables import Csv, parse
+
+Array = NDArray[np.float64]
+ROUNDING = 0.02  # by which the shares of a line may miss 1 in sum: they are written rounded
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureRuns:
+    """Runs with their shares, which sum to 1, and their losses in nats per token."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    shares: Array  # [R, S]
+    losses: Array  # [R, T]
+    left_out: int = 0  # lines of one file that the other has no loss, or no mixture, for
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    @classmethod
+    def read(cls, mixtures: str, losses: str) -> "MixtureRuns":
+        """The runs that both files have, in the order of the first. Raises DataError."""
+        of_mixture, of_losses = parse(mixtures), parse(losses)
+        key, sources = _columns(of_mixture)
+        other_key, targets = _columns(of_losses)
+        if key != other_key:
+            raise DataError(
+                f"{losses}: its first column is '{other_key}', that of {mixtures} '{key}'; the "
+                "first column of both names the run"
+            )
+        places = _places(of_mixture, key), _places(of_losses, key)
+        shares = np.stack([of_mixture.numbers(name) for name in sources], axis=1)
+        values = np.stack([of_losses.numbers(name) for name in targets], axis=1)
+        known = [
+            run
+            for run in places[0]
+            if run in places[1] and np.isfinite(values[places[1][run]]).all()
+        ]
+        if not known:
+            raise DataError(
+                f"{losses}: has no whole line of losses for any run of {mixtures}; they are joined "
+                f"by the column '{key}'"
+            )
+        _check_shares(mixtures, shares)
+        chosen = shares[[places[0][run] for run in known]]
+        return cls(
+            sources=sources,
+            targets=targets,
+            shares=chosen / chosen.sum(axis=1, keepdims=True),
+            losses=values[[places[1][run] for run in known]],
+            left_out=len(places[0].keys() | places[1].keys()) - len(known),
+        )
+
+    def of_targets(self, names: Sequence[str]) -> "MixtureRuns":
+        """The same runs with the targets `names` alone; with all if none is named. DataError."""
+        if not names:
+            return self
+        for name in names:
+            if name not in self.targets:
+                raise DataError(f"no target '{name}'{did_you_mean(name, self.targets)}")
+        chosen = [self.targets.index(name) for name in names]
+        return replace(self, targets=tuple(names), losses=self.losses[:, chosen])
+
+    def refuse_too_few(self, path: str) -> None:
+        """Raise DataError unless a regression on this many sources can mean anything."""
+        needed = 2 * (len(self.sources) + 1)  # twice the constants of a mixing law
+        if len(self) < needed:
+            raise DataError(
+                f"{path}: {len(self)} runs of {len(self.sources)} sources; a regression needs "
+                f"{needed} or more, so train {needed - len(self)} more (RegMix: 512 for 17 sources)"
+            )
+
+
+def _columns(table: Csv) -> tuple[str, tuple[str, ...]]:
+    key, *names = table.cells
+    if len(names) < 1:
+        raise DataError(f"{table.path}: one column; the first names the run, the others hold data")
+    return key, tuple(names)
+
+
+def _places(table: Csv, key: str) -> dict[str, int]:
+    """Row by key."""
+    found: dict[str, int] = {}
+    for row, name in enumerate(table.cells[key]):
+        if name in found:
+            raise DataError(f"{table.path}:{row + 2}: a second line of run '{name}'; keep one")
+        found[name] = row
+    return found
+
+
+def _check_shares(path: str, shares: Array) -> None:
+    wrong = ~(np.isfinite(shares) & (shares >= 0)).all(axis=1)
+    if wrong.any():
+        line = int(np.argmax(wrong)) + 2
+        raise DataError(f"{path}:{line}: a share is below 0 or missing; shares lie from 0 to 1")
+    sums = shares.sum(axis=1)
+    off = np.abs(sums - 1) > ROUNDING
+    if off.any():
+        row = int(np.argmax(off))
+        raise DataError(
+            f"{path}:{row + 2}: the shares sum to {sums[row]:.4g}, not to 1; after the run's name "
+            "each column is the share of a source"
+        )

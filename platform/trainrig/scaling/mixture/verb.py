@@ -1,0 +1,77 @@
+"""The verb `mixture`. It imports what it needs when it runs."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from trainrig import config
+from trainrig.errors import ConfigError
+
+
+def mixture(
+    mixtures: Annotated[str, typer.Argument(metavar="MIXTURES.csv", help="Shares, a run a line.")],
+    losses: Annotated[str, typer.Argument(metavar="LOSSES.csv", help="What came of them.")],
+    target: Annotated[
+        list[str] | None, typer.Option(help="A column of losses; repeatable: their mean. Or all.")
+    ] = None,
+    held_out_mixtures: Annotated[
+        str | None, typer.Option(help="Runs that nothing is fitted to, to judge by.")
+    ] = None,
+    held_out_losses: Annotated[str | None, typer.Option(help="The losses of these.")] = None,
+    at_most: Annotated[
+        list[str] | None, typer.Option(metavar="SOURCE=SHARE", help="A limit; repeatable.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN.toml", help="To be written with the weights.")
+    ] = None,
+    candidates: Annotated[int, typer.Option(help="Mixtures to choose among.")] = 50_000,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    out: Annotated[str, typer.Option(help="The folder to write.")] = "mixture",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object.")
+    ] = False,
+) -> None:
+    """A better mixture of sources, from small runs on many mixtures (RegMix, mixing laws)."""
+    from trainrig import storage
+    from trainrig.scaling.mixture.fitting import PAGE, RECORD, MixtureFit, spelt, write_mixture
+
+    limits = dict(_limit(each) for each in at_most or ())
+    given = {
+        "mixtures": mixtures,
+        "losses": losses,
+        "targets": target or [],
+        "held_out_mixtures": held_out_mixtures,
+        "held_out_losses": held_out_losses,
+        "run": run,
+        "search": {"candidates": candidates, "seed": seed, "at_most": limits},
+    }
+    record = write_mixture(config.build(MixtureFit, given, "mixture"), out)
+    if as_json:
+        facts = record.model_dump(mode="json", exclude={"weights", "made_by", "format"})
+        weights = {share.source: share.weight for share in record.weights}
+        print(json.dumps({"record": storage.join(out, RECORD), "weights": weights, **facts}))
+        return
+    for share in sorted(record.weights, key=lambda each: -each.weight):
+        print(f"{share.weight:.4f} {spelt(share.interval)} {share.source}")
+    print(
+        f"expected loss {record.loss:.4f} {spelt(record.loss_interval)} nats per token, "
+        f"{record.gain:.4f} {spelt(record.gain_interval)} below the average of the runs"
+    )
+    for score in record.scores:
+        print(
+            f"{score.regression}, {score.judged_on}: rank correlation {score.rank_correlation:.4f}"
+        )
+    print(storage.join(out, PAGE))
+
+
+def _limit(text: str) -> tuple[str, float]:
+    source, equals, share = text.rpartition("=")
+    try:
+        return (source, float(share)) if equals and source else _refuse(text)
+    except ValueError:
+        return _refuse(text)
+
+
+def _refuse(text: str) -> tuple[str, float]:
+    raise ConfigError(f"--at-most {text}: write it as --at-most SOURCE=SHARE, such as web=0.5")

@@ -1,0 +1,1 @@
+"""`report.html` of a fitted law and of a plan: pure functions of what was found."""

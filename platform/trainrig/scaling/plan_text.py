@@ -1,0 +1,200 @@
+"""A plan as lines to read, and the table of best sizes."""
+
+from collections.abc import Iterator, Sequence
+
+from trainrig.models.flops import six_n_d
+from trainrig.parallel.recompute import Full, Selective
+from trainrig.scaling import division
+from trainrig.scaling.law import Interval, Law
+from trainrig.scaling.plan import Placement, Plan
+from trainrig.scaling.published import HOFFMANN_SIZES
+
+GIB = 2**30
+_WIDTH = 22
+_SIZES = (400e6, 1e9, 10e9, 67e9, 175e9, 280e9, 520e9, 1e12, 10e12)
+_ASKED = {
+    "flops": "{:.3g} FLOPs",
+    "gpu_days": "{:,.4g} device days",
+    "budget_usd": "{:,.2f} USD",
+    "parameters": "{:.3g} parameters",
+    "tokens": "{:.3g} tokens",
+}
+
+
+def lines(plan: Plan) -> Iterator[str]:
+    """The plan, most wanted first; warnings last, where they are read."""
+    yield f"{plan.law}: {plan.law_source}"
+    yield f"the best for {_ASKED[plan.target].format(plan.asked)}"
+    yield ""
+    for name, text in (*_size(plan), *_data(plan), *_recipe(plan), *_cost(plan)):
+        yield f"  {name:<{_WIDTH}}{text}"
+    yield ""
+    yield from _memory(plan)
+    yield ""
+    yield from _assumed(plan)
+    for warning in plan.warnings:
+        yield f"! {warning}"
+
+
+def _size(plan: Plan) -> Iterator[tuple[str, str]]:
+    size = plan.size
+    yield (
+        "parameters N",
+        f"{_short(size.parameters)} {plan.parameters_count}{_within(size.parameters_interval)}: "
+        f"{size.non_embedding:,} in layers, {size.embedding:,} in the embedding",
+    )
+    yield "tokens D", f"{_short(size.tokens)}{_within(size.tokens_interval)}"
+    yield "D/N", f"{size.tokens_per_parameter:.3g}"
+    interval = plan.loss_interval
+    sure = _within(interval) if interval else " (no interval: the law has no draws)"
+    yield "loss", f"{plan.loss:.4f} nats per token{sure}"
+    yield "FLOPs", f"{size.flops:.3e} exact, {size.flops_6nd:.3e} by 6ND"
+    shape = plan.model.shape
+    yield (
+        "decoder",
+        f"{shape.layers} layers of {shape.channels} channels, {shape.heads} heads, "
+        f"{shape.feedforward_channels} between, vocabulary {shape.vocabulary:,}",
+    )
+
+
+def _data(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.data:
+        data = plan.data
+        yield (
+            "epochs",
+            f"{data.epochs:.3g} of {_short(data.unique_tokens)} tokens, worth "
+            f"{_short(data.worth)} new ones; with new ones the loss were {data.loss_if_new:.4f}",
+        )
+        yield (
+            "data wall",
+            f"no number of epochs is worth more than {_short(data.wall)} new tokens "
+            f"(R_D* {data.fading:.3g})",
+        )
+    if plan.service:
+        service = plan.service
+        parameters, tokens = service.best_trained
+        yield (
+            "serving",
+            f"{_short(service.tokens_served)} tokens: {service.saved:.2%} of all compute saved "
+            f"over the best to train alone ({_short(parameters)}, {_short(tokens)} tokens); "
+            f"training takes {service.training_factor:.3g} times its compute",
+        )
+
+
+def _recipe(plan: Plan) -> Iterator[tuple[str, str]]:
+    recipe, saving = plan.recipe, plan.saving
+    yield (
+        "batch",
+        f"{recipe.global_batch:,} sequences of {recipe.sequence_length:,} = "
+        f"{_short(recipe.batch_tokens)} tokens, {recipe.steps:,} steps",
+    )
+    yield (
+        "learning rate",
+        f"{recipe.rate:.2g}, as the batch by {recipe.rule.kind} (fitted on "
+        f"{recipe.rule.fitted_on})",
+    )
+    yield (
+        "checkpoints",
+        f"every {saving.every:,} steps = {_duration(saving.seconds)}: one holds steps up for "
+        f"{saving.stalled:.2g} s, a fault comes every {saving.hours_between_faults:,.3g} h",
+    )
+
+
+def _cost(plan: Plan) -> Iterator[tuple[str, str]]:
+    cost = plan.cost
+    yield (
+        "time",
+        f"{cost.hours:,.4g} h on {cost.devices:,} {cost.device}, {cost.device_days:,.4g} device "
+        "days",
+    )
+    if cost.usd is not None:
+        spot = f", {cost.usd_spot:,.2f} on spot" if cost.usd_spot is not None else ""
+        yield (
+            "money",
+            f"{cost.usd:,.2f} USD{spot}: {cost.machines:,} {cost.instance} (price of {cost.as_of})",
+        )
+    else:
+        yield "money", "no price: the table of hardware has no instance with it"
+    yield "energy", f"{cost.kwh:,.4g} kWh"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    placement = plan.placement
+    words = layout_words(placement)
+    if placement.fits:
+        yield (
+            f"  {'layout':<{_WIDTH}}{words}: {placement.memory / GIB:,.1f} of "
+            f"{placement.room / GIB:,.1f} GiB a device, micro-batches of "
+            f"{plan.recipe.micro_batch} x {plan.recipe.sequence_length:,} tokens"
+        )
+    else:
+        yield f"  {'layout':<{_WIDTH}}none fits; nearest: {words}"
+    yield f"  {'GiB, ZeRO stage':<26}{'kept: all':>12}{'selective':>12}{'full':>12}  recomputed"
+    for row in placement.table:
+        cells = "".join(f"{each / GIB:>12,.1f}" for each in row.bytes_by_recompute.values())
+        yield f"  {row.layout:<26}{cells}{'' if row.offered else '  (not offered here)'}"
+
+
+def layout_words(placement: Placement) -> str:
+    """The layout in a few words."""
+    parallel = placement.parallel
+    words: list[str] = [parallel.kind]
+    if parallel.kind == "HSDP":
+        words.append(f"of {parallel.replicas} replicas")
+    words.append("deterministic" if placement.deterministic else "not deterministic")
+    if parallel.reshard == "layer":
+        words.append("layer by layer")
+    again = placement.recompute
+    if isinstance(again, Full):
+        words.append("recomputing every layer")
+    elif isinstance(again, Selective):
+        words.append("recomputing what is cheap")
+    return f"{words[0]}, " + ", ".join(words[1:])
+
+
+def _assumed(plan: Plan) -> Iterator[str]:
+    assumed = plan.assumptions
+    yield (
+        f"Assumed: {assumed.utilisation:.0%} of the peak; a machine draws {assumed.machine:g} "
+        f"times its devices, the building {assumed.building:g} times its machines; a fault every "
+        f"{assumed.device_hours_between_faults:,.0f} device hours; checkpoints copied at "
+        f"{assumed.copied_per_second / 1e9:g} GB/s a device."
+    )
+
+
+def table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[str]:
+    """What compute and tokens are best for each size: by the law, and as Hoffmann et al. print."""
+    yield f"{law.name}: {law.source}"
+    heads = f"{'N':>8}{'FLOPs':>11}{'D':>9}{'D/N':>8}{'loss':>8}"
+    printed = law.name.startswith("hoffmann")
+    yield heads + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
+    for size in sizes:
+        best = division.for_parameters(law.form, size)
+        loss = division.loss_of(law.form, best)
+        row = (
+            f"{_short(size):>8}{six_n_d(size, best.tokens):>11.2e}{_short(best.tokens):>9}"
+            f"{best.tokens / size:>8.3g}{loss:>8.4f}"
+        )
+        yield row + (_as_printed(size) if printed else "")
+
+
+def _as_printed(size: float) -> str:
+    found = next(row for row in HOFFMANN_SIZES if row.parameters == size)
+    return "".join(f"   {flops:.2e} {_short(tokens):>6}" for flops, tokens in found.approaches)
+
+
+def _within(interval: Interval | None) -> str:
+    return f" {interval}" if interval else ""
+
+
+def _short(number: float) -> str:
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= scale:
+            return f"{number / scale:.4g}{unit}"
+    return f"{number:.4g}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 3600:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.3g} min" if seconds >= 60 else f"{seconds:.3g} s"

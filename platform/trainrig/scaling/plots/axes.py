@@ -1,0 +1,41 @@
+"""Axes of quantities that span many powers of ten, labelled as they are written."""
+
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from trainrig.report import short
+
+Side = Literal["x", "y"]
+WIDE = 1.3  # powers of ten, from which the powers alone are labels enough
+MOST_LABELS = 6
+
+
+def log_axis(ax: Axes, side: Side, label: str, *, powers: bool = False) -> None:
+    """Set one axis to logarithms of a positive quantity; call it once the data are drawn.
+
+    Labels are written short (`52 M`), or as powers (`1e+21`) for what has no everyday size.
+    """
+    axis: Axis = ax.xaxis if side == "x" else ax.yaxis
+    if side == "x":
+        ax.set(xscale="log", xlabel=label)
+        low, high = ax.get_xlim()
+    else:
+        ax.set(yscale="log", ylabel=label)
+        low, high = ax.get_ylim()
+    decades = float(np.log10(high / low))
+    narrow = decades < WIDE
+    subs = (1.0, 2.0, 5.0) if decades > 0.5 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    axis.set_major_locator(LogLocator(subs=subs if narrow else (1.0,), numticks=MOST_LABELS))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+    written = _power if powers else short
+    axis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
+
+
+def _power(value: float) -> str:
+    digits, _, exponent = f"{value:.0e}".partition("e")
+    return f"{digits}e{int(exponent)}"

@@ -1,0 +1,17 @@
+"""The loss that a plan expects, by the tokens it ends after."""
+
+from matplotlib.axes import Axes
+
+from trainrig.figures import C1
+from trainrig.scaling.plots.axes import log_axis
+from trainrig.scaling.plots.frontier import BAND, Band
+
+
+def plot_trajectory(ax: Axes, band: Band) -> Axes:
+    """Predicted loss against tokens, its interval as a band."""
+    ax.plot(band.x, band.value, color=C1, linewidth=2.2)
+    if band.low is not None and band.high is not None:
+        ax.fill_between(band.x, band.low, band.high, color=C1, alpha=BAND, linewidth=0)
+    log_axis(ax, "x", "tokens at the end of the run")
+    ax.set_ylabel("loss (nats per token)")
+    return ax

@@ -1,0 +1,114 @@
+"""Laws of published tables of runs: fitted on the small, judged on the largest of the same file."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainrig.scaling.approaches import optima_line
+from trainrig.scaling.bootstrap import Bootstrap
+from trainrig.scaling.fit import LawFit, fit_law, read_runs
+from trainrig.scaling.fitting import settings_of
+from trainrig.scaling.law import Law
+from trainrig.scaling.recipes import RecipeFit, compare
+
+DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.data,
+    pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA"),
+]
+
+
+def interval(found: Any) -> list[float | None] | None:
+    return None if found is None else [found.low, found.high]
+
+
+def told(law: Law, cpu: float) -> dict[str, Any]:
+    """What a law is judged by, in short."""
+    assert law.fit is not None and law.held_out is not None
+    rows = law.held_out.rows
+    return {
+        "form": law.form.kind,
+        "rows": law.fit.rows_used,
+        "constants": {
+            name: [one.value, interval(one.bootstrap), interval(one.profile)]
+            for name, one in law.estimates.items()
+            if "(" not in name
+        },
+        "objective": law.fit.objective,
+        "starts_that_agree": law.fit.starts_that_agree,
+        "draws_failed": law.fit.draws_failed,
+        "held_out": {
+            "rule": law.held_out.rule,
+            "mean_error": law.held_out.mean_absolute_error,
+            "worst_error": law.held_out.worst_absolute_error,
+            "within": [sum(r.interval.contains(r.loss) for r in rows if r.interval), len(rows)],
+        },
+        "held_out_error_by_form": {one.form.kind: one.held_out_error for one in law.compared},
+        "approaches": {
+            one.name: one.parameters_exponent
+            and [one.parameters_exponent.value, interval(one.parameters_exponent.bootstrap)]
+            for one in law.approaches
+        },
+        "cpu_seconds": round(cpu, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "options"),
+    [
+        ("chinchilla_extracted", None, {"drop_highest": 5}),
+        ("gadre_small_runs", "c4_original", {}),
+        ("gadre_small_runs", "c4_original", {"form": "OverTraining"}),
+        ("gadre_small_runs", "rpj", {}),
+        ("gadre_small_runs", "rpj", {"form": "OverTraining"}),
+        ("gadre_small_runs", "rw_original", {}),
+        ("gadre_small_runs", "rw_original", {"form": "OverTraining"}),
+        ("olmo_ladder_190M_1B", None, {}),
+        ("olmo_ladder_190M_1B", None, {"form": "Kaplan"}),
+        ("datablations_lt4B", None, {"form": "DataConstrained"}),
+    ],
+)
+def test_a_published_table(name: str, recipe: str | None, options: dict[str, Any]) -> None:
+    runs = read_runs([str(DATA / f"{name}.csv")], recipes=[recipe] if recipe else [])
+    settings: LawFit = settings_of({"draws": 200, **options})
+    begun = time.process_time()
+    law = fit_law(runs, settings, recipe or name).law
+    print(json.dumps({"file": name, "recipe": recipe} | told(law, time.process_time() - begun)))
+    assert law.held_out is not None
+    assert law.held_out.mean_absolute_error < 0.1
+
+
+def test_published_optima() -> None:
+    """Porian et al.: the two largest budgets of each study, by a line through the others."""
+    runs = read_runs([str(DATA / "porian_optimal_pairs.csv")])
+    runs = runs.select(np.isfinite(runs.parameters))
+    for study in dict.fromkeys(runs.recipe):
+        rows = runs.select(runs.recipe == study)
+        rows = rows.select(np.argsort(rows.flops, kind="stable"))
+        line = optima_line(rows, Bootstrap(draws=500)).approach("optima", "")
+        small = optima_line(rows.select(np.arange(len(rows) - 2)), Bootstrap(draws=500))
+        errors = small.law(rows.flops[-2:]) / rows.parameters[-2:] - 1
+        exponent = line.parameters_exponent
+        assert exponent is not None
+        found = {
+            "study": str(study),
+            "budgets": len(rows),
+            "exponent": [exponent.value, interval(exponent.bootstrap)],
+            "errors_of_the_two_largest": errors.tolist(),
+        }
+        print(json.dumps(found))
+
+
+def test_published_recipes() -> None:
+    runs = read_runs([str(DATA / "gadre_small_runs.csv")])
+    names = ("c4_original", "rpj", "rw_original")
+    tables = {name: runs.select(runs.recipe == name) for name in names}
+    for share in ("exponents", "nothing"):
+        found = compare(tables, RecipeFit(share=share, bootstrap=Bootstrap(draws=500)))
+        print(found.model_dump_json(include={"share", "differences", "criterion_of_sharing"}))

@@ -1,0 +1,60 @@
+"""Fits of published runs: how long the search, the draws and the profiles take, in CPU seconds."""
+
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainrig.scaling.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.minimise import Lad
+from trainrig.scaling.parametric import ParametricFit, fit_parametric
+from trainrig.scaling.profile import profiles
+from trainrig.scaling.runs import Runs
+
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.data,
+    pytest.mark.skipif(
+        "TRAINRIG_TEST_DATA" not in os.environ,
+        reason="TRAINRIG_TEST_DATA names no folder with real data",
+    ),
+]
+
+ROUNDS = 5
+
+
+def seconds(what):
+    """The median CPU seconds of `ROUNDS` calls, and what the last returned."""
+    spent = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        found = what()
+        spent.append(time.process_time() - began)
+    return round(statistics.median(spent), 3), found
+
+
+def test_fitting_240_runs():
+    runs = Runs.read(
+        str(Path(os.environ["TRAINRIG_TEST_DATA"], "scaling/chinchilla_extracted.csv"))
+    )
+    runs = runs.select(runs.loss < np.sort(runs.loss)[-5])
+    huber, fit = seconds(lambda: fit_parametric(runs))
+    lad, _ = seconds(lambda: fit_parametric(runs, ParametricFit(loss=Lad())))
+    draws, drawn = seconds(lambda: bootstrap_form(fit, Bootstrap(draws=1000)))
+    tied, _ = seconds(lambda: profiles(fit))
+    found = {
+        "runs": len(runs),
+        "huber_fit_seconds": huber,
+        "lad_fit_seconds": lad,
+        "1000_draws_seconds": draws,
+        "draws_failed": drawn.draws.failed,
+        "five_profiles_seconds": tied,
+        "intervals": {name: str(e.bootstrap) for name, e in drawn.estimates().items()},
+    }
+    print(json.dumps(found))
+    assert huber < 1
+    assert draws < 10

@@ -1,0 +1,115 @@
+"""Memory of a training step, reckoned, against the peaks that the allocator saw."""
+
+import itertools
+import json
+import multiprocessing
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.optim import Constant
+from trainrig.parallel import numerics
+from trainrig.parallel.mesh import join_group, local_device
+from trainrig.scaling.memory import step_memory
+from trainrig.tokens.batches import MicroBatch, read_share
+from trainrig.train.run import Training
+from trainrig.train.state import Job, fresh_state
+from trainrig.train.step import Stepper
+
+pytestmark = pytest.mark.bench
+# So few tokens that what is left is weights, gradients and their sums; test_memory.py has others.
+LENGTH = 8
+SIZES = DecoderConfig(layers=4, channels=128, heads=4, vocabulary=512, positions=LENGTH)
+WAYS: Sequence[dict[str, Any]] = (
+    {"virtual_workers": 8},
+    {"deterministic": False},
+    {"deterministic": False, "parallel": {"kind": "FSDP", "reshard": "layer"}},
+    {"deterministic": False, "parallel": {"kind": "DDP"}},
+)
+
+
+class OneRow:
+    """The same row, `count` times a step."""
+
+    def __init__(self, count: int) -> None:
+        ids = np.random.default_rng(0).integers(0, 512, (1, LENGTH + 1))
+        number, pieces = np.arange(1), np.zeros((0, 3), dtype=np.int64)
+        self._batch = MicroBatch(ids[:, :-1].copy(), ids[:, 1:].copy(), number, number, pieces)
+        self._count = count
+
+    def micro_batches(self, step: int) -> int:
+        return self._count
+
+    def targets(self, step: int) -> int:
+        return self._count * LENGTH
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        return self._batch
+
+
+def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: int) -> None:
+    """One rank: its second step's peak goes to a file beside `store`."""
+    join_group(rank, world, f"file://{store}", timedelta(seconds=120))
+    training = Training(steps=10, schedule=Constant(warmup=0), **settings)
+    numerics.settle(1, training.deterministic)
+    batches = OneRow(count)
+    job = Job(folder="", model=SIZES, training=training, make_batches=lambda: batches, tokenizer="")
+    share = read_share(batches, rank, world, 0, virtual=training.virtual_workers)
+    before, most = 0, 0
+    for stage in ("made", "first", "second"):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            if stage == "made":
+                stepper = Stepper(training, fresh_state(job, local_device()), lambda: False)
+            else:
+                stepper.take(share)
+        events = sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns())
+        running = before + np.cumsum([e.nbytes() for e in events if e.name() == "[memory]"])
+        before, most = int(running[-1]), int(running.max())
+    if rank == 0:
+        Path(f"{store}.peak").write_text(str(most))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def peak(folder: Path, world: int, settings: dict[str, Any], count: int) -> int:
+    store = str(folder / "store")
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [
+        spawn.Process(target=rank_of, args=(rank, world, store, settings, count))
+        for rank in range(world)
+    ]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    return int(Path(f"{store}.peak").read_text())
+
+
+@pytest.mark.timeout(7200)  # 48 groups of ranks, each of which imports torch anew
+def test_memory_is_what_was_reckoned(tmp_path: Path) -> None:
+    errors = {}
+    for world, way, compute in itertools.product((1, 2, 4), WAYS, ("float32", "bfloat16")):
+        for count in (world, 8):
+            settings = way | {"precision": {"compute": compute}}
+            folder = tmp_path / str(len(errors))
+            folder.mkdir()
+            reckoned = step_memory(SIZES, Training(steps=10, **settings), world, count, 1, LENGTH)
+            found = peak(folder, world, settings, count)
+            errors[f"{world} ranks, {count} micro-batches, {settings}"] = reckoned.total / found - 1
+    worst = max(errors, key=lambda name: abs(errors[name]))
+    result = {
+        "benchmark": f"memory of a step reckoned, {count_parameters(SIZES).total:,} parameters",
+        "steps": len(errors),
+        "mean_absolute_error": round(sum(map(abs, errors.values())) / len(errors), 4),
+        "worst_error": round(errors[worst], 4),
+        "worst": worst,
+    }
+    print(json.dumps(result))
+    assert abs(errors[worst]) < 0.25

@@ -1,0 +1,165 @@
+"""From two CSV files to a run file that pretrain accepts, and one line for what cannot work."""
+
+import csv
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainrig import cli, config
+from trainrig.errors import ConfigError, DataError
+from trainrig.scaling.mixture.fitting import MixtureFit, write_mixture
+from trainrig.scaling.mixture.proposal import Search
+from trainrig.scaling.mixture.runs import MixtureRuns
+from trainrig.train.run import Pretraining
+
+QUICK = Search(candidates=10_000, finalists=100, draws=40)
+RUN = """
+stage = "pretrain"
+tokens = "tokens"
+output = "model"
+[model]
+layers = 1
+channels = 32
+heads = 4
+positions = 48
+[batches]
+sequence_length = 32
+global_batch = 8
+micro_batch = 4
+[training]
+steps = 10
+[training.optimizer]
+kind = "AdamW"
+lr = 1e-3
+"""
+
+
+def write(path: Path, header: list[str], rows: list[list]) -> str:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("runs")
+    generator = np.random.default_rng(0)
+    shares = generator.dirichlet(np.ones(3), 30)
+    losses = np.stack([3 - 0.5 * np.log(shares[:, i] + 0.01) for i in (0, 1)], axis=1)
+    losses += generator.normal(0, 0.01, losses.shape)
+    mixtures = write(
+        folder / "mixtures.csv",
+        ["run", "web", "code", "books"],
+        [[i, *map(str, row)] for i, row in enumerate(shares)],
+    )
+    measured = write(
+        folder / "losses.csv",
+        ["run", "forum", "software"],
+        [[i, *map(str, row)] for i, row in reversed(list(enumerate(losses)))],
+    )
+    return mixtures, measured
+
+
+def test_rows_are_joined_by_the_runs_name_whatever_their_order(tables):
+    runs = MixtureRuns.read(*tables)
+    assert (runs.sources, runs.targets, len(runs)) == (
+        ("web", "code", "books"),
+        ("forum", "software"),
+        30,
+    )
+    assert runs.losses[:, 0] == pytest.approx(3 - 0.5 * np.log(runs.shares[:, 0] + 0.01), abs=0.05)
+
+
+def test_the_record_the_section_the_run_file_and_the_page_agree(tables, tmp_path):
+    run = tmp_path / "run.toml"
+    run.write_text(RUN)
+    settings = MixtureFit(
+        mixtures=tables[0],
+        losses=tables[1],
+        held_out_mixtures=tables[0],
+        held_out_losses=tables[1],
+        run=str(run),
+        search=QUICK,
+    )
+    out = tmp_path / "out"
+    record = write_mixture(settings, str(out))
+    weights = {share.source: share.weight for share in record.weights}
+    assert sum(weights.values()) == pytest.approx(1, abs=1e-9)
+    assert weights["books"] < min(weights["web"], weights["code"])
+    assert tomllib.loads((out / "mixture.toml").read_text())["batches"]["weights"] == weights
+    made = config.load(Pretraining, str(out / "pretrain.toml"))
+    assert made.batches.weights == weights
+    assert made.training == config.load(Pretraining, str(run)).training
+    assert json.loads((out / "mixture.json").read_text())["loss"] == record.loss
+    page = (out / "report.html").read_text()
+    assert f"{record.loss:.3f} nats per token" in page
+    assert page.count("<svg") == 2
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    write_mixture(settings, str(out))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_the_command_prints_one_object(tables, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(
+            ["mixture", *tables, "--target", "forum", "--out", str(tmp_path / "m"), "--json",
+             "--candidates", "10000", "--at-most", "web=0.4"]
+        )  # fmt: skip
+    shown = capsys.readouterr()
+    assert ended.value.code == 0, shown.err
+    printed = json.loads(shown.out)
+    assert printed["targets"] == ["forum"]
+    assert printed["weights"]["web"] == pytest.approx(0.4, abs=0.02)
+    assert printed["record"] == str(tmp_path / "m" / "mixture.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"targets": ("forms",)}, "no target 'forms'; did you mean 'forum'"),
+        ({"held_out_mixtures": "x.csv"}, "give both their mixtures and their losses"),
+        ({"run": "missing.toml"}, "missing.toml: no such run file"),
+        ({"losses": "missing.csv"}, "missing.csv: no such file"),
+    ],
+)
+def test_what_cannot_work_is_said_in_a_line(tables, tmp_path, changes, message):
+    given = {"mixtures": tables[0], "losses": tables[1], "search": QUICK} | changes
+    with pytest.raises((ConfigError, DataError), match=message):
+        write_mixture(MixtureFit(**given), str(tmp_path))
+
+
+LOSSES = ["run", "forum"], [["a", 3.0], ["b", 3.1]]
+
+
+@pytest.mark.parametrize(
+    ("mixtures", "losses", "message"),
+    [
+        (
+            (["run", "web", "code"], [["a", 0.5, 0.2]]),
+            LOSSES,
+            ":2: the shares sum to 0.7, not to 1",
+        ),
+        ((["run", "web", "code"], [["a", 1.5, -0.5]]), LOSSES, ":2: a share is below 0"),
+        ((["run", "web"], [["a", 1], ["a", 1]]), LOSSES, ":3: a second line of run 'a'"),
+        ((["run", "web"], [["c", 1]]), LOSSES, "no whole line of losses for any run"),
+        ((["run"], [["a"]]), LOSSES, "one column; the first names the run"),
+        ((["id", "web"], [["a", 1]]), LOSSES, "its first column is 'run', that of .* 'id'"),
+        ((["run", "web"], [["a", "x"]]), LOSSES, "web should be a number, found 'x'"),
+    ],
+)
+def test_tables_that_are_no_runs_are_refused(tmp_path, mixtures, losses, message):
+    paths = write(tmp_path / "m.csv", *mixtures), write(tmp_path / "l.csv", *losses)
+    with pytest.raises(DataError, match=message):
+        MixtureRuns.read(*paths)
+
+
+def test_a_run_without_a_loss_is_left_out_and_counted(tmp_path):
+    mixtures = write(tmp_path / "m.csv", ["run", "web"], [["a", 1], ["b", 1], ["c", 1]])
+    losses = write(tmp_path / "l.csv", ["run", "x"], [["a", 3.0], ["b", ""], ["d", 2.0]])
+    runs = MixtureRuns.read(mixtures, losses)
+    assert (len(runs), runs.left_out) == (1, 3)
+    with pytest.raises(DataError, match="1 runs of 1 sources; a regression needs 4 or more"):
+        runs.refuse_too_few(mixtures)

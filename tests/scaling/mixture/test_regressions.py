@@ -1,0 +1,125 @@
+"""Regressions of loss on mixture: against references, known laws, and RegMix's published runs."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime
+from scipy.stats import spearmanr
+
+from trainrig.scaling.mixture import gaussian_process
+from trainrig.scaling.mixture.gaussian_process import GaussianProcess
+from trainrig.scaling.mixture.judging import Judged, law_in_folds, left_out_once, ranks
+from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
+from trainrig.scaling.mixture.mixing_law import MixingLaw
+from trainrig.scaling.mixture.runs import MixtureRuns
+
+DATA = os.environ.get("TRAINRIG_TEST_DATA")
+
+
+def mixtures(runs: int, sources: int = 4, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(sources, 0.7), runs)
+
+
+def law_losses(shares: np.ndarray) -> np.ndarray:
+    return 2.5 + np.exp(shares @ np.array([0.9, -1.5, 0.2, 0.4])[: shares.shape[1]])
+
+
+def test_the_gradient_of_the_marginal_likelihood_is_that_of_its_value():
+    points = np.log(mixtures(20) + 1e-3)
+    scaled = np.random.default_rng(1).standard_normal(20)
+    logs = np.array([-1.0, -2.0, -0.5, -3.0, 0.3, -1.5])
+
+    def value(x):
+        return gaussian_process._objective(x, points, scaled)[0]
+
+    _, gradient = gaussian_process._objective(logs, points, scaled)
+    assert gradient == pytest.approx(approx_fprime(logs, value, 1e-7), rel=1e-4, abs=1e-5)
+
+
+def test_a_process_returns_to_its_runs_and_grows_unsure_away_from_them():
+    shares = mixtures(60)
+    process = GaussianProcess.fit(shares, law_losses(shares))
+    expected, deviation = process.predict(shares)
+    assert expected == pytest.approx(law_losses(shares), abs=2e-3)
+    assert process.expect(shares) == pytest.approx(expected)
+    few = mixtures(60)[:5]
+    far = GaussianProcess.fit(few, law_losses(few)).predict(np.eye(4))[1]
+    assert far.max() > 10 * deviation.mean()
+
+
+def test_what_a_process_of_the_others_misses_is_what_refitting_without_each_run_misses():
+    shares = mixtures(25)
+    losses = law_losses(shares) + np.random.default_rng(2).normal(0, 0.01, 25)
+    process = GaussianProcess.fit(shares, losses)
+    for run in (0, 7, 24):
+        others = np.arange(25) != run
+        points = process.points
+        kernel = process.signal * gaussian_process._matern(points, points, process.relevance)[0]
+        noisy = kernel + process.noise * np.eye(25)
+        scaled = (losses - process.centre) / process.spread
+        expected = kernel[run, others] @ np.linalg.solve(
+            noisy[np.ix_(others, others)], scaled[others]
+        )
+        missed = losses[run] - (process.centre + process.spread * expected)
+        assert process.residuals()[run] == pytest.approx(missed, rel=1e-6, abs=1e-9)
+
+
+def test_a_mixing_law_is_found_again():
+    shares = mixtures(60)
+    law = MixingLaw.fit(shares, law_losses(shares))
+    assert law.least == pytest.approx(2.5, abs=1e-4)
+    assert law.steepness == pytest.approx([0.9, -1.5, 0.2, 0.4], abs=1e-3)
+    assert law.starts_that_agree == 1
+
+
+def test_a_process_of_the_mean_is_the_mean_of_the_processes_and_draws_agree_with_it():
+    shares = mixtures(40)
+    noise = np.random.default_rng(3).normal(0, 0.02, (40, 2))
+    losses = np.stack([law_losses(shares), law_losses(shares[:, ::-1])], axis=1) + noise
+    both = MeanProcess.fit(shares, losses)
+    each = [GaussianProcess.fit(shares, target).expect(shares) for target in losses.T]
+    assert both.expect(shares) == pytest.approx(np.mean(each, axis=0))
+    asked = mixtures(6, seed=9)
+    loss, deviation = both.predict(asked)
+    drawn = both.draw(asked, 4000, np.random.default_rng(0))
+    assert drawn.mean(axis=0) == pytest.approx(loss, abs=4 * deviation.max() / 4000**0.5)
+    assert drawn.std(axis=0) == pytest.approx(deviation, rel=0.1)
+
+
+def test_ranks_are_spearmans_ties_included():
+    values = np.array([3.0, 1.0, 3.0, 2.0, 5.0])
+    assert ranks(values).tolist() == [2.5, 0, 2.5, 1, 4]
+    other = np.array([1.0, 2.0, 2.0, 5.0, 0.0])
+    assert Judged(values, other).rank_correlation == pytest.approx(spearmanr(values, other)[0])
+    assert np.isnan(Judged(values, np.ones(5)).rank_correlation)
+
+
+def test_both_regressions_order_runs_they_were_not_fitted_to():
+    shares = mixtures(60)
+    losses = law_losses(shares)[:, None]
+    assert left_out_once(MeanProcess.fit(shares, losses), losses).rank_correlation > 0.99
+    assert law_in_folds(shares, losses, seed=0).rank_correlation > 0.999
+
+
+@pytest.mark.data
+@pytest.mark.skipif(DATA is None, reason="TRAINRIG_TEST_DATA is not set")
+def test_the_order_of_regmix_runs_is_predicted_better_than_by_boosted_trees():
+    folder = Path(str(DATA)) / "scaling"
+    read = [
+        MixtureRuns.read(
+            str(folder / f"{part}_mixture_1m.csv"), str(folder / f"{part}_pile_loss_1m.csv")
+        )
+        for part in ("train", "test")
+    ]
+    fitted, held_out = (x.of_targets(["metric/the_pile_pile_cc_val_loss"]) for x in read)
+    found = {
+        name: Judged(
+            fit(fitted.shares, fitted.losses).expect(held_out.shares), held_out.losses[:, 0]
+        ).rank_correlation
+        for name, fit in (("process", MeanProcess.fit), ("law", MeanLaw.fit))
+    }
+    assert found["process"] == pytest.approx(0.9949, abs=5e-4)
+    assert found["process"] > 0.9904  # LightGBM with RegMix's settings; see the benchmark
+    assert found["law"] == pytest.approx(0.9659, abs=5e-4)
