@@ -195,6 +195,13 @@ def test_a_draw_without_two_bowls_has_no_line() -> None:
     assert np.isnan(found).any(axis=1).tolist() == [False, True]
 
 
+def test_a_draw_whose_parabolas_are_hills_has_no_line() -> None:
+    runs = sweep(UNEVEN)
+    hills = replace(runs, loss=10 - runs.loss)
+    counts = np.ones((1, len(runs)), dtype=np.int64)
+    assert np.isnan(redrawn(fit_isoflops(runs), hills, counts)).all()
+
+
 def test_each_approach_speaks_or_says_why_not() -> None:
     rules = Bootstrap(draws=40)
     swept = noisy(sweep(UNEVEN), 1)
