@@ -17,6 +17,7 @@ from trainrig.scaling.runs import Floats, Runs
 
 NAME = "quickstart"
 TIMES = 10.0  # the compute of the sweep's largest run that a plan is made for
+LENGTH = 256  # tokens of its sequences, as of the quickstart's model
 
 
 def scaling_of(at: Folders) -> story.Scaling:
@@ -55,7 +56,7 @@ def _planned(at: Folders, fitted: Fitted) -> tuple[Plan, tuple[str, ...]]:
     """A plan for TIMES the compute of the largest run, its run file, and the lines that tell it."""
     flops = TIMES * float(fitted.runs.flops_6nd.max())
     wanted = RunWanted(at.planned, at.tokens, at.planned.removesuffix(".toml"))
-    given: dict[str, Any] = {"flops": flops, "device": "h100", "devices": 1}
+    given: dict[str, Any] = {"flops": flops, "devices": 1, "sequence_length": LENGTH}
     plan, lines = answer(storage.join(at.sweep, LAW_FILE), given, None, wanted)
     return plan, tuple(lines)
 
