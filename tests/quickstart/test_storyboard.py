@@ -22,6 +22,7 @@ from trainrig.quickstart.story import (
     HeldOutPoint,
     LossPoint,
     NearDuplicate,
+    Planned,
     Planted,
     Restart,
     Scaling,
@@ -361,17 +362,12 @@ def test_a_law_and_a_plan_have_a_section_where_there_was_a_sweep() -> None:
         for n in (20_000, 40_000)
         for d in (80_000, 160_000)
     )
-    found = Scaling(
-        points=points,
-        constants=(("alpha", "0.34", "[0.2, 0.5]"),),
-        flops=3e12,
-        parameters=1e5,
-        tokens=5e6,
-        loss=3.9,
-        plan=("100,000 parameters on 5,000,000 tokens",),
-    )
-    page = quickstart_page(replace(STORY, scaling=found))
+    constants = (("alpha", "0.34", "[0.2, 0.5]"),)
+    plan = Planned(3e12, 1e5, 5e6, 3.9, ("100,000 parameters on 5,000,000 tokens",))
+    page = quickstart_page(replace(STORY, scaling=Scaling(points, constants, plan)))
     assert "Scaling law: 4 runs of 2 sizes" in page and "[0.2, 0.5]" in page
     assert "The law is within 0.0% of each of the 4 runs" in page
     assert "100,000 parameters on 5,000,000 tokens" in page
     assert "Scaling law" not in quickstart_page(STORY)
+    without = quickstart_page(replace(STORY, scaling=Scaling(points, problem="all on one ray")))
+    assert "They make no law: all on one ray." in without

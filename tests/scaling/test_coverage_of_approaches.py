@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainrig.scaling.approaches import envelope_line, frontier_laws, isoflop_line
+from trainrig.scaling.approaches import Line, envelope_line, frontier_laws, isoflop_line
 from trainrig.scaling.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.envelope import Envelope
 from trainrig.scaling.forms import Kaplan, Parametric
@@ -64,8 +64,7 @@ def by_isoflop(law: Parametric, centre: float, width: float) -> Callable[[int], 
     def find(seed: int) -> Found:
         runs = isoflops(law, seed, centre, width)
         line, _ = isoflop_line(runs, IsoFlop(), Bootstrap(draws=DRAWS, seed=seed))
-        one = line.approach("isoflop", "").parameters_exponent
-        return {"a": (one.bootstrap if one else None, law.parameters_exponent)}
+        return told(line, law)
 
     return find
 
@@ -74,10 +73,19 @@ def by_envelope(law: Parametric, sizes: int) -> Callable[[int], Found]:
     def find(seed: int) -> Found:
         runs = trainings(law, seed, sizes)
         line, _ = envelope_line(runs, Envelope(), Bootstrap(draws=DRAWS, seed=seed))
-        one = line.approach("envelope", "").parameters_exponent
-        return {"a": (one.bootstrap if one else None, law.parameters_exponent)}
+        return told(line, law)
 
     return find
+
+
+def told(line: Line, law: Parametric) -> Found:
+    """The exponent, and N* itself at the greatest compute: a bias that all budgets share."""
+    log_k, a = line.draws.good.T
+    best = float(np.log(law.optimum(1e21).parameters))
+    return {
+        "a": (line.draws.interval(a), law.parameters_exponent),
+        "ln N* at 1e21": (line.draws.interval(log_k + a * np.log(1e21)), best),
+    }
 
 
 def by_kaplan(seed: int) -> Found:

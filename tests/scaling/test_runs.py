@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from trainrig.errors import DataError
@@ -47,6 +48,8 @@ def test_a_table_comes_back_as_it_was_written_and_the_same_bytes_again(tmp_path:
         ), name
     for source, values in runs.losses.items():
         assert np.array_equal(back.losses[source], values, equal_nan=True)
+    stored = pq.read_table(first)
+    assert (stored["embedding_parameters"].null_count, stored["loss"].null_count) == (1, 0)
     back.write(str(second))
     assert first.read_bytes() == second.read_bytes()
 

@@ -67,7 +67,7 @@ def test_rate_and_batch_are_the_rules_times_the_factors():
 
 
 def test_a_run_shorter_than_the_fewest_steps_has_a_smaller_batch_and_is_refused_when_that_ends():
-    sweep = build(batches={"sequence_length": 128})
+    sweep = build(batches={"sequence_length": 128}, training={"fewest_steps": 50})
     (trial,) = plan(sweep, points((1e4, 128 * 60), (1e4, 1e6)), DATA, AS_RULED)
     assert trial.batch == 1 and trial.lengths[0].steps == 60
     with pytest.raises(

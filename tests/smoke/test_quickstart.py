@@ -189,12 +189,15 @@ def test_a_sweep_adds_a_law_and_a_plan_and_repeats_nothing_of_the_rest(first: Wa
     assert contents(first.out).items() >= before.items()
     assert set(swept.summary["seconds"]) == STAGES | {"sweep"}
     found = swept.summary["scaling"]
-    assert found["points"] == 9 and found["worst_error"] < 0.5
-    law = json.loads((first.out / "sweep" / "law.json").read_text())
-    assert law["form"]["kind"] == "Parametric"
-    assert trainrig("check", first.out / "planned.toml")["run"]["stage"] == "pretrain"
+    assert found["points"] == 9
     page = (first.out / "report.html").read_text(encoding="utf-8")
-    assert "Scaling law: 9 runs of 3 sizes, and a plan for ten times their compute" in page
+    assert "Scaling law: 9 runs of 3 sizes" in page
+    if "problem" in found:  # of so little text, so small models may learn too little for a law
+        assert found["problem"].split(":")[0] in page
+        return
+    law = json.loads((first.out / "sweep" / "law.json").read_text())
+    assert law["form"]["kind"] == "Parametric" and found["worst_error"] < 0.5
+    assert trainrig("check", first.out / "planned.toml")["run"]["stage"] == "pretrain"
 
 
 def trainrig(*arguments: str | Path) -> dict[str, Any]:

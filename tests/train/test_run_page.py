@@ -9,10 +9,12 @@ from matplotlib.figure import Figure
 
 from trainrig.config import to_toml
 from trainrig.errors import DataError, Unfinished
+from trainrig.train import pretrain
 from trainrig.train.goodput import Goodput
 from trainrig.train.metrics import MetricsWriter
 from trainrig.train.prediction import Prediction, read_prediction
 from trainrig.train.prediction_chart import Measured, plot_prediction
+from trainrig.train.run import Pretraining
 from trainrig.train.run_charts import RunStory
 from trainrig.train.run_page import read_story, reported, run_page, write_report
 
@@ -174,7 +176,7 @@ def predicted(low: float = 1.9) -> Prediction:
 def test_a_planned_run_is_compared_with_what_the_law_said():
     page = text_of(run_page(story(prediction=predicted())))
     assert "Held-out loss 3.250; the law besiroglu said 2.000 [1.900, 2.100]: +62.5%" in page
-    assert "Predicted loss 2.000 nats per token +62.5% came" in page
+    assert "Predicted loss 2.000 nats per token 3.250 came, +62.5%" in page
     assert "besiroglu" not in run_page(story())
 
 
@@ -205,3 +207,11 @@ def test_the_overlay_draws_both_losses():
     assert said == ([1.0, 1e12], [2.0, 2.0])
     assert actual == ([1e6, 2e6], [3.0, 2.5])
     assert len(ax.collections) == 1
+
+
+def test_a_file_that_is_no_plan_is_refused_before_the_run_begins(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text('{"law": "x"}')
+    run = Pretraining.model_construct(plan=str(path))
+    with pytest.raises(DataError, match=r"other\.json: no plan"):
+        pretrain._plan(run, str(tmp_path))

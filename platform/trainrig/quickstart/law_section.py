@@ -15,18 +15,27 @@ _HEIGHT = 320  # pixels of the drawing
 def law_section(found: Scaling) -> Section:
     """What the sweep's models came to, the law of them, and what it says of a larger run."""
     sizes = len({point.parameters for point in found.points})
-    what = f"{len(found.points)} runs of {sizes} sizes"
+    what = f"Scaling law: {len(found.points)} runs of {sizes} sizes"
+    if found.plan is None:
+        reason = Text(f"They make no law: {found.problem}.")
+        return Section("law", f"{what}, too few or too alike for a law", (reason, _runs(found)))
     caution = Text(
         "So few runs of so small models bind a law loosely: see the intervals. It shows the path "
         "from a sweep to a plan, not what a large model will do."
     )
     constants = Table("The law's constants", ("constant", "value", "95% interval"), found.constants)
-    plan = Sample(f"A plan for {report.short(found.flops)} FLOPs", "\n".join(found.plan))
+    plan = Sample(f"A plan for {report.short(found.plan.flops)} FLOPs", "\n".join(found.plan.lines))
     return Section(
         "law",
-        f"Scaling law: {what}, and a plan for ten times their compute",
+        f"{what}, and a plan for ten times their compute",
         (_agreement(found), caution, constants, Details("The plan", (plan,))),
     )
+
+
+def _runs(found: Scaling) -> Table:
+    columns = ("parameters", "tokens", "loss")
+    rows = tuple((point.parameters, point.tokens, point.loss) for point in found.points)
+    return Table("The runs of the sweep", columns, rows)
 
 
 def _agreement(found: Scaling) -> Chart:

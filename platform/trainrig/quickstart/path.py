@@ -132,6 +132,8 @@ def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_law(found: Mapping[str, Any]) -> str:
+    if "problem" in found:
+        return f"none ({found['problem']})"
     return (
         f"at {found['flops']:.2g} FLOPs {found['parameters']:,.0f} parameters on "
         f"{found['tokens']:,.0f} tokens are best, loss {found['loss']:.2f}"

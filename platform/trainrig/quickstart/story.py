@@ -128,20 +128,28 @@ class SweepPoint:
     parameters: int  # without embeddings
     tokens: int
     loss: float
-    predicted: float
+    predicted: float  # NaN without a law
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """A law of scaling, and what it says of a run of `flops` that is divided best."""
+class Planned:
+    """What a law says of `flops` that are divided best, and all lines of the plan."""
 
-    points: tuple[SweepPoint, ...]
-    constants: tuple[tuple[str, str, str], ...]  # name, value, interval
     flops: float
     parameters: float
     tokens: float
     loss: float
-    plan: tuple[str, ...]  # lines
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What the sweep came to: a law and a plan, or the `problem` that left it without."""
+
+    points: tuple[SweepPoint, ...]
+    constants: tuple[tuple[str, str, str], ...] = ()  # name, value, interval
+    plan: Planned | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True)

@@ -157,12 +157,14 @@ def summarise(at: Folders, told: story.Story) -> dict[str, Any]:
 
 
 def _scaling(found: story.Scaling) -> dict[str, Any]:
+    if found.plan is None:
+        return {"points": len(found.points), "problem": found.problem}
     return {
         "points": len(found.points),
-        "flops": found.flops,
-        "parameters": found.parameters,
-        "tokens": found.tokens,
-        "loss": found.loss,
+        "flops": found.plan.flops,
+        "parameters": found.plan.parameters,
+        "tokens": found.plan.tokens,
+        "loss": found.plan.loss,
         "worst_error": max(abs(point.predicted / point.loss - 1) for point in found.points),
     }
 

@@ -165,7 +165,7 @@ class FormDraws(Generic[F]):
 
     def _endless(self, name: str, drawn: Array) -> Array:
         largest = self.fit.regression.largest.get(name, np.inf)
-        return np.where(drawn < largest, drawn, np.inf)
+        return np.where(drawn < largest * (1 - 1e-9), drawn, np.inf)  # an exponential rounds
 
 
 def bootstrap_form(fit: Fit[F], settings: Bootstrap) -> FormDraws[F]:

@@ -76,8 +76,6 @@ def fit_frontier(runs: Runs, of: str) -> FrontierLaw:
 
 def frontier(x: Floats, loss: Floats) -> NDArray[np.int64]:
     """The rows whose loss is below that of every row with no more `x`, in the order of `x`."""
-    order = np.lexsort((loss, x))
+    order = np.lexsort((loss, x))  # of those with the same x, the best first
     before = np.r_[np.inf, np.minimum.accumulate(loss[order])[:-1]]
-    better = loss[order] < before
-    first = np.r_[True, np.diff(x[order]) > 0]  # the best of those with the same x
-    return np.asarray(order[better & first])
+    return np.asarray(order[loss[order] < before])

@@ -184,7 +184,8 @@ class _Rows:
         slope_T = np.swapaxes(point.slope, 1, 2)  # [K, P, R]
         # The curvature of the parabola that touches rho at r from above: never 0, a fair scale.
         touching = self.weights * np.divide(capped, size, out=np.ones_like(size), where=size > 0)
-        scale = np.sqrt(np.einsum("kpr,kr->kp", slope_T**2, touching)) + 1e-300
+        scale = np.sqrt(np.einsum("kpr,kr->kp", slope_T**2, touching))
+        scale = np.where(scale > 0, scale, 1)  # a coordinate that changes no row: it stays
         inside = self.weights * (size <= self.delta)
         hessian = (slope_T * inside[:, None]) @ point.slope + point.bend(pull)
         return _State(

@@ -37,10 +37,13 @@ class Prediction:
 def read_prediction(folder: str) -> Prediction | None:
     """That of the run in `folder`; None if nobody planned it. Raises DataError for a broken one."""
     path = storage.join(folder, PLAN)
-    if not storage.exists(path):
-        return None
+    return parse_prediction(storage.read(path), path) if storage.exists(path) else None
+
+
+def parse_prediction(data: bytes, path: str) -> Prediction:
+    """The prediction in a plan's bytes, which come from `path`. Raises DataError if it is none."""
     try:
-        plan: Mapping[str, Any] = json.loads(storage.read(path))
+        plan: Mapping[str, Any] = json.loads(data)
         points = plan["curve"]
         columns = {
             name: np.array(

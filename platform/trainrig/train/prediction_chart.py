@@ -33,8 +33,8 @@ class Measured:
 def measured(story: RunStory) -> Measured:
     """The held-out loss where there is one, which is what laws are fitted to."""
     tokens_at = {line["step"]: float(line["train/tokens"]) for line in story.updates}
-    if story.held_out:
-        lines = [line for line in story.held_out if line["step"] in tokens_at]
+    lines = [line for line in story.held_out if line["step"] in tokens_at]
+    if lines:
         tokens = np.array([tokens_at[line["step"]] for line in lines])
         return Measured(tokens, values(lines, "eval/loss"), True)
     tokens = np.array(list(tokens_at.values()))

@@ -18,6 +18,7 @@ from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.train import checkpoint, lease, metrics, trainer
 from trainrig.train.continued import beginning, warn_of_high_rate
 from trainrig.train.held_out import HeldOutSets, RowSizes, nothing_held_out, open_held_out
+from trainrig.train.prediction import parse_prediction
 from trainrig.train.room import check_room
 from trainrig.train.run import Pretraining
 from trainrig.train.run_folder import PLAN, RunFolder
@@ -85,7 +86,9 @@ def _plan(run: Pretraining, folder: str) -> bytes | None:
         return None
     for path in (run.plan, storage.join(folder, PLAN)):
         if storage.exists(path):
-            return storage.read(path)
+            data = storage.read(path)
+            parse_prediction(data, path)  # the report will want it when the run ends
+            return data
     raise ConfigError(f"plan: {run.plan} is not there; leave it out, or plan again")
 
 

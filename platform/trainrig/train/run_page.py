@@ -160,7 +160,9 @@ def _key_figures(story: RunStory) -> tuple[KeyFigure, ...]:
     if story.prediction:
         actual, predicted, low, high = comparison(story, story.prediction)
         sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
-        against = f"{actual / predicted - 1:+.1%} came; by the law {story.prediction.law}{sure}"
+        against = (
+            f"{actual:.3f} came, {actual / predicted - 1:+.1%}; law {story.prediction.law}{sure}"
+        )
         figures.insert(
             1, KeyFigure("Predicted loss", f"{predicted:.3f}", "nats per token", against)
         )
