@@ -16,7 +16,6 @@ import contextlib
 import functools
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -29,6 +28,7 @@ from trainrig import manifest, storage
 from trainrig.config import identity
 from trainrig.corpus import copies
 from trainrig.corpus.account.cut_away import CutAccount, CutRow
+from trainrig.corpus.account.nothing import why_nothing_was_kept, why_nothing_was_read
 from trainrig.corpus.account.page import curation_page
 from trainrig.corpus.account.tallies import Account, account
 from trainrig.corpus.copies import (
@@ -151,9 +151,7 @@ class _Passes:
             records = self._map(READ, work, self.splits, before=0).results(self.splits)
         counts = total(record.counts["found"] for record in records)
         if not counts["documents"]:
-            raise DataError(
-                f"{self.run.output}: nothing to curate; {_why_nothing_was_read(counts)}"
-            )
+            raise DataError(f"{self.run.output}: nothing to curate; {why_nothing_was_read(counts)}")
         cost = {
             **total(record.counts["cost"] for record in records),
             "peak_bytes": max(record.counts["peak_bytes"] for record in records),
@@ -307,7 +305,7 @@ class _Passes:
             "clusters": found.clusters,
         }
         if not counts["documents_kept"]:
-            raise DataError(f"{self.run.output}: nothing was kept; {_why_nothing(counts)}")
+            raise DataError(f"{self.run.output}: nothing was kept; {why_nothing_was_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= copies.write_index(self.run, folder, search, found)
         told = self._account()
@@ -378,26 +376,6 @@ class _Passes:
 def _done(run: Curation, *names: str) -> str:
     """The folder of the records of a pass."""
     return storage.join(run.output, manifest.SCRATCH, "done", *names)
-
-
-def _why_nothing_was_read(counts: Mapping[str, Any]) -> str:
-    reasons = Counter(counts["quarantined"])
-    if not reasons:
-        return "the inputs hold no page"
-    return (
-        f"none of {reasons.total():,} records gave a document ({_most(reasons)}); name other files "
-        "in `paths`, or another `extractor`"
-    )
-
-
-def _why_nothing(counts: Mapping[str, Any]) -> str:
-    reasons = Counter(counts["dropped_by"])
-    documents = counts["documents_extracted"]
-    return f"of {documents:,} documents most fell by {_most(reasons)}; loosen `filters`"
-
-
-def _most(reasons: Counter[str]) -> str:
-    return ", ".join(f"{reason} {number:,}" for reason, number in reasons.most_common(3))
 
 
 def read_rows(output: str, folder: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
