@@ -88,8 +88,8 @@ def check(found: dict[str, Any]) -> None:
     assert found["peak_bytes"] < found["estimated_bytes"]
 
 
-def test_two_hundred_thousand_documents_take_the_memory_that_was_said(tmp_path: Path) -> None:
-    found = searched(tmp_path, 200_000, splits=20, memory=420 * MIB)
+def test_a_million_documents_take_the_memory_that_was_said(tmp_path: Path) -> None:
+    found = searched(tmp_path, 1_000_000, splits=20, memory=1024 * MIB)
     print(json.dumps(found))
     assert min(found["tasks"]) > 1
     check(found)
