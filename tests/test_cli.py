@@ -222,6 +222,22 @@ tokens = "{at}/tokens"
 output = "{at}/scores"
 sequence_length = 32
 """,
+    "sweep": """
+stage = "sweep"
+tokens = "{at}/tokens"
+output = "{at}/sweep"
+
+[design]
+kind = "Grid"
+parameters = [6_000, 12_000]
+tokens = [2_000]
+
+[batches]
+sequence_length = 32
+
+[training]
+fewest_steps = 4
+""",
 }
 
 
