@@ -1,6 +1,5 @@
 """A sweep whose driver is killed goes on, repeats nothing, and tells the loss of a larger run."""
 
-import contextlib
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -69,17 +69,35 @@ def killed_after(run: Sweep, runs: int, folder: Path) -> dict[str, int]:
 
 
 def kill_a_trial(run: Sweep, process: "subprocess.Popen[str]") -> None:
-    """SIGKILL to the process of a trial that trains."""
-    began = time.time()
+    """SIGKILL to the process of a trial that trains, of the Ray that this driver started: those of
+    a driver that was killed may live on for seconds."""
     while process.poll() is None:
         for folder in set(map(str, Path(run.output).glob("trials/*/*"))) - over(run):
             for event in RunFolder(folder).events():
-                if event["event"] == "numerics" and event["time"] > began:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(event["pid"], signal.SIGKILL)
-                        return
+                ours = event["event"] == "numerics" and is_below(process.pid, event["pid"])
+                if ours and killed_inside(folder, event["pid"]):
+                    return
         time.sleep(0.02)
     raise AssertionError("no trial was met while it trained")
+
+
+def is_below(ancestor: int, pid: int) -> bool:
+    """Whether one process descends from the other."""
+    try:
+        return ancestor in {each.pid for each in psutil.Process(pid).parents()}
+    except psutil.Error:
+        return False
+
+
+def killed_inside(folder: str, pid: int) -> bool:
+    """Whether the process could be killed before its run was over: it stands still meanwhile."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        inside = not is_over(folder)
+        os.kill(pid, signal.SIGKILL if inside else signal.SIGCONT)
+    except ProcessLookupError:
+        return False
+    return inside
 
 
 def gone_on(run: Sweep, folder: Path, kill: bool = False) -> dict[str, Any]:
@@ -119,8 +137,7 @@ def judged(largest: dict[str, Any], runs: Runs) -> dict[str, Any]:
     return largest | {"measured": measured} | error
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_sweep_whose_driver_and_a_trial_are_killed_comes_to_the_same_table(
     one_ray, tokens, tmp_path
 ):
