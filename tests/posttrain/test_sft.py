@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -245,10 +246,11 @@ def test_a_checkpoint_that_is_not_there_is_refused(run, tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Deadly:
-    """Batches of a run whose last rank dies at `step`, once."""
+    """Batches of a run whose last rank dies at `step`, once: when a checkpoint is whole."""
 
     make: Callable
     step: int
+    checkpoints: Path
     marker: Path
 
     def __call__(self):
@@ -262,6 +264,9 @@ class Deadly:
     def micro_batch(self, step, index):
         last = dist.get_rank() == dist.get_world_size() - 1
         if step == self.step and last and not self.marker.exists():
+            until = time.monotonic() + 60
+            while not any(self.checkpoints.rglob("manifest.json")) and time.monotonic() < until:
+                time.sleep(0.01)
             self.marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return self.make.micro_batch(step, index)
@@ -293,7 +298,8 @@ def test_fine_tuning_on_ray_that_loses_a_worker_ends_as_one_rank_that_does_not(
     pair = run.model_copy(update={"output": str(tmp_path / "by-two"), "workers": 2})
     job, _, _ = prepare(pair)
     Path(pair.output).mkdir()
-    job = dataclasses.replace(job, make_batches=Deadly(job.make_batches, 7, tmp_path / "died"))
+    places = (Path(pair.output) / "checkpoints", tmp_path / "died")
+    job = dataclasses.replace(job, make_batches=Deadly(job.make_batches, 7, *places))
     outcome = run_on_ray(job, 2)
     assert [attempt.resumed_step for attempt in RunFolder(job.folder).attempts()] == [0, 5]
     assert outcome.restarts == 1
