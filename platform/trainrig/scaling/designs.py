@@ -4,6 +4,7 @@ N counts parameters without embeddings, D the tokens trained on. A law needs poi
 on one line through them: several N at a D, or several D at an N.
 """
 
+import abc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -36,7 +37,7 @@ class Point:
     budget: float | None = None  # FLOPs of the isoFLOP curve that it lies on
 
 
-class _Design(Settings):
+class _Design(Settings, abc.ABC):
     """What every design begins with: the sizes of its models."""
 
     parameters: Several  # N of each
@@ -54,8 +55,9 @@ class _Design(Settings):
             raise ConfigError("design: no point of it is within tokens_per_parameter")
         return tuple(found)
 
+    @abc.abstractmethod
     def _points(self, model: Callable[[float], Model]) -> Iterator[Point]:
-        raise NotImplementedError
+        """The points, in any order."""
 
 
 class Grid(_Design):

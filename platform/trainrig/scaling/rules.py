@@ -5,6 +5,7 @@ and model differ from yours, so a rule is where to begin a search, and `fitted_o
 that beginning may lie. Batches are in tokens.
 """
 
+import abc
 import math
 from typing import Annotated, ClassVar, Literal
 
@@ -13,7 +14,7 @@ from pydantic import Field
 from trainrig.config import Settings
 
 
-class _Rule(Settings):
+class _Rule(Settings, abc.ABC):
     """What they have in common."""
 
     fitted_on: ClassVar[str]
@@ -22,16 +23,17 @@ class _Rule(Settings):
     # no decoder of this shape trains.
     highest_rate: float = Field(default=1e-2, gt=0)
 
+    @abc.abstractmethod
     def batch(self, parameters: float, tokens: float) -> float:
         """Tokens of a global batch, for N non-embedding `parameters` and D `tokens`."""
-        raise NotImplementedError
 
     def rate(self, parameters: float, tokens: float) -> float:
         """Peak rate of AdamW, for the batch that `batch` gives."""
         return min(self.highest_rate, self._rate(parameters, tokens))
 
+    @abc.abstractmethod
     def _rate(self, parameters: float, tokens: float) -> float:
-        raise NotImplementedError
+        """The same, before it is cut."""
 
 
 class DeepSeek(_Rule):

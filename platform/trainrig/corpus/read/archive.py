@@ -8,6 +8,7 @@ depends on nothing but the place it is at, so the pieces of a file give what the
 Damage costs the record it is found in. Reading goes on at the next start that can be seen.
 """
 
+import abc
 from collections.abc import Callable, Generator, Iterator
 from typing import BinaryIO
 
@@ -57,7 +58,7 @@ def _starts(grammar: Grammar) -> Callable[[bytes], bool]:
     return lambda unpacked: grammar.start.match(unpacked.lstrip()) is not None
 
 
-class _Archive:
+class _Archive(abc.ABC):
     def __init__(self, stream: BinaryIO, name: str, grammar: Grammar) -> None:
         self.stream, self.name, self.grammar = stream, name, grammar
 
@@ -73,17 +74,17 @@ class _Archive:
         while at is not None and (end is None or at < end):
             at = yield from self.own(at, begin, end)
 
+    @abc.abstractmethod
     def first(self) -> tuple[_Start, str | None]:
         """The first start, and the reason to count what is before it by, if anything is."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def find(self, position: int) -> _Start:
         """The first start that can be seen at or after `position`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def own(self, at: int, begin: int, end: int | None) -> _Owned:
         """What starts from `at` on own, as far as they are in [begin, end); returns the next."""
-        raise NotImplementedError
 
 
 class _PlainArchive(_Archive):
