@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainrig.corpus.models.kneser_ney.arpa import read_arpa, write_arpa
@@ -88,6 +88,7 @@ def test_they_sum_to_one_when_rare_n_grams_are_left_out(
 
 
 @given(sentences, st.lists(st.sampled_from("abcdez"), max_size=6), st.integers(1, 4))
+@example([[], list("abdbab"), list("acdbab"), list("acdbab")], [], 2)  # a discount of 0
 @settings(max_examples=60, deadline=None)
 def test_a_sentence_scores_as_by_the_formulas(tmp_path_factory, trained, text, sentence, order):
     model = trained(text, order, tmp_path_factory.mktemp("counts"))

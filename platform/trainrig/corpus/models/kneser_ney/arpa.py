@@ -29,11 +29,10 @@ from trainrig.corpus.models.kneser_ney.ngrams import (
     in_order,
     pack,
 )
-from trainrig.corpus.models.kneser_ney.trie import Trie
+from trainrig.corpus.models.kneser_ney.trie import NEVER, Trie
 from trainrig.errors import DataError
 
 ENDINGS = (".arpa", ".arpa.gz")
-NEVER = -100.0  # log10 for `<unk>` where a model has none, as KenLM takes it
 
 
 def write_arpa(path: str, trie: Trie, vocabulary: Sequence[str]) -> None:

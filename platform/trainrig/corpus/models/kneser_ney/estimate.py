@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.models.kneser_ney.levels import Level, Places
 from trainrig.corpus.models.kneser_ney.ngrams import BEGIN, Counts, Ids, contexts_of, in_order, pack
-from trainrig.corpus.models.kneser_ney.trie import Trie
+from trainrig.corpus.models.kneser_ney.trie import NEVER, Trie
 
 Reals = NDArray[np.float64]
 
@@ -130,7 +130,11 @@ def _trie(
         np.log10(probability[table.places_M][keeps])
         for probability, table, keeps in zip(probabilities, tables, kept, strict=True)
     ]
-    held = [np.log10(each[keeps]) for each, keeps in zip(back_offs, kept, strict=False)]
+    # A context whose n-grams all have a discount of 0 leaves nothing: KenLM's logarithm of that.
+    held = [
+        np.log10(np.maximum(each[keeps], 10.0**NEVER))
+        for each, keeps in zip(back_offs, kept, strict=False)
+    ]
     parents = []
     for table, keeps, above in zip(tables[1:], kept[1:], kept, strict=False):
         renumbered = np.cumsum(above) - 1

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.models.kneser_ney.ngrams import BEGIN, LONGEST, Ids
 
+NEVER = -100.0  # log10 of what has no probability, or leaves none, as KenLM takes it
+
 Logs = NDArray[np.float32]
 
 
