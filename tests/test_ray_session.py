@@ -40,9 +40,15 @@ def workers(request: pytest.FixtureRequest) -> int:
 
 
 WORKERS = pytest.mark.parametrize(
-    "workers",
-    [0, pytest.param(1, marks=pytest.mark.ray), pytest.param(2, marks=pytest.mark.ray)],
-    indirect=True,
+    ("workers", "brief"),
+    [
+        (0, False),
+        pytest.param(1, False, marks=pytest.mark.ray),
+        pytest.param(2, False, marks=pytest.mark.ray),
+        pytest.param(1, True, marks=pytest.mark.ray),
+        pytest.param(2, True, marks=pytest.mark.ray),
+    ],
+    indirect=["workers"],
 )
 
 
@@ -72,10 +78,12 @@ def phase_in(folder: Path) -> Phase:
 
 
 @WORKERS
-def test_the_records_do_not_depend_on_who_did_the_splits(tmp_path: Path, workers: int) -> None:
+def test_the_records_do_not_depend_on_who_did_the_splits(
+    tmp_path: Path, workers: int, brief: bool
+) -> None:
     seen: list[tuple[int, int]] = []
     phase = phase_in(tmp_path)
-    ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)))
+    ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)), brief)
     assert [record.model_dump() for record in phase.results(SPLITS)] == [
         {
             "name": split.name,
@@ -89,19 +97,19 @@ def test_the_records_do_not_depend_on_who_did_the_splits(tmp_path: Path, workers
 
 @WORKERS
 def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
-    tmp_path: Path, workers: int
+    tmp_path: Path, workers: int, brief: bool
 ) -> None:
     phase = phase_in(tmp_path)
     (tmp_path / "bad").write_text("4")
     with pytest.raises(DataError, match=r"^page 4: torn$"):
-        ray_session.map_splits(phase, SPLITS, workers)
+        ray_session.map_splits(phase, SPLITS, workers, brief=brief)
     left = phase.left_to_do(SPLITS)
     assert SPLITS[4] in left
     if workers == 0:
         assert left == SPLITS[4:]
     (tmp_path / "bad").unlink()
     seen: list[tuple[int, int]] = []
-    ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)))
+    ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)), brief)
     assert seen[0] == (6 - len(left), 6)
     assert phase.left_to_do(SPLITS) == []
     done = (tmp_path / "log").read_text().split()
@@ -109,21 +117,23 @@ def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
 
 
 @WORKERS
-def test_a_file_that_a_worker_cannot_load_is_named(tmp_path: Path, workers: int) -> None:
+def test_a_file_that_a_worker_cannot_load_is_named(
+    tmp_path: Path, workers: int, brief: bool
+) -> None:
     (tmp_path / "bad").write_text("all")
     with pytest.raises(DataError, match=r"^model: gone$"):
-        ray_session.map_splits(phase_in(tmp_path), SPLITS, workers)
+        ray_session.map_splits(phase_in(tmp_path), SPLITS, workers, brief=brief)
 
 
 @WORKERS
-def test_when_all_is_done_nothing_is_loaded(tmp_path: Path, workers: int) -> None:
+def test_when_all_is_done_nothing_is_loaded(tmp_path: Path, workers: int, brief: bool) -> None:
     phase = phase_in(tmp_path)
     ray_session.map_splits(phase, SPLITS, 0)
     (tmp_path / "bad").write_text("all")
     seen: list[tuple[int, int]] = []
-    ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)))
+    ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)), brief)
     assert seen == [(6, 6)]
-    ray_session.map_splits(phase, [], workers)
+    ray_session.map_splits(phase, [], workers, brief=brief)
 
 
 @pytest.mark.ray

@@ -6,6 +6,7 @@ and tokens never enter the object store.
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -15,10 +16,12 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from trainrig import errors
 from trainrig.errors import ClusterError, ConfigError
+from trainrig.ray_pools import Need, Pool, cpu_selector, known_pools, room
 from trainrig.splits import Phase, Split, Work
 
 # Each must be set before Ray is imported or started; what the user has set stays.
@@ -45,6 +48,7 @@ WORKER_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS is not deterministic without, and torch refuses
 }
+TOKEN = Path("~/.ray/auth_token")  # where Ray keeps a user's own, and makes it if there is none
 OBJECT_STORE_BYTES = 256 * 2**20  # paths and counts only: far less is ever used
 
 _Row = TypeVar("_Row")
@@ -56,17 +60,26 @@ Progress = Callable[[int, int], None]
 def connect(workers: int, what: str) -> None:
     """Join the cluster that RAY_ADDRESS names, or start a local one; once a process.
 
-    Raises ConfigError if `workers` one-CPU workers (of `what`, for the message) do not fit.
+    Raises ConfigError if `workers` one-CPU workers (of `what`, for the message) do not fit, not
+    even with what the cluster's autoscaler may bring.
     """
+    join()
+    pools = known_pools()
+    check_fit(workers, {"CPU": 1}, what, pools, cpu_selector(pools))
+
+
+def join() -> None:
+    """Join the cluster that RAY_ADDRESS names, or start a local one; once a process."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
 
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS", "local")
-        local = _local_options() if address == "local" else {}
+        alone = address == "local"
+        local = _local_options() if alone else {}
         try:
-            with _stderr_closed(), _sigterm_kept():
+            with _stderr_closed(), _sigterm_kept(), _on_loopback(alone):
                 ray.init(
                     address=address,
                     log_to_driver=False,
@@ -76,8 +89,7 @@ def connect(workers: int, what: str) -> None:
                 )
         except ConnectionError as error:
             raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    _check_fit(workers, int(resources.get("CPU", 0)), what)
+        _keep_token()
 
 
 @contextlib.contextmanager
@@ -104,30 +116,90 @@ def _sigterm_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
+@contextlib.contextmanager
+def _on_loopback(alone: bool) -> Iterator[None]:
+    """Have a Ray that is started here, `alone`, listen at 127.0.0.1 and nowhere else.
+
+    By its switch for systems on which it makes no clusters: it has no other. Its processes inherit
+    it, and it is put back for whatever this process starts or joins afterwards.
+    """
+    from ray._private import ray_constants as ray_has
+
+    name = ray_has.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = os.environ.get(name), ray_has.ENABLE_RAY_CLUSTER
+    if alone:
+        os.environ[name], ray_has.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before[0] is not None:
+            os.environ[name] = before[0]
+        ray_has.ENABLE_RAY_CLUSTER = before[1]
+
+
+def _keep_token() -> None:
+    """Let nobody else read the token that Ray makes: who has it commands all that this user runs.
+
+    Ray leaves it for all users of the machine to read.
+    """
+    with contextlib.suppress(OSError):  # there is none, or it is another's
+        TOKEN.expanduser().chmod(0o600)
+
+
 def _local_options() -> dict[str, Any]:
     return {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
 
 
-def _check_fit(workers: int, cpus: int, what: str) -> None:
-    if workers > cpus:
+def check_fit(
+    workers: int,
+    need: Need,
+    what: str,
+    pools: Sequence[Pool] | None,
+    selector: Mapping[str, str] | None = None,
+) -> None:
+    """Raise ConfigError if `workers` (of `what`, for the message) that take `need` each will never
+    fit the nodes with the labels of `selector`; `pools`: what may come."""
+    found = room(need, selector or {}, pools)
+    if workers <= found.live or found.later is None or workers <= found.later:
+        return
+    each = " and ".join(f"{count:g} {name}" for name, count in need.items())
+    asked = f"{what}: {workers} workers of {each} each, but "
+    if not pools:
         raise ConfigError(
-            f"{what}: {workers} workers of 1 CPU each, but Ray has {cpus} logical CPUs; "
-            f"set workers = {cpus} or fewer, or add nodes"
+            f"{asked}Ray has {_logical(found.live, need)}; set workers = {found.live} or fewer, or "
+            "add nodes"
         )
+    raise ConfigError(
+        f"{asked}the nodes that may come hold {found.later} ({'; '.join(map(str, pools))}); set "
+        f"workers = {found.later} or fewer, or let a pool have more nodes"
+    )
+
+
+def _logical(workers: int, need: Need) -> str:
+    return f"{workers} logical CPUs" if list(need) == ["CPU"] else f"room for {workers}"
 
 
 def map_splits(
-    phase: Phase, splits: Sequence[Split], workers: int, progress: Progress | None = None
+    phase: Phase,
+    splits: Sequence[Split],
+    workers: int,
+    progress: Progress | None = None,
+    brief: bool = False,
 ) -> None:
     """Do what `phase` has left of `splits`, `workers` at a time on Ray Data; 0: in this process.
 
-    The first error of a split ends the phase; splits that were done stay done.
+    `brief`: one of many passes of tenths of a second, which setting up Ray Data would outweigh: by
+    bare tasks. The first error of a split ends the phase; splits that were done stay done.
     """
     left = phase.left_to_do(splits)
     done = len(splits) - len(left)
     advance = progress or (lambda done, all_: None)
     advance(done, len(splits))
-    finished = _on_ray(phase, left, workers) if workers else _in_process(phase, left)
+    if not workers:
+        finished = _in_process(phase, left)
+    else:
+        finished = (_by_tasks if brief else _by_ray_data)(phase, left, workers)
     for _ in finished:
         done += 1
         advance(done, len(splits))
@@ -141,7 +213,7 @@ def _in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
             yield split.name
 
 
-def _on_ray(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
+def _by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
     if not left:
         return
     import ray.data
@@ -150,7 +222,11 @@ def _on_ray(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    rows = [{"name": split.name, "task": json.dumps(dict(split.task))} for split in left]
+    context.execution_options.label_selector = _selector() or None
+    # All are asked for at once: Ray's autoscaler starts nodes for what waits, and by its budget
+    # Ray Data would let wait what fits the nodes that are up.
+    context.op_resource_reservation_enabled = False
+    rows = [_row(split) for split in left]
     # Tasks, not actors: Ray's processes live on from phase to phase, with all that they imported.
     done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
@@ -158,7 +234,45 @@ def _on_ray(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
         compute=ray.data.TaskPoolStrategy(size=min(workers, len(rows))),
         num_cpus=1,
     )
-    for row in _aside(done.iter_rows):
+    yield from _names(_aside(done.iter_rows))
+
+
+def _by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
+    if not left:
+        return
+    import ray
+
+    do: Any = ray.remote(_do_split).options(num_cpus=1, label_selector=_selector())
+    shared, call = ray.put(phase), uuid.uuid4().hex
+
+    def rows() -> Iterator[dict[str, Any]]:
+        to_go, running = iter(left), list[Any]()
+        while True:
+            for split in itertools.islice(to_go, workers - len(running)):
+                running.append(do.remote(_row(split), shared, call))
+            if not running:
+                return
+            (done,), running = ray.wait(running)
+            yield (row := ray.get(done))
+            if row["problem"]:
+                return
+
+    yield from _names(_aside(rows))
+
+
+def _selector() -> dict[str, str]:
+    """Of the nodes for splits."""
+    return cpu_selector(known_pools())
+
+
+def _row(split: Split) -> dict[str, Any]:
+    """A split, as it travels."""
+    return {"name": split.name, "task": json.dumps(dict(split.task))}
+
+
+def _names(done: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Of splits that were done; raises the first error among them."""
+    for row in done:
         if row["problem"]:
             raise getattr(errors, row["kind"])(row["problem"])
         yield row["name"]

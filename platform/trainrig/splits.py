@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainrig import storage
-from trainrig.manifest import FileSum
+from trainrig.manifest import Below, FileSum
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SplitRecord(BaseModel):
 
     name: str
     counts: dict[str, Any]
-    files: dict[str, FileSum]  # path below the stage's folder
+    files: dict[Below, FileSum]  # in the stage's folder
 
 
 Work = Callable[[Mapping[str, Any]], tuple[dict[str, Any], dict[str, FileSum]]]

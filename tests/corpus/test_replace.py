@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from unittest import mock
 
@@ -6,6 +7,7 @@ import pytest
 from trainrig import manifest, storage
 from trainrig.corpus.curation import Curation, Source
 from trainrig.corpus.replace import Replacement
+from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 
 OLD = {"kept/a": b"old a", "dropped/a": b"old dropped"}
@@ -99,3 +101,22 @@ def test_stopped_at_any_moment_it_is_finished_by_who_comes_next(
     replacement.go_on()
     assert contents(output) == {**NEW, REPORT: b"new report"}
     assert manifest.read_manifest(output) == fresh
+
+
+@pytest.mark.parametrize("key", ["old", "unlisted", "new"])
+def test_a_note_that_names_files_elsewhere_is_refused_before_anything_is_touched(
+    output: str, begun: tuple[Replacement, Manifest, str], key: str
+) -> None:
+    replacement, fresh, _ = begun
+    victim = storage.join(output, "..", "victim") if "://" not in output else f"{output}-victim"
+    storage.write(victim, b"theirs")
+    before = contents(output)
+    entries = {"new": "scratch/new", "old": [], "unlisted": []}
+    entries[key] = "../victim" if key == "new" else ["../victim"]
+    note = entries | {"manifest": fresh.model_dump(mode="json")}
+    storage.write(storage.join(output, "scratch", "replacement.json"), json.dumps(note).encode())
+    with pytest.raises(DataError, match="no name of a file below the folder"):
+        replacement.go_on()
+    assert storage.read(victim) == b"theirs"
+    assert contents(output) == before
+    assert storage.exists(storage.join(output, manifest.MANIFEST))

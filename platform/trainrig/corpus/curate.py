@@ -247,7 +247,7 @@ class _Passes:
     def _step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
         """Do one pass of the search for copies; all of them count as much as a split each."""
         phase = Phase(_done(self.run, self.decision, name), make_work)
-        map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0)
+        map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         done = nth_step(name, self.run.url_duplicates)
         self._tell(3 * len(self.splits) + done)
         return phase
@@ -276,7 +276,7 @@ class _Passes:
     def _cut_step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
         """Do one pass of those that cut; each counts as much as a split."""
         phase = Phase(_done(self.run, self.decision, name), make_work)
-        map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0)
+        map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         nth = cut_passes(self.run).index(name.rstrip("-0123456789")) + 1
         self._tell(3 * len(self.splits) + len(steps(self.run.url_duplicates)) + nth)
         return phase

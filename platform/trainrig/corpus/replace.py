@@ -7,10 +7,11 @@ is to be done, and whoever comes next does the rest before anything else.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainrig import storage
-from trainrig.manifest import MANIFEST, SCRATCH, Manifest
+from trainrig.errors import DataError
+from trainrig.manifest import MANIFEST, SCRATCH, Below, Manifest
 
 
 class _Note(BaseModel):
@@ -18,9 +19,9 @@ class _Note(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    new: str  # the folder of the new files, below the output
-    old: list[str]  # files of the old manifest that the new one does not have
-    unlisted: list[str]  # files that no manifest lists: the report
+    new: Below  # the folder of the new files, below the output
+    old: list[Below]  # files of the old manifest that the new one does not have
+    unlisted: list[Below]  # files that no manifest lists: the report
     manifest: Manifest
 
 
@@ -47,10 +48,17 @@ class Replacement:
         self.go_on()
 
     def go_on(self) -> None:
-        """Do what a note in the output says is left to do; nothing if there is none."""
+        """Do what a note in the output says is left to do; nothing if there is none.
+
+        Raises DataError if the note is not as we write it.
+        """
         if not storage.exists(self._note):
             return
-        note = _Note.model_validate_json(storage.read(self._note))
+        try:
+            note = _Note.model_validate_json(storage.read(self._note))
+        except ValidationError as error:
+            what = error.errors()[0]["msg"]
+            raise DataError(f"{self._note}: torn or not ours: {what}") from None
         storage.delete(storage.join(self.output, MANIFEST))  # what is half new is not finished
         for name in (*note.manifest.files, *note.unlisted):
             fresh = storage.join(self.output, note.new, name)
