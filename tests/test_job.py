@@ -251,3 +251,57 @@ def test_sigterm_ends_a_job_as_unfinished(tmp_path, capsys):
     assert ended.value.code == 75
     assert "stopped by SIGTERM" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "message", "code"),
+    [
+        (DataError("pages: gone"), "DataError", "pages: gone", 2),
+        (ClusterError("s3: down"), "ClusterError", "s3: down", 1),
+        (Unfinished("step 3 of 9"), "Unfinished", "step 3 of 9", 75),
+        (OSError(errno.ENOSPC, "No space", "/big"), "ClusterError", "/big: storage is full", 1),
+        (KeyError("bug"), "KeyError", "'bug'", 1),
+        (KeyboardInterrupt(), "KeyboardInterrupt", "interrupted", 130),
+    ],
+)
+def test_whoever_started_a_job_reads_why_it_ended(
+    tmp_path, monkeypatch, run_file, problem, kind, message, code
+):
+    def stage(run):
+        assert job.OUTCOME not in os.environ, "what this process starts has ends of its own"
+        raise problem
+
+    path = tmp_path / "outcome.json"
+    monkeypatch.setenv(job.OUTCOME, str(path))
+    with pytest.raises((SystemExit, KeyError)):
+        job.main(Counting, stage, [run_file])
+    written = json.loads(path.read_text())
+    assert (written["kind"], written["exit_code"]) == (kind, code)
+    assert written["message"].startswith(message)
+
+
+def test_sigterm_is_an_end_that_others_can_read(tmp_path, monkeypatch, run_file):
+    path = tmp_path / "outcome.json"
+    monkeypatch.setenv(job.OUTCOME, str(path))
+    with pytest.raises(SystemExit):
+        job.main(Counting, lambda run: os.kill(os.getpid(), signal.SIGTERM), [run_file])
+    assert json.loads(path.read_text()) == {
+        "kind": "Unfinished",
+        "message": job.STOPPED,
+        "exit_code": 75,
+    }
+
+
+@pytest.mark.parametrize("place", ["none/outcome.json", "outcome.json"])
+def test_a_job_that_is_done_leaves_nothing_to_read_and_a_lost_place_costs_nothing(
+    tmp_path, monkeypatch, capsys, run_file, place
+):
+    monkeypatch.setenv(job.OUTCOME, str(tmp_path / place))
+    job.main(Counting, count, [run_file])
+    assert not (tmp_path / place).exists()
+
+    def broken(run):
+        raise DataError("gone")
+
+    monkeypatch.setenv(job.OUTCOME, str(tmp_path / "none" / "outcome.json"))
+    assert outcome(capsys, broken, run_file)[0] == 2

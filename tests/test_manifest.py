@@ -469,3 +469,25 @@ def test_what_an_earlier_call_made_outlives_a_refusal_and_any_failure_that_is_no
     with pytest.raises(RuntimeError), begin(other).undone_if_refused():
         raise RuntimeError("a bug")
     assert storage.exists(storage.join(other, CLAIM))
+
+
+ELSEWHERE = (
+    "../victim",
+    "a/../../victim",
+    "/etc/passwd",
+    "s3://other/victim",
+    "",
+    "..",
+    "a\\..\\b",
+)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(out: str, name: str) -> None:
+    finish(begin(out))
+    path = storage.join(out, MANIFEST)
+    entries = json.loads(storage.read(path))
+    entries["files"] = {name: {"bytes": 1, "sha256": "0"}}
+    storage.write(path, json.dumps(entries).encode())
+    with pytest.raises(DataError, match="no name of a file below the folder"):
+        manifest.read_manifest(out)

@@ -3,6 +3,9 @@
 Exit codes are those of the command line: 0 done, 1 failed, 2 the user's input, 75 ended whole but
 unfinished, 130 after Ctrl-C. One line on stderr says why; what we did not foresee keeps its
 traceback.
+
+Who started the process may name a file in TRAINRIG_OUTCOME. Why it ended is then written there: a
+log tells people, this tells programs.
 """
 
 import argparse
@@ -10,16 +13,19 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from trainrig import config
 from trainrig.config import Run
-from trainrig.errors import TrainrigError, Unfinished
+from trainrig.errors import ClusterError, TrainrigError, Unfinished
 from trainrig.manifest import Manifest
 
+OUTCOME = "TRAINRIG_OUTCOME"  # names a local file for {"kind", "message", "exit_code"}
 STOPPED = "stopped by SIGTERM; the same command goes on from the last that was whole"
 
 
@@ -46,26 +52,49 @@ def exit_codes() -> Iterator[None]:
     SIGTERM (a stopped job, a machine taken back) ends it as unfinished: stages are always whole.
     """
     before = signal.getsignal(signal.SIGTERM)
+    outcome = os.environ.pop(OUTCOME, None)  # not for the processes that this one starts
     try:
         signal.signal(signal.SIGTERM, _stop)
         yield
-    except TrainrigError as error:
-        print(f"trainrig: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except _Stopped:
-        print(f"trainrig: {STOPPED}", file=sys.stderr)
-        raise SystemExit(Unfinished.exit_code) from None
-    except KeyboardInterrupt:
-        print("trainrig: interrupted; the same command goes on from here", file=sys.stderr)
-        raise SystemExit(130) from None
-    except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+    except BaseException as error:
+        ending = _ending(error)
+        _write_outcome(outcome, error, ending)
+        if ending is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"trainrig: {where}storage is full; free some and run it again", file=sys.stderr)
-        raise SystemExit(1) from None
+        message, code = ending
+        print(f"trainrig: {message}", file=sys.stderr)
+        raise SystemExit(code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _ending(error: BaseException) -> tuple[str, int] | None:
+    """The line that is said of `error`, and the exit code; None: it was not foreseen."""
+    match error:
+        case TrainrigError():
+            return str(error), error.exit_code
+        case _Stopped():
+            return STOPPED, Unfinished.exit_code
+        case KeyboardInterrupt():
+            return "interrupted; the same command goes on from here", 130
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            where = f"{error.filename}: " if error.filename else ""
+            return f"{where}storage is full; free some and run it again", 1
+    return None
+
+
+def _write_outcome(path: str | None, error: BaseException, ending: tuple[str, int] | None) -> None:
+    if path is None or isinstance(error, SystemExit):  # a wrong command line, or all is well
+        return
+    kind: type[BaseException] = type(error)
+    if isinstance(error, _Stopped):
+        kind = Unfinished
+    elif isinstance(error, OSError) and ending:
+        kind = ClusterError
+    message, code = ending or (str(error), 1)
+    entry = {"kind": kind.__name__, "message": message, "exit_code": code}
+    with contextlib.suppress(OSError):  # the exit code still tells most of it
+        Path(path).write_text(json.dumps(entry))
 
 
 class _Stopped(BaseException):

@@ -10,13 +10,14 @@ import hashlib
 import json
 import logging
 import platform
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trainrig import __version__, storage
 from trainrig.config import RunFile, identity
@@ -45,6 +46,18 @@ LIBRARIES = (
 
 log = logging.getLogger(__name__)
 Record = TypeVar("Record", bound="_Record")
+
+
+def _below(name: str) -> str:
+    absolute = name.startswith(("/", "\\")) or "://" in name
+    if absolute or not name or "\0" in name or ".." in re.split(r"[/\\]", name):
+        raise ValueError(f"'{name}' is no name of a file below the folder")
+    return name
+
+
+Below = Annotated[str, AfterValidator(_below)]
+"""A file's path below the folder that names it. What names one elsewhere is refused: whoever made
+the folder would have others' files read, moved or deleted."""
 
 
 class _Record(BaseModel):
@@ -83,7 +96,7 @@ class Manifest(Claim):
 
     counts: dict[str, Any]
     seconds: float  # of the process that finished it
-    files: dict[str, FileSum]  # path below the folder -> sums
+    files: dict[Below, FileSum]
     cost: dict[str, float] = {}  # what else it took, which differs from time to time
 
     @property
@@ -186,7 +199,7 @@ def claim(
     empty = not storage.list_files(folder)
     if empty and storage.create(storage.join(folder, CLAIM), data):
         return Stage(folder, wanted)
-    there = _claimed(folder)
+    there = read_claim(folder)
     if there is None:
         first = storage.list_files(folder)[0]
         raise OutputTaken(
@@ -215,7 +228,8 @@ def claim(
     return Stage(folder, wanted, finished, resumed=True)
 
 
-def _claimed(folder: str) -> Claim | None:
+def read_claim(folder: str) -> Claim | None:
+    """What `folder` is being made into; None: no stage has claimed it."""
     path = storage.join(folder, CLAIM)
     return _read_record(Claim, path) if storage.exists(path) else None
 

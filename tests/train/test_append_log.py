@@ -180,3 +180,19 @@ def test_metrics_are_in_a_bucket_once_they_are_flushed(s3, monkeypatch):
     writer.flush()
     assert [line["step"] for line in series(f"{s3}/run")] == [1]
     writer.close()
+
+
+def test_lines_of_thousands_of_ranks_are_fetched_once(monkeypatch):
+    """Of more objects than a server here could take in a test: only storage's two calls differ."""
+    names = [f"s3://bucket/log.jsonl/{n:020d}.{n:08x}.jsonl" for n in range(9_000)]
+    fetched = []
+
+    def read(name):
+        fetched.append(name)
+        return b"{}\n"
+
+    monkeypatch.setattr(storage, "list_files", lambda folder: names)
+    monkeypatch.setattr(storage, "read", read)
+    for _ in range(2):
+        assert len(list(lines("s3://bucket/log.jsonl"))) == len(names)
+    assert sorted(fetched) == names

@@ -43,11 +43,14 @@ class Appender(Protocol):
         ...
 
 
-def open_appender(path: str, writer: str) -> Appender:
-    """For appending to `path` as `writer`, a name that no other writer to it has."""
+def open_appender(path: str, writer: str, flush_seconds: float = FLUSH_SECONDS) -> Appender:
+    """For appending to `path` as `writer`, a name that no other writer to it has.
+
+    In a bucket, others may have to wait `flush_seconds` for what was appended, or for a flush.
+    """
     if not path.startswith(storage.S3):
         return _File(path)
-    return _Segments(f"{path}/{writer}", Path(path).suffix)
+    return _Segments(f"{path}/{writer}", Path(path).suffix, flush_seconds)
 
 
 def append_line(path: str, line: bytes) -> None:
@@ -69,7 +72,7 @@ def lines(path: str) -> Iterator[bytes]:
     """
     parts = _parts(path)
     with ThreadPoolExecutor(READERS) as threads:
-        contents = threads.map(lambda p: storage.read(p[0]) if p[1] else _unchanging(p[0]), parts)
+        contents = threads.map(lambda p: storage.read(p[0]) if p[1] else _kept(p[0]), parts)
         for content in contents:
             yield from (line for line in content.split(b"\n")[:-1] if line)
 
@@ -115,8 +118,20 @@ def _parts(path: str) -> list[tuple[str, bool]]:
     ]
 
 
+def _kept(segment: str) -> bytes:
+    """What will not change any more."""
+    return _line(segment) if ONE_LINE.search(segment) else _unchanging(segment)
+
+
 @functools.lru_cache(maxsize=4096)  # of at most SEGMENT bytes and a line
 def _unchanging(segment: str) -> bytes:
+    return storage.read(segment)
+
+
+# More than a group of 8,000 ranks puts down in a dozen attempts, of a quarter of a kilobyte each: a
+# cache with less room than is read in a row finds nothing at all.
+@functools.lru_cache(maxsize=2**17)
+def _line(segment: str) -> bytes:
     return storage.read(segment)
 
 
@@ -146,10 +161,10 @@ class _File:
 
 
 class _Segments:
-    """In a bucket: a thread puts what there is every FLUSH_SECONDS. Writing never waits for it."""
+    """In a bucket: a thread puts what there is now and then. Writing never waits for it."""
 
-    def __init__(self, stem: str, suffix: str) -> None:
-        self._stem, self._suffix = stem, suffix
+    def __init__(self, stem: str, suffix: str, flush_seconds: float) -> None:
+        self._stem, self._suffix, self._flush_seconds = stem, suffix, flush_seconds
         self._number, self._put = 1, 0  # of the newest segment, and how much of it has been put
         self._waiting = {1: bytearray()}  # the newest segment, and those before it not yet put
         self._problem: Exception | None = None
@@ -191,7 +206,7 @@ class _Segments:
                 self._put = 0
 
     def _run(self) -> None:
-        while not self._closed.wait(FLUSH_SECONDS):
+        while not self._closed.wait(self._flush_seconds):
             try:
                 self.flush()
             except Exception as problem:  # told to the next one who writes

@@ -16,6 +16,7 @@ from ray.train.constants import _get_ray_train_session_dir
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.result import Result
@@ -65,7 +66,8 @@ def _trainer(group: Group, config: Mapping[str, Any]) -> "_Trainer":
 class _Trainer(DataParallelTrainer):
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         """Here, in this process."""
-        controller = TrainController(**arguments)
+        policy = _OfFixedSize(self.scaling_config)  # type: ignore[arg-type] # likewise
+        controller = TrainController(**arguments | {"scaling_policy": policy})
         asyncio.run(controller.run())  # type: ignore[no-untyped-call]
         return controller.get_result()
 
@@ -77,6 +79,16 @@ class _Trainer(DataParallelTrainer):
         idle = (PlacementGroupCleanerCallback, DatasetsCallback)
         every = super()._create_default_callbacks()
         return [each for each in every if not isinstance(each, idle)]
+
+
+class _OfFixedSize(FixedScalingPolicy):
+    """Asks Ray's autoscaler for nothing: the run does, for all that it would like to have."""
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Say nothing."""
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
 
 
 class _Meeting(BackendConfig):

@@ -8,10 +8,6 @@ from collections.abc import Mapping
 
 from trainrig.train.watch import Beat
 
-# Ray gives the head node this resource. An actor that needs nothing may land on any node, and
-# would go with it.
-ON_THE_HEAD = {"node:__internal_head__": 0.001}
-
 
 class Control:
     """Beats and stop flags by attempt. Small enough that losing it (it restarts) loses nothing."""

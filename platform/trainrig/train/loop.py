@@ -76,7 +76,7 @@ def train(job: Job, attempt: Attempt, resume_from: str | None, watch: Watch = UN
     if held_out and wanted.due(state.step, training.steps):
         missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
         stopped = agreement.any(missing) and not measured()
-    with Prefetch(read, training.prefetch_steps) as prefetch:
+    with Prefetch(read, training.prefetch_steps) as prefetch, saver.kept_if_diverged():
         while state.step < training.steps and not stopped:
             share = prefetch.at(state.data_step)
             figures = stepper.take(share)

@@ -20,7 +20,15 @@ from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.state import Job
 from trainrig.train.watch import Beat, Reporter
 
-EXCHANGE = 0.25  # s between two beats that a rank sends: well under the least hang worth finding
+EXCHANGE = 0.25  # s between two beats that a rank sends: well under the least hang worth finding,
+# and, of many ranks, as seldom as lets the post office take all beats in half of its time
+# (0.45 ms each: tests/benchmarks/test_control_plane.py): 8 s for 8,000 ranks.
+EXCHANGE_A_RANK = 0.001
+
+
+def exchange_every(world: int) -> float:
+    """Seconds between two beats of a rank that is one of `world`."""
+    return max(EXCHANGE, EXCHANGE_A_RANK * world)
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ def _do(channel: Connection, place: Place, work: Work) -> None:
         return wanted
 
     first = Beat(place.rank, (os.getpid(), place.keeper), place.node)
-    watch = Reporter(first, exchange, EXCHANGE)
+    watch = Reporter(first, exchange, exchange_every(place.world))
     try:
         use_device(place.device)
         patience = timedelta(seconds=job.training.collective_timeout)

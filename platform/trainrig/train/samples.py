@@ -16,6 +16,9 @@ from trainrig.train.append_log import open_appender
 from trainrig.train.run_folder import RunFolder
 
 PAIR = np.dtype([("step", "<i8"), ("sample", "<i8")])
+# s, in a bucket: of 8,000 ranks each flush is 8,000 requests. What counts is flushed with every
+# checkpoint; steps that were lost with their ranks are taken, and logged, again.
+FLUSH_SECONDS = 60.0
 
 
 class SampleLog:
@@ -23,7 +26,7 @@ class SampleLog:
 
     def __init__(self, folder: str, attempt: int, rank: int) -> None:
         path = storage.join(folder, "samples", f"attempt-{attempt:04d}", f"rank-{rank:05d}.bin")
-        self._log = open_appender(path, "part")
+        self._log = open_appender(path, "part", FLUSH_SECONDS)
 
     def write(self, step: int, trained: Iterable[MicroBatch]) -> None:
         """Log that update number `step` (from 1) was made with the micro-batches `trained`."""

@@ -4,7 +4,7 @@ Ray is told as little as can be. It starts a group of workers of fixed size and 
 them died; how many there should be, from which step, and when to leave, is decided in `supervise`.
 """
 
-import functools
+import contextlib
 import logging
 import os
 import pickle
@@ -14,32 +14,40 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from trainrig.ray_session import WORKER_ENVIRONMENT, connect
+from trainrig.ray_pools import ON_THE_HEAD, Need, Pool, has_gpus, known_pools
+from trainrig.ray_session import WORKER_ENVIRONMENT, join
+from trainrig.ray_session import check_fit as check_room
 from trainrig.train.causes import cause, last_line
-from trainrig.train.control import ON_THE_HEAD, Control
+from trainrig.train.control import Control
 from trainrig.train.decisions import Failure, Node
-from trainrig.train.fork_server import ForkServer
-from trainrig.train.keeper import MODULES, RankDied, RankRaised
+from trainrig.train.keeper import RankDied, RankRaised
 from trainrig.train.rank import Work
 from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.spares import Spares, idle_beyond_need, only_on, servers_of, spares_of
 from trainrig.train.state import Job
 from trainrig.train.stop import StopRequests
 from trainrig.train.supervise import Outcome, supervise
 from trainrig.train.watch import Beat
-from trainrig.train.workers import bounds
+from trainrig.train.wish import Wish
+from trainrig.train.workers import Bounds, bounds
 
 __all__ = ["Outcome", "check_fit", "fork_servers", "run"]
 
 log = logging.getLogger(__name__)
 KEEPERS_TOO = 2.0  # s after their ranks were killed: then the keepers are
 ANSWER = 1.0  # s that a node has to answer a knock at its door
+KNOCKS = 64  # doors knocked at together
 
 
 def check_fit(workers: int | tuple[int, int]) -> None:
-    """Raise ConfigError if Ray, which is joined or started for it, has no room for the fewest."""
-    connect(bounds(workers).least, "workers")
+    """Raise ConfigError if Ray, which is joined or started for it, has no room for the fewest, and
+    will have none."""
+    join()
+    pools = known_pools()
+    check_room(bounds(workers).least, _need(pools), "workers", pools)
 
 
 def run(job: Job, workers: int | tuple[int, int]) -> Outcome:
@@ -49,8 +57,14 @@ def run(job: Job, workers: int | tuple[int, int]) -> Outcome:
     the job allows, Unfinished when asked to stop.
     """
     check_fit(workers)
-    with StopRequests(job.folder) as stop:
-        return supervise(job, bounds(workers), RayCluster(), stop)
+    wanted = bounds(workers)
+    with StopRequests(job.folder) as stop, contextlib.closing(RayCluster(wanted)) as cluster:
+        return supervise(job, wanted, cluster, stop)
+
+
+def _need(pools: Sequence[Pool] | None) -> Need:
+    """What one worker takes: an accelerator where there are some, or may be."""
+    return {"CPU": 1, "GPU": 1} if has_gpus(pools) else {"CPU": 1}
 
 
 def fork_servers() -> dict[str, str]:
@@ -59,7 +73,7 @@ def fork_servers() -> dict[str, str]:
     import ray
 
     here = ray.get_runtime_context()
-    servers = _servers_of(here.get_node_id(), here.get_job_id())
+    servers = servers_of(here.get_node_id(), here.get_job_id())
     nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
     servers.serve(node["NodeID"] for node in nodes if node["Alive"])
     addresses = ray.get([server.address.remote() for server in servers.by_node.values()])
@@ -69,17 +83,20 @@ def fork_servers() -> dict[str, str]:
 class RayCluster:
     """The Ray that this process is connected to."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Bounds) -> None:
         import ray
 
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        self._what = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
+        pools = known_pools()
+        self._need, self._most = _need(pools), wanted.most
+        self._what = "GPU" if "GPU" in self._need else "CPU"
+        self._scaled = pools != []  # nodes may come and go at its word
+        self._wish = Wish()
         actor: Any = ray.remote(Control)
         # Ray starts it again when its process dies; our next look restores the stop flag.
         self._control = actor.options(num_cpus=0, resources=ON_THE_HEAD, max_restarts=-1).remote()
         here = ray.get_runtime_context()
         self._group: RayGroup | None = None  # the last that was started
-        self._spares = _spares_of(here.get_node_id(), here.get_job_id())
+        self._spares = spares_of(here.get_node_id(), here.get_job_id())
 
     def nodes(self) -> Sequence[Node]:
         """Those that answer now, with a place for a worker in each whole CPU or GPU that is free
@@ -95,15 +112,33 @@ class RayCluster:
             room = int(free.get(id_, {}).get(self._what, 0)) + ours[id_]
             return Node(id_, room, id_ in draining, places)
 
-        nodes = [
-            node(each["NodeID"], places)
+        found = [
+            each
             for each in ray.nodes()  # type: ignore[no-untyped-call]
-            if each["Alive"] and (places := int(each["Resources"].get(self._what, 0)))
-            # Ray believes in a dead node for some seconds more.
-            if _answers(each["NodeManagerAddress"], each["NodeManagerPort"])
+            if each["Alive"] and each["Resources"].get(self._what, 0) >= 1
         ]
-        self._spares.fork_servers.serve(node.id for node in nodes)
+        # Ray believes in a dead node for some seconds more.
+        doors = [(each["NodeManagerAddress"], each["NodeManagerPort"]) for each in found]
+        nodes = [
+            node(each["NodeID"], int(each["Resources"][self._what]))
+            for each, answers in zip(found, _answering(doors), strict=True)
+            if answers
+        ]
+        beyond = set[str]()
+        if self._scaled:
+            self._wish.say(self._most, self._need)
+            beyond = idle_beyond_need(nodes, ours, self._most)
+            self._spares.fork_servers.leave(beyond)
+        self._spares.fork_servers.serve(node.id for node in nodes if node.id not in beyond)
         return nodes
+
+    def close(self) -> None:
+        """Ask for no nodes any more, and hold none."""
+        import ray
+
+        if self._scaled and ray.is_initialized():
+            self._wish.take_back()
+            self._spares.fork_servers.leave(list(self._spares.fork_servers.by_node))
 
     def start(
         self, job: Job, attempt: Attempt, resume_from: str | None, workers: int
@@ -130,89 +165,16 @@ class RayCluster:
         return self._group
 
 
-@functools.cache
-def _spares_of(node: str, job: str) -> "_Spares":
-    """Those of this connection to Ray, which is the `job` of a driver on `node`."""
-    return _Spares(_servers_of(node, job))
+def _answering(doors: Sequence[tuple[str, int]]) -> list[bool]:
+    """Whether somebody opens each of `doors`, address and port: knocked at many at a time, as the
+    machines that vanished in a storm would else be waited for one after the other."""
+    with ThreadPoolExecutor(min(KNOCKS, len(doors)) or 1) as threads:
+        return list(threads.map(_answers, doors))
 
 
-@functools.cache
-def _servers_of(node: str, job: str) -> "_ForkServers":
-    """Those of this connection to Ray, as of `_spares_of`."""
-    del node, job
-    return _ForkServers()
-
-
-class _ForkServers:
-    """One on each node that was asked for."""
-
-    def __init__(self) -> None:
-        self.by_node: dict[str, Any] = {}
-
-    def serve(self, nodes: Iterable[str]) -> None:
-        """Have a fork server on each of `nodes`, before a worker is there that asks for it."""
-        for node in nodes:
-            if node not in self.by_node:
-                self.by_node[node] = _start_fork_server(node)
-
-
-class _Spares:
-    """Actors that outlive attempts, and runs of this process: what they imported stays so."""
-
-    def __init__(self, servers: _ForkServers) -> None:
-        self.fork_servers = servers
-        self._conductor: Any = _start_conductor()
-        self._over = threading.Event()
-        self._over.set()
-
-    def conductor(self, over: threading.Event) -> Any:
-        """One that is alive, as far as is known, and free: `over` tells when it is so again."""
-        import ray
-
-        if self._conductor and not self._over.is_set():  # an attempt that was left to itself
-            ray.kill(self._conductor)
-            self._conductor = None
-        self._conductor = self._conductor or _start_conductor()
-        self._over = over
-        return self._conductor
-
-    def conductor_lost(self) -> None:
-        """It died, or has to."""
-        self._conductor = None
-
-
-def _start_conductor() -> Any:
-    import ray
-    from ray.train.v2._internal.constants import get_env_vars_to_propagate
-
-    from trainrig.train.conductor import Conductor
-
-    actor: Any = ray.remote(Conductor)
-    blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # as Ray Train's controller does
-    return actor.options(
-        num_cpus=0,
-        scheduling_strategy=_only_on(ray.get_runtime_context().get_node_id()),
-        runtime_env={"env_vars": WORKER_ENVIRONMENT | get_env_vars_to_propagate() | blocks},
-    ).remote()
-
-
-def _start_fork_server(node: str) -> Any:
-    import ray
-
-    actor: Any = ray.remote(ForkServer)
-    there = actor.options(num_cpus=0, scheduling_strategy=_only_on(node), max_restarts=-1)
-    return there.remote(*MODULES)
-
-
-def _only_on(node: str) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(node, soft=False)
-
-
-def _answers(address: str, port: int) -> bool:
+def _answers(door: tuple[str, int]) -> bool:
     try:
-        socket.create_connection((address, port), timeout=ANSWER).close()
+        socket.create_connection(door, timeout=ANSWER).close()
     except OSError:
         return False
     return True
@@ -221,7 +183,7 @@ def _answers(address: str, port: int) -> bool:
 class RayGroup:
     """One attempt's workers: one `fit()` of Ray Train, waited for in a thread of its own."""
 
-    def __init__(self, folder: RunFolder, attempt: Attempt, control: Any, spares: _Spares) -> None:
+    def __init__(self, folder: RunFolder, attempt: Attempt, control: Any, spares: Spares) -> None:
         """`control`: the handle of the Control actor."""
         self._folder, self._attempt = folder, attempt
         self._control, self._spares = control, spares
@@ -377,7 +339,7 @@ def _kill(pids: Iterable[int]) -> None:
 def _kill_there(node: str, pids: Iterable[int]) -> None:
     import ray
 
-    ray.remote(_kill).options(num_cpus=0, scheduling_strategy=_only_on(node)).remote(pids)
+    ray.remote(_kill).options(num_cpus=0, scheduling_strategy=only_on(node)).remote(pids)
 
 
 def _own(error: Exception) -> Exception:

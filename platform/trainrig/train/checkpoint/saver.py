@@ -9,14 +9,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from trainrig import storage
 from trainrig.config import identity
-from trainrig.errors import ClusterError, TrainrigError
+from trainrig.errors import ClusterError, Diverged, TrainrigError
 from trainrig.parallel import numerics
 from trainrig.tokens.batches import Batches
 from trainrig.train.checkpoint.chunks import FileChunks, write_file
@@ -93,6 +93,16 @@ class Saver:
         self._wait()
         if self._failures:
             raise ClusterError(self._problem)
+
+    @contextlib.contextmanager
+    def kept_if_diverged(self) -> Iterator[None]:
+        """Have the last save made whole if the block ends because no update can be made: every
+        rank ends then, and what was saved is what the user goes on from."""
+        try:
+            yield
+        except Diverged:
+            self._wait()
+            raise
 
     def _wait(self) -> None:
         if self._thread:

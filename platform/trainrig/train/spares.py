@@ -1,0 +1,119 @@
+"""What a run keeps on its nodes beside its ranks: actors that outlive attempts, with all that they
+have imported."""
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from trainrig.ray_session import WORKER_ENVIRONMENT
+from trainrig.train.decisions import Node
+from trainrig.train.fork_server import ForkServer
+from trainrig.train.keeper import MODULES
+
+
+def idle_beyond_need(nodes: Sequence[Node], ours: Counter[str], most: int) -> set[str]:
+    """Nodes on which nothing runs, and onto which a run of `most` workers at the most would not
+    grow either; `ours`: its workers by node.
+
+    Ray's autoscaler ends no node that an actor lives on, and one that nobody needs costs as much
+    as one that somebody does.
+    """
+    left = most - sum(ours.values())
+    beyond = set()
+    for node in nodes:
+        free = node.room - ours[node.id]
+        if left > 0 and free > 0 and not node.draining:
+            left -= free
+        elif free == node.places:
+            beyond.add(node.id)
+    return beyond
+
+
+@functools.cache
+def spares_of(node: str, job: str) -> "Spares":
+    """Those of this connection to Ray, which is the `job` of a driver on `node`."""
+    return Spares(servers_of(node, job))
+
+
+@functools.cache
+def servers_of(node: str, job: str) -> "ForkServers":
+    """Those of this connection to Ray, as of `spares_of`."""
+    del node, job
+    return ForkServers()
+
+
+class ForkServers:
+    """One on each node that was asked for."""
+
+    def __init__(self) -> None:
+        self.by_node: dict[str, Any] = {}
+
+    def serve(self, nodes: Iterable[str]) -> None:
+        """Have a fork server on each of `nodes`, before a worker is there that asks for it."""
+        for node in nodes:
+            if node not in self.by_node:
+                self.by_node[node] = _start_fork_server(node)
+
+    def leave(self, nodes: Iterable[str]) -> None:
+        """Have none on `nodes` any more."""
+        import ray
+
+        for node in self.by_node.keys() & set(nodes):
+            ray.kill(self.by_node.pop(node))
+
+
+class Spares:
+    """Actors that outlive attempts, and runs of this process: what they imported stays so."""
+
+    def __init__(self, servers: ForkServers) -> None:
+        self.fork_servers = servers
+        self._conductor: Any = _start_conductor()
+        self._over = threading.Event()
+        self._over.set()
+
+    def conductor(self, over: threading.Event) -> Any:
+        """One that is alive, as far as is known, and free: `over` tells when it is so again."""
+        import ray
+
+        if self._conductor and not self._over.is_set():  # an attempt that was left to itself
+            ray.kill(self._conductor)
+            self._conductor = None
+        self._conductor = self._conductor or _start_conductor()
+        self._over = over
+        return self._conductor
+
+    def conductor_lost(self) -> None:
+        """It died, or has to."""
+        self._conductor = None
+
+
+def _start_conductor() -> Any:
+    import ray
+    from ray.train.v2._internal.constants import get_env_vars_to_propagate
+
+    from trainrig.train.conductor import Conductor
+
+    actor: Any = ray.remote(Conductor)
+    blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # as Ray Train's controller does
+    return actor.options(
+        num_cpus=0,
+        scheduling_strategy=only_on(ray.get_runtime_context().get_node_id()),
+        runtime_env={"env_vars": WORKER_ENVIRONMENT | get_env_vars_to_propagate() | blocks},
+    ).remote()
+
+
+def _start_fork_server(node: str) -> Any:
+    import ray
+
+    actor: Any = ray.remote(ForkServer)
+    there = actor.options(num_cpus=0, scheduling_strategy=only_on(node), max_restarts=-1)
+    return there.remote(*MODULES)
+
+
+def only_on(node: str) -> Any:
+    """The placement on `node` or nowhere."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)

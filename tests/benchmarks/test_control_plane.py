@@ -1,0 +1,234 @@
+"""What one more node, one more rank and one more split cost whoever looks after all of them.
+
+A thousand nodes do not fit on one machine. What each of them costs the head node and the driver
+does: it is measured here at several sizes, so that docs/scale.md can reckon with the slope.
+"""
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import runpy
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import psutil
+import pytest
+
+from trainrig.manifest import FileSum
+from trainrig.ray_pools import ON_THE_HEAD
+from trainrig.ray_session import connect, map_splits
+from trainrig.splits import Phase, Split, Work
+from trainrig.train.control import Control
+from trainrig.train.decisions import HangDetector
+from trainrig.train.faults import Faults
+from trainrig.train.rank import exchange_every
+from trainrig.train.trainer import RayCluster, _answering
+from trainrig.train.watch import Beat
+from trainrig.train.workers import Bounds
+
+pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
+
+Raylets = runpy.run_path(str(Path(__file__).parents[1] / "chaos" / "raylets.py"))["Raylets"]
+NODES = tuple(map(int, os.environ.get("TRAINRIG_NODES", "2,6,12").split(",")))
+WATCHED = 15.0  # s for which the idle head node is watched
+LOOKS = 10
+HEAD_CORES = 8  # of the machine that docs/scale.md wants for the head of a thousand nodes
+
+
+@pytest.fixture(scope="module")
+def raylets() -> Iterator[Any]:
+    """A head and two nodes, which this process is connected to."""
+    with mock.patch.dict(os.environ):
+        there = Raylets()
+        os.environ["RAY_ADDRESS"] = there.address
+        connect(1, "control plane")
+        import ray
+
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        yield there
+        ray.shutdown()
+        there.shutdown()
+
+
+def seconds_of(process: psutil.Process) -> float:
+    """CPU seconds that it has used."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def gcs() -> psutil.Process:
+    """The head node's server, of the Ray that was started last."""
+    found = [p for p in psutil.process_iter(["name"]) if p.info["name"] == "gcs_server"]
+    return max(found, key=lambda process: process.create_time())
+
+
+def slope(points: Mapping[int, float]) -> float:
+    """How much more one more makes."""
+    return float(np.polyfit(list(points), list(points.values()), 1)[0])
+
+
+def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
+    import ray
+
+    server, cluster = gcs(), RayCluster(Bounds(1, 1))
+    busy: dict[int, float] = {}  # share of a core, of the head node's server
+    memory: dict[int, float] = {}
+    look: dict[int, float] = {}  # CPU seconds of this process
+    for count in NODES:
+        while len(raylets.nodes) < count:
+            raylets.come()
+        alive = 0
+        while alive < count + 1:
+            alive = sum(node["Alive"] for node in ray.nodes())
+        cluster.nodes()  # starts what each new node needs
+        ray.get([s.address.remote() for s in cluster._spares.fork_servers.by_node.values()])
+        before = seconds_of(server)
+        time.sleep(WATCHED)
+        busy[count] = (seconds_of(server) - before) / WATCHED
+        memory[count] = server.memory_info().rss
+        before = time.process_time()
+        for _ in range(LOOKS):
+            cluster.nodes()
+        look[count] = (time.process_time() - before) / LOOKS
+    print(
+        json.dumps(
+            {
+                "benchmark": "what a node costs",
+                "nodes": NODES,
+                "gcs_share_of_a_core": [round(value, 4) for value in busy.values()],
+                "gcs_share_a_node": round(slope(busy), 5),
+                "gcs_bytes_a_node": round(slope(memory)),
+                "look_cpu_ms": [round(1e3 * value, 2) for value in look.values()],
+                "look_cpu_ms_a_node": round(1e3 * slope(look), 3),
+            }
+        )
+    )
+    assert 1_000 * slope(busy) < HEAD_CORES
+
+
+def beat(rank: int, step: int = 1) -> Beat:
+    """As a rank in the middle of a run sends."""
+    return Beat(rank, (30_000 + rank, 20_000), "f" * 56, step, step, "train", True, 1.5)
+
+
+def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> None:
+    import ray
+
+    ranks = 8_000
+    actor: Any = ray.remote(Control)
+    control = actor.options(num_cpus=0, resources=ON_THE_HEAD).remote()
+    ray.get(control.look.remote(1, False))
+    (office,) = (
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "ray::Control" in " ".join(process.cmdline())
+    )
+    takes = []
+    for step in range(3):
+        before = seconds_of(office)
+        ray.get([control.exchange.remote(1, beat(rank, step)) for rank in range(ranks)])
+        takes.append((seconds_of(office) - before) / ranks)
+    hangs = HangDetector(Faults(), ranks, time.monotonic())
+    looked, seen, answered = [], [], []
+    for _ in range(LOOKS):
+        before, office_before = time.process_time(), seconds_of(office)
+        beats = ray.get(control.look.remote(1, False))
+        looked.append(time.process_time() - before)
+        answered.append(seconds_of(office) - office_before)
+        before = time.process_time()
+        hangs.see(beats, time.monotonic())
+        seen.append(time.process_time() - before)
+    ray.kill(control)
+    print(
+        json.dumps(
+            {
+                "benchmark": "what a rank costs",
+                "ranks": ranks,
+                "beat_us_of_the_office": round(1e6 * statistics.median(takes), 1),
+                "look_ms_of_the_office": round(1e3 * statistics.median(answered), 1),
+                "look_ms_of_the_driver": round(1e3 * statistics.median(looked), 1),
+                "hangs_ms_of_the_driver": round(1e3 * statistics.median(seen), 1),
+            }
+        )
+    )
+    assert ranks * statistics.median(takes) < exchange_every(ranks)
+
+
+def nothing(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    """The work of a split that has none."""
+    return {}, {}
+
+
+def make_nothing() -> Work:
+    """Loads nothing."""
+    return nothing
+
+
+@pytest.mark.parametrize("brief", [False, True], ids=["by Ray Data", "by tasks"])
+def test_what_a_split_costs_the_driver(raylets: Any, brief: bool, tmp_path: Path) -> None:
+    cpu, wall = {}, {}
+    for count in (16, 250, 1_000, 2_000):
+        phase = Phase(str(tmp_path / str(count)), functools.partial(make_nothing))
+        splits = [Split(f"split-{number:05d}", {"number": number}) for number in range(count)]
+        before, began = time.process_time(), time.perf_counter()
+        map_splits(phase, splits, 2, brief=brief)
+        cpu[count] = time.process_time() - before
+        wall[count] = time.perf_counter() - began
+    print(
+        json.dumps(
+            {
+                "benchmark": "what a split costs the driver",
+                "by": "tasks" if brief else "Ray Data",
+                "splits": list(cpu),
+                "cpu_seconds": [round(value, 2) for value in cpu.values()],
+                "cpu_ms_a_split": round(1e3 * slope(cpu), 3),
+                "wall_seconds": [round(value, 2) for value in wall.values()],
+            }
+        )
+    )
+
+
+def test_a_thousand_doors_are_knocked_at_together() -> None:
+    """Of which a hundred do not answer: 100 s, if one waited for one after the other."""
+    logging.getLogger("trainrig").setLevel(logging.ERROR)
+    with contextlib.ExitStack() as doors:
+        # Its queue is full: a connection to it is neither taken nor refused.
+        deaf = doors.enter_context(socket.socket())
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        waiting = [doors.enter_context(socket.socket()) for _ in range(2)]
+        for each in waiting:
+            each.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                each.connect(deaf.getsockname())
+        open_door = doors.enter_context(socket.socket())
+        open_door.bind(("127.0.0.1", 0))
+        open_door.listen(1_024)
+        over = threading.Event()
+
+        def welcome() -> None:
+            while not over.is_set():
+                open_door.accept()[0].close()
+
+        threading.Thread(target=welcome, daemon=True).start()
+        places = [open_door.getsockname()] * 900 + [deaf.getsockname()] * 100
+        began = time.perf_counter()
+        answers = _answering(places)
+        seconds = time.perf_counter() - began
+        over.set()
+    assert answers == [True] * 900 + [False] * 100
+    print(
+        json.dumps(
+            {"benchmark": "a thousand doors, a hundred deaf", "wall_seconds": round(seconds, 2)}
+        )
+    )
