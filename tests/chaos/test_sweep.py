@@ -170,12 +170,18 @@ class Form:
 
 
 SHORT = Form(
-    pairs=[(n, d) for n in (8e3, 16e3, 32e3, 64e3) for d in (60e3, 120e3, 240e3)],
-    largest=(128e3, 480e3),
-    archives="0000.warc.gz",
-    vocabulary=320,
+    pairs=[(n, d) for n in (5.2e3, 20e3, 40e3, 80e3) for d in (160e3, 320e3, 640e3)],
+    largest=(120e3, 960e3),
+    archives="000[0-2].warc.gz",
+    vocabulary=512,
     kill_after=2,
-    settings={"batches": {"sequence_length": 64}, "rate_factor": 2.0},
+    # Steps of 1,024 tokens: of the rule's batches, which are smaller, the larger models learn less
+    # than the small ones at its rate.
+    settings={
+        "batches": {"sequence_length": 128},
+        "batch_factor": 8.0,
+        "training": {"fewest_steps": 150},
+    },
 )
 # N, and the budgets of 6ND that each is trained to.
 BUDGETS = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, count_parameters
-from trainrig.scaling.ladder import LARGEST, SMALLEST, aspect, ladder, rung, spaced
+from trainrig.scaling.ladder import LARGEST, SMALLEST, aspect, initial_std, ladder, rung, spaced
 
 SIZES = st.floats(math.log(SMALLEST), math.log(LARGEST)).map(math.exp)
 
@@ -44,6 +44,13 @@ def test_counts_are_those_of_the_module(parameters: float, tied: bool) -> None:
     of_layers = sum(each.numel() for each in module.layers.parameters())
     assert found.parameters == of_layers + found.model.channels
     assert found.embedding_parameters == (1 if tied else 2) * 640 * found.model.channels
+
+
+def test_fresh_weights_spread_by_the_width() -> None:
+    assert initial_std(1_000) == 0.02
+    narrow, wide = (rung(parameters, vocabulary=1024).model for parameters in (2e4, 1e9))
+    assert narrow.initial_std == pytest.approx(math.sqrt(0.4 / narrow.shape.channels), rel=1e-3)
+    assert wide.initial_std < 0.02 < narrow.initial_std
 
 
 def test_a_ladder_climbs() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trainrig import storage
-from trainrig.errors import DataError
+from trainrig.errors import DataError, InputError
 from trainrig.quickstart import story
 from trainrig.quickstart.folders import Folders
 from trainrig.scaling.fit import LAW_FILE, Fitted, LawFit, fit_law, write_fit
@@ -29,7 +29,9 @@ def scaling_of(at: Folders) -> story.Scaling:
     try:
         fitted = _fitted(runs, at.sweep)
         plan, lines = _planned(at, fitted)
-    except DataError as error:
+    except (
+        InputError
+    ) as error:  # nor need what they make be of use: its best model may be too small
         points = _points(runs, np.full(len(runs), np.nan))
         return story.Scaling(points=points, problem=str(error))
     return story.Scaling(

@@ -60,13 +60,14 @@ def regression_of(runs: Runs, settings: ParametricFit) -> Regression[Parametric]
 
     def forms(theta: Array) -> Parametric:
         a, b, e, alpha, beta = np.moveaxis(theta, -1, 0)
-        return Parametric.model_construct(
-            E=np.exp(e),
-            A=np.exp(a + alpha * middle[0]),
-            B=np.exp(b + beta * middle[1]),
-            alpha=alpha,
-            beta=beta,
-        )
+        with np.errstate(over="ignore"):  # an exponent that nothing bounds takes its factor along
+            return Parametric.model_construct(
+                E=np.exp(e),
+                A=np.exp(a + alpha * middle[0]),
+                B=np.exp(b + beta * middle[1]),
+                alpha=alpha,
+                beta=beta,
+            )
 
     starts = _starts(log_n, log_d, runs.loss, settings)
     return Regression(runs, LogSumExp(designs), starts, settings.loss, forms, settings.search)
