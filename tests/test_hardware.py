@@ -48,6 +48,13 @@ def test_the_cheapest_machine_is_the_cheapest_for_each_device() -> None:
     assert hardware.load().cheapest("rtx-4090") is None
 
 
+def test_cores_of_a_cpu_are_no_accelerators(table: Path) -> None:
+    found = hardware.load()
+    assert found.accelerators("p5.48xlarge") == 8
+    assert found.accelerators("m7i.8xlarge") == 0
+    assert hardware.load(str(table)).accelerators("box") == 2
+
+
 def test_a_table_of_ones_own(table: Path) -> None:
     found = hardware.load(str(table))
     assert found.instance("box").usd == 1.5

@@ -23,6 +23,7 @@ class Device(Settings):
     flops: dict[Compute, Positive]  # peak FLOP/s of dense matrix products
     memory: Positive  # bytes
     watts: Positive  # at full load
+    accelerator: bool = True  # False: cores of a CPU
     source: str  # of these figures
 
     def peak(self, compute: Compute) -> float:
@@ -75,6 +76,11 @@ class Hardware(Settings):
             near = config.did_you_mean(name, self.instances)
             raise ConfigError(f"no instance '{name}' in the table of hardware{near}")
         return self.instances[name]
+
+    def accelerators(self, instance: str) -> int:
+        """How many it has. Raises ConfigError if there is no instance of that name."""
+        offer = self.instance(instance)
+        return offer.devices if self.devices[offer.device].accelerator else 0
 
     def cheapest(self, device: str) -> str | None:
         """The instance whose devices of that name cost the least on demand; None without one."""
