@@ -27,7 +27,7 @@ floors: .venv/installed
 tests: .venv/installed
 	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
 
-chaos: .venv/installed ## Tests that kill processes and nodes: a quarter of an hour
+chaos: .venv/installed ## Tests that kill processes and nodes: twenty minutes
 	$(BIN)/python -m pytest -m "chaos and not soak"
 
 bench: .venv/installed ## Measurements: minutes, on an idle machine

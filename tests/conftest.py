@@ -1,10 +1,12 @@
 """What tests of several folders ask for: an S3 server, the real data, this checkout in children."""
 
+import contextlib
 import datetime
 import itertools
 import json
 import logging
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -33,6 +35,21 @@ for name, value in ray_session.ENVIRONMENT.items():
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(PLATFORM), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# A shell's background job ignores Ctrl-C, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_they_were() -> Iterator[None]:
+    """What a test's command line tells our loggers ends with the test."""
+    logger = logging.getLogger("trainrig")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture

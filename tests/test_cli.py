@@ -16,11 +16,11 @@ import pytest
 from typer.main import get_command
 
 from trainrig import cli, config
-from trainrig.cli import VERBS
 from trainrig.corpus.read import Page
 from trainrig.corpus.read.warc import write_warc
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.train.checkpoint import write_model
+from trainrig.verbs import VERBS
 
 SCRIPT = Path(sys.executable).with_name("trainrig")
 COMMANDS = sorted(get_command(cli.app).commands)

@@ -5,11 +5,9 @@ unfinished (run it again), 130 after Ctrl-C. Verbs import what they need when th
 `trainrig --help` does not wait for torch.
 """
 
-import importlib
 import json
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,10 +16,12 @@ from trainrig import config
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
-from trainrig.manifest import Manifest
+from trainrig.launch import launch_verbs
+from trainrig.launch.cluster_verbs import cluster_app
 from trainrig.scaling.fit_verb import fit
 from trainrig.scaling.mixture.verb import mixture
 from trainrig.scaling.plan_verb import plan
+from trainrig.verbs import VERBS
 
 app = typer.Typer(
     add_completion=False,
@@ -37,40 +37,6 @@ Changes = Annotated[
     typer.Option("--set", metavar="a.b=value", help="Change one key of the run file; repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-
-
-@dataclass(frozen=True)
-class Verb:
-    """Where a verb's run file and its function are, by name: importing them takes seconds."""
-
-    module: str
-    model: str
-    function: str
-
-    def load_function(self) -> Callable[..., Manifest]:
-        """The function that does it."""
-        function: Callable[..., Manifest] = getattr(
-            importlib.import_module(self.module), self.function
-        )
-        return function
-
-    def load_model(self) -> type[RunFile]:
-        """The model of its run file."""
-        model: type[RunFile] = getattr(importlib.import_module(self.module), self.model)
-        return model
-
-
-VERBS = {
-    "curate": Verb("trainrig.corpus.curate", "Curation", "curate"),
-    "classifier": Verb("trainrig.corpus.models.training", "ClassifierTraining", "train_classifier"),
-    "ngrams": Verb("trainrig.corpus.models.training", "NgramTraining", "train_language_model"),
-    "tokenizer": Verb("trainrig.tokens.tokenizer", "TokenizerTraining", "make_tokenizer"),
-    "tokenize": Verb("trainrig.tokens.prepare", "Tokenization", "tokenize"),
-    "pretrain": Verb("trainrig.train.pretrain", "Pretraining", "pretrain"),
-    "posttrain": Verb("trainrig.posttrain.sft", "FineTuning", "posttrain"),
-    "evaluate": Verb("trainrig.evaluate.perplexity", "Evaluation", "evaluate"),
-    "sweep": Verb("trainrig.scaling.sweep", "Sweep", "sweep"),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -298,6 +264,11 @@ def report(
 app.command()(fit)
 app.command()(mixture)
 app.command()(plan)
+app.command()(launch_verbs.submit)
+app.command()(launch_verbs.jobs)
+app.command()(launch_verbs.logs)
+app.command()(launch_verbs.stop)
+app.add_typer(cluster_app, name="cluster")
 tokens_app = typer.Typer(no_args_is_help=True, help="Look into token shards.")
 app.add_typer(tokens_app, name="tokens")
 

@@ -89,13 +89,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "OMP_NUM_THREADS": "1",
     }
     quiet = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    gcs, dashboard = free_ports(2)
+    gcs, dashboard, agent = free_ports(3)
     address = f"http://127.0.0.1:{dashboard}"
     submit = [sys.executable, "-c", SUBMIT, address, json.dumps(RUNTIME_ENV)]
     # Not below pytest's folder: the paths of sockets have to be short.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as sockets:
         options = [f"--port={gcs}", f"--dashboard-port={dashboard}", f"--temp-dir={sockets}"]
         options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
+        # Its own: where another cluster's agent listens already, no job is accepted.
+        options += [f"--dashboard-agent-listen-port={agent}"]
         options += ["--include-dashboard=true", "--num-cpus=4", "--object-store-memory=134217728"]
         head = subprocess.Popen([binaries / "ray", "start", "--head", "--block", *options], **quiet)
         with killing(head):

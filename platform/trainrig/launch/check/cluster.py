@@ -1,0 +1,200 @@
+"""A cluster file checked: every problem at once, its pools, its price, the quotas it needs."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainrig import hardware
+from trainrig.errors import ConfigError
+from trainrig.hardware import Hardware
+from trainrig.launch.check.aws import aws_problems
+from trainrig.launch.check.containers import docker_problems
+from trainrig.launch.check.document import (
+    Document,
+    Found,
+    Problem,
+    at,
+    nearest,
+    read_documents,
+    table,
+)
+from trainrig.launch.check.gcp import gcp_problems
+from trainrig.launch.check.kuberay import groups, kuberay_pools, ray_cluster_problems
+from trainrig.launch.check.kubernetes_shape import RAY, kubernetes_differences
+from trainrig.launch.check.laptop import laptop_problems
+from trainrig.launch.check.notice import notice_warnings
+from trainrig.launch.check.pools import Estimate, Pool, estimate
+from trainrig.launch.check.quotas import Quota, quotas
+from trainrig.launch.check.ray_file import ray_pools, ray_problems
+from trainrig.launch.check.rayjob import ray_job_problems
+from trainrig.launch.check.secrets import secrets_in
+from trainrig.launch.check.spot_agent import agent_problems
+
+KUBERNETES, LAPTOP = "kubernetes", "fake_multinode"
+PROVIDERS = ("aws", "gcp", LAPTOP)
+LARGEST = 2**20  # bytes of a cluster file; ours have 10,000
+
+# What the shipped files say where only you know: accounts, networks, images.
+PLACEHOLDERS = re.compile(
+    r"111122223333|my-project|\b(ami|subnet|sg)-0{17}|@sha256:0{64}|registry\.example\.com|AAAA-YOURS"
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a cluster from its file alone."""
+
+    path: str
+    name: str  # of the cluster
+    provider: str  # aws, gcp, kubernetes or fake_multinode
+    problems: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+    placeholders: tuple[Problem, ...]  # what is still to be put in
+    pools: tuple[Pool, ...]
+    price: Estimate
+    quotas: tuple[Quota, ...]
+
+    def refuse(self, placeholders: bool = True) -> None:
+        """Raise ConfigError, with the first of them, where there are problems; by default also
+        where something is still to be put in, which nothing can be rented with."""
+        found = [*self.problems, *(self.placeholders if placeholders else ())]
+        if found:
+            more = f" (and {len(found) - 1} more: trainrig cluster check)" if found[1:] else ""
+            raise ConfigError(f"{found[0]}{more}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "file": self.path,
+            "name": self.name,
+            "provider": self.provider,
+            "problems": [_as_json(each) for each in self.problems],
+            "to_put_in": [_as_json(each) for each in self.placeholders],
+            "warnings": list(self.warnings),
+            "price": self.price.as_json(),
+            "quotas": [each.as_json() for each in self.quotas],
+        }
+
+
+def _as_json(problem: Problem) -> dict[str, Any]:
+    return {"line": problem.line, "where": problem.where, "what": problem.what}
+
+
+def check_cluster(
+    path: str | Path, table_of_hardware: str | None = None, checkpoint_seconds: float | None = None
+) -> Checked:
+    """Everything that can be said of the cluster file at `path` without asking any cloud.
+
+    `table_of_hardware`: prices and sizes of your own. `checkpoint_seconds`: what one takes, to warn
+    where the notice is too short. Raises ConfigError only where there is no such file.
+    """
+    known = hardware.load(table_of_hardware)
+    text = _read(Path(path))
+    documents, problems = read_documents(text, str(path))
+    provider = _provider(documents)
+    for document in documents:
+        problems += map(document.problem, _found(document.data, provider, known))
+        problems += map(document.problem, secrets_in(document.data))
+    data = _main(documents)
+    pools = kuberay_pools(data) if provider == KUBERNETES else ray_pools(data)
+    warnings = _unpriced(pools, known, provider)
+    if checkpoint_seconds is not None:
+        warnings += notice_warnings(provider, pools, checkpoint_seconds, _grace(data, provider))
+    most = at(data, "max_workers")
+    free = provider == LAPTOP
+    return Checked(
+        path=str(path),
+        name=str(at(data, "cluster_name") or at(data, "metadata", "name") or ""),
+        provider=provider,
+        problems=tuple(sorted(set(problems))),
+        warnings=tuple(warnings),
+        placeholders=tuple(_placeholders(text, str(path))),
+        pools=tuple(pools),
+        price=estimate(pools, most if isinstance(most, int) else None, known, free),
+        quotas=tuple(quotas(provider, pools, known)) if provider in {"aws", "gcp"} else (),
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > LARGEST:
+        raise ConfigError(f"{path}: {len(data):,} bytes; a cluster file has {LARGEST:,} at most")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; write YAML") from None
+
+
+def _main(documents: list[Document]) -> Any:
+    """What describes the cluster, of what may be several documents."""
+    of_ray = [each.data for each in documents if at(each.data, "kind") in RAY]
+    return (of_ray or [each.data for each in documents] or [{}])[0]
+
+
+def _provider(documents: list[Document]) -> str:
+    if any("apiVersion" in table(d.data) or "kind" in table(d.data) for d in documents):
+        return KUBERNETES
+    return str(at(documents[0].data, "provider", "type") or "") if documents else ""
+
+
+def _found(data: Any, provider: str, known: Hardware) -> Iterator[Found]:
+    if provider == KUBERNETES:
+        yield from kubernetes_differences(data)
+        if at(data, "kind") in RAY:
+            yield from ray_cluster_problems(data)
+        if at(data, "kind") == "RayJob":
+            yield from ray_job_problems(data)
+        return
+    yield from ray_problems(data)
+    of_provider = table(data)
+    if provider == "aws":
+        yield from aws_problems(of_provider, known)
+    elif provider == "gcp":
+        yield from gcp_problems(of_provider, known)
+    elif provider == LAPTOP:
+        yield from laptop_problems(of_provider)
+    else:
+        yield from _unknown_provider(of_provider)
+    if provider in {"aws", "gcp"}:
+        yield from agent_problems(of_provider, provider)
+        yield from docker_problems(of_provider)
+
+
+def _unknown_provider(data: dict[str, Any]) -> Iterator[Found]:
+    found = at(data, "provider", "type")
+    if found is not None:
+        hint = nearest(str(found), list(PROVIDERS))
+        yield ("provider", "type"), f"no provider '{found}' that we know{hint}"
+
+
+def _unpriced(pools: list[Pool], known: Hardware, provider: str) -> list[str]:
+    if provider == LAPTOP:
+        return []
+    return [
+        f"no price for '{pool.instance}' (pool {pool.name}) in the table of hardware; add it to a "
+        "table of yours: --hardware"
+        for pool in pools
+        if pool.instance and pool.instance not in known.instances
+    ]
+
+
+def _grace(data: Any, provider: str) -> float | None:
+    """s that pods on spot have, where the file says so."""
+    if provider != KUBERNETES:
+        return None
+    spot = [g for _, g, _ in groups(data) if at(g, "labels", "trainrig.io/market") == "spot"]
+    each = [at(g, "template", "spec", "terminationGracePeriodSeconds") for g in spot]
+    return min((float(s) for s in each if isinstance(s, int)), default=None)
+
+
+def _placeholders(text: str, path: str) -> Iterator[Problem]:
+    for number, line in enumerate(text.splitlines(), 1):
+        found = PLACEHOLDERS.search(line.partition(" # ")[0])
+        if found and not line.lstrip().startswith("#"):
+            what = f"'{found.group()[:24]}' is the example's; put in your own"
+            yield Problem(path, number, "", what)

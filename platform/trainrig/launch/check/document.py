@@ -1,0 +1,205 @@
+"""YAML as Ray and Kubernetes read it, with the line of every key and entry.
+
+Read by PyYAML's composer, which keeps marks, and stricter than those two: a key given twice is a
+problem, where they silently take the last; so is an anchor inside itself, and a file that unfolds
+to far more than was written.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from trainrig.config import Location, did_you_mean
+
+# Values of one file, those that aliases repeat counted each time: our own files have about 500.
+MOST_VALUES = 50_000
+DEEPEST = 60  # levels; KubeRay's pods have about 12
+MERGE = "tag:yaml.org,2002:merge"
+PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+Found = tuple[Location, str]
+"""Where, as a path of keys, and what was found there and what would work."""
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One thing that cannot work, or is not safe, or is not what it says."""
+
+    path: str
+    line: int  # from 1
+    where: str  # the path of the key; empty for the whole file
+    what: str
+
+    def __str__(self) -> str:
+        where = f"{self.where}: " if self.where else ""
+        said = f"{self.path}:{self.line}: {where}{self.what}"
+        return CONTROL.sub("?", said)  # keys may hold line breaks, and what terminals obey
+
+
+@dataclass(frozen=True)
+class Document:
+    """One YAML document: what it says, and where."""
+
+    path: str
+    data: Any
+    lines: dict[Location, int] = field(repr=False)
+
+    def line(self, location: Location) -> int:
+        """The line of the key or entry at `location`, or of the nearest thing that holds it."""
+        while location and location not in self.lines:
+            location = location[:-1]
+        return self.lines.get(location, 1)
+
+    def problem(self, found: Found) -> Problem:
+        """What was found, with its line."""
+        location, what = found
+        return Problem(self.path, self.line(location), _dotted(location), what)
+
+
+def _dotted(location: Location) -> str:
+    """`("labels", "a.b/c")` as `labels["a.b/c"]`: keys of Kubernetes hold dots themselves."""
+    parts = []
+    for part in location:
+        if isinstance(part, int):
+            parts.append(f"[{part}]")
+        elif "." in part or " " in part:
+            parts.append(f'["{part}"]')
+        else:
+            parts.append(f".{part}")
+    return "".join(parts).lstrip(".")
+
+
+def read_documents(text: str, path: str) -> tuple[list[Document], list[Problem]]:
+    """All documents of `text`, and what is wrong with it as YAML. Without any: problems alone."""
+    try:
+        nodes = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = f"not YAML: {error.problem or error.context}"
+        return [], [Problem(path, mark.line + 1 if mark else 1, "", what)]
+    except yaml.YAMLError as error:  # characters that YAML does not allow
+        return [], [Problem(path, 1, "", f"not YAML: {str(error).splitlines()[0]}")]
+    if not nodes:
+        return [], [Problem(path, 1, "", "holds nothing; a cluster file is a mapping of keys")]
+    documents, problems = [], []
+    for node in nodes:
+        reader = _Reader(path)
+        try:
+            data = reader.value(node, ())
+        except _TooMuch as error:
+            return [], [Problem(path, error.line, "", str(error))]
+        documents.append(Document(path, data, reader.lines))
+        problems += reader.problems
+    return documents, problems
+
+
+class _TooMuch(Exception):
+    def __init__(self, node: yaml.Node, what: str) -> None:
+        super().__init__(what)
+        self.line = node.start_mark.line + 1
+
+
+class _Reader:
+    """Values of nodes, and the lines of what they hold."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lines: dict[Location, int] = {}
+        self.problems: list[Problem] = []
+        self._scalars = yaml.constructor.SafeConstructor()
+        self._values = 0
+
+    def value(self, node: yaml.Node, location: Location) -> Any:
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise _TooMuch(node, f"unfolds to more than {MOST_VALUES:,} values; use fewer aliases")
+        if len(location) > DEEPEST:
+            raise _TooMuch(node, f"more than {DEEPEST} levels deep, or an anchor inside itself")
+        self.lines.setdefault(location, node.start_mark.line + 1)
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN:
+            self._problem(node, location, f"{node.tag}: only plain values may stand in a file")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, location)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*location, at)) for at, item in enumerate(node.value)]
+        try:
+            return self._scalars.construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:
+            reason = getattr(error, "problem", None) or str(error)
+            self._problem(node, location, f"{node.value!r} cannot be read: {reason}")
+            return node.value
+
+    def _mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        own: dict[str, int] = {}  # lines
+        for key_node, value_node in node.value:
+            if key_node.tag == MERGE:
+                for below in self._merged(value_node, location):
+                    merged = below | merged  # of two, the first named holds
+                continue
+            key, line = self._key(key_node, location), key_node.start_mark.line + 1
+            if key in own:
+                what = f"`{key}` is here twice (first in line {own[key]}); one of them is lost"
+                self._problem(key_node, (*location, key), what)
+            own[key] = line
+            self.lines[(*location, key)] = line
+            found[key] = self.value(value_node, (*location, key))
+        return merged | found
+
+    def _merged(self, node: yaml.Node, location: Location) -> Iterator[dict[str, Any]]:
+        each = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for source in each:
+            value = self.value(source, location)
+            if isinstance(value, dict):
+                yield value
+            else:
+                self._problem(source, location, "`<<` takes a mapping (an alias of one)")
+
+    def _key(self, node: yaml.Node, location: Location) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            self._problem(node, location, "a key that is no word; write plain keys")
+            return "?"
+        if node.tag != "tag:yaml.org,2002:str":
+            read = self._scalars.construct_object(node)
+            self._problem(node, location, f"the key {node.value} is read as {read!r}; quote it")
+        return str(node.value)
+
+    def _problem(self, node: yaml.Node, location: Location, what: str) -> None:
+        line = node.start_mark.line + 1
+        self.problems.append(Problem(self.path, line, _dotted(location), what))
+
+
+def table(value: Any) -> dict[str, Any]:
+    """`value` if it is a mapping, else an empty one: the schema has said that it should be."""
+    return value if isinstance(value, dict) else {}
+
+
+def entries(value: Any) -> list[Any]:
+    """`value` if it is a list, else an empty one: the schema has said that it should be."""
+    return value if isinstance(value, list) else []
+
+
+def at(data: Any, *keys: str | int) -> Any:
+    """What lies at that path; None if nothing does."""
+    for key in keys:
+        if isinstance(data, dict):
+            data = data.get(str(key))
+        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
+            data = data[key]
+        else:
+            return None
+    return data
+
+
+MOST_CHOICES = 12  # names in one message
+
+
+def nearest(name: str, choices: "list[str] | dict[str, Any]") -> str:
+    """`; did you mean 'x'?`; of few choices all, where none is near."""
+    hint = did_you_mean(name, list(choices))
+    return hint if len(choices) <= MOST_CHOICES or hint.startswith("; did you") else ""

@@ -1,0 +1,26 @@
+"""Tags that say whose a machine is and until when it may be: what is found, and what leaks."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainrig.launch.check.document import Found
+
+# A time in UTC, in lower case where a cloud allows no other; or hours from `cluster up` on.
+EXPIRY = re.compile(r"^(\d{4}-\d\d-\d\d[Tt]\d\d[:-]\d\d[:-]\d\d[Zz]|[1-9]\d{0,3}h)$")
+
+
+def tag_problems(
+    tags: Mapping[str, Any], where: tuple[str | int, ...], cluster: Any, names: tuple[str, str]
+) -> Iterator[Found]:
+    """`names`: what the cloud calls the tags of the cluster and of the time that it expires."""
+    whose, until = names
+    if whose not in tags:
+        yield where, f"no tag `{whose}`; what is left behind is found by it"
+    elif cluster is not None and tags[whose] != cluster:
+        yield where, f"`{whose}` is '{tags[whose]}', but the cluster is called '{cluster}'"
+    if until not in tags:
+        yield where, f"no tag `{until}`; write hours from `cluster up` on (24h), or a time in UTC"
+    elif not EXPIRY.match(str(tags[until])):
+        found = tags[until]
+        yield where, f"`{until}` is '{found}'; write hours (24h), or a time (2026-11-30T18:00:00Z)"

@@ -1,0 +1,47 @@
+"""The JSON schemas of KubeRay's resources, and of what a file may hold beside them."""
+
+import functools
+import json
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+from trainrig.launch.check.document import Found, nearest, table
+from trainrig.launch.check.shape import differences
+
+RAY = ("RayCluster", "RayJob")
+# What belongs to a cluster, and the version of the API that it is of. A Secret does not: its values
+# would be in the file.
+BESIDE = {
+    "ConfigMap": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "PersistentVolumeClaim": "v1",
+    "Role": "rbac.authorization.k8s.io/v1",
+    "RoleBinding": "rbac.authorization.k8s.io/v1",
+    "Service": "v1",
+    "ServiceAccount": "v1",
+}
+
+
+@functools.cache
+def _definitions() -> dict[str, Any]:
+    file = resources.files("trainrig.launch.check").joinpath("schemas/kubernetes.json")
+    found: dict[str, Any] = json.loads(file.read_text())["definitions"]
+    return found
+
+
+def kubernetes_differences(data: Any) -> Iterator[Found]:
+    """What in one document is not as its kind has it."""
+    kind = table(data).get("kind")
+    if kind in RAY or kind in BESIDE:
+        yield from differences(
+            data, {"$ref": f"#/definitions/{kind}", "definitions": _definitions()}
+        )
+        if kind in BESIDE and data.get("apiVersion") != BESIDE[kind]:
+            yield ("apiVersion",), f"'{data.get('apiVersion')}'; {kind} is of {BESIDE[kind]}"
+    elif kind == "Secret":
+        yield ("kind",), "a Secret's values would be in the file; make it with kubectl (docs)"
+    else:
+        choices = [*RAY, *BESIDE]
+        found = "`kind` is missing" if kind is None else f"no kind '{kind}' in a cluster file"
+        yield (() if kind is None else ("kind",)), found + nearest(str(kind or ""), choices)

@@ -1,0 +1,82 @@
+"""The quotas that a cloud must have granted for a cluster to grow as far as its file lets it.
+
+AWS counts vCPUs by family and market, Google CPUs by family and accelerators by model; a pool above
+its quota stays at less, without an error where one would look. Names of Service Quotas (EC2) and of
+Compute Engine's regional quotas, from memory, 2025: look for them under these words.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainrig.hardware import Hardware
+from trainrig.launch.check.pools import Pool
+
+
+@dataclass(frozen=True)
+class Quota:
+    """At least so much of it is needed."""
+
+    name: str
+    needed: int
+    unit: str  # vCPUs, or GPUs
+    pools: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields by their names."""
+        return asdict(self)
+
+
+STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
+_AWS_SPOT = {
+    "standard": f"All {STANDARD} Spot Instance Requests",
+    "g": "All G and VT Spot Instance Requests",
+    "p5": "All P5 Spot Instance Requests",
+    "p": "All P4, P3 and P2 Spot Instance Requests",
+}
+_AWS_ON_DEMAND = {
+    "standard": f"Running On-Demand {STANDARD} instances",
+    "g": "Running On-Demand G and VT instances",
+    "p": "Running On-Demand P instances",
+}
+
+
+def quotas(provider: str, pools: Sequence[Pool], hardware: Hardware) -> list[Quota]:
+    """What must be granted for all of `pools` at their most; instances of no known size are left
+    out."""
+    needed: Counter[tuple[str, str]] = Counter()
+    by: dict[tuple[str, str], list[str]] = {}
+    for pool in pools:
+        offer = hardware.instances.get(pool.instance)
+        if offer is None or not pool.most:
+            continue
+        name, unit = _quota(provider, pool, hardware)
+        each = offer.vcpus if unit == "vCPUs" else hardware.accelerators(pool.instance)
+        needed[name, unit] += pool.most * each
+        by.setdefault((name, unit), []).append(pool.name)
+    return [Quota(name, n, unit, tuple(by[name, unit])) for (name, unit), n in needed.items()]
+
+
+def _quota(provider: str, pool: Pool, hardware: Hardware) -> tuple[str, str]:
+    spot = pool.market == "spot"
+    if provider == "aws":
+        return (_AWS_SPOT if spot else _AWS_ON_DEMAND)[_aws_family(pool.instance, spot)], "vCPUs"
+    if hardware.accelerators(pool.instance):
+        model = hardware.instance(pool.instance).device.partition("-")[0].upper()
+        return f"{'PREEMPTIBLE_' if spot else ''}NVIDIA_{model}_GPUS", "GPUs"
+    if spot:
+        return "PREEMPTIBLE_CPUS", "vCPUs"
+    family = pool.instance.partition("-")[0].upper()
+    return ("CPUS" if family in {"E2", "N1"} else f"{family}_CPUS"), "vCPUs"
+
+
+def _aws_family(instance: str, spot: bool) -> str:
+    letters = re.match(r"[a-z]+", instance)
+    family = letters.group() if letters else ""
+    if family in {"g", "gr", "vt"}:
+        return "g"
+    if family == "p":
+        return "p" if not spot or instance[:2] in {"p2", "p3", "p4"} else "p5"
+    return "standard"

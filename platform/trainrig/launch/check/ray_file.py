@@ -1,0 +1,181 @@
+"""What holds for every cluster file in Ray's own form, whichever cloud it is for.
+
+Shape: Ray's JSON schema, read from the installed package as data (no Ray is started for it), and
+closed where Ray leaves it open: an unknown key under `provider` is a typo.
+"""
+
+import functools
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainrig.errors import ClusterError
+from trainrig.launch.check.document import Found, at, entries, nearest, table
+from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, MARKETS, POOL, Pool
+from trainrig.launch.check.shape import differences
+
+# What Ray's providers read beside what its schema lists (ray/autoscaler/_private, 2.60).
+MORE_OF_PROVIDER = (
+    "aws_credentials",
+    "disable_launch_config_check",
+    "foreground_node_launch",
+    "gcs_address",
+    "worker_liveness_check",
+    "worker_rpc_drain",
+)
+LONGEST_IDLE = 60  # minutes; a p5.48xlarge at rest costs about 1 USD for each
+
+
+@functools.cache
+def ray_schema() -> dict[str, Any]:
+    """Ray's schema of a cluster file, as the installed version has it, with `provider` closed."""
+    found = importlib.util.find_spec("ray")
+    if found is None or not found.submodule_search_locations:
+        raise ClusterError("Ray is not installed, so its schema of cluster files is not here")
+    path = Path(found.submodule_search_locations[0]) / "autoscaler" / "ray-schema.json"
+    schema: dict[str, Any] = json.loads(path.read_text())
+    provider = schema["properties"]["provider"]
+    provider["properties"] |= {key: {} for key in MORE_OF_PROVIDER}
+    provider["additionalProperties"] = False
+    return schema
+
+
+def ray_problems(data: Any) -> Iterator[Found]:
+    """What is wrong with `data` as a cluster file of Ray's, whatever its provider."""
+    yield from differences(data, ray_schema())
+    yield from _head(table(data))
+    yield from _sizes(table(data))
+    yield from _labels(table(data))
+    yield from _idle(table(data))
+    yield from _ray_start(table(data))
+
+
+def node_types(data: Any) -> dict[str, dict[str, Any]]:
+    """The node types by name."""
+    return {name: table(each) for name, each in table(at(data, "available_node_types")).items()}
+
+
+def ray_pools(data: Any) -> list[Pool]:
+    """A pool for each node type; what is missing is taken for none."""
+    return [
+        _pool(name, each, name == at(data, "head_node_type"))
+        for name, each in node_types(data).items()
+    ]
+
+
+def _pool(name: str, node_type: dict[str, Any], is_head: bool) -> Pool:
+    labels, resources = table(node_type.get("labels")), table(node_type.get("resources"))
+    return Pool(
+        name=HEAD if is_head else name,
+        instance=str(labels.get(INSTANCE, "")),
+        market=str(labels.get(MARKET, "")),
+        least=1 if is_head else _count(node_type.get("min_workers")),
+        most=1 if is_head else _count(node_type.get("max_workers")),
+        cpus=_count(resources.get("CPU")),
+        gpus=_count(resources.get("GPU")),
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _head(data: dict[str, Any]) -> Iterator[Found]:
+    types, head = node_types(data), data.get("head_node_type")
+    if not types:
+        yield (), "`available_node_types` is missing; a head and a pool at least"
+        return
+    if head not in types:
+        what = "is missing" if head is None else f"names no node type{nearest(str(head), types)}"
+        yield ("head_node_type",), what
+        return
+    resources = table(types[head].get("resources"))
+    for kind in ("CPU", "GPU"):
+        if resources.get(kind, 0 if kind == "GPU" else None) != 0:
+            where = ("available_node_types", head, "resources", kind)
+            yield where, f"the head must have {kind}: 0; a task there can take the cluster down"
+    for bound in ("min_workers", "max_workers"):
+        if types[head].get(bound, 0) != 0:
+            yield ("available_node_types", head, bound), "there is one head: write 0"
+
+
+def _sizes(data: dict[str, Any]) -> Iterator[Found]:
+    most_of_all = data.get("max_workers")
+    for name, each in node_types(data).items():
+        where = ("available_node_types", name)
+        if name == data.get("head_node_type"):
+            continue
+        least, most = each.get("min_workers", 0), each.get("max_workers")
+        if not isinstance(most, int):
+            yield where, "`max_workers` is missing; without it a pool may take all there are"
+        elif isinstance(least, int) and least > most:
+            yield (*where, "min_workers"), f"{least} is more than max_workers ({most})"
+        elif isinstance(most_of_all, int) and most > most_of_all:
+            yield (*where, "max_workers"), f"{most} is more than max_workers of all ({most_of_all})"
+        elif isinstance(least, int) and least > 0:
+            yield (*where, "min_workers"), f"{least} machines would never leave; write 0"
+        if not table(each.get("resources")):
+            yield where, "`resources` says nothing, so the autoscaler can bring nothing up for work"
+    if most_of_all is None:
+        yield (), "`max_workers` is missing; Ray's own is 0 or 2, whatever the pools say"
+
+
+def _labels(data: dict[str, Any]) -> Iterator[Found]:
+    for name, each in node_types(data).items():
+        is_head = name == data.get("head_node_type")
+        labels, where = table(each.get("labels")), ("available_node_types", name, "labels")
+        yield from label_problems(labels, where, HEAD if is_head else name)
+
+
+def label_problems(
+    labels: dict[str, Any], where: tuple[str | int, ...], pool: str
+) -> Iterator[Found]:
+    """What is wrong with the labels of a node of `pool`, which stages and costs go by."""
+    ours = (POOL, INSTANCE, MARKET)
+    for label in ours:
+        if label not in labels:
+            yield where, f"`{label}` is missing; stages find nodes, and costs prices, by it"
+    for label in labels:
+        if label.startswith("trainrig.io/") and label not in (*ours, "trainrig.io/cluster"):
+            yield (*where, label), f"no label of ours{nearest(label, list(ours))}"
+    if labels.get(POOL, pool) != pool:
+        yield (*where, POOL), f"'{labels[POOL]}', but the pool is called '{pool}'"
+    if pool == HEAD and labels.get(MARKET) == "spot":
+        yield (*where, MARKET), "the head on spot: the cluster ends with it; rent it on demand"
+    elif labels.get(MARKET, "spot") not in MARKETS:
+        found = labels[MARKET]
+        yield (*where, MARKET), f"'{found}' is no market{nearest(str(found), list(MARKETS))}"
+
+
+def _idle(data: dict[str, Any]) -> Iterator[Found]:
+    minutes = data.get("idle_timeout_minutes")
+    if minutes is None:
+        yield (), "`idle_timeout_minutes` is missing; say how long machines may wait for work"
+    elif isinstance(minutes, int | float) and not 0 < minutes <= LONGEST_IDLE:
+        what = f"{minutes} minutes; machines at rest cost as much as others: 1 to {LONGEST_IDLE}"
+        yield ("idle_timeout_minutes",), what
+
+
+def _ray_start(data: dict[str, Any]) -> Iterator[Found]:
+    """How Ray is started: with its token, its dashboard on loopback, its autoscaler."""
+    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+        commands = [str(each) for each in entries(data.get(key))]
+        starts = [index for index, each in enumerate(commands) if "ray start" in each]
+        if not starts and (key == "head_start_ray_commands" or data.get(key) != []):
+            here = (key,) if key in data else ()
+            yield here, f"`{key}` runs no `ray start`; the one of Ray's own has no token"
+        for index in starts:
+            where, command = (key, index), commands[index]
+            if "RAY_AUTH_MODE=token" not in command:
+                yield where, "without RAY_AUTH_MODE=token whoever reaches the port commands it"
+            if key == "head_start_ray_commands":
+                yield from _head_start(where, command)
+
+
+def _head_start(where: tuple[str | int, ...], command: str) -> Iterator[Found]:
+    if "--dashboard-host=127.0.0.1" not in command:
+        yield where, "the dashboard must listen on loopback alone: --dashboard-host=127.0.0.1"
+    if "--autoscaling-config" not in command:
+        yield where, "without --autoscaling-config=~/ray_bootstrap_config.yaml no node ever comes"

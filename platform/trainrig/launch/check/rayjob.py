@@ -1,0 +1,57 @@
+"""What holds for a RayJob, beside its cluster: how it begins, how often, and how it ends."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from trainrig.launch.check.document import Found, at, table
+
+RUNS_US = re.compile(r"(-m trainrig[\w.]*|\btrainrig) ")
+
+
+def ray_job_problems(data: Any) -> Iterator[Found]:
+    """What is wrong with the job itself."""
+    spec = table(at(data, "spec"))
+    if not spec.get("entrypoint"):
+        yield ("spec",), "`entrypoint` is missing; it is what runs"
+    elif not RUNS_US.search(str(spec["entrypoint"])):
+        yield ("spec", "entrypoint"), "runs nothing of trainrig's"
+    yield from _retries(spec)
+    yield from _end(spec)
+    environment = spec.get("runtimeEnvYAML")
+    if isinstance(environment, str):
+        try:
+            yaml.safe_load(environment)
+        except yaml.YAMLError as error:
+            yield ("spec", "runtimeEnvYAML"), f"not YAML: {str(error).splitlines()[0]}"
+    if not spec.get("rayClusterSpec") and not spec.get("clusterSelector"):
+        yield ("spec",), "`rayClusterSpec` is missing; there is no cluster to run on"
+
+
+def _retries(spec: dict[str, Any]) -> Iterator[Found]:
+    if spec.get("backoffLimit", 0) != 0:
+        what = "each retry of KubeRay's is a whole new cluster, whatever the cause; the run has"
+        yield ("spec", "backoffLimit"), f"{what} retries of its own by cause: write 0"
+    if spec.get("submissionMode") == "SidecarMode":
+        what = "ends the job when its stream of logs drops; write HTTPMode"
+        yield ("spec", "submissionMode"), what
+
+
+def _end(spec: dict[str, Any]) -> Iterator[Found]:
+    if "deletionStrategy" in spec:
+        for key in ("shutdownAfterJobFinishes", "ttlSecondsAfterFinished"):
+            if key in spec:
+                yield ("spec", key), "not together with deletionStrategy; choose one"
+    elif spec.get("shutdownAfterJobFinishes") is not True:
+        what = "the cluster would stay, and cost, when the job has ended; write true"
+        yield ("spec", "shutdownAfterJobFinishes"), what
+    if "ttlSecondsAfterFinished" in spec and spec.get("shutdownAfterJobFinishes") is not True:
+        what = "does nothing without shutdownAfterJobFinishes: true"
+        yield ("spec", "ttlSecondsAfterFinished"), what
+    if "activeDeadlineSeconds" not in spec:
+        yield (
+            ("spec",),
+            "`activeDeadlineSeconds` is missing; a job that hangs costs on",
+        )

@@ -1,0 +1,48 @@
+"""Secrets that were written into a cluster file, which is kept in repositories and copied on."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from trainrig.config import Location
+from trainrig.launch.check.document import Found
+from trainrig.launch.masking import NAMES, SHORTEST
+
+# What a value looks like by itself: an AWS key's id, a private key, a GitHub, Hugging Face or
+# Google key, a JSON web token.
+FORMS = re.compile(
+    r"\b(AKIA|ASIA)[A-Z0-9]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_[A-Za-z0-9]{36}"
+    r"|\bhf_[A-Za-z0-9]{30}|\bAIza[\w-]{35}|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."
+)
+# NAME=value within a command or an option; `$NAME` and `$(…)` are looked up where they run.
+ASSIGNED = re.compile(r"(?<!\w)(?=([A-Za-z]\w*)=[\"']?([^\s\"'$][^\s\"']*))")
+INSTEAD = "keep it in a file that file_mounts names, in a Secret, or in the machine's own profile"
+
+
+def secrets_in(data: Any, location: Location = ()) -> Iterator[Found]:
+    """Every text in `data` that holds one; what it is, is not said."""
+    if isinstance(data, dict):
+        yield from _environment(data, location)
+        for key, value in data.items():
+            yield from secrets_in(value, (*location, key))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from secrets_in(value, (*location, index))
+    elif isinstance(data, str):
+        names = [name for name, value in ASSIGNED.findall(data) if _is_secret(name, value)]
+        if names:
+            yield location, f"gives {names[0]} its value in the file; {INSTEAD}"
+        elif FORMS.search(data):
+            yield location, f"holds what looks like a secret; {INSTEAD}"
+
+
+def _environment(data: dict[str, Any], location: Location) -> Iterator[Found]:
+    """`{name: TOKEN, value: …}`, as Kubernetes writes a variable of the environment."""
+    name, value = data.get("name"), data.get("value")
+    if isinstance(name, str) and isinstance(value, str) and _is_secret(name, value):
+        yield (*location, "value"), f"gives {name} its value in the file; {INSTEAD}"
+
+
+def _is_secret(name: str, value: str) -> bool:
+    path = value.startswith(("/", "~", "./"))  # of the file that holds it
+    return bool(NAMES.search(name)) and len(value) >= SHORTEST and not path

@@ -1,0 +1,83 @@
+"""Whether data has the shape that a JSON schema says; each difference in words, with what is near.
+
+The checks are jsonschema's, which Ray brings along and checks its own cluster files with.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jsonschema
+
+from trainrig.config import Location
+from trainrig.launch.check.document import Found, nearest
+
+Schema = Mapping[str, Any]
+
+IN_YAML = {
+    "object": "a mapping",
+    "array": "a list",
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "null": "nothing",
+}
+LONGEST = 60  # characters of a value that is shown
+
+
+def differences(data: Any, schema: Schema, location: Location = ()) -> list[Found]:
+    """Everything in `data`, which lies at `location`, that is not as `schema` says."""
+    validator = jsonschema.Draft7Validator(schema)
+    return list(_explained(validator.iter_errors(data), location))
+
+
+def _explained(errors: Iterable[jsonschema.ValidationError], location: Location) -> Iterator[Found]:
+    for error in errors:
+        yield from _explain(error, (*location, *error.absolute_path))
+
+
+def _explain(error: jsonschema.ValidationError, at: Location) -> Iterator[Found]:
+    schema = error.schema if isinstance(error.schema, Mapping) else {}
+    value, wanted = error.instance, error.validator_value
+    match error.validator:
+        case "additionalProperties":
+            names = list(schema.get("properties", {}))
+            for key in value:
+                if key not in names:
+                    yield (*at, key), f"no key '{key}' here{nearest(str(key), names)}"
+        case "required":
+            missing = [key for key in wanted if key not in value]
+            # One error comes for each of them; jsonschema says which only in its message.
+            name = next((key for key in missing if error.message.startswith(repr(key))), missing[0])
+            yield at, f"`{name}` is missing"
+        case "type":
+            yield at, f"should be {_types(wanted)}, found {_shown(value)}"
+        case "enum":
+            found = f"{_shown(value)} is none of the choices"
+            yield at, found + nearest(str(value), [str(each) for each in wanted])
+        case "minimum":
+            yield at, f"{_shown(value)} is less than {wanted}"
+        case "pattern":
+            yield at, f"{_shown(value)} has not the form of one ({wanted})"
+        case "anyOf":
+            inner = [each for each in error.context or () if each.validator != "type"]
+            if inner:
+                yield from _explain(inner[0], (*at, *inner[0].relative_path))
+            else:
+                yield at, f"{_shown(value)} is of no kind that may stand here"
+        case _:
+            yield at, error.message.splitlines()[0]
+
+
+def _types(wanted: str | list[str]) -> str:
+    names = [wanted] if isinstance(wanted, str) else wanted
+    return " or ".join(IN_YAML.get(name, name) for name in names)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "nothing"
+    text = repr(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

@@ -1,0 +1,36 @@
+"""Whether the nodes of a spot pool run the agent that hears the notice and drains them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainrig.launch.check.document import Found, entries, table
+from trainrig.launch.check.pools import MARKET
+from trainrig.launch.check.ray_file import node_types
+
+AGENT = "trainrig.launch.spot"
+
+
+def agent_problems(data: dict[str, Any], provider: str) -> Iterator[Found]:
+    """The agent must be started on every worker before Ray is, and watch the right service."""
+    types = node_types(data).items()
+    spot = [name for name, each in types if table(each.get("labels")).get(MARKET) == "spot"]
+    if not spot:
+        return
+    key = "worker_start_ray_commands"
+    commands = [str(each) for each in entries(data.get(key))]
+    agents = [index for index, each in enumerate(commands) if AGENT in each]
+    starts = [index for index, each in enumerate(commands) if "ray start" in each]
+    wanted = f"python -m {AGENT} --provider {provider}"
+    if not agents:
+        what = f"spot machines ({', '.join(spot)}) without the agent: run `{wanted} &` before Ray"
+        yield (key,) if key in data else (), what
+        return
+    if f"--provider {provider}" not in commands[agents[0]].replace("=", " "):
+        yield (key, agents[0]), f"this agent watches another cloud's service; use `{wanted}`"
+    if starts and agents[0] > starts[0]:
+        yield (
+            (key, agents[0]),
+            "the agent comes after `ray start`; put it before",
+        )
+    if not commands[agents[0]].rstrip().endswith("&"):
+        yield (key, agents[0]), "the agent does not end; put it into the background with `&`"

@@ -1,0 +1,40 @@
+"""Other people's command lines, asked for JSON: kubectl, gcloud."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from trainrig.errors import ClusterError, ConfigError
+
+ANSWER = 120.0  # s
+
+
+def ask(command: Sequence[str], seconds: float = ANSWER) -> Any:
+    """What `command` prints, which is JSON. Raises ClusterError, ConfigError if it is missing."""
+    written = tell(command, seconds)
+    try:
+        return json.loads(written)
+    except ValueError:
+        raise ClusterError(f"{_named(command)}: no JSON: {written[:200]!r}") from None
+
+
+def tell(command: Sequence[str], seconds: float = ANSWER) -> str:
+    """What `command` prints. Raises ClusterError, ConfigError if it is missing."""
+    if not shutil.which(command[0]):
+        raise ConfigError(
+            f"{command[0]}: not installed on this machine; install it, and log in with it"
+        )
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{_named(command)}: no answer for {seconds:g} s") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+        raise ClusterError(f"{_named(command)}: {said[-1]}")
+    return done.stdout
+
+
+def _named(command: Sequence[str]) -> str:
+    return " ".join(command[:3])

@@ -1,0 +1,78 @@
+"""A cluster by its file, and whose machines it is made of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainrig.errors import ConfigError
+from trainrig.launch.check.cluster import KUBERNETES, LAPTOP, Checked, check_cluster
+from trainrig.launch.check.document import at, read_documents
+from trainrig.launch.check.shipped import find_cluster
+from trainrig.launch.clusters.compute import Compute
+from trainrig.launch.clusters.ec2 import EC2
+from trainrig.launch.clusters.kubernetes import CLUSTER_LABEL, Kubernetes
+from trainrig.launch.clusters.machine import Provider
+from trainrig.launch.clusters.processes import Processes
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the verbs work on."""
+
+    path: Path
+    name: str  # in its machines' tags
+    kind: str  # aws, gcp, kubernetes or fake_multinode
+    data: Mapping[str, Any]  # of the file
+    checked: Checked
+    provider: Provider
+
+
+def open_cluster(name: str) -> Cluster:
+    """The cluster that NAME|FILE means. Raises ConfigError."""
+    path = find_cluster(name)
+    checked = check_cluster(path)
+    documents, problems = read_documents(path.read_text(), str(path))
+    data = next((d.data for d in documents if isinstance(d.data, dict)), None)
+    if data is None:
+        raise ConfigError(str(problems[0]) if problems else f"{path}: no cluster file")
+    if checked.provider not in _PROVIDERS:
+        raise ConfigError(
+            f"{path}: provider.type '{checked.provider}' is none that is brought up here; "
+            f"{', '.join(sorted(_PROVIDERS))} are"
+        )
+    data = _ray_object([d.data for d in documents]) or data
+    tag = str(at(data, "metadata", "labels", CLUSTER_LABEL) or checked.name)
+    return Cluster(path, tag, checked.provider, data, checked, _PROVIDERS[checked.provider](data))
+
+
+def _ray_object(documents: Sequence[Any]) -> dict[str, Any] | None:
+    of_ray = (d for d in documents if str(at(d, "apiVersion") or "").startswith("ray.io/"))
+    return next(of_ray, None)
+
+
+def _ec2(data: Mapping[str, Any]) -> Provider:
+    return EC2([_said(data, "region")])
+
+
+def _compute(data: Mapping[str, Any]) -> Provider:
+    return Compute(_said(data, "project_id"))
+
+
+def _said(data: Mapping[str, Any], key: str) -> str:
+    found = at(data, "provider", key)
+    if not isinstance(found, str):
+        raise ConfigError(f"provider.{key} is missing: where its machines are is not known")
+    return found
+
+
+def _kubernetes(data: Mapping[str, Any]) -> Provider:
+    return Kubernetes(str(at(data, "metadata", "namespace") or "default"))
+
+
+_PROVIDERS: dict[str, Callable[[Mapping[str, Any]], Provider]] = {
+    "aws": _ec2,
+    "gcp": _compute,
+    KUBERNETES: _kubernetes,
+    LAPTOP: lambda data: Processes(),
+}

@@ -1,0 +1,41 @@
+"""What this machine keeps of the clusters that it brought up."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def folder_of(name: str) -> Path:
+    """The folder for the cluster `name`: its log, the file as it was launched, how to reach it."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    folder = Path(state, "trainrig", "clusters", name)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def remember(name: str, how: Mapping[str, str]) -> None:
+    """Note how the cluster `name` is reached, and where its files are."""
+    (folder_of(name) / "reached.json").write_text(json.dumps(dict(how)))
+
+
+def reached(name: str) -> dict[str, str]:
+    """What was remembered; empty: nothing."""
+    try:
+        return dict(json.loads((folder_of(name) / "reached.json").read_text()))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def addresses(name: str) -> list[str]:
+    """The addresses that runs may have been sent to."""
+    how = reached(name)
+    return [how[key] for key in ("jobs", "address") if key in how]
+
+
+def launched(name: str, text: str) -> Path:
+    """Keep `text`, the file as it is launched, for this user's eyes; its path."""
+    path = folder_of(name) / "launched.yaml"
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path

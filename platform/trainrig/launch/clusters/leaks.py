@@ -1,0 +1,31 @@
+"""`trainrig cluster leaks`: all that is ours, wherever it may be; nothing is ended."""
+
+from collections.abc import Sequence
+
+from trainrig.launch.check.cluster import KUBERNETES, LAPTOP
+from trainrig.launch.clusters.compute import Compute
+from trainrig.launch.clusters.ec2 import EC2
+from trainrig.launch.clusters.kinds import Cluster
+from trainrig.launch.clusters.kubernetes import Kubernetes
+from trainrig.launch.clusters.machine import Machine, Provider
+from trainrig.launch.clusters.processes import Processes
+
+
+def leaks(cluster: Cluster, regions: Sequence[str] | None, all_of_ours: bool) -> list[Machine]:
+    """What is there of `cluster`, or with `all_of_ours` of any cluster of that provider's account,
+    in every region (or in `regions`), namespace or zone; the expired first.
+
+    Raises ClusterError if any of them cannot be read.
+    """
+    found = _everywhere(cluster, regions).machines(None if all_of_ours else cluster.name)
+    return sorted(found, key=lambda each: (not each.expired, each.place, each.id))
+
+
+def _everywhere(cluster: Cluster, regions: Sequence[str] | None) -> Provider:
+    if cluster.kind == KUBERNETES:
+        return Kubernetes(None)
+    if cluster.kind == LAPTOP:
+        return Processes()
+    if cluster.kind == "gcp":
+        return Compute(str(cluster.data["provider"]["project_id"]))
+    return EC2(regions)

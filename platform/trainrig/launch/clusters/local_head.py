@@ -1,0 +1,150 @@
+"""The head of a cluster on this machine, and the raylets that Ray's autoscaler starts for it.
+
+The file has Ray's form for a provider that starts raylets in the place of machines. What Ray wants
+for that and does not say is put in here.
+"""
+
+import copy
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainrig.errors import ClusterError, ConfigError
+from trainrig.launch.check.document import at, entries, table
+from trainrig.launch.clusters.processes import HEAD_LABELS, MARK, PROC
+from trainrig.ray_session import ENVIRONMENT
+
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"  # as the provider has the head's
+BOOTSTRAP = "~/ray_bootstrap_config.yaml"  # where Ray's launcher puts the file on a machine
+STORE = 80 * 2**20  # bytes of a node's object store, the least that Ray takes: only paths are in it
+# Ray's switch for systems on which it makes no clusters. Else it takes 127.0.0.1 for the address
+# that others reach this machine by.
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+FILLED = (
+    "cluster_synced_files",
+    "initialization_commands",
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "worker_start_ray_commands",
+)
+
+
+def start(name: str, config: Mapping[str, Any], log: Path, seconds: float) -> dict[str, str]:
+    """Start the head of `config`; how it is reached, and where its files are. Ray speaks to `log`.
+
+    Raises ConfigError if the file says no command to start it, ClusterError if it does not start.
+    """
+    if not PROC.is_dir():
+        raise ConfigError(f"{name}: processes are found again by /proc, which this system lacks")
+    commands = [
+        text
+        for text in map(str, entries(config.get("head_start_ray_commands")))
+        if "ray start" in text
+    ]
+    if not commands:
+        raise ConfigError(f"{name}: head_start_ray_commands: no `ray start` to start the head with")
+    folder = tempfile.mkdtemp(prefix="trainrig-")  # short: a socket's path has 107 bytes
+    port = _option(commands[0], "--port", "6379")
+    bootstrap = Path(folder, "cluster.json")
+    bootstrap.write_text(json.dumps(_for_raylets(config, f"127.0.0.1:{port}")))
+    commands = [_completed(text, bootstrap, _head(config)) for text in commands]
+    _run(commands, name, config, log, seconds)
+    dashboard = _option(commands[0], "--dashboard-port", "8265")
+    return {
+        "address": f"127.0.0.1:{port}",
+        "jobs": f"http://127.0.0.1:{dashboard}",
+        "drivers": f"RAY_ADDRESS=127.0.0.1:{port} {LOOPBACK}=0",  # those that are no jobs
+        "folder": folder,
+    }
+
+
+def _run(
+    commands: list[str], name: str, config: Mapping[str, Any], log: Path, seconds: float
+) -> None:
+    with log.open("wb") as output:  # no pipe: what `ray start` leaves running would hold it open
+        try:
+            done = subprocess.run(
+                ["bash", "-c", " && ".join(commands)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                env=_environment(name, config),
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise ClusterError(f"{log}: the head was not up after {seconds:g} s") from None
+    if done.returncode:
+        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        raise ClusterError(f"{log}: ray start: {said[-1] if said else 'it said nothing'}")
+
+
+def _environment(name: str, config: Mapping[str, Any]) -> dict[str, str]:
+    programs = str(Path(sys.executable).parent)
+    return (
+        ENVIRONMENT
+        | dict(os.environ)
+        | {
+            MARK: name,
+            HEAD_LABELS: json.dumps(_head(config).get("labels") or {}),
+            "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
+            "RAY_FAKE_CLUSTER": "1",
+            "RAY_enable_autoscaler_v2": "1",
+            "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
+            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
+            LOOPBACK: "0",
+        }
+    )
+
+
+def _for_raylets(config: Mapping[str, Any], address: str) -> dict[str, Any]:
+    made = {name: [] for name in FILLED} | {"file_mounts": {}} | copy.deepcopy(dict(config))
+    made["provider"] = table(config.get("provider")) | {
+        "type": "external",  # under its own name it asks for a file that Ray does not ship
+        "module": PROVIDER,
+        "gcs_address": address,
+        "head_node_id": HEAD_ID,
+        "launch_multiple": True,
+    }
+    kinds = table(made["available_node_types"])
+    kinds[HEAD_TYPE] = kinds.pop(str(made["head_node_type"]))
+    made["head_node_type"] = HEAD_TYPE
+    for kind in kinds.values():
+        kind.setdefault("resources", {}).setdefault("object_store_memory", STORE)
+    return made
+
+
+def _head(config: Mapping[str, Any]) -> dict[str, Any]:
+    return table(at(config, "available_node_types", str(config.get("head_node_type"))))
+
+
+def _completed(command: str, bootstrap: Path, head: Mapping[str, Any]) -> str:
+    """With what Ray's launcher would hand on by the environment: the monitor would take that for
+    what the nodes have that it starts."""
+    labels = ",".join(f"{name}={value}" for name, value in table(head.get("labels")).items())
+    resources = dict(table(head.get("resources")))
+    options = [
+        f"--temp-dir={bootstrap.parent}/ray",
+        f"--num-cpus={resources.pop('CPU', 0)}",
+        f"--num-gpus={resources.pop('GPU', 0)}",
+        f"--object-store-memory={STORE}",
+        f"--resources={json.dumps(resources)}",
+        f"--labels={labels}",
+    ]
+    with_path = command.replace(BOOTSTRAP, str(bootstrap))
+    return with_path.replace("ray start", f"ray start {shlex.join(options)}", 1)
+
+
+def _option(command: str, name: str, otherwise: str) -> str:
+    for word in shlex.split(command):
+        if word.startswith(f"{name}="):
+            return word.removeprefix(f"{name}=")
+    return otherwise

@@ -1,0 +1,61 @@
+"""Ray's own launcher, in a process of its own: it may wait for a machine that never answers.
+
+It logs in to the head by SSH and tries again for as long as it takes. Here it has a deadline, and
+is ended with all that it started.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from trainrig.errors import ClusterError
+from trainrig.ray_session import ENVIRONMENT
+
+
+def launch(config: Path, log: Path, seconds: float) -> None:
+    """Let Ray bring up the cluster of the file `config`, within so many seconds.
+
+    What it says goes to `log`. Raises ClusterError, with the last of that.
+    """
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=ENVIRONMENT | dict(os.environ),
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise ClusterError(f"{log}: the head was not up after {seconds:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if status:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        raise ClusterError(f"{log}: Ray's launcher: {lines[-1] if lines else 'it said nothing'}")
+
+
+def _launch(config: str) -> None:
+    from ray.autoscaler._private.commands import create_or_update_cluster
+
+    create_or_update_cluster(
+        config_file=config,
+        override_min_workers=None,
+        override_max_workers=None,
+        no_restart=False,
+        restart_only=False,
+        yes=True,
+        no_config_cache=True,  # it lies in the folder for temporary files, for whoever reads that
+        use_login_shells=True,
+    )
+
+
+if __name__ == "__main__":
+    _launch(sys.argv[1])

@@ -1,0 +1,44 @@
+"""What a cluster file says once it is brought up: whose its nodes are, and when they expire.
+
+The time stands in the file's tags, so that the cloud puts it on each machine as it makes it, also
+on those that Ray's autoscaler starts days later. The name is a label of the nodes, by which what is
+submitted knows where it runs.
+"""
+
+import copy
+import datetime
+import re
+from typing import Any
+
+from trainrig.launch.clusters.machine import EXPIRES_TAG
+
+HOURS = re.compile(r"([1-9]\d{0,3})h")
+LABEL = "trainrig-expires"  # on Google Cloud
+NODE_LABEL = "trainrig.io/cluster"
+
+
+def stamped(config: dict[str, Any], cluster: str) -> dict[str, Any]:
+    """A copy of `config` (Ray's form) in which hours from now on have become a time in UTC, and
+    nodes have the name of the cluster."""
+    now = datetime.datetime.now(datetime.UTC)
+    config = copy.deepcopy(config)
+    for kind in config.get("available_node_types", {}).values():
+        kind["labels"] = (kind.get("labels") or {}) | {NODE_LABEL: cluster}
+        node = kind.get("node_config") or {}
+        for specification in node.get("TagSpecifications") or []:
+            for tag in specification["Tags"]:
+                if tag["Key"] == EXPIRES_TAG:
+                    tag["Value"] = expiry(tag["Value"], now)
+        if LABEL in (node.get("labels") or {}):
+            written = expiry(node["labels"][LABEL], now)
+            node["labels"][LABEL] = written.lower().replace(":", "-")
+    return config
+
+
+def expiry(written: str, now: datetime.datetime) -> str:
+    """`24h` as a time in UTC; what is a time already stays."""
+    hours = HOURS.fullmatch(written)
+    if not hours:
+        return written
+    until = now + datetime.timedelta(hours=int(hours[1]))
+    return until.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,96 @@
+"""`trainrig cluster status`: what is there, what it costs by the hour, what runs on it."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainrig import hardware
+from trainrig.hardware import Hardware
+from trainrig.launch.check.cluster import LAPTOP
+from trainrig.launch.clusters.kinds import Cluster
+from trainrig.launch.clusters.known import addresses, reached
+from trainrig.launch.clusters.live_runs import live_runs
+from trainrig.launch.clusters.machine import Machine
+from trainrig.launch.record import Home
+
+NODES = {"instance", "pod", "node"}  # what counts as a machine; the rest hangs on it
+
+
+@dataclass(frozen=True)
+class Status:
+    """A cluster at one moment."""
+
+    name: str
+    machines: Sequence[Machine]
+    usd: float | None  # an hour, of its nodes; None: the price of one is not known
+    runs: Mapping[str, str]  # states by id, of those that are live
+    how: Mapping[str, str]  # it is reached
+
+    @property
+    def nodes(self) -> Mapping[str, int]:
+        """By pool."""
+        return Counter(m.pool or "?" for m in self.machines if m.kind in NODES)
+
+    @property
+    def expires(self) -> str | None:
+        """The first time that one of its machines ought to be gone at."""
+        return min((m.expires for m in self.machines if m.expires), default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "name": self.name,
+            "nodes": dict(self.nodes),
+            "usd_an_hour": self.usd,
+            "runs": dict(self.runs),
+            "expires": self.expires,
+            "expired": any(machine.expired for machine in self.machines),
+            "reached": dict(self.how),
+            "machines": [machine.as_json() for machine in self.machines],
+        }
+
+    def lines(self) -> list[str]:
+        """In words."""
+        if not self.machines:
+            return [f"{self.name}: nothing is there"]
+        nodes = ", ".join(f"{count} {pool}" for pool, count in sorted(self.nodes.items()))
+        price = "price not known" if self.usd is None else f"{self.usd:,.2f} USD an hour"
+        lines = [f"{self.name}: {nodes or 'no node'}; {price}"]
+        lines += [f"{what}: {where}" for what, where in self.how.items() if what != "folder"]
+        if self.expires:
+            over = " (now past)" if any(machine.expired for machine in self.machines) else ""
+            lines.append(f"expires: {self.expires}{over}")
+        lines += [f"run: {name}: {state}" for name, state in self.runs.items()]
+        return lines
+
+
+def status(cluster: Cluster, home: Home) -> Status:
+    """Raises ClusterError if what is there cannot be read."""
+    machines = [_as_file_says(cluster, each) for each in cluster.provider.machines(cluster.name)]
+    how = reached(cluster.name) if machines else {}
+    live = live_runs(home, cluster.name, addresses(cluster.name))
+    runs = {record.id: record.state() for record in live}
+    usd = 0.0 if cluster.kind == LAPTOP else _usd(machines, hardware.load())
+    return Status(cluster.name, machines, usd, runs, how)
+
+
+def _as_file_says(cluster: Cluster, machine: Machine) -> Machine:
+    """With the instance and the market of its pool, where the list does not tell."""
+    pool = next((pool for pool in cluster.checked.pools if pool.name == machine.pool), None)
+    if pool is None or machine.instance:
+        return machine
+    return replace(machine, instance=pool.instance, market=machine.market or pool.market)
+
+
+def _usd(machines: Sequence[Machine], known: Hardware) -> float | None:
+    total = 0.0
+    for machine in machines:
+        if machine.kind not in NODES:
+            continue
+        offer = known.instances.get(machine.instance)
+        if offer is None:
+            return None
+        spot = machine.market == "spot" and offer.spot_usd is not None
+        total += (offer.spot_usd if spot else offer.usd) or 0.0
+    return round(total, 4)

@@ -1,0 +1,89 @@
+"""`trainrig cluster up`: machines are rented only when everything that can be checked has been."""
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from trainrig.errors import ClusterError, ConfigError
+from trainrig.launch.check.cluster import KUBERNETES, LAPTOP
+from trainrig.launch.check.document import at
+from trainrig.launch.check.kubernetes_shape import RAY
+from trainrig.launch.clusters import kubernetes, local_head, ray_launcher
+from trainrig.launch.clusters.down import Patience, end_all
+from trainrig.launch.clusters.kinds import Cluster
+from trainrig.launch.clusters.known import folder_of, launched, remember
+from trainrig.launch.clusters.stamp import expiry, stamped
+from trainrig.launch.clusters.token import make_token
+
+LAUNCH = 900.0  # s for the head to be up: an instance, its image, its setup
+
+Say = Callable[[str], None]
+
+
+def up(cluster: Cluster, say: Say, seconds: float = LAUNCH) -> dict[str, str]:
+    """Bring `cluster` up, within so many seconds; how it is reached.
+
+    What a failed attempt has started is ended again. Raises ConfigError if the file is wrong or
+    the cluster is up, ClusterError if it does not come up.
+    """
+    cluster.checked.refuse()
+    there = cluster.provider.machines(cluster.name)
+    if there:
+        raise ConfigError(
+            f"{cluster.path}: {cluster.name} is up already, or something is left of it "
+            f"({len(there)}: {there[0]}); see `trainrig cluster status`, or take it down first"
+        )
+    token = make_token()
+    if token:
+        say(f"made a token: {token}; who holds it commands the cluster")
+    try:
+        return _launch(cluster, say, seconds)
+    except BaseException:
+        _end_what_was_started(cluster, say)
+        raise
+
+
+def _launch(cluster: Cluster, say: Say, seconds: float) -> dict[str, str]:
+    if cluster.kind == KUBERNETES:
+        path = launched(cluster.name, documents_to_apply(cluster))
+        for line in kubernetes.apply(str(path)).splitlines():
+            say(line)
+        return {"reached": "by kubectl port-forward: docs/kubernetes.md"}
+    config = stamped(dict(cluster.data), cluster.name)
+    log = folder_of(cluster.name) / "launch.log"
+    if cluster.kind == LAPTOP:
+        how = local_head.start(cluster.name, config, log, seconds)
+        remember(cluster.name, how)
+        return how
+    say(f"bringing up the head of {cluster.name}; what Ray says of it: {log}")
+    ray_launcher.launch(launched(cluster.name, yaml.safe_dump(config)), log, seconds)
+    head = next((m for m in cluster.provider.machines(cluster.name) if m.head), None)
+    if head is None:
+        raise ClusterError(f"{log}: after the launch no head of {cluster.name} is there")
+    return {"head": head.id, "place": head.place}
+
+
+def documents_to_apply(cluster: Cluster) -> str:
+    """What Kubernetes is given: the file, in which hours have become a time, and pods have the
+    label of the cluster."""
+    now = datetime.datetime.now(datetime.UTC)
+    documents: list[Any] = list(yaml.safe_load_all(cluster.path.read_text()))
+    for index, document in enumerate(documents):
+        if at(document, "kind") in RAY:
+            documents[index] = document = kubernetes.labelled(document, cluster.name)
+        notes = at(document, "metadata", "annotations")
+        if written := at(notes, kubernetes.EXPIRES):
+            notes[kubernetes.EXPIRES] = expiry(str(written), now)
+    return str(yaml.safe_dump_all(documents))
+
+
+def _end_what_was_started(cluster: Cluster, say: Say) -> None:
+    say(f"it did not come up: ending what there is of {cluster.name}")
+    try:
+        left = end_all(cluster.provider, cluster.name, Patience(), say)
+    except ClusterError as error:
+        say(str(error))
+    else:
+        say(f"left: {'; '.join(map(str, left))}" if left else "nothing is left of it")

@@ -1,0 +1,277 @@
+"""The verbs that get runs onto clusters and look after them: submit, jobs, logs, stop."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from trainrig import config
+from trainrig.errors import ClusterError, ConfigError
+from trainrig.launch.limits import Limits
+
+Home = Annotated[
+    str | None,
+    typer.Option("--home", metavar="URL", help="Folder or s3:// URL of the runs' records."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+RunId = Annotated[str, typer.Argument(metavar="ID", help="The run, as `trainrig jobs` names it.")]
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+LAST_LINES = 10  # of the log, that are shown to who joins a run under way
+
+
+def submit(
+    verb: Annotated[str, typer.Argument(help="A verb that takes a run file.")],
+    run_file: Annotated[str, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=value", help="Change one key; repeatable."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Of the cluster's dashboard; http://127.0.0.1:8265."),
+    ] = None,
+    home: Home = None,
+    check: Annotated[bool, typer.Option("--check", help="Look at all of it; submit not.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it is submitted.")] = False,
+    max_cost: Annotated[float | None, typer.Option(metavar="USD", help="Stop before this.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="12h", help="Stop so long after submission.")
+    ] = None,
+    pending: Annotated[
+        str, typer.Option(metavar="15m", help="Give a job that does not start so long.")
+    ] = "15m",
+    grace: Annotated[str, typer.Option(metavar="2m", help="To save in, when told to end.")] = "2m",
+    retries: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CAUSE=N", help="Begin again so often; repeatable."),
+    ] = None,
+    notify: Annotated[
+        str | None, typer.Option(metavar="CMD", help="Run this on the head at the end.")
+    ] = None,
+    environment: Annotated[
+        str, typer.Option(help="Whose libraries: the cluster's, or `pinned` to those here.")
+    ] = "cluster",
+    as_json: Json = False,
+) -> None:
+    """Check a run and a cluster, upload, run it there, follow it; end as its verb does."""
+    from trainrig.launch.preflight import Request, examine
+
+    if environment not in ("cluster", "pinned"):
+        hint = config.did_you_mean(environment, ["cluster", "pinned"])
+        raise ConfigError(f"--environment {environment}: no such one{hint}")
+    limits = _limits(max_cost, deadline, pending, grace, retries or (), notify)
+    found = examine(Request(verb, run_file, changes or (), address, home))
+    record = found.record()
+    alive = record is not None and record.status().alive
+    refused = any(each.what in ("run file", "output") for each in found.problems)
+    if check:
+        _show_findings(found, as_json)
+    elif found.finished and not alive:
+        _say(f"{found.output}: finished before; nothing to do")
+        _result({"state": "done", "output": found.output}, as_json)
+        return
+    elif alive and not refused:
+        _run(found, limits, environment, detach, as_json)
+        return
+    if found.problems:
+        if not check:
+            _show_findings(found, as_json)
+        count = len(found.problems)
+        raise ConfigError(
+            f"submit: {count} {'problem' if count == 1 else 'problems'}; nothing was uploaded"
+        )
+    if not check:
+        found.show(_say)
+        _run(found, limits, environment, detach, as_json)
+
+
+def _run(found: Any, limits: Limits, environment: Any, detach: bool, as_json: bool) -> None:
+    """Follow the run to its end; submit it first, unless it is under way."""
+    from trainrig.launch.follow import Following, exit_code
+    from trainrig.launch.submit import Submission
+    from trainrig.launch.watch import Watch
+
+    record = found.record()
+    attached = record is not None and record.status().alive
+    submission = None if found.problems else Submission.of(found, limits, environment)
+    record = submission.record if submission else record
+    following = Following(record, _hear_on(sys.stderr if as_json else sys.stdout), _say)
+    following.skip(LAST_LINES if attached else 0)
+    if attached or submission is None:
+        _say(f"{record.id}: under way already; followed from here")
+    else:
+        attempt = submission.submit()
+        _say(f"{record.id}: attempt {attempt.number} submitted to {attempt.address}")
+    if detach:
+        _say(_how_to_go_on(record.id, found.home.path))
+        _result({"id": record.id, "state": record.state(), "output": found.output}, as_json)
+        return
+    watch = Watch(following, limits, submission.submit if submission else None, _say)
+    ended = _until_end(watch.until_end, record.id, found.home.path)
+    _result(_end_of(record.id, found.output, ended), as_json)
+    raise SystemExit(exit_code(ended))
+
+
+def jobs(home: Home = None, as_json: Json = False) -> None:
+    """All runs: state, progress, goodput, cost so far. Read from storage, no cluster is asked."""
+    from trainrig.launch.jobs_table import as_json as row_as_json
+    from trainrig.launch.jobs_table import as_text, rows
+    from trainrig.launch.record import Home as Records
+
+    found = rows(Records.named(home))
+    if as_json:
+        print(json.dumps([row_as_json(row) for row in found]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    texts = [as_text(row) for row in found]
+    for name in texts[0] if texts else ():
+        table.add_column(name, no_wrap=True)
+    for text in texts:
+        table.add_row(*text.values())
+    if texts:
+        Console(highlight=False, soft_wrap=True).print(table)
+    else:
+        _say(f"{Records.named(home).path}: no runs; `trainrig submit` puts them there")
+
+
+def logs(
+    run: RunId,
+    home: Home = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until its end.")] = False,
+) -> None:
+    """What a run has printed, over all attempts; also when its cluster is gone."""
+    from trainrig.launch.follow import Following, exit_code
+    from trainrig.launch.record import Home as Records
+
+    records = Records.named(home)
+    record = records.open(run)
+    following = Following(record, _hear_on(sys.stdout), _say if follow else lambda line: None)
+    if not follow:
+        following.look()
+        return
+
+    def until_end() -> Mapping[str, Any]:
+        for status in following.looks():
+            if status.ended:
+                return status.ended
+            if status.state == "lost":
+                raise ClusterError(
+                    f"{run}: no sign of life of attempt {status.beat.get('attempt', '?')}; "
+                    "submit it again, it will go on"
+                )
+        raise AssertionError("looks end with an end")
+
+    raise SystemExit(exit_code(_until_end(until_end, run, records.path)))
+
+
+def stop(
+    run: RunId,
+    home: Home = None,
+    now: Annotated[bool, typer.Option("--now", help="Without waiting for a checkpoint.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Have a run save and end, wait for it, and say what was saved."""
+    from trainrig.launch.follow import in_words
+    from trainrig.launch.record import Home as Records
+    from trainrig.launch.stop import stop as stop_run
+
+    record = Records.named(home).open(run)
+    ended = stop_run(record, now, _say)
+    if ended is None:
+        raise ClusterError(
+            f"{run}: no sign of life, and its cluster does not answer; asked to stop, should it "
+            "come back"
+        )
+    if as_json:
+        print(json.dumps(_end_of(run, record.about()["output"], ended)))
+    else:
+        print(f"{run}: {in_words(ended)}")
+
+
+def _limits(
+    max_cost: float | None,
+    deadline: str | None,
+    pending: str,
+    grace: str,
+    retries: Sequence[str],
+    notify: str | None,
+) -> Limits:
+    given = {
+        "max_cost": max_cost,
+        "deadline": None if deadline is None else _seconds("--deadline", deadline),
+        "pending": _seconds("--pending", pending),
+        "grace": _seconds("--grace", grace),
+        "retries": dict(_retries(each) for each in retries),
+        "notify": notify,
+    }
+    return config.build(Limits, given, "submit")
+
+
+def _seconds(option: str, text: str) -> float:
+    """`90`, `90s`, `15m`, `1.5h`, `2d`, in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
+    if not found:
+        raise ConfigError(f"{option} {text}: no time; write it as 90s, 15m, 12h or 2d")
+    return float(found[1]) * UNITS[found[2] or "s"]
+
+
+def _retries(text: str) -> tuple[str, int]:
+    cause, equals, count = text.partition("=")
+    if not equals or not count.strip().isdecimal():
+        raise ConfigError(f"--retries {text}: write it as CAUSE=N, as in 'lost node=3'")
+    return cause.strip(), int(count)
+
+
+def _until_end(wait: Callable[[], Mapping[str, Any]], run: str, home: str) -> Mapping[str, Any]:
+    """What `wait` gives; Ctrl-C leaves the run to itself."""
+    try:
+        return wait()
+    except KeyboardInterrupt:
+        _say(f"{run}: goes on without you. {_how_to_go_on(run, home)}")
+        raise SystemExit(130) from None
+
+
+def _how_to_go_on(run: str, home: str) -> str:
+    of = f"{run} --home {shlex.quote(home)}"
+    return f"`trainrig logs {of} --follow` follows it, `trainrig stop {of}` stops it"
+
+
+def _end_of(run: str, output: str, ended: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in ended.items() if name not in ("event", "time")}
+    return {"id": run, "output": output, **kept}
+
+
+def _result(facts: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(facts))
+
+
+def _show_findings(found: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"preflight": found.as_json(), "problems": len(found.problems)}))
+    else:
+        found.show(_say)
+
+
+def _say(line: str) -> None:
+    print(f"trainrig: {line}", file=sys.stderr, flush=True)
+
+
+def _hear_on(stream: Any) -> Callable[[bytes], None]:
+    def hear(line: bytes) -> None:
+        try:
+            stream.buffer.write(line + b"\n")
+            stream.flush()
+        except BrokenPipeError:  # whoever read it has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            raise SystemExit(0) from None
+
+    return hear

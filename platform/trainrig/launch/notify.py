@@ -1,0 +1,47 @@
+"""Tells a command of the user's how a run ended."""
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+SAID = 300  # characters of what the command said, for the record
+
+
+def notify(command: str, seconds: float, facts: Mapping[str, str]) -> dict[str, Any]:
+    """Run `command`, not by a shell, with each fact as TRAINRIG_NAME; how it went.
+
+    It has `seconds`, then it is killed with all that it started. Nothing is raised: a run ended as
+    it did, whatever becomes of the news.
+    """
+    told = {f"TRAINRIG_{name.upper()}": _without_nul(value) for name, value in facts.items()}
+    try:
+        process = subprocess.Popen(
+            shlex.split(command),
+            env={**os.environ, **told},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return {"problem": str(error)}
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what left its group holds the pipe
+            process.communicate(timeout=1.0)
+        return {"problem": f"took more than {seconds:g} s"}
+    result: dict[str, Any] = {"exit_code": process.returncode}
+    if process.returncode:
+        result["problem"] = said.decode(errors="replace").strip()[-SAID:]
+    return result
+
+
+def _without_nul(text: str) -> str:
+    """Environment variables hold all characters but one."""
+    return text.replace("\0", "")

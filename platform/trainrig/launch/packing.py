@@ -1,0 +1,97 @@
+"""What a submission uploads: the package trainrig of this process, and nothing beside it.
+
+The package is packed from where it was imported, which is the same for an editable install and for
+a wheel's. The same files give the same bytes, and the upload is named by them: what the cluster has
+is not sent again.
+"""
+
+import hashlib
+import io
+import re
+import zipfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import trainrig
+from trainrig.errors import ConfigError
+from trainrig.manifest import LIBRARIES
+
+LIMIT = 100 * 2**20  # bytes that Ray's head takes in one request, in the versions where it took few
+LARGEST = 10  # files named when there is too much
+LEFT_OUT = {"__pycache__", "tests", "node_modules"}  # and whatever begins with a dot
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of every file in it: the oldest that zip knows
+
+
+@dataclass(frozen=True)
+class Package:
+    """An upload, ready to be sent."""
+
+    name: str
+    data: bytes
+    files: int
+
+
+def files_to_pack(folder: Path) -> dict[str, Path]:
+    """The files of the package in `folder`, by their names in the upload.
+
+    Raises ConfigError if they are larger than LIMIT together, naming the largest.
+    """
+    found = {
+        f"{folder.name}/{path.relative_to(folder).as_posix()}": path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and _belongs(path.relative_to(folder))
+    }
+    sizes = {name: path.stat().st_size for name, path in found.items()}
+    if (total := sum(sizes.values())) > LIMIT:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:LARGEST]
+        named = ", ".join(f"{name} ({sizes[name] / 2**20:,.1f} MiB)" for name in largest)
+        raise ConfigError(
+            f"{folder}: {total / 2**20:,.1f} MiB to upload, more than {LIMIT // 2**20} MiB; move "
+            f"out of it what is no code, or bake it into the image; the largest: {named}"
+        )
+    return found
+
+
+def _belongs(path: Path) -> bool:
+    hidden = any(part.startswith(".") or part in LEFT_OUT for part in path.parts)
+    return not hidden and path.suffix != ".pyc"
+
+
+def pack(folder: Path | None = None) -> Package:
+    """The package in `folder`; None: trainrig itself. Raises ConfigError for one too large."""
+    files = files_to_pack(folder or Path(trainrig.__file__).parent)
+    buffer = io.BytesIO()
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name, path in files.items():
+            content = path.read_bytes()
+            digest.update(f"{name}\n{len(content)}\n".encode() + content)
+            entry = zipfile.ZipInfo(name, EPOCH)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    return Package(f"_ray_pkg_{digest.hexdigest()[:32]}.zip", buffer.getvalue(), len(files))
+
+
+def pinned() -> list[str]:
+    """What `pip` needs to be told for the versions of this process's libraries; Ray's is the
+    cluster's own.
+
+    A build's local mark (`+cpu`) goes: no index has it, and the cluster's machine is another.
+    """
+    wanted = {name: name for name in LIBRARIES}
+    try:
+        requirements = metadata.requires("trainrig") or []
+    except metadata.PackageNotFoundError:  # imported from a folder
+        requirements = []
+    for requirement in requirements:
+        name = re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0]
+        if "extra ==" not in requirement:
+            wanted.setdefault(name, name)
+    found = {}
+    for name in wanted:
+        try:
+            found[name] = metadata.version(name).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            continue
+    return [f"{name}=={version}" for name, version in sorted(found.items()) if name != "ray"]

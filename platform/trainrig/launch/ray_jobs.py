@@ -1,0 +1,266 @@
+"""Jobs on a Ray cluster, through the REST interface of its dashboard.
+
+Ray's own client would do, but importing Ray takes seconds, and it waits for answers for ever. Each
+request here has a time limit, and what is wrong with an address or a token is one line.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainrig.errors import ClusterError
+
+LOCAL = "http://127.0.0.1:8265"  # where `ray start --head` puts its dashboard
+ANSWER_SECONDS = 30.0  # for one answer; a job is accepted once an agent has taken it
+CONNECT_TRIES = 3  # a dashboard that is busy drops one now and then
+UPLOAD_SECONDS = 300.0  # 100 MiB over 3 Mbit/s
+# What Ray calls the states of a job.
+PENDING, RUNNING = "PENDING", "RUNNING"
+STOPPED, SUCCEEDED, FAILED = "STOPPED", "SUCCEEDED", "FAILED"
+OVER = (STOPPED, SUCCEEDED, FAILED)
+NO_TOKEN = "what is here as its token is no token: it has signs that none has"
+
+
+class Unreachable(ClusterError):
+    """Nothing answers at the address, or not in time."""
+
+
+class Denied(ClusterError):
+    """The cluster wants another token, or any."""
+
+
+class Refused(ClusterError):
+    """The cluster answers, and will not do it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, as Ray knows it."""
+
+    status: str
+    message: str
+    exit_code: int | None  # of its entrypoint; None: not over, or it never ran
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.status in OVER
+
+
+@dataclass(frozen=True)
+class Node:
+    """One live node."""
+
+    address: str  # its IP
+    head: bool
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+def address_of(option: str | None) -> str:
+    """The address of a cluster's jobs: as given, else by Ray's own variables, else this machine's.
+
+    Raises ClusterError for one that is none.
+    """
+    named = [option, os.environ.get("RAY_API_SERVER_ADDRESS"), os.environ.get("RAY_ADDRESS")]
+    first = next((name for name in named[:2] if name), None)
+    if first is None:  # RAY_ADDRESS is as often the address of the cluster's insides
+        first = next((name for name in named[2:] if name and name.startswith("http")), LOCAL)
+    address = first if "://" in first else f"http://{first}"
+    parts = urllib.parse.urlsplit(address)
+    with contextlib.suppress(ValueError):  # of a port that is no number
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+    raise ClusterError(
+        f"{first}: no address of a cluster's jobs, which is that of its dashboard: "
+        "http://HOST:8265, or https:// behind a proxy"
+    )
+
+
+def token() -> str | None:
+    """What proves to the cluster who we are, from where Ray takes it; None: nothing is there."""
+    if given := os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return given
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path("~/.ray/auth_token").expanduser())
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True)
+class RayJobs:
+    """The jobs of the cluster at `address`."""
+
+    address: str
+
+    def versions(self) -> tuple[str, str]:
+        """Ray's and Python's on the cluster."""
+        with self._understood():
+            about = self._ask("GET", "/api/v0/cluster_metadata")["data"]
+            return str(about["rayVersion"]), str(about["pythonVersion"])
+
+    def nodes(self) -> list[Node]:
+        """All live nodes."""
+        query = "limit=10000&detail=1&filter_keys=state&filter_predicates==&filter_values=ALIVE"
+        with self._understood():
+            answer = self._ask("GET", f"/api/v0/nodes?{query}")
+            return [
+                Node(
+                    str(each["node_ip"]),
+                    bool(each["is_head_node"]),
+                    dict(each.get("resources_total") or {}),
+                    dict(each.get("labels") or {}),
+                )
+                for each in answer["data"]["result"]["result"]
+                if each["state"] == "ALIVE"
+            ]
+
+    def job(self, submission_id: str) -> Job | None:
+        """The job that was submitted under that id; None: the cluster knows none."""
+        with self._understood():
+            found = self._ask("GET", f"/api/jobs/{submission_id}", missing=True)
+            if found is None:
+                return None
+            return Job(found["status"], found.get("message") or "", found.get("driver_exit_code"))
+
+    def output(self, submission_id: str) -> str:
+        """What a job printed so far, and what Ray wrote between. As long as its node lives."""
+        with self._understood():
+            return str(self._ask("GET", f"/api/jobs/{submission_id}/logs")["logs"])
+
+    def submit(
+        self,
+        submission_id: str,
+        entrypoint: str,
+        runtime_env: Mapping[str, Any],
+        metadata: Mapping[str, str],
+    ) -> None:
+        """Start a job on the head. One that is there already under that id is taken for it: an
+        answer may have been lost on the way."""
+        body = {
+            "submission_id": submission_id,
+            "entrypoint": entrypoint,
+            "runtime_env": dict(runtime_env),
+            "metadata": dict(metadata),
+        }
+        try:
+            self._ask("POST", "/api/jobs/", json.dumps(body).encode(), "application/json")
+        except (Refused, Unreachable):
+            if self.job(submission_id) is None:
+                raise
+
+    def stop(self, submission_id: str) -> None:
+        """End a job: SIGTERM, and SIGKILL 3 s later. Nothing happens to one that is over."""
+        self._ask("POST", f"/api/jobs/{submission_id}/stop", b"", missing=True)
+
+    def has_package(self, name: str) -> bool:
+        """Whether an upload of that name is there; if so, it stays for ten minutes at least."""
+        return self._ask("GET", f"/api/packages/gcs/{name}", missing=True) is not None
+
+    def upload(self, name: str, data: bytes) -> str:
+        """Put a package on the cluster, unless it is there; the URI that runs name it by."""
+        if not self.has_package(name):
+            self._ask(
+                "PUT",
+                f"/api/packages/gcs/{name}",
+                data,
+                "application/octet-stream",
+                seconds=UPLOAD_SECONDS,
+            )
+        return f"gcs://{name}"
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        content_type: str | None = None,
+        missing: bool = False,
+        seconds: float = ANSWER_SECONDS,
+    ) -> Any:
+        """The answer, from JSON; `missing`: None for what is not there."""
+        request = urllib.request.Request(self.address + path, body, method=method)
+        if content_type:
+            request.add_header("Content-Type", content_type)
+        if known := token():
+            request.add_header("Authorization", f"Bearer {known}")
+        for attempt in range(1, CONNECT_TRIES + 1):
+            try:
+                with self._errors(path), _opener().open(request, timeout=seconds) as answer:
+                    data = answer.read()
+                with self._understood():
+                    return json.loads(data) if data.strip() else {}
+            except _NotThere:
+                if missing:
+                    return None
+                raise Refused(f"{self.address}{path}: not there; is it Ray's dashboard?") from None
+            except Unreachable:
+                if method != "GET" or attempt == CONNECT_TRIES:
+                    raise
+                time.sleep(0.2 * attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    @contextlib.contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except urllib.error.HTTPError as error:
+            said = error.read(2000).decode(errors="replace").strip()
+            if error.code == 404:
+                raise _NotThere from None
+            if error.code in (401, 403):
+                raise Denied(f"{self.address}: {_about_token(error.code)}") from None
+            last = said.splitlines()[-1] if said else error.reason
+            raise Refused(f"{self.address}{path}: answers {error.code}: {last}") from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            raise Unreachable(
+                f"{self.address}: no Ray dashboard answers ({why}); is the cluster up, and the "
+                "address that of its jobs (--address http://HOST:8265)?"
+            ) from None
+        except ValueError:  # of a header that cannot be sent
+            raise Denied(f"{self.address}: {NO_TOKEN}") from None
+
+    @contextlib.contextmanager
+    def _understood(self) -> Iterator[None]:
+        """The block takes an answer apart; one of another form is somebody else's."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise Refused(f"{self.address}: gives no answer of Ray's; what serves there?") from None
+
+
+class _NotThere(Exception):
+    """HTTP's 404."""
+
+
+class _SamePlace(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it would carry the token elsewhere."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """None: the redirect becomes an error."""
+        return
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_SamePlace)
+
+
+def _about_token(code: int) -> str:
+    if code == 401:
+        return (
+            "asks for a token, and none is here; put the cluster's in ~/.ray/auth_token (or the "
+            "file that RAY_AUTH_TOKEN_PATH names, or RAY_AUTH_TOKEN)"
+        )
+    return "refuses our token; that of RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"

@@ -1,0 +1,1 @@
+"""Machines that a cloud lends and takes back: told in time, a run moves and loses nothing."""

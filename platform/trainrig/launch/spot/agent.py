@@ -1,0 +1,72 @@
+"""The agent of a machine: it waits for a notice of the machine's end, and has Ray drain it."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+
+from trainrig.launch.spot.notices import Notice, Source, Unclear
+
+log = logging.getLogger(__name__)
+AFTER_TROUBLE = 1.0  # s, at least, until the next look or try
+LEAST_NOTICE = 5.0  # s that Ray is told of, when a notice comes later than its own deadline
+
+Drain = Callable[[Notice], str]
+"""Tries once to have Ray drain this machine; what went wrong, empty if nothing did."""
+
+
+class Agent:
+    """Looks at `source` until that is over. No trouble ends it: a machine has but this one."""
+
+    def __init__(
+        self, source: Source, drain: Drain, wait: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._source, self._drain, self._wait = source, drain, wait
+        self._heard: Notice | None = None
+        self._trouble = ""  # as was last said: what lasts is said once
+
+    def run(self) -> None:
+        """Until the source is over."""
+        while not self._source.over():
+            try:
+                notice = self._source.look()
+            except Unclear as problem:
+                self._say_trouble(f"not known whether this machine goes: {problem}")
+                self._wait(max(self._source.pause, AFTER_TROUBLE))
+                continue
+            self._say_trouble("")
+            if notice != self._heard:
+                self._heard = notice
+                self._hear(notice)
+            self._wait(self._source.pause)
+
+    def _hear(self, notice: Notice | None) -> None:
+        if notice is None:
+            log.info("the notice was taken back; Ray knows no way to use the machine again")
+        elif notice.deadline is None:
+            log.info("%s: this machine may go; Ray is told when it will", notice.what)
+        else:
+            log.warning(
+                "%s: this machine goes in %.0f s", notice.what, notice.deadline - time.time()
+            )
+            self._have_drained(notice, notice.deadline)
+
+    def _have_drained(self, notice: Notice, deadline: float) -> None:
+        """Until Ray agrees or the machine should be gone, but at least once."""
+        while True:
+            began = time.time()
+            told = dataclasses.replace(notice, deadline=max(deadline, began + LEAST_NOTICE))
+            problem = self._drain(told)
+            if not problem:
+                log.warning("Ray drains this machine")
+                return
+            self._say_trouble(f"Ray does not drain this machine yet: {problem}")
+            if time.time() >= deadline:
+                log.error("given up: the machine should be gone")
+                return
+            self._wait(AFTER_TROUBLE)
+
+    def _say_trouble(self, what: str) -> None:
+        if what and what != self._trouble:
+            log.warning("%s", what)
+        self._trouble = what

@@ -1,0 +1,149 @@
+"""Telling Ray that this machine goes: nothing new is placed on it, and training moves away.
+
+In a process of its own for each try, as Ray's client ends its process when the head is away for
+long, and takes memory that an agent which only waits need not have.
+"""
+
+import argparse
+import functools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig.errors import ClusterError, ConfigError, TrainrigError
+from trainrig.launch.spot.notices import Notice
+from trainrig.ray_session import ENVIRONMENT
+
+ANSWER = 5.0  # s for the head to answer
+ALIVE = 0  # the state of a node, as Ray numbers them
+TRY = 15.0  # s for one try in all; importing Ray takes about two of them
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """This machine, as Ray knows it."""
+
+    address: str  # of the cluster's head, HOST:PORT
+    node: str = ""  # its id; if empty, the node whose address is one of this machine's
+
+    def __post_init__(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdecimal() or "/" in host:
+            raise ConfigError(f"{self.address}: no address of Ray's head; one is HOST:PORT")
+
+    def drain(self, notice: Notice) -> str:
+        """Try once to drain it until the notice's deadline; what went wrong, empty if nothing."""
+        command = [sys.executable, "-m", "trainrig.launch.spot.drain", self.address]
+        command += [f"--node={self.node}", f"--why={notice.what}", f"--deadline={notice.deadline}"]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=TRY, start_new_session=True
+            )
+        except subprocess.TimeoutExpired:
+            return f"{self.address}: no answer within {TRY:g} s"
+        last = done.stderr.strip().splitlines()[-1:]
+        return "" if done.returncode == 0 else "".join(last) or f"exit {done.returncode}"
+
+
+def drain(address: str, node: str, deadline: float, why: str) -> None:
+    """Have the Ray whose head is at `address` drain `node` until `deadline` (as time.time()).
+
+    As often as one likes: the newest deadline holds. Raises ClusterError if the head does not
+    answer, or knows no such node.
+    """
+    head = _head(address)
+    from ray.core.generated import autoscaler_pb2
+    from ray.exceptions import RayError
+
+    reasons: Any = autoscaler_pb2.DrainNodeReason  # type: ignore[attr-defined]
+    preemption = reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
+    node = _one_of(live_nodes(address), node, address)
+    try:
+        agreed, problem = head.drain_node(node, preemption, why, int(deadline * 1000), ANSWER)
+    except RayError as error:
+        raise ClusterError(f"{address}: {error}") from None
+    if not agreed:
+        raise ClusterError(f"{address}: node {node} is not drained: {problem}")
+
+
+def live_nodes(address: str) -> dict[str, str]:
+    """The address of each live node, by id, of the Ray whose head is at `address`.
+
+    Raises ClusterError if that does not answer.
+    """
+    head = _head(address)
+    from ray.exceptions import RayError
+
+    try:
+        known = head.get_all_node_info(timeout=ANSWER).values()
+    except RayError as error:
+        raise ClusterError(f"{address}: {error}") from None
+    return {info.node_id.hex(): info.node_manager_address for info in known if info.state == ALIVE}
+
+
+@functools.cache
+def _head(address: str) -> Any:
+    """A client of it. Raises ClusterError."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    _knock(address)
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.exceptions import RayError
+
+    try:
+        return GcsClient(address=address)
+    except RayError as error:
+        raise ClusterError(f"{address}: {error}") from None
+
+
+def _knock(address: str) -> None:
+    """Raise ClusterError at once if nobody is there; Ray's client would try for 40 s."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+    except (OSError, ValueError) as problem:
+        raise ClusterError(f"{address}: no Ray head answers there ({problem})") from None
+
+
+def _one_of(live: Mapping[str, str], wanted: str, address: str) -> str:
+    """The node that is meant. Ray itself agrees to drain nodes that it does not have."""
+    if wanted:
+        found = [node for node in live if node == wanted]
+    else:
+        found = [node for node, host in live.items() if _is_ours(host)]
+    if len(found) == 1:
+        return found[0]
+    which = f"node {wanted}" if wanted else "node of this machine"
+    raise ClusterError(
+        f"{address}: no {which} among its {len(live)} live ones"
+        if not found
+        else f"{address}: {len(found)} of its nodes are on this machine; name one by --node"
+    )
+
+
+def _is_ours(address: str) -> bool:
+    """Whether `address` is one of this machine's: nobody can listen at another's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        try:
+            listener.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Have Ray drain a node of this machine, once.")
+    parser.add_argument("address")
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--deadline", type=float, required=True)
+    parser.add_argument("--why", required=True)
+    given = parser.parse_args()
+    try:
+        drain(given.address, given.node, given.deadline, given.why)
+    except TrainrigError as error:
+        sys.exit(str(error))

@@ -1,0 +1,112 @@
+"""Several Ray nodes on this machine, each of which believes to be a machine of its own.
+
+They listen where Ray finds this machine's address, as `ray start` has it, and want the token.
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainrig.errors import ClusterError
+from trainrig.launch.spot.drain import live_nodes
+from trainrig.ray_session import ENVIRONMENT
+
+HEAD = "the head"
+OBJECT_STORE = 80 * 2**20  # bytes, the least that Ray takes: no data of ours goes through it
+START = 120.0  # s for the head, or the nodes, to be up; they take about five each
+NODE_ID = 28  # bytes
+
+
+@dataclass
+class LocalCluster:
+    """A head without room for work, and nodes by name.
+
+    Of `ray start` each, so that killing one's process group is what switching off a machine is.
+    """
+
+    folder: str  # for Ray's sockets and logs; its path must be short: a socket's has 107 bytes
+    cpus: int  # of a node, as Ray counts them
+    address: str = ""
+    ids: dict[str, str] = field(default_factory=dict)  # Ray's, by name
+    _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Start the head. Raises ClusterError."""
+        port = _free_port()
+        self.address = f"{_own_address()}:{port}"
+        head = ["--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false"]
+        self._start(HEAD, [*head, f"--temp-dir={self.folder}"])
+        self.wait([HEAD])
+
+    def wait(self, nodes: Iterable[str]) -> None:
+        """Return once Ray knows all of `nodes`. Raises ClusterError."""
+        until = time.monotonic() + START
+        while missing := [node for node in nodes if self.ids[node] not in self._live()]:
+            ended = [node for node in missing if self._processes[node].poll() is not None]
+            if ended or time.monotonic() > until:
+                node = [*ended, *missing][0]
+                log = Path(self.folder, f"{node}.log").read_text().strip().splitlines()[-1:]
+                raise ClusterError(f"{node} did not start: {''.join(log) or 'it says nothing'}")
+            time.sleep(0.2)
+
+    def _live(self) -> Mapping[str, str]:
+        try:
+            return live_nodes(self.address)
+        except ClusterError:  # the head is not up yet
+            return {}
+
+    def add(self, node: str) -> None:
+        """Start a node; returns before it is up."""
+        self._start(node, [f"--address={self.address}", f"--num-cpus={self.cpus}"])
+
+    def kill(self, node: str) -> None:
+        """End a node at once."""
+        process = self._processes.pop(node)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        """End all that is left, the head last."""
+        for node in reversed(list(self._processes)):
+            self.kill(node)
+
+    def _start(self, node: str, options: Sequence[str]) -> None:
+        self.ids[node] = secrets.token_hex(NODE_ID)
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+        fixed = [f"--object-store-memory={OBJECT_STORE}"]
+        own = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": self.ids[node]}
+        with Path(self.folder, f"{node}.log").open("ab") as output:
+            self._processes[node] = subprocess.Popen(
+                [*ray, *fixed, *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**ENVIRONMENT, **os.environ, **own},
+                start_new_session=True,
+            )
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _own_address() -> str:
+    """What Ray takes for this machine's address: that by which packets leave it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        try:
+            route.connect(("8.8.8.8", 80))  # sends nothing
+        except OSError:
+            return "127.0.0.1"
+        address: str = route.getsockname()[0]
+        return address

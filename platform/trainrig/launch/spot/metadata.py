@@ -1,0 +1,62 @@
+"""Questions to the metadata service that each machine of a cloud has on a link of its own.
+
+No proxy is ever asked, whatever the environment says: the answers are about this machine.
+"""
+
+import http.client
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from trainrig.errors import ConfigError
+from trainrig.launch.spot.notices import Unclear
+
+TIMEOUT = 1.0  # s for each byte to come; the service answers in about a millisecond
+LARGEST = 64 * 2**10  # bytes of an answer that are read
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the service said."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A metadata service."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> "Endpoint":
+        """That at `url`, such as `http://169.254.169.254`. Raises ConfigError."""
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            port = parts.port or 80
+        except ValueError:
+            port = 0
+        if parts.scheme != "http" or not parts.hostname or not port or parts.path.strip("/"):
+            raise ConfigError(
+                f"{url}: no address of a metadata service; one is http://HOST or http://HOST:PORT"
+            )
+        return cls(parts.hostname, port)
+
+    def ask(
+        self, method: str, path: str, headers: Mapping[str, str], timeout: float = TIMEOUT
+    ) -> Answer:
+        """The answer to one request. Raises Unclear if there is none within `timeout` seconds."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        try:
+            connection.request(method, path, headers=dict(headers))
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, found, response.read(LARGEST))
+        except (OSError, http.client.HTTPException) as problem:
+            what = str(problem) or type(problem).__name__
+            raise Unclear(f"{self.host}:{self.port} does not answer: {what}") from None
+        finally:
+            connection.close()

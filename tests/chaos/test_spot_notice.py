@@ -1,0 +1,85 @@
+"""A cloud tells a machine that it goes: the agent there hears it, and training moves in time."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trouble
+
+from trainrig.launch.spot.aws import INTERRUPTION, REBALANCE
+from trainrig.train import trainer
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "metadata_service.py")))
+
+
+@pytest.fixture
+def agent(several_raylets, metadata_service, tmp_path):
+    """The agent of the second node, whose talk is in the file that this is."""
+    command = [sys.executable, "-m", "trainrig.launch.spot", "--provider=aws"]
+    command += [f"--address={several_raylets.address}"]
+    command += [f"--node={several_raylets.nodes[-1].node_id}"]
+    variable = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata_service.url}
+    talk = tmp_path / "agent.log"
+    with talk.open("w") as file:
+        process = subprocess.Popen(command, stderr=file, env={**os.environ, **variable})
+    yield talk
+    assert process.poll() is None  # no trouble ends it
+    process.kill()
+    process.wait()
+
+
+def wait_until(what, *happens):
+    until = time.monotonic() + 120
+    while not all(each() for each in happens):
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+def goes_in(seconds):
+    when = datetime.now(UTC) + timedelta(seconds=seconds)
+    return json.dumps({"action": "terminate", "time": when.strftime("%Y-%m-%dT%H:%M:%SZ")})
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twice(
+    several_raylets, agent, metadata_service, undisturbed, chaos, tmp_path
+):
+    straight = undisturbed(60)
+    # A second a step: the notice comes in some 20 s after the first.
+    job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.25)
+    events = chaos.events(job.folder)
+
+    def cloud():
+        events.wait("first_step")
+        metadata_service.refuses = 503  # a bad moment of the service
+        wait_until("trouble", lambda: "status 503" in agent.read_text())
+        metadata_service.refuses = None
+        metadata_service.put(REBALANCE, '{"noticeTime": "2026-11-22T08:20:00Z"}')
+        wait_until("a warning", lambda: "this machine may go" in agent.read_text())
+        assert not events.all("node_draining")  # a warning alone moves nobody
+        metadata_service.forget_tokens()
+        metadata_service.put(INTERRUPTION, goes_in(120))
+
+    aside = chaos.aside(cloud)
+    outcome = trainer.run(job, (1, 2))
+    aside.end()
+    whys = [(event["why"], event["workers"]) for event in events.all("attempt_started")]
+    assert whys == [("start", 2), ("drain", 1)]
+    assert not events.all("attempt_failed")
+    left = events.all("attempt_stopped")[0]["step"]
+    resumed = [attempt.resumed_step for attempt in events.folder.attempts()]
+    assert resumed == [0, left] and left > 0
+    assert outcome.checkpoint.step == 60
+    assert "Ray drains this machine" in agent.read_text()
+    found, wanted = chaos.what_came_of(job), chaos.what_came_of(straight)
+    for name in ("updates", "held out", "samples"):
+        assert found[name] == wanted[name], name

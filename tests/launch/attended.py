@@ -1,0 +1,82 @@
+"""What tests of attendants share: attempts with children that are real processes."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+from trainrig.launch.attendant import Attendant, Pace
+from trainrig.launch.limits import Limits
+
+PATIENCE = 60.0  # s: a bound for what is broken
+PACE = Pace(beat=0.1, look=0.05, poll=0.02)
+# What children are made of. `trial` counts them; `end` ends as a verb of ours does.
+CHILD = """
+import json, os, signal, sys, time
+place = sys.argv[1]
+with open(place + "/tries", "a") as file: file.write("x")
+trial = os.path.getsize(place + "/tries")
+def end(kind, message, code):
+    with open(os.environ["TRAINRIG_OUTCOME"], "w") as file:
+        json.dump({"kind": kind, "message": message, "exit_code": code}, file)
+    sys.exit(code)
+def whole(*_): end("Unfinished", "step 3 of 9 is saved", 75)
+def wait():
+    with open(place + "/waits", "a") as file: file.write("x")
+    while True: time.sleep(0.02)
+"""
+WHOLE = "signal.signal(signal.SIGTERM, whole); wait()"
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); wait()"
+
+
+class Attended:
+    """An attempt at a run, attended in a thread."""
+
+    def __init__(self, home, place, code, verb="evaluate", **limits):
+        self.run = home.create(verb, f"{place}/out")
+        settings = Limits(**({"back_off": 0.05, "longest_back_off": 0.1} | limits))
+        given = settings.model_dump(mode="json")
+        self.attempt = self.run.take_attempt("job", "http://here", "", given)
+        command = [sys.executable, "-c", CHILD + code, str(place)]
+        self.attendant = Attendant(self.run, self.attempt, settings, command, PACE)
+        self.code = None
+        self.place = place
+        self._thread = threading.Thread(target=self._attend, daemon=True)
+        self._thread.start()
+
+    def _attend(self):
+        self.code = self.attendant.attend()
+
+    def end(self):
+        """The event `ended`, or None."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        found = self.events("ended")
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def events(self, kind):
+        return [e for e in self.run.events(self.attempt.number) if e["event"] == kind]
+
+    def until_state(self, state):
+        until(lambda: self.run.state() == state)
+
+    def until_it_waits(self):
+        until(lambda: waiting(self.place))
+
+
+def until(there):
+    deadline = time.monotonic() + PATIENCE
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def waiting(place):
+    """How many children have got as far as to wait."""
+    path = Path(place, "waits")
+    return path.stat().st_size if path.exists() else 0
+
+
+def log_of(run):
+    return b"\n".join(run.tail().lines())

@@ -1,0 +1,158 @@
+"""A Ray cluster on this machine whose autoscaler starts raylets and ends them: pools of its own."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from trainrig.ray_session import ENVIRONMENT
+
+MEMORY = 80 * 2**20  # bytes of an object store: the least that Ray takes
+HEAD_ID = "f" * 51 + "00000"  # what the provider believes the head's to be
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+PATIENCE = 120.0  # s for one event: a bound for what is broken, far above what any takes
+
+
+class Autoscaled:
+    """A head without room for workers, and pools that begin with no node."""
+
+    def __init__(self, idle_seconds=8.0, **pools):
+        """`pools`: CPUs of a node and most nodes, by the pool's name, which is its label too."""
+        self._folder = Path(tempfile.mkdtemp(prefix="scaled-"))
+        self.address = f"127.0.0.1:{_free_port()}"
+        config = self._folder / "cluster.json"
+        config.write_text(json.dumps(_config(self.address, idle_seconds, pools)))
+        ray = str(Path(sys.executable).with_name("ray"))
+        command = [ray, "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
+        command += [f"--port={self.address.split(':')[1]}", "--num-cpus=0"]
+        command += ["--include-dashboard=false", f"--object-store-memory={MEMORY}"]
+        command += [f"--temp-dir={self._folder}/ray", f"--autoscaling-config={config}"]
+        command += ["--labels=trainrig.io/pool=head"]
+        self._log = (self._folder / "log").open("w")
+        self._head = subprocess.Popen(
+            command,
+            env=os.environ | ENVIRONMENT | _FAKE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._wait_for_the_head()
+
+    def nodes(self):
+        """How many are alive in each pool, as Ray sees it."""
+        import ray
+
+        return Counter(
+            node["Labels"].get("trainrig.io/pool")
+            for node in ray.nodes()
+            if node["Alive"] and "node:__internal_head__" not in node["Resources"]
+        )
+
+    def wait_for(self, **wanted):
+        """Return once the pools have so many nodes; the seconds that it took."""
+        began = time.monotonic()
+        while (now := self.nodes()) != Counter(wanted):
+            assert self._head.poll() is None, self.log()
+            assert time.monotonic() - began < PATIENCE, f"{dict(now)}, not {wanted}: {self.log()}"
+            time.sleep(0.1)
+        return time.monotonic() - began
+
+    def lose_a_node(self):
+        """SIGKILL to the raylet of one, as when a cloud takes its machine back unasked."""
+        import psutil
+
+        for process in psutil.Process(self._head.pid).children(recursive=True):
+            if process.name() == "raylet" and "RAY_NODE_TYPE_NAME" in process.environ():
+                process.kill()
+                return
+
+    def log(self):
+        """The last that the autoscaler said."""
+        logs = sorted(self._folder.glob("ray/session_2*/logs/monitor.*"))
+        return "\n".join(path.read_text()[-3000:] for path in logs)
+
+    def shutdown(self):
+        """End the head, and with it all that it started."""
+        import psutil
+
+        family = psutil.Process(self._head.pid).children(recursive=True)
+        self._head.send_signal(signal.SIGTERM)
+        for process in [*family, psutil.Process(self._head.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._head.wait()
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait_for_the_head(self):
+        host, port = self.address.split(":")
+        until = time.monotonic() + PATIENCE
+        while True:
+            assert self._head.poll() is None, (self._folder / "log").read_text()
+            assert time.monotonic() < until, (self._folder / "log").read_text()
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+                if "Ray runtime started" in (self._folder / "log").read_text():
+                    return
+            time.sleep(0.1)
+
+
+_FAKE = {
+    "RAY_FAKE_CLUSTER": "1",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    "RAY_enable_autoscaler_v2": "1",
+    "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
+    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
+}
+
+
+_COMMANDS = ("initialization_commands", "setup_commands", "head_setup_commands")
+_COMMANDS += ("worker_setup_commands", "head_start_ray_commands", "worker_start_ray_commands")
+_COMMANDS += ("cluster_synced_files",)
+
+
+def _config(address, idle_seconds, pools):
+    return {
+        "cluster_name": "scaled",
+        "max_workers": sum(most for _, most in pools.values()),
+        "upscaling_speed": 100,
+        "idle_timeout_minutes": idle_seconds / 60,
+        "provider": {
+            "type": "external",  # of its own type it would ask for a file that Ray does not ship
+            "module": PROVIDER,
+            "gcs_address": address,
+            "head_node_id": HEAD_ID,
+            "launch_multiple": True,
+            "disable_node_updaters": True,
+        },
+        "auth": {"ssh_user": "nobody"},
+        **{command: [] for command in _COMMANDS},
+        "file_mounts": {},
+        "head_node_type": "ray.head.default",
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
+        }
+        | {
+            name: {
+                "resources": {"CPU": cpus, "object_store_memory": MEMORY},
+                "labels": {"trainrig.io/pool": name.split("-")[0]},
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": most,
+            }
+            for name, (cpus, most) in pools.items()
+        },
+    }
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,29 @@
+"""Runs that are attended by this process, with records on a disk or in a bucket."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainrig.launch.record import Home
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests are no package, and share modules
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def home(request, tmp_path):
+    """A home of either kind."""
+    path = str(tmp_path / "home")
+    return Home.named(path if request.param == "disk" else request.getfixturevalue("s3"))
+
+
+@pytest.fixture
+def local(tmp_path):
+    return Home.named(str(tmp_path / "home"))
+
+
+@pytest.fixture
+def attend(tmp_path):
+    from attended import Attended
+
+    return lambda home, code, **limits: Attended(home, tmp_path, code, **limits)

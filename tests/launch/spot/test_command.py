@@ -1,0 +1,123 @@
+"""The agent as a process: its options, its end, and which provider it takes this machine for."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.launch.spot.aws import InstanceMetadata
+from trainrig.launch.spot.gcp import ComputeMetadata
+from trainrig.launch.spot.kubernetes import LEFT_FOR_RAY, PodEnd
+from trainrig.launch.spot.provider import detect, source
+
+NOBODY = "127.0.0.1:1"  # no head is there
+
+
+def agent(*options, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainrig.launch.spot", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def wait_for_handler(process):
+    """Until it has one for SIGTERM, which would end it."""
+    status = Path(f"/proc/{process.pid}/status")
+    while process.poll() is None:
+        caught = int(status.read_text().partition("SigCgt:\t")[2][:16], 16)
+        if caught & 1 << (signal.SIGTERM - 1):
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--provider=aws"], "no --address HOST:PORT of Ray's head, and no RAY_ADDRESS either"),
+        (["--address=auto"], "auto: no address of Ray's head; one is HOST:PORT"),
+        (["--address=ray://h:1"], "ray://h:1: no address of Ray's head"),
+        (["--address=h:1", "--now"], "--now is for a preStop hook"),
+        (["--address=h:1", "--provider=aws", "--endpoint=https://h"], "no address of a metadata"),
+        (["--address=h:1", "--provider=gcp", "--endpoint=h:x"], "no address of a metadata"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_in_one_line(options, says):
+    environment = {"RAY_ADDRESS": ""}
+    process = agent(*options, **environment)
+    talk = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert says in talk
+    assert len(talk.splitlines()) == 1
+
+
+def test_sigterm_is_the_notice_of_a_pod_and_the_agent_lives_until_its_grace_is_nearly_over():
+    process = agent("--provider=kubernetes", f"--address={NOBODY}", "--grace=3.5")
+    wait_for_handler(process)
+    told = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    talk = process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+    assert time.monotonic() - told >= 3.5 - LEFT_FOR_RAY
+    assert "the pod ends: this machine goes in" in talk
+    assert talk.count("no Ray head answers there") == 1
+
+
+def test_a_prestop_hook_needs_no_signal():
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        hook = PodEnd(grace=30.0, now=True)
+        notice = hook.look()
+        assert 29.0 < notice.deadline - time.time() <= 30.0
+        assert not hook.over()
+        waits = PodEnd(grace=30.0, now=False)
+        assert waits.look() is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert waits.look() == waits.look() != None  # noqa: E711 - both, and the same
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "environment", "provider"),
+    [
+        ("Amazon EC2\n", {}, "aws"),
+        ("Google\n", {}, "gcp"),
+        ("Amazon EC2\n", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
+        (None, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
+    ],
+)
+def test_a_provider_is_known_by_the_firmware_or_by_kubernetes(
+    tmp_path, vendor, environment, provider
+):
+    if vendor:
+        (tmp_path / "sys_vendor").write_text(vendor)
+    assert detect(environment, tmp_path / "sys_vendor") == provider
+
+
+@pytest.mark.parametrize("vendor", ["LENOVO\n", None])
+def test_a_machine_of_no_cloud_is_refused_with_what_would_do(tmp_path, vendor):
+    if vendor:
+        (tmp_path / "sys_vendor").write_text(vendor)
+    with pytest.raises(ConfigError, match=r"--provider aws\|gcp\|kubernetes"):
+        detect({}, tmp_path / "sys_vendor")
+
+
+def test_the_service_s_address_comes_from_option_environment_or_the_cloud():
+    def asked(provider, environment, option=""):
+        return source(provider, environment, option, 30.0, False)._endpoint
+
+    assert asked("aws", {}).host == "169.254.169.254"
+    variable = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://[fd00:ec2::254]/"}
+    assert asked("aws", variable).host == "fd00:ec2::254"
+    assert asked("aws", variable, "http://127.0.0.1:81").port == 81
+    assert asked("gcp", {}).host == "metadata.google.internal"
+    assert asked("gcp", {"GCE_METADATA_HOST": "127.0.0.1:82"}).port == 82
+    assert isinstance(source("aws", {}, "", 30.0, False), InstanceMetadata)
+    assert isinstance(source("gcp", {}, "", 30.0, False), ComputeMetadata)

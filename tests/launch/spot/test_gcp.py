@@ -1,0 +1,73 @@
+"""Notices of a machine at Google, from a server that holds questions until there is an answer."""
+
+import threading
+import time
+
+import pytest
+
+from trainrig.launch.spot import gcp
+from trainrig.launch.spot.gcp import MAINTENANCE, PREEMPTED, ComputeMetadata
+from trainrig.launch.spot.metadata import Endpoint
+from trainrig.launch.spot.notices import Notice, Unclear
+
+
+@pytest.fixture
+def source(metadata_service, monkeypatch):
+    monkeypatch.setattr(gcp, "WAIT", 0.2)
+    metadata_service.put(PREEMPTED, "FALSE")
+    metadata_service.put(MAINTENANCE, "NONE")
+    return ComputeMetadata(Endpoint.parse(metadata_service.url))
+
+
+def test_a_preemption_has_thirty_seconds_from_when_it_is_seen_however_often(
+    source, metadata_service
+):
+    assert source.look() is None
+    metadata_service.put(PREEMPTED, "TRUE")
+    before = time.time()
+    seen = source.look()
+    assert seen.what == "preemption"
+    assert before + 30 <= seen.deadline <= time.time() + 30
+    assert source.look() == seen
+
+
+def test_the_question_waits_for_the_answer(source, metadata_service, monkeypatch):
+    monkeypatch.setattr(gcp, "WAIT", 60)
+    source.look()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(source.look()))
+    thread.start()
+    waits = f"GET {PREEMPTED}?wait_for_change=true&timeout_sec=60"
+    while not any(asked.startswith(waits) for asked in metadata_service.asked):
+        time.sleep(0.005)
+    metadata_service.put(PREEMPTED, "TRUE")
+    thread.join(30)
+    assert found[0].what == "preemption"
+
+
+def test_maintenance_that_ends_a_machine_is_a_notice_and_one_that_moves_it_is_a_warning(
+    source, metadata_service
+):
+    metadata_service.put(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")
+    assert source.look() == Notice("MIGRATE_ON_HOST_MAINTENANCE", None)
+    metadata_service.put(MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
+    seen = source.look()
+    assert seen.what == "TERMINATE_ON_HOST_MAINTENANCE"
+    assert 0 < seen.deadline - time.time() <= 60
+
+
+@pytest.mark.parametrize("said", ["", "true?", "<html>", 404, 500, 503])
+def test_what_is_not_understood_is_unclear_and_never_a_notice(source, metadata_service, said):
+    metadata_service.put(PREEMPTED, said)
+    with pytest.raises(Unclear):
+        source.look()
+    metadata_service.put(PREEMPTED, "FALSE")
+    assert source.look() is None
+
+
+def test_a_server_that_is_not_google_s_is_not_believed(metadata_service):
+    metadata_service.there["/computeMetadata/v1/instance/preempted"] = "TRUE"
+    source = ComputeMetadata(Endpoint.parse(metadata_service.url))
+    metadata_service.refuses = 200
+    with pytest.raises(Unclear, match="not from Google"):
+        source.look()

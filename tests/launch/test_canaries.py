@@ -1,0 +1,74 @@
+"""Secrets that a run is given, looked for in every byte that it leaves."""
+
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from trainrig import config, storage
+from trainrig.corpus.curation import Curation, Source
+from trainrig.corpus.filters import Length
+from trainrig.launch.limits import Limits
+from trainrig.launch.record import Home
+
+lines = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))["lines"]
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "canary-of-aws-0123456789abcdef",
+    "AWS_SESSION_TOKEN": "canary-of-session-0123456789abcdef",
+    "HF_TOKEN": "hf_canary0123456789abcdef",
+    "WANDB_API_KEY": "canaryofwandb0123456789abcdef0123456789ab",
+    "RAY_AUTH_TOKEN": "canaryofray0123456789abcdef0123456789abcdef0123456789abcdef01234",
+}
+
+
+def everything(folder):
+    """(path, bytes) of all below a folder, hidden files too."""
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            yield str(path), path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def ray_folder():
+    """Where a Ray of this test's own leaves its logs; a short path, for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        yield folder
+
+
+def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tmp_path):
+    storage.write(f"{s3}/pages.jsonl", lines(60))
+    source = Source(name="web", paths=(f"{s3}/pages.jsonl",), filters=(Length(),))
+    run = Curation(output=f"{s3}/out", workers=1, sources=(source,))
+    home = str(tmp_path / "home")
+    record = Home(home).create(run.verb, run.output)
+    storage.write(record.run_file, config.to_toml(run).encode())
+    limits = Limits(notify=None).model_dump(mode="json")
+    record.take_attempt("job-{attempt}", "http://here", "", limits)
+    environment = {**os.environ, **SECRETS, "RAY_TMPDIR": ray_folder}
+    environment.pop("RAY_ADDRESS", None)
+    attend = [sys.executable, "-m", "trainrig.launch.attend", f"--home={home}"]
+    done = subprocess.run(
+        [*attend, f"--run={record.id}", "--attempt=1"], env=environment, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    left = dict(everything(home)) | dict(everything(ray_folder))
+    left |= {path: storage.read(path) for path in storage.list_files(s3)}
+    left |= {"stdout": done.stdout, "stderr": done.stderr}
+    kinds = {Path(path).suffix for path in left}
+    assert {".json", ".toml", ".jsonl", ".txt", ".parquet", ".html", ".out"} <= kinds
+    assert [path for path, data in left.items() if s3.encode() in data]  # the search finds
+    for name, secret in SECRETS.items():
+        assert not [path for path, data in left.items() if secret.encode() in data], name
+    assert not [path for path, data in left.items() if is_pickle(path, data)]
+
+
+def is_pickle(path, data):
+    """Whether a file begins as pickles do; Ray's own folder is not ours."""
+    return "/session_" not in path and data[:2] in (b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -1,0 +1,139 @@
+"""What a Ray of ours lets strangers do: nothing. docs/security.md says what follows from that."""
+
+import ast
+import functools
+import ipaddress
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+import trainrig
+from trainrig.ray_session import TOKEN
+
+PLATFORM = Path(trainrig.__file__).parent
+
+
+def own_processes():
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
+@pytest.mark.ray
+def test_a_local_ray_listens_on_loopback_alone(local_ray):
+    listening = [
+        (process.name(), connection.laddr.ip)
+        for process in own_processes()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {"gcs_server", "raylet"} <= {name for name, _ in listening}
+
+    def is_loopback(address):
+        parsed = ipaddress.ip_address(address)
+        return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+
+    assert not [(name, address) for name, address in listening if not is_loopback(address)]
+
+
+def ask(port, method, *metadata):
+    """The status of a call to one of Ray's servers; the empty message is a valid one of each."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(method)
+        try:
+            call(b"", metadata=metadata, timeout=30)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
+DRAIN = "/ray.rpc.autoscaler.AutoscalerStateService/DrainNode"
+JOBS = "/ray.rpc.JobInfoGcsService/GetAllJobInfo"
+STATISTICS = "/ray.rpc.NodeManagerService/GetNodeStats"
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("method", [NODES, DRAIN, JOBS, STATISTICS])
+def test_no_server_of_ray_s_answers_without_the_token(local_ray, method):
+    import ray
+
+    (node,) = ray.nodes()
+    control_store = int(ray.get_runtime_context().gcs_address.rpartition(":")[2])
+    port = node["NodeManagerPort"] if method == STATISTICS else control_store
+    assert ask(port, method) == grpc.StatusCode.UNAUTHENTICATED
+    wrong = ("authorization", f"Bearer {'0' * 64}")
+    assert ask(port, method, wrong) == grpc.StatusCode.UNAUTHENTICATED
+    right = ("authorization", f"Bearer {TOKEN.expanduser().read_text().strip()}")
+    assert ask(port, method, right) != grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.ray
+def test_the_token_stands_in_no_command_line_which_every_user_can_read(local_ray):
+    token = TOKEN.expanduser().read_text().strip()
+    assert len(token) >= 32
+    assert TOKEN.expanduser().stat().st_mode & 0o077 == 0
+    assert not [p.name() for p in own_processes() if token in " ".join(p.cmdline())]
+
+
+# Between processes of ours, through a channel that nobody else can reach: a pipe, a socket in a
+# folder of its owner's alone, or Ray, which wants the token.
+CHANNELS = {
+    "corpus/extract/guard.py",
+    "corpus/extract/guarded.py",
+    "scaling/work.py",
+    "train/rank.py",
+    "train/trainer.py",
+}
+RUNS_CODE = {
+    ("pickle", "load"),
+    ("pickle", "loads"),
+    ("pickle", "Unpickler"),
+    ("marshal", "loads"),
+    ("shelve", "open"),
+    ("joblib", "load"),
+    ("torch", "load"),
+    ("dcp", "load"),
+    ("yaml", "load"),
+    ("yaml", "unsafe_load"),
+    ("yaml", "full_load"),
+    ("os", "system"),
+    ("", "eval"),
+    ("", "exec"),
+}
+
+
+@functools.cache
+def calls():
+    """(file, module, function, keywords) of each call by name in the package."""
+    return list(_calls())
+
+
+def _calls():
+    for path in sorted(PLATFORM.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name, function = str(path.relative_to(PLATFORM)), node.func
+            keywords = {
+                word.arg: word.value.value
+                for word in node.keywords
+                if isinstance(word.value, ast.Constant)
+            }
+            if isinstance(function, ast.Attribute):
+                module = function.value.id if isinstance(function.value, ast.Name) else "(…)"
+                yield name, module, function.attr, keywords
+            elif isinstance(function, ast.Name):
+                yield name, "", function.id, keywords
+
+
+def test_nothing_that_can_run_code_is_read_from_a_file():
+    found = {name for name, module, function, _ in calls() if (module, function) in RUNS_CODE}
+    assert found == CHANNELS
+    for keyword in ("allow_pickle", "trust_remote_code", "shell"):
+        assert not [name for name, _, _, words in calls() if words.get(keyword)]
+
+
+def test_no_archive_is_unpacked():
+    unpacking = {("zipfile", "extractall"), ("tarfile", "open"), ("shutil", "unpack_archive")}
+    assert not [name for name, module, function, _ in calls() if (module, function) in unpacking]

@@ -1,0 +1,125 @@
+"""Ray's own traffic under TLS, which takes four variables and a certificate for each machine."""
+
+import datetime
+import ipaddress
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from trainrig.ray_session import TOKEN
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+
+NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
+# A stage of a few splits on a Ray of its own, which then waits to be looked at.
+STAGE = """
+import sys
+from trainrig.corpus.curate import curate
+from trainrig.corpus.curation import Curation, Source
+from trainrig.corpus.filters import Length
+
+if __name__ == "__main__":
+    source = Source(name="web", paths=(sys.argv[1],), filters=(Length(),))
+    made = curate(Curation(output=sys.argv[2], workers=1, sources=(source,)))
+    import ray
+    print(made.content, ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+"""
+
+
+def certificate(folder, name, issuer=None):
+    """A certificate and its key, as files; by itself if there is no `issuer`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    addresses = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer[0].subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(addresses), critical=False)
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .sign(issuer[1] if issuer else key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / f"{name}.crt").write_bytes(made.public_bytes(pem))
+    (folder / f"{name}.key").write_bytes(key.private_bytes(pem, *form))
+    return made, key
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    """The folder of an authority's certificate, and of one that it signed for this machine."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = certificate(folder, "ca")
+    certificate(folder, "node", authority)
+    return folder
+
+
+def status(port, credentials):
+    """Of a question to the control store with the right token."""
+    token = TOKEN.expanduser().read_text().strip()
+    if credentials is None:
+        channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    else:
+        channel = grpc.secure_channel(f"127.0.0.1:{port}", credentials)
+    with channel:
+        call = channel.unary_unary(NODES)
+        try:
+            call(b"", metadata=[("authorization", f"Bearer {token}")], timeout=10)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def test_a_stage_runs_under_tls_and_who_has_no_certificate_is_refused(tls, tmp_path):
+    pages = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))
+    (tmp_path / "pages.jsonl").write_bytes(pages["lines"](30))
+    (tmp_path / "stage.py").write_text(STAGE)
+    names = {"CA_CERT": "ca.crt", "SERVER_CERT": "node.crt", "SERVER_KEY": "node.key"}
+    variables = {f"RAY_TLS_{name}": str(tls / file) for name, file in names.items()}
+    environment = {**os.environ, "RAY_USE_TLS": "1", **variables}
+    environment.pop("RAY_ADDRESS", None)
+    command = [sys.executable, "stage.py", str(tmp_path / "pages.jsonl"), str(tmp_path / "out")]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()[-2000:]
+        content, address = line.split()
+        port = int(address.rpartition(":")[2])
+        authority, ours, key = ((tls / f).read_bytes() for f in ("ca.crt", "node.crt", "node.key"))
+        assert status(port, grpc.ssl_channel_credentials(authority, key, ours)) == (
+            grpc.StatusCode.OK
+        )
+        refused = grpc.StatusCode.UNAVAILABLE  # it does not even hear the token
+        assert status(port, grpc.ssl_channel_credentials(authority)) == refused
+        assert status(port, None) == refused
+        strangers = tmp_path / "strangers"
+        strangers.mkdir()
+        certificate(strangers, "node", certificate(strangers, "ca"))
+        theirs = [(strangers / f).read_bytes() for f in ("node.key", "node.crt")]
+        assert status(port, grpc.ssl_channel_credentials(authority, *theirs)) == refused
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert len(content) == 64

@@ -1,0 +1,213 @@
+"""The whole path by `trainrig submit`, on two nodes that have nothing of us but the upload.
+
+Pretraining is stopped in the middle and submitted again. In the end there are the same bytes as the
+same commands make by themselves.
+"""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainrig.launch.record import Home
+from trainrig.train import metrics
+
+pytestmark = [pytest.mark.ray, pytest.mark.soak, pytest.mark.timeout(1200)]
+
+_nodes = runpy.run_path(str(Path(__file__).parents[1] / "two_nodes.py"))
+PATIENCE = 300.0  # s: a bound for what is broken
+STEPS = 400
+
+WORDS = "wharf lantern copper thistle meadow harvest kettle orchard saddle gravel willow ferry"
+CURATE = """
+stage = "curate"
+output = "documents"
+workers = 2
+
+[[sources]]
+name = "pages"
+paths = ["pages.jsonl"]
+filters = [{ kind = "Length", min_characters = 50 }]
+"""
+TOKENIZER = """
+stage = "tokenizer"
+documents = "documents"
+output = "tokenizer"
+
+[tokenizer]
+kind = "ByteLevelBPE"
+vocabulary = 300
+"""
+TOKENIZE = """
+stage = "tokenize"
+documents = "documents"
+tokenizer = "tokenizer"
+output = "tokens"
+workers = 2
+held_out = 0.2
+"""
+PRETRAIN = f"""
+stage = "pretrain"
+tokens = "tokens"
+output = "model"
+workers = 2
+
+[model]
+layers = 1
+channels = 32
+heads = 4
+kv_heads = 2
+positions = 64
+
+[batches]
+sequence_length = 32
+global_batch = 4
+micro_batch = 2
+epochs = 1e6
+
+[training]
+steps = {STEPS}
+checkpoints.every = 100
+virtual_workers = 2
+
+[training.optimizer]
+kind = "AdamW"
+lr = 1e-3
+"""
+EVALUATE = """
+stage = "evaluate"
+checkpoint = "model"
+tokens = "tokens"
+output = "scores"
+sequence_length = 32
+"""
+RUN_FILES = {
+    "curate": CURATE,
+    "tokenizer": TOKENIZER,
+    "tokenize": TOKENIZE,
+    "pretrain": PRETRAIN,
+    "evaluate": EVALUATE,
+}
+OUTPUTS = dict(zip(RUN_FILES, ("documents", "tokenizer", "tokens", "model", "scores"), strict=True))
+
+
+@dataclass
+class User:
+    """Somebody with a command line."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def does(self, *arguments: str, expect: int = 0) -> str:
+        """What `trainrig` prints."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "trainrig", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+            timeout=PATIENCE,
+        )
+        assert ended.returncode == expect, (arguments, ended.stderr)
+        return ended.stdout
+
+
+@pytest.fixture
+def submitting(tmp_path: Path) -> Iterator[User]:
+    """A user in a folder of their own, with a cluster of two nodes of one CPU each."""
+    with _nodes["two_nodes"]() as cluster:
+        cluster.start_head(1)
+        cluster.add_node("second", 1)
+        cluster.wait_for_nodes(2)
+        kept = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
+        found = {
+            "RAY_AUTH_TOKEN_PATH": str(cluster.token),
+            "RAY_API_SERVER_ADDRESS": cluster.address,
+            "TRAINRIG_HOME": str(tmp_path / "home"),
+        }
+        yield User(_folder(tmp_path / "submitted"), kept | found)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> User:
+    """A user in another folder, who has this machine alone."""
+    kept = {n: v for n, v in os.environ.items() if n != "RAY_ADDRESS"}
+    return User(_folder(tmp_path / "alone"), kept)
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    words = WORDS.split()
+    pages = [
+        {"text": " ".join(words[(n * (k + 3) + k * k) % len(words)] for k in range(60)) + f" {n}."}
+        for n in range(60)
+    ]
+    (path / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
+    for verb, text in RUN_FILES.items():
+        (path / f"{verb}.toml").write_text(text)
+    return path
+
+
+def stop_in_the_middle(user: User) -> dict[str, Any]:
+    """Submit the pretraining, stop it while it takes steps; its end."""
+    user.does("submit", "pretrain", "pretrain.toml", "--detach")
+    (run,) = [r for r in Home(user.environment["TRAINRIG_HOME"]).list() if "pretrain" in r.id]
+    until = time.monotonic() + PATIENCE
+    while not metrics.series(str(user.folder / "model")):
+        assert time.monotonic() < until, list(run.events())
+        time.sleep(0.02)
+    return dict(json.loads(user.does("stop", run.id, "--json")))
+
+
+def test_the_whole_path_submitted_is_the_same_to_the_last_bit(
+    submitting: User, alone: User
+) -> None:
+    for verb in RUN_FILES:
+        if verb == "pretrain":
+            ended = stop_in_the_middle(submitting)
+            assert (ended["state"], ended["exit_code"]) == ("stopped", 75)
+            assert 0 < ended["step"] < STEPS
+            assert ended["tokens"] == ended["step"] * 4 * 32
+        done = json.loads(submitting.does("submit", verb, f"{verb}.toml", "--json"))
+        assert (done["state"], done["exit_code"]) == ("done", 0)
+        fewer = ["--set", "workers=1"] if "workers" in RUN_FILES[verb] else []
+        alone.does(verb, f"{verb}.toml", *fewer)
+    one, other = submitting.folder, alone.folder
+    for verb in ("curate", "tokenizer", "tokenize"):
+        assert files_of(one / OUTPUTS[verb]) == files_of(other / OUTPUTS[verb]), verb
+    assert losses_of(one / "model") == losses_of(other / "model")
+    for user in (submitting, alone):
+        user.does("export", "model", "exported")  # put together from what each worker saved
+    assert weights_of(one / "exported") == weights_of(other / "exported")
+    assert counts_of(one / "scores") == counts_of(other / "scores")
+    rows = json.loads(submitting.does("jobs", "--json"))
+    assert {row["verb"]: row["state"] for row in rows} == dict.fromkeys(RUN_FILES, "done")
+    (row,) = [row for row in rows if row["verb"] == "pretrain"]
+    assert (row["step"], row["steps"], row["attempts"]) == (STEPS, STEPS, 2)
+    assert 0 < row["goodput"] < 1
+
+
+def files_of(folder: Path) -> Any:
+    return json.loads((folder / "manifest.json").read_text())["files"]
+
+
+def counts_of(folder: Path) -> Any:
+    return json.loads((folder / "manifest.json").read_text())["counts"]
+
+
+def losses_of(folder: Path) -> Any:
+    return [(line["step"], line["train/loss"]) for line in metrics.series(str(folder))]
+
+
+def weights_of(folder: Path) -> dict[str, bytes]:
+    found = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+    assert found
+    return found
