@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from trainrig import cli, config
-from trainrig.cli import VERBS
+from trainrig.verbs import VERBS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def test_a_trainrig_command_parses_and_its_run_file_loads(
     given = parse(words)
     if "run_file" in given:
         run_file = str(given["run_file"])
-        verb = Path(run_file).stem if words[0] == "check" else words[0]
+        verb = Path(run_file).stem if words[0] == "check" else str(given.get("verb", words[0]))
         config.load(VERBS[verb].load_model(), run_file, given["changes"] or ())
     if "verb" in given:
         assert given["verb"] in VERBS
