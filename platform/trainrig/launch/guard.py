@@ -18,7 +18,9 @@ import signal
 import sys
 import time
 
-TOGETHER = 2.0  # s: who sends SIGTERM to us sends it to the command as well, and once is enough
+# Who sends SIGTERM to us sends it to the command as well, and once is enough: of two that mean the
+TOGETHER = 2.0  # same, the request comes at most so many seconds after the signal,
+MOMENT = 0.25  # or so many before it, which a request therefore waits.
 PR_SET_PDEATHSIG = 1  # prctl(2)
 MORE_LIKELY = "300"  # oom_score_adj: when memory is short the command goes before its attendant
 
@@ -31,9 +33,10 @@ def main(pipe: int, command: list[str]) -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
     child = _start(command)
-    told = float("-inf")
+    told, asked = float("-inf"), float("inf")
     while True:
-        ready = select.select([pipe, woken], [], [])[0]
+        wait = max(0.0, asked + MOMENT - time.monotonic()) if asked < float("inf") else None
+        ready = select.select([pipe, woken], [], [], wait)[0]
         if woken in ready:
             if signal.SIGTERM in os.read(woken, 4096):
                 told = time.monotonic()
@@ -43,8 +46,11 @@ def main(pipe: int, command: list[str]) -> None:
         if pipe in ready:
             if not os.read(pipe, 1):
                 os.killpg(0, signal.SIGKILL)
-            if time.monotonic() - told > TOGETHER:
+            asked = min(asked, time.monotonic())
+        if not ready:
+            if asked - told > TOGETHER:
                 os.kill(child, signal.SIGTERM)
+            asked = float("inf")
 
 
 def _start(command: list[str]) -> int:
