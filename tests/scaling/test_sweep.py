@@ -75,7 +75,7 @@ def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, ma
         search={
             "parameters": 6_000,
             "tokens": 3_000,
-            "rate_factors": (1e-4, 1.0, 1e20),
+            "rate_factors": (0.2, 1.0, 1e20),
             "scheduler": {"kind": "ASHA"},
         },
     )
@@ -83,7 +83,7 @@ def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, ma
     found = json.loads(Path(run.output, "search.json").read_text())
     assert found["rate_factor"] == 1.0 and found["at_an_edge"] == []
     losses = {each["rate_factor"]: each["loss"] for each in found["tried"]}
-    assert losses[1.0] < losses[1e-4] and losses[1e20] is None
+    assert losses[1.0] < losses[0.2] and losses[1e20] is None
     trials = json.loads(Path(run.output, "trials.json").read_text())
     ruled = [run.rule.rate(each["parameters"], each["runs"][0]["tokens"]) for each in trials]
     assert [each["rate"] for each in trials] == pytest.approx(ruled, rel=0.01)
