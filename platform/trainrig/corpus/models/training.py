@@ -15,7 +15,6 @@ from trainrig.config import PLACE, RunFile
 from trainrig.corpus.models import language_model
 from trainrig.corpus.models.classifier import model as classifier
 from trainrig.corpus.models.classifier.model import Learning
-from trainrig.corpus.models.classifier.page import classifier_page
 from trainrig.corpus.models.kneser_ney.ngrams import LONGEST
 from trainrig.corpus.models.subwords import Pieces, Subwords, TokenizerFile, make_tokenizer
 from trainrig.corpus.models.texts import Texts
@@ -86,6 +85,9 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
     with stage.undone_if_refused():
         made = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
     made.save(stage.path(CLASSIFIER_FILE))
+    # Here, as `check` imports this module and would load matplotlib for it.
+    from trainrig.corpus.models.classifier.page import classifier_page
+
     storage.write(stage.path(REPORT_PAGE), classifier_page(made.facts).encode())
     counts = {name: made.facts[name] for name in ("positives", "negatives", "auc")}
     tell(1, 1)
