@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import uniform
@@ -29,7 +29,7 @@ from trainrig.launch.limits import Limits
 from trainrig.launch.live_nodes import LiveNodes
 from trainrig.launch.log_copy import LogCopy
 from trainrig.launch.masking import masked
-from trainrig.launch.metering import Meter
+from trainrig.launch.metering import Kind, Meter
 from trainrig.launch.notify import notify
 from trainrig.launch.predecessor import settle_predecessors
 from trainrig.launch.reached import Reached
@@ -136,6 +136,7 @@ class Attendant:
         """Wait until nobody else drives the run. Raises Superseded or NoNeed."""
         earlier = settle_predecessors(self._record, self._attempt.number, self._check_need)
         self._before, self._attended_before = earlier.spent, earlier.attended
+        self._check_budget({})
         # In this order: of two attempts that begin at once, one sees the other.
         self._beat()
         self._check_fence()
@@ -228,11 +229,12 @@ class Attendant:
             time.sleep(self._pace.poll)
 
     def _watch_until_over(self) -> None:
-        next_beat = time.monotonic() + self._pace.beat
+        next_beat = time.monotonic()
         while not self._over.wait(self._pace.look):
             self._quietly(self._look)
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + self._pace.beat
+                self._quietly(self._read_meter)
                 self._quietly(self._beat)
 
     def _end_watch(self) -> None:
@@ -250,7 +252,6 @@ class Attendant:
 
     def _beat(self) -> None:
         began = time.monotonic()  # whoever is frozen in the middle has been away since then
-        self._read_meter()
         self._newer = self._newer_attempt()
         if self._newer and self._was_away():
             return
@@ -266,7 +267,7 @@ class Attendant:
     def _read_meter(self) -> None:
         """Enter the time since the last look; ask for the end if no more may be spent.
 
-        What the machines cost during the grace is kept back, so that the limit holds to the end.
+        Never before the child is started: to import what asks the cluster takes a second.
         """
         self._meter.read()
         nodes = self._meter.nodes
@@ -276,6 +277,13 @@ class Attendant:
         if missing := spending.unpriced(nodes, self._prices):
             bound = "; max_cost is held against what has one" if self._limits.max_cost else ""
             self._say_once(f"no price for {', '.join(missing)}{bound}")
+        self._check_budget(nodes)
+
+    def _check_budget(self, nodes: Mapping[Kind, int]) -> None:
+        """Ask for the end if no more may be spent.
+
+        What `nodes` cost during the grace is kept back, so that the limit holds to the end.
+        """
         now = self._spent().counted()
         grace = {kind: count * self._limits.grace for kind, count in nodes.items()}
         left = spending.price(grace, self._prices).counted()
