@@ -34,6 +34,29 @@ def test_no_pair_from_the_floor_up_is_lost_and_each_is_counted_exactly(sets, mea
             assert exact < floor
 
 
+@pytest.mark.parametrize("top", [2**32, 2**31, 3 * 2**30], ids=["all", "lower half", "lopsided"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_long_documents_are_counted_as_numpy_counts_them(top, share):
+    """From four ends at once, as far as those are apart; wherever the values lie."""
+    dice = np.random.default_rng(7)
+    one, other = [], []
+    for size in (30, 65, 200, 1_000, 5_000):
+        for more in (0, 1, 17, size):
+            own, lent, new = (dice.integers(0, top, n) for n in (size, more, size + more))
+            kept = dice.random(size) < share
+            one.append(set(own.tolist()) | set(lent.tolist()))
+            other.append(
+                {
+                    a if keep else b
+                    for a, b, keep in zip(own.tolist(), new.tolist(), kept, strict=False)
+                }
+            )
+    exact = np.array([len(a & b) for a, b in zip(one, other, strict=True)])
+    for least in (np.zeros_like(exact), exact):
+        assert common_shingles(*flat(one), *flat(other), least).tolist() == exact.tolist()
+    assert (common_shingles(*flat(one), *flat(other), exact + 1) == -1).all()
+
+
 def test_counting_stops_once_too_few_are_left():
     one, other = flat([{1, 2, 3, 4}]), flat([{5, 6, 7, 4}])
     least = np.array([2])

@@ -16,7 +16,8 @@ from trainrig.corpus.compiled import compiled
 Measure = Literal["jaccard", "containment"]
 """Common shingles by those of both together, or by those of the smaller document."""
 
-_STRIDE = 32  # shingles between two looks at whether enough are left
+_STRIDE = 8  # steps of a walk between two looks at whether enough are left
+_MIDDLE = np.uint32(2**31)  # of the values of shingles, which are hashes
 
 
 class Verification(Settings):
@@ -49,18 +50,54 @@ def common_shingles(
     """
     found = np.empty(len(least), np.int64)
     for pair in range(len(least)):
-        i, i_end = one_starts[pair], one_ends[pair]
-        j, j_end = other_starts[pair], other_ends[pair]
-        common = 0
-        while i < i_end and j < j_end and common + min(i_end - i, j_end - j) >= least[pair]:
+        i, i_last = one_starts[pair], one_ends[pair]
+        j, j_last = other_starts[pair], other_ends[pair]
+        # Four walks, from either end of the lower half of all values and of the upper: a step waits
+        # for the one before it in its own walk alone.
+        k = i_end = _first_not_below(one, i, i_last, _MIDDLE)
+        m = j_end = _first_not_below(other, j, j_last, _MIDDLE)
+        k_end, m_end, common = i_last, j_last, 0
+        while min(i_end - i, j_end - j, k_end - k, m_end - m) > 2 * _STRIDE and (
+            common + min(i_end - i, j_end - j) + min(k_end - k, m_end - m) >= least[pair]
+        ):
             # No branch for the processor to guess at: which shingle is lower is anyone's guess.
-            for _ in range(min(_STRIDE, i_end - i, j_end - j)):
+            for _ in range(_STRIDE):
                 a, b = one[i], other[j]
-                common += a == b
-                i += a <= b
-                j += b <= a
+                common, i, j = common + (a == b), i + (a <= b), j + (b <= a)
+                a, b = one[i_end - 1], other[j_end - 1]
+                common, i_end, j_end = common + (a == b), i_end - (a >= b), j_end - (b >= a)
+                a, b = one[k], other[m]
+                common, k, m = common + (a == b), k + (a <= b), m + (b <= a)
+                a, b = one[k_end - 1], other[m_end - 1]
+                common, k_end, m_end = common + (a == b), k_end - (a >= b), m_end - (b >= a)
+        above = min(k_end - k, m_end - m)
+        common += _common(one[i:i_end], other[j:j_end], least[pair] - common - above)
+        common += _common(one[k:k_end], other[m:m_end], least[pair] - common)
         found[pair] = common if common >= least[pair] else -1
     return found
+
+
+@compiled
+def _common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> int:
+    """How many values two sorted arrays share; less, once it is sure that fewer than `least`."""
+    i, j, common = 0, 0, 0
+    while i < len(one) and j < len(other) and common + min(len(one) - i, len(other) - j) >= least:
+        for _ in range(min(_STRIDE, len(one) - i, len(other) - j)):
+            a, b = one[i], other[j]
+            common, i, j = common + (a == b), i + (a <= b), j + (b <= a)
+    return common
+
+
+@compiled
+def _first_not_below(values: NDArray[np.uint32], start: int, end: int, least: np.uint32) -> int:
+    """Where in a sorted stretch of `values` those from `least` up begin."""
+    while start < end:
+        middle = (start + end) // 2
+        if values[middle] < least:
+            start = middle + 1
+        else:
+            end = middle
+    return start
 
 
 def least_common(
