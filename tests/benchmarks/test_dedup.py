@@ -144,8 +144,7 @@ def test_planted_near_duplicates(tmp_path: Path) -> None:
     assert result["recall_of_pairs"] >= 0.95
 
 
-@pytest.fixture(scope="module")
-def pages(test_data: Path) -> list[tuple[str, str]]:
+def pages_of(test_data: Path) -> list[tuple[str, str]]:
     """URL and text of the pages of the crawl."""
     found = []
     for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
@@ -155,6 +154,11 @@ def pages(test_data: Path) -> list[tuple[str, str]]:
                 url = record.headers["WARC-Target-URI"]
                 found.append((url, extract_plain_text(html, main_content=True)))
     return found
+
+
+@pytest.fixture(scope="module")
+def pages(test_data: Path) -> list[tuple[str, str]]:
+    return pages_of(test_data)
 
 
 @pytest.mark.data

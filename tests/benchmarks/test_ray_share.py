@@ -6,8 +6,10 @@ share two cores with the ranks: what they use is what a step waits for, and unli
 one it can be told from the noise of a machine.
 """
 
+import contextlib
 import json
 import os
+import re
 import runpy
 import statistics
 import sys
@@ -21,7 +23,8 @@ CHAOS = Path(__file__).parents[1] / "chaos"
 sys.path.insert(0, str(CHAOS))
 globals().update(runpy.run_path(str(CHAOS / "conftest.py")))
 
-from trainrig.train import metrics, trainer  # noqa: E402
+from trainrig.train import trainer  # noqa: E402
+from trainrig.train.metrics import METRICS  # noqa: E402
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 ROUNDS = int(os.environ.get("TRAINRIG_REPEATS", "5"))
@@ -29,16 +32,28 @@ STEPS = 10  # of each round, the first two of which are not counted
 NOT_COUNTED = 2
 
 
-def used(processes):
-    """CPU seconds by process; one that has ended, or just begun, counts for nothing."""
-    found = {}
-    for process in processes:
-        try:
+def used():
+    """Name and CPU seconds of this process and of all below it, by pid."""
+    me, found = psutil.Process(), {}
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):  # it has just ended
             times = process.cpu_times()
-        except psutil.Error:
-            continue
-        found[process.pid] = times.user + times.system
+            name = "driver" if process == me else named(process.cmdline())
+            found[process.pid] = name, times.user + times.system
     return found
+
+
+def named(command):
+    """What a process of Ray's does: a worker says so itself, the others by their program."""
+    if command[0].startswith("ray::"):
+        return re.split(r"[.(]", command[0])[0]
+    scripts = [Path(part).name for part in command if part.endswith(".py")]
+    return scripts[0] if scripts else Path(command[0]).name
+
+
+def lines(path):
+    """How many a file has: next to nothing must be spent on looking, which counts as well."""
+    return path.read_bytes().count(b"\n")
 
 
 def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path):
@@ -52,22 +67,20 @@ def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path)
         found = {}
 
         def measure():
-            def steps():
-                return len(metrics.series(job.folder))
-
+            log = Path(job.folder, METRICS)
             chaos.events(job.folder).wait("first_step")
-            while steps() < NOT_COUNTED:
-                time.sleep(0.01)
-            me = psutil.Process()
-            before, began = used([me, *me.children(recursive=True)]), time.perf_counter()
-            while steps() < STEPS - 1:
-                time.sleep(0.25)
-            after = used([me, *me.children(recursive=True)])
+            while lines(log) < NOT_COUNTED:
+                time.sleep(0.1)
+            began, before = time.perf_counter(), used()
+            while lines(log) < STEPS - 1:
+                time.sleep(0.5)
+            after = used()
             found["seconds"] = time.perf_counter() - began
             ranks = set(chaos.events(job.folder).ranks().values())
-            took = {pid: after[pid] - before[pid] for pid in after.keys() & before.keys()}
-            found["ranks"] = sum(spent for pid, spent in took.items() if pid in ranks)
-            found["others"] = sum(spent for pid, spent in took.items() if pid not in ranks)
+            for pid in after.keys() & before.keys():
+                name, spent = after[pid][0], after[pid][1] - before[pid][1]
+                found.setdefault("rank" if pid in ranks else name, 0.0)
+                found["rank" if pid in ranks else name] += spent
 
         aside = chaos.aside(measure)
         trainer.run(job, 2)
@@ -75,13 +88,17 @@ def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path)
         return found
 
     rounds = [shares(f"run-{number}") for number in range(ROUNDS)]
-    share = sorted(each["others"] / (each["ranks"] + each["others"]) for each in rounds)
-    a_second = [each["others"] / each["seconds"] for each in rounds]
+    spent = [{name: of for name, of in each.items() if name != "seconds"} for each in rounds]
+    share = sorted(1 - each["rank"] / sum(each.values()) for each in spent)
+    a_second = {
+        name: round(statistics.median(r.get(name, 0.0) / r["seconds"] for r in rounds), 4)
+        for name in sorted({name for each in spent for name in each})
+    }
     result = {
         "benchmark": "CPU seconds of all but the ranks, of those of a step of 10.7M parameters",
         "share": round(statistics.median(share), 4),
         "share_from_to": [round(share[0], 4), round(share[-1], 4)],
-        "cpu_seconds_a_second": round(statistics.median(a_second), 4),
+        "cpu_seconds_a_second": a_second,
         "step_seconds": round(
             statistics.median(r["seconds"] / (STEPS - 1 - NOT_COUNTED) for r in rounds), 3
         ),
