@@ -30,7 +30,6 @@ from rich.text import Text
 
 from trainrig.manifest import Manifest
 from trainrig.train.progress import Follower
-from trainrig.train.run import Training
 
 LINE_SECONDS = 30.0  # off a terminal: a line at least this often,
 LINES = 10  # and at every tenth of the way
@@ -202,8 +201,10 @@ def _follow(advance: Any, folder: str, steps: int, stop: threading.Event) -> Non
 
 def show(terminal: Terminal, run: Any, stage: Callable[..., Manifest]) -> Manifest:
     """Do `stage` as `run` says, showing how far it is; then say what came out, in one line."""
-    if isinstance(getattr(run, "training", None), Training):
-        with terminal.training(run.verb, run.output, run.training.steps):
+    # By what it has, not by its type: importing that brings torch, which most verbs do without.
+    steps = getattr(getattr(run, "training", None), "steps", None)
+    if steps is not None:
+        with terminal.training(run.verb, run.output, steps):
             manifest = stage(run)
     elif "show" in inspect.signature(stage).parameters:
         with terminal.trials(run.verb) as advance_all:
