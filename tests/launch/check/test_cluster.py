@@ -116,6 +116,10 @@ def test_up_is_refused_while_the_examples_values_stand() -> None:
     check_cluster(CLUSTER / "local.yaml").refuse()
 
 
+def test_the_example_s_share_is_yours_to_put_in() -> None:
+    assert any("10.0.0.2" in str(each) for each in check_cluster(CLUSTER / "gcp.yaml").placeholders)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

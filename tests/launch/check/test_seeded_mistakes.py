@@ -127,6 +127,8 @@ RAYCLUSTER = [
     Seed("trainrig.launch.spot", "nothing", "no preStop that drains the node",
          at="lifecycle:", after="groupName: cpu"),
     Seed("PeriodSeconds: 110", "PeriodSeconds: 5", "5 s to save in and leave"),
+    Seed("PeriodSeconds: 110", "PeriodSeconds: 15", "the preStop tells Ray 110 s, but Kubernetes",
+         at="lifecycle:", after="groupName: cpu"),
     Seed("allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true",
          "rights that it was not given", at="securityContext: &unprivileged"),
     Seed("runAsNonRoot: true", "runAsNonRoot: false", "may run as root"),

@@ -12,7 +12,7 @@ from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.kinds import open_cluster
 from trainrig.launch.clusters.kubernetes import Kubernetes
 from trainrig.launch.clusters.machine import read_time
-from trainrig.launch.clusters.up import documents_to_apply
+from trainrig.launch.clusters.up import documents_to_apply, up
 
 CLUSTER = {
     "kind": "RayCluster",
@@ -93,6 +93,38 @@ def test_an_answer_that_failed_is_no_empty_list(kubectl: Path) -> None:
     (kubectl / "status").write_text("1")
     with pytest.raises(ClusterError, match="kubectl get"):
         Kubernetes("default").machines("trainrig")
+
+
+def test_up_waits_for_the_head_and_makes_no_token_beside_the_secret(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(kubectl))
+    monkeypatch.setenv("TRAINRIG_HOME", str(kubectl / "home"))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("pods", "objects"):
+        (kubectl / name).write_text(json.dumps({"items": []}))
+    text = (Path(__file__).parents[3] / "cluster/kuberay/raycluster.yaml").read_text()
+    path = kubectl / "raycluster.yaml"
+    for example, own in (
+        ("0" * 64, "a" * 64),
+        ("registry.example.com", "r.test"),
+        ("111122223333", "111111111111"),
+    ):
+        text = text.replace(example, own)
+    path.write_text(text)
+    found = open_cluster(str(path))
+    assert found.checked.placeholders == ()
+    up(found, lambda line: None, seconds=42)
+    asked = (kubectl / "asked").read_text().splitlines()
+    assert [line.split()[0] for line in asked] == ["get", "get", "apply", "wait"]
+    assert asked[-1].split()[1:] == [
+        "rayclusters.ray.io/trainrig",
+        "--namespace=default",
+        "--for=condition=HeadPodReady",
+        "--timeout=42s",
+    ]
+    assert not (kubectl / ".ray" / "auth_token").exists()
 
 
 def test_without_kubectl_one_line_says_what_is_missing(monkeypatch, tmp_path) -> None:

@@ -1,5 +1,7 @@
 """Traces of losses: what one may say, and that it says the same when read again."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +59,17 @@ def test_what_cannot_be_played_is_refused_with_its_line(tmp_path, text, problem)
     with pytest.raises(DataError) as found:
         trace.read(str(path))
     assert problem in str(found.value)
+
+
+def test_what_is_given_as_an_example_can_be_played(tmp_path):
+    path = tmp_path / "storm.csv"
+    path.write_text(re.search(r"\n\n((?:    .*\n)+)", trace.__doc__)[1].replace("    ", ""))
+    assert len(trace.read(str(path))) == 2
+    path.write_text(HEAD)
+    with pytest.raises(DataError) as refused:
+        trace.read(str(path))
+    path.write_text(HEAD + re.search("`(.*)`", str(refused.value))[1] + "\n")
+    assert len(trace.read(str(path))) == 1
 
 
 def test_a_missing_trace_is_said_to_be(tmp_path):

@@ -1,5 +1,6 @@
 """What the pods of a group need: their share of a machine, shared memory, and time to leave in."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from trainrig.launch.check.spot_agent import AGENT
 
 GPU = "nvidia.com/gpu"
 SHARED_MEMORY = "/dev/shm"
+GRACE_TOLD = re.compile(r"--grace[ =](\d+)")
 LEAST_GRACE = 15  # s: all that GKE gives on spot
 
 
@@ -122,3 +124,7 @@ def _spot(
     if AGENT not in command:
         what = f"no preStop that drains the node: python -m {AGENT} --provider kubernetes --now"
         yield (*of_ray, "lifecycle"), what
+    told = GRACE_TOLD.search(command)
+    if told and isinstance(grace, int) and int(told[1]) > grace:
+        what = f"the preStop tells Ray {told[1]} s, but Kubernetes waits {grace} s in all; --grace"
+        yield (*of_ray, "lifecycle"), f"{what} at most"

@@ -4,11 +4,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainrig.launch.clusters.commands import ask, tell
+from trainrig.launch.clusters.commands import ANSWER, ask, tell
 from trainrig.launch.clusters.machine import Machine
 
 CLUSTER_LABEL, EXPIRES = "trainrig.io/cluster", "trainrig.io/expires"
 OBJECTS, GROUP = "rayclusters.ray.io,rayjobs.ray.io", "ray.io/group"
+HEAD_UP = "HeadPodReady"  # as KubeRay calls that condition of a RayCluster
 
 
 class Kubernetes:
@@ -38,6 +39,13 @@ class Kubernetes:
 def apply(path: str) -> str:
     """Hand the file to Kubernetes; what it said. Raises ClusterError."""
     return tell(["kubectl", "apply", f"--filename={path}"])
+
+
+def wait_for_head(about: Mapping[str, Any], seconds: float) -> None:
+    """Return once the head of the RayCluster with this metadata is up. Raises ClusterError."""
+    command = ["kubectl", "wait", f"rayclusters.ray.io/{about['name']}"]
+    command += [f"--namespace={about.get('namespace') or 'default'}"]
+    tell([*command, f"--for=condition={HEAD_UP}", f"--timeout={seconds:.0f}s"], seconds + ANSWER)
 
 
 def labelled(document: dict[str, Any], cluster: str) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def up(cluster: Cluster, say: Say, seconds: float = LAUNCH) -> dict[str, str]:
             f"{cluster.path}: {cluster.name} is up already, or something is left of it "
             f"({len(there)}: {there[0]}); see `trainrig cluster status`, or take it down first"
         )
-    token = make_token()
-    if token:
+    # On Kubernetes it is in a Secret: one made here would not be the cluster's.
+    if cluster.kind != KUBERNETES and (token := make_token()):
         say(f"made a token: {token}; who holds it commands the cluster")
     try:
         return _launch(cluster, say, seconds)
@@ -50,6 +50,9 @@ def _launch(cluster: Cluster, say: Say, seconds: float) -> dict[str, str]:
         path = launched(cluster.name, documents_to_apply(cluster))
         for line in kubernetes.apply(str(path)).splitlines():
             say(line)
+        if at(cluster.data, "kind") == "RayCluster":
+            say(f"waiting for the head of {cluster.name}")
+            kubernetes.wait_for_head(cluster.data["metadata"], seconds)
         return {"reached": "by kubectl port-forward: docs/kubernetes.md"}
     config = stamped(dict(cluster.data), cluster.name)
     log = folder_of(cluster.name) / "launch.log"

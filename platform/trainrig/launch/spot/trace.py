@@ -3,7 +3,7 @@
 A CSV file, one line an event, in order:
 
     second,node,event,notice
-    41.5,a,lost,120
+    41.5,a,lost,30
     95.0,a,back,
 
 `second` counts from the start, `node` is any name, and every node named is there at first.
@@ -53,7 +53,7 @@ def read(path: str) -> list[Event]:
         except ValueError as problem:
             raise DataError(f"{path}: line {number}: {problem}") from None
     if not events:
-        raise DataError(f"{path}: no event in it; a line is such as `41.5,a,lost,120`")
+        raise DataError(f"{path}: no event in it; a line is such as `41.5,a,lost,30`")
     return events
 
 
