@@ -1,11 +1,18 @@
 import itertools
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainrig import config, storage
+from trainrig.corpus.curation import Curation, Source
+from trainrig.launch.limits import Limits
 from trainrig.launch.masking import MASK, Masking, masked, secrets_of
+from trainrig.launch.record import Home
 
 # Of two letters, so that secrets meet, overlap and begin with each other.
 SECRETS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
@@ -66,3 +73,29 @@ def test_what_is_too_short_to_protect_anything_is_left_alone(monkeypatch):
     assert masked("nothing to do") == "nothing to do"
     monkeypatch.setenv("MY_TOKEN", "correct horse")
     assert masked({"a": ["the correct horse", 1, None]}) == {"a": ["the [masked]", 1, None]}
+
+
+def test_why_a_run_failed_is_said_without_its_secrets(tmp_path):
+    """On the record, and by its attendant, whose words Ray keeps and its dashboard shows."""
+    secret = "canary0123456789abcdef"
+    run = Curation(
+        output=str(tmp_path / "out"),
+        workers=0,
+        sources=(Source(name="web", paths=(f"{tmp_path}/{secret}.jsonl",), filters=()),),
+    )
+    record = Home(str(tmp_path / "home")).create(run.verb, run.output)
+    storage.write(record.run_file, config.to_toml(run).encode())
+    record.take_attempt("job-{attempt}", "http://here", "", Limits().model_dump(mode="json"))
+    attend = [sys.executable, "-m", "trainrig.launch.attend", "--home", str(tmp_path / "home")]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [*attend, "--run", record.id, "--attempt", "1"],
+        env=environment | {"SOME_TOKEN": secret},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    (ended,) = [event for event in record.events(1) if event["event"] == "ended"]
+    assert done.returncode == ended["exit_code"] == 2
+    assert f"{MASK}.jsonl" in ended["message"] and f"{MASK}.jsonl" in done.stderr
+    assert secret not in done.stdout + done.stderr + str(list(record.events()))

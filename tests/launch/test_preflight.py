@@ -22,7 +22,7 @@ from trainrig.launch import packing
 from trainrig.launch.cluster_view import ClusterView
 from trainrig.launch.needs import Needs
 from trainrig.launch.preflight import Preflight, Request, examine
-from trainrig.launch.ray_jobs import Node
+from trainrig.launch.ray_jobs import Node, RayJobs
 from trainrig.ray_pools import Pool
 
 ELSEWHERE = "203.0.113.7"  # an address for documentation: nobody's
@@ -153,6 +153,14 @@ def test_a_token_does_not_follow_a_redirect(
         assert "answers 302" in one_problem(examine(make_request(address=address)))[1]
         server.shutdown()
     assert seen == ["/api/v0/cluster_metadata"]
+
+
+def test_a_token_does_not_go_to_a_proxy(dashboard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody listens
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert RayJobs(dashboard.address).versions()
 
 
 def test_other_versions_on_the_cluster(

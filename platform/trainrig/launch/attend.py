@@ -16,6 +16,7 @@ from trainrig.job import exit_codes
 from trainrig.launch.attendant import Attendant
 from trainrig.launch.causes import Cause, End
 from trainrig.launch.limits import Limits
+from trainrig.launch.masking import MaskingFormatter
 from trainrig.launch.record import ENDED, Home, RunRecord
 from trainrig.launch.versions import compare_versions
 
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--run", required=True, metavar="ID")
     parser.add_argument("--attempt", required=True, type=int, metavar="N")
     given = parser.parse_args(arguments)
-    logging.basicConfig(format="trainrig: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(MaskingFormatter("trainrig: %(message)s"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("trainrig").setLevel(logging.INFO)
     with exit_codes():
         record = Home.named(given.home).open(given.run)

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 
 from trainrig import storage
 from trainrig.errors import ClusterError, ConfigError, DataError, Diverged, OutputTaken, Unfinished
+from trainrig.launch.masking import masked
 
 Cause = Literal[
     "done",
@@ -102,9 +103,10 @@ def _killed(exit_code: int, last_words: str) -> str:
 
 
 def read_outcome(path: str) -> dict[str, Any] | None:
-    """What a child wrote to `path` about its end; None: nothing, or it died in it."""
+    """What a child wrote to `path` about its end, masked; None: nothing, or it died in it."""
     try:
         found = json.loads(storage.read(path))
     except (FileNotFoundError, ValueError):
         return None
-    return found if isinstance(found, dict) and {"kind", "message"} <= found.keys() else None
+    whole = isinstance(found, dict) and {"kind", "message"} <= found.keys()
+    return masked(found) if whole else None

@@ -5,6 +5,7 @@ password, …). One of several lines (a private key, say) is a secret line by li
 left alone: "1" or "none" in the place of a password would take half of every log away.
 """
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -26,6 +27,14 @@ def masked(value: Any) -> Any:
     """`value`, plain JSON, with the secrets of this process masked in all of its strings."""
     secrets = secrets_of(os.environ)
     return _masked(value, re.compile("|".join(map(re.escape, secrets)))) if secrets else value
+
+
+class MaskingFormatter(logging.Formatter):
+    """For what this process says itself, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter; without the secrets of this process."""
+        return str(masked(super().format(record)))
 
 
 def _masked(value: Any, pattern: re.Pattern[str]) -> Any:
