@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainrig.errors import TrainrigError
+from trainrig.errors import ConfigError, TrainrigError
 from trainrig.launch.spot.drain import RayNode
 from trainrig.launch.spot.local_cluster import LocalCluster
 from trainrig.launch.spot.notices import Notice
@@ -119,6 +120,8 @@ def main() -> None:
     logging.basicConfig(format="rehearse: %(message)s", level=logging.INFO)
     try:
         events = read(given.trace)
+        if not shutil.which(given.command[0]):
+            raise ConfigError(f"{given.command[0]}: no such command; give it after --")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no Ray
         with cluster_for(events, given.steady, given.cpus) as cluster:
             replay = Replay(cluster, events)

@@ -1,0 +1,26 @@
+"""What a rehearsal refuses before a cluster is started."""
+
+import subprocess
+import sys
+
+import pytest
+
+from trainrig.launch.spot import trace
+from trainrig.launch.spot.trace import Event
+
+
+@pytest.mark.parametrize(
+    ("file", "command", "said"),
+    [
+        ("none.csv", "true", "none.csv: no such trace"),
+        ("storm.csv", "no-such-command", "no-such-command: no such command; give it after --"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_one_line(tmp_path, file, command, said):
+    trace.write(str(tmp_path / "storm.csv"), [Event(1.0, "a", "lost")])
+    rehearse = [sys.executable, "-m", "trainrig.launch.spot.rehearse", str(tmp_path / file)]
+    done = subprocess.run(
+        [*rehearse, "--", command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
