@@ -106,6 +106,27 @@ def test_what_the_runs_do_not_say_is_not_made_up() -> None:
         fit_law(table(tokenizer="other"), named, "web")
 
 
+# N, D and nats per token of web text, of 512 entries (tests/chaos/test_sweep.py, 2026-11-22).
+SMALL = """
+29856 5555200 3.274105, 29856 11111424 3.208570, 29856 5555200 3.276024, 29856 11111424 3.206879
+60144 2777088 3.160417, 60144 5556224 3.035467, 60144 11110400 2.946891, 120240 1388544 3.287259
+120240 2777088 3.048158, 120240 5556224 2.896138, 238640 694272 3.483330, 238640 1388544 3.098604
+238640 2777088 2.816698, 238640 5556224 2.657320
+"""
+
+
+def test_where_no_irreducible_loss_is_seen_the_form_without_one_is_named() -> None:
+    """Models so small that the parametric form would have it fall below zero."""
+    rows = np.array([row.split() for row in SMALL.replace(",", "\n").split("\n") if row], float).T
+    runs = Runs.of(parameters=rows[0], tokens=rows[1], loss=rows[2])
+    with pytest.raises(DataError, match=r"none of 100 starts .*; or take --form Kaplan, which"):
+        fit_law(runs, LawFit(hold_out=HoldOut(share=0.0)), "tiny")
+    settings = LawFit(form="Kaplan", hold_out=HoldOut(share=0.0), bootstrap=Bootstrap(draws=20))
+    law = fit_law(runs, settings, "tiny").law
+    # The run of 498,528 parameters and 5,332,992 tokens came to 2.566213.
+    assert float(law.form.loss(498_528, 5_332_992)) == pytest.approx(2.566213, rel=0.03)
+
+
 def test_recipes_are_chosen_by_name(tmp_path: Path) -> None:
     path = str(tmp_path / "runs.parquet")
     table(recipe=["web", "books"] * 18).write(path)

@@ -96,7 +96,7 @@ def fit_law(runs: Runs, settings: LawFit, name: str, source: str = "") -> Fitted
             "--form DataConstrained does not",
             *(repeating, len(screened.runs), EPOCHS, settings.form),
         )
-    fit = form_fitter(settings.form, settings.loss)(screened.runs)
+    fit = _fit(screened.runs, settings)
     halves, held_out = _held_out(screened.runs, settings)
     drawn = bootstrap_form(fit, settings.bootstrap)
     quantities = {"parameters_exponent": _parameters_exponent} if _bends(settings.form) else {}
@@ -120,6 +120,27 @@ def fit_law(runs: Runs, settings: LawFit, name: str, source: str = "") -> Fitted
         made_by=made_by(),
     )
     return Fitted(law, screened.runs, screened.along, profiled)
+
+
+def _fit(runs: Runs, settings: LawFit) -> Fit[Any]:
+    """Raises DataError; it names Kaplan's form where the parametric one has no minimum and that
+    has: losses of small models alone may show nothing that cannot be reduced."""
+    try:
+        return form_fitter(settings.form, settings.loss)(runs)
+    except DataError as refused:
+        if settings.form != "Parametric" or not _has_minimum(runs, "Kaplan", settings.loss):
+            raise
+        raise DataError(
+            f"{refused}; or take --form Kaplan, which has no irreducible loss, and has a minimum"
+        ) from None
+
+
+def _has_minimum(runs: Runs, kind: Kind, loss: Loss) -> bool:
+    try:
+        form_fitter(kind, loss)(runs)
+    except DataError:
+        return False
+    return True
 
 
 def _estimates(drawn: FormDraws[Any], quantities: dict[str, Any]) -> dict[str, Estimate]:

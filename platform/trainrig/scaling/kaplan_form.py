@@ -36,12 +36,9 @@ def fit_kaplan_form(runs: Runs, settings: KaplanFit | None = None) -> Fit[Kaplan
 
     def forms(theta: Array) -> Kaplan:
         s, t, power, alpha_d = np.moveaxis(theta, -1, 0)
-        return Kaplan.model_construct(
-            n_c=np.exp(s / power + middle[0]),
-            d_c=np.exp(t + middle[1]),
-            alpha_n=power * alpha_d,
-            alpha_d=alpha_d,
-        )
+        with np.errstate(over="ignore"):  # a bootstrap draw may leave n_c without a bound
+            n_c, d_c = np.exp(s / power + middle[0]), np.exp(t + middle[1])
+        return Kaplan.model_construct(n_c=n_c, d_c=d_c, alpha_n=power * alpha_d, alpha_d=alpha_d)
 
     starts = _starts(log_n, log_d, runs.loss, rules.exponents)
     curve = _Curve(log_n, log_d)
