@@ -69,6 +69,14 @@ def test_cost_is_that_of_all_attempts(pretraining: RunRecord) -> None:
     assert as_text(row)["cost"] == "over 4.00 USD"
 
 
+def test_a_cost_of_which_only_bounds_are_known_is_a_range(pretraining: RunRecord) -> None:
+    bounds = {"usd": None, "usd_at_least": 4.03, "usd_at_most": 1554.0}
+    pretraining.record("ended", 1, state="failed", **bounds)
+    row = row_of(pretraining)
+    assert (row.usd, row.usd_at_least, row.usd_at_most) == (None, 4.03, 1554.0)
+    assert as_text(row)["cost"] == "4.03 to 1,554.00 USD"
+
+
 def test_other_stages_are_told_by_the_splits_that_are_done(home: Home, tmp_path: Path) -> None:
     run = home.create("tokenize", str(tmp_path / "tokens"))
     run.take_attempt("job-1", "http://127.0.0.1:8265", "", {})

@@ -20,9 +20,11 @@ from moto.s3.responses import S3Response
 from trainrig import cli, storage
 from trainrig.launch import packing
 from trainrig.launch.cluster_view import ClusterView
+from trainrig.launch.limits import Limits
 from trainrig.launch.needs import Needs
 from trainrig.launch.preflight import Preflight, Request, examine
 from trainrig.launch.ray_jobs import Node, RayJobs
+from trainrig.launch.record import Home
 from trainrig.ray_pools import Pool
 
 ELSEWHERE = "203.0.113.7"  # an address for documentation: nobody's
@@ -197,6 +199,137 @@ def test_gpus_that_no_pool_has(
         "trials.gpus: 1 of 1 CPU and 1 GPU each, but no node has GPUs, and no pool has GPUs (cpu: "
         "4 nodes of 8 CPU); set trials.gpus = 0, or add a pool with GPUs to the cluster's file"
     )
+
+
+PRETRAIN = """
+stage = "pretrain"
+tokens = "{place}/tokens"
+output = "{place}/model"
+workers = {workers}
+training.steps = 5
+
+[model]
+layers = 2
+channels = 32
+heads = 4
+kv_heads = 2
+positions = 48
+vocabulary = 320
+
+[batches]
+sequence_length = 32
+global_batch = 8
+micro_batch = 2
+"""
+CLUSTER, INSTANCE = "trainrig.io/cluster", "trainrig.io/instance"
+GPUS = {
+    "name": "gpu",
+    "resources": {"CPU": 96, "GPU": 8},
+    "labels": {INSTANCE: "p5.48xlarge"},
+    "most": 2,
+}
+PRICES = """
+[devices.core]
+flops = { float32 = 1e12 }
+memory = 8e9
+watts = 100
+source = "measured"
+
+[instances.mine]
+device = "core"
+devices = 2
+vcpus = 8
+memory = 64e9
+usd = 2.0
+spot_usd = 0.5
+as_of = "2026-11"
+source = "the bill"
+"""
+
+
+@pytest.fixture
+def pretrain(make_request: Callable[..., Request], tmp_path: Path) -> Callable[..., Request]:
+    """A request to train on tokens that are there."""
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "begun").write_text("")
+    return lambda **changes: make_request(PRETRAIN, verb="pretrain", **changes)
+
+
+def test_training_is_reckoned_for_the_gpus_that_will_come_though_cpus_are_up(
+    pretrain: Callable[..., Request], dashboard: Any
+) -> None:
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
+    dashboard.pools = [GPUS]
+    said = {each.what: each.text for each in examine(pretrain()).findings}
+    assert dashboard.questions == 1
+    asked = "workers: 2 of 1 CPU and 1 GPU each"
+    assert said["resources"].startswith(f"{asked}: room for 0 now, for 16 with what may come")
+    assert "h on h100 x 2" in said["cost"]
+
+
+def test_nothing_is_asked_of_a_machine_alone_nor_for_stages_without_accelerators(
+    pretrain: Callable[..., Request], make_request: Callable[..., Request], dashboard: Any
+) -> None:
+    dashboard.pools = [GPUS]
+    said = {each.what: each.text for each in examine(pretrain()).findings}
+    assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
+    assert not problems(examine(make_request()))
+    assert dashboard.questions == 0
+
+
+def test_a_table_of_prices_is_read_before_anything_is_sent(
+    pretrain: Callable[..., Request], dashboard: Any, tmp_path: Path
+) -> None:
+    dashboard.nodes.append(node(4) | {"is_head_node": False, "labels": {INSTANCE: "mine"}})
+    table = tmp_path / "prices.toml"
+    limits = Limits(hardware=str(table))
+    table.write_text(PRICES)
+    said = {each.what: each.text for each in examine(pretrain(limits=limits)).findings}
+    assert said["hardware"] == f"{table}: 1 instances with prices"
+    assert "h on core x 2" in said["cost"] and " USD (1 mine, " in said["cost"]
+    table.write_text(PRICES.replace("usd = 2.0", "usd = -2.0"))
+    what, text = one_problem(examine(pretrain(limits=limits)))
+    assert what == "hardware" and str(table) in text and "greater than 0" in text
+    table.unlink()
+    assert one_problem(examine(pretrain(limits=limits)))[1].startswith(f"{table}: no such")
+
+
+def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
+    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+) -> None:
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws", INSTANCE: "m7i.2xlarge"}
+    dashboard.pools = [GPUS | {"labels": {INSTANCE: "mine"}}]
+    what, text = one_problem(examine(make_request(limits=Limits(max_cost=5.0))))
+    assert what == "max cost"
+    assert text == (
+        "max_cost cannot be held: no price for 'mine'; give --hardware, a table with it"
+    )
+    assert not problems(examine(make_request()))
+    dashboard.pools = [GPUS]
+    assert not problems(examine(make_request(limits=Limits(max_cost=5.0))))
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
+    text = one_problem(examine(make_request(limits=Limits(max_cost=5.0))))[1]
+    assert f"no price for nodes without {INSTANCE}" in text
+
+
+def test_another_live_run_there_is_told_of_as_each_pays_for_all_nodes(
+    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+) -> None:
+    home = Home.named(f"{tmp_path}/home")
+    elsewhere = home.create("curate", "s3://b/elsewhere")
+    elsewhere.take_attempt("a", "http://another:8265", "", {})
+    assert not [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    other = home.create("curate", "s3://b/other")
+    other.take_attempt("b", dashboard.address, "", {})
+    own = home.create("curate", f"{tmp_path}/documents")
+    own.record("ended", 1, state="failed")
+    (told,) = [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    assert told.text == f"live on this cluster: {other.id}; each is charged for all its nodes"
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}  # reached at an address that others are, too
+    assert not [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    other.take_attempt("c", "http://10.0.0.1:8265", "aws", {})
+    assert [each.what for each in examine(make_request()).findings if each.verdict == "warning"]
 
 
 def _node(cpus: float, gpus: float = 0.0) -> Node:

@@ -11,13 +11,14 @@ ClusterName = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="aws, gcp, local, kuberay/rayjob, or a file.")
 ]
 HomeOption = Annotated[str | None, typer.Option("--home", help="Where the records of runs are.")]
+Table = Annotated[str | None, typer.Option(help="A table of machines of your own.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 @cluster_app.command()
 def check(
     name: ClusterName,
-    hardware: Annotated[str | None, typer.Option(help="A table of machines of your own.")] = None,
+    hardware: Table = None,
     checkpoint_seconds: Annotated[
         float | None, typer.Option(min=0, help="What one takes: does it fit the notice?")
     ] = None,
@@ -54,25 +55,35 @@ def up(
 
 
 @cluster_app.command()
-def status(name: ClusterName, home: HomeOption = None, as_json: Json = False) -> None:
+def status(
+    name: ClusterName, home: HomeOption = None, hardware: Table = None, as_json: Json = False
+) -> None:
     """Its nodes by pool, what they cost by the hour, the runs on it, when it expires."""
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.clusters.status import status as look_at
     from trainrig.launch.record import Home
 
-    found = look_at(open_cluster(name), Home.named(home))
+    found = look_at(open_cluster(name), Home.named(home), hardware)
     print(json.dumps(found.as_json()) if as_json else "\n".join(found.lines()))
 
 
 @cluster_app.command()
-def down(name: ClusterName, home: HomeOption = None, as_json: Json = False) -> None:
+def down(
+    name: ClusterName,
+    home: HomeOption = None,
+    ignore_home: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Do without the runs of this home; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """End all machines of a cluster that no run is live on; done only when none is left."""
     from trainrig.launch.clusters.down import down as take_down
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.record import Home
 
     cluster = open_cluster(name)
-    ended = take_down(cluster, Home.named(home), _say)
+    ended = take_down(cluster, Home.named(home), _say, ignored=ignore_home or ())
     said = f"{cluster.name}: {ended} ended, none left"
     print(json.dumps({"name": cluster.name, "ended": ended}) if as_json else said)
 

@@ -13,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from trainrig import hardware, ray_pools
+from trainrig import ray_pools
+from trainrig.hardware import Hardware
 from trainrig.launch.needs import Needs
 from trainrig.launch.ray_jobs import Node, RayJobs
 from trainrig.ray_pools import LABEL, Pool, places
@@ -28,7 +29,7 @@ ray.init(address="auto", log_to_driver=False, logging_level="error")
 print({ANSWER!r} + json.dumps(read_pools()))
 """
 
-Verdict = Literal["ok", "problem", "unknown"]
+Verdict = Literal["ok", "warning", "problem", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class ClusterView:
         """As `trainrig cluster up` has labelled its head; empty: it was brought up otherwise."""
         heads = [node for node in self.nodes if node.head]
         return heads[0].labels.get(CLUSTER, "") if heads else ""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether something may scale it: not what was started by hand on this machine alone."""
+        return bool(self.name) or not self.here
 
     def in_words(self) -> str:
         """Its nodes and what they have."""
@@ -124,29 +130,34 @@ class ClusterView:
         fewer = f"set {asked.key} = {room} or fewer" if room else "ask for smaller ones"
         return f"the cluster has room for {room} at most; {fewer}, or let it have more nodes"
 
-    def device(self) -> str | None:
-        """What the table of hardware calls the devices that training would run on; None: unknown.
+    def device(self, known: Hardware) -> str | None:
+        """What the table calls the devices that training would run on; None: unknown.
 
         They are those of the nodes and pools with the label of an instance, GPUs first.
         """
-        instance = self._instance()
-        return hardware.load().instances[instance].device if instance else None
+        instance = self._instance(known)
+        return known.instances[instance].device if instance else None
 
-    def spot_share(self) -> float | None:
+    def spot_share(self, known: Hardware) -> float | None:
         """What its instances cost as spot machines, as a share of their price on demand."""
-        instance = self._instance()
+        instance = self._instance(known)
         if instance is None:
             return None
-        offer = hardware.load().instances[instance]
+        offer = known.instances[instance]
         return offer.spot_usd / offer.usd if offer.spot_usd else None
 
-    def _instance(self) -> str | None:
-        known = hardware.load().instances
+    def unpriced(self, known: Hardware) -> list[str]:
+        """Its nodes and pools that have no price at all, in words."""
+        offered = [n.labels for n in self.nodes] + [p.labels for p in self.pools or ()]
+        missing = {labels.get(INSTANCE, "") for labels in offered} - set(known.instances)
+        return sorted(f"'{name}'" if name else f"nodes without {INSTANCE}" for name in missing)
+
+    def _instance(self, known: Hardware) -> str | None:
         offered = [(node.labels, node.resources) for node in self.nodes if not node.head]
         offered += [(pool.labels, pool.resources) for pool in self.pools or ()]
         offered.sort(key=lambda each: -each[1].get("GPU", 0))
         names = [labels.get(INSTANCE, "") for labels, _ in offered]
-        return next((name for name in names if name in known), None)
+        return next((name for name in names if name in known.instances), None)
 
     def _live(self, resource: str) -> float:
         return sum(node.resources.get(resource, 0) for node in self.nodes)

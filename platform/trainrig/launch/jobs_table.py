@@ -27,6 +27,7 @@ class Row:
     goodput: float | None  # share of the driven time in which it got on
     usd: float | None  # so far, of all attempts
     usd_at_least: float  # where some price is not known
+    usd_at_most: float | None  # None: nobody knows
     age: float  # s since it was first submitted
     attempts: int
     output: str
@@ -64,6 +65,7 @@ def row_of(record: RunRecord) -> Row:
         goodput=share,
         usd=cost.usd,
         usd_at_least=cost.at_least,
+        usd_at_most=cost.at_most,
         age=time.time() - float(about["created"]),
         attempts=status.attempt.number if status.attempt else 0,
         output=output,
@@ -127,4 +129,6 @@ def as_text(row: Row) -> Mapping[str, str]:
 def _cost(row: Row) -> str:
     if row.usd is not None:
         return f"{row.usd:,.2f} USD"
+    if row.usd_at_most is not None:
+        return f"{row.usd_at_least:,.2f} to {row.usd_at_most:,.2f} USD"
     return f"over {row.usd_at_least:,.2f} USD" if row.usd_at_least else ""

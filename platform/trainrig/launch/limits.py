@@ -33,7 +33,7 @@ class Limits(Settings):
     back_off: Seconds = 5.0  # s before the first retry; each one that gets nowhere doubles it
     longest_back_off: Seconds = 300.0  # s
     retries: dict[str, Annotated[int, Field(ge=0)]] = Field({})  # by cause; else as RETRIES says
-    hardware: str | None = None  # a table of prices that the cluster can read; None: trainrig's own
+    hardware: str | None = None  # a table of prices: of the submitter, then the record's copy of it
     notify: str | None = None  # a command that is told of the end; no shell looks at it
     notify_seconds: Seconds = 30.0  # s that it may take
 

@@ -3,6 +3,9 @@
 A look that fails says nothing about the machines: those last seen are taken to be there still, and
 when nothing was ever seen, the first that are seen are taken to have been there from the start. So
 a cluster that does not answer never looks free.
+
+All nodes of the cluster count, also those that do nothing, or work for another run: of two runs
+that are live together, each is charged for every node, so their costs add up to more than was paid.
 """
 
 import time

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainrig import config, manifest, storage
+from trainrig import config, hardware, manifest, storage
 from trainrig.config import RunFile
 from trainrig.errors import ClusterError, ConfigError, OutputTaken, TrainrigError
+from trainrig.hardware import Hardware
 from trainrig.launch import packing
 from trainrig.launch.claimed import check_output
 from trainrig.launch.cluster_view import ClusterView, Verdict, ask_pools, look
-from trainrig.launch.needs import needs
+from trainrig.launch.limits import Limits
+from trainrig.launch.live_runs import live_runs
+from trainrig.launch.needs import TRAINING, Needs, needs
 from trainrig.launch.packing import Package
 from trainrig.launch.ray_jobs import RayJobs, address_of
 from trainrig.launch.record import Home, RunRecord, run_id
@@ -36,6 +39,7 @@ class Request:
     changes: Sequence[str] = ()
     address: str | None = None  # of the cluster's jobs; None: by the environment
     home: str | None = None  # None: by the environment
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Preflight:
     """What was found; what is None could not be had."""
 
     home: Home
+    limits: Limits = field(default_factory=Limits)
+    prices: Hardware | None = None  # the table of them that the limits name, if it is one
     findings: list[Finding] = field(default_factory=list)
     run: RunFile | None = None  # its paths absolute
     jobs: RayJobs | None = None
@@ -116,8 +122,9 @@ def read_run(request: Request) -> RunFile:
 
 def examine(request: Request) -> Preflight:
     """Everything that can be known before the upload, in the order in which people mend it."""
-    found = Preflight(Home.named(request.home))
+    found = Preflight(Home.named(request.home), request.limits)
     found.check("run file", lambda: _read_run_file(found, request))
+    found.check("hardware", lambda: _read_prices(found))
     found.check("cluster", lambda: _reach(found, request))
     found.check("upload", lambda: _pack(found))
     if found.cluster:
@@ -129,12 +136,20 @@ def examine(request: Request) -> Preflight:
         if found.cluster:
             _room(found, found.run, found.cluster)
             found.check("cost", lambda: _cost(found))
+            _max_cost(found)
+            _others(found, found.run, found.cluster)
     return found
 
 
 def _read_run_file(found: Preflight, request: Request) -> str:
     found.run = read_run(request)
     return f"{request.run_file} is one for `{request.verb}`"
+
+
+def _read_prices(found: Preflight) -> str | None:
+    path = found.limits.hardware
+    found.prices = hardware.load(path)
+    return None if path is None else f"{path}: {len(found.prices.instances)} instances with prices"
 
 
 def _reach(found: Preflight, request: Request) -> str:
@@ -219,7 +234,7 @@ def _input(found: Preflight, place: Place) -> None:
 
 def _room(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
     asked = needs(run, cluster.resources())
-    if cluster.live_places(asked) < asked.least and found.jobs and not cluster.other_versions():
+    if found.jobs and _pools_matter(found, run, cluster, asked) and not cluster.other_versions():
         try:  # a few seconds, which a cluster with enough nodes does not cost
             cluster = found.cluster = dataclasses.replace(cluster, pools=ask_pools(found.jobs))
         except ClusterError as error:
@@ -229,18 +244,59 @@ def _room(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
     found.note("resources", *cluster.room_for(asked))
 
 
+def _pools_matter(found: Preflight, run: RunFile, cluster: ClusterView, asked: Needs) -> bool:
+    """Whether what may come says more than what is up: of the room, of the devices that training
+    takes, which go before cores also while their pool is at zero, or of the prices."""
+    if cluster.live_places(asked) < asked.least:
+        return True
+    if not cluster.may_grow:
+        return False
+    trains = run.verb in TRAINING and not asked.gpus
+    return trains or found.limits.max_cost is not None
+
+
 def _cost(found: Preflight) -> str | None:
     """Hours and price, for runs that can be reckoned. Raises InputError if parts do not fit."""
     if found.run is None or found.run.verb not in RECKONED or found.cluster is None:
         return None
+    if found.prices is None:  # said already
+        return None
     from trainrig.check import Machine, describe
 
     # What the reckoning is for must be known; it is not for this machine, unless the cluster is.
-    device = found.cluster.device()
+    device = found.cluster.device(found.prices)
     if device is None and not found.cluster.here:
         return None
-    facts = describe(found.run, Machine(device))
-    return ", ".join(_reckoned(facts, found.cluster.spot_share())) or None
+    facts = describe(found.run, Machine(device, found.limits.hardware))
+    return ", ".join(_reckoned(facts, found.cluster.spot_share(found.prices))) or None
+
+
+def _max_cost(found: Preflight) -> None:
+    """Add a problem if a limit is set that nobody could hold."""
+    if found.limits.max_cost is None or found.cluster is None or found.prices is None:
+        return
+    if missing := found.cluster.unpriced(found.prices):
+        named = ", ".join(missing)
+        found.note(
+            "max cost",
+            "problem",
+            f"max_cost cannot be held: no price for {named}; give --hardware, a table with it",
+        )
+
+
+def _others(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
+    """Warn of runs that are live there: nodes are not divided between them."""
+    try:
+        live = live_runs(found.home, cluster.name, [] if cluster.name else [cluster.address])
+    except (TrainrigError, OSError):  # `home` says what is wrong with it
+        return
+    others = [record.id for record in live if record.id != run_id(run.verb, found.output)]
+    if others:
+        found.note(
+            "others",
+            "warning",
+            f"live on this cluster: {', '.join(others)}; each is charged for all its nodes",
+        )
 
 
 def _reckoned(facts: dict[str, Any], spot: float | None) -> Iterator[str]:

@@ -4,6 +4,7 @@ The attempt is on record before the job is asked for. So a submission that dies 
 attempt that nobody attends, which the next one supersedes, and never a job that nobody knows.
 """
 
+import logging
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -13,12 +14,14 @@ from typing import Any, Literal
 from trainrig import config, manifest, storage
 from trainrig.errors import ClusterError
 from trainrig.launch import packing
+from trainrig.launch.known_clusters import note_home
 from trainrig.launch.limits import Limits
 from trainrig.launch.packing import Package
 from trainrig.launch.preflight import Preflight
 from trainrig.launch.ray_jobs import RayJobs
 from trainrig.launch.record import ENDED, FAILED, Attempt, Home, RunRecord
 
+log = logging.getLogger(__name__)
 Environment = Literal["cluster", "pinned"]  # whose versions of the libraries
 SETUP_SECONDS = 1800  # for pip on a node; Ray gives it 600
 
@@ -35,6 +38,7 @@ class Submission:
     limits: Limits
     environment: Environment
     cluster: str  # its name, under which it is not taken down; empty: none that we know
+    hardware: str | None = None  # the text of the table that the limits name
 
     @classmethod
     def of(cls, found: Preflight, limits: Limits, environment: Environment) -> "Submission":
@@ -42,17 +46,26 @@ class Submission:
         assert found.run and found.jobs and found.cluster and found.package, "there were problems"
         record = found.home.create(found.run.verb, found.output)
         text = config.to_toml(found.run)
-        cluster = found.cluster.name
+        table = None if limits.hardware is None else config.read_text(limits.hardware)
         return cls(
-            found.home, record, text, found.jobs, found.package, limits, environment, cluster
+            found.home,
+            record,
+            text,
+            found.jobs,
+            found.package,
+            limits,
+            environment,
+            found.cluster.name,
+            table,
         )
 
     def submit(self) -> Attempt:
         """Upload, take the next attempt and have it attended. Raises ClusterError."""
+        self._note_home()
         storage.write(self.record.run_file, self.run_file.encode())
         uri = self.jobs.upload(self.package.name, self.package.data)
         name = f"{self.record.id}.{{attempt}}.{secrets.token_hex(2)}"
-        limits = self.limits.model_dump(mode="json")
+        limits = self._keep_limits()
         attempt = self.record.take_attempt(name, self.jobs.address, self.cluster, limits)
         self.record.record(
             "submitted",
@@ -70,6 +83,23 @@ class Submission:
             give_up(self.record, attempt, str(error))
             raise
         return attempt
+
+    def _note_home(self) -> None:
+        """So that the cluster is not taken down under the run by who has another home."""
+        if not self.cluster:
+            return
+        try:
+            note_home(self.cluster, self.home.path)
+        except OSError as error:
+            log.warning("%s: `cluster down` will not know of %s", error, self.home.path)
+
+    def _keep_limits(self) -> dict[str, Any]:
+        """The limits as the head reads them: the table of prices lies beside the run file."""
+        limits = self.limits.model_dump(mode="json")
+        if self.hardware is not None:
+            limits["hardware"] = storage.join(self.record.path, "hardware.toml")
+            storage.write(limits["hardware"], self.hardware.encode())
+        return limits
 
     def _entrypoint(self, attempt: Attempt) -> str:
         command = ["python", "-m", "trainrig.launch.attend", "--home", self.home.path]

@@ -1,10 +1,21 @@
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from trainrig.errors import ClusterError
-from trainrig.launch.clusters.down import Patience, end_all
+from trainrig import hardware
+from trainrig.errors import ClusterError, ConfigError
+from trainrig.launch import known_clusters
+from trainrig.launch.check.cluster import check_cluster
+from trainrig.launch.check.shipped import find_cluster
+from trainrig.launch.clusters.down import Patience, down, end_all
+from trainrig.launch.clusters.kinds import Cluster
 from trainrig.launch.clusters.machine import Machine
+from trainrig.launch.clusters.runs import runs_on
+from trainrig.launch.clusters.status import status
+from trainrig.launch.record import Home
+from trainrig.launch.submit import Submission
 
 QUICK = Patience(total=1.0, between=0.01, settle=0.05)
 HEAD = Machine("i-1", "instance", "aws", "running", pool="head")
@@ -53,3 +64,111 @@ def test_an_unreadable_list_ends_nothing_and_is_not_zero():
 
 def test_what_does_not_go_is_named():
     assert ended(Cloud([HEAD, WORKER], [WORKER]))[0] == [WORKER]
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """One of a head, by a file that gives its nodes no home, as this shell knows it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("TRAINRIG_HOME", raising=False)
+    return cluster_of({}, Cloud([HEAD], [HEAD], [HEAD], []))
+
+
+def cluster_of(data, cloud):
+    path = find_cluster("aws")
+    return Cluster(path, "aws", "aws", data, check_cluster(path), cloud)
+
+
+def submit_from(home, cluster="aws"):
+    """As `submit` does, in a shell whose TRAINRIG_HOME is `home`."""
+    sent = SimpleNamespace(address="http://10.0.0.1:8265", upload=lambda *_: "gcs://a")
+    sent.submit = lambda *_: None
+    record = home.create("curate", "s3://bucket/out")
+    package = SimpleNamespace(name="a", data=b"")
+    limits = SimpleNamespace(model_dump=lambda mode: {})
+    Submission(home, record, "", sent, package, limits, "cluster", cluster).submit()
+    return record
+
+
+def take_down(cluster, **more):
+    return down(cluster, Home.named(), lambda text: None, QUICK, **more)
+
+
+def test_a_run_that_was_submitted_from_another_shell_keeps_its_cluster(cluster, tmp_path):
+    home = Home.named(str(tmp_path / "theirs"))
+    record = submit_from(home)
+    submit_from(home)
+    assert known_clusters.noted_homes("aws") == [home.path]
+    with pytest.raises(ConfigError, match=f"runs are live on it: {record.id} ") as refused:
+        take_down(cluster)
+    assert str(refused.value).endswith(f"trainrig stop ID --home {home.path}")
+    assert cluster.provider.ended == []
+    assert status(cluster, Home.named()).runs == {record.id: "queued"}
+    record.record("ended", 2, state="done")
+    assert take_down(cluster) == 1
+    assert known_clusters.noted_homes("aws") == []
+
+
+def test_a_run_in_a_bucket_of_another_shell_keeps_its_cluster(cluster, s3):
+    record = submit_from(Home.named(f"{s3}/home"))
+    with pytest.raises(ConfigError, match=f"runs are live on it: {record.id}"):
+        take_down(cluster)
+
+
+def test_a_run_on_a_cluster_without_a_name_notes_nothing(cluster, tmp_path):
+    submit_from(Home.named(str(tmp_path / "theirs")), cluster="")
+    assert known_clusters.noted_homes("") == []
+
+
+def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
+    known_clusters.note_home("aws", "s3://gone-since-then/home")
+    with pytest.raises(ConfigError, match="s3://gone-since-then/home may hold") as refused:
+        take_down(cluster)
+    assert "\n" not in str(refused.value)
+    assert "give --ignore-home s3://gone-since-then/home" in str(refused.value)
+    assert cluster.provider.ended == []
+    (line,) = [x for x in status(cluster, Home.named()).lines() if "not known" in x and "runs" in x]
+    assert line.startswith("runs of s3://gone-since-then/home: not known: ")
+    assert take_down(cluster, ignored=["s3://gone-since-then/home"]) == 1
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda path: {"docker": {"run_options": [f"--env=TRAINRIG_HOME={path}"]}},
+        lambda path: {"setup_commands": [f"export TRAINRIG_HOME='{path}'; true"]},
+        lambda path: {"env": [{"name": "TRAINRIG_HOME", "value": path}]},
+    ],
+)
+def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, tmp_path, give):
+    home = Home.named(str(tmp_path / "shared"))
+    ours = cluster_of(give(home.path), Cloud([HEAD], []))
+    with pytest.raises(ConfigError, match="no such folder on this machine"):
+        take_down(ours)
+    record = home.create("curate", "s3://bucket/out")
+    record.take_attempt("one", "http://10.0.0.1:8265", "aws", {})
+    with pytest.raises(ConfigError, match=f"runs are live on it: {record.id}"):
+        take_down(ours)
+    record.record("ended", 1, state="done")
+    assert take_down(ours) >= 0
+
+
+def test_a_home_that_only_the_machine_could_fill_in_is_none(tmp_path):
+    data = {"setup_commands": ["export TRAINRIG_HOME=s3://$BUCKET/home"]}
+    assert runs_on(cluster_of(data, Cloud([])), Home.named(str(tmp_path))) == ([], {})
+
+
+def test_a_bucket_that_a_file_names_and_nobody_made_holds_no_runs(cluster, s3):
+    data = {"docker": {"run_options": ["--env=TRAINRIG_HOME=s3://never-made-by-anyone/home"]}}
+    assert take_down(cluster_of(data, Cloud([HEAD], []))) == 1
+
+
+def test_the_price_by_the_hour_is_that_of_a_table_of_ones_own(cluster, tmp_path):
+    spot = Machine("i-3", "instance", "aws", "running", instance="m7i.2xlarge", market="spot")
+    cluster.provider.looks = [[spot]]
+    shipped = Path(hardware.__file__).with_name("hardware.toml").read_text()
+    before, name, after = shipped.partition('[instances."m7i.2xlarge"]\n')
+    own = tmp_path / "prices.toml"
+    own.write_text(f"{before}{name}spot_usd = 0.125\n{after}")
+    assert status(cluster, Home.named(), str(own)).usd == 0.125
+    assert status(cluster, Home.named()).usd > 0.125

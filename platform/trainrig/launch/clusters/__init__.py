@@ -8,5 +8,7 @@ kubernetes.py    what KubeRay made
 processes.py     Ray's processes on this machine
 ray_launcher.py  Ray's own launcher, with a deadline [Ray]
 stamp.py         what a file says when it is brought up: the time that its machines expire
+mounts.py        files that Ray's launcher is to bring along, looked at before anything is rented
+runs.py          what is live on a cluster, by every home that may hold its record
 up.py  status.py  down.py  leaks.py    the verbs
 """

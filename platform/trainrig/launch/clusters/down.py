@@ -4,16 +4,15 @@ A list that cannot be read is not an empty one: then nothing is ended on its acc
 called ended. One empty list is not enough either, as clouds are slow to show what was just started.
 """
 
-import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.known import addresses, reached
-from trainrig.launch.clusters.live_runs import live_runs
 from trainrig.launch.clusters.machine import Machine, Provider
+from trainrig.launch.clusters.runs import runs_on
+from trainrig.launch.known_clusters import forget
 from trainrig.launch.record import Home
 
 Say = Callable[[str], None]
@@ -28,25 +27,42 @@ class Patience:
     settle: float = 5.0  # that nothing must be there for, over two looks
 
 
-def down(cluster: Cluster, home: Home, say: Say, patience: Patience | None = None) -> int:
-    """End all machines of `cluster`; how many there were.
+def down(
+    cluster: Cluster,
+    home: Home,
+    say: Say,
+    patience: Patience | None = None,
+    ignored: Collection[str] = (),
+) -> int:
+    """End all machines of `cluster`; how many there were. What the homes `ignored` hold counts not.
 
-    Raises ConfigError while runs are live on it, ClusterError with what is left, or if that could
-    not be read.
+    Raises ConfigError while runs are live on it, by `home` or any other that is known to hold
+    records of runs on it, or if one of them cannot be read; ClusterError with what is left, or if
+    that could not be read.
     """
-    if live := live_runs(home, cluster.name, addresses(cluster.name)):
-        named = ", ".join(f"{record.id} ({record.state()})" for record in live)
-        raise ConfigError(
-            f"{cluster.name}: runs are live on it: {named}; stop them first: trainrig stop ID"
-        )
     before = cluster.provider.machines(cluster.name)
+    _refuse_live_runs(cluster, home, ignored)
     for machine in before:
         say(f"ending {machine}")
     if left := end_all(cluster.provider, cluster.name, patience or Patience(), say):
         raise ClusterError(f"{cluster.name}: left: {'; '.join(map(str, left))}")
-    if folder := reached(cluster.name).get("folder"):
-        shutil.rmtree(folder, ignore_errors=True)
+    forget(cluster.name)
     return len(before)
+
+
+def _refuse_live_runs(cluster: Cluster, home: Home, ignored: Collection[str]) -> None:
+    live, unread = runs_on(cluster, home, ignored)
+    if live:
+        named = ", ".join(f"{record.id} ({record.state()})" for record in live)
+        raise ConfigError(
+            f"{cluster.name}: runs are live on it: {named}; stop them first: trainrig stop ID "
+            f"--home {live[0].path.rpartition('/runs/')[0]}"
+        )
+    for path, why in unread.items():
+        raise ConfigError(
+            f"{cluster.name}: whether runs are live on it is not known: {path} may hold their "
+            f"records, and cannot be read ({why}); let it be read, or give --ignore-home {path}"
+        )
 
 
 def end_all(provider: Provider, name: str, patience: Patience, say: Say) -> Sequence[Machine]:

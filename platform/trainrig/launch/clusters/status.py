@@ -9,9 +9,9 @@ from trainrig import hardware
 from trainrig.hardware import Hardware
 from trainrig.launch.check.cluster import LAPTOP
 from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.known import addresses, reached
-from trainrig.launch.clusters.live_runs import live_runs
 from trainrig.launch.clusters.machine import Machine
+from trainrig.launch.clusters.runs import runs_on
+from trainrig.launch.known_clusters import reached
 from trainrig.launch.record import Home
 
 NODES = {"instance", "pod", "node"}  # what counts as a machine; the rest hangs on it
@@ -26,6 +26,7 @@ class Status:
     usd: float | None  # an hour, of its nodes; None: the price of one is not known
     runs: Mapping[str, str]  # states by id, of those that are live
     how: Mapping[str, str]  # it is reached
+    unread: Mapping[str, str]  # homes that may hold runs, and why they cannot be read
 
     @property
     def nodes(self) -> Mapping[str, int]:
@@ -44,6 +45,7 @@ class Status:
             "nodes": dict(self.nodes),
             "usd_an_hour": self.usd,
             "runs": dict(self.runs),
+            "unread_homes": dict(self.unread),
             "expires": self.expires,
             "expired": any(machine.expired for machine in self.machines),
             "reached": dict(self.how),
@@ -62,17 +64,22 @@ class Status:
             over = " (now past)" if any(machine.expired for machine in self.machines) else ""
             lines.append(f"expires: {self.expires}{over}")
         lines += [f"run: {name}: {state}" for name, state in self.runs.items()]
+        lines += [f"runs of {home}: not known: {why}" for home, why in self.unread.items()]
         return lines
 
 
-def status(cluster: Cluster, home: Home) -> Status:
-    """Raises ClusterError if what is there cannot be read."""
+def status(cluster: Cluster, home: Home, table_of_hardware: str | None = None) -> Status:
+    """At the prices of the table; None: of trainrig's own.
+
+    Raises ClusterError if what is there cannot be read, ConfigError if the table is none.
+    """
+    prices = hardware.load(table_of_hardware)
     machines = [_as_file_says(cluster, each) for each in cluster.provider.machines(cluster.name)]
     how = reached(cluster.name) if machines else {}
-    live = live_runs(home, cluster.name, addresses(cluster.name))
+    live, unread = runs_on(cluster, home)
     runs = {record.id: record.state() for record in live}
-    usd = 0.0 if cluster.kind == LAPTOP else _usd(machines, hardware.load())
-    return Status(cluster.name, machines, usd, runs, how)
+    usd = 0.0 if cluster.kind == LAPTOP else _usd(machines, prices)
+    return Status(cluster.name, machines, usd, runs, how, unread)
 
 
 def _as_file_says(cluster: Cluster, machine: Machine) -> Machine:

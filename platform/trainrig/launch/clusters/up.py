@@ -13,9 +13,10 @@ from trainrig.launch.check.kubernetes_shape import RAY
 from trainrig.launch.clusters import kubernetes, local_head, ray_launcher
 from trainrig.launch.clusters.down import Patience, end_all
 from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.known import folder_of, launched, remember
+from trainrig.launch.clusters.mounts import check_mounts
 from trainrig.launch.clusters.stamp import expiry, stamped
 from trainrig.launch.clusters.token import make_token
+from trainrig.launch.known_clusters import folder_of, launched, remember
 
 LAUNCH = 900.0  # s for the head to be up: an instance, its image, its setup
 
@@ -38,6 +39,8 @@ def up(cluster: Cluster, say: Say, seconds: float = LAUNCH) -> dict[str, str]:
     # On Kubernetes it is in a Secret: one made here would not be the cluster's.
     if cluster.kind != KUBERNETES and (token := make_token()):
         say(f"made a token: {token}; who holds it commands the cluster")
+    if cluster.kind not in (KUBERNETES, LAPTOP):  # which are brought no files
+        check_mounts(cluster)
     try:
         return _launch(cluster, say, seconds)
     except BaseException:

@@ -1,9 +1,12 @@
-"""What this machine keeps of the clusters that it brought up."""
+"""What this machine keeps of the clusters that it brought up, or submitted to."""
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+
+HOMES = "homes.txt"  # a path a line: two that submit at once both append
 
 
 def folder_of(name: str) -> Path:
@@ -31,6 +34,28 @@ def addresses(name: str) -> list[str]:
     """The addresses that runs may have been sent to."""
     how = reached(name)
     return [how[key] for key in ("jobs", "address") if key in how]
+
+
+def note_home(name: str, home: str) -> None:
+    """Keep in mind that runs on the cluster `name` have records in `home`. Raises OSError."""
+    if home not in noted_homes(name):
+        with (folder_of(name) / HOMES).open("a") as file:
+            file.write(f"{home}\n")
+
+
+def noted_homes(name: str) -> list[str]:
+    """The paths of all homes that were noted for the cluster `name`, the first first."""
+    try:
+        return list(dict.fromkeys((folder_of(name) / HOMES).read_text().splitlines()))
+    except FileNotFoundError:
+        return []
+
+
+def forget(name: str) -> None:
+    """Once nothing of the cluster `name` is left: no run is on it, and it is reached no more."""
+    if folder := reached(name).get("folder"):
+        shutil.rmtree(folder, ignore_errors=True)
+    (folder_of(name) / HOMES).unlink(missing_ok=True)
 
 
 def launched(name: str, text: str) -> Path:

@@ -1,0 +1,48 @@
+"""Files of this machine that Ray's launcher is to bring along, looked at before it rents a head.
+
+It looks for them only when the head is there. And the head takes whatever token it is given, while
+we show it the one that is in force here.
+"""
+
+import os
+from pathlib import Path
+
+from trainrig.errors import ConfigError
+from trainrig.launch import ray_jobs
+from trainrig.launch.check.document import at, table
+from trainrig.launch.clusters.kinds import Cluster
+from trainrig.launch.clusters.token import token_path
+
+TOKEN = ".ray/auth_token"  # below the home of whoever runs Ray
+
+
+def check_mounts(cluster: Cluster) -> None:
+    """Raise ConfigError for a source that is not there, or a token that is another than ours."""
+    for target, source in table(at(cluster.data, "file_mounts")).items():
+        where = f'{cluster.path}: file_mounts["{target}"]: {source}'
+        path = Path(str(source)).expanduser()
+        if target.endswith(TOKEN):
+            _check_token(where, path)
+        elif not path.exists():
+            raise ConfigError(
+                f"{where}: nothing is there on this machine; make it, or leave it out"
+            )
+
+
+def _check_token(where: str, path: Path) -> None:
+    given = bool(os.environ.get("RAY_AUTH_TOKEN", "").strip())
+    source = "RAY_AUTH_TOKEN" if given else str(token_path())
+    ours = ray_jobs.token()
+    if ours is None:
+        raise ConfigError(f"{where}: no token is in {source}; remove it, and `up` makes one")
+    try:
+        if path.read_text().strip() == ours:
+            return
+        found = "another token is there"
+    except OSError as error:
+        found = f"no token can be read there ({error.strerror})"
+    put = f'printenv RAY_AUTH_TOKEN > "{path}"' if given else f'cp "{source}" "{path}"'
+    raise ConfigError(
+        f"{where}: {found}, and the cluster would refuse ours, which is that of {source}; put ours "
+        f"there: (umask 077; {put})"
+    )

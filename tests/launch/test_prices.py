@@ -1,0 +1,103 @@
+"""A table of prices of the submitter's own, by which a run is paid for on a head that has no such
+file."""
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainrig import cli, hardware
+from trainrig.launch.attendant import Attendant
+from trainrig.launch.limits import Limits
+from trainrig.launch.metering import Kind
+from trainrig.launch.record import Home
+from trainrig.launch.spending import price
+
+_server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
+
+TOKENIZER = """
+stage = "tokenizer"
+output = "{folder}/tokenizer"
+
+[[documents]]
+kind = "JSONL"
+paths = ["{folder}/pages.jsonl"]
+source = "pages"
+
+[tokenizer]
+kind = "ByteLevelBPE"
+vocabulary = 270
+"""
+PRICES = """
+[devices.core]
+flops = { float32 = 1e12 }
+memory = 8e9
+watts = 100
+source = "measured"
+
+[instances.mine]
+device = "core"
+devices = 2
+vcpus = 8
+memory = 64e9
+usd = 2.0
+spot_usd = 0.5
+as_of = "2026-11"
+source = "the bill"
+"""
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """One that starts nothing, and a shell that submits to it."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", _server["TOKEN"])
+    monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "home"))
+    (tmp_path / "tokenizer.toml").write_text(TOKENIZER.format(folder=tmp_path))
+    (tmp_path / "pages.jsonl").write_text('{"text": "a page"}\n')
+    (tmp_path / "prices.toml").write_text(PRICES)
+    with _server["serving"]() as found:
+        found.hold = 9
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", found.address)
+        yield found
+
+
+def submit(folder: Path, *options: str) -> int:
+    run = ["submit", "tokenizer", str(folder / "tokenizer.toml"), "--detach"]
+    try:
+        cli.main([*run, *options])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_the_prices_travel_with_the_record(dashboard: Any, tmp_path: Path) -> None:
+    table = tmp_path / "prices.toml"
+    assert submit(tmp_path, "--hardware", str(table)) == 0
+    table.unlink()
+    (record,) = Home(str(tmp_path / "home")).list()
+    attempt = record.attempt(1)
+    assert attempt.limits["hardware"] == f"{record.path}/hardware.toml"
+    prices = hardware.load(attempt.limits["hardware"])
+    hour = {Kind("gpu", "mine", "spot"): 3600.0}
+    assert price(hour, prices).usd == 0.5
+    Attendant(record, attempt, Limits(**attempt.limits), ["true"])  # reads them when it is made
+
+
+def test_the_prices_that_come_along_need_no_file(dashboard: Any, tmp_path: Path) -> None:
+    assert submit(tmp_path) == 0
+    (record,) = Home(str(tmp_path / "home")).list()
+    assert record.attempt(1).limits["hardware"] is None
+
+
+def test_a_table_that_is_wrong_is_refused_before_anything_is_sent(
+    dashboard: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "prices.toml"
+    table.write_text(PRICES.replace('device = "core"', 'device = "cores"'))
+    assert submit(tmp_path, "--hardware", str(table)) == 2
+    said = capfd.readouterr().err
+    assert f"{table}: instances.mine: no device 'cores'; did you mean 'core'?" in said
+    assert "Traceback" not in said
+    assert not dashboard.uploads and not dashboard.jobs and not (tmp_path / "home").exists()
