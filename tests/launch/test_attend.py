@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,22 @@ def test_the_first_to_ask_is_the_cause(attend, local):
         "out of budget",
         "5.00 USD are spent",
     )
+
+
+@pytest.mark.parametrize(("asked_for", "cause"), [(False, "deadline"), (True, "done")])
+def test_the_deadline_goes_on_over_attempts_that_the_user_did_not_ask_for(
+    attend, local, tmp_path, monkeypatch, asked_for, cause
+):
+    run = local.create("evaluate", f"{tmp_path}/out")
+    now = time.time
+    with monkeypatch.context() as past:
+        past.setattr(time, "time", lambda: now() - 1000.0)
+        run.take_attempt("job", "http://here", "", {})
+    if asked_for:
+        run.begin_anew()
+    attended = attend(local, "", deadline=900.0)
+    ended = attended.end()
+    assert (ended["attempt"], ended["cause"], ended["tries"]) == (2, cause, int(asked_for))
 
 
 def test_the_deadline_counts_from_the_submission(attend, local):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,49 @@ def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
         _, err = joined.communicate(timeout=PATIENCE)
     assert joined.returncode == 75, err
     assert len(user.cluster.jobs) == 1
+
+
+def test_who_joins_a_run_asks_for_what_it_was_submitted_with_or_for_nothing(user: User) -> None:
+    user.cluster.hold = 1
+    prices = resources.files("trainrig").joinpath("hardware.toml").read_text()
+    (user.folder / "prices.toml").write_text(prices)
+    limits = ["--grace", "5m", "--retries", "lost node=2", "--hardware", "prices.toml"]
+    command = ["submit", "tokenizer", "tokenizer.toml", "--detach"]
+    assert user.does(*command, *limits).returncode == 0
+    other = user.does(*command, "--grace", "2m", "--deadline", "12h", "--environment", "pinned")
+    assert other.returncode == 2
+    said = other.stderr.splitlines()[-1]
+    assert f"{user.run().id}: is under way with --deadline none, not 43200, --grace 300" in said
+    assert "--grace 300, not 120, --environment cluster, not pinned; to change that, " in said
+    assert f"`trainrig stop {user.run().id} --home {user.run().home}`" in said
+    for given in ([], limits):
+        joined = user.does(*command, *given)
+        assert joined.returncode == 0, joined.stderr
+        assert "under way already" in joined.stderr
+    assert len(user.cluster.jobs) == 1
+
+
+def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
+    user.cluster.hold = 2
+    command = ["submit", "tokenizer", "tokenizer.toml"]
+    options = ["--pending", "1s", "--grace", "5m", "--environment", "pinned", "--detach"]
+    assert user.does(*command, *options).returncode == 0
+    joined = user.does(*command, "--json")
+    assert json.loads(joined.stdout)["attempt"] == 2, joined.stderr
+    first, second = user.run().attempts()
+    assert first.limits == second.limits and second.limits["grace"] == 300
+    sent = [json.loads(body) for body in user.cluster.heard if b'"entrypoint"' in body]
+    assert ["pip" in job["runtime_env"] for job in sent] == [True, True]
+
+
+def test_a_lost_run_that_its_user_submits_has_its_time_anew(user: User) -> None:
+    run = Home(str(user.folder / "home")).create("tokenizer", str(user.folder / "tokenizer"))
+    run.take_attempt("job", user.cluster.address, "", {"pending": 0.0})
+    user.cluster.hold = 1
+    command = ["submit", "tokenizer", "tokenizer.toml", "--deadline", "12h", "--detach"]
+    assert user.does(*command).returncode == 0
+    second = run.attempt(2)
+    assert run.asked_at(second) == second.submitted_at
 
 
 @pytest.mark.soak

@@ -109,6 +109,20 @@ def test_who_is_not_heard_of_is_lost(run, monkeypatch):
     assert run.state() == "running"
 
 
+def test_what_others_put_on_record_is_no_sign_of_life(run, monkeypatch):
+    attempt(run)
+    run.record("started", 1)
+    run.beat(1, "running")
+    shift(monkeypatch, 62)
+    run.request_stop()
+    for event in ("spent", "resubmitted"):
+        run.record(event, 1)
+    run.begin_anew()
+    assert run.state() == "lost"
+    run.record("retried", 1)
+    assert run.state() == "stopping"
+
+
 def test_an_attempt_that_never_begins_is_lost_once_it_has_been_pending_too_long(run, monkeypatch):
     attempt(run, pending=20.0)
     shift(monkeypatch, 19)
@@ -122,15 +136,40 @@ def test_a_stop_is_asked_of_attempts_up_to_the_newest(run):
     assert not run.stop_requested(1)
     run.request_stop()
     assert run.stop_requested(1) and not run.stop_requested(2)
-    run.clear_stop(2)
-    assert run.stop_requested(1), "a later attempt's end leaves it alone"
     run.clear_stop(1)
     assert not run.stop_requested(1)
+
+
+def test_a_request_is_removed_by_the_end_of_whom_it_names_and_by_later_ones_alone(run):
+    attempt(run)
+    attempt(run)
+    run.request_stop()
+    run.clear_stop(1)
+    assert run.stop_requested(2), "the end of an attempt before it leaves it alone"
+    run.clear_stop(3)
+    assert not run.stop_requested(1)
+
+
+def test_an_attempt_that_nobody_asked_for_counts_from_the_first(run, monkeypatch):
+    first = attempt(run)
+    shift(monkeypatch, 100)
+    second = attempt(run)
+    third = attempt(run)
+    assert run.asked_at(first) == run.asked_at(third) == first.submitted_at
+    assert run.asked_at(second) == first.submitted_at
+    run.record("ended", 3, state="failed")
+    assert run.asked_at(fourth := attempt(run)) == fourth.submitted_at
+    run.begin_anew()  # the fourth is lost, say
+    fifth = attempt(run)
+    sixth = attempt(run)
+    assert run.asked_at(fifth) == run.asked_at(sixth) == fifth.submitted_at
 
 
 def test_a_file_made_by_hand_asks_as_well(run):
     storage.write(storage.join(run.path, "stop"), b"")
     assert run.stop_requested(7)
+    run.clear_stop(7)
+    assert not run.stop_requested(7)
 
 
 def test_events_come_back_in_order_and_torn_ones_are_left_out(run):

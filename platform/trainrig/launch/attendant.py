@@ -91,6 +91,7 @@ class Attendant:
         self._before = Spent()  # by earlier attempts
         self._attended_before = 0.0  # s, of them
         self._state = WAITING
+        self._since = attempt.submitted_at  # what the deadline counts from
         self._asked: tuple[Cause, str] | None = None  # why it has to end, and in words
         self._told: float | None = None  # when the child was
         self._forced = False
@@ -134,6 +135,8 @@ class Attendant:
 
     def _take_over(self) -> None:
         """Wait until nobody else drives the run. Raises Superseded or NoNeed."""
+        if self._limits.deadline:
+            self._since = self._record.asked_at(self._attempt)
         earlier = settle_predecessors(self._record, self._attempt.number, self._check_need)
         self._before, self._attended_before = earlier.spent, earlier.attended
         self._check_budget({})
@@ -245,7 +248,7 @@ class Attendant:
     def _look(self) -> None:
         """See whether it has to end."""
         limits, number = self._limits, self._attempt.number
-        if limits.deadline and time.time() > self._attempt.submitted_at + limits.deadline:
+        if limits.deadline and time.time() > self._since + limits.deadline:
             self.ask("deadline", f"not finished within {limits.deadline:g} s of its submission")
         if not self._asked and self._record.stop_requested(number):
             self.ask("stopped", "asked to stop")

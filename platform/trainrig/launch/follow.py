@@ -3,16 +3,20 @@
 A run can be followed from anywhere that reads its records, also when its cluster is gone.
 """
 
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainrig import storage
+from trainrig.errors import ClusterError
 from trainrig.launch.record import DONE, ENDED, LOST, RunRecord, Status
 
 LOOK_SECONDS = 0.2  # between looks at a disk
 LOOK_SECONDS_S3 = 2.0  # each of these is a handful of requests
+SILENT_SECONDS = 600.0  # that storage may give no answer: a laptop is often without a network
 
 Hear = Callable[[bytes], None]
 """Takes one line of the log, without its end."""
@@ -27,9 +31,13 @@ class Following:
     record: RunRecord
     hear: Hear
     say: Say
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
     _state: str = ""
     _attempt: int = 0
     _told: int = field(default=0)  # events of that attempt
+    _lines: deque[bytes] = field(default_factory=deque)  # of the log, to be told
+    _silent_since: float | None = None  # storage; None: it answers
 
     def __post_init__(self) -> None:
         self._tail = self.record.tail()
@@ -41,11 +49,11 @@ class Following:
             self.hear(line)
 
     def look(self) -> Status:
-        """Say what is new; how the run is."""
-        status = self.record.status()
-        for line in self._tail.lines():  # after the status: an end comes when the log is whole
-            self.hear(line)
-        self._events(status)
+        """Say what is new; how the run is. Raises ClusterError or OSError if storage fails."""
+        status, events = self._read()
+        while self._lines:
+            self.hear(self._lines.popleft())
+        self._tell(status, events)
         if status.state != self._state:
             self._state = status.state
             if not status.ended:
@@ -53,20 +61,46 @@ class Following:
         return status
 
     def looks(self) -> Iterator[Status]:
-        """Look, as often as the storage bears, until the run has ended."""
+        """Look, as often as the storage bears, until the run has ended.
+
+        No look is given while storage does not answer. Raises ClusterError if it does not for long.
+        """
         seconds = LOOK_SECONDS_S3 if self.record.path.startswith(storage.S3) else LOOK_SECONDS
         while True:
-            status = self.look()
-            yield status
-            if status.ended:
-                return
-            time.sleep(seconds)
+            try:
+                status = self.look()
+            except (ClusterError, OSError) as error:
+                self._bear(error)
+            else:
+                self._silent_since = None
+                yield status
+                if status.ended:
+                    return
+            self.sleep(seconds)
 
-    def _events(self, status: Status) -> None:
+    def _bear(self, error: Exception) -> None:
+        """Storage does not answer, which says nothing about the run."""
+        if self._silent_since is None:
+            self._silent_since = self.clock()
+            self.say(f"{self.record.id}: {error}; looked at again until storage answers")
+        if self.clock() - self._silent_since >= SILENT_SECONDS:
+            logs = f"trainrig logs {self.record.id} --home {shlex.quote(self.record.home)} --follow"
+            raise ClusterError(
+                f"{self.record.id}: no answer from storage for {SILENT_SECONDS:.0f} s ({error}); "
+                f"the run goes on without you, `{logs}` follows it again"
+            ) from error
+
+    def _read(self) -> tuple[Status, list[dict[str, Any]]]:
+        """How the run is, and the events of its newest attempt; what its log has is kept."""
+        status = self.record.status()
+        for line in self._tail.lines():  # after the status: an end comes when the log is whole
+            self._lines.append(line)  # one by one, so that none is lost with the rest
+        return status, list(self.record.events(status.attempt.number)) if status.attempt else []
+
+    def _tell(self, status: Status, events: Sequence[Mapping[str, Any]]) -> None:
         number = status.attempt.number if status.attempt else 0
         if number != self._attempt:
             self._attempt, self._told = number, 0
-        events = list(self.record.events(number)) if number else []
         for event in events[self._told :]:
             if text := _told(event):
                 self.say(f"{self.record.id}: {text}")

@@ -1,11 +1,12 @@
 """The verbs that get runs onto clusters and look after them: submit, jobs, logs, stop."""
 
+import functools
 import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,7 @@ LAST_LINES = 10  # of the log, that are shown to who joins a run under way
 
 
 def submit(
+    context: typer.Context,
     verb: Annotated[str, typer.Argument(help="A verb that takes a run file.")],
     run_file: Annotated[str, typer.Argument(metavar="RUN.toml", help="The run file.")],
     changes: Annotated[
@@ -39,6 +41,9 @@ def submit(
     check: Annotated[bool, typer.Option("--check", help="Look at all of it; submit not.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it is submitted.")] = False,
     max_cost: Annotated[float | None, typer.Option(metavar="USD", help="Stop before this.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A table of prices of your own.")
+    ] = None,
     deadline: Annotated[
         str | None, typer.Option(metavar="12h", help="Stop so long after submission.")
     ] = None,
@@ -64,8 +69,8 @@ def submit(
     if environment not in ("cluster", "pinned"):
         hint = config.did_you_mean(environment, ["cluster", "pinned"])
         raise ConfigError(f"--environment {environment}: no such one{hint}")
-    limits = _limits(max_cost, deadline, pending, grace, retries or (), notify)
-    found = examine(Request(verb, run_file, changes or (), address, home))
+    limits = _limits(max_cost, hardware, deadline, pending, grace, retries or (), notify)
+    found = examine(Request(verb, run_file, changes or (), address, home, limits))
     record = found.record()
     alive = record is not None and record.status().alive
     refused = any(each.what in ("run file", "output") for each in found.problems)
@@ -76,7 +81,7 @@ def submit(
         _result({"state": "done", "output": found.output}, as_json)
         return
     elif alive and not refused:
-        _run(found, limits, environment, detach, as_json)
+        _run(found, limits, environment, _given(context), detach, as_json)
         return
     if found.problems:
         if not check:
@@ -87,10 +92,17 @@ def submit(
         )
     if not check:
         found.show(_say)
-        _run(found, limits, environment, detach, as_json)
+        _run(found, limits, environment, _given(context), detach, as_json)
 
 
-def _run(found: Any, limits: Limits, environment: Any, detach: bool, as_json: bool) -> None:
+def _run(
+    found: Any,
+    limits: Limits,
+    environment: Any,
+    given: Collection[str],
+    detach: bool,
+    as_json: bool,
+) -> None:
     """Follow the run to its end; submit it first, unless it is under way."""
     from trainrig.launch.follow import Following, exit_code
     from trainrig.launch.submit import Submission
@@ -98,6 +110,8 @@ def _run(found: Any, limits: Limits, environment: Any, detach: bool, as_json: bo
 
     record = found.record()
     attached = record is not None and record.status().alive
+    if attached:  # what it was submitted with holds, also where we have to submit it again
+        limits, environment = _in_force(record, limits, environment, given)
     submission = None if found.problems else Submission.of(found, limits, environment)
     record = submission.record if submission else record
     following = Following(record, _hear_on(sys.stderr if as_json else sys.stdout), _say)
@@ -105,16 +119,70 @@ def _run(found: Any, limits: Limits, environment: Any, detach: bool, as_json: bo
     if attached or submission is None:
         _say(f"{record.id}: under way already; followed from here")
     else:
-        attempt = submission.submit()
+        record.begin_anew()
+        attempt = _send(submission)
         _say(f"{record.id}: attempt {attempt.number} submitted to {attempt.address}")
     if detach:
         _say(_how_to_go_on(record.id, found.home.path))
         _result({"id": record.id, "state": record.state(), "output": found.output}, as_json)
         return
-    watch = Watch(following, limits, submission.submit if submission else None, _say)
+    again = functools.partial(_send, submission) if submission else None
+    watch = Watch(following, limits, again, _say)
     ended = _until_end(watch.until_end, record.id, found.home.path)
     _result(_end_of(record.id, found.output, ended), as_json)
     raise SystemExit(exit_code(ended))
+
+
+def _given(context: typer.Context) -> set[str]:
+    """The options that the command line really has."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _in_force(
+    record: Any, limits: Limits, environment: str, given: Collection[str]
+) -> tuple[Limits, str]:
+    """What a run under way was submitted with. Raises ConfigError if `given` asks for other."""
+    from trainrig.launch.record import PINNED
+
+    attempt = record.status().attempt
+    there = config.build(Limits, attempt.limits, f"{record.id}: limits")
+    pinned = any(event["event"] == PINNED for event in record.events(attempt.number))
+    held = {**dict(there), "environment": "pinned" if pinned else "cluster"}
+    asked = {**dict(limits), "environment": environment}
+    others = [n for n in held if n in given and _differs(n, held[n], asked[n])]
+    if others:
+        differing = ", ".join(
+            f"--{name.replace('_', '-')} {_shown(held[name])}, not {_shown(asked[name])}"
+            for name in others
+        )
+        raise ConfigError(
+            f"{record.id}: is under way with {differing}; to change that, stop it (`trainrig stop "
+            f"{record.id} --home {shlex.quote(record.home)}`) and submit it again"
+        )
+    return there, str(held["environment"])
+
+
+def _differs(option: str, held: Any, asked: Any) -> bool:
+    if option == "hardware" and held and asked:  # the one held is the record's copy of the table
+        return config.read_text(held) != config.read_text(asked)
+    return bool(held != asked)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={count}" for name, count in value.items()) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value or "none")
+
+
+def _send(submission: Any) -> Any:
+    """Submit, and put on record with whose libraries: the next attempt gets the same."""
+    from trainrig.launch.record import PINNED
+
+    attempt = submission.submit()
+    if submission.environment == "pinned":
+        submission.record.record(PINNED, attempt.number)
+    return attempt
 
 
 def jobs(home: Home = None, as_json: Json = False) -> None:
@@ -198,6 +266,7 @@ def stop(
 
 def _limits(
     max_cost: float | None,
+    hardware: str | None,
     deadline: str | None,
     pending: str,
     grace: str,
@@ -206,6 +275,7 @@ def _limits(
 ) -> Limits:
     given = {
         "max_cost": max_cost,
+        "hardware": hardware,
         "deadline": None if deadline is None else _seconds("--deadline", deadline),
         "pending": _seconds("--pending", pending),
         "grace": _seconds("--grace", grace),

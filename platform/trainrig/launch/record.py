@@ -10,12 +10,19 @@
 
 The id follows from verb and output alone, so a run file that is submitted again is a new attempt at
 the same run. An attempt counts only while no newer one was taken: nobody needs to trust clocks for
-that. That a run is `lost` is said by the clock, and only to people.
+that.
+
+That a run is `lost` is said by the clock of who asks, against that of who attends it: where they
+are a minute apart, a run that is well may be called lost, or a lost one running. Who follows a run
+(`watch`) therefore acts on it only once, by its own clock, no beat came for as long. Programs that
+look once believe it: `submit` then takes the run over, which ends the older attempt whole; `stop`
+does not wait for a checkpoint; `cluster down` does not see it.
 """
 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -37,6 +44,10 @@ LOST_SECONDS = 60.0  # without a beat: a dozen misses
 PENDING_SECONDS = 900.0  # from submission to the first sign of life; Limits.pending
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 ENDED = "ended"
+ANEW = "submitted_anew"  # what came after the attempt was asked for by the user
+PINNED = "pinned"  # the attempt was submitted with the submitter's versions of all libraries
+# Events that an attendant writes while its attempt lasts: others say nothing about its life.
+SIGNS = ("other_versions", "started", "retried", "superseded")
 # States. The first five may still change by themselves.
 QUEUED, WAITING, RUNNING, STOPPING, LOST = "queued", "waiting", "running", "stopping", "lost"
 DONE, STOPPED, PREEMPTED, FAILED = "done", "stopped", "preempted", "failed"
@@ -146,6 +157,11 @@ class RunRecord:
         return self.path.rpartition("/")[2]
 
     @property
+    def home(self) -> str:
+        """The folder or bucket that holds the records."""
+        return self.path.rpartition("/runs/")[0]
+
+    @property
     def run_file(self) -> str:
         """Where the run file lies, as last submitted."""
         return storage.join(self.path, "run.toml")
@@ -189,6 +205,25 @@ class RunRecord:
             entry = asdict(attempt) | {"nonce": secrets.token_hex(8)}
             if storage.create(self._attempt_path(number), _json(entry)):
                 return attempt
+
+    def begin_anew(self) -> None:
+        """Say that the next attempt is asked for by the user: no deadline is carried over to it."""
+        if newest := self.newest_attempt():
+            self.record(ANEW, newest)
+
+    def asked_at(self, attempt: Attempt) -> float:
+        """When the user asked for what `attempt` does, as time.time().
+
+        Of an attempt that was submitted again without them, when the first one was submitted.
+        """
+        first = attempt
+        while first.number > 1 and not self._left(first.number - 1):
+            first = self.attempt(first.number - 1)
+        return first.submitted_at
+
+    def _left(self, number: int) -> bool:
+        """Whether what came after the attempt was asked for by the user."""
+        return any(event["event"] in (ENDED, ANEW) for event in self.events(number))
 
     def _attempt_path(self, number: int) -> str:
         return storage.join(self.path, "attempts", f"{number:04d}.json")
@@ -251,7 +286,7 @@ class RunRecord:
         self, attempt: Attempt, events: Sequence[Mapping[str, Any]], beat: Mapping[str, Any]
     ) -> str:
         now = time.time()
-        signs = [event["time"] for event in events if event["event"] not in ("submitted", "spent")]
+        signs = [event["time"] for event in events if event["event"] in SIGNS]
         if not beat and not any(event["event"] == "started" for event in events):
             return QUEUED if now - attempt.submitted_at < attempt.pending else LOST
         if now - max([beat.get("time", 0.0), *signs]) > LOST_SECONDS:
@@ -267,17 +302,23 @@ class RunRecord:
 
     def stop_requested(self, attempt: int) -> bool:
         """Whether `attempt` was asked to end; a later one was not by the same file."""
-        try:
-            return attempt <= int(json.loads(storage.read(self._stop))["attempt"])
-        except FileNotFoundError:
-            return False
-        except (ValueError, KeyError, TypeError):
-            return True  # somebody made the file by hand
+        asked = self._asked_to_stop()
+        return asked is not None and attempt <= asked
 
     def clear_stop(self, attempt: int) -> None:
-        """Remove the request once `attempt` has ended, unless it asks a later one."""
-        if self.stop_requested(attempt):
+        """Remove the request once `attempt` has ended, unless it names a later one."""
+        asked = self._asked_to_stop()
+        if asked is not None and (asked <= attempt or asked == math.inf):
             storage.delete(self._stop)
+
+    def _asked_to_stop(self) -> float | None:
+        """The newest attempt that is asked to; infinity: all, None: none."""
+        try:
+            return int(json.loads(storage.read(self._stop))["attempt"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            return math.inf  # somebody made the file by hand
 
     @property
     def _stop(self) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainrig.errors import ClusterError
+from trainrig.errors import ClusterError, Unfinished
 from trainrig.launch.follow import Following
 from trainrig.launch.limits import Limits
 from trainrig.launch.ray_jobs import RayJobs
@@ -75,11 +75,16 @@ def _end_job(
         return None
     if ended := record.status().ended:
         return ended
+    end_as_stopped(record, attempt)
+    return record.status().ended
+
+
+def end_as_stopped(record: RunRecord, attempt: Attempt) -> None:
+    """Put on record that `attempt`, which was asked to end, has no job any more."""
     end = {
         "state": STOPPED,
         "cause": "stopped",
-        "exit_code": 75,
+        "exit_code": Unfinished.exit_code,
         "message": "its job was ended; it goes on from its last checkpoint",
     }
     record.record(ENDED, attempt.number, **end)
-    return record.status().ended

@@ -13,7 +13,8 @@ from trainrig.errors import ClusterError
 from trainrig.launch.follow import Following
 from trainrig.launch.limits import Limits
 from trainrig.launch.ray_jobs import PENDING, Job, RayJobs
-from trainrig.launch.record import LOST, QUEUED, Attempt, Status
+from trainrig.launch.record import LOST, LOST_SECONDS, QUEUED, Attempt, Status
+from trainrig.launch.stop import end_as_stopped
 from trainrig.launch.submit import give_up
 
 ASK_SECONDS = 1.0  # between questions to the cluster
@@ -36,41 +37,52 @@ class Watch:
     _dropped: dict[str, int] = field(default_factory=dict)  # attempts, by what became of them
     _next: float = 0.0
     _trouble: tuple[str, float] = ("", 0.0)  # what it is in, and since when
+    _heard: tuple[object, float] = (None, 0.0)  # the newest sign of life, and since when it is that
 
     def until_end(self) -> Mapping[str, Any]:
         """The run's end. Raises ClusterError if it is lost and cannot be submitted again."""
         for status in self.following.looks():
             if status.ended:
                 return status.ended
+            self._hear(status)
             if status.attempt and self.clock() >= self._next:
                 self._next = self.clock() + ASK_SECONDS
                 self._ask(status, status.attempt)
         raise AssertionError("looks end with an end")
+
+    def _hear(self, status: Status) -> None:
+        sign = (status.attempt, status.beat)
+        if sign != self._heard[0]:
+            self._heard = (sign, self.clock())
+
+    def _lost(self, status: Status) -> bool:
+        """Whether there is no sign of life, by our clock too: that of the run may be another."""
+        return status.state == LOST and self.clock() - self._heard[1] >= LOST_SECONDS
 
     def _ask(self, status: Status, attempt: Attempt) -> None:
         """See what the cluster makes of the attempt, and act on it."""
         jobs = RayJobs(attempt.address)
         try:
             job = jobs.job(attempt.submission_id)
-            trouble, seconds = self._trouble_of(status.state, job)
+            trouble, seconds = self._trouble_of(status, job)
             if not trouble:
                 self._trouble = ("", 0.0)
             elif self._lasts(trouble, seconds):
                 if job and not job.over:
                     jobs.stop(attempt.submission_id)
                 self._again(attempt, trouble, _why(trouble, job, attempt))
-        except ClusterError as error:
+        except (ClusterError, OSError) as error:  # of the cluster, or of storage
             self._unreachable(status, error)
 
-    def _trouble_of(self, state: str, job: Job | None) -> tuple[str, float]:
+    def _trouble_of(self, status: Status, job: Job | None) -> tuple[str, float]:
         """What is wrong with an attempt that has no end on record, and for how long it may be."""
         if job is not None and job.over:
             return "over", END_SECONDS
         if job is not None and job.status == PENDING:
             return "pending", self.limits.pending
-        if state == QUEUED:
+        if status.state == QUEUED:
             return ("unknown", END_SECONDS) if job is None else ("silent", self.limits.pending)
-        if state == LOST:  # while somebody gives signs of life, a head that knows nothing errs
+        if self._lost(status):  # while somebody gives signs of life, a head that knows nothing errs
             return ("unknown", END_SECONDS) if job is None else ("silent", HUNG_SECONDS)
         return "", 0.0
 
@@ -80,21 +92,26 @@ class Watch:
             self._trouble = (trouble, self.clock())
         return self.clock() - self._trouble[1] >= seconds
 
-    def _unreachable(self, status: Status, error: ClusterError) -> None:
+    def _unreachable(self, status: Status, error: Exception) -> None:
         if self._trouble[0] != "unreachable":
             self.say(f"{error}; followed from storage meanwhile")
-        if self._lasts("unreachable", GONE_SECONDS) and status.state == LOST:
+        if self._lasts("unreachable", GONE_SECONDS) and self._lost(status):
             raise ClusterError(
                 f"{self.following.record.id}: lost with its cluster; submit it again when there is "
                 "one, it will go on"
             ) from error
 
     def _again(self, attempt: Attempt, trouble: str, why: str) -> None:
-        """Submit once more, if that is left; else put the end on record."""
+        """Submit once more, if that is left and wanted; else put the end on record."""
         record = self.following.record
         if record.status().ended:  # it came while we looked
             return
+        if record.newest_attempt() != attempt.number:  # somebody else submitted it again
+            return
         self._trouble = ("", 0.0)
+        if record.stop_requested(attempt.number):
+            end_as_stopped(record, attempt)
+            return
         cause = "cluster" if trouble == "pending" else "lost node"
         self._dropped[cause] = self._dropped.get(cause, 0) + 1
         budget = STARTS_AGAIN if trouble == "pending" else self.limits.budget("lost node")
