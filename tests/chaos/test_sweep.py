@@ -285,12 +285,14 @@ def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.soak
+@pytest.mark.chaos
+@pytest.mark.slow
 @pytest.mark.data
+@pytest.mark.timeout(1800)
 def test_a_small_real_sweep_through_a_killed_driver_foretells_a_larger_run(
     one_ray, test_data, tmp_path
 ):
-    """Two to three minutes of two cores."""
+    """Three to seven minutes of two cores, by their pace."""
     found = swept(SHORT, test_data, tmp_path)
     print(json.dumps(found))
     assert abs(found["largest"]["error"]) < 0.1
