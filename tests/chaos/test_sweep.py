@@ -295,6 +295,7 @@ def test_a_small_real_sweep_through_a_killed_driver_foretells_a_larger_run(
     """Three to seven minutes of two cores, by their pace."""
     found = swept(SHORT, test_data, tmp_path)
     print(json.dumps(found))
+    assert found["constants"]["form"] == "Parametric"
     assert abs(found["largest"]["error"]) < 0.1
 
 
