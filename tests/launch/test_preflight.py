@@ -228,23 +228,7 @@ GPUS = {
     "labels": {INSTANCE: "p5.48xlarge"},
     "most": 2,
 }
-PRICES = """
-[devices.core]
-flops = { float32 = 1e12 }
-memory = 8e9
-watts = 100
-source = "measured"
-
-[instances.mine]
-device = "core"
-devices = 2
-vcpus = 8
-memory = 64e9
-usd = 2.0
-spot_usd = 0.5
-as_of = "2026-11"
-source = "the bill"
-"""
+PRICES = Path(__file__).with_name("prices.toml").read_text()
 
 
 @pytest.fixture
