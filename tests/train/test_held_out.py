@@ -49,8 +49,9 @@ def test_rows_are_windows_of_one_source_spread_over_all_of_it(shards, rows):
     assert all(len(set(micro.sources.tolist())) == 1 for micro in sets.batches)
 
 
-def test_pieces_and_positions_say_where_documents_begin(shards):
-    sets = open_held_out(shards, RowSizes(3, 32, 2, by_document=True))
+@pytest.mark.parametrize(("rows", "micro_batch"), [(3, 2), (10_000, 5)])
+def test_pieces_and_positions_say_where_documents_begin(shards, rows, micro_batch):
+    sets = open_held_out(shards, RowSizes(rows, 32, micro_batch, by_document=True))
     for micro in sets.batches:
         source = sets.sources[micro.sources[0]]
         for row, sample in enumerate(micro.samples.tolist()):

@@ -160,11 +160,13 @@ class Alone:
 
 
 def _training_seconds(folder: str, attempt: int) -> float:
-    """That the updates of `attempt`, and the held-out losses measured after them, took."""
-    ends = {li["step"]: li for li in metrics.read_lines(folder) if li["attempt"] == attempt}
-    measured = [li for li in metrics.held_out_series(folder) if li["step"] in ends]
-    updates = sum(line["speed/step_seconds"] for line in ends.values())
-    return float(updates + sum(line["time"] - ends[line["step"]]["time"] for line in measured))
+    """From the first update of `attempt` to the end of its last, or of a held-out loss after it."""
+    updates = [line for line in metrics.read_lines(folder) if line["attempt"] == attempt]
+    if not updates:
+        return 0.0
+    measured = [li for li in metrics.held_out_series(folder) if li["attempt"] == attempt]
+    began = updates[0]["time"] - updates[0]["speed/step_seconds"]
+    return float(max(line["time"] for line in updates + measured) - began)
 
 
 class _Until:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
 
 from trainrig.config import Field, Settings
@@ -155,26 +156,34 @@ def open_held_out(shards: TokenShards, sizes: RowSizes) -> HeldOutSets:
 def _micro_batch(
     shards: TokenShards, source: str, number: int, samples: Integers, sizes: RowSizes
 ) -> MicroBatch:
-    """The windows `samples` [B] of `source`, each of its T tokens after the one before it."""
+    """The windows `samples` [B] of `source`, each of its T tokens after the one before it.
+
+    Windows that follow one another are read at once.
+    """
     shape = (len(samples), sizes.length)
     ids_BT = np.zeros(shape, dtype=np.int64)
     targets_BT = np.full(shape, IGNORE, dtype=np.int64)
     places_BT = np.zeros(shape, dtype=np.int64)
-    pieces_P3: list[tuple[int, int, int]] = []
-    for row, start in enumerate((samples * sizes.length).tolist()):
-        length = min(sizes.length, shards.tokens(source) - 1 - start)
-        held = shards.window(source, start, length + 1).astype(np.int64)
-        ids_BT[row, :length], targets_BT[row, :length] = held[:-1], held[1:]
-        begins = [0, *(shards.boundaries(source, start, length) - start).tolist()]
-        documents = shards.document_numbers(source, np.array(begins, dtype=np.int64) + start)
-        pieces_P3 += [(row, b, d) for b, d in zip(begins, documents.tolist(), strict=True)]
-        places_BT[row, begins] = begins
+    pieces_P3: list[NDArray[np.int64]] = []
+    for rows in np.split(np.arange(len(samples)), np.flatnonzero(np.diff(samples) != 1) + 1):
+        first, past = int(rows[0]), int(rows[-1]) + 1
+        start = int(samples[first]) * sizes.length
+        length = min((past - first) * sizes.length, shards.tokens(source) - 1 - start)
+        held = shards.window(source, start, length + 1)
+        ids_BT[first:past].reshape(-1)[:length] = held[:-1]
+        targets_BT[first:past].reshape(-1)[:length] = held[1:]
+        documents = shards.boundaries(source, start, length) - start
+        begins = np.union1d(np.arange(0, length, sizes.length), documents)
+        of_rows, places = first + begins // sizes.length, begins % sizes.length
+        numbers = shards.document_numbers(source, begins + start)
+        pieces_P3.append(np.stack([of_rows, places, numbers], axis=1))
+        places_BT[of_rows, places] = places
     positions_BT = np.arange(sizes.length) - np.maximum.accumulate(places_BT, axis=1)
     return MicroBatch(
         ids=ids_BT,
         targets=targets_BT,
         samples=samples,
         sources=np.full(len(samples), number, dtype=np.int64),
-        pieces=np.array(pieces_P3, dtype=np.int64),
+        pieces=np.concatenate(pieces_P3),
         positions=positions_BT if sizes.by_document else None,
     )
