@@ -42,12 +42,6 @@ class Encoder:
         }
         self._bytes = entry_bytes(self._tokenizer, set(self._special.values()), where)
         self.end_of_text = self.special(END_OF_TEXT)
-        self._fast: FastEngine | None = None
-        self.why_not_fast = ""  # why the engine is "tokenizers", if it is
-        try:
-            self._fast = fast_engine(self._tokenizer, self._bytes)
-        except Unequal as reason:
-            self.why_not_fast = str(reason)
 
     @classmethod
     def load(cls, path: str) -> "Encoder":
@@ -62,10 +56,23 @@ class Encoder:
     def __reduce__(self) -> tuple[type["Encoder"], tuple[str, str]]:
         return Encoder, (self.text, self._where)
 
+    @functools.cached_property
+    def _fast(self) -> FastEngine | Unequal:
+        """Made when first asked for: it takes its time, and who trains encodes nothing."""
+        try:
+            return fast_engine(self._tokenizer, self._bytes)
+        except Unequal as reason:
+            return reason
+
+    @property
+    def why_not_fast(self) -> str:
+        """Why the engine is "tokenizers", if it is."""
+        return str(self._fast) if isinstance(self._fast, Unequal) else ""
+
     @property
     def engine(self) -> Literal["tiktoken", "tokenizers"]:
         """What encodes: a function of tokenizer.json alone, so it is the same in every process."""
-        return "tiktoken" if self._fast else "tokenizers"
+        return "tokenizers" if self.why_not_fast else "tiktoken"
 
     @property
     def vocabulary_size(self) -> int:
@@ -103,7 +110,7 @@ class Encoder:
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """The ids of each text; none of them special, no end-of-text added."""
-        if self._fast:
+        if isinstance(self._fast, FastEngine):
             return [self._fast.encode(text) for text in texts]
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
