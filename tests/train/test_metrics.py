@@ -3,7 +3,14 @@ import math
 
 import pytest
 
-from trainrig.train.metrics import METRICS, NAMES, MetricsWriter, read_lines, series
+from trainrig.train.metrics import (
+    METRICS,
+    NAMES,
+    MetricsWriter,
+    attempt_seconds,
+    read_lines,
+    series,
+)
 
 
 def write(folder, attempt, resumed_step, losses):
@@ -124,3 +131,19 @@ def test_a_run_logs_every_figure_that_has_a_name(straight):
 
 def test_a_folder_without_metrics_has_none(tmp_path):
     assert series(str(tmp_path)) == []
+
+
+def test_what_an_attempt_trained_for_counts_a_held_out_loss_once(tmp_path):
+    """Measured between two updates it is part of the second's time."""
+    measured = {"eval/loss": 1.0}
+    lines = [
+        {"step": 1, "attempt": 1, "time": 5.0, "train/loss": 1.0, "speed/step_seconds": 4.0},
+        {"step": 2, "attempt": 2, "time": 10.0, "train/loss": 1.0, "speed/step_seconds": 2.0},
+        {"step": 2, "attempt": 2, "time": 11.0, **measured},
+        {"step": 3, "attempt": 2, "time": 13.0, "train/loss": 1.0, "speed/step_seconds": 3.0},
+        {"step": 3, "attempt": 2, "time": 15.5, **measured},
+    ]
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert attempt_seconds(str(tmp_path), 1) == 4.0
+    assert attempt_seconds(str(tmp_path), 2) == 7.5
+    assert attempt_seconds(str(tmp_path), 3) == 0.0

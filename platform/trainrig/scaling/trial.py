@@ -154,19 +154,9 @@ class Alone:
             except DamagedCheckpoint:
                 continue  # it is marked as such: the one before is taken
             finally:
-                self.training_seconds += _training_seconds(job.folder, attempt.number)
+                self.training_seconds += metrics.attempt_seconds(job.folder, attempt.number)
             if self._watch.stop_wanted():
                 return False
-
-
-def _training_seconds(folder: str, attempt: int) -> float:
-    """From the first update of `attempt` to the end of its last, or of a held-out loss after it."""
-    updates = [line for line in metrics.read_lines(folder) if line["attempt"] == attempt]
-    if not updates:
-        return 0.0
-    measured = [li for li in metrics.held_out_series(folder) if li["attempt"] == attempt]
-    began = updates[0]["time"] - updates[0]["speed/step_seconds"]
-    return float(max(line["time"] for line in updates + measured) - began)
 
 
 class _Until:

@@ -128,6 +128,17 @@ def held_out_series(folder: str) -> list[dict[str, Any]]:
     return _newest(line for line in _all_lines(folder) if "eval/loss" in line)
 
 
+def attempt_seconds(folder: str, attempt: int) -> float:
+    """What an attempt trained for: from the beginning of its first update to the end of its last,
+    or of the held-out loss after it; 0 if it made none."""
+    updates = [line for line in read_lines(folder) if line["attempt"] == attempt]
+    if not updates:
+        return 0.0
+    measured = [line for line in held_out_series(folder) if line["attempt"] == attempt]
+    began = updates[0]["time"] - updates[0]["speed/step_seconds"]
+    return float(max(line["time"] for line in updates + measured) - began)
+
+
 def is_measured(folder: str, step: int) -> bool:
     """Whether the held-out loss at `step` is among the metrics of the run in `folder`."""
     return any(line["step"] == step for line in held_out_series(folder))
