@@ -114,6 +114,19 @@ def test_a_dead_server_is_seen_and_another_started(server):
     again.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there, only who asked ends them")
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(server, stopped):
+    forked = Forked(server.address(), "forked:stay", "here")
+    assert forked.receive() == "here"
+    if stopped:
+        os.kill(forked.pid, signal.SIGSTOP)
+    server._server.kill()
+    assert gone(forked.pid)
+    forked.close()
+    server.address()  # another: the fixture ends one that lives
+
+
 def test_a_server_whose_imports_fail_says_where_to_look(tmp_path):
     broken = ForkServer("there.is.none")
     broken._server.wait(LONG)

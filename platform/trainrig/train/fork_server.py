@@ -6,10 +6,11 @@ asked for a rank, it forks. Nothing in it may start a thread or touch a GPU, whi
 survive; importing does neither.
 
 Knows no Ray. The server, started as a module, ends with whoever started it, and a forked process
-with whoever asked for it: nobody is left behind, however they die.
+with whoever asked for it and with the server: nobody is left behind, however they die.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -28,6 +29,7 @@ from typing import Any
 
 PREFIX = "trainrig-fork-"  # of the folders with the servers' addresses
 IMPORTED = 120.0  # s that a server may take to import everything; on a busy machine it takes ten
+PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 ASK = b"fork"  # comes with three descriptors: of the channel, standard output, standard error
 
 
@@ -184,8 +186,10 @@ class _Server:
         if asked != ASK:  # gone before it had asked
             client.close()
             return
+        server = os.getpid()
         pid = os.fork()
         if pid == 0:
+            _die_with(server)
             self._become(client, *descriptors)
         for each in descriptors:
             os.close(each)
@@ -226,6 +230,19 @@ class _Server:
             traceback.print_exc()
         finally:
             os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    """Have this process killed when its `parent` is, who then cannot do it any more.
+
+    Ray kills the children of a worker that ends, and not theirs: a trial of a driver that was
+    killed would train on, beside the one that another driver starts. Where there is no Linux, only
+    who asked for this process ends it then.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was quicker
+        os._exit(1)
 
 
 def _say(client: socket.socket, number: int) -> None:
