@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainrig import config, storage
-from trainrig.errors import Unfinished
+from trainrig.errors import ClusterError, Unfinished
 from trainrig.scaling import trial as trial_module
 from trainrig.scaling.designs import Point
 from trainrig.scaling.search import Pair
@@ -17,6 +17,7 @@ from trainrig.scaling.sweep_table import noise, stated, summary, table
 from trainrig.scaling.trial import Alone, StopFile, read_diverged, train_trial
 from trainrig.scaling.trials import folder_of, look_at, plan
 from trainrig.train import metrics
+from trainrig.train.loop import train
 from trainrig.train.run_folder import RunFolder
 
 
@@ -95,6 +96,22 @@ def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_
     train_trial(sweep, trial, data, Alone())
     assert metrics.series(short)[0]["step"] == 1
     assert rows_of(table(sweep, [trial], data)) == wanted
+
+
+def test_of_two_processes_at_one_run_the_one_that_was_there_first_gives_way(
+    alone, sweep, monkeypatch
+):
+    trial, data = planned(sweep, 1_024)
+    folder = RunFolder(folder_of(sweep, trial, trial.trunk))
+
+    def train_while_another_begins(*arguments):
+        train(*arguments)
+        folder.take_attempt(0)
+
+    monkeypatch.setattr(trial_module, "train", train_while_another_begins)
+    with pytest.raises(ClusterError, match="another process took the run over from attempt 1"):
+        train_trial(sweep, trial, data, Alone())
+    assert [each.number for each in folder.attempts()] == [1, 2]
 
 
 def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from trainrig import manifest, storage
 from trainrig.config import to_toml
-from trainrig.errors import Diverged, Unfinished
+from trainrig.errors import ClusterError, Diverged, Unfinished
 from trainrig.manifest import Stage
 from trainrig.parallel.mesh import join_group, use_device
 from trainrig.scaling.sweep_run import Sweep
@@ -141,7 +141,11 @@ class Alone:
         finish(stage, job, Outcome(newest, restarts=max(0, len(folder.attempts()) - 1)))
 
     def reaches(self, job: Job, step: int) -> bool:
-        """Train until `step` updates are saved; false: asked to stop before."""
+        """Train until `step` updates are saved; false: asked to stop before.
+
+        Raises ClusterError once another process has the run: one of two must give way, or each
+        would make the other's work count for nothing for ever.
+        """
         folder = RunFolder(job.folder)
         while True:
             newest, _ = newest_valid(folder, thorough=False)
@@ -155,6 +159,11 @@ class Alone:
                 continue  # it is marked as such: the one before is taken
             finally:
                 self.training_seconds += metrics.attempt_seconds(job.folder, attempt.number)
+            if folder.attempts()[-1].number > attempt.number:
+                raise ClusterError(
+                    f"{job.folder}: another process took the run over from attempt "
+                    f"{attempt.number}; that one goes on, and this one ends"
+                )
             if self._watch.stop_wanted():
                 return False
 
