@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import trainrig
 from trainrig.corpus import compiled as module
 
@@ -27,34 +29,53 @@ def answer(package: Path, added: int) -> str:
     constant.write_text(f"ADDED = {added}\n")
     os.utime(constant, (0, 0))  # as a wheel's files have one time, whatever the version
     told = "print(more(1), sum(more.stats.cache_hits.values()))"
+    own = {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(package.parents[1] / "cache")}
     return subprocess.run(
         [sys.executable, "-c", f"from trainrig.corpus.kernel import more; {told}"],
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        env={**os.environ, **own},
     ).stdout.strip()
 
 
-def test_a_constant_from_another_file_is_never_an_old_one(tmp_path: Path) -> None:
-    package = tmp_path / "trainrig"
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Of one compiled function, and what it takes to compile it."""
+    package = tmp_path / "one" / "trainrig"
     (package / "corpus").mkdir(parents=True)
     for name in ("__init__.py", "corpus/__init__.py", "corpus/compiled.py"):
         shutil.copy(Path(trainrig.__file__).parent / name, package / name)
     (package / "corpus" / "kernel.py").write_text(KERNEL)
+    return package
+
+
+def test_a_constant_from_another_file_is_never_an_old_one(package: Path) -> None:
     assert answer(package, 1) == "2 0"
     assert answer(package, 1) == "2 1"
     assert answer(package, 5) == "6 0"
+    assert answer(package, 1) == "2 1"
 
 
-def test_a_package_that_is_only_read_has_its_functions_kept_elsewhere(
-    tmp_path: Path, monkeypatch
+def test_what_was_compiled_serves_the_same_package_elsewhere(package: Path) -> None:
+    """As in the folder of each job that is submitted to a cluster."""
+    assert answer(package, 1) == "2 0"
+    other = package.parents[1] / "other" / "trainrig"
+    shutil.copytree(package, other)
+    assert answer(other, 1) == "2 1"
+
+
+def test_where_the_cache_of_the_user_cannot_be_written_functions_are_kept_beside_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(module, "_ROOT", tmp_path / "file")  # no folder can be made below it
+    (tmp_path / "file").write_text("")  # no folder can be made below it
+    monkeypatch.setattr(module, "_ROOT", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert module._place.__wrapped__() == tmp_path / "cache" / "trainrig" / "compiled"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for nowhere in (str(tmp_path / "file"), "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", nowhere)
+        assert module._place.__wrapped__() == tmp_path / "__pycache__" / "compiled"
+    monkeypatch.setattr(module, "_ROOT", tmp_path / "file")
     assert module._place.__wrapped__().name.startswith("trainrig-compiled-")
 
 

@@ -1,19 +1,21 @@
 """Functions compiled by numba when first called, and kept on disk for the processes after.
 
 What a function calls, and each constant that it uses, is compiled into it, but numba watches the
-time and size of the function's own file alone. So what is kept lies in a folder that is named by
-the contents of that file and of all files of trainrig that it imports, one through the other: after
-a change to any of them, by hand or by an upgrade, it is compiled anew.
+contents of the function's own file alone. So what is kept lies in a folder that is named by the
+contents of that file and of all files of trainrig that it imports, one through the other: after a
+change to any of them, by hand or by an upgrade, it is compiled anew. Where the package lies does
+not matter: each job that is submitted to a cluster has it in a folder of its own, and would compile
+for a minute.
 """
 
 import functools
 import hashlib
-import inspect
 import os
 import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
@@ -27,22 +29,53 @@ _IMPORT = re.compile(r"^from (trainrig[\w.]*) import (?:\(([^)]*)\)|(.*))", re.M
 
 def compiled(function: _Function) -> _Function:
     """`function`, as machine code without Python's lock. Integers wrap round, as numpy's do."""
-    before = _settings.CACHE_DIR
-    _settings.CACHE_DIR = str(_place() / _digest(Path(inspect.getfile(function))))
+    before = _settings.CACHE_LOCATOR_CLASSES
+    _settings.CACHE_LOCATOR_CLASSES = f"{__name__}.{Locator.__name__}"
     try:
         return cast(_Function, numba.njit(cache=True, nogil=True)(function))
     finally:
-        _settings.CACHE_DIR = before
+        _settings.CACHE_LOCATOR_CLASSES = before
+
+
+class Locator:
+    """Tells numba where it keeps one function; named to it, as `numba.core.caching` wants."""
+
+    def __init__(self, file: Path, line: int) -> None:
+        """The function that begins in `file` at `line`."""
+        self._digest, self._line = _digest(file), line
+
+    @classmethod
+    def from_function(cls, py_func: FunctionType, py_file: str) -> "Locator":
+        """The locator of one function."""
+        return cls(Path(py_file), py_func.__code__.co_firstlineno)
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder. Called before each function that is written."""
+        Path(self.get_cache_path()).mkdir(parents=True, exist_ok=True)
+
+    def get_cache_path(self) -> str:
+        """The folder of all functions of the file."""
+        return str(_place() / self._digest)
+
+    def get_source_stamp(self) -> str:
+        """What, once it differs, makes numba compile anew."""
+        return self._digest
+
+    def get_disambiguator(self) -> str:
+        """What tells functions of one name and file apart."""
+        return str(self._line)
 
 
 @functools.cache
 def _place() -> Path:
-    """Where folders of compiled functions may be made: beside the package if it is writable."""
+    """Where folders of compiled functions may be made: the user's cache, if it is writable."""
     if _settings.CACHE_DIR:
         return Path(_settings.CACHE_DIR)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for parent, name in ((_ROOT, "__pycache__/compiled"), (cache, "trainrig/compiled")):
-        place = parent / name
+    home = Path(os.environ.get("HOME", ""), ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home)
+    beside = _ROOT / "__pycache__" / "compiled"
+    # Whoever has no home has a relative one.
+    for place in (cache / "trainrig" / "compiled", beside) if cache.is_absolute() else (beside,):
         try:
             place.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=place):
