@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",  # merges lines that differ only in digits
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # its C++ prints warnings about itself over our progress
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # do not hide GPUs from tasks that ask for none
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # s; 2.0 by default: how soon a dead worker is seen
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # s; 2.0 by default: how soon a dead worker is seen
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",  # s; for CPUs that ought to be free
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # ends a run at a drain's deadline; we move before
     "RAY_health_check_period_ms": "500",  # with the next: a dead node is known in about 2 s, not 15

@@ -65,6 +65,7 @@ class Group:
         return max(self.attempt.resumed_step, min(step, stuck, self.play.steps))
 
     def ended(self, wait):
+        self.cluster.waits.append(wait)
         self.cluster.clock.sleep(wait)
         if self.over:
             return True
@@ -110,6 +111,7 @@ class FakeCluster:
     def __init__(self, clock, plays):
         self.clock, self.plays = clock, list(plays)
         self.groups, self.checkpoints, self.rooms, self.draining = [], [], {"node0": 1}, set()
+        self.waits = []  # s between looks at attempts
 
     def nodes(self):
         return [
@@ -181,6 +183,12 @@ def test_a_run_without_faults_is_one_attempt(play):
     _, outcome = play(Play())
     assert (outcome.checkpoint.step, outcome.restarts) == (STEPS, 0)
     assert kinds(play.folder) == ["attempt_started", "attempt_stopped", "finished"]
+
+
+def test_it_is_looked_at_twice_a_step(play):
+    cluster, _ = play(Play())
+    first, *others = cluster.waits
+    assert first == module.POLL and set(others) == {0.5}
 
 
 def test_each_attempt_goes_on_from_the_newest_checkpoint(play):

@@ -1,9 +1,10 @@
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.train.watch import UNWATCHED, Beat, Reporter, _Pace
+from trainrig.train.watch import UNWATCHED, Beat, Reporter, _Pace, pause
 
 FIRST = Beat(rank=1, pids=(7,), node="A")
 
@@ -88,6 +89,15 @@ def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
         seen.append(watch._beat.usual)
     watch.close()
     assert seen == [False, False, False, True, False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("least", "step_seconds", "expected"),
+    [(0.2, None, 0.2), (0.2, 0.1, 0.2), (0.2, 1.2, 0.6), (0.2, 90.0, 1.0), (8.0, 90.0, 8.0)],
+)
+def test_there_is_something_to_tell_twice_a_step_and_once_a_second(least, step_seconds, expected):
+    beat = Beat(rank=0, pids=(1,), node="A", step_seconds=step_seconds)
+    assert pause(least, beat) == expected
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.0, 50.0)), min_size=1, max_size=60))

@@ -27,12 +27,12 @@ from trainrig.train.decisions import (
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.state import Job
 from trainrig.train.stop import StopRequests
-from trainrig.train.watch import Beat
+from trainrig.train.watch import Beat, pause
 from trainrig.train.workers import Bounds
 
 log = logging.getLogger(__name__)
-POLL = 0.2  # s between two looks at a running attempt
-LOOK_AT_NODES = 0.5  # s between two looks at the cluster
+POLL = 0.2  # s between two looks at a running attempt, at least
+LOOK_AT_NODES = 1.0  # s between two looks at the cluster
 FREED_WITHIN = 2.0  # s in which Ray has seen that the workers of an attempt are gone
 ABANDON_AFTER = 15.0  # s after the kill: then an attempt is over even if Ray has not noticed
 
@@ -227,11 +227,12 @@ class _Attempting:
         self._give_up = float("inf")  # waiting for Ray to notice
         self._larger_since: float | None = None
         self._looked = float("-inf")
+        self._wait = POLL
 
     def until_over(self) -> tuple[str | None, Failure | None]:
         """Why it was asked to stop, if it was, and how it failed, if it did."""
         try:
-            while not self._group.ended(POLL):
+            while not self._group.ended(self._wait):
                 now = time.monotonic()
                 if now > self._give_up:
                     return self._asked, self._killed
@@ -244,6 +245,7 @@ class _Attempting:
 
     def _look(self, now: float) -> None:
         beats = self._group.beats()
+        self._wait = min((pause(POLL, beat) for beat in beats.values()), default=POLL)
         if hang := self._hangs.see(beats, now):
             self._kill(Failure(str(hang), "beats", self._step(beats)), "hang_seen", now)
         elif now > self._grace_over:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 RECENT_STEPS = 31  # whose median says how long a step takes
+LONGEST_PAUSE = 1.0  # s between two beats that are sent: a wish to stop comes back with one
 
 
 class Watch(Protocol):
@@ -54,14 +55,23 @@ class Beat:
     step_seconds: float | None = None  # median of the last few; None before the first is done
 
 
+def pause(least: float, beat: Beat) -> float:
+    """Seconds until there is something to tell after `beat`: half a step, within bounds.
+
+    Each time that a rank tells it, and that its supervisor asks, takes milliseconds of a CPU.
+    """
+    return max(least, min(LONGEST_PAUSE, (beat.step_seconds or 0.0) / 2))
+
+
 class Reporter:
-    """A watch whose thread exchanges the newest beat for the wish to stop, a few times a second.
+    """A watch whose thread exchanges the newest beat for the wish to stop, every so often.
 
     The training thread only leaves its beat where the other finds it.
     """
 
     def __init__(self, first: Beat, exchange: Callable[[Beat], bool], every: float) -> None:
-        """`exchange` may block and raise: a supervisor that is gone stops nobody. `every`: s."""
+        """`exchange` may block and raise: a supervisor that is gone stops nobody. `every`: s at
+        least; see `pause`."""
         self._beat = first
         self._exchange, self._every = exchange, every
         self._pace = _Pace()
@@ -108,7 +118,7 @@ class Reporter:
                 del error  # whoever supervises sees that nothing comes; this rank trains on
             if closed:
                 return
-            closed = self._closed.wait(self._every)
+            closed = self._closed.wait(pause(self._every, self._beat))
 
 
 class _Pace:
