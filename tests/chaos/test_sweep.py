@@ -266,6 +266,9 @@ def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
     before = killed_after(run, form.kill_after, folder)
     printed = gone_on(run, folder)
     assert {name: len(RunFolder(name).attempts()) for name in before} == before
+    # One more of what was under way: nobody of the killed driver's has trained on.
+    attempts = max(len(RunFolder(name).attempts()) for name in over(run))
+    assert attempts <= 2
     law, told = law_of(Runs.read(run.output), form.largest)
     (folder / "foretold.json").write_text(json.dumps(told))
     larger = build(tokens, folder / "sweep", [*form.pairs, form.largest], **form.settings)
@@ -276,6 +279,7 @@ def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
         "largest": judged(told, runs),
         "constants": law,
         "finished_before_the_kill": len(before),
+        "attempts_most": attempts,
         "sweep": printed,
         "overhead_seconds_a_trial": cost["overhead_seconds_a_trial"],
         "flops_6nd": float(runs.flops_6nd.sum()),
