@@ -30,7 +30,7 @@ class Supervisor:
 
 
 def reporter(supervisor):
-    return Reporter(FIRST, supervisor, every=0.005)
+    return Reporter(FIRST, supervisor, every=0.005, hang_seconds=30.0)
 
 
 def test_the_newest_beat_reaches_the_supervisor_and_its_wish_comes_back():
@@ -63,7 +63,7 @@ def test_a_supervisor_that_is_gone_stops_nobody():
 
 def test_the_last_beat_is_told_before_the_end():
     supervisor = Supervisor()
-    watch = Reporter(FIRST, supervisor, every=3600.0)
+    watch = Reporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
     supervisor.heard(lambda beat: True)
     watch.beat(9, "save")
     watch.close()
@@ -72,7 +72,7 @@ def test_the_last_beat_is_told_before_the_end():
 
 def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
     supervisor = Supervisor()
-    watch = Reporter(FIRST, supervisor, every=3600.0)
+    watch = Reporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
     seen = []
     for step, doing in [
         (0, "load"),
@@ -92,12 +92,21 @@ def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
 
 
 @pytest.mark.parametrize(
-    ("least", "step_seconds", "expected"),
-    [(0.2, None, 0.2), (0.2, 0.1, 0.2), (0.2, 1.2, 0.6), (0.2, 90.0, 1.0), (8.0, 90.0, 8.0)],
+    ("least", "step_seconds", "hang_seconds", "expected"),
+    [
+        (0.2, None, 30.0, 0.2),
+        (0.2, 0.1, 30.0, 0.2),
+        (0.2, 1.2, 30.0, 0.6),
+        (0.2, 90.0, 30.0, 1.0),
+        (0.2, 90.0, 5.0, 0.5),
+        (8.0, 90.0, 30.0, 8.0),
+    ],
 )
-def test_there_is_something_to_tell_twice_a_step_and_once_a_second(least, step_seconds, expected):
+def test_there_is_something_to_tell_twice_a_step_and_once_a_second(
+    least, step_seconds, hang_seconds, expected
+):
     beat = Beat(rank=0, pids=(1,), node="A", step_seconds=step_seconds)
-    assert pause(least, beat) == expected
+    assert pause(least, beat, hang_seconds) == expected
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.0, 50.0)), min_size=1, max_size=60))

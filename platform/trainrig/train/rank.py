@@ -70,7 +70,8 @@ def _do(channel: Connection, place: Place, work: Work) -> None:
         return wanted
 
     first = Beat(place.rank, (os.getpid(), place.keeper), place.node)
-    watch = Reporter(first, exchange, exchange_every(place.world))
+    hang_seconds = job.training.faults.hang_seconds
+    watch = Reporter(first, exchange, exchange_every(place.world), hang_seconds)
     try:
         use_device(place.device)
         patience = timedelta(seconds=job.training.collective_timeout)

@@ -245,7 +245,8 @@ class _Attempting:
 
     def _look(self, now: float) -> None:
         beats = self._group.beats()
-        self._wait = min((pause(POLL, beat) for beat in beats.values()), default=POLL)
+        pauses = (pause(POLL, beat, self._faults.hang_seconds) for beat in beats.values())
+        self._wait = min(pauses, default=POLL)
         if hang := self._hangs.see(beats, now):
             self._kill(Failure(str(hang), "beats", self._step(beats)), "hang_seen", now)
         elif now > self._grace_over:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 RECENT_STEPS = 31  # whose median says how long a step takes
 LONGEST_PAUSE = 1.0  # s between two beats that are sent: a wish to stop comes back with one
+OF_A_HANG = 0.1  # of what counts as a hang, at the most: what is told late must not look like one
 
 
 class Watch(Protocol):
@@ -55,12 +56,13 @@ class Beat:
     step_seconds: float | None = None  # median of the last few; None before the first is done
 
 
-def pause(least: float, beat: Beat) -> float:
+def pause(least: float, beat: Beat, hang_seconds: float) -> float:
     """Seconds until there is something to tell after `beat`: half a step, within bounds.
 
     Each time that a rank tells it, and that its supervisor asks, takes milliseconds of a CPU.
     """
-    return max(least, min(LONGEST_PAUSE, (beat.step_seconds or 0.0) / 2))
+    longest = min(LONGEST_PAUSE, OF_A_HANG * hang_seconds)
+    return max(least, min(longest, (beat.step_seconds or 0.0) / 2))
 
 
 class Reporter:
@@ -69,11 +71,13 @@ class Reporter:
     The training thread only leaves its beat where the other finds it.
     """
 
-    def __init__(self, first: Beat, exchange: Callable[[Beat], bool], every: float) -> None:
+    def __init__(
+        self, first: Beat, exchange: Callable[[Beat], bool], every: float, hang_seconds: float
+    ) -> None:
         """`exchange` may block and raise: a supervisor that is gone stops nobody. `every`: s at
-        least; see `pause`."""
+        least; `hang_seconds`: without progress that are a hang. See `pause`."""
         self._beat = first
-        self._exchange, self._every = exchange, every
+        self._exchange, self._every, self._hang_seconds = exchange, every, hang_seconds
         self._pace = _Pace()
         self._done: set[str] = set()  # what was done at least once, to its end
         self._stop = False
@@ -118,7 +122,7 @@ class Reporter:
                 del error  # whoever supervises sees that nothing comes; this rank trains on
             if closed:
                 return
-            closed = self._closed.wait(pause(self._every, self._beat))
+            closed = self._closed.wait(pause(self._every, self._beat, self._hang_seconds))
 
 
 class _Pace:
