@@ -21,6 +21,7 @@ from trainrig import cli, storage
 from trainrig.launch.record import Home, RunRecord
 
 _server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
+NEVER_DONE = 50_000  # pages: most of a minute of a core, and a test has stopped the run long before
 PATIENCE = 120.0  # s: a bound for what is broken
 
 TOKENIZER = """
@@ -105,11 +106,11 @@ def user(tmp_path: Path) -> Iterator[User]:
         yield User(cluster, tmp_path, kept | found)
 
 
-def much_to_curate(folder: Path) -> None:
+def much_to_curate(folder: Path, pages: int = 320) -> None:
     for part in range(8):
         lines = [
             json.dumps({"text": " ".join(f"word{part}x{n}x{k}" for k in range(100))})
-            for n in range(40)
+            for n in range(pages // 8)
         ]
         (folder / f"pages-{part}.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -171,7 +172,7 @@ def test_the_verbs_own_exit_code_comes_back(user: User) -> None:
 
 
 def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
-    much_to_curate(user.folder)
+    much_to_curate(user.folder, NEVER_DONE)
     detached = user.does("submit", "curate", "curate.toml", "--detach", "--json")
     assert detached.returncode == 0, detached.stderr
     run = json.loads(detached.stdout)["id"]
@@ -236,7 +237,7 @@ def test_a_lost_run_that_its_user_submits_has_its_time_anew(user: User) -> None:
 
 @pytest.mark.soak
 def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(user: User) -> None:
-    much_to_curate(user.folder)
+    much_to_curate(user.folder, pages=16_000)
     here = user.does("curate", "curate.toml", "--set", "output=here")
     assert here.returncode == 0, here.stderr
     assert user.does("submit", "curate", "curate.toml", "--detach").returncode == 0
@@ -265,7 +266,7 @@ def test_no_secret_of_the_submitter_travels_with_a_job(user: User) -> None:
 
 
 def test_ctrl_c_leaves_the_run_to_itself(user: User) -> None:
-    much_to_curate(user.folder)
+    much_to_curate(user.folder, NEVER_DONE)
     with user.start("submit", "curate", "curate.toml") as follower:
         user.wait_for_event("started")
         follower.send_signal(signal.SIGINT)
