@@ -33,6 +33,7 @@ _PRIME = np.uint64(0x100000001B3)
 _FIRST = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND = np.uint64(0xC4CEB9FE1A85EC53)
 _33, _32 = np.uint64(33), np.uint64(32)
+_NONE, _ONE = np.uint64(0), np.uint64(1)
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd: words that change places change the sum
 
 
@@ -48,10 +49,13 @@ def shingles_of(texts: Texts, words: int) -> tuple[NDArray[np.uint32], NDArray[n
     room = int(texts.starts[-1] - texts.starts[0]) // 2 + len(lengths)
     found = np.empty(room, np.uint32)
     longest = int(lengths.max(initial=0)) // 2 + 2  # one is written before it is dropped
-    hashes, scratch = np.empty(longest, np.uint64), np.empty(longest, np.uint32)
-    ends = np.empty(len(lengths), np.int64)
-    tables = letters(), _ascii()
-    _shingle(texts.data, texts.starts, *tables, words, hashes, scratch, found, ends)
+    hashes, ends = np.empty(longest, np.uint64), np.empty(len(lengths), np.int64)
+    _shingle(texts.data, texts.starts, letters(), _ascii(), words, hashes, found, ends)
+    begin = 0
+    for end in ends.tolist():  # numpy sorts many values at once: in a third of a loop's time
+        found[begin:end].sort()
+        begin = end
+    _once(found, ends)
     return found[: ends[-1] if len(ends) else 0].copy(), ends
 
 
@@ -77,16 +81,15 @@ def _shingle(
     ascii_table: NDArray[np.uint8],
     words: int,
     hashes: NDArray[np.uint64],
-    scratch: NDArray[np.uint32],
     found: NDArray[np.uint32],
     ends: NDArray[np.int64],
 ) -> None:
+    """Write the shingles of each text as they come, and where they end."""
     filled = 0
     for text in range(len(ends)):
         here = data[starts[text] : starts[text + 1]]
         number = _words(here, table, ascii_table, words, hashes)
-        grams = _n_grams(hashes[:number], words, found[filled:])
-        filled += _sort_once(found[filled : filled + grams], scratch)
+        filled += _n_grams(hashes[:number], words, found[filled:])
         ends[text] = filled
 
 
@@ -108,44 +111,47 @@ def _words(
     hashes: NDArray[np.uint64],
 ) -> int:
     """Write the hash of each word of `text`; how many there are."""
-    number, word, within = 0, _SEED, False
+    # All bits of `inside` are set within a word; `word` is 0 outside.
+    number, word, inside = np.int64(0), _NONE, _NONE
     # By place and not by character: so it is known to be in the array, and takes half the time.
     for place in range(len(text)):
         byte = text[place]
         if byte < 0x80:
-            plain = ascii_table[byte]
-            if plain:
-                word = (word ^ np.uint64(plain)) * _PRIME
-                within = True
-                continue
-            hashes[number] = mixed(word)  # whether one ended or not: a branch less to guess at
-            number += within
-            word, within = _SEED, False
+            # Without a branch: where words end, the processor guesses wrong more often than not.
+            plain = np.uint64(ascii_table[byte])
+            now = _NONE - np.uint64(plain != _NONE)
+            hashes[number] = word
+            number += np.int64(inside & ~now & _ONE)
+            word = ((word ^ plain ^ (_SEED & ~inside)) * _PRIME) & now
+            inside = now
             continue
         if byte < 0xC0:
             continue  # in a character that was seen already
         letter, _ = letter_at(text, place, table)
         if letter & (WORD | IDEOGRAM | SYLLABLE) == WORD:
-            word = (word ^ np.uint64(letter & CODE)) * _PRIME
-            within = True
+            word = (word ^ np.uint64(letter & CODE) ^ (_SEED & ~inside)) * _PRIME
+            inside = ~_NONE
             continue
-        if within:
-            hashes[number] = mixed(word)
-            number, word, within = number + 1, _SEED, False
+        if inside:
+            hashes[number] = word
+            number, word, inside = number + 1, _NONE, _NONE
         if letter & (IDEOGRAM | SYLLABLE):
             hashes[number] = _unspaced(text, place, table, words)
             number += 1
-    if within:
-        hashes[number] = mixed(word)
+    if inside:
+        hashes[number] = word
         number += 1
-    return number
+    for nth in range(number):
+        hashes[nth] = mixed(hashes[nth])
+    return int(number)
 
 
 @compiled
 def _unspaced(
     text: NDArray[np.uint8], place: int, table: NDArray[np.uint32], words: int
 ) -> np.uint64:
-    """The hash of the word that the letter at `place` starts in a script without spaces."""
+    """The hash, not mixed yet, of the word that the letter at `place` starts in a script without
+    spaces."""
     letter, place = letter_at(text, place, table)
     script = letter & (IDEOGRAM | SYLLABLE)
     a_word = IDEOGRAMS_A_WORD if script == IDEOGRAM else SYLLABLES_A_WORD
@@ -158,7 +164,7 @@ def _unspaced(
                 break
             ahead -= 1
         found = (found ^ np.uint64(letter & CODE)) * _PRIME
-    return mixed(found)
+    return found
 
 
 @compiled
@@ -178,26 +184,14 @@ def _n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint32]) 
 
 
 @compiled
-def _sort_once(values: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> int:
-    """Sort by bytes, from the lowest, and leave each value once; how many there are then."""
-    counts = np.zeros((4, 256), np.int64)
-    for value in values:
-        for byte in range(4):
-            counts[byte, value >> np.uint32(8 * byte) & np.uint32(0xFF)] += 1
-    source, target = values, scratch
-    for byte in range(4):
-        start = 0
-        for bucket in range(256):
-            start, counts[byte, bucket] = start + counts[byte, bucket], start
-        for place in range(len(values)):
-            value = source[place]
-            bucket = value >> np.uint32(8 * byte) & np.uint32(0xFF)
-            target[counts[byte, bucket]] = value
-            counts[byte, bucket] += 1
-        source, target = target, source
-    kept = 0
-    for value in values:
-        if kept == 0 or value != values[kept - 1]:
-            values[kept] = value
-            kept += 1
-    return kept
+def _once(values: NDArray[np.uint32], ends: NDArray[np.int64]) -> None:
+    """Leave each of a text's values, which are sorted, once; `ends` moves up accordingly."""
+    begin, kept = 0, 0
+    for text in range(len(ends)):
+        first = kept
+        for place in range(begin, ends[text]):
+            value = values[place]
+            if kept == first or value != values[kept - 1]:
+                values[kept] = value
+                kept += 1
+        begin, ends[text] = ends[text], kept
