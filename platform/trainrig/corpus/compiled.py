@@ -43,6 +43,7 @@ class Locator:
     def __init__(self, file: Path, line: int) -> None:
         """The function that begins in `file` at `line`."""
         self._digest, self._line = _digest(file), line
+        self._py_file = str(file)  # numba reads it to warn of what it cannot keep
 
     @classmethod
     def from_function(cls, py_func: FunctionType, py_file: str) -> "Locator":
