@@ -20,7 +20,7 @@ from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.state import Job
 from trainrig.train.watch import Beat, Reporter
 
-EXCHANGE = 0.25  # s between two beats that a rank sends: well under the least hang worth finding,
+EXCHANGE = 0.25  # s between two beats of a rank, at least: well under the least hang worth finding,
 # and, of many ranks, as seldom as lets the post office take all beats in half of its time
 # (0.45 ms each: tests/benchmarks/test_control_plane.py): 8 s for 8,000 ranks.
 EXCHANGE_A_RANK = 0.001
