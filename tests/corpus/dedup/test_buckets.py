@@ -1,6 +1,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,10 +47,43 @@ def test_pairs_do_not_depend_on_the_order_of_entries(rows, random, full_bucket):
     assert pairs_of(shuffled, full_bucket) == pairs_of(rows, full_bucket)
 
 
+@pytest.mark.parametrize("order", ["as they are", "backwards", "by half"])
+def test_a_large_bucket_is_sorted_by_rank_then_id_then_ref(order):
+    # By ref alone they would stand in another order, and by id too.
+    documents = [
+        (7, rank, 9 - rank + 20 * tie, 1000 - 100 * rank - 10 * tie + ref)
+        for rank in range(4)
+        for tie in range(5)
+        for ref in range(6)
+    ]
+    given = {
+        "as they are": documents,
+        "backwards": documents[::-1],
+        "by half": documents[::2] + documents[1::2],
+    }
+    in_order = [ref for _, _, _, ref in documents]
+    # With one to meet, each meets the very first, and the one before it.
+    expected = {
+        tuple(sorted((in_order[before], in_order[nth])))
+        for nth in range(1, len(documents))
+        for before in (0, nth - 1)
+    }
+    assert candidates(np.array(given[order], ENTRY), 1).tolist() == sorted(expected)
+
+
+def test_a_pair_of_many_keys_is_there_once():
+    keys = np.random.default_rng(3).integers(0, 2**64, (1, 500), np.uint64)
+    ids = np.arange(6, dtype=np.uint64).reshape(3, 2)
+    places = np.arange(3, dtype=np.uint64)
+    table, _ = entries(np.repeat(keys, 3, axis=0), places, ids, places, 1)
+    assert candidates(table).tolist() == [(0, 1), (0, 2), (1, 2)]
+
+
 def test_a_document_has_an_entry_for_each_band():
     keys = np.arange(6, dtype=np.uint64).reshape(2, 3)
     ids = np.array([[4, 0], [5, 0]], np.uint64)
-    found = entries(keys, np.array([8, 9], np.uint64), ids, np.array([1, 2], np.uint64))
+    ranks, refs = np.array([8, 9], np.uint64), np.array([1, 2], np.uint64)
+    found, starts = entries(keys, ranks, ids, refs, 1)
     assert found.tolist() == [
         (0, 8, 4, 1),
         (1, 8, 4, 1),
@@ -58,3 +92,17 @@ def test_a_document_has_an_entry_for_each_band():
         (4, 9, 5, 2),
         (5, 9, 5, 2),
     ]
+    assert starts.tolist() == [0, 6]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=30), st.integers(1, 8))
+def test_each_entry_lies_in_the_part_of_its_key(keys, parts):
+    table = np.array(keys, np.uint64).reshape(-1, 1)
+    places = np.arange(len(keys), dtype=np.uint64)
+    found, starts = entries(table, places, np.stack([places, places], axis=1), places, parts)
+    assert starts[0] == 0 and starts[-1] == len(found)
+    assert found[np.argsort(found["ref"])]["key"].tolist() == keys
+    for part in range(parts):
+        here = found[starts[part] : starts[part + 1]]
+        assert all(key * parts // 2**64 == part for key in here["key"].tolist())
+        assert (np.diff(here["ref"].astype(np.int64)) > 0).all()

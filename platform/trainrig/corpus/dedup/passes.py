@@ -165,7 +165,8 @@ def bands(search: Search) -> Work:
         if search.urls:
             by_url = search.repeats("url", "ref", task["number"])["ref"]
             gone = np.concatenate([gone, by_url])
-        tables = [np.empty(0, buckets.ENTRY)]
+        shapes = (0, search.minhash.bands), 0, (0, 2), 0
+        columns = [[np.empty(shape, np.uint64) for shape in shapes]]
         for number, shelf in search.own(task["number"]):
             names = refs(number, np.arange(shelf.count))
             wanted = _not_among(gone, number, shelf)
@@ -173,9 +174,11 @@ def bands(search: Search) -> Work:
                 wanted &= Fates.load(shelf.documents).kinds == KEPT
             documents = search.load(shelf)
             keys = load_columns(shelf.signatures, ["keys"])["keys"]
-            of_wanted = (keys, documents.ranks, documents.ids, names)
-            tables.append(buckets.entries(*(column[wanted] for column in of_wanted)))
-        search.write_by_key("bands", task, np.concatenate(tables))
+            of_shelf = (keys, documents.ranks, documents.ids, names)
+            columns.append([column[wanted] for column in of_shelf])
+        together = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
+        rows, starts = buckets.entries(*together, len(search.parts))
+        write_grouped(search.place("bands", f"{task['number']:05d}.run"), rows, starts)
         return {}, {}
 
     return write
