@@ -23,6 +23,7 @@ from trainrig.corpus.dedup.verify import (
     least_common,
     similarities,
     together,
+    write_together,
 )
 
 Load = Callable[[Shelf], Documents]
@@ -53,18 +54,22 @@ def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], load: Load) -> 
     """Those of the documents `refs`, which are in order and lie on few shelves."""
     names = np.empty(len(refs), NAME)
     names["ref"] = refs
-    parts = [np.empty(0, SHINGLE)]
+    spans = []
     for shelf, chosen in _by_shelf(refs):
         there = load_columns(shelves[shelf].signatures, ["shingles", "ends"])
         places = places_of(refs[chosen])
         ends = there["ends"][places]
         starts = np.where(places > 0, there["ends"][places - 1], 0)
-        parts.append(together(there["shingles"], starts, ends))
+        spans.append((there["shingles"], starts, ends))
         documents = load(shelves[shelf])
         names["rank"][chosen] = documents.ranks[places]
         names["id0"][chosen], names["id1"][chosen] = documents.ids[places].T
         names["shingles"][chosen] = ends - starts
-    return Sets(names, _fixed(np.concatenate(parts)))
+    found, filled = np.empty(int(names["shingles"].sum()), SHINGLE), 0
+    for shingles, starts, ends in spans:
+        write_together(shingles, starts, ends, found[filled:])
+        filled += int((ends - starts).sum())
+    return Sets(names, _fixed(found))
 
 
 def carried(

@@ -13,6 +13,7 @@ from trainrig.corpus.compiled import compiled
 from trainrig.corpus.dedup.letters import CAPITALS
 
 _STRING = pa.large_string()
+_NONE = pa.array([], _STRING)
 _CAPITALS = np.array([list(capital.encode()) for capital in CAPITALS], np.uint8)  # 2 bytes each
 
 
@@ -37,7 +38,8 @@ class Texts(NamedTuple):
         A null is an empty text. Raises pyarrow.ArrowInvalid for what is not UTF-8.
         """
         chunks = column.cast(_STRING).fill_null("").chunks
-        strings = pa.concat_arrays(chunks) if chunks else pa.array([], _STRING)
+        # Joined, they are copied.
+        strings = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [_NONE])
         strings.validate(full=True)
         texts = _of_buffers(strings)
         found = np.zeros(len(strings), np.bool_)
@@ -84,9 +86,9 @@ def _find_capitals(
     """Which texts hold one of `capitals`, of two bytes of UTF-8 each."""
     for text in range(len(found)):
         here = data[starts[text] : starts[text + 1]]  # places from 0: many are compared at once
-        seen = np.uint8(0)
+        seen = False  # no number: numba would widen it, and compare an eighth as many at once
         for capital in capitals:
             first, second = capital[0], capital[1]
             for place in range(len(here) - 1):
-                seen |= np.uint8(here[place] == first) & np.uint8(here[place + 1] == second)
-        found[text] = seen > 0
+                seen |= (here[place] == first) & (here[place + 1] == second)
+        found[text] = seen

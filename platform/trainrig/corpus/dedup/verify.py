@@ -123,15 +123,25 @@ def similarities(
     return np.maximum(common, 0) / whole
 
 
-@compiled
 def together(
     shingles: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint32]:
     """The shingles of some documents out of those of many, one document after the other."""
     found = np.empty(np.sum(ends - starts), np.uint32)
+    write_together(shingles, starts, ends, found)
+    return found
+
+
+@compiled
+def write_together(
+    shingles: NDArray[np.uint32],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    found: NDArray[np.uint32],
+) -> None:
+    """What `together` gives, to the beginning of `found`."""
     at = 0
     for document in range(len(starts)):
         length = ends[document] - starts[document]
         found[at : at + length] = shingles[starts[document] : ends[document]]
         at += length
-    return found
