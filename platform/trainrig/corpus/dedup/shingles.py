@@ -111,8 +111,8 @@ def _words(
     hashes: NDArray[np.uint64],
 ) -> int:
     """Write the hash of each word of `text`; how many there are."""
-    # All bits of `inside` are set within a word; `word` is 0 outside.
-    number, word, inside = np.int64(0), _NONE, _NONE
+    # All bits of `inside` are set within a word; `word` is the seed outside.
+    number, word, inside = np.int64(0), _SEED, _NONE
     # By place and not by character: so it is known to be in the array, and takes half the time.
     for place in range(len(text)):
         byte = text[place]
@@ -122,19 +122,19 @@ def _words(
             now = _NONE - np.uint64(plain != _NONE)
             hashes[number] = word
             number += np.int64(inside & ~now & _ONE)
-            word = ((word ^ plain ^ (_SEED & ~inside)) * _PRIME) & now
+            word = (((word ^ plain) * _PRIME) & now) | (_SEED & ~now)
             inside = now
             continue
         if byte < 0xC0:
             continue  # in a character that was seen already
         letter, _ = letter_at(text, place, table)
         if letter & (WORD | IDEOGRAM | SYLLABLE) == WORD:
-            word = (word ^ np.uint64(letter & CODE) ^ (_SEED & ~inside)) * _PRIME
+            word = (word ^ np.uint64(letter & CODE)) * _PRIME
             inside = ~_NONE
             continue
         if inside:
             hashes[number] = word
-            number, word, inside = number + 1, _NONE, _NONE
+            number, word, inside = number + 1, _SEED, _NONE
         if letter & (IDEOGRAM | SYLLABLE):
             hashes[number] = _unspaced(text, place, table, words)
             number += 1
