@@ -104,5 +104,5 @@ def test_each_entry_lies_in_the_part_of_its_key(keys, parts):
     assert found[np.argsort(found["ref"])]["key"].tolist() == keys
     for part in range(parts):
         here = found[starts[part] : starts[part + 1]]
-        assert all(key * parts // 2**64 == part for key in here["key"].tolist())
+        assert all((key >> 32) * parts >> 32 == part for key in here["key"].tolist())
         assert (np.diff(here["ref"].astype(np.int64)) > 0).all()
