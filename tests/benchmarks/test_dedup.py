@@ -233,6 +233,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
         )
     )
     assert megabytes / np.median(rounds["all"]) >= 40
+    assert megabytes / np.median(rounds["near_duplicates_in_memory"]) >= 80
 
 
 @pytest.mark.data
@@ -279,3 +280,4 @@ def test_by_ray_against_one_process(pages: list[tuple[str, str]], tmp_path: Path
         )
     )
     assert len(removed) == 1
+    assert np.median(ratios) >= 0.6

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.dedup.names import id_texts, id_words, refs
+from trainrig.corpus.dedup.names import ID_DIGITS, id_text, refs, text_words
 from trainrig.corpus.dedup.runs import Rows
 
 SCHEMA = pa.schema(
@@ -40,10 +40,12 @@ EDGE = np.dtype([*_NAME, *((f"other_{name}", kind) for name, kind in _NAME), ("s
 
 def write_pairs(path: str, columns: dict[str, NDArray[Any]]) -> None:
     """Write the pairs of one split; `a` and `b` as the words of ids [pairs, 2]."""
-    texts = {name: id_texts(columns[name]) for name in ("a", "b")}
+    texts = {name: _id_column(columns[name]) for name in ("a", "b")}
     table = pa.table({**columns, **texts}).select(SCHEMA.names).cast(SCHEMA)
     with storage.atomic_file(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", row_group_size=_ROW_GROUP)
+        pq.write_table(
+            table, temporary, compression="zstd", row_group_size=_ROW_GROUP, use_dictionary=["a", "b"]
+        )
 
 
 def read_edges(path: str, shelf: int, threshold: float) -> Rows:
@@ -58,10 +60,27 @@ def read_edges(path: str, shelf: int, threshold: float) -> Rows:
     )
     for end, column in (("", "a"), ("other_", "b")):
         forth[f"{end}rank"] = columns[f"{column}_rank"]
-        words = id_words(table[column].to_pylist())
+        words = _words_of(table[column])
         forth[f"{end}id0"], forth[f"{end}id1"] = words[:, 0], words[:, 1]
     forth["similarity"] = columns["similarity"]
     back = forth.copy()
     for name, _ in _NAME:
         back[name], back[f"other_{name}"] = forth[f"other_{name}"], forth[name]
     return np.concatenate([forth, back])
+
+
+def _id_column(words: NDArray[np.uint64]) -> pa.LargeStringArray:
+    """The texts of ids, without a Python string for each."""
+    ends = np.arange(0, ID_DIGITS * len(words) + 1, ID_DIGITS)
+    buffers = pa.py_buffer(ends), pa.py_buffer(id_text(words).encode())
+    return pa.LargeStringArray.from_buffers(len(words), *buffers)
+
+
+def _words_of(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """[ids, 2] what `_id_column` made a column of."""
+    text = bytearray()
+    for chunk in column.cast(pa.large_string()).chunks:
+        _, ends, data = chunk.buffers()
+        here = np.frombuffer(ends, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+        text += memoryview(data)[here[0] : here[-1]]
+    return text_words(text.decode())

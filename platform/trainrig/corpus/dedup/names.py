@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+ID_DIGITS = 32  # hex digits of an id
 _PLACE_BITS = np.uint64(32)
 _PLACE = np.uint64(2**32 - 1)
 
@@ -47,14 +48,23 @@ def places_of(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 def id_words(ids: Sequence[str]) -> NDArray[np.uint64]:
     """[documents, 2] ids of 32 hex digits as two numbers that sort as they do."""
-    data = np.frombuffer(bytes.fromhex("".join(ids)), ">u8")
-    return data.astype(np.uint64).reshape(-1, 2)
+    return text_words("".join(ids))
+
+
+def text_words(text: str) -> NDArray[np.uint64]:
+    """The same of ids that are written one after the other."""
+    return np.frombuffer(bytes.fromhex(text), ">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def id_texts(words: NDArray[np.uint64]) -> list[str]:
     """The ids that `id_words` took apart."""
-    text = np.ascontiguousarray(words, np.uint64).astype(">u8").tobytes().hex()
-    return [text[at : at + 32] for at in range(0, len(text), 32)]
+    text = id_text(words)
+    return [text[at : at + ID_DIGITS] for at in range(0, len(text), ID_DIGITS)]
+
+
+def id_text(words: NDArray[np.uint64]) -> str:
+    """The same, one after the other."""
+    return np.ascontiguousarray(words, np.uint64).astype(">u8").tobytes().hex()
 
 
 def digest_words(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:

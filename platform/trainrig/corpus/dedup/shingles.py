@@ -186,12 +186,13 @@ def _n_grams(hashes: NDArray[np.uint64], words: int, found: NDArray[np.uint32]) 
 @compiled
 def _once(values: NDArray[np.uint32], ends: NDArray[np.int64]) -> None:
     """Leave each of a text's values, which are sorted, once; `ends` moves up accordingly."""
-    begin, kept = 0, 0
+    begin, kept = _NONE, _NONE  # places without a sign: they need not be looked at
     for text in range(len(ends)):
-        first = kept
-        for place in range(begin, ends[text]):
+        end = np.uint64(ends[text])
+        before = ~values[begin] if begin < end else np.uint32(0)
+        for place in range(begin, end):
             value = values[place]
-            if kept == first or value != values[kept - 1]:
-                values[kept] = value
-                kept += 1
-        begin, ends[text] = ends[text], kept
+            values[kept] = value  # written over by the next one where it is there already
+            kept += np.uint64(value != before)
+            before = value
+        begin, ends[text] = end, kept
