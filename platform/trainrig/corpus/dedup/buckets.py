@@ -17,6 +17,7 @@ FULL_BUCKET = 64  # documents; in a bucket of more, each meets the first so many
 
 ENTRY = np.dtype([("key", "u8"), ("rank", "u8"), ("tie", "u8"), ("ref", "u8")])
 CANDIDATE = np.dtype([("a", "u8"), ("b", "u8")])
+_ENTRY_FIELDS = ENTRY.itemsize // 8  # compiled loops see rows as numbers
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd
 
@@ -39,7 +40,7 @@ def entries(
     part_of = parts_of_keys(keys, parts)
     starts = np.zeros(parts + 1, np.int64)
     np.cumsum(np.bincount(part_of.reshape(-1), minlength=parts), out=starts[1:])
-    rows = np.empty((keys.size, len(ENTRY)), np.uint64)
+    rows = np.empty((keys.size, _ENTRY_FIELDS), np.uint64)
     _write_entries(keys, ranks, ids, refs, part_of, starts.copy(), rows)
     return rows.reshape(-1).view(ENTRY), starts
 
@@ -75,7 +76,7 @@ def candidates(rows: Rows, full_bucket: int = FULL_BUCKET) -> Rows:
     sizes = np.bincount(bucket)
     ends = np.cumsum(sizes)
     rows = np.take(rows, shared)
-    _into_keep_order(rows.view(np.uint64).reshape(-1, len(ENTRY)), ends)
+    _into_keep_order(rows.view(np.uint64).reshape(-1, _ENTRY_FIELDS), ends)
     few = np.minimum(sizes, full_bucket + 1)
     most = int((few * (few - 1) // 2 + (sizes - few) * (full_bucket + 1)).sum())
     pairs = np.empty((most, 2), np.uint64)

@@ -44,7 +44,11 @@ def write_pairs(path: str, columns: dict[str, NDArray[Any]]) -> None:
     table = pa.table({**columns, **texts}).select(SCHEMA.names).cast(SCHEMA)
     with storage.atomic_file(path) as temporary:
         pq.write_table(
-            table, temporary, compression="zstd", row_group_size=_ROW_GROUP, use_dictionary=["a", "b"]
+            table,
+            temporary,
+            compression="zstd",
+            use_dictionary=["a", "b"],  # a document has several pairs
+            row_group_size=_ROW_GROUP,
         )
 
 

@@ -176,8 +176,8 @@ def bands(search: Search) -> Work:
             keys = load_columns(shelf.signatures, ["keys"])["keys"]
             of_shelf = (keys, documents.ranks, documents.ids, names)
             columns.append([column[wanted] for column in of_shelf])
-        together = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
-        rows, starts = buckets.entries(*together, len(search.parts))
+        keys, ranks, ids, names = (np.concatenate(each) for each in zip(*columns, strict=True))
+        rows, starts = buckets.entries(keys, ranks, ids, names, len(search.parts))
         write_grouped(search.place("bands", f"{task['number']:05d}.run"), rows, starts)
         return {}, {}
 
