@@ -6,6 +6,7 @@ The two sides of a ratio take turns, so that a machine's moods meet both alike.
 
 import json
 import os
+import pickle
 import runpy
 import statistics
 from pathlib import Path
@@ -18,20 +19,28 @@ pytestmark = pytest.mark.bench
 MODEL = {"layers": 6, "channels": 384, "heads": 6, "vocabulary": 128, "positions": 256}
 MICRO_BATCHES, SHAPE = 4, (8, 256)
 TOKENS = MICRO_BATCHES * SHAPE[0] * SHAPE[1]
-ROUNDS, STEPS = int(os.environ.get("TRAINRIG_REPEATS", "5")), 3
+ROUNDS, STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11")), 1
 
 
 def seconds(ranks, world, **training):
     """Median wall and CPU seconds of a step, the CPU's of all workers together."""
-    answers = ranks(
-        world,
-        "pace",
-        model=MODEL,
-        training=training,
-        count=MICRO_BATCHES,
-        shape=SHAPE,
-        steps=STEPS,
-    )
+    return taken(ranks(world, "pace", **arguments(training, MICRO_BATCHES)))
+
+
+def seconds_apart(pools, **training):
+    """The same of workers that know nothing of each other, with an equal part of a batch each."""
+    share = arguments(training, MICRO_BATCHES // len(pools))
+    started = [process for pool in pools for process in pool.start(1, "pace", **share)]
+    answers = [pickle.load(process.stdout) for process in started]
+    assert all(fine for fine, _ in answers)
+    return taken([answer for _, answer in answers])
+
+
+def arguments(training, count):
+    return dict(model=MODEL, training=training, count=count, shape=SHAPE, steps=STEPS)
+
+
+def taken(answers):
     walls = [max(each[step][0] for each in answers) for step in range(STEPS)]
     cpus = [sum(each[step][1] for each in answers) for step in range(STEPS)]
     return statistics.median(walls), statistics.median(cpus)
@@ -55,6 +64,18 @@ def compare(name, one, other):
     }
     print(json.dumps(result))
     return result
+
+
+def test_two_workers_that_know_nothing_of_each_other_are_what_the_machine_allows(
+    ranks, mortal_ranks
+):
+    """No bound of ours: two cores share caches, memory and whatever lies below."""
+    result = compare(
+        "one worker over two that know nothing of each other",
+        lambda: seconds(ranks, 1, virtual_workers=1),
+        lambda: seconds_apart([ranks, mortal_ranks], virtual_workers=1),
+    )
+    assert 1 < result["wall_ratio"] < 2.2
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
