@@ -88,17 +88,20 @@ class Recoveries:
     def report(self, what, most):
         """Print medians and extremes; the worst total must be below `most` seconds."""
         totals = [row["total"] for row in self.rows]
-        phases = {
-            name: statistics.median(row.get(name, 0.0) for row in self.rows)
-            for name in [*PHASES, "first step"]
-        }
-        told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items() if seconds)
+        names = [*PHASES, "first step"]
+        usual = {name: statistics.median(row.get(name, 0.0) for row in self.rows) for name in names}
+        slowest = max(self.rows, key=lambda row: row["total"])
         print(
             f"\n{what}: {statistics.median(totals):.1f} s to the first new step "
-            f"({min(totals):.1f}–{max(totals):.1f}, n = {len(totals)}; wanted: {most:g}); {told}; "
+            f"({min(totals):.1f}–{max(totals):.1f}, n = {len(totals)}; wanted: {most:g}); "
+            f"{_told(usual, names)}; the slowest: {_told(slowest, names)}; "
             f"steps redone: {sorted(row['redone'] for row in self.rows)}"
         )
         return max(totals) <= most
+
+
+def _told(row, names):
+    return ", ".join(f"{name} {row[name]:.2f}" for name in names if row.get(name))
 
 
 def _step(line):
