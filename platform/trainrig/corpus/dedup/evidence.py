@@ -84,6 +84,8 @@ def _words_of(column: pa.ChunkedArray) -> NDArray[np.uint64]:
     """[ids, 2] what `_id_column` made a column of."""
     text = bytearray()
     for chunk in column.cast(pa.large_string()).chunks:
+        if not len(chunk):  # Arrow need not have buffers for it
+            continue
         _, ends, data = chunk.buffers()
         here = np.frombuffer(ends, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
         text += memoryview(data)[here[0] : here[-1]]
