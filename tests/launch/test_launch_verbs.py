@@ -70,7 +70,11 @@ class User:
 
     def does(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         with self.start(*arguments) as process:
-            out, err = process.communicate(timeout=PATIENCE)
+            try:
+                out, err = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()  # or it would be waited for without a bound
+                raise
             return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def run(self) -> RunRecord:
@@ -113,6 +117,15 @@ def much_to_curate(folder: Path, pages: int = 320) -> None:
             for n in range(pages // 8)
         ]
         (folder / f"pages-{part}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def submitted_later(run: RunRecord, seconds: float) -> None:
+    """Have the newest attempt on record as submitted by a clock that is so much ahead."""
+    path = storage.join(run.path, "attempts", f"{run.newest_attempt():04d}.json")
+    entry = json.loads(storage.read(path))
+    storage.write(
+        path, json.dumps(entry | {"submitted_at": entry["submitted_at"] + seconds}).encode()
+    )
 
 
 def sums(folder: Path) -> dict[str, Any]:
@@ -217,7 +230,9 @@ def test_who_joins_a_run_keeps_it_as_it_was_submitted(user: User) -> None:
     command = ["submit", "tokenizer", "tokenizer.toml"]
     options = ["--pending", "1s", "--grace", "5m", "--environment", "pinned", "--detach"]
     assert user.does(*command, *options).returncode == 0
+    submitted_later(user.run(), seconds=3600)  # else it is lost before a slow machine joins it
     joined = user.does(*command, "--json")
+    assert "under way already" in joined.stderr
     assert json.loads(joined.stdout)["attempt"] == 2, joined.stderr
     first, second = user.run().attempts()
     assert first.limits == second.limits and second.limits["grace"] == 300
