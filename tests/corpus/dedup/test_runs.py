@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.runs import read_part, write_run
+from trainrig.corpus.dedup.runs import pieces, read_part, write_run, writing_run
 from trainrig.errors import DataError
 
 KIND = np.dtype([("key", "u8"), ("value", "u4")])
@@ -35,7 +35,22 @@ def test_a_part_is_what_each_run_has_of_it_in_its_order(runs):
             assert found == [row for rows in runs for row in rows if row[0] == part]
 
 
-@pytest.mark.parametrize("left", [3, 20, -1])
+@given(runs, st.integers(1, 5))
+def test_a_run_of_many_chunks_is_read_chunk_after_chunk_and_in_pieces(chunks, most):
+    with tempfile.TemporaryDirectory() as folder, mock.patch("os.fsync"):
+        path = f"{folder}/0.run"
+        with writing_run(path, PARTS) as run:
+            for rows in chunks:
+                run.add(np.array(rows, KIND), np.array([part for part, _ in rows], np.int64))
+        for part in range(PARTS):
+            wanted = [row for rows in chunks for row in rows if row[0] == part]
+            assert read_part([path], part, KIND).tolist() == wanted
+            read = [piece.tolist() for piece in pieces([path, path], part, KIND, most)]
+            assert [row for piece in read for row in piece] == wanted * 2
+            assert all(0 < len(piece) <= most for piece in read)
+
+
+@pytest.mark.parametrize("left", [3, 20, 30, -1])
 def test_a_torn_run_is_named(tmp_path, left):
     (path,) = written(str(tmp_path), [[(0, 1), (3, 2)]])
     whole = Path(path).read_bytes()
@@ -58,4 +73,4 @@ def test_only_its_part_is_read(s3, monkeypatch):
 
     monkeypatch.setattr(storage, "read_range", counted)
     assert read_part([path], 2, KIND)["key"].tolist() == list(range(500, 750))
-    assert sum(asked) == 250 * KIND.itemsize + 3 * 8
+    assert sum(asked) == 250 * KIND.itemsize + (3 + 2) * 8

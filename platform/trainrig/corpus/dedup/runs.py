@@ -2,14 +2,19 @@
 
 What a shuffle is here: each task writes one *run*, its rows grouped by the part that they belong
 to, and the task of a part reads its stretch of every run. Files are as many as writers, not as
-writers times parts, and a reader holds one part.
+writers times parts, and a reader holds one part, or a piece of it at a time.
 
-    8 bytes: parts · (parts + 1) x 8 bytes: where each part's rows begin · the rows
+A run is written chunk after chunk, so that its writer need not hold it; each chunk is grouped.
+
+    8 bytes: chunks · 8 bytes: parts · 8 bytes: where the table begins · the rows of all chunks
+    the table: chunks x (parts + 1) x 8 bytes: the row with which each part begins
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,43 +23,109 @@ from trainrig import storage
 from trainrig.corpus.compiled import compiled
 from trainrig.errors import DataError
 
+PIECE = 2**18  # rows that are read at a time where not all are held: 6 MB of candidates
+
 _NUMBER = 8  # bytes
+_HEAD = 3 * _NUMBER
 
 Rows = NDArray[np.void]
 
 
+@dataclass
+class Run:
+    """A run that is being written, to `file`, of so many parts."""
+
+    file: BinaryIO
+    parts: int
+    _table: list[NDArray[np.int64]] = field(default_factory=list)
+
+    def add(self, rows: NDArray[Any], part_of: NDArray[np.int64]) -> None:
+        """Write `rows`, each to the part that `part_of` says, in their order within a part."""
+        order, starts = grouped(part_of.astype(np.int64), self.parts)
+        self.add_grouped([np.take(rows, order)], starts)
+
+    def add_grouped(self, pieces: Iterable[NDArray[Any]], starts: NDArray[np.int64]) -> None:
+        """Write rows that stand part after part; `starts` [parts + 1] says where each begins."""
+        begin = self._table[-1][-1] if self._table else 0
+        for rows in pieces:
+            rows.tofile(self.file)
+        self._table.append(starts + begin)
+
+    def close(self) -> None:
+        """Write what tells where each part lies."""
+        table = self.file.tell()
+        for starts in self._table:
+            self.file.write(starts.tobytes())
+        self.file.seek(0)
+        self.file.write(np.array([len(self._table), self.parts, table], np.int64).tobytes())
+
+
+@contextlib.contextmanager
+def writing_run(path: str, parts: int) -> Iterator[Run]:
+    """A run at `path`, which is there once the block ends."""
+    with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
+        file.write(bytes(_HEAD))
+        run = Run(file, parts)
+        yield run
+        run.close()
+
+
 def write_run(path: str, rows: Rows, part_of: NDArray[np.int64], parts: int) -> None:
-    """Write `rows`, each to the part that `part_of` says, in their order within a part."""
-    order, starts = grouped(part_of.astype(np.int64), parts)
-    write_grouped(path, np.take(rows, order), starts)
+    """Write a run of `rows`, each in the part that `part_of` says, in their order within it."""
+    with writing_run(path, parts) as run:
+        run.add(rows, part_of)
 
 
 def write_grouped(path: str, rows: NDArray[Any], starts: NDArray[np.int64]) -> None:
-    """Write rows that stand part after part; `starts` [parts + 1] says where each part begins."""
-    head = np.concatenate([np.array([len(starts) - 1], np.int64), starts])
-    with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
-        file.write(head.tobytes())
-        rows.tofile(file)
+    """Write a run of rows that stand part after part; `starts` says where each part begins."""
+    with writing_run(path, len(starts) - 1) as run:
+        run.add_grouped([rows], starts)
 
 
 def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[Any]:
     """The rows of one part, run after run. Raises DataError for a torn file."""
-    found = [rows for path in paths if len(rows := _stretch(path, part, kind))]
+    found = [_read(path, span, kind) for path in paths for span in _spans(path, part)]
     return np.concatenate([np.empty(0, kind), *found]) if len(found) != 1 else found[0]
 
 
-def _stretch(path: str, part: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    head = storage.read_range(path, 0, _NUMBER)
-    bounds = storage.read_range(path, _NUMBER * (1 + part), _NUMBER * (3 + part))
-    if len(head) < _NUMBER or len(bounds) < 2 * _NUMBER:
+def pieces(
+    paths: Iterable[str], part: int, kind: np.dtype[Any], most: int = PIECE
+) -> Iterator[NDArray[Any]]:
+    """The same, at most so many rows at a time."""
+    for path in paths:
+        for begin, end in _spans(path, part):
+            for first in range(begin, end, most):
+                yield _read(path, (first, min(first + most, end)), kind)
+
+
+def _spans(path: str, part: int) -> list[tuple[int, int]]:
+    """Which rows of a run its chunks have of a part; none of chunks that have none."""
+    head = storage.read_range(path, 0, _HEAD)
+    if len(head) < _HEAD:
         raise _torn(path)
-    parts = int(np.frombuffer(head, np.int64)[0])
-    begin, end = np.frombuffer(bounds, np.int64).tolist()
-    if begin == end:
-        return np.empty(0, kind)
-    first = _NUMBER * (2 + parts)
-    data = storage.read_range(path, first + begin * kind.itemsize, first + end * kind.itemsize)
-    if len(data) != (end - begin) * kind.itemsize:
+    chunks, parts, table = np.frombuffer(head, np.int64).tolist()
+    if not chunks:
+        return []
+    # The table from the part's first entry on: of one chunk, the only two that are wanted.
+    entries = (chunks - 1) * (parts + 1) + 2
+    begin = table + _NUMBER * part
+    data = storage.read_range(path, begin, begin + _NUMBER * entries)
+    if not table or len(data) != _NUMBER * entries:
+        raise _torn(path)
+    starts = np.frombuffer(data, np.int64)
+    return [
+        (begin, end)
+        for begin, end in zip(
+            starts[:: parts + 1].tolist(), starts[1 :: parts + 1].tolist(), strict=True
+        )
+        if begin < end
+    ]
+
+
+def _read(path: str, span: tuple[int, int], kind: np.dtype[Any]) -> NDArray[Any]:
+    begin, end = (_HEAD + row * kind.itemsize for row in span)
+    data = storage.read_range(path, begin, end)
+    if len(data) != end - begin:
         raise _torn(path)
     return np.frombuffer(data, kind)
 
