@@ -90,10 +90,13 @@ def judged(
     exact = brute_force(signatures, SETTINGS.threshold)
     rows = pq.read_table(found.search.shelves[0].pairs).to_pylist()
     verified = {
-        (row["a_row"], row["b_row"]) for row in rows if row["similarity"] >= SETTINGS.threshold
+        tuple(sorted((row["a_row"], row["b_row"])))
+        for row in rows
+        if row["similarity"] >= SETTINGS.threshold
     }
-    candidates = read_part(found.search.runs("candidates-by-a", found.search.parts), 0, CANDIDATE)
-    guessed = set(zip(*(places_of(candidates[side]).tolist() for side in "ab"), strict=True))
+    candidates = read_part(found.search.runs("candidates", found.search.parts), 0, CANDIDATE)
+    ends = (places_of(candidates[side]).tolist() for side in "ab")
+    guessed = {tuple(sorted(pair)) for pair in zip(*ends, strict=True)}
     # Of equal texts one alone takes part in pairs.
     equal = set(places_of(found.search.repeats("text", "ref", 0)["ref"]).tolist())
     exact = {pair for pair in exact if not equal & set(pair)}

@@ -21,6 +21,7 @@ from trainrig.ray_session import map_splits
 from trainrig.splits import Phase, Split, Work
 
 LONGEST, DEFAULT = Longest(), Verification()
+FEW = 40  # entries: less than half of what a range has of a hundred documents
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,10 @@ def look(
     verification: Verification = DEFAULT,
     plan: Plan | None = None,
 ) -> Searched:
-    """Search `shelves`; `apart`, with a task for each of them, and three for the keys."""
+    """Search `shelves`; `apart`, with a task for each of them, and three for the keys, of few
+    entries at a time."""
     each = tuple((n, n + 1) for n in range(len(shelves)))
-    cut = plan or (Plan(each, 3, 0) if apart else Plan(((0, len(shelves)),), 1, 0))
+    cut = plan or (Plan(each, 3, FEW, 0) if apart else Plan(((0, len(shelves)),), 1, 10**9, 0))
 
     def place(*names: str) -> str:
         return "/".join([str(folder), *names])

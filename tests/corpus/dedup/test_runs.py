@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.runs import pieces, read_part, write_run, writing_run
+from trainrig.corpus.dedup.runs import Part, read_part, write_run, writing_run
 from trainrig.errors import DataError
 
 KIND = np.dtype([("key", "u8"), ("value", "u4")])
@@ -45,7 +45,9 @@ def test_a_run_of_many_chunks_is_read_chunk_after_chunk_and_in_pieces(chunks, mo
         for part in range(PARTS):
             wanted = [row for rows in chunks for row in rows if row[0] == part]
             assert read_part([path], part, KIND).tolist() == wanted
-            read = [piece.tolist() for piece in pieces([path, path], part, KIND, most)]
+            both = Part.of([path, path], part, KIND)
+            assert both.count == 2 * len(wanted)
+            read = [piece.tolist() for piece in both.pieces(most)]
             assert [row for piece in read for row in piece] == wanted * 2
             assert all(0 < len(piece) <= most for piece in read)
 

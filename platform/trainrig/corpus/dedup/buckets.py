@@ -1,9 +1,13 @@
 """Candidate pairs: documents that share a band key, found a range of keys at a time.
 
-Each task reads the entries whose keys fall into its range, wherever they came from, and sorts them;
-no array is longer than its range holds. Which documents meet goes by the keys and the keep order
-alone, so it does not show how the keys were divided.
+Each task reads the entries whose keys fall into its range, wherever they came from, and sorts them.
+A pair belongs to the one of the two that comes later in the keep order, and no document has more
+than `MOST_MET`: however many are alike, what is held of pairs goes by the documents held. Which
+ones it has goes by the keys and the keep order alone, so it does not show how the keys were
+divided, nor how many pairs were looked at together.
 """
+
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +17,17 @@ from trainrig.corpus.dedup.names import like_keys, parts_of_keys
 from trainrig.corpus.dedup.runs import Rows
 from trainrig.corpus.dedup.shingles import mixed
 
-FULL_BUCKET = 64  # documents; in a bucket of more, each meets the first so many and the one before
+MOST_MET = 32  # documents that one is compared with: all before it in families of up to 33
+BATCH = 2**19  # pairs that are held until the best of them are chosen: 12 MB
 
 ENTRY = np.dtype([("key", "u8"), ("rank", "u8"), ("tie", "u8"), ("ref", "u8")])
-CANDIDATE = np.dtype([("a", "u8"), ("b", "u8")])
+# `a` meets `b`; of all that it meets, those of the lowest `turn` are compared with it.
+CANDIDATE = np.dtype([("a", "u8"), ("b", "u8"), ("turn", "u8")])
 _ENTRY_FIELDS = ENTRY.itemsize // 8  # compiled loops see rows as numbers
+
+_CANDIDATE_FIELDS = CANDIDATE.itemsize // 8
+_TURN_BITS = np.uint64(57)  # above them the turn itself, below them the id of who is met
+_TURNS = 64  # of those before a document; as many follow of those after it
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd
 
@@ -65,25 +75,36 @@ def _write_entries(
             rows[row, 2], rows[row, 3] = tie, ref
 
 
-def candidates(rows: Rows, full_bucket: int = FULL_BUCKET) -> Rows:
-    """Pairs of documents that share a key, in order, each once, the lower ref first.
+def candidates(
+    rows: Rows, earlier: int | None = None, most: int = MOST_MET, batch: int = BATCH
+) -> Iterator[Rows]:
+    """Pairs of documents that share a key, a batch at a time, by `a`; in a batch each once.
 
-    In a bucket each document meets the first `full_bucket` before it in the keep order, and the
-    last before it: all pairs of a small bucket, linearly many of a large one. A large bucket's
-    other pairs are lost, but a document alike to many is nearly always alike to one of the first.
+    In a bucket each document meets `most` before it in the keep order: first the very first, then
+    the one just before it, then the others in their order. That is all of a small bucket, and
+    linearly many of a large one, whose other pairs are lost: but a document alike to many is nearly
+    always alike to one of the first.
+
+    Documents whose ref is at least `earlier` are decided already: no two of them meet, and with
+    one that comes later in the keep order the pair belongs to the other.
     """
     shared, bucket = like_keys(np.ascontiguousarray(rows["key"]))
     sizes = np.bincount(bucket)
     ends = np.cumsum(sizes)
     rows = np.take(rows, shared)
-    _into_keep_order(rows.view(np.uint64).reshape(-1, _ENTRY_FIELDS), ends)
-    few = np.minimum(sizes, full_bucket + 1)
-    most = int((few * (few - 1) // 2 + (sizes - few) * (full_bucket + 1)).sum())
-    pairs = np.empty((most, 2), np.uint64)
+    del shared, bucket
+    table = rows.view(np.uint64).reshape(-1, _ENTRY_FIELDS)
+    _into_keep_order(table, ends)
+    few = np.minimum(sizes, most)
+    possible = int((few * (few - 1) // 2 + (sizes - few) * most).sum())
+    pairs = np.empty((max(most, min(possible, batch)), _CANDIDATE_FIELDS), np.uint64)
     # Rows of no pair: no document meets itself.
-    seen = np.zeros((1 << max(0, most - 1).bit_length(), 2), np.uint64)
-    found = _meet(np.ascontiguousarray(rows["ref"]), ends, full_bucket, seen, pairs)
-    return once(pairs[:found].reshape(-1).view(CANDIDATE))
+    seen = np.zeros((1 << max(0, len(pairs) - 1).bit_length(), _CANDIDATE_FIELDS), np.uint64)
+    decided = np.uint64(2**64 - 1 if earlier is None else earlier)
+    place = np.zeros(3, np.int64)  # bucket, its beginning, the next document
+    while place[0] < len(ends):
+        found = _meet(table, ends, decided, most, place, seen, pairs)
+        yield nearest(pairs[:found].reshape(-1).view(CANDIDATE), most)
 
 
 @compiled
@@ -113,38 +134,114 @@ def _is_before(rank: np.uint64, tie: np.uint64, ref: np.uint64, row: NDArray[np.
 
 @compiled
 def _meet(
-    refs: NDArray[np.uint64],
+    rows: NDArray[np.uint64],
     ends: NDArray[np.int64],
-    full_bucket: int,
+    decided: np.uint64,
+    most: int,
+    place: NDArray[np.int64],
     seen: NDArray[np.uint64],
     pairs: NDArray[np.uint64],
 ) -> int:
-    """Write the pairs that meet, bucket by bucket; how many.
+    """Write the pairs that meet, from `place` on until there is no room; how many.
 
     Seldom one twice, though texts that are alike share many keys: `seen`, of a power of two rows,
     holds the last pair that came to each row of it.
     """
-    number, begin = 0, 0
-    for end in ends:
-        for later in range(begin, end):
-            firsts = min(later - begin, full_bucket)
-            for nth in range(firsts + (later - begin > full_bucket)):
-                earlier = begin + nth if nth < firsts else later - 1
-                one, other = refs[earlier], refs[later]
-                low, high = min(one, other), max(one, other)
-                row = seen[np.int64(mixed(low * _STEP + high) & np.uint64(len(seen) - 1))]
-                if low == high or (row[0] == low and row[1] == high):
+    bucket, begin, later = place
+    number = 0
+    while bucket < len(ends):
+        while later < ends[bucket]:
+            met = min(later - begin, most)
+            if number + met > len(pairs):
+                place[0], place[1], place[2] = bucket, begin, later
+                return number
+            for turn in range(met):
+                before = begin if turn == 0 else later - 1 if turn == 1 else begin + turn - 1
+                a, b = rows[later, 3], rows[before, 3]
+                own = a < decided
+                if a == b or (not own and b >= decided):
                     continue
-                row[0], row[1] = low, high
-                pairs[number, 0], pairs[number, 1] = low, high
+                if own:
+                    order = _turn(turn, rows[before, 2])
+                else:  # it meets the other after all that come before that one
+                    a, b = b, a
+                    after = min(later - before, _TURNS)
+                    order = _turn(_TURNS + after - 1, rows[later, 2])
+                row = seen[np.int64(mixed(a * _STEP + b) & np.uint64(len(seen) - 1))]
+                if row[0] == a and row[1] == b and row[2] <= order:
+                    continue
+                row[0], row[1], row[2] = a, b, order
+                pairs[number, 0], pairs[number, 1], pairs[number, 2] = a, b, order
                 number += 1
-        begin = end
+            later += 1
+        begin = ends[bucket]
+        bucket += 1
+    place[0], place[1], place[2] = bucket, begin, later
     return number
 
 
-def once(pairs: Rows) -> Rows:
-    """`pairs` in order, each once."""
-    pairs = np.take(pairs, np.lexsort((pairs["b"], pairs["a"])))
-    fresh = np.ones(len(pairs), bool)
-    fresh[1:] = (pairs["a"][1:] != pairs["a"][:-1]) | (pairs["b"][1:] != pairs["b"][:-1])
-    return np.compress(fresh, pairs)
+@compiled
+def _turn(turn: int, tie: np.uint64) -> np.uint64:
+    """What pairs of one document are ordered by: of those of one turn, by the id."""
+    return (np.uint64(turn) << _TURN_BITS) | (tie >> (np.uint64(64) - _TURN_BITS))
+
+
+def nearest(pairs: Rows, most: int = MOST_MET) -> Rows:
+    """Of the pairs of each document those of the lowest turns, each once; by `a`, then by turn.
+
+    What it gives of several batches together is what it gives of what it gave of each.
+    """
+    pairs = np.take(pairs, np.argsort(pairs["a"]))
+    kept = _nearest(pairs.view(np.uint64).reshape(-1, _CANDIDATE_FIELDS), most)
+    return pairs[:kept].copy() if kept < len(pairs) // 2 else pairs[:kept]
+
+
+@compiled
+def _nearest(pairs: NDArray[np.uint64], most: int) -> int:
+    """Move the pairs that `nearest` gives to the front; how many."""
+    kept, begin = 0, 0
+    while begin < len(pairs):
+        a, end = pairs[begin, 0], begin + 1
+        while end < len(pairs) and pairs[end, 0] == a:
+            end += 1
+        _by_turn(pairs[begin:end])
+        first = kept
+        for row in range(begin, end):
+            b, order = pairs[row, 1], pairs[row, 2]
+            known = kept - first >= most
+            for before in range(first, kept):
+                known |= pairs[before, 1] == b
+            if not known:
+                pairs[kept, 0], pairs[kept, 1], pairs[kept, 2] = a, b, order
+                kept += 1
+        begin = end
+    return kept
+
+
+@compiled
+def _by_turn(pairs: NDArray[np.uint64]) -> None:
+    """Sort the pairs of one document (Shell's sort)."""
+    gap = len(pairs)
+    while gap > 1:
+        gap = max(1, gap * 5 // 11)
+        for place in range(gap, len(pairs)):
+            b, order = pairs[place, 1], pairs[place, 2]
+            at = place
+            while at >= gap and (
+                order < pairs[at - gap, 2]
+                or (order == pairs[at - gap, 2] and b < pairs[at - gap, 1])
+            ):
+                pairs[at, 1], pairs[at, 2] = pairs[at - gap, 1], pairs[at - gap, 2]
+                at -= gap
+            pairs[at, 1], pairs[at, 2] = b, order
+
+
+def nearest_of_all(batches: Iterable[Rows], most: int = MOST_MET) -> Rows:
+    """What `nearest` gives of all batches; about twice that is held at a time."""
+    kept, held, waiting = np.empty(0, CANDIDATE), [], 0
+    for batch in batches:
+        held.append(batch)
+        waiting += len(batch)
+        if waiting > max(BATCH, len(kept) // 2):
+            kept, held, waiting = nearest(np.concatenate([kept, *held]), most), [], 0
+    return nearest(np.concatenate([kept, *held]), most) if held else kept

@@ -1,20 +1,19 @@
 """Candidates compared on their shingles, where the first of a pair lies.
 
-The shingles of the others are *carried* there from other stretches: each reads its own once, and
-writes those that another needs into a run. So no file is opened for a pair, or a pair of shelves.
+The shingles of the others are *carried* there from other stretches: each reads its own, and writes
+those that another needs into a run. So no file is opened for a pair, or a pair of shelves.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.buckets import CANDIDATE, once
 from trainrig.corpus.dedup.documents import Documents
+from trainrig.corpus.dedup.evidence import PAIR
 from trainrig.corpus.dedup.fates import find
-from trainrig.corpus.dedup.names import Shelf, places_of, shelves_of
+from trainrig.corpus.dedup.names import NAME, Shelf, one_each, places_of, shelves_of
 from trainrig.corpus.dedup.runs import Rows
 from trainrig.corpus.dedup.signature_file import load_columns
 from trainrig.corpus.dedup.verify import (
@@ -28,15 +27,16 @@ from trainrig.corpus.dedup.verify import (
 
 Load = Callable[[Shelf], Documents]
 
-NAME = np.dtype([(name, "u8") for name in ("ref", "rank", "id0", "id1", "shingles")])
+SET = np.dtype([*NAME.descr, ("shingles", "u8")])
 SHINGLE = np.dtype("u4")
+_SLICE = 2**17  # pairs that are compared together: some 100 bytes each
 
 
 @dataclass(frozen=True)
 class Sets:
     """The shingles of some documents, in the order of refs."""
 
-    names: Rows  # NAME
+    names: Rows  # SET
     shingles: NDArray[np.uint32]
 
     @property
@@ -52,7 +52,7 @@ class Sets:
 
 def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], load: Load) -> Sets:
     """Those of the documents `refs`, which are in order and lie on few shelves."""
-    names = np.empty(len(refs), NAME)
+    names = np.empty(len(refs), SET)
     names["ref"] = refs
     spans = []
     for shelf, chosen in _by_shelf(refs):
@@ -72,76 +72,104 @@ def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], load: Load) -> 
     return Sets(names, _fixed(found))
 
 
-def carried(
-    pairs: Rows,
-    stretch_of: NDArray[np.int64],
-    stretches: int,
-    shelves: Sequence[Shelf],
-    load: Load,
-) -> tuple[Sets, NDArray[np.int64], NDArray[np.int64]]:
-    """What the stretches of the first documents of `pairs` need of the second ones.
+@dataclass(frozen=True)
+class Carried:
+    """A lot of shingles for other stretches: names and shingles stand reader after reader."""
 
-    Returns: the sets, stretch after stretch; [stretches + 1] where the names for each begin, and
-    where the shingles do.
-    """
-    wanted = np.empty(len(pairs), CANDIDATE)
-    wanted["a"], wanted["b"] = stretch_of[shelves_of(pairs["a"])], pairs["b"]
-    wanted = once(wanted)
-    refs, nth = np.unique(wanted["b"], return_inverse=True)
-    own = gathered(refs, shelves, load)
-    names = np.take(own.names, nth)
-    shingles = together(own.shingles, own.starts[nth], own.ends[nth])
-    first_names = np.searchsorted(wanted["a"], np.arange(stretches + 1).astype(np.uint64))
-    before = np.concatenate([np.zeros(1, np.int64), Sets(names, shingles).ends])
-    return Sets(names, shingles), first_names, before[first_names]
+    own: Sets  # of each document once
+    nth: NDArray[np.int64]  # [guests] which of them
+    first_names: NDArray[np.int64]  # [stretches + 1] where the names for each reader begin
+
+    @property
+    def names(self) -> Rows:
+        """SET, of each guest."""
+        return np.take(self.own.names, self.nth)
+
+    @property
+    def first_shingles(self) -> NDArray[np.int64]:
+        """[stretches + 1] where the shingles for each reader begin."""
+        sizes = self.own.names["shingles"].astype(np.int64)[self.nth]
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[self.first_names]
+
+    def shingles(self) -> Iterator[NDArray[np.uint32]]:
+        """Those for each reader."""
+        starts, ends = self.own.starts, self.own.ends
+        for first, end in zip(self.first_names[:-1], self.first_names[1:], strict=True):
+            if first < end:
+                chosen = self.nth[first:end]
+                yield together(self.own.shingles, starts[chosen], ends[chosen])
+
+
+def carried(guests: Rows, stretches: int, shelves: Sequence[Shelf], load: Load) -> Carried:
+    """What the readers of `guests`, which are in order and once, compare with."""
+    refs, nth = np.unique(guests["ref"], return_inverse=True)
+    first_names = np.searchsorted(guests["reader"], np.arange(stretches + 1).astype(np.uint64))
+    return Carried(gathered(refs, shelves, load), nth, first_names)
 
 
 def alike(
-    pairs: Rows, own: Sets, others: Iterator[Sets], measure: Measure, floor: float
-) -> Iterator[dict[str, NDArray[Any]]]:
-    """For each of `others`, the columns of evidence of the pairs that are alike from `floor` up.
+    pairs: Rows, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
+) -> tuple[Rows, Rows]:
+    """The pairs that are alike from `floor` up, in order, and the names of all their documents.
 
     Args:
-        pairs: CANDIDATE, in order, each once.
+        pairs: CANDIDATE, each once.
         own: the sets of all their first documents; others among them do no harm.
-        others: those of their second ones, a stretch at a time.
+        others: those of their second ones; what is there twice is compared once.
+
+    Returns: PAIR; NAME, in the order of refs.
     """
-    by_b = np.argsort(pairs["b"], kind="stable")
-    pairs = np.take(pairs, by_b)
+    by_b = np.argsort(pairs["b"])
+    firsts, seconds = (np.take(pairs[end], by_b) for end in "ab")
+    del pairs, by_b
+    own_refs = np.ascontiguousarray(own.names["ref"])
+    own_starts, own_ends = own.starts, own.ends
+    open_still = np.ones(len(seconds), bool)
+    found, names = [np.empty(0, PAIR)], [_names(own.names)]
     for other in others:
-        at, there = find(np.ascontiguousarray(other.names["ref"]), pairs["b"])
-        chosen, b = pairs[there], at[there]
-        a, _ = find(np.ascontiguousarray(own.names["ref"]), chosen["a"])
-        sizes = (
-            own.names["shingles"][a].astype(np.int64),
-            other.names["shingles"][b].astype(np.int64),
-        )
-        common = common_shingles(
-            own.shingles,
-            own.starts[a],
-            own.ends[a],
-            _fixed(other.shingles),
-            other.starts[b],
-            other.ends[b],
-            least_common(measure, floor, *sizes),
-        )
-        found = similarities(measure, common, *sizes)
-        enough = (common >= 0) & (found >= floor)
-        yield _evidence(own.names[a[enough]], other.names[b[enough]], found[enough])
+        if not len(other.names):
+            continue
+        refs = np.ascontiguousarray(other.names["ref"])
+        other_starts, other_ends = other.starts, other.ends
+        met = np.zeros(len(refs), bool)
+        first, end = np.searchsorted(seconds, refs[[0, -1]] + np.array([0, 1], np.uint64))
+        for begin in range(first, end, _SLICE):
+            some = slice(begin, min(begin + _SLICE, end))
+            b, there = find(refs, seconds[some])
+            there &= open_still[some]
+            open_still[some] &= ~there
+            one, b = firsts[some][there], b[there]
+            a, _ = find(own_refs, one)
+            sizes = own_ends[a] - own_starts[a], other_ends[b] - other_starts[b]
+            common = common_shingles(
+                own.shingles,
+                own_starts[a],
+                own_ends[a],
+                _fixed(other.shingles),
+                other_starts[b],
+                other_ends[b],
+                least_common(measure, floor, *sizes),
+            )
+            likeness = similarities(measure, common, *sizes)
+            enough = (common >= 0) & (likeness >= floor)
+            rows = np.empty(np.count_nonzero(enough), PAIR)
+            rows["a"], rows["b"] = one[enough], refs[b[enough]]
+            rows["similarity"] = likeness[enough]
+            found.append(rows)
+            met[b[enough]] = True
+        if other is not own:
+            names.append(_names(other.names[met]))
+    rows = np.concatenate(found)
+    found.clear()
+    rows = np.take(rows, np.lexsort((rows["b"], rows["a"])))
+    return rows, one_each(np.concatenate(names))
 
 
-def _evidence(one: Rows, other: Rows, found: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-    return {
-        "a": np.stack([one["id0"], one["id1"]], axis=1),
-        "b": np.stack([other["id0"], other["id1"]], axis=1),
-        "similarity": found,
-        "a_shelf": shelves_of(one["ref"]),
-        "a_row": places_of(one["ref"]),
-        "b_shelf": shelves_of(other["ref"]),
-        "b_row": places_of(other["ref"]),
-        "a_rank": one["rank"],
-        "b_rank": other["rank"],
-    }
+def _names(sets: Rows) -> Rows:
+    names = np.empty(len(sets), NAME)
+    for name in NAME.names or ():
+        names[name] = sets[name]
+    return names
 
 
 def _by_shelf(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:

@@ -9,8 +9,13 @@ independent set (Blelloch, Fineman and Shun 2012, arXiv:1202.3205), whose rounds
 chains run to and fro, and whose answer is that of the loop. A round follows from what the stretches
 told in the round before and nothing else. The same rounds carry the lowest id of each cluster to
 all its documents.
+
+A pair lies where its *later* document does, so a stretch holds as many as its documents have with
+those before them. Of those of another stretch, its *guests*, it is told once in a round, however
+many pairs they are in; and it echoes what cluster it sees them in.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,192 +26,233 @@ from trainrig.corpus.dedup.runs import Rows
 
 UNKNOWN, STAYS, FALLS = 0, 1, 2
 
-# What became of `about`, told to a document that has a pair with it.
-WORD = np.dtype(
-    [("to", "u8"), ("about", "u8"), ("state", "u8"), ("cluster0", "u8"), ("cluster1", "u8")]
-)
+# A pair that decides: `later` falls if `earlier` stays. Refs.
+EDGE = np.dtype([("later", "u8"), ("earlier", "u8"), ("similarity", "f8")])
+# What became of a guest, told by its own stretch; and what its reader makes of its cluster.
+ECHO = np.dtype([("about", "u8"), ("cluster0", "u8"), ("cluster1", "u8")])
+WORD = np.dtype([*ECHO.descr, ("state", "u1")])
+
+
+def edges_of(pairs: Rows, a: Rows, b: Rows) -> tuple[Rows, Rows, Rows]:
+    """EDGE for each of PAIR; NAME of each one's later document; NAME of each one's earlier one.
+
+    `a` and `b` are NAME of the two of each pair.
+    """
+    swapped = _comes_before(a, b)
+    later, earlier = np.where(swapped, b, a), np.where(swapped, a, b)
+    rows = np.empty(len(pairs), EDGE)
+    rows["later"], rows["earlier"] = later["ref"], earlier["ref"]
+    rows["similarity"] = pairs["similarity"]
+    return rows, later, earlier
+
+
+def _comes_before(one: Rows, other: Rows) -> NDArray[np.bool_]:
+    """Whether it does in the keep order: by rank, then by id, then by ref."""
+    before = np.zeros(len(one), bool)
+    for name in ("ref", "id1", "id0", "rank"):
+        before = (one[name] < other[name]) | ((one[name] == other[name]) & before)
+    return before
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The documents of one stretch that have pairs, as far as they are decided."""
+    """The documents of one stretch that are in pairs, as far as they are decided."""
 
-    refs: NDArray[np.uint64]
-    ids: NDArray[np.uint64]  # [documents, 2]
-    states: NDArray[np.int64]
-    partners: NDArray[np.int64]  # the edge to the kept document that it falls to; -1
+    refs: NDArray[np.uint64]  # in order
+    states: NDArray[np.uint8]
+    repeated: NDArray[np.uint64]  # [documents, 2] id of the kept one that it falls to; 0, 0
+    similarities: NDArray[np.float64]  # to that one; NaN
     clusters: NDArray[np.uint64]  # [documents, 2] id
-    edges: Rows  # by ref, then the other's ref
-    words: Rows  # for other stretches
-    unsettled: int  # documents not decided, and words not agreed on
+    echoes: Rows  # about the guests
+    unsettled: int  # documents not decided, and clusters not agreed on
+
+    def words(self, about: NDArray[np.uint64]) -> Rows:
+        """WORDs about documents of this stretch."""
+        at = np.searchsorted(self.refs, about)
+        rows = _about(about, self.clusters[at], WORD)
+        rows["state"] = self.states[at]
+        return rows
 
 
-def decide(edges: Rows, told: Rows | None) -> Decided:
-    """One stretch's round, after what it was `told`; None before anybody spoke."""
-    edges = np.take(edges, np.lexsort((edges["other_ref"], edges["ref"])))
-    ref, other = _column(edges, "ref"), _column(edges, "other_ref")
-    starts = np.flatnonzero(np.concatenate([[True], ref[1:] != ref[:-1]]))[: len(ref)]
-    nodes = ref[starts]
-    first_edge = np.append(starts, len(ref))
-    target = np.searchsorted(nodes, other)
-    target[target == len(nodes)] = 0
-    inside = nodes[target] == other if len(nodes) else np.zeros(0, bool)
-    target = np.where(inside, target, -1)
+def decide(
+    edges: Rows,
+    names: Rows,
+    own: tuple[int, int],
+    told: Rows | None,
+    echoes: Callable[[], Iterable[Rows]],
+) -> Decided:
+    """One stretch's round.
 
-    places, other_places = _keep_places(edges)
-    ids = np.stack([edges["id0"][starts], edges["id1"][starts]], axis=1)
-    states_told = np.zeros(len(edges), np.int64)
-    clusters_told = np.stack([edges["other_id0"], edges["other_id1"]], axis=1)
+    Args:
+        edges: EDGE of which it has `later`.
+        names: NAME of all in them, and of its own that are guests elsewhere; in the order of refs.
+        own: the first ref of the stretch, and the one after its last.
+        told: WORD about all its guests; None before anybody spoke.
+        echoes: ECHO of all its own that are guests elsewhere, in pieces; read twice.
+    """
+    refs, ids = np.ascontiguousarray(names["ref"]), np.stack([names["id0"], names["id1"]], axis=1)
+    here = slice(*np.searchsorted(refs, np.array(own, np.uint64)).tolist())
+    order = np.lexsort([names[name] for name in ("ref", "id1", "id0", "rank")])  # keep order
+    del names
+    edges = np.take(edges, np.lexsort((edges["earlier"], edges["later"])))
+    first_edge = np.append(np.searchsorted(edges["later"], refs), len(edges))
+    target = np.searchsorted(refs, edges["earlier"])
+    similarities = np.ascontiguousarray(edges["similarity"])
+    del edges
+
+    states, labels = np.zeros(len(refs), np.uint8), ids.copy()
+    of_told = np.zeros(0, np.int64) if told is None else np.searchsorted(refs, told["about"])
     if told is not None:
-        # Each pair that leaves the stretch is spoken of once, so the two lists are parallel.
-        told = np.take(told, np.lexsort((told["about"], told["to"])))
-        states_told[~inside] = told["state"]
-        clusters_told[~inside] = np.stack([told["cluster0"], told["cluster1"]], axis=1)
+        states[of_told] = told["state"]
+        _lower(labels, of_told, _cluster(told))
+    for piece in echoes():
+        _lower(labels, np.searchsorted(refs, piece["about"]), _cluster(piece))
+    _sweep(order, here.start, here.stop, first_edge, target, states)
+    partners = _partners(order, here.start, here.stop, first_edge, target, states, similarities)
+    _spread_clusters(first_edge, target, labels)
 
-    order = np.argsort(places[starts], kind="stable")
-    earlier = other_places < places
-    states = _sweep(order, first_edge, target, earlier, states_told)
-    partners = _partners(
-        first_edge,
-        target,
-        earlier,
-        states_told,
-        states,
-        np.ascontiguousarray(edges["similarity"]),
-        other_places,
+    agreed = np.zeros(len(refs), bool)
+    agreed[here] = states[here] != UNKNOWN
+    if told is not None:
+        agreed[of_told] = (told["state"] != UNKNOWN) & _same(_cluster(told), labels[of_told])
+    unsettled = int(np.count_nonzero(~agreed))
+    for piece in echoes():
+        at = np.searchsorted(refs, piece["about"])
+        unsettled += int(np.count_nonzero(~_same(_cluster(piece), labels[at])))
+
+    falls = np.flatnonzero(partners >= 0)
+    repeated = np.zeros((len(partners), 2), np.uint64)
+    repeated[falls] = ids[target[partners[falls]]]
+    likeness = np.full(len(partners), np.nan)
+    likeness[falls] = similarities[partners[falls]]
+    guests = np.ones(len(refs), bool)
+    guests[here] = False
+    return Decided(
+        refs[here],
+        states[here],
+        repeated,
+        likeness,
+        labels[here],
+        _about(refs[guests], labels[guests], ECHO),
+        unsettled,
     )
-    clusters = _clusters(first_edge, target, ids, clusters_told)
-    own = np.repeat(np.arange(len(nodes)), np.diff(first_edge))
-    leaving = own[~inside]
-    words = np.empty(len(leaving), WORD)
-    words["to"], words["about"] = other[~inside], ref[~inside]
-    words["state"] = states[leaving]
-    words["cluster0"], words["cluster1"] = clusters[leaving].T
-    agreed = (clusters_told[~inside] == clusters[leaving]).all(axis=1)
-    agreed &= states_told[~inside] != UNKNOWN
-    unsettled = int(np.count_nonzero(states == UNKNOWN) + np.count_nonzero(~agreed))
-    return Decided(nodes, ids, states, partners, clusters, edges, words, unsettled)
 
 
-def _column(rows: Rows, name: str) -> NDArray[np.uint64]:
-    return np.ascontiguousarray(rows[name])
+def _about(
+    refs: NDArray[np.uint64], clusters: NDArray[np.uint64], kind: "np.dtype[np.void]"
+) -> Rows:
+    rows = np.empty(len(refs), kind)
+    rows["about"] = refs
+    rows["cluster0"], rows["cluster1"] = clusters.T
+    return rows
 
 
-def _keep_places(edges: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[edges] the place in the keep order of either end, among all that these edges have."""
-    every = {
-        name: np.concatenate([edges[name], edges[f"other_{name}"]])
-        for name in ("ref", "rank", "id0", "id1")
-    }
-    by_ref = np.argsort(every["ref"], kind="stable")
-    in_order = every["ref"][by_ref]
-    fresh = np.ones(len(in_order), bool)
-    fresh[1:] = in_order[1:] != in_order[:-1]
-    one_each = by_ref[fresh]
-    keys = [every[name][one_each] for name in ("ref", "id1", "id0", "rank")]
-    place = np.empty(len(one_each), np.int64)
-    place[np.lexsort(keys)] = np.arange(len(one_each))
-    places = np.empty(len(in_order), np.int64)
-    places[by_ref] = place[np.cumsum(fresh) - 1]
-    return places[: len(edges)], places[len(edges) :]
+def _cluster(rows: Rows) -> NDArray[np.uint64]:
+    return np.stack([rows["cluster0"], rows["cluster1"]], axis=1)
+
+
+def _same(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    return np.asarray((one == other).all(axis=1))
+
+
+@compiled
+def _lower(labels: NDArray[np.uint64], at: NDArray[np.int64], others: NDArray[np.uint64]) -> None:
+    """Put those of `others` that are lower in place of the labels `at` which they belong."""
+    for nth in range(len(at)):
+        if _below(others[nth], labels[at[nth]]):
+            labels[at[nth]] = others[nth]
 
 
 @compiled
 def _sweep(
     order: NDArray[np.int64],
+    first: int,
+    end: int,
     first_edge: NDArray[np.int64],
     target: NDArray[np.int64],
-    earlier: NDArray[np.bool_],
-    told: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """[documents] the state of each, looked at once in the keep order.
+    states: NDArray[np.uint8],
+) -> None:
+    """Decide the documents `first` up to `end`, each looked at once in the keep order.
 
     Args:
-        order: [documents] their indices, in the keep order.
+        order: [documents] their indices, in the keep order; guests are among them.
         first_edge: [documents + 1] where the edges of each begin.
-        target: [edges] index of the other document; -1 where it is not in this stretch.
-        earlier: [edges] whether the other comes before in the keep order.
-        told: [edges] state of the other, where it is not in this stretch.
+        target: [edges] index of the earlier document.
+        states: [documents] those of guests are there.
     """
-    states = np.zeros(len(order), np.int64)
     for document in order:
+        if document < first or document >= end:
+            continue
         unknown = False
         state = STAYS
         for edge in range(first_edge[document], first_edge[document + 1]):
-            if earlier[edge]:
-                other = states[target[edge]] if target[edge] >= 0 else told[edge]
-                if other == STAYS:
-                    state = FALLS
-                elif other == UNKNOWN:
-                    unknown = True
+            other = states[target[edge]]
+            if other == STAYS:
+                state = FALLS
+            elif other == UNKNOWN:
+                unknown = True
         states[document] = UNKNOWN if unknown and state == STAYS else state
-    return states
 
 
 @compiled
 def _partners(
+    order: NDArray[np.int64],
+    first: int,
+    end: int,
     first_edge: NDArray[np.int64],
     target: NDArray[np.int64],
-    earlier: NDArray[np.bool_],
-    told: NDArray[np.int64],
-    states: NDArray[np.int64],
+    states: NDArray[np.uint8],
     similarities: NDArray[np.float64],
-    other_places: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """[documents] the edge to the most similar kept one before it, the first of equals; or -1."""
-    partners = np.full(len(states), -1, np.int64)
-    for document in range(len(states)):
+    """[documents from `first` up to `end`] the edge to the most similar kept one, the first of
+    equals in the keep order; or -1."""
+    places = np.empty(len(order), np.int64)
+    for place in range(len(order)):
+        places[order[place]] = place
+    partners = np.full(end - first, -1, np.int64)
+    for document in range(first, end):
+        best = -1
         for edge in range(first_edge[document], first_edge[document + 1]):
-            other = states[target[edge]] if target[edge] >= 0 else told[edge]
-            if not earlier[edge] or other != STAYS:
+            if states[target[edge]] != STAYS:
                 continue
-            best = partners[document]
             if (
                 best < 0
                 or similarities[edge] > similarities[best]
                 or (
                     similarities[edge] == similarities[best]
-                    and other_places[edge] < other_places[best]
+                    and places[target[edge]] < places[target[best]]
                 )
             ):
-                partners[document] = edge
+                best = edge
+        partners[document - first] = best
     return partners
 
 
 @compiled
-def _clusters(
-    first_edge: NDArray[np.int64],
-    target: NDArray[np.int64],
-    ids: NDArray[np.uint64],
-    told: NDArray[np.uint64],
-) -> NDArray[np.uint64]:
-    """[documents, 2] the lowest id known of its connected component: of this stretch, or told."""
-    parents = np.arange(len(ids))
-    for document in range(len(ids)):
+def _spread_clusters(
+    first_edge: NDArray[np.int64], target: NDArray[np.int64], labels: NDArray[np.uint64]
+) -> None:
+    """Give to each document the lowest label of its connected component."""
+    parents = np.arange(len(labels))
+    for document in range(len(labels)):
         for edge in range(first_edge[document], first_edge[document + 1]):
-            if target[edge] >= 0:
-                one, other = document, target[edge]
-                while parents[one] != one:
-                    parents[one] = parents[parents[one]]
-                    one = parents[one]
-                while parents[other] != other:
-                    parents[other] = parents[parents[other]]
-                    other = parents[other]
-                parents[max(one, other)] = min(one, other)
-    clusters = ids.copy()
-    for document in range(len(ids)):
+            one, other = document, target[edge]
+            while parents[one] != one:
+                parents[one] = parents[parents[one]]
+                one = parents[one]
+            while parents[other] != other:
+                parents[other] = parents[parents[other]]
+                other = parents[other]
+            parents[max(one, other)] = min(one, other)
+    for document in range(len(labels)):
         root = document
         while parents[root] != root:
             root = parents[root]
         parents[document] = root
-        if _below(ids[document], clusters[root]):
-            clusters[root] = ids[document]
-        for edge in range(first_edge[document], first_edge[document + 1]):
-            if target[edge] < 0 and _below(told[edge], clusters[root]):
-                clusters[root] = told[edge]
-    for document in range(len(ids)):
-        clusters[document] = clusters[parents[document]]
-    return clusters
+        if _below(labels[document], labels[root]):
+            labels[root] = labels[document]
+    for document in range(len(labels)):
+        labels[document] = labels[parents[document]]
 
 
 @compiled

@@ -6,18 +6,28 @@
     b_shelf          the split of `b`, counted over all
     a_rank, b_rank   their places by the keep rule; of equals the lower id may stay
 
-A file for each split, of the pairs whose lower ref it has.
+A file for each split, of the pairs that belong to its documents: `a` comes after `b` in the keep
+order, unless `b` is of an earlier crawl.
 """
 
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.dedup.names import ID_DIGITS, id_text, refs, text_words
+from trainrig.corpus.dedup.names import (
+    ID_DIGITS,
+    NAME,
+    id_text,
+    places_of,
+    refs,
+    shelves_of,
+    text_words,
+)
 from trainrig.corpus.dedup.runs import Rows
 
 SCHEMA = pa.schema(
@@ -34,47 +44,66 @@ SCHEMA = pa.schema(
 )
 _ROW_GROUP = 100_000  # rows: 10 MB
 
-_NAME = [("ref", "u8"), ("rank", "u8"), ("id0", "u8"), ("id1", "u8")]
-EDGE = np.dtype([*_NAME, *((f"other_{name}", kind) for name, kind in _NAME), ("similarity", "f8")])
+PAIR = np.dtype([("a", "u8"), ("b", "u8"), ("similarity", "f8")])  # refs
 
 
-def write_pairs(path: str, columns: dict[str, NDArray[Any]]) -> None:
-    """Write the pairs of one split; `a` and `b` as the words of ids [pairs, 2]."""
-    texts = {name: _id_column(columns[name]) for name in ("a", "b")}
-    table = pa.table({**columns, **texts}).select(SCHEMA.names).cast(SCHEMA)
-    with storage.atomic_file(path) as temporary:
-        pq.write_table(
-            table,
+def write_pairs(path: str, pairs: Rows, names: Rows) -> None:
+    """Write the PAIRs of one split; `names` are NAME of all in them, in the order of refs."""
+    with (
+        storage.atomic_file(path) as temporary,
+        pq.ParquetWriter(
             temporary,
+            SCHEMA,
             compression="zstd",
             use_dictionary=["a", "b"],  # a document has several pairs
-            row_group_size=_ROW_GROUP,
-        )
+        ) as writer,
+    ):
+        for first in range(0, len(pairs), _ROW_GROUP):
+            writer.write_table(_table(pairs[first : first + _ROW_GROUP], names))
 
 
-def read_edges(path: str, shelf: int, threshold: float) -> Rows:
-    """The pairs of shelf number `shelf` that are alike enough, each twice: once from either end."""
-    with storage.open_read(path) as file:
-        table = pq.read_table(file, filters=[("similarity", ">=", threshold)])
-    columns = {name: table[name].to_numpy() for name in table.column_names if name not in "ab"}
-    forth = np.empty(len(table), EDGE)
-    forth["ref"] = refs(shelf, columns["a_row"])
-    forth["other_ref"] = columns["b_row"].astype(np.uint64) | (
-        columns["b_shelf"].astype(np.uint64) << np.uint64(32)
-    )
-    for end, column in (("", "a"), ("other_", "b")):
-        forth[f"{end}rank"] = columns[f"{column}_rank"]
-        words = _words_of(table[column])
-        forth[f"{end}id0"], forth[f"{end}id1"] = words[:, 0], words[:, 1]
-    forth["similarity"] = columns["similarity"]
-    back = forth.copy()
-    for name, _ in _NAME:
-        back[name], back[f"other_{name}"] = forth[f"other_{name}"], forth[name]
-    return np.concatenate([forth, back])
+def _table(pairs: Rows, names: Rows) -> pa.Table:
+    known = np.ascontiguousarray(names["ref"])
+    a, b = (np.take(names, np.searchsorted(known, pairs[end])) for end in "ab")
+    columns = {
+        "a": _id_column(a),
+        "b": _id_column(b),
+        "similarity": pairs["similarity"],
+        "a_row": places_of(pairs["a"]),
+        "b_shelf": shelves_of(pairs["b"]),
+        "b_row": places_of(pairs["b"]),
+        "a_rank": a["rank"],
+        "b_rank": b["rank"],
+    }
+    return pa.table(columns).cast(SCHEMA)
 
 
-def _id_column(words: NDArray[np.uint64]) -> pa.LargeStringArray:
+def read_pairs(path: str, shelf: int, threshold: float) -> Iterator[tuple[Rows, Rows, Rows]]:
+    """The pairs of shelf number `shelf` that are alike enough, some at a time.
+
+    Returns: PAIR of each; NAME of each one's `a`; NAME of each one's `b`.
+    """
+    with storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group)
+            table = table.filter(pc.greater_equal(table["similarity"], threshold))
+            columns = {name: table[name].to_numpy() for name in SCHEMA.names if name not in "ab"}
+            pairs = np.empty(len(table), PAIR)
+            pairs["a"] = refs(shelf, columns["a_row"])
+            pairs["b"] = refs(columns["b_shelf"], columns["b_row"])
+            pairs["similarity"] = columns["similarity"]
+            ends = []
+            for end in "ab":
+                rows = np.empty(len(table), NAME)
+                rows["ref"], rows["rank"] = pairs[end], columns[f"{end}_rank"]
+                rows["id0"], rows["id1"] = _words_of(table[end]).T
+                ends.append(rows)
+            yield pairs, ends[0], ends[1]
+
+
+def _id_column(names: Rows) -> pa.LargeStringArray:
     """The texts of ids, without a Python string for each."""
+    words = np.stack([names["id0"], names["id1"]], axis=1)
     ends = np.arange(0, ID_DIGITS * len(words) + 1, ID_DIGITS)
     buffers = pa.py_buffer(ends), pa.py_buffer(id_text(words).encode())
     return pa.LargeStringArray.from_buffers(len(words), *buffers)

@@ -27,16 +27,14 @@ _CLUSTER = ("cluster0", "cluster1")
 
 
 def of_decided(decided: Decided) -> Rows:
-    """A row for each document that has pairs, in the order of refs."""
+    """A row for each document that is in pairs, in the order of refs."""
     rows = np.zeros(len(decided.refs), FATE)
-    falls = decided.states == FALLS
-    edges = np.take(decided.edges, decided.partners[falls])
     rows["ref"] = decided.refs
-    rows["kind"] = np.where(falls, BY_LIKENESS, KEPT)
-    rows["id0"][falls], rows["id1"][falls] = edges["other_id0"], edges["other_id1"]
-    rows["similarity"] = np.nan
-    rows["similarity"][falls] = edges["similarity"]
-    rows["cluster0"], rows["cluster1"] = decided.clusters.T
+    rows["kind"] = np.where(decided.states == FALLS, BY_LIKENESS, KEPT)
+    rows["similarity"] = decided.similarities
+    for names, ids in ((_REPEATED, decided.repeated), (_CLUSTER, decided.clusters)):
+        for name, column in zip(names, ids.T, strict=True):
+            rows[name] = column
     return rows
 
 

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# A document, and what it compares by.
+NAME = np.dtype([(name, "u8") for name in ("ref", "rank", "id0", "id1")])
 ID_DIGITS = 32  # hex digits of an id
+BINS = 2**12  # of a range of keys
 _PLACE_BITS = np.uint64(32)
 _PLACE = np.uint64(2**32 - 1)
 
@@ -31,9 +34,9 @@ class Shelf:
     shingles: int
 
 
-def refs(shelf: int, places: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """The refs of the documents at `places` of a shelf."""
-    return places.astype(np.uint64) | (np.uint64(shelf) << _PLACE_BITS)
+def refs(shelf: int | NDArray[np.int64], places: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """The refs of the documents at `places` of a shelf, or each of one."""
+    return places.astype(np.uint64) | (np.asarray(shelf, np.uint64) << _PLACE_BITS)
 
 
 def shelves_of(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -44,6 +47,14 @@ def shelves_of(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
 def places_of(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
     """The place on its shelf of each ref."""
     return (refs & _PLACE).astype(np.int64)
+
+
+def one_each(names: NDArray[np.void]) -> NDArray[np.void]:
+    """NAME in the order of refs, one of each document."""
+    names = np.take(names, np.argsort(names["ref"]))
+    fresh = np.ones(len(names), bool)
+    fresh[1:] = names["ref"][1:] != names["ref"][:-1]
+    return np.compress(fresh, names)
 
 
 def id_words(ids: Sequence[str]) -> NDArray[np.uint64]:
@@ -75,6 +86,12 @@ def digest_words(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def parts_of_keys(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
     """The part of each key, of as many ranges of one width: keys are digests, so parts are even."""
     return ((keys >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
+
+
+def bins_of_keys(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
+    """The bin of each key, of as many as each of those ranges is divided into."""
+    within = (keys >> np.uint64(32)) * np.uint64(parts) & np.uint64(2**32 - 1)
+    return (within * np.uint64(BINS) >> np.uint64(32)).astype(np.int64)
 
 
 def like_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

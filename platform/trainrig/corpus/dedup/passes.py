@@ -9,6 +9,7 @@
 Tasks over documents are numbered by stretch, tasks over keys by part (`Plan`).
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,18 +29,31 @@ from trainrig.corpus.dedup.documents import (
     Documents,
     Fates,
 )
+from trainrig.corpus.dedup.guests import GUEST, guests_of, lots
 from trainrig.corpus.dedup.keep import KeepRule
 from trainrig.corpus.dedup.minhash import MinHash
 from trainrig.corpus.dedup.names import (
+    BINS,
+    NAME,
     Shelf,
+    bins_of_keys,
     digest_words,
+    one_each,
     parts_of_keys,
     places_of,
     refs,
     shelves_of,
 )
-from trainrig.corpus.dedup.plan import Plan
-from trainrig.corpus.dedup.runs import Rows, read_part, write_grouped, write_run
+from trainrig.corpus.dedup.plan import Plan, cut
+from trainrig.corpus.dedup.runs import (
+    Part,
+    Rows,
+    Run,
+    read_part,
+    write_grouped,
+    write_run,
+    writing_run,
+)
 from trainrig.corpus.dedup.signature_file import load_columns
 from trainrig.corpus.dedup.verify import Verification
 from trainrig.corpus.urls.key import url_key
@@ -89,11 +103,20 @@ class Search:
         """Where the runs that a pass wrote lie."""
         return [self.place(name, f"{number:05d}.run") for number in tasks]
 
+    def part(self, name: str, tasks: range, number: int, kind: np.dtype[Any]) -> Part:
+        """What the runs that a pass wrote have of a part."""
+        return Part.of(self.runs(name, tasks), number, kind)
+
+    def writing(self, name: str, task: Task) -> contextlib.AbstractContextManager[Run]:
+        """A run whose parts are stretches, to be written."""
+        path = self.place(name, f"{task['number']:05d}.run")
+        return writing_run(path, len(self.stretches))
+
     def write(self, name: str, task: Task, rows: Rows, by: NDArray[np.uint64]) -> None:
         """Write a run whose parts are the stretches of the refs `by`."""
         stretch_of = self.plan.stretch_of(len(self.shelves))
-        path = self.place(name, f"{task['number']:05d}.run")
-        write_run(path, rows, stretch_of[shelves_of(by)], len(self.stretches))
+        with self.writing(name, task) as run:
+            run.add(rows, stretch_of[shelves_of(by)])
 
     def write_by_key(self, name: str, task: Task, rows: Rows) -> None:
         """Write a run whose parts are ranges of the rows' keys."""
@@ -104,6 +127,27 @@ class Search:
         """The repeats of which that side lies in a stretch."""
         paths = self.runs(f"{kind}-repeats-by-{side}", self.parts)
         return read_part(paths, stretch, equals.REPEAT)
+
+    def entries(self, part: int) -> Iterator[Rows]:
+        """The entries of a range of keys, together as many as a task may hold; no key is torn."""
+        there = self.part("bands", self.stretches, part, buckets.ENTRY)
+        if there.count <= self.plan.entries:
+            yield there.read()
+            return
+        counts = np.zeros(BINS, np.int64)
+        for rows in there.pieces():
+            counts += np.bincount(bins_of_keys(rows["key"], len(self.parts)), minlength=BINS)
+        for first, end in cut(counts.tolist(), self.plan.entries):
+            chosen = [np.empty(0, buckets.ENTRY)]
+            for rows in there.pieces():
+                bins = bins_of_keys(rows["key"], len(self.parts))
+                chosen.append(np.compress((first <= bins) & (bins < end), rows))
+            yield np.concatenate(chosen)
+
+    def refs(self, stretch: int) -> tuple[int, int]:
+        """The first ref of a stretch, and the one after its last."""
+        first, end = refs(np.array(self.plan.stretches[stretch]), np.zeros(2, np.int64)).tolist()
+        return first, end
 
     def own(self, stretch: int) -> Iterator[tuple[int, Shelf]]:
         """The shelves of a stretch, with their numbers."""
@@ -185,34 +229,39 @@ def bands(search: Search) -> Work:
 
 
 def meet(search: Search) -> Work:
-    """The pairs that share a key, but for those of two earlier documents: they are decided."""
+    """The pairs that share a key, but for those of two earlier documents: they are decided.
+
+    Where each is compared; and whose shingles are wanted there.
+    """
     first_earlier = sum(not shelf.earlier for shelf in search.shelves)
+    earlier = first_earlier << 32 if first_earlier < len(search.shelves) else None
+    stretch_of = search.plan.stretch_of(len(search.shelves))
 
     def pair(task: Task) -> Done:
-        paths = search.runs("bands", search.stretches)
-        found = buckets.candidates(read_part(paths, task["number"], buckets.ENTRY))
-        found = found[shelves_of(found["a"]) < first_earlier]
-        search.write("candidates-by-a", task, found, found["a"])
-        search.write("candidates-by-b", task, found, found["b"])
+        with search.writing("candidates", task) as run, search.writing("wanted", task) as wanted:
+            for entries in search.entries(task["number"]):
+                for found in buckets.candidates(entries, earlier):
+                    run.add(found, stretch_of[shelves_of(found["a"])])
+                    guests = guests_of(found["a"], found["b"], stretch_of)
+                    wanted.add(guests, stretch_of[shelves_of(guests["ref"])])
         return {}, {}
 
     return pair
 
 
 def carry(search: Search) -> Work:
-    """The shingles of second documents, for the stretches of the first where those are others."""
-    stretch_of = search.plan.stretch_of(len(search.shelves))
+    """The shingles of the guests of other stretches."""
 
     def write(task: Task) -> Done:
-        paths = search.runs("candidates-by-b", search.parts)
-        pairs = read_part(paths, task["number"], buckets.CANDIDATE)
-        pairs = np.compress(stretch_of[shelves_of(pairs["a"])] != task["number"], pairs)
-        sets, first_names, first_shingles = comparing.carried(
-            pairs, stretch_of, len(search.stretches), search.shelves, search.load
-        )
-        file = f"{task['number']:05d}.run"
-        write_grouped(search.place("carried-names", file), sets.names, first_names)
-        write_grouped(search.place("carried-shingles", file), sets.shingles, first_shingles)
+        wanted = search.part("wanted", search.parts, task["number"], GUEST)
+        with (
+            search.writing("carried-names", task) as names,
+            search.writing("carried-shingles", task) as shingles,
+        ):
+            for guests in lots(wanted.pieces()):
+                sets = comparing.carried(guests, len(search.stretches), search.shelves, search.load)
+                names.add_grouped([sets.names], sets.first_names)
+                shingles.add_grouped(sets.shingles(), sets.first_shingles)
         return {}, {}
 
     return write
@@ -224,7 +273,7 @@ def _carried(search: Search, stretch: int) -> Iterator[comparing.Sets]:
     shingles = search.runs("carried-shingles", search.stretches)
     for name, shingle in zip(names, shingles, strict=True):
         yield comparing.Sets(
-            read_part([name], stretch, comparing.NAME),
+            read_part([name], stretch, comparing.SET),
             read_part([shingle], stretch, comparing.SHINGLE),
         )
 
@@ -234,41 +283,68 @@ def verify(search: Search) -> Work:
     stretch_of = search.plan.stretch_of(len(search.shelves))
 
     def compare(task: Task) -> Done:
-        paths = search.runs("candidates-by-a", search.parts)
-        pairs = buckets.once(read_part(paths, task["number"], buckets.CANDIDATE))
+        met = search.part("candidates", search.parts, task["number"], buckets.CANDIDATE)
+        pairs = buckets.nearest_of_all(met.pieces())
         here = stretch_of[shelves_of(pairs["b"])] == task["number"]
-        names = np.union1d(pairs["a"], pairs["b"][here])
-        own = comparing.gathered(names, search.shelves, search.load)
+        own = comparing.gathered(
+            np.union1d(pairs["a"], pairs["b"][here]), search.shelves, search.load
+        )
         others = itertools.chain([own], _carried(search, task["number"]))
-        measure = search.verification.measure
-        found = list(comparing.alike(pairs, own, others, measure, search.floor))
-        together = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-        order = np.lexsort([together[name] for name in ("b_row", "b_shelf", "a_row", "a_shelf")])
-        together = {name: column[order] for name, column in together.items()}
+        measure, compared = search.verification.measure, len(pairs)
+        found, names = comparing.alike(pairs, own, others, measure, search.floor)
+        shelves = shelves_of(found["a"])
         for number, shelf in search.own(task["number"]):
             if not shelf.earlier:
-                of_shelf = slice(*np.searchsorted(together["a_shelf"], [number, number + 1]))
-                columns = {name: column[of_shelf] for name, column in together.items()}
-                evidence.write_pairs(shelf.pairs, columns)
-        return {"candidates": len(pairs), "evidence": len(order)}, {}
+                of_shelf = slice(*np.searchsorted(shelves, [number, number + 1]))
+                evidence.write_pairs(shelf.pairs, found[of_shelf], names)
+        return {"candidates": compared, "evidence": len(found)}, {}
 
     return compare
 
 
 def edges(search: Search) -> Work:
-    """The pairs that decide, from either end; how many they are."""
+    """The pairs that decide, where their later document is; how many they are."""
+    stretch_of = search.plan.stretch_of(len(search.shelves))
 
     def read(task: Task) -> Done:
-        found = [
-            evidence.read_edges(shelf.pairs, number, search.minhash.threshold)
-            for number, shelf in search.own(task["number"])
-            if not shelf.earlier
-        ]
-        rows = np.concatenate([np.empty(0, evidence.EDGE), *found])
-        search.write("edges", task, rows, rows["ref"])
-        return {"alike": len(rows) // 2}, {}
+        alike, threshold = 0, search.minhash.threshold
+        with (
+            search.writing("edges", task) as edges_run,
+            search.writing("names", task) as names,
+            search.writing("guests", task) as guests,
+        ):
+            into = edges_run, names, guests
+            for number, shelf in search.own(task["number"]):
+                if not shelf.earlier:
+                    for found in evidence.read_pairs(shelf.pairs, number, threshold):
+                        alike += len(found[0])
+                        _write_edges(stretch_of, into, *decision.edges_of(*found))
+        return {"alike": alike}, {}
 
     return read
+
+
+def _write_edges(
+    stretch_of: NDArray[np.int64],
+    into: tuple[Run, Run, Run],
+    pairs: Rows,
+    later: Rows,
+    earlier: Rows,
+) -> None:
+    """To the stretches of later documents; with the names of all, also to those of the earlier."""
+    edges_run, names_run, guests_run = into
+    readers, homes = (stretch_of[shelves_of(each["ref"])] for each in (later, earlier))
+    edges_run.add(pairs, readers)
+    away = readers != homes
+    names = np.concatenate([later, earlier, earlier[away]])
+    stretches = np.concatenate([readers, readers, homes[away]])
+    order = np.lexsort((names["ref"], stretches))
+    names, stretches = names[order], stretches[order]
+    fresh = np.ones(len(names), bool)
+    fresh[1:] = (names["ref"][1:] != names["ref"][:-1]) | (stretches[1:] != stretches[:-1])
+    names_run.add(names[fresh], stretches[fresh])
+    guests = guests_of(later["ref"], earlier["ref"], stretch_of)
+    guests_run.add(guests, stretch_of[shelves_of(guests["ref"])])
 
 
 def decide(search: Search, turn: int) -> Work:
@@ -276,14 +352,24 @@ def decide(search: Search, turn: int) -> Work:
 
     def decide_stretch(task: Task) -> Done:
         stretch = task["number"]
-        there = read_part(search.runs("edges", search.stretches), stretch, evidence.EDGE)
-        told = None
+        told, echoes = None, Part(decision.ECHO, ())
         if turn:
-            spoken = search.runs(f"words-{turn - 1:05d}", search.stretches)
-            told = read_part(spoken, stretch, decision.WORD)
-        decided = decision.decide(there, told)
-        search.write(f"words-{turn:05d}", task, decided.words, decided.words["to"])
+            before = f"{turn - 1:05d}"
+            told = search.part(f"words-{before}", search.stretches, stretch, decision.WORD).read()
+            echoes = search.part(f"echoes-{before}", search.stretches, stretch, decision.ECHO)
+        decided = decision.decide(
+            search.part("edges", search.stretches, stretch, decision.EDGE).read(),
+            one_each(search.part("names", search.stretches, stretch, NAME).read()),
+            search.refs(stretch),
+            told,
+            echoes.pieces,
+        )
         search.write(f"decided-{turn:05d}", task, fates.of_decided(decided), decided.refs)
+        search.write(f"echoes-{turn:05d}", task, decided.echoes, decided.echoes["about"])
+        guests = search.part("guests", search.stretches, stretch, GUEST)
+        with search.writing(f"words-{turn:05d}", task) as words:
+            for piece in guests.pieces():
+                words.add(decided.words(piece["ref"]), piece["reader"].astype(np.int64))
         return {"unsettled": decided.unsettled}, {}
 
     return decide_stretch

@@ -17,6 +17,7 @@ MIB = 2**20
 # Bytes a task holds for each: its rows as they are made or read, together, and in another order,
 # and what orders them.
 _BYTES_OF_ENTRY = 3 * ENTRY.itemsize + 4 * 8
+_UNEVEN = 16  # ranges of keys hold as many entries but for so much
 _BYTES_OF_DOCUMENT = 400  # its columns, and its rows among equals: 48 bytes, held as entries are
 _BYTES_OF_SHINGLE = 3 * 4  # mapped, copied together, and those of the other shelf as it is mapped
 PROCESS = 300 * MIB  # a worker that has done nothing yet: Python, numpy, pyarrow, numba's compiler
@@ -28,6 +29,7 @@ class Plan:
 
     stretches: tuple[tuple[int, int], ...]  # first shelf, and the one after the last
     parts: int
+    entries: int  # that a task of a part holds at a time
     bytes: int  # what a worker holds at most, as estimated
 
     def stretch_of(self, shelves: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -40,6 +42,17 @@ def plan(shelves: Sequence[Shelf], bands: int, memory: int) -> Plan:
     """Tasks of about `memory` bytes each. One shelf may take more: its split is not cut."""
     budget = max(memory - PROCESS, 16 * MIB)
     taken = [_bytes_of(shelf, bands) for shelf in shelves]
+    stretches = cut(taken, budget)
+    entries = bands * sum(shelf.count for shelf in shelves)
+    parts = max(1, -(-entries * _BYTES_OF_ENTRY // budget))
+    held = -(-entries // parts)
+    held += held // _UNEVEN
+    most = max(sum(taken[first:end]) for first, end in stretches)
+    return Plan(tuple(stretches), parts, held, PROCESS + max(most, held * _BYTES_OF_ENTRY))
+
+
+def cut(taken: Sequence[int], budget: int) -> list[tuple[int, int]]:
+    """Stretches of neighbours that take `budget` together at most, or are one: first, and end."""
     stretches: list[tuple[int, int]] = []
     first, held = 0, 0
     for number, needed in enumerate(taken):
@@ -47,13 +60,7 @@ def plan(shelves: Sequence[Shelf], bands: int, memory: int) -> Plan:
             stretches.append((first, number))
             first, held = number, 0
         held += needed
-    stretches.append((first, len(taken)))
-    entries = bands * sum(shelf.count for shelf in shelves)
-    parts = max(1, -(-entries * _BYTES_OF_ENTRY // budget))
-    most = max(sum(taken[first:end]) for first, end in stretches)
-    return Plan(
-        tuple(stretches), parts, PROCESS + max(most, -(-entries * _BYTES_OF_ENTRY // parts))
-    )
+    return [*stretches, (first, len(taken))]
 
 
 def _bytes_of(shelf: Shelf, bands: int) -> int:

@@ -82,20 +82,38 @@ def write_grouped(path: str, rows: NDArray[Any], starts: NDArray[np.int64]) -> N
         run.add_grouped([rows], starts)
 
 
+@dataclass(frozen=True)
+class Part:
+    """One part of many runs, not read yet."""
+
+    kind: np.dtype[Any]
+    _spans: tuple[tuple[str, int, int], ...]  # path, first row, the one after the last
+
+    @classmethod
+    def of(cls, paths: Iterable[str], part: int, kind: np.dtype[Any]) -> "Part":
+        """That part of the runs at `paths`. Raises DataError for a torn file."""
+        return cls(kind, tuple((path, *span) for path in paths for span in _spans(path, part)))
+
+    @property
+    def count(self) -> int:
+        """Its rows."""
+        return sum(end - begin for _, begin, end in self._spans)
+
+    def read(self) -> NDArray[Any]:
+        """Its rows, run after run. Raises DataError for a torn file."""
+        found = [_read(*span, self.kind) for span in self._spans]
+        return np.concatenate([np.empty(0, self.kind), *found]) if len(found) != 1 else found[0]
+
+    def pieces(self, most: int = PIECE) -> Iterator[NDArray[Any]]:
+        """The same, at most so many rows at a time."""
+        for path, begin, end in self._spans:
+            for first in range(begin, end, most):
+                yield _read(path, first, min(first + most, end), self.kind)
+
+
 def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[Any]:
     """The rows of one part, run after run. Raises DataError for a torn file."""
-    found = [_read(path, span, kind) for path in paths for span in _spans(path, part)]
-    return np.concatenate([np.empty(0, kind), *found]) if len(found) != 1 else found[0]
-
-
-def pieces(
-    paths: Iterable[str], part: int, kind: np.dtype[Any], most: int = PIECE
-) -> Iterator[NDArray[Any]]:
-    """The same, at most so many rows at a time."""
-    for path in paths:
-        for begin, end in _spans(path, part):
-            for first in range(begin, end, most):
-                yield _read(path, (first, min(first + most, end)), kind)
+    return Part.of(paths, part, kind).read()
 
 
 def _spans(path: str, part: int) -> list[tuple[int, int]]:
@@ -122,8 +140,8 @@ def _spans(path: str, part: int) -> list[tuple[int, int]]:
     ]
 
 
-def _read(path: str, span: tuple[int, int], kind: np.dtype[Any]) -> NDArray[Any]:
-    begin, end = (_HEAD + row * kind.itemsize for row in span)
+def _read(path: str, first: int, end: int, kind: np.dtype[Any]) -> NDArray[Any]:
+    begin, end = (_HEAD + row * kind.itemsize for row in (first, end))
     data = storage.read_range(path, begin, end)
     if len(data) != end - begin:
         raise _torn(path)
