@@ -60,25 +60,40 @@ def _split(
     sets.sort(axis=1)
     digests = np.where(stranger[:, None] | (member not in (0, COPY)), own_digests, digests)
     ids = own.integers(0, 2**64, (count, 2), dtype=np.uint64)
+    ranks = np.full(count, member, np.uint64)
+    shelf = _save(folder, number, ids, ranks, sets, keys, digests, own_digests)
+    falls = ~stranger & (member > 0) & (similarity >= minhash.threshold) & found
+    return shelf, falls
+
+
+def _save(
+    folder: Path,
+    number: int,
+    ids: NDArray[np.uint64],
+    ranks: NDArray[np.uint64],
+    sets: NDArray[np.uint32],
+    keys: NDArray[np.uint64],
+    digests: NDArray[np.uint8],
+    urls: NDArray[np.uint8],
+) -> Shelf:
+    """The files of one split."""
+    count = len(ids)
     paths = {
         part: str(folder / part / f"{number:05d}.{ending}")
         for part, ending in (("documents", "npz"), ("signatures", "arrow"), ("pairs", "parquet"))
     }
     columns = {
         "ids": np.array(id_texts(ids)),
-        "characters": np.full(count, 1000 - member),
+        "characters": 1000 - ranks.astype(np.int64),
         "digests": digests,
-        "urls": own_digests,
+        "urls": urls,
         "keys": keys,
         "shingles": sets.reshape(-1),
         "ends": np.arange(1, count + 1) * SHINGLES,
     }
     save_columns(paths["signatures"], columns)
-    ranks = np.full(count, member, np.uint64)
-    Documents(ids, ranks, digests, own_digests).save(paths["documents"])
-    falls = ~stranger & (member > 0) & (similarity >= minhash.threshold) & found
-    shelf = Shelf(f"{number:05d}", 0, False, **paths, count=count, shingles=count * SHINGLES)
-    return shelf, falls
+    Documents(ids, ranks, digests, urls).save(paths["documents"])
+    return Shelf(f"{number:05d}", 0, False, **paths, count=count, shingles=count * SHINGLES)
 
 
 def _draw(
@@ -89,3 +104,30 @@ def _draw(
         dice.integers(0, 2**64, (count, minhash.bands), dtype=np.uint64),
         dice.integers(0, 2**8, (count, 16), dtype=np.uint8),
     )
+
+
+def plant_families(
+    folder: Path, documents: int, minhash: MinHash, splits: int, families: int
+) -> list[Shelf]:
+    """Files of `documents` in `splits`, all of which are of one of as many families.
+
+    Of a family any two share 22 shingles of 24 (similarity .85, so about a third of their band
+    keys), and who is of an earlier split comes first.
+    """
+    for part in ("documents", "signatures", "pairs"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    of_all = _draw(np.random.default_rng(3), families, minhash)
+    shelves = []
+    for number in range(splits):
+        count = documents // splits
+        family = np.arange(count) % families
+        dice = np.random.default_rng([4, number])
+        sets, keys, digests = _draw(dice, count, minhash)
+        sets[:, 1:] = of_all[0][family, 1:]
+        sets.sort(axis=1)
+        same = dice.random((count, minhash.bands)) < (23 / 25) ** minhash.rows
+        keys = np.where(same, of_all[1][family], keys)
+        ids = dice.integers(0, 2**64, (count, 2), dtype=np.uint64)
+        ranks = np.full(count, number, np.uint64)
+        shelves.append(_save(folder, number, ids, ranks, sets, keys, digests, digests))
+    return shelves

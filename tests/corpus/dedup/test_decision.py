@@ -91,9 +91,9 @@ def rounds(given: Given, stretches: list[int], most: int = 100) -> dict[int, Tol
             names = np.concatenate([later[mine], earlier[mine], earlier[elsewhere]])
             told = None if words is None else words[number]
             heard = [] if echoes is None else [echoes[home(echoes["about"]) == number]]
-            own = (int(bounds[number]) << 32, int(bounds[number + 1]) << 32)
+            own = bounds[number : number + 2].astype(np.uint64) << np.uint64(32)
             decided.append(
-                decide(edges[mine], one_each(names), own, told, functools.partial(list, heard))
+                decide(one_each(names), edges[mine], own, told, functools.partial(list, heard))
             )
         if not sum(each.unsettled for each in decided):
             return {

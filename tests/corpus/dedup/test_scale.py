@@ -9,17 +9,20 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.dedup.buckets import MOST_MET
 from trainrig.corpus.dedup.documents import KEPT, Fates
 from trainrig.corpus.dedup.keep import Longest
 from trainrig.corpus.dedup.minhash import MinHash
+from trainrig.corpus.dedup.names import Shelf
 from trainrig.corpus.dedup.passes import Search
 from trainrig.corpus.dedup.plan import MIB, plan
 from trainrig.corpus.dedup.verify import Verification
@@ -54,12 +57,13 @@ print(json.dumps({
 """
 
 
-def searched(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
-    """What a search takes and finds, in a process of its own; `memory` in bytes."""
-    planted = _planted["plant"](folder, documents, SETTINGS, splits)
-    cut = plan(planted.shelves, SETTINGS.bands, memory)
+def searched(
+    folder: Path, shelves: Sequence[Shelf], memory: int
+) -> tuple[dict[str, Any], NDArray[np.bool_]]:
+    """What a search takes, in a process of its own, and which documents fall; `memory` in bytes."""
+    cut = plan(shelves, SETTINGS.bands, memory)
     place = functools.partial(storage.join, str(folder))
-    search = Search(tuple(planted.shelves), cut, SETTINGS, Verification(), Longest(), False, place)
+    search = Search(tuple(shelves), cut, SETTINGS, Verification(), Longest(), False, place)
     (folder / "search").write_bytes(pickle.dumps(search))
     command = [str(folder), str(folder / "search"), str(Path(__file__).parent / "searching.py")]
     told = subprocess.run(
@@ -68,15 +72,25 @@ def searched(folder: Path, documents: int, splits: int, memory: int) -> dict[str
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ).stdout
-    paths = [place("settled", f"{shelf.name}.npz") for shelf in planted.shelves]
+    paths = [place("settled", f"{shelf.name}.npz") for shelf in shelves]
     fell = np.concatenate([Fates.load(path).kinds != KEPT for path in paths])
-    both = int((fell & planted.falls).sum())
-    return {
-        "documents": documents,
+    found = {
+        "documents": len(fell),
         "tasks": [len(cut.stretches), cut.parts],
         "estimated_bytes": cut.bytes,
         **json.loads(told),
         "fell": int(fell.sum()),
+    }
+    return found, fell
+
+
+def searched_for_planted(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
+    """The same among `documents` with planted duplicates, and how right it is."""
+    planted = _planted["plant"](folder, documents, SETTINGS, splits)
+    found, fell = searched(folder, planted.shelves, memory)
+    both = int((fell & planted.falls).sum())
+    return {
+        **found,
         "precision": both / int(fell.sum()),
         "recall": both / int(planted.falls.sum()),
     }
@@ -89,10 +103,46 @@ def check(found: dict[str, Any]) -> None:
 
 
 def test_a_million_documents_take_the_memory_that_was_said(tmp_path: Path) -> None:
-    found = searched(tmp_path, 1_000_000, splits=20, memory=1024 * MIB)
+    found = searched_for_planted(tmp_path, 1_000_000, splits=20, memory=1024 * MIB)
     print(json.dumps(found))
     assert min(found["tasks"]) > 1
     check(found)
+
+
+def searched_for_families(
+    folder: Path, documents: int, splits: int, families: int, memory: int
+) -> dict[str, Any]:
+    """The same among documents that are all of a few families, one of whom each stays."""
+    shelves = _planted["plant_families"](folder, documents, SETTINGS, splits, families)
+    found, _ = searched(folder, shelves, memory)
+    assert found["peak_bytes"] < found["estimated_bytes"]
+    assert found["candidates"] <= MOST_MET * documents
+    # Who shares no band key with the first of its family, .69 ** 18 of all, may stay.
+    stay = documents - found["fell"]
+    assert families <= stay < families + 0.005 * documents
+    return {"families": families, **found}
+
+
+@pytest.mark.parametrize(("splits", "families"), [(20, 1), (40, 1_250)], ids=["one", "many"])
+def test_families_larger_than_a_bucket_take_the_memory_that_was_said(
+    tmp_path: Path, splits: int, families: int
+) -> None:
+    found = searched_for_families(tmp_path, 50_000, splits, families, memory=512 * MIB)
+    print(json.dumps(found))
+    assert min(found["tasks"]) > 1
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+def test_a_million_documents_of_few_families_take_the_memory_that_was_said(
+    tmp_path: Path, write_result: Callable[[str, dict[str, Any]], None]
+) -> None:
+    found = []
+    for splits, families in ((20, 1), (20, 1_000), (40, 25_000)):
+        folder = tmp_path / str(families)
+        found.append(searched_for_families(folder, 1_000_000, splits, families, 1024 * MIB))
+        shutil.rmtree(folder)
+    write_result("families.json", {"machine": platform.machine(), "searches": found})
 
 
 @pytest.mark.soak
@@ -103,7 +153,7 @@ def test_ten_times_the_documents_take_at_most_eleven_times_the_time(
     found = []
     for documents, splits in ((1_000_000, 20), (10_000_000, 200)):
         folder = tmp_path / str(documents)
-        found.append(searched(folder, documents, splits, memory=1024 * MIB))
+        found.append(searched_for_planted(folder, documents, splits, memory=1024 * MIB))
         shutil.rmtree(folder)
     growth = found[1]["cpu_seconds"] / found[0]["cpu_seconds"]
     result = {"machine": platform.machine(), "growth": round(growth, 2), "searches": found}

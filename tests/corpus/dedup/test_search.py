@@ -3,6 +3,7 @@ import random
 import runpy
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -91,11 +92,16 @@ def same(found, expected) -> bool:
     return repr(sorted(found.items())) == repr(sorted(expected.items()))  # NaN is itself there
 
 
-@given(files, st.booleans(), st.booleans())
-@tries(max_examples=20, deadline=None)
-def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_url):
+@given(files, st.booleans(), st.booleans(), st.sampled_from([1, 3, 2**17]))
+@tries(max_examples=30, deadline=None)
+def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_url, held):
     documents = named(files)
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch("trainrig.corpus.dedup.buckets.BATCH", held),
+        mock.patch("trainrig.corpus.dedup.guests.MOST_HELD", held),
+        mock.patch("trainrig.corpus.dedup.evidence._ROW_GROUP", held),
+    ):
         searched = search(Path(folder), documents, apart=apart, urls=by_url)
         assert same(searched.fates(), one_after_the_other(documents, by_url))
 
@@ -200,6 +206,27 @@ def test_every_pair_from_the_floor_up_is_evidence(tmp_path):
     assert found.found.verified == sum(likeness >= 0.9 for likeness in expected.values())
     assert found.found.clusters == 1
     assert set(found.fates()) == {f"{2:032x}"}  # the pairs below the threshold decide nothing
+
+
+def evidence_of(found: Any) -> list[Any]:
+    return [pq.read_table(shelf.pairs).to_pylist() for shelf in found.search.shelves]
+
+
+@pytest.mark.parametrize("held", [1, 7])
+def test_how_many_pairs_are_held_at_a_time_changes_no_evidence(tmp_path, held):
+    texts = [changed(prose(n % 4), n % 30, n % 7) for n in range(80)]
+    pages = [page(n, text) for n, text in enumerate(texts, 1)]
+    files = [pages[:20], pages[20:45], pages[45:]]
+    expected = evidence_of(find(tmp_path / "whole", files))
+    with (
+        mock.patch("trainrig.corpus.dedup.buckets.BATCH", held),
+        mock.patch("trainrig.corpus.dedup.guests.MOST_HELD", held),
+        mock.patch("trainrig.corpus.dedup.evidence._ROW_GROUP", held),
+        mock.patch("trainrig.corpus.dedup.comparing._SLICE", held),
+        mock.patch("trainrig.corpus.dedup.runs.PIECE", held),
+    ):
+        assert evidence_of(find(tmp_path / "apart", files, apart=True)) == expected
+    assert sum(map(len, expected)) > 400
 
 
 def test_an_excerpt_falls_by_containment_alone(tmp_path):

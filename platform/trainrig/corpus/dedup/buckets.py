@@ -18,7 +18,8 @@ from trainrig.corpus.dedup.runs import Rows
 from trainrig.corpus.dedup.shingles import mixed
 
 MOST_MET = 32  # documents that one is compared with: all before it in families of up to 33
-BATCH = 2**19  # pairs that are held until the best of them are chosen: 12 MB
+FEW_MET = 8  # of those in one bucket, once more are before it
+BATCH = 2**17  # pairs that are held until the best of them are chosen: 3 MB
 
 ENTRY = np.dtype([("key", "u8"), ("rank", "u8"), ("tie", "u8"), ("ref", "u8")])
 # `a` meets `b`; of all that it meets, those of the lowest `turn` are compared with it.
@@ -76,14 +77,14 @@ def _write_entries(
 
 
 def candidates(
-    rows: Rows, earlier: int | None = None, most: int = MOST_MET, batch: int = BATCH
+    rows: Rows, earlier: int | None = None, most: int = MOST_MET, batch: int | None = None
 ) -> Iterator[Rows]:
     """Pairs of documents that share a key, a batch at a time, by `a`; in a batch each once.
 
-    In a bucket each document meets `most` before it in the keep order: first the very first, then
-    the one just before it, then the others in their order. That is all of a small bucket, and
-    linearly many of a large one, whose other pairs are lost: but a document alike to many is nearly
-    always alike to one of the first.
+    In a bucket each document meets those before it in the keep order: first the very first, then
+    the one just before it, then the others in their order. Where more than `most` are before it, it
+    meets the first `FEW_MET` of them in that order, and no others: but a document alike to many is
+    nearly always alike to one of the first.
 
     Documents whose ref is at least `earlier` are decided already: no two of them meet, and with
     one that comes later in the keep order the pair belongs to the other.
@@ -95,9 +96,9 @@ def candidates(
     del shared, bucket
     table = rows.view(np.uint64).reshape(-1, _ENTRY_FIELDS)
     _into_keep_order(table, ends)
-    few = np.minimum(sizes, most)
-    possible = int((few * (few - 1) // 2 + (sizes - few) * most).sum())
-    pairs = np.empty((max(most, min(possible, batch)), _CANDIDATE_FIELDS), np.uint64)
+    first = np.minimum(sizes, most + 1)
+    possible = int((first * (first - 1) // 2 + (sizes - first) * min(FEW_MET, most)).sum())
+    pairs = np.empty((max(most, min(possible, batch or BATCH)), _CANDIDATE_FIELDS), np.uint64)
     # Rows of no pair: no document meets itself.
     seen = np.zeros((1 << max(0, len(pairs) - 1).bit_length(), _CANDIDATE_FIELDS), np.uint64)
     decided = np.uint64(2**64 - 1 if earlier is None else earlier)
@@ -151,7 +152,7 @@ def _meet(
     number = 0
     while bucket < len(ends):
         while later < ends[bucket]:
-            met = min(later - begin, most)
+            met = later - begin if later - begin <= most else min(FEW_MET, most)
             if number + met > len(pairs):
                 place[0], place[1], place[2] = bucket, begin, later
                 return number
@@ -191,9 +192,9 @@ def nearest(pairs: Rows, most: int = MOST_MET) -> Rows:
 
     What it gives of several batches together is what it gives of what it gave of each.
     """
-    pairs = np.take(pairs, np.argsort(pairs["a"]))
-    kept = _nearest(pairs.view(np.uint64).reshape(-1, _CANDIDATE_FIELDS), most)
-    return pairs[:kept].copy() if kept < len(pairs) // 2 else pairs[:kept]
+    # Batches are in this order, and merged: a stable sort sees that.
+    pairs = np.take(pairs, np.argsort(pairs["a"], kind="stable"))
+    return pairs[: _nearest(pairs.view(np.uint64).reshape(-1, _CANDIDATE_FIELDS), most)]
 
 
 @compiled
@@ -237,11 +238,16 @@ def _by_turn(pairs: NDArray[np.uint64]) -> None:
 
 
 def nearest_of_all(batches: Iterable[Rows], most: int = MOST_MET) -> Rows:
-    """What `nearest` gives of all batches; about twice that is held at a time."""
-    kept, held, waiting = np.empty(0, CANDIDATE), [], 0
+    """What `nearest` gives of all batches; three times that is held at most."""
+    rows, filled = np.empty(0, CANDIDATE), 0
     for batch in batches:
-        held.append(batch)
-        waiting += len(batch)
-        if waiting > max(BATCH, len(kept) // 2):
-            kept, held, waiting = nearest(np.concatenate([kept, *held]), most), [], 0
-    return nearest(np.concatenate([kept, *held]), most) if held else kept
+        if filled + len(batch) > len(rows):
+            chosen = nearest(rows[:filled], most)
+            filled = len(chosen)
+            del rows
+            rows = np.empty(filled + len(batch) + max(BATCH, filled // 2), CANDIDATE)
+            rows[:filled] = chosen
+            del chosen
+        rows[filled : filled + len(batch)] = batch
+        filled += len(batch)
+    return nearest(rows[:filled], most)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.dedup.documents import Documents
 from trainrig.corpus.dedup.evidence import PAIR
 from trainrig.corpus.dedup.fates import find
-from trainrig.corpus.dedup.names import NAME, Shelf, one_each, places_of, shelves_of
+from trainrig.corpus.dedup.names import NAME, Shelf, fields_of, one_each, places_of, shelves_of
 from trainrig.corpus.dedup.runs import Rows
 from trainrig.corpus.dedup.signature_file import load_columns
 from trainrig.corpus.dedup.verify import (
@@ -107,38 +107,48 @@ def carried(guests: Rows, stretches: int, shelves: Sequence[Shelf], load: Load) 
     return Carried(gathered(refs, shelves, load), nth, first_names)
 
 
+@dataclass(frozen=True)
+class Met:
+    """Pairs that met, by the second document."""
+
+    firsts: NDArray[np.uint64]
+    seconds: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, pairs: Rows) -> "Met":
+        """Those of CANDIDATE, each once."""
+        by_b = np.argsort(pairs["b"])
+        return cls(np.take(pairs["a"], by_b), np.take(pairs["b"], by_b))
+
+
 def alike(
-    pairs: Rows, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
+    met: Met, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
 ) -> tuple[Rows, Rows]:
     """The pairs that are alike from `floor` up, in order, and the names of all their documents.
 
     Args:
-        pairs: CANDIDATE, each once.
         own: the sets of all their first documents; others among them do no harm.
         others: those of their second ones; what is there twice is compared once.
 
     Returns: PAIR; NAME, in the order of refs.
     """
-    by_b = np.argsort(pairs["b"])
-    firsts, seconds = (np.take(pairs[end], by_b) for end in "ab")
-    del pairs, by_b
     own_refs = np.ascontiguousarray(own.names["ref"])
     own_starts, own_ends = own.starts, own.ends
-    open_still = np.ones(len(seconds), bool)
-    found, names = [np.empty(0, PAIR)], [_names(own.names)]
+    compared = np.zeros(len(met.seconds), bool)
+    found, names = [np.empty(0, PAIR)], [fields_of(own.names, NAME)]
     for other in others:
         if not len(other.names):
             continue
         refs = np.ascontiguousarray(other.names["ref"])
         other_starts, other_ends = other.starts, other.ends
-        met = np.zeros(len(refs), bool)
-        first, end = np.searchsorted(seconds, refs[[0, -1]] + np.array([0, 1], np.uint64))
+        of_use = np.zeros(len(refs), bool)
+        first, end = np.searchsorted(met.seconds, refs[[0, -1]] + np.array([0, 1], np.uint64))
         for begin in range(first, end, _SLICE):
             some = slice(begin, min(begin + _SLICE, end))
-            b, there = find(refs, seconds[some])
-            there &= open_still[some]
-            open_still[some] &= ~there
-            one, b = firsts[some][there], b[there]
+            b, there = find(refs, met.seconds[some])
+            there &= ~compared[some]
+            compared[some] |= there
+            one, b = met.firsts[some][there], b[there]
             a, _ = find(own_refs, one)
             sizes = own_ends[a] - own_starts[a], other_ends[b] - other_starts[b]
             common = common_shingles(
@@ -156,20 +166,13 @@ def alike(
             rows["a"], rows["b"] = one[enough], refs[b[enough]]
             rows["similarity"] = likeness[enough]
             found.append(rows)
-            met[b[enough]] = True
+            of_use[b[enough]] = True
         if other is not own:
-            names.append(_names(other.names[met]))
+            names.append(fields_of(other.names[of_use], NAME))
     rows = np.concatenate(found)
     found.clear()
     rows = np.take(rows, np.lexsort((rows["b"], rows["a"])))
     return rows, one_each(np.concatenate(names))
-
-
-def _names(sets: Rows) -> Rows:
-    names = np.empty(len(sets), NAME)
-    for name in NAME.names or ():
-        names[name] = sets[name]
-    return names
 
 
 def _by_shelf(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:

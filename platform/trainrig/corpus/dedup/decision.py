@@ -75,23 +75,23 @@ class Decided:
 
 
 def decide(
-    edges: Rows,
     names: Rows,
-    own: tuple[int, int],
+    edges: Rows,
+    own: NDArray[np.uint64],
     told: Rows | None,
     echoes: Callable[[], Iterable[Rows]],
 ) -> Decided:
     """One stretch's round.
 
     Args:
+        names: NAME of all in its edges, and of its own that are guests elsewhere; by ref.
         edges: EDGE of which it has `later`.
-        names: NAME of all in them, and of its own that are guests elsewhere; in the order of refs.
-        own: the first ref of the stretch, and the one after its last.
+        own: [2] the first ref of the stretch, and the one after its last.
         told: WORD about all its guests; None before anybody spoke.
         echoes: ECHO of all its own that are guests elsewhere, in pieces; read twice.
     """
     refs, ids = np.ascontiguousarray(names["ref"]), np.stack([names["id0"], names["id1"]], axis=1)
-    here = slice(*np.searchsorted(refs, np.array(own, np.uint64)).tolist())
+    here = slice(*np.searchsorted(refs, own).tolist())
     order = np.lexsort([names[name] for name in ("ref", "id1", "id0", "rank")])  # keep order
     del names
     edges = np.take(edges, np.lexsort((edges["earlier"], edges["later"])))

@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
         ("b_rank", pa.uint64()),
     ]
 )
-_ROW_GROUP = 100_000  # rows: 10 MB
+_ROW_GROUP = 30_000  # rows: 3 MB, and as they are read and made 20
 
 PAIR = np.dtype([("a", "u8"), ("b", "u8"), ("similarity", "f8")])  # refs
 

@@ -57,6 +57,14 @@ def one_each(names: NDArray[np.void]) -> NDArray[np.void]:
     return np.compress(fresh, names)
 
 
+def fields_of(rows: NDArray[np.void], kind: "np.dtype[np.void]") -> NDArray[np.void]:
+    """Rows of `kind`, whose fields `rows` have among others."""
+    found = np.empty(len(rows), kind)
+    for name in kind.names or ():
+        found[name] = rows[name]
+    return found
+
+
 def id_words(ids: Sequence[str]) -> NDArray[np.uint64]:
     """[documents, 2] ids of 32 hex digits as two numbers that sort as they do."""
     return text_words("".join(ids))

@@ -29,7 +29,7 @@ from trainrig.corpus.dedup.documents import (
     Documents,
     Fates,
 )
-from trainrig.corpus.dedup.guests import GUEST, guests_of, lots
+from trainrig.corpus.dedup.guests import GUEST, Once, guests_of, told_names
 from trainrig.corpus.dedup.keep import KeepRule
 from trainrig.corpus.dedup.minhash import MinHash
 from trainrig.corpus.dedup.names import (
@@ -38,6 +38,7 @@ from trainrig.corpus.dedup.names import (
     Shelf,
     bins_of_keys,
     digest_words,
+    fields_of,
     one_each,
     parts_of_keys,
     places_of,
@@ -144,10 +145,9 @@ class Search:
                 chosen.append(np.compress((first <= bins) & (bins < end), rows))
             yield np.concatenate(chosen)
 
-    def refs(self, stretch: int) -> tuple[int, int]:
-        """The first ref of a stretch, and the one after its last."""
-        first, end = refs(np.array(self.plan.stretches[stretch]), np.zeros(2, np.int64)).tolist()
-        return first, end
+    def refs(self, stretch: int) -> NDArray[np.uint64]:
+        """[2] the first ref of a stretch, and the one after its last."""
+        return refs(np.array(self.plan.stretches[stretch]), np.zeros(2, np.int64))
 
     def own(self, stretch: int) -> Iterator[tuple[int, Shelf]]:
         """The shelves of a stretch, with their numbers."""
@@ -239,11 +239,12 @@ def meet(search: Search) -> Work:
 
     def pair(task: Task) -> Done:
         with search.writing("candidates", task) as run, search.writing("wanted", task) as wanted:
+            guests = Once(lambda rows: wanted.add(rows, stretch_of[shelves_of(rows["ref"])]))
             for entries in search.entries(task["number"]):
                 for found in buckets.candidates(entries, earlier):
                     run.add(found, stretch_of[shelves_of(found["a"])])
-                    guests = guests_of(found["a"], found["b"], stretch_of)
-                    wanted.add(guests, stretch_of[shelves_of(guests["ref"])])
+                    guests.add(guests_of(found["a"], found["b"], stretch_of))
+            guests.close()
         return {}, {}
 
     return pair
@@ -258,46 +259,46 @@ def carry(search: Search) -> Work:
             search.writing("carried-names", task) as names,
             search.writing("carried-shingles", task) as shingles,
         ):
-            for guests in lots(wanted.pieces()):
-                sets = comparing.carried(guests, len(search.stretches), search.shelves, search.load)
+
+            def hand_on(rows: Rows) -> None:
+                sets = comparing.carried(rows, len(search.stretches), search.shelves, search.load)
                 names.add_grouped([sets.names], sets.first_names)
                 shingles.add_grouped(sets.shingles(), sets.first_shingles)
+
+            guests = Once(hand_on)
+            for piece in wanted.pieces():
+                guests.add(piece)
+            guests.close()
         return {}, {}
 
     return write
 
 
 def _carried(search: Search, stretch: int) -> Iterator[comparing.Sets]:
-    """What was carried to a stretch, from one after the other."""
-    names = search.runs("carried-names", search.stretches)
-    shingles = search.runs("carried-shingles", search.stretches)
-    for name, shingle in zip(names, shingles, strict=True):
-        yield comparing.Sets(
-            read_part([name], stretch, comparing.SET),
-            read_part([shingle], stretch, comparing.SHINGLE),
-        )
+    """What was carried to a stretch, from one after the other, lot by lot."""
+    names = search.part("carried-names", search.stretches, stretch, comparing.SET).chunks()
+    shingles = search.part("carried-shingles", search.stretches, stretch, comparing.SHINGLE)
+    for name, shingle in zip(names, shingles.chunks(), strict=True):
+        yield comparing.Sets(name, shingle)
 
 
 def verify(search: Search) -> Work:
     """The pairs of each split that are alike, as evidence."""
-    stretch_of = search.plan.stretch_of(len(search.shelves))
 
     def compare(task: Task) -> Done:
-        met = search.part("candidates", search.parts, task["number"], buckets.CANDIDATE)
-        pairs = buckets.nearest_of_all(met.pieces())
-        here = stretch_of[shelves_of(pairs["b"])] == task["number"]
-        own = comparing.gathered(
-            np.union1d(pairs["a"], pairs["b"][here]), search.shelves, search.load
-        )
+        there = search.part("candidates", search.parts, task["number"], buckets.CANDIDATE)
+        met = comparing.Met.of(buckets.nearest_of_all(there.pieces()))
+        here = slice(*np.searchsorted(met.seconds, search.refs(task["number"])))
+        refs_here = np.union1d(met.firsts, met.seconds[here])
+        own = comparing.gathered(refs_here, search.shelves, search.load)
         others = itertools.chain([own], _carried(search, task["number"]))
-        measure, compared = search.verification.measure, len(pairs)
-        found, names = comparing.alike(pairs, own, others, measure, search.floor)
+        found, names = comparing.alike(met, own, others, search.verification.measure, search.floor)
         shelves = shelves_of(found["a"])
         for number, shelf in search.own(task["number"]):
             if not shelf.earlier:
                 of_shelf = slice(*np.searchsorted(shelves, [number, number + 1]))
                 evidence.write_pairs(shelf.pairs, found[of_shelf], names)
-        return {"candidates": compared, "evidence": len(found)}, {}
+        return {"candidates": len(met.seconds), "evidence": len(found)}, {}
 
     return compare
 
@@ -309,42 +310,39 @@ def edges(search: Search) -> Work:
     def read(task: Task) -> Done:
         alike, threshold = 0, search.minhash.threshold
         with (
-            search.writing("edges", task) as edges_run,
-            search.writing("names", task) as names,
-            search.writing("guests", task) as guests,
+            search.writing("edges", task) as run,
+            search.writing("names", task) as names_run,
+            search.writing("guests", task) as guests_run,
         ):
-            into = edges_run, names, guests
+
+            def hand_on(rows: Rows) -> None:
+                readers, homes = (
+                    rows["reader"].astype(np.int64),
+                    stretch_of[shelves_of(rows["ref"])],
+                )
+                names_run.add(fields_of(rows, NAME), readers)
+                away = readers != homes
+                guests_run.add(fields_of(rows[away], GUEST), homes[away])
+
+            names = Once(hand_on)
             for number, shelf in search.own(task["number"]):
-                if not shelf.earlier:
-                    for found in evidence.read_pairs(shelf.pairs, number, threshold):
-                        alike += len(found[0])
-                        _write_edges(stretch_of, into, *decision.edges_of(*found))
+                if shelf.earlier:
+                    continue
+                for found in evidence.read_pairs(shelf.pairs, number, threshold):
+                    alike += len(found[0])
+                    pairs, later, earlier = decision.edges_of(*found)
+                    readers = stretch_of[shelves_of(later["ref"])]
+                    run.add(pairs, readers)
+                    for rows, stretches in (
+                        (later, readers),
+                        (earlier, readers),
+                        (earlier, stretch_of[shelves_of(earlier["ref"])]),
+                    ):
+                        names.add(told_names(rows, stretches))
+            names.close()
         return {"alike": alike}, {}
 
     return read
-
-
-def _write_edges(
-    stretch_of: NDArray[np.int64],
-    into: tuple[Run, Run, Run],
-    pairs: Rows,
-    later: Rows,
-    earlier: Rows,
-) -> None:
-    """To the stretches of later documents; with the names of all, also to those of the earlier."""
-    edges_run, names_run, guests_run = into
-    readers, homes = (stretch_of[shelves_of(each["ref"])] for each in (later, earlier))
-    edges_run.add(pairs, readers)
-    away = readers != homes
-    names = np.concatenate([later, earlier, earlier[away]])
-    stretches = np.concatenate([readers, readers, homes[away]])
-    order = np.lexsort((names["ref"], stretches))
-    names, stretches = names[order], stretches[order]
-    fresh = np.ones(len(names), bool)
-    fresh[1:] = (names["ref"][1:] != names["ref"][:-1]) | (stretches[1:] != stretches[:-1])
-    names_run.add(names[fresh], stretches[fresh])
-    guests = guests_of(later["ref"], earlier["ref"], stretch_of)
-    guests_run.add(guests, stretch_of[shelves_of(guests["ref"])])
 
 
 def decide(search: Search, turn: int) -> Work:
@@ -358,8 +356,8 @@ def decide(search: Search, turn: int) -> Work:
             told = search.part(f"words-{before}", search.stretches, stretch, decision.WORD).read()
             echoes = search.part(f"echoes-{before}", search.stretches, stretch, decision.ECHO)
         decided = decision.decide(
-            search.part("edges", search.stretches, stretch, decision.EDGE).read(),
             one_each(search.part("names", search.stretches, stretch, NAME).read()),
+            search.part("edges", search.stretches, stretch, decision.EDGE).read(),
             search.refs(stretch),
             told,
             echoes.pieces,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainrig.corpus.dedup.buckets import ENTRY
+from trainrig.corpus.dedup.buckets import ENTRY, MOST_MET
 from trainrig.corpus.dedup.names import Shelf
 
 MIB = 2**20
@@ -18,6 +18,9 @@ MIB = 2**20
 # and what orders them.
 _BYTES_OF_ENTRY = 3 * ENTRY.itemsize + 4 * 8
 _UNEVEN = 16  # ranges of keys hold as many entries but for so much
+# A pair, its evidence or its edge, and the guest that it may be with: as they are read, and in
+# order.
+_BYTES_OF_PAIR = 200
 _BYTES_OF_DOCUMENT = 400  # its columns, and its rows among equals: 48 bytes, held as entries are
 _BYTES_OF_SHINGLE = 3 * 4  # mapped, copied together, and those of the other shelf as it is mapped
 PROCESS = 300 * MIB  # a worker that has done nothing yet: Python, numpy, pyarrow, numba's compiler
@@ -64,5 +67,5 @@ def cut(taken: Sequence[int], budget: int) -> list[tuple[int, int]]:
 
 
 def _bytes_of(shelf: Shelf, bands: int) -> int:
-    own = bands * _BYTES_OF_ENTRY + _BYTES_OF_DOCUMENT
+    own = max(bands * _BYTES_OF_ENTRY, MOST_MET * _BYTES_OF_PAIR) + _BYTES_OF_DOCUMENT
     return shelf.count * own + shelf.shingles * _BYTES_OF_SHINGLE

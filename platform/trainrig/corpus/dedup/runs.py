@@ -87,7 +87,7 @@ class Part:
     """One part of many runs, not read yet."""
 
     kind: np.dtype[Any]
-    _spans: tuple[tuple[str, int, int], ...]  # path, first row, the one after the last
+    _spans: tuple[tuple[str, int, int], ...]  # of chunks: path, first row, the one after the last
 
     @classmethod
     def of(cls, paths: Iterable[str], part: int, kind: np.dtype[Any]) -> "Part":
@@ -101,14 +101,22 @@ class Part:
 
     def read(self) -> NDArray[Any]:
         """Its rows, run after run. Raises DataError for a torn file."""
-        found = [_read(*span, self.kind) for span in self._spans]
-        return np.concatenate([np.empty(0, self.kind), *found]) if len(found) != 1 else found[0]
+        rows, filled = np.empty(self.count, self.kind), 0
+        for piece in self.pieces():
+            rows[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return rows
 
-    def pieces(self, most: int = PIECE) -> Iterator[NDArray[Any]]:
+    def chunks(self) -> Iterator[NDArray[Any]]:
+        """What each chunk of each run has of it, be it nothing."""
+        for span in self._spans:
+            yield _read(*span, self.kind)
+
+    def pieces(self, most: int | None = None) -> Iterator[NDArray[Any]]:
         """The same, at most so many rows at a time."""
         for path, begin, end in self._spans:
-            for first in range(begin, end, most):
-                yield _read(path, first, min(first + most, end), self.kind)
+            for first in range(begin, end, most or PIECE):
+                yield _read(path, first, min(first + (most or PIECE), end), self.kind)
 
 
 def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[Any]:
@@ -117,7 +125,7 @@ def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[A
 
 
 def _spans(path: str, part: int) -> list[tuple[int, int]]:
-    """Which rows of a run its chunks have of a part; none of chunks that have none."""
+    """Which rows of a run its chunks have of a part."""
     head = storage.read_range(path, 0, _HEAD)
     if len(head) < _HEAD:
         raise _torn(path)
@@ -131,18 +139,13 @@ def _spans(path: str, part: int) -> list[tuple[int, int]]:
     if not table or len(data) != _NUMBER * entries:
         raise _torn(path)
     starts = np.frombuffer(data, np.int64)
-    return [
-        (begin, end)
-        for begin, end in zip(
-            starts[:: parts + 1].tolist(), starts[1 :: parts + 1].tolist(), strict=True
-        )
-        if begin < end
-    ]
+    ends = starts[1 :: parts + 1]
+    return list(zip(starts[:: parts + 1].tolist(), ends.tolist(), strict=True))
 
 
 def _read(path: str, first: int, end: int, kind: np.dtype[Any]) -> NDArray[Any]:
     begin, end = (_HEAD + row * kind.itemsize for row in (first, end))
-    data = storage.read_range(path, begin, end)
+    data = storage.read_range(path, begin, end) if begin < end else b""
     if len(data) != end - begin:
         raise _torn(path)
     return np.frombuffer(data, kind)
