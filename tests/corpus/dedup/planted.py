@@ -107,12 +107,17 @@ def _draw(
 
 
 def plant_families(
-    folder: Path, documents: int, minhash: MinHash, splits: int, families: int
+    folder: Path,
+    documents: int,
+    minhash: MinHash,
+    splits: int,
+    families: int,
+    copies: bool = False,
 ) -> list[Shelf]:
     """Files of `documents` in `splits`, all of which are of one of as many families.
 
     Of a family any two share 22 shingles of 24 (similarity .85, so about a third of their band
-    keys), and who is of an earlier split comes first.
+    keys), and who is of an earlier split comes first. Or they are `copies` of each other.
     """
     for part in ("documents", "signatures", "pairs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -127,6 +132,9 @@ def plant_families(
         sets.sort(axis=1)
         same = dice.random((count, minhash.bands)) < (23 / 25) ** minhash.rows
         keys = np.where(same, of_all[1][family], keys)
+        if copies:
+            sets, keys, digests = (each[family] for each in of_all)
+            sets.sort(axis=1)
         ids = dice.integers(0, 2**64, (count, 2), dtype=np.uint64)
         ranks = np.full(count, number, np.uint64)
         shelves.append(_save(folder, number, ids, ranks, sets, keys, digests, digests))

@@ -110,17 +110,17 @@ def test_a_million_documents_take_the_memory_that_was_said(tmp_path: Path) -> No
 
 
 def searched_for_families(
-    folder: Path, documents: int, splits: int, families: int, memory: int
+    folder: Path, documents: int, splits: int, families: int, memory: int, copies: bool = False
 ) -> dict[str, Any]:
     """The same among documents that are all of a few families, one of whom each stays."""
-    shelves = _planted["plant_families"](folder, documents, SETTINGS, splits, families)
+    shelves = _planted["plant_families"](folder, documents, SETTINGS, splits, families, copies)
     found, _ = searched(folder, shelves, memory)
     assert found["peak_bytes"] < found["estimated_bytes"]
     assert found["candidates"] <= MOST_MET * documents
     # Who shares no band key with the first of its family, .69 ** 18 of all, may stay.
     stay = documents - found["fell"]
     assert families <= stay < families + 0.005 * documents
-    return {"families": families, **found}
+    return {"families": families, "copies": copies, **found}
 
 
 @pytest.mark.parametrize(("splits", "families"), [(20, 1), (40, 1_250)], ids=["one", "many"])
@@ -138,9 +138,14 @@ def test_a_million_documents_of_few_families_take_the_memory_that_was_said(
     tmp_path: Path, write_result: Callable[[str, dict[str, Any]], None]
 ) -> None:
     found = []
-    for splits, families in ((20, 1), (20, 1_000), (40, 25_000)):
-        folder = tmp_path / str(families)
-        found.append(searched_for_families(folder, 1_000_000, splits, families, 1024 * MIB))
+    for splits, families, copies in (
+        (20, 1, True),
+        (20, 1, False),
+        (20, 1_000, False),
+        (40, 25_000, False),
+    ):
+        folder = tmp_path / "searched"
+        found.append(searched_for_families(folder, 1_000_000, splits, families, 1024 * MIB, copies))
         shutil.rmtree(folder)
     write_result("families.json", {"machine": platform.machine(), "searches": found})
 

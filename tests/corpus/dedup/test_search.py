@@ -14,6 +14,7 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.documents import BY_LIKENESS, BY_TEXT, BY_URL
+from trainrig.corpus.dedup.equals import DIGEST
 from trainrig.corpus.dedup.exact import text_digest
 from trainrig.corpus.dedup.keep import ContentHash, Longest
 from trainrig.corpus.dedup.minhash import MinHash
@@ -163,6 +164,15 @@ ONE_WORD = [[page(n, word) for n, word in enumerate(["a", "b", "a", "c"], 1)]]
 def test_odd_crawls_are_decided_like_any(tmp_path, files, kept, apart):
     found = find(tmp_path, files, apart=apart)
     assert sum(map(len, files)) - len(found.fates()) == kept
+
+
+def test_a_text_that_is_everywhere_has_a_row_for_each_stretch(tmp_path):
+    pages = [page(n, prose(1)) for n in range(1, 61)]
+    found = find(tmp_path, [pages[:20], pages[20:50], pages[50:]], apart=True, urls=True)
+    assert len(found.fates()) == 59
+    for kind, rows in (("text", 3), ("url", 60)):
+        parts = [found.search.part(f"{kind}-keys", range(3), n, DIGEST).count for n in range(3)]
+        assert sum(parts) == rows
 
 
 def test_many_that_are_nearly_one_keep_one_whatever_the_bucket(tmp_path):

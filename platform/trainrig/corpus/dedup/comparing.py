@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.documents import Documents
 from trainrig.corpus.dedup.evidence import PAIR
-from trainrig.corpus.dedup.fates import find
-from trainrig.corpus.dedup.names import NAME, Shelf, fields_of, one_each, places_of, shelves_of
+from trainrig.corpus.dedup.names import (
+    NAME,
+    Shelf,
+    fields_of,
+    find,
+    one_each,
+    places_of,
+    shelves_of,
+)
 from trainrig.corpus.dedup.runs import Rows
 from trainrig.corpus.dedup.signature_file import load_columns
 from trainrig.corpus.dedup.verify import (

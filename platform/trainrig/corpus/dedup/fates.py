@@ -5,10 +5,10 @@ the first of their kind, which may have fallen itself: so its stretch tells them
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.decision import FALLS, Decided
 from trainrig.corpus.dedup.documents import BY_LIKENESS, BY_TEXT, BY_URL, KEPT
+from trainrig.corpus.dedup.names import find
 from trainrig.corpus.dedup.runs import Rows
 
 FATE = np.dtype(
@@ -66,11 +66,25 @@ def of_repeats(repeats: Rows, known: Rows, kind: int) -> Rows:
     return rows
 
 
+def of_own_repeats(repeats: Rows, told: Rows, known: Rows, kind: int) -> Rows:
+    """What becomes of repeats of a first of their own stretch.
+
+    The same as of that one, where it was `told` (in the order of refs) of what it repeats itself;
+    else what `of_repeats` makes of them.
+    """
+    at, there = find(told["ref"], repeats["first"])
+    there[there] = told["kind"][at[there]] != KEPT
+    rows = np.take(told, at[there])
+    rows["ref"] = repeats["ref"][there]
+    return np.concatenate([rows, of_repeats(repeats[~there], known, kind)])
+
+
 def of_firsts(repeats: Rows, known: Rows) -> Rows:
-    """Rows for the firsts of equal texts that `known` does not tell of: each its own cluster."""
+    """Rows for the firsts of equal texts that `known` does not tell of: each its own cluster.
+
+    `repeats` has one of each first.
+    """
     alone = repeats[~find(known["ref"], repeats["first"])[1]]
-    _, first = np.unique(alone["first"], return_index=True)
-    alone = alone[first]
     rows = np.zeros(len(alone), FATE)
     rows["ref"], rows["similarity"] = alone["first"], np.nan
     for name, own in zip(_CLUSTER, _REPEATED, strict=True):
@@ -82,13 +96,3 @@ def in_order(*tables: Rows) -> Rows:
     """The rows of all, in the order of refs."""
     rows = np.concatenate(tables)
     return np.take(rows, np.argsort(rows["ref"], kind="stable"))
-
-
-def find(
-    among: NDArray[np.uint64], wanted: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where each wanted ref is in a sorted array, and whether it is there."""
-    if not len(among):
-        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
-    at = np.minimum(np.searchsorted(among, wanted), len(among) - 1)
-    return at, np.asarray(among[at] == wanted)

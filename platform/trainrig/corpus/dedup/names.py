@@ -65,6 +65,16 @@ def fields_of(rows: NDArray[np.void], kind: "np.dtype[np.void]") -> NDArray[np.v
     return found
 
 
+def find(
+    among: NDArray[np.uint64], wanted: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where each wanted ref is in a sorted array, and whether it is there."""
+    if not len(among):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    at = np.minimum(np.searchsorted(among, wanted), len(among) - 1)
+    return at, np.asarray(among[at] == wanted)
+
+
 def id_words(ids: Sequence[str]) -> NDArray[np.uint64]:
     """[documents, 2] ids of 32 hex digits as two numbers that sort as they do."""
     return text_words("".join(ids))

@@ -124,10 +124,16 @@ class Search:
         path = self.place(name, f"{task['number']:05d}.run")
         write_run(path, rows, parts_of_keys(rows["key"], len(self.parts)), len(self.parts))
 
-    def repeats(self, kind: Kind, side: Literal["ref", "first"], stretch: int) -> Rows:
-        """The repeats of which that side lies in a stretch."""
-        paths = self.runs(f"{kind}-repeats-by-{side}", self.parts)
-        return read_part(paths, stretch, equals.REPEAT)
+    def own_repeats(self, kind: Kind, stretch: int) -> Rows:
+        """The repeats of a first in the same stretch, which may itself repeat one elsewhere."""
+        return read_part(self.runs(f"{kind}-own-repeats", self.stretches), stretch, equals.REPEAT)
+
+    def repeats(self, kind: Kind, stretch: int) -> Rows:
+        """All repeats that lie in a stretch."""
+        paths = self.runs(f"{kind}-repeats-by-ref", self.parts)
+        elsewhere = read_part(paths, stretch, equals.REPEAT)
+        own = equals.carried_on(self.own_repeats(kind, stretch), elsewhere)
+        return np.concatenate([elsewhere, own])
 
     def entries(self, part: int) -> Iterator[Rows]:
         """The entries of a range of keys, together as many as a task may hold; no key is torn."""
@@ -163,13 +169,17 @@ def _not_among(gone: NDArray[np.uint64], number: int, shelf: Shelf) -> NDArray[n
 
 
 def equal_keys(search: Search, kind: Kind) -> Work:
-    """A row for each document that may repeat another's text, or URL."""
+    """A row for each document that may repeat another's text, or URL, of another stretch.
+
+    Those that repeat one of their own are left out: a text that is everywhere has a row for each
+    stretch, not for each copy.
+    """
 
     def write(task: Task) -> Done:
         tables = [np.empty(0, equals.DIGEST)]
         gone = np.empty(0, np.uint64)
         if kind == "text" and search.urls:
-            gone = search.repeats("url", "ref", task["number"])["ref"]
+            gone = search.repeats("url", task["number"])["ref"]
         for number, shelf in search.own(task["number"]):
             documents = search.load(shelf)
             names = refs(number, np.arange(shelf.count))
@@ -182,7 +192,10 @@ def equal_keys(search: Search, kind: Kind) -> Work:
             words = digest_words(documents.urls if kind == "url" else documents.digests)
             rows = equals.digest_rows(words, documents.ranks, documents.ids, names)
             tables.append(rows[wanted])
-        search.write_by_key(f"{kind}-keys", task, np.concatenate(tables))
+        rows = np.concatenate(tables)
+        again = equals.repeats(rows)
+        search.write(f"{kind}-own-repeats", task, again, again["ref"])
+        search.write_by_key(f"{kind}-keys", task, rows[~np.isin(rows["ref"], again["ref"])])
         return {}, {}
 
     return write
@@ -205,9 +218,9 @@ def bands(search: Search) -> Work:
     """The band keys of the documents that repeat none; of earlier crawls, of those kept."""
 
     def write(task: Task) -> Done:
-        gone = search.repeats("text", "ref", task["number"])["ref"]
+        gone = search.repeats("text", task["number"])["ref"]
         if search.urls:
-            by_url = search.repeats("url", "ref", task["number"])["ref"]
+            by_url = search.repeats("url", task["number"])["ref"]
             gone = np.concatenate([gone, by_url])
         shapes = (0, search.minhash.bands), 0, (0, 2), 0
         columns = [[np.empty(shape, np.uint64) for shape in shapes]]
@@ -394,22 +407,39 @@ def _fell_before(shelf: int, there: Fates) -> Rows:
 
 
 def tell(search: Search, kind: Kind, turn: int) -> Work:
-    """What becomes of repeats, as the stretches of those know that they repeat."""
+    """What becomes of repeats elsewhere, as the stretch of what they repeat knows it."""
+    stretch_of = search.plan.stretch_of(len(search.shelves))
 
     def speak(task: Task) -> Done:
         stretch = task["number"]
         known = _known(search, turn, stretch)
         if kind == "url":
-            told = search.runs("text-told", search.stretches)
-            known = fates.in_order(known, read_part(told, stretch, fates.FATE))
-        found = search.repeats(kind, "first", stretch)
-        rows = fates.of_repeats(found, known, _FATES[kind])
-        if kind == "text":
-            rows = np.concatenate([rows, fates.of_firsts(found, known)])
-        search.write(f"{kind}-told", task, rows, rows["ref"])
+            known = fates.in_order(known, _told(search, "text", stretch, known))
+        elsewhere = search.part(f"{kind}-repeats-by-first", search.parts, stretch, equals.REPEAT)
+        firsts = equals.one_of_each_first(search.own_repeats(kind, stretch))
+        with search.writing(f"{kind}-told", task) as run:
+            for piece in elsewhere.pieces():
+                rows = fates.of_repeats(piece, known, _FATES[kind])
+                run.add(rows, stretch_of[shelves_of(rows["ref"])])
+                firsts = equals.one_of_each_first(np.concatenate([firsts, piece]))
+            if kind == "text":
+                paths = search.runs(f"{kind}-repeats-by-ref", search.parts)
+                there = read_part(paths, stretch, equals.REPEAT)
+                firsts = firsts[~np.isin(firsts["first"], there["ref"])]
+                rows = fates.of_firsts(firsts, known)
+                run.add(rows, stretch_of[shelves_of(rows["ref"])])
         return {}, {}
 
     return speak
+
+
+def _told(search: Search, kind: Kind, stretch: int, known: Rows) -> Rows:
+    """What becomes of the repeats of a stretch, in the order of refs; and of firsts of texts."""
+    told = fates.in_order(
+        read_part(search.runs(f"{kind}-told", search.stretches), stretch, fates.FATE)
+    )
+    own = fates.of_own_repeats(search.own_repeats(kind, stretch), told, known, _FATES[kind])
+    return fates.in_order(told, own)
 
 
 def settle(search: Search, turn: int) -> Work:
@@ -419,9 +449,11 @@ def settle(search: Search, turn: int) -> Work:
         stretch = task["number"]
         decided = search.runs(f"decided-{turn:05d}", search.stretches)[stretch]
         tables = [read_part([decided], stretch, fates.FATE)]
-        for kind in ("text", "url") if search.urls else ("text",):
-            told = search.runs(f"{kind}-told", search.stretches)
-            tables.append(read_part(told, stretch, fates.FATE))
+        known = _known(search, turn, stretch)
+        kinds: tuple[Kind, ...] = ("text", "url") if search.urls else ("text",)
+        for kind in kinds:
+            tables.append(_told(search, kind, stretch, known))
+            known = fates.in_order(known, tables[-1])
         rows = np.concatenate(tables)
         shelves = shelves_of(rows["ref"])
         counts, clusters = {}, 0
