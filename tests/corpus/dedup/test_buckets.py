@@ -11,6 +11,7 @@ from trainrig.corpus.dedup.buckets import (
     FEW_MET,
     MOST_MET,
     candidates,
+    candidates_of_one_key,
     entries,
     nearest,
     nearest_of_all,
@@ -23,8 +24,8 @@ batches = st.sampled_from([1, 3, 10, 1000])
 
 
 def place(ref: int) -> int:
-    """In the keep order; 7 has no factor in common with 31."""
-    return ref * 7 % 31
+    """In the keep order; 7 has no factor in common with 93."""
+    return ref * 7 % 93
 
 
 def table_of(rows: list[tuple[int, int]]) -> np.ndarray:
@@ -40,8 +41,7 @@ def pairs_of(
 
 def turns(bucket: list[int], nth: int, most: int) -> list[int]:
     """Whom the document at this place of a bucket meets, in their turns, by the letter."""
-    in_turn = [*bucket[: min(nth, 1)], *bucket[max(nth - 1, 1) : nth], *bucket[1 : max(nth - 1, 1)]]
-    return in_turn if nth <= most else in_turn[: min(most, FEW_MET)]
+    return bucket[:nth] if nth <= most else bucket[: min(most, FEW_MET)]
 
 
 def plainly(rows: list[tuple[int, int]], most: int) -> set[tuple[int, int]]:
@@ -98,14 +98,14 @@ def test_pairs_do_not_depend_on_how_the_keys_are_divided(rows, most):
     assert [(a, b) for a, b, _ in together.tolist()] == pairs_of(rows, most)
 
 
-def test_a_large_bucket_gives_each_the_first_the_one_before_and_others_from_the_front():
+def test_a_large_bucket_gives_each_few_from_the_front():
     documents = list(range(200))
     table = np.array([(9, 300 - ref, ref, ref) for ref in documents], ENTRY)
     in_order = documents[::-1]
     expected = {
         (in_order[nth], in_order[before])
         for nth in documents
-        for before in (range(nth) if nth <= MOST_MET else [nth - 1, *range(FEW_MET - 1)])
+        for before in range(nth if nth <= MOST_MET else FEW_MET)
     }
     (found,) = candidates(table)
     assert sorted((a, b) for a, b, _ in found.tolist()) == sorted(expected)
@@ -127,11 +127,10 @@ def test_a_large_bucket_is_sorted_by_rank_then_id_then_ref(order):
         "by half": documents[::2] + documents[1::2],
     }
     in_order = [ref for _, _, _, ref in documents]
-    # With two to meet, each meets the very first, and the one before it.
     expected = {
         (in_order[nth], in_order[before])
         for nth in range(1, len(documents))
-        for before in (0, nth - 1)
+        for before in range(min(nth, 2))
     }
     (found,) = candidates(np.array(given[order], ENTRY), most=2)
     assert sorted((a, b) for a, b, _ in found.tolist()) == sorted(expected)
@@ -156,6 +155,15 @@ def test_a_newcomer_meets_those_before_it_then_the_nearest_decided_ones_after_it
     assert met[0] == list(range(2, 12))
     assert met[1] == [0, *range(2, 11)]
     assert not any(met[one] for one in range(2, 102))
+
+
+@given(st.sets(st.integers(0, 90), min_size=1), st.integers(0, 91), st.integers(1, 20), most_met)
+def test_one_key_of_too_many_entries_gives_the_same_piece_after_piece(refs, earlier, size, most):
+    table = table_of([(3, ref) for ref in refs])
+    np.random.default_rng(len(refs)).shuffle(table)
+    pieces = [table[first : first + size] for first in range(0, len(table), size)]
+    found = nearest_of_all(candidates_of_one_key(lambda: iter(pieces), earlier, most), most)
+    assert found.tolist() == nearest_of_all(candidates(table, earlier, most), most).tolist()
 
 
 def test_a_pair_of_many_keys_is_there_once():

@@ -138,14 +138,14 @@ def test_a_million_documents_of_few_families_take_the_memory_that_was_said(
     tmp_path: Path, write_result: Callable[[str, dict[str, Any]], None]
 ) -> None:
     found = []
-    for splits, families, copies in (
-        (20, 1, True),
-        (20, 1, False),
-        (20, 1_000, False),
-        (40, 25_000, False),
+    for splits, families, copies, memory in (
+        (20, 1, True, 1024 * MIB),
+        (200, 1, False, 400 * MIB),  # more have one key than a task may hold
+        (20, 1_000, False, 1024 * MIB),
+        (40, 25_000, False, 1024 * MIB),
     ):
         folder = tmp_path / "searched"
-        found.append(searched_for_families(folder, 1_000_000, splits, families, 1024 * MIB, copies))
+        found.append(searched_for_families(folder, 1_000_000, splits, families, memory, copies))
         shutil.rmtree(folder)
     write_result("families.json", {"machine": platform.machine(), "searches": found})
 

@@ -7,7 +7,7 @@ ones it has goes by the keys and the keep order alone, so it does not show how t
 divided, nor how many pairs were looked at together.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,10 +81,9 @@ def candidates(
 ) -> Iterator[Rows]:
     """Pairs of documents that share a key, a batch at a time, by `a`; in a batch each once.
 
-    In a bucket each document meets those before it in the keep order: first the very first, then
-    the one just before it, then the others in their order. Where more than `most` are before it, it
-    meets the first `FEW_MET` of them in that order, and no others: but a document alike to many is
-    nearly always alike to one of the first.
+    In a bucket each document meets those before it in the keep order, in their turns. Where more
+    than `most` are before it, it meets the first `FEW_MET` of them, and no others: but a document
+    alike to many is nearly always alike to one of the first.
 
     Documents whose ref is at least `earlier` are decided already: no two of them meet, and with
     one that comes later in the keep order the pair belongs to the other.
@@ -157,7 +156,7 @@ def _meet(
                 place[0], place[1], place[2] = bucket, begin, later
                 return number
             for turn in range(met):
-                before = begin if turn == 0 else later - 1 if turn == 1 else begin + turn - 1
+                before = begin + turn
                 a, b = rows[later, 3], rows[before, 3]
                 own = a < decided
                 if a == b or (not own and b >= decided):
@@ -166,8 +165,8 @@ def _meet(
                     order = _turn(turn, rows[before, 2])
                 else:  # it meets the other after all that come before that one
                     a, b = b, a
-                    after = min(later - before, _TURNS)
-                    order = _turn(_TURNS + after - 1, rows[later, 2])
+                    after = later - before if later - begin <= most else _TURNS
+                    order = _turn(_TURNS + min(after, _TURNS) - 1, rows[later, 2])
                 row = seen[np.int64(mixed(a * _STEP + b) & np.uint64(len(seen) - 1))]
                 if row[0] == a and row[1] == b and row[2] <= order:
                     continue
@@ -185,6 +184,37 @@ def _meet(
 def _turn(turn: int, tie: np.uint64) -> np.uint64:
     """What pairs of one document are ordered by: of those of one turn, by the id."""
     return (np.uint64(turn) << _TURN_BITS) | (tie >> (np.uint64(64) - _TURN_BITS))
+
+
+def candidates_of_one_key(
+    pieces: Callable[[], Iterable[Rows]], earlier: int | None = None, most: int = MOST_MET
+) -> Iterator[Rows]:
+    """What `candidates` gives of entries that share one key and are too many to be held.
+
+    `pieces` has them in any order, and is gone through twice.
+    """
+    firsts = np.empty(0, ENTRY)
+    for rows in pieces():
+        rows = np.concatenate([firsts, rows])
+        firsts = rows[np.lexsort((rows["ref"], rows["tie"], rows["rank"]))[: most + 1]]
+    yield from candidates(firsts, earlier, most)
+    decided = np.uint64(2**64 - 1 if earlier is None else earlier)
+    met = firsts[: min(FEW_MET, most)]
+    turns = np.arange(len(met), dtype=np.uint64) << _TURN_BITS
+    turns |= met["tie"] >> (np.uint64(64) - _TURN_BITS)
+    size = max(1, BATCH // FEW_MET)
+    for piece in pieces():
+        others = piece[~np.isin(piece["ref"], firsts["ref"])]
+        for first in range(0, len(others), size):
+            rows = others[first : first + size]
+            pairs = np.empty((len(rows), len(met)), CANDIDATE)
+            pairs["a"], pairs["b"], pairs["turn"] = rows["ref"][:, None], met["ref"], turns
+            # As `_meet` has it.
+            swapped = rows["ref"] >= decided
+            pairs["a"][swapped], pairs["b"][swapped] = met["ref"], rows["ref"][swapped, None]
+            ties = rows["tie"][swapped, None] >> (np.uint64(64) - _TURN_BITS)
+            pairs["turn"][swapped] = ties | np.uint64(2 * _TURNS - 1) << _TURN_BITS
+            yield nearest(pairs[pairs["a"] < decided], most)
 
 
 def nearest(pairs: Rows, most: int = MOST_MET) -> Rows:

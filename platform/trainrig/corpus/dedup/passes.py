@@ -10,6 +10,7 @@ Tasks over documents are numbered by stretch, tasks over keys by part (`Plan`).
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -135,21 +136,25 @@ class Search:
         own = equals.carried_on(self.own_repeats(kind, stretch), elsewhere)
         return np.concatenate([elsewhere, own])
 
-    def entries(self, part: int) -> Iterator[Rows]:
-        """The entries of a range of keys, together as many as a task may hold; no key is torn."""
+    def candidates(self, part: int) -> Iterator[Rows]:
+        """The pairs that meet in a range of keys, of which as much is held as a task may hold."""
+        first_earlier = sum(not shelf.earlier for shelf in self.shelves)
+        earlier = first_earlier << 32 if first_earlier < len(self.shelves) else None
         there = self.part("bands", self.stretches, part, buckets.ENTRY)
         if there.count <= self.plan.entries:
-            yield there.read()
+            yield from buckets.candidates(there.read(), earlier)
             return
         counts = np.zeros(BINS, np.int64)
         for rows in there.pieces():
             counts += np.bincount(bins_of_keys(rows["key"], len(self.parts)), minlength=BINS)
         for first, end in cut(counts.tolist(), self.plan.entries):
-            chosen = [np.empty(0, buckets.ENTRY)]
-            for rows in there.pieces():
-                bins = bins_of_keys(rows["key"], len(self.parts))
-                chosen.append(np.compress((first <= bins) & (bins < end), rows))
-            yield np.concatenate(chosen)
+            in_bins = functools.partial(_in_bins, there, len(self.parts), first, end)
+            giants = _giants(in_bins(), self.plan.entries) if end == first + 1 else []
+            rest = [rows[~np.isin(rows["key"], giants)] for rows in in_bins()]
+            yield from buckets.candidates(np.concatenate(rest), earlier)
+            for key in giants:
+                of_key = functools.partial(_of_key, in_bins, key)
+                yield from buckets.candidates_of_one_key(of_key, earlier)
 
     def refs(self, stretch: int) -> NDArray[np.uint64]:
         """[2] the first ref of a stretch, and the one after its last."""
@@ -159,6 +164,29 @@ class Search:
         """The shelves of a stretch, with their numbers."""
         for number in range(*self.plan.stretches[stretch]):
             yield number, self.shelves[number]
+
+
+def _in_bins(entries: Part, parts: int, first: int, end: int) -> Iterator[Rows]:
+    """The entries of some bins of a range of keys, a piece at a time; one piece at least."""
+    yield np.empty(0, buckets.ENTRY)
+    for rows in entries.pieces():
+        bins = bins_of_keys(rows["key"], parts)
+        yield np.compress((first <= bins) & (bins < end), rows)
+
+
+def _giants(pieces: Iterator[Rows], most: int) -> list[np.uint64]:
+    """The keys with so many entries that half of what a task may hold would not hold them."""
+    keys, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+    for rows in pieces:
+        more, numbers = np.unique(rows["key"], return_counts=True)
+        keys, nth = np.unique(np.concatenate([keys, more]), return_inverse=True)
+        counts = np.bincount(nth, np.concatenate([counts, numbers]), len(keys)).astype(np.int64)
+    return list(keys[counts > most // 2])
+
+
+def _of_key(pieces: Callable[[], Iterator[Rows]], key: np.uint64) -> Iterator[Rows]:
+    for rows in pieces():
+        yield np.compress(rows["key"] == key, rows)
 
 
 def _not_among(gone: NDArray[np.uint64], number: int, shelf: Shelf) -> NDArray[np.bool_]:
@@ -246,17 +274,14 @@ def meet(search: Search) -> Work:
 
     Where each is compared; and whose shingles are wanted there.
     """
-    first_earlier = sum(not shelf.earlier for shelf in search.shelves)
-    earlier = first_earlier << 32 if first_earlier < len(search.shelves) else None
     stretch_of = search.plan.stretch_of(len(search.shelves))
 
     def pair(task: Task) -> Done:
         with search.writing("candidates", task) as run, search.writing("wanted", task) as wanted:
             guests = Once(lambda rows: wanted.add(rows, stretch_of[shelves_of(rows["ref"])]))
-            for entries in search.entries(task["number"]):
-                for found in buckets.candidates(entries, earlier):
-                    run.add(found, stretch_of[shelves_of(found["a"])])
-                    guests.add(guests_of(found["a"], found["b"], stretch_of))
+            for found in search.candidates(task["number"]):
+                run.add(found, stretch_of[shelves_of(found["a"])])
+                guests.add(guests_of(found["a"], found["b"], stretch_of))
             guests.close()
         return {}, {}
 

@@ -23,7 +23,9 @@ _UNEVEN = 16  # ranges of keys hold as many entries but for so much
 _BYTES_OF_PAIR = 200
 _BYTES_OF_DOCUMENT = 400  # its columns, and its rows among equals: 48 bytes, held as entries are
 _BYTES_OF_SHINGLE = 3 * 4  # mapped, copied together, and those of the other shelf as it is mapped
-PROCESS = 300 * MIB  # a worker that has done nothing yet: Python, numpy, pyarrow, numba's compiler
+# A worker but for what it holds: Python, numpy, pyarrow, numba's compiler, some thousand pairs at a
+# time, and what all of them have not given back.
+PROCESS = 350 * MIB
 
 
 @dataclass(frozen=True)
