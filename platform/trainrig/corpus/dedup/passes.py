@@ -314,10 +314,15 @@ def carry(search: Search) -> Work:
 
 def _carried(search: Search, stretch: int) -> Iterator[comparing.Sets]:
     """What was carried to a stretch, from one after the other, lot by lot."""
-    names = search.part("carried-names", search.stretches, stretch, comparing.SET).chunks()
-    shingles = search.part("carried-shingles", search.stretches, stretch, comparing.SHINGLE)
-    for name, shingle in zip(names, shingles.chunks(), strict=True):
-        yield comparing.Sets(name, shingle)
+    for names_run, shingles_run in zip(
+        search.runs("carried-names", search.stretches),
+        search.runs("carried-shingles", search.stretches),
+        strict=True,
+    ):
+        shingles = Part.of([shingles_run], stretch, comparing.SHINGLE).chunks()
+        for names in Part.of([names_run], stretch, comparing.SET).chunks():
+            # Of documents that have none, no shingle was written.
+            yield comparing.Sets(names, next(shingles, np.empty(0, comparing.SHINGLE)))
 
 
 def verify(search: Search) -> Work:

@@ -19,8 +19,8 @@ MIB = 2**20
 _BYTES_OF_ENTRY = 3 * ENTRY.itemsize + 4 * 8
 _UNEVEN = 16  # ranges of keys hold as many entries but for so much
 # A pair, its evidence or its edge, and the guest that it may be with: as they are read, and in
-# order.
-_BYTES_OF_PAIR = 200
+# order. 160 were seen where nearly all are with guests.
+_BYTES_OF_PAIR = 180
 _BYTES_OF_DOCUMENT = 400  # its columns, and its rows among equals: 48 bytes, held as entries are
 _BYTES_OF_SHINGLE = 3 * 4  # mapped, copied together, and those of the other shelf as it is mapped
 # A worker but for what it holds: Python, numpy, pyarrow, numba's compiler, some thousand pairs at a

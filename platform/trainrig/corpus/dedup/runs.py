@@ -6,8 +6,12 @@ writers times parts, and a reader holds one part, or a piece of it at a time.
 
 A run is written chunk after chunk, so that its writer need not hold it; each chunk is grouped.
 
-    8 bytes: chunks · 8 bytes: parts · 8 bytes: where the table begins · the rows of all chunks
-    the table: chunks x (parts + 1) x 8 bytes: the row with which each part begins
+    8 bytes: chunks · 8 bytes: parts · 8 bytes: rows
+    (parts + 1) x 8 bytes: how many rows the parts before each one have together
+    the rows of all chunks
+    of several, chunks x (parts + 1) x 8 bytes: the row with which each part of each begins
+
+That a part is empty, as most parts of a large search are, is seen by one short read.
 """
 
 import contextlib
@@ -53,18 +57,22 @@ class Run:
 
     def close(self) -> None:
         """Write what tells where each part lies."""
-        table = self.file.tell()
+        counts = np.zeros(self.parts, np.int64)
         for starts in self._table:
-            self.file.write(starts.tobytes())
+            if len(self._table) > 1:
+                self.file.write(starts.tobytes())
+            counts += np.diff(starts)
         self.file.seek(0)
-        self.file.write(np.array([len(self._table), self.parts, table], np.int64).tobytes())
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self.file.write(np.array([len(self._table), self.parts, before[-1]]).tobytes())
+        self.file.write(before.tobytes())
 
 
 @contextlib.contextmanager
 def writing_run(path: str, parts: int) -> Iterator[Run]:
     """A run at `path`, which is there once the block ends."""
     with storage.atomic_file(path) as temporary, Path(temporary).open("wb") as file:
-        file.write(bytes(_HEAD))
+        file.write(bytes(_rows_begin(parts)))
         run = Run(file, parts)
         yield run
         run.close()
@@ -87,17 +95,18 @@ class Part:
     """One part of many runs, not read yet."""
 
     kind: np.dtype[Any]
-    _spans: tuple[tuple[str, int, int], ...]  # of chunks: path, first row, the one after the last
+    _spans: tuple[tuple[str, int, int], ...]  # of chunks: path, the first byte, rows
 
     @classmethod
     def of(cls, paths: Iterable[str], part: int, kind: np.dtype[Any]) -> "Part":
         """That part of the runs at `paths`. Raises DataError for a torn file."""
-        return cls(kind, tuple((path, *span) for path in paths for span in _spans(path, part)))
+        spans = ((path, _spans(path, part, kind.itemsize)) for path in paths)
+        return cls(kind, tuple((path, *span) for path, found in spans for span in found))
 
     @property
     def count(self) -> int:
         """Its rows."""
-        return sum(end - begin for _, begin, end in self._spans)
+        return sum(rows for _, _, rows in self._spans)
 
     def read(self) -> NDArray[Any]:
         """Its rows, run after run. Raises DataError for a torn file."""
@@ -108,15 +117,17 @@ class Part:
         return rows
 
     def chunks(self) -> Iterator[NDArray[Any]]:
-        """What each chunk of each run has of it, be it nothing."""
+        """What each chunk has of it, be it nothing; of runs that have nothing, no chunk."""
         for span in self._spans:
             yield _read(*span, self.kind)
 
     def pieces(self, most: int | None = None) -> Iterator[NDArray[Any]]:
-        """The same, at most so many rows at a time."""
-        for path, begin, end in self._spans:
-            for first in range(begin, end, most or PIECE):
-                yield _read(path, first, min(first + (most or PIECE), end), self.kind)
+        """What `read` gives, at most so many rows at a time."""
+        most = most or PIECE
+        for path, begin, rows in self._spans:
+            for first in range(0, rows, most):
+                at = begin + first * self.kind.itemsize
+                yield _read(path, at, min(most, rows - first), self.kind)
 
 
 def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[Any]:
@@ -124,29 +135,40 @@ def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[A
     return Part.of(paths, part, kind).read()
 
 
-def _spans(path: str, part: int) -> list[tuple[int, int]]:
-    """Which rows of a run its chunks have of a part."""
-    head = storage.read_range(path, 0, _HEAD)
-    if len(head) < _HEAD:
-        raise _torn(path)
-    chunks, parts, table = np.frombuffer(head, np.int64).tolist()
-    if not chunks:
+def _rows_begin(parts: int) -> int:
+    return _HEAD + _NUMBER * (parts + 1)
+
+
+def _spans(path: str, part: int, size: int) -> list[tuple[int, int]]:
+    """Of each chunk of a run, the first byte of its rows of a part, and how many these are.
+
+    None if all are empty. `size` is that of a row in bytes.
+    """
+    begin, end = _numbers(path, _HEAD + _NUMBER * part, 2)
+    if begin == end:
         return []
-    # The table from the part's first entry on: of one chunk, the only two that are wanted.
-    entries = (chunks - 1) * (parts + 1) + 2
-    begin = table + _NUMBER * part
-    data = storage.read_range(path, begin, begin + _NUMBER * entries)
-    if not table or len(data) != _NUMBER * entries:
+    chunks, parts, rows = _numbers(path, 0, 3)
+    starts = [begin, end]
+    if chunks > 1:  # from the part's first entry in the table on
+        table = _rows_begin(parts) + rows * size + _NUMBER * part
+        starts = _numbers(path, table, (chunks - 1) * (parts + 1) + 2)
+    return [
+        (_rows_begin(parts) + first * size, last - first)
+        for first, last in zip(starts[:: parts + 1], starts[1 :: parts + 1], strict=True)
+    ]
+
+
+def _numbers(path: str, begin: int, count: int) -> list[int]:
+    data = storage.read_range(path, begin, begin + _NUMBER * count)
+    if len(data) != _NUMBER * count:
         raise _torn(path)
-    starts = np.frombuffer(data, np.int64)
-    ends = starts[1 :: parts + 1]
-    return list(zip(starts[:: parts + 1].tolist(), ends.tolist(), strict=True))
+    return [int(number) for number in np.frombuffer(data, np.int64)]
 
 
-def _read(path: str, first: int, end: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    begin, end = (_HEAD + row * kind.itemsize for row in (first, end))
-    data = storage.read_range(path, begin, end) if begin < end else b""
-    if len(data) != end - begin:
+def _read(path: str, begin: int, rows: int, kind: np.dtype[Any]) -> NDArray[Any]:
+    size = rows * kind.itemsize
+    data = storage.read_range(path, begin, begin + size) if size else b""
+    if len(data) != size:
         raise _torn(path)
     return np.frombuffer(data, kind)
 
