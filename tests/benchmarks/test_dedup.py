@@ -245,7 +245,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
 def test_by_ray_against_one_process(pages: list[tuple[str, str]], tmp_path: Path) -> None:
     """The passes over signatures of a curation, by two workers and in this process, in turns.
 
-    Wall seconds, on an idle machine; of a corpus that takes several stretches and parts.
+    Wall seconds, on an idle machine; of a corpus that takes four stretches.
     """
     dice = random.Random(1)
     texts = [edited(text, turn * 3, dice) for turn in range(TURNS) for _, text in pages]
@@ -265,7 +265,7 @@ def test_by_ray_against_one_process(pages: list[tuple[str, str]], tmp_path: Path
                     output=str(tmp_path / f"out-{turn}-{workers}"),
                     sources=(source,),
                     workers=workers,
-                    memory=450,  # MiB
+                    memory=600,  # MiB
                 )
             )
             took[workers].append(made.cost["seconds_sign"] + made.cost["seconds_search"])
