@@ -10,7 +10,6 @@ Tasks over documents are numbered by stretch, tasks over keys by part (`Plan`).
 """
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.arrays import load_arrays, save_arrays
-from trainrig.corpus.dedup import buckets, comparing, decision, equals, evidence, fates
+from trainrig.corpus.dedup import buckets, comparing, decision, equals, evidence, fates, ranges
 from trainrig.corpus.dedup.documents import (
     BY_LIKENESS,
     BY_TEXT,
@@ -34,10 +33,8 @@ from trainrig.corpus.dedup.guests import GUEST, Once, guests_of, told_names
 from trainrig.corpus.dedup.keep import KeepRule
 from trainrig.corpus.dedup.minhash import MinHash
 from trainrig.corpus.dedup.names import (
-    BINS,
     NAME,
     Shelf,
-    bins_of_keys,
     digest_words,
     fields_of,
     one_each,
@@ -46,7 +43,7 @@ from trainrig.corpus.dedup.names import (
     refs,
     shelves_of,
 )
-from trainrig.corpus.dedup.plan import Plan, cut
+from trainrig.corpus.dedup.plan import Plan
 from trainrig.corpus.dedup.runs import (
     Part,
     Rows,
@@ -127,7 +124,8 @@ class Search:
 
     def own_repeats(self, kind: Kind, stretch: int) -> Rows:
         """The repeats of a first in the same stretch, which may itself repeat one elsewhere."""
-        return read_part(self.runs(f"{kind}-own-repeats", self.stretches), stretch, equals.REPEAT)
+        path = self.runs(f"{kind}-own-repeats", self.stretches)[stretch]
+        return read_part([path], stretch, equals.REPEAT)
 
     def repeats(self, kind: Kind, stretch: int) -> Rows:
         """All repeats that lie in a stretch."""
@@ -135,26 +133,6 @@ class Search:
         elsewhere = read_part(paths, stretch, equals.REPEAT)
         own = equals.carried_on(self.own_repeats(kind, stretch), elsewhere)
         return np.concatenate([elsewhere, own])
-
-    def candidates(self, part: int) -> Iterator[Rows]:
-        """The pairs that meet in a range of keys, of which as much is held as a task may hold."""
-        first_earlier = sum(not shelf.earlier for shelf in self.shelves)
-        earlier = first_earlier << 32 if first_earlier < len(self.shelves) else None
-        there = self.part("bands", self.stretches, part, buckets.ENTRY)
-        if there.count <= self.plan.entries:
-            yield from buckets.candidates(there.read(), earlier)
-            return
-        counts = np.zeros(BINS, np.int64)
-        for rows in there.pieces():
-            counts += np.bincount(bins_of_keys(rows["key"], len(self.parts)), minlength=BINS)
-        for first, end in cut(counts.tolist(), self.plan.entries):
-            in_bins = functools.partial(_in_bins, there, len(self.parts), first, end)
-            giants = _giants(in_bins(), self.plan.entries) if end == first + 1 else []
-            rest = [rows[~np.isin(rows["key"], giants)] for rows in in_bins()]
-            yield from buckets.candidates(np.concatenate(rest), earlier)
-            for key in giants:
-                of_key = functools.partial(_of_key, in_bins, key)
-                yield from buckets.candidates_of_one_key(of_key, earlier)
 
     def refs(self, stretch: int) -> NDArray[np.uint64]:
         """[2] the first ref of a stretch, and the one after its last."""
@@ -164,29 +142,6 @@ class Search:
         """The shelves of a stretch, with their numbers."""
         for number in range(*self.plan.stretches[stretch]):
             yield number, self.shelves[number]
-
-
-def _in_bins(entries: Part, parts: int, first: int, end: int) -> Iterator[Rows]:
-    """The entries of some bins of a range of keys, a piece at a time; one piece at least."""
-    yield np.empty(0, buckets.ENTRY)
-    for rows in entries.pieces():
-        bins = bins_of_keys(rows["key"], parts)
-        yield np.compress((first <= bins) & (bins < end), rows)
-
-
-def _giants(pieces: Iterator[Rows], most: int) -> list[np.uint64]:
-    """The keys with so many entries that half of what a task may hold would not hold them."""
-    keys, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
-    for rows in pieces:
-        more, numbers = np.unique(rows["key"], return_counts=True)
-        keys, nth = np.unique(np.concatenate([keys, more]), return_inverse=True)
-        counts = np.bincount(nth, np.concatenate([counts, numbers]), len(keys)).astype(np.int64)
-    return list(keys[counts > most // 2])
-
-
-def _of_key(pieces: Callable[[], Iterator[Rows]], key: np.uint64) -> Iterator[Rows]:
-    for rows in pieces():
-        yield np.compress(rows["key"] == key, rows)
 
 
 def _not_among(gone: NDArray[np.uint64], number: int, shelf: Shelf) -> NDArray[np.bool_]:
@@ -275,11 +230,15 @@ def meet(search: Search) -> Work:
     Where each is compared; and whose shingles are wanted there.
     """
     stretch_of = search.plan.stretch_of(len(search.shelves))
+    first_earlier = sum(not shelf.earlier for shelf in search.shelves)
+    earlier = first_earlier << 32 if first_earlier < len(search.shelves) else None
 
     def pair(task: Task) -> Done:
+        entries = search.part("bands", search.stretches, task["number"], buckets.ENTRY)
+        pairs = ranges.candidates(entries, len(search.parts), search.plan.entries, earlier)
         with search.writing("candidates", task) as run, search.writing("wanted", task) as wanted:
             guests = Once(lambda rows: wanted.add(rows, stretch_of[shelves_of(rows["ref"])]))
-            for found in search.candidates(task["number"]):
+            for found in pairs:
                 run.add(found, stretch_of[shelves_of(found["a"])])
                 guests.add(guests_of(found["a"], found["b"], stretch_of))
             guests.close()
