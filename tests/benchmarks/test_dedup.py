@@ -98,7 +98,7 @@ def judged(
     ends = (places_of(candidates[side]).tolist() for side in "ab")
     guessed = {tuple(sorted(pair)) for pair in zip(*ends, strict=True)}
     # Of equal texts one alone takes part in pairs.
-    equal = set(places_of(found.search.repeats("text", 0)["ref"]).tolist())
+    equal = set(places_of(found.search.repeats("text", 0)).tolist())
     exact = {pair for pair in exact if not equal & set(pair)}
     unverified = [(nth, low) for nth, low in components(guessed).items() if nth != low]
     return {

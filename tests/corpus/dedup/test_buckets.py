@@ -98,6 +98,14 @@ def test_pairs_do_not_depend_on_how_the_keys_are_divided(rows, most):
     assert [(a, b) for a, b, _ in together.tolist()] == pairs_of(rows, most)
 
 
+def test_of_several_turns_of_one_pair_the_lowest_counts():
+    # By place 14, 1, 15, 2. In bucket 1 the last meets 1 in its second turn, in bucket 2 in its
+    # first; of the first turns 1 and 14 have the lowest ids.
+    rows = [(1, 14), (1, 1), (1, 2), (2, 1), (2, 2), (3, 15), (3, 2)]
+    assert [place(ref) for ref in (14, 1, 15, 2)] == [5, 7, 12, 14]
+    assert [b for a, b in pairs_of(rows, most=2) if a == 2] == [1, 14]
+
+
 def test_a_large_bucket_gives_each_few_from_the_front():
     documents = list(range(200))
     table = np.array([(9, 300 - ref, ref, ref) for ref in documents], ENTRY)

@@ -42,15 +42,18 @@ class Told:
     cluster: tuple[int, int]
 
 
-def given_of(pairs: Pairs, order: list[int]) -> Given:
-    """The rank of document n is half its place in `order`, its id that place, then n squared."""
+def given_of(pairs: Pairs, order: list[int], ids: list[int] | None = None) -> Given:
+    """The rank of document n is half its place in `order`, its id that place, then n squared.
+
+    With `ids`, the rank is the whole place, and the id begins with the document's place in these.
+    """
+
+    def name(n: int) -> tuple[int, ...]:
+        place = order.index(n)
+        return ref_of(n), *((place // 2, place) if ids is None else (place, ids.index(n))), n**2
 
     def names(documents: list[int]) -> np.ndarray:
-        places = [order.index(document) for document in documents]
-        rows = [
-            (ref_of(n), place // 2, place, n**2) for n, place in zip(documents, places, strict=True)
-        ]
-        return np.array(rows, NAME)
+        return np.array([name(n) for n in documents], NAME)
 
     a, b = names([a for a, _ in pairs]), names([b for _, b in pairs])
     rows = [(*ends, s) for *ends, s in zip(a["ref"], b["ref"], pairs.values(), strict=True)]
@@ -155,17 +158,31 @@ def test_the_rounds_decide_as_the_plain_loop_does(pairs, order, stretches):
     assert fallen(decided) == one_after_the_other(pairs, order)
 
 
-@given(pairs, orders, stretches)
-@tries(deadline=None)
-def test_a_cluster_is_named_after_the_lowest_id_of_all_that_are_linked(pairs, order, stretches):
+@given(pairs, orders, orders, stretches)
+@tries(deadline=None, max_examples=300)
+def test_a_cluster_is_named_after_the_lowest_id_of_all_that_are_linked(
+    pairs, order, ids, stretches
+):
     clusters = {document: {document} for document in range(COUNT)}
     for a, b in pairs:
         both = clusters[a] | clusters[b]
         for document in both:
             clusters[document] = both
-    for document, told in rounds(given_of(pairs, order), stretches).items():
-        lowest = min((order.index(member), member**2) for member in clusters[document])
+    for document, told in rounds(given_of(pairs, order, ids), stretches).items():
+        lowest = min((ids.index(member), member**2) for member in clusters[document])
         assert told.cluster == lowest
+
+
+def test_a_cluster_hears_of_its_lowest_id_when_all_is_decided_long_before():
+    # In each stretch one falls at once to one that stays; links between those that fall carry the
+    # lowest id from the first stretch to the last, a stretch a round, or back.
+    stretches = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 6]
+    pairs = {(n, n + 6): 0.9 for n in range(6)} | {(n, n + 1): 0.8 for n in range(6, 11)}
+    order = list(range(COUNT))
+    for ids in (order, order[::-1]):
+        found = rounds(given_of(pairs, order, ids), stretches)
+        lowest = min(range(12), key=ids.index)
+        assert {told.cluster for told in found.values()} == {(ids.index(lowest), lowest**2)}
 
 
 def test_the_ends_of_a_chain_are_both_kept():

@@ -183,12 +183,13 @@ def test_many_that_are_nearly_one_keep_one_whatever_the_bucket(tmp_path):
     assert len({cluster for cluster in found.clusters().values()}) == 1
 
 
-def test_what_is_alike_is_one_cluster_kept_or_not(tmp_path):
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_is_alike_is_one_cluster_kept_or_not(tmp_path, apart):
     chain = " ".join(prose(n, 12) for n in range(30))
     words = chain.split()
     parts = [" ".join(words[start : start + 320]) for start in (0, 20, 40)]  # 0.85 each, 0.75
     files = [[page(n, text) for n, text in enumerate(parts, 7)], [page(1, prose(99))]]
-    found = find(tmp_path, [*files, [page(2, prose(99).upper())]])
+    found = find(tmp_path, [*files, [page(2, prose(99).upper())]], apart=apart)
     assert set(found.fates()) <= {f"{8:032x}", f"{9:032x}", f"{1:032x}", f"{2:032x}"}
     assert {found.clusters()[f"{n:032x}"] for n in (7, 8, 9)} == {f"{7:032x}"}
     assert found.clusters()[f"{1:032x}"] == found.clusters()[f"{2:032x}"] == f"{1:032x}"
@@ -266,6 +267,28 @@ def test_the_order_of_the_files_and_of_what_is_in_them_changes_nothing(tmp_path,
         fell.append((found.fates(), found.clusters()))
     assert fell[0] == fell[1] == fell[2]
     assert 10 < len(fell[0][0]) < 40
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_copies_of_a_copy_in_their_own_file_repeat_the_first_of_all(tmp_path, apart):
+    longest, near = prose(1) + " end", changed(prose(1), 60)
+    files = [
+        [page(n, near) for n in (1, 2, 3)],
+        [page(n, near) for n in (4, 5)] + [page(n, prose(2)) for n in (6, 7)],
+        [page(8, longest)] + [page(n, prose(2)) for n in (9, 10)],
+    ]
+    # And three captures of the first page's URL, each shorter than the one before.
+    files[1] += [(f"{n:032x}", "http://a/1", prose(n)[:-n]) for n in (11, 12)]
+    found = find(tmp_path, files, apart=apart, urls=True)
+    first = {id: (kind, of) for id, (kind, of, _) in found.fates().items()}
+    kept = f"{8:032x}"
+    assert first == {
+        **{f"{n:032x}": (BY_LIKENESS, kept) for n in (1, 2, 3, 4, 5)},
+        **{f"{n:032x}": (BY_TEXT, f"{6:032x}") for n in (7, 9, 10)},
+        **{f"{n:032x}": (BY_URL, kept) for n in (11, 12)},
+    }
+    assert {found.clusters()[f"{n:032x}"] for n in (6, 7, 9, 10)} == {f"{6:032x}"}
+    assert {found.clusters()[f"{n:032x}"] for n in (1, 2, 3, 4, 5, 8)} == {f"{1:032x}"}
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.names import find, like_keys
+from trainrig.corpus.dedup.names import like_keys
 from trainrig.corpus.dedup.runs import Rows
 
 DIGEST = np.dtype([(name, "u8") for name in ("key", "more", "rank", "id0", "id1", "ref")])
@@ -36,19 +36,6 @@ def repeats(rows: Rows) -> Rows:
     found["ref"] = rows["ref"][again]
     for name, source in (("first", "ref"), ("id0", "id0"), ("id1", "id1")):
         found[name] = rows[source][firsts[again]]
-    return found
-
-
-def carried_on(own: Rows, elsewhere: Rows) -> Rows:
-    """`own` repeats, beside the very first also where their first is one that repeats `elsewhere`.
-
-    `elsewhere` has one row at most of each document.
-    """
-    elsewhere = np.take(elsewhere, np.argsort(elsewhere["ref"]))
-    at, there = find(elsewhere["ref"], own["first"])
-    found = own.copy()
-    for name in ("first", "id0", "id1"):
-        found[name][there] = elsewhere[name][at[there]]
     return found
 
 

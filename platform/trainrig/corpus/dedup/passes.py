@@ -127,12 +127,11 @@ class Search:
         path = self.runs(f"{kind}-own-repeats", self.stretches)[stretch]
         return read_part([path], stretch, equals.REPEAT)
 
-    def repeats(self, kind: Kind, stretch: int) -> Rows:
-        """All repeats that lie in a stretch."""
+    def repeats(self, kind: Kind, stretch: int) -> NDArray[np.uint64]:
+        """The refs of all repeats that lie in a stretch."""
         paths = self.runs(f"{kind}-repeats-by-ref", self.parts)
         elsewhere = read_part(paths, stretch, equals.REPEAT)
-        own = equals.carried_on(self.own_repeats(kind, stretch), elsewhere)
-        return np.concatenate([elsewhere, own])
+        return np.concatenate([elsewhere["ref"], self.own_repeats(kind, stretch)["ref"]])
 
     def refs(self, stretch: int) -> NDArray[np.uint64]:
         """[2] the first ref of a stretch, and the one after its last."""
@@ -162,7 +161,7 @@ def equal_keys(search: Search, kind: Kind) -> Work:
         tables = [np.empty(0, equals.DIGEST)]
         gone = np.empty(0, np.uint64)
         if kind == "text" and search.urls:
-            gone = search.repeats("url", task["number"])["ref"]
+            gone = search.repeats("url", task["number"])
         for number, shelf in search.own(task["number"]):
             documents = search.load(shelf)
             names = refs(number, np.arange(shelf.count))
@@ -201,9 +200,9 @@ def bands(search: Search) -> Work:
     """The band keys of the documents that repeat none; of earlier crawls, of those kept."""
 
     def write(task: Task) -> Done:
-        gone = search.repeats("text", task["number"])["ref"]
+        gone = search.repeats("text", task["number"])
         if search.urls:
-            by_url = search.repeats("url", task["number"])["ref"]
+            by_url = search.repeats("url", task["number"])
             gone = np.concatenate([gone, by_url])
         shapes = (0, search.minhash.bands), 0, (0, 2), 0
         columns = [[np.empty(shape, np.uint64) for shape in shapes]]
