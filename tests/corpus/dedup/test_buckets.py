@@ -41,7 +41,9 @@ def pairs_of(
 
 def turns(bucket: list[int], nth: int, most: int) -> list[int]:
     """Whom the document at this place of a bucket meets, in their turns, by the letter."""
-    return bucket[:nth] if nth <= most else bucket[: min(most, FEW_MET)]
+    if nth > most:
+        return bucket[: min(most, FEW_MET)]
+    return [*bucket[: min(nth, 1)], *bucket[max(nth - 1, 1) : nth], *bucket[1 : max(nth - 1, 1)]]
 
 
 def plainly(rows: list[tuple[int, int]], most: int) -> set[tuple[int, int]]:

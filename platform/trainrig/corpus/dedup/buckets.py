@@ -81,9 +81,10 @@ def candidates(
 ) -> Iterator[Rows]:
     """Pairs of documents that share a key, a batch at a time, by `a`; in a batch each once.
 
-    In a bucket each document meets those before it in the keep order, in their turns. Where more
-    than `most` are before it, it meets the first `FEW_MET` of them, and no others: but a document
-    alike to many is nearly always alike to one of the first.
+    In a bucket each document meets those before it in the keep order: first the very first, then
+    the one just before it, then the others in their order. Where more than `most` are before it, it
+    meets the first `FEW_MET` of them, and no others: but a document alike to many is nearly always
+    alike to one of the first.
 
     Documents whose ref is at least `earlier` are decided already: no two of them meet, and with
     one that comes later in the keep order the pair belongs to the other.
@@ -151,12 +152,15 @@ def _meet(
     number = 0
     while bucket < len(ends):
         while later < ends[bucket]:
-            met = later - begin if later - begin <= most else min(FEW_MET, most)
+            all_met = later - begin <= most
+            met = later - begin if all_met else min(FEW_MET, most)
             if number + met > len(pairs):
                 place[0], place[1], place[2] = bucket, begin, later
                 return number
             for turn in range(met):
                 before = begin + turn
+                if all_met and turn > 0:
+                    before = later - 1 if turn == 1 else before - 1
                 a, b = rows[later, 3], rows[before, 3]
                 own = a < decided
                 if a == b or (not own and b >= decided):
@@ -165,7 +169,7 @@ def _meet(
                     order = _turn(turn, rows[before, 2])
                 else:  # it meets the other after all that come before that one
                     a, b = b, a
-                    after = later - before if later - begin <= most else _TURNS
+                    after = later - before if all_met else _TURNS
                     order = _turn(_TURNS + min(after, _TURNS) - 1, rows[later, 2])
                 row = seen[np.int64(mixed(a * _STEP + b) & np.uint64(len(seen) - 1))]
                 if row[0] == a and row[1] == b and row[2] <= order:
