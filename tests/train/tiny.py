@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainrig import manifest
+from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation import Source
 from trainrig.parallel.mesh import join_group
@@ -117,7 +117,8 @@ def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., Job]:
     """The job of `make_run(…)`, its run folder made."""
 
     def make(output: Path | str, workers: int = 1, **changes: dict[str, Any]) -> Job:
-        Path(output).mkdir(parents=True, exist_ok=True)
+        if not str(output).startswith(storage.S3):  # where folders need not be made
+            Path(output).mkdir(parents=True, exist_ok=True)
         return prepare(make_run(output, workers, **changes))
 
     return make
