@@ -373,18 +373,34 @@ def test_near_copies_that_wipe_out_a_source_stop_the_run_and_are_named(tmp_path:
 # Torn files
 
 
+class Stopped(Exception):
+    pass
+
+
+def until_signed(done: int, whole: int) -> None:
+    if done == 3 * 2:  # of two splits
+        raise Stopped
+
+
+def test_files_of_passes_in_another_format_are_not_gone_on_from(tmp_path: Path) -> None:
+    run = run_on(tmp_path, FAMILY[:3], FAMILY[3:])
+    with mock.patch("trainrig.corpus.curate.PASSES_FORMAT", 1), pytest.raises(Stopped):
+        curate(run, until_signed)
+    for each in Path(run.output).glob("scratch/decision-*/signatures/*.arrow"):
+        each.write_bytes(bytes(each.stat().st_size))  # as long, so not torn
+    unused = mock.Mock(side_effect=AssertionError)
+    with mock.patch("trainrig.corpus.curate.reading", unused):  # pages are not read again
+        curate(run)
+    fresh = run_on(tmp_path, FAMILY[:3], FAMILY[3:], name="out2")
+    curate(fresh)
+    assert files(run.output) == files(fresh.output)
+    assert not Path(run.output, "scratch").exists()
+
+
 def test_a_torn_signature_file_is_made_again_and_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = run_on(tmp_path, FAMILY[:3], FAMILY[3:])
-
-    class Stopped(Exception):
-        pass
-
-    def until_signed(done: int, whole: int) -> None:
-        if done == 3 * 2:
-            raise Stopped
-
     with pytest.raises(Stopped):
         curate(run, until_signed)
     torn, other = sorted(Path(run.output).glob("scratch/decision-*/signatures/*.arrow"))

@@ -64,6 +64,9 @@ from trainrig.splits import Phase, Split, Work, total
 __all__ = ["DROPPED", "KEPT", "Curation", "curate", "read_rows"]
 
 REPORT_PAGE = "report.html"
+# Of the files that the passes after the first leave for each other. A run that another version
+# began goes on from the pages read alone, where those files are not these: count up.
+PASSES_FORMAT = 2
 READ = "read"  # where the records of the first pass are; those of the others are a decision's own
 
 JUDGED_HERE = 500  # splits: judging reads columns of numbers alone, and workers take time to start
@@ -134,7 +137,7 @@ class _Passes:
     @functools.cached_property
     def decision(self) -> str:
         """The folder of what follows from the rules: another for other rules."""
-        follows_from = [identity(self.run), self.stage.claim.inputs]
+        follows_from = [identity(self.run), self.stage.claim.inputs, PASSES_FORMAT]
         return f"decision-{manifest.digest(follows_from)[:16]}"
 
     @functools.cached_property
