@@ -12,7 +12,6 @@ from trainrig.corpus.dedup.buckets import (
     MOST_MET,
     candidates,
     candidates_of_one_key,
-    entries,
     nearest,
     nearest_of_all,
 )
@@ -177,10 +176,8 @@ def test_one_key_of_too_many_entries_gives_the_same_piece_after_piece(refs, earl
 
 
 def test_a_pair_of_many_keys_is_there_once():
-    keys = np.random.default_rng(3).integers(0, 2**64, (1, 500), np.uint64)
-    ids = np.arange(6, dtype=np.uint64).reshape(3, 2)
-    places = np.arange(3, dtype=np.uint64)
-    table, _ = entries(np.repeat(keys, 3, axis=0), places, ids, places, 1)
+    keys = np.random.default_rng(3).integers(0, 2**64, 500, np.uint64).tolist()
+    table = np.array([(key, one, one, one) for one in range(3) for key in keys], ENTRY)
     (found,) = candidates(table)
     assert [(a, b) for a, b, _ in found.tolist()] == [(1, 0), (2, 0), (2, 1)]
 
@@ -188,32 +185,3 @@ def test_a_pair_of_many_keys_is_there_once():
 def test_no_entries_give_no_batch():
     assert list(candidates(np.empty(0, ENTRY))) == []
     assert len(nearest_of_all([])) == len(nearest(np.empty(0, CANDIDATE))) == 0
-
-
-def test_a_document_has_an_entry_for_each_band():
-    keys = np.arange(6, dtype=np.uint64).reshape(2, 3)
-    ids = np.array([[4, 0], [5, 0]], np.uint64)
-    ranks, refs = np.array([8, 9], np.uint64), np.array([1, 2], np.uint64)
-    found, starts = entries(keys, ranks, ids, refs, 1)
-    assert found.tolist() == [
-        (0, 8, 4, 1),
-        (1, 8, 4, 1),
-        (2, 8, 4, 1),
-        (3, 9, 5, 2),
-        (4, 9, 5, 2),
-        (5, 9, 5, 2),
-    ]
-    assert starts.tolist() == [0, 6]
-
-
-@given(st.lists(st.integers(0, 2**64 - 1), max_size=30), st.integers(1, 8))
-def test_each_entry_lies_in_the_part_of_its_key(keys, parts):
-    table = np.array(keys, np.uint64).reshape(-1, 1)
-    places = np.arange(len(keys), dtype=np.uint64)
-    found, starts = entries(table, places, np.stack([places, places], axis=1), places, parts)
-    assert starts[0] == 0 and starts[-1] == len(found)
-    assert found[np.argsort(found["ref"])]["key"].tolist() == keys
-    for part in range(parts):
-        here = found[starts[part] : starts[part + 1]]
-        assert all((key >> 32) * parts >> 32 == part for key in here["key"].tolist())
-        assert (np.diff(here["ref"].astype(np.int64)) > 0).all()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.dedup.names import like_keys, parts_of_keys
+from trainrig.corpus.dedup.names import like_keys
 from trainrig.corpus.dedup.runs import Rows
 from trainrig.corpus.dedup.shingles import mixed
 
@@ -31,49 +31,6 @@ _TURN_BITS = np.uint64(57)  # above them the turn itself, below them the id of w
 _TURNS = 64  # of those before a document; as many follow of those after it
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd
-
-
-def entries(
-    keys: NDArray[np.uint64],
-    ranks: NDArray[np.uint64],
-    ids: NDArray[np.uint64],
-    refs: NDArray[np.uint64],
-    parts: int,
-) -> tuple[Rows, NDArray[np.int64]]:
-    """One for each band of each document; grouped by ranges of keys, and where each begins.
-
-    Args:
-        keys: [documents, bands]
-        ranks, refs: [documents]
-        ids: [documents, 2]
-        parts: into how many ranges all keys are cut.
-    """
-    part_of = parts_of_keys(keys, parts)
-    starts = np.zeros(parts + 1, np.int64)
-    np.cumsum(np.bincount(part_of.reshape(-1), minlength=parts), out=starts[1:])
-    rows = np.empty((keys.size, _ENTRY_FIELDS), np.uint64)
-    _write_entries(keys, ranks, ids, refs, part_of, starts.copy(), rows)
-    return rows.reshape(-1).view(ENTRY), starts
-
-
-@compiled
-def _write_entries(
-    keys: NDArray[np.uint64],
-    ranks: NDArray[np.uint64],
-    ids: NDArray[np.uint64],
-    refs: NDArray[np.uint64],
-    part_of: NDArray[np.int64],
-    free: NDArray[np.int64],
-    rows: NDArray[np.uint64],
-) -> None:
-    for document in range(len(keys)):
-        rank, tie, ref = ranks[document], ids[document, 0], refs[document]
-        for band in range(keys.shape[1]):
-            part = part_of[document, band]
-            row = free[part]
-            free[part] += 1
-            rows[row, 0], rows[row, 1] = keys[document, band], rank
-            rows[row, 2], rows[row, 3] = tie, ref
 
 
 def candidates(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.documents import Documents
 from trainrig.corpus.dedup.evidence import PAIR
 from trainrig.corpus.dedup.names import (
     NAME,
@@ -32,7 +31,7 @@ from trainrig.corpus.dedup.verify import (
     write_together,
 )
 
-Load = Callable[[Shelf], Documents]
+Order = Callable[[Shelf], tuple[NDArray[np.uint64], NDArray[np.uint64]]]
 
 SET = np.dtype([*NAME.descr, ("shingles", "u8")])
 SHINGLE = np.dtype("u4")
@@ -57,7 +56,7 @@ class Sets:
         return self.ends - self.names["shingles"].astype(np.int64)
 
 
-def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], load: Load) -> Sets:
+def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], order: Order) -> Sets:
     """Those of the documents `refs`, which are in order and lie on few shelves."""
     names = np.empty(len(refs), SET)
     names["ref"] = refs
@@ -68,9 +67,9 @@ def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], load: Load) -> 
         ends = there["ends"][places]
         starts = np.where(places > 0, there["ends"][places - 1], 0)
         spans.append((there["shingles"], starts, ends))
-        documents = load(shelves[shelf])
-        names["rank"][chosen] = documents.ranks[places]
-        names["id0"][chosen], names["id1"][chosen] = documents.ids[places].T
+        ranks, ids = order(shelves[shelf])
+        names["rank"][chosen] = ranks[places]
+        names["id0"][chosen], names["id1"][chosen] = ids[places].T
         names["shingles"][chosen] = ends - starts
     found, filled = np.empty(int(names["shingles"].sum()), SHINGLE), 0
     for shingles, starts, ends in spans:
@@ -107,11 +106,11 @@ class Carried:
                 yield together(self.own.shingles, starts[chosen], ends[chosen])
 
 
-def carried(guests: Rows, stretches: int, shelves: Sequence[Shelf], load: Load) -> Carried:
+def carried(guests: Rows, stretches: int, shelves: Sequence[Shelf], order: Order) -> Carried:
     """What the readers of `guests`, which are in order and once, compare with."""
     refs, nth = np.unique(guests["ref"], return_inverse=True)
     first_names = np.searchsorted(guests["reader"], np.arange(stretches + 1).astype(np.uint64))
-    return Carried(gathered(refs, shelves, load), nth, first_names)
+    return Carried(gathered(refs, shelves, order), nth, first_names)
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,24 @@ class Documents:
     @classmethod
     def load(cls, shelf: Shelf, rule: KeepRule) -> "Documents":
         """Those of a shelf, with the ranks that `rule` gives to them among all crawls."""
-        there = cls(**load_arrays(shelf.documents, cls.names()))
+        there = cls.stored(shelf)
         return dataclasses.replace(there, ranks=ranks_in_crawl(rule, there.ranks, shelf.crawl))
+
+    @classmethod
+    def stored(cls, shelf: Shelf) -> "Documents":
+        """Those of a shelf, with the ranks that they have in their own crawl."""
+        return cls(**load_arrays(shelf.documents, cls.names()))
 
     def save(self, path: str, fates: "Fates | None" = None) -> None:
         """Write them, and what became of them where that is known."""
         arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         save_arrays(path, arrays | (fates.arrays() if fates else {}))
+
+
+def keep_order(shelf: Shelf, rule: KeepRule) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """What the documents of a shelf compare by: ranks among all crawls, and ids [documents, 2]."""
+    there = load_arrays(shelf.documents, ["ranks", "ids"])
+    return ranks_in_crawl(rule, there["ranks"], shelf.crawl), there["ids"]
 
 
 @dataclass(frozen=True)

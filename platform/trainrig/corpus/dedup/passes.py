@@ -1,7 +1,8 @@
 """The passes that look for copies, each the work of one task over files of the pass before.
 
     equal keys, then repeats     first for URLs where that is asked for, then for texts
-    bands, meet                  band keys divided by their range; the documents that share one
+    band-keys, shared-keys       band keys divided by their range; those that several have
+    bands, meet                  for these, what their documents go by; who meets whom
     carry, verify, edges         candidates compared on their shingles; those at the threshold
     decide                       as many rounds as it takes
     tell, settle                 what became of all that equals what was decided; each split's own
@@ -18,8 +19,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.arrays import load_arrays, save_arrays
-from trainrig.corpus.dedup import buckets, comparing, decision, equals, evidence, fates, ranges
+from trainrig.corpus.arrays import save_arrays
+from trainrig.corpus.dedup import (
+    buckets,
+    comparing,
+    decision,
+    equals,
+    evidence,
+    fates,
+    ranges,
+    sharing,
+)
 from trainrig.corpus.dedup.documents import (
     BY_LIKENESS,
     BY_TEXT,
@@ -28,6 +38,7 @@ from trainrig.corpus.dedup.documents import (
     KEPT,
     Documents,
     Fates,
+    keep_order,
 )
 from trainrig.corpus.dedup.guests import GUEST, Once, guests_of, told_names
 from trainrig.corpus.dedup.keep import KeepRule
@@ -94,9 +105,9 @@ class Search:
         """The numbers of the tasks over keys."""
         return range(self.plan.parts)
 
-    def load(self, shelf: Shelf) -> Documents:
-        """The documents of a shelf."""
-        return Documents.load(shelf, self.keep)
+    def order(self, shelf: Shelf) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Ranks and ids of the documents of a shelf."""
+        return keep_order(shelf, self.keep)
 
     def runs(self, name: str, tasks: range) -> list[str]:
         """Where the runs that a pass wrote lie."""
@@ -163,7 +174,7 @@ def equal_keys(search: Search, kind: Kind) -> Work:
         if kind == "text" and search.urls:
             gone = search.repeats("url", task["number"])
         for number, shelf in search.own(task["number"]):
-            documents = search.load(shelf)
+            documents = Documents.load(shelf, search.keep)
             names = refs(number, np.arange(shelf.count))
             wanted = _not_among(gone, number, shelf)
             if kind == "url":
@@ -196,27 +207,60 @@ def repeats(search: Search, kind: Kind) -> Work:
     return find
 
 
-def bands(search: Search) -> Work:
-    """The band keys of the documents that repeat none; of earlier crawls, of those kept."""
+def _searched(search: Search, stretch: int) -> Iterator[tuple[int, Shelf, NDArray[np.bool_]]]:
+    """Which documents of each shelf repeat none; of earlier crawls, which of those kept."""
+    gone = search.repeats("text", stretch)
+    if search.urls:
+        gone = np.concatenate([gone, search.repeats("url", stretch)])
+    for number, shelf in search.own(stretch):
+        wanted = _not_among(gone, number, shelf)
+        if shelf.earlier:
+            wanted &= Fates.load(shelf.documents).kinds == KEPT
+        yield number, shelf, wanted
+
+
+def band_keys(search: Search) -> Work:
+    """The band keys of the documents that are searched, alone."""
 
     def write(task: Task) -> Done:
-        gone = search.repeats("text", task["number"])
-        if search.urls:
-            by_url = search.repeats("url", task["number"])
-            gone = np.concatenate([gone, by_url])
+        of_shelves = [np.empty((0, search.minhash.bands), np.uint64)]
+        for _, shelf, wanted in _searched(search, task["number"]):
+            of_shelves.append(load_columns(shelf.signatures, ["keys"])["keys"][wanted])
+        keys = np.concatenate(of_shelves)
+        found, starts = sharing.keys_by_part(keys, len(search.parts))
+        write_grouped(search.place("band-keys", f"{task['number']:05d}.run"), found, starts)
+        return {}, {}
+
+    return write
+
+
+def shared_keys(search: Search) -> Work:
+    """Which of them more than one document has."""
+
+    def compare(task: Task) -> Done:
+        runs = search.runs("band-keys", search.stretches)
+        parts = [Part.of([run], task["number"], sharing.KEY) for run in runs]
+        starts = np.cumsum([0, *(part.count for part in parts)])
+        found = sharing.shared(read_part(runs, task["number"], sharing.KEY))
+        write_grouped(search.place("shared-keys", f"{task['number']:05d}.run"), found, starts)
+        return {}, {}
+
+    return compare
+
+
+def bands(search: Search) -> Work:
+    """An entry for each shared key of each document."""
+
+    def write(task: Task) -> Done:
+        shared = read_part(search.runs("shared-keys", search.parts), task["number"], sharing.SHARED)
         shapes = (0, search.minhash.bands), 0, (0, 2), 0
         columns = [[np.empty(shape, np.uint64) for shape in shapes]]
-        for number, shelf in search.own(task["number"]):
-            names = refs(number, np.arange(shelf.count))
-            wanted = _not_among(gone, number, shelf)
-            if shelf.earlier:
-                wanted &= Fates.load(shelf.documents).kinds == KEPT
-            documents = search.load(shelf)
+        for number, shelf, wanted in _searched(search, task["number"]):
             keys = load_columns(shelf.signatures, ["keys"])["keys"]
-            of_shelf = (keys, documents.ranks, documents.ids, names)
-            columns.append([column[wanted] for column in of_shelf])
+            names = refs(number, np.arange(shelf.count))
+            columns.append([each[wanted] for each in (keys, *search.order(shelf), names)])
         keys, ranks, ids, names = (np.concatenate(each) for each in zip(*columns, strict=True))
-        rows, starts = buckets.entries(keys, ranks, ids, names, len(search.parts))
+        rows, starts = sharing.entries(keys, ranks, ids, names, len(search.parts), shared)
         write_grouped(search.place("bands", f"{task['number']:05d}.run"), rows, starts)
         return {}, {}
 
@@ -257,7 +301,7 @@ def carry(search: Search) -> Work:
         ):
 
             def hand_on(rows: Rows) -> None:
-                sets = comparing.carried(rows, len(search.stretches), search.shelves, search.load)
+                sets = comparing.carried(rows, len(search.stretches), search.shelves, search.order)
                 names.add_grouped([sets.names], sets.first_names)
                 shingles.add_grouped(sets.shingles(), sets.first_shingles)
 
@@ -291,7 +335,7 @@ def verify(search: Search) -> Work:
         met = comparing.Met.of(buckets.nearest_of_all(there.pieces()))
         here = slice(*np.searchsorted(met.seconds, search.refs(task["number"])))
         refs_here = np.union1d(met.firsts, met.seconds[here])
-        own = comparing.gathered(refs_here, search.shelves, search.load)
+        own = comparing.gathered(refs_here, search.shelves, search.order)
         others = itertools.chain([own], _carried(search, task["number"]))
         found, names = comparing.alike(met, own, others, search.verification.measure, search.floor)
         shelves = shelves_of(found["a"])
@@ -447,7 +491,7 @@ def settle(search: Search, turn: int) -> Work:
         counts, clusters = {}, 0
         for number, shelf in search.own(stretch):
             found = _by_place(rows[shelves == number], shelf.count)
-            documents = search.load(shelf)
+            documents = Documents.stored(shelf)
             # A cluster goes by the lowest id in it.
             names_one = (found.clusters == documents.ids).all(axis=1) & found.clusters.any(axis=1)
             clusters += int(names_one.sum())
@@ -459,8 +503,7 @@ def settle(search: Search, turn: int) -> Work:
                 save_arrays(revoked_file(search, number), {"ids": ids, **arrays})
                 counts[str(number)] = {"revoked": len(falls)}
             else:
-                raw = Documents(**load_arrays(shelf.documents, Documents.names()))
-                raw.save(search.place("settled", f"{shelf.name}.npz"), found)
+                documents.save(search.place("settled", f"{shelf.name}.npz"), found)
                 fell = np.bincount(found.kinds, minlength=BY_LIKENESS + 1)[1:].tolist()
                 counts[str(number)] = dict(zip(COPIES, fell, strict=True))
         return {"by_shelf": counts, "clusters": clusters}, {}

@@ -17,6 +17,8 @@ _STEPS = (
     "url-repeats",
     "text-keys",
     "text-repeats",
+    "band-keys",
+    "shared-keys",
     "bands",
     "meet",
     "carry",
@@ -67,6 +69,8 @@ def find_copies(search: Search, do: Do, pairs_known: bool = False) -> Found:
         run(f"{kind}-repeats", passes.repeats, parts, kind)
     compared = {"candidates": 0, "evidence": 0}
     if not pairs_known:
+        run("band-keys", passes.band_keys, stretches)
+        run("shared-keys", passes.shared_keys, parts)
         run("bands", passes.bands, stretches)
         run("meet", passes.meet, parts)
         run("carry", passes.carry, stretches)
