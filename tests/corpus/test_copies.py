@@ -213,7 +213,7 @@ CRAWL = [
 
 def apart(shelves: Any, bands: int, memory: int) -> Plan:
     """A task for each split, and three for the keys, of few entries at a time."""
-    return Plan(tuple((n, n + 1) for n in range(len(shelves))), 3, 40, 0)
+    return Plan(tuple((n, n + 1) for n in range(len(shelves))), 3, 40, 40, 0)
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ from trainrig.corpus.curate import Curation, curate
 from trainrig.corpus.dedup.plan import Plan
 
 def apart(shelves, bands, memory):
-    return Plan(tuple((n, n + 1) for n in range(len(shelves))), 9, 10**9, 0)
+    return Plan(tuple((n, n + 1) for n in range(len(shelves))), 9, 10**9, 10**9, 0)
 
 options = {**ray_session._local_options(), "num_cpus": 8}
 with mock.patch.object(ray_session, "_local_options", lambda: options):
@@ -284,7 +284,7 @@ from trainrig.corpus.curate import Curation, curate
 from trainrig.corpus.dedup.plan import Plan
 
 def apart(shelves, bands, memory):
-    return Plan(tuple((n, n + 1) for n in range(len(shelves))), 3, 40, 0)
+    return Plan(tuple((n, n + 1) for n in range(len(shelves))), 3, 40, 40, 0)
 
 left, write = int(sys.argv[2]), storage.write
 

@@ -110,7 +110,8 @@ def look(
     """Search `shelves`; `apart`, with a task for each of them, and three for the keys, of few
     entries at a time."""
     each = tuple((n, n + 1) for n in range(len(shelves)))
-    cut = plan or (Plan(each, 3, FEW, 0) if apart else Plan(((0, len(shelves)),), 1, 10**9, 0))
+    whole = Plan(((0, len(shelves)),), 1, 10**9, 10**9, 0)
+    cut = plan or (Plan(each, 3, FEW, FEW, 0) if apart else whole)
 
     def place(*names: str) -> str:
         return "/".join([str(folder), *names])

@@ -7,63 +7,89 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.names import parts_of_keys
-from trainrig.corpus.dedup.sharing import entries, keys_by_part, shared
+from trainrig.corpus.dedup.runs import PIECE, Part, write_grouped
+from trainrig.corpus.dedup.sharing import KEY, Searched, entries, keys_by_part, shared
 
 # Some that are like in their low bits, or in those above, alone.
 any_key = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**26, 2**26 + 1, 2**63, 2**64 - 1])
 tables = st.lists(st.tuples(any_key, any_key, any_key), max_size=20)
 parts = st.integers(1, 9)
+randoms = st.randoms(use_true_random=False)
 
 
-def table_of(rows):
-    return np.array(rows, np.uint64).reshape(-1, 3)
+def shelves_of_rows(rows, cut, random):
+    """The rows as two shelves, 3 and 5, of which some documents are wanted; and those keys."""
+    wanted = np.array([random.random() < 0.7 for _ in rows], bool)
+    table = np.array(rows, np.uint64).reshape(-1, 3)
+    pieces = slice(0, cut), slice(cut, None)
+    found = [Searched(s, table[p], wanted[p]) for s, p in zip((3, 5), pieces, strict=True)]
+    return found, table[wanted].reshape(-1).tolist()
 
 
-@given(tables, parts)
-def test_keys_lie_in_their_ranges_in_the_order_of_documents(rows, parts):
-    found, starts = keys_by_part(table_of(rows), parts)
-    keys = [key for row in rows for key in row]
+@given(tables, st.integers(0, 20), parts, randoms)
+def test_keys_lie_in_their_ranges_in_the_order_of_documents(rows, cut, parts, random):
+    shelves, keys = shelves_of_rows(rows, cut, random)
+    found, starts = keys_by_part(shelves, parts)
     for part in range(parts):
         here = found[starts[part] : starts[part + 1]].tolist()
         assert here == [key for key in keys if (key >> 32) * parts >> 32 == part]
     assert starts[0] == 0 and starts[-1] == len(found) == len(keys)
 
 
-@given(st.lists(any_key, max_size=60))
-def test_all_that_are_shared_are_seen(keys):
-    found = shared(np.array(keys, np.uint64))
+def part_of(folder, *runs):
+    """The keys of a part, of which each run has some."""
+    for nth, keys in enumerate(runs):
+        write_grouped(str(folder / f"{nth}"), np.array(keys, np.uint64), np.array([0, len(keys)]))
+    return Part.of([str(folder / f"{nth}") for nth in range(len(runs))], 0, KEY)
+
+
+@given(st.lists(st.lists(any_key, max_size=20), max_size=4), st.sampled_from([0, 3, 1000]))
+def test_all_that_are_shared_are_seen(tmp_path_factory, runs, distinct):
+    keys = [key for run in runs for key in run]
+    found = np.concatenate(
+        [
+            np.empty(0, bool),
+            *shared(part_of(tmp_path_factory.mktemp("runs"), *runs), distinct),
+        ]
+    )
     counts = Counter(keys)
+    assert len(found) == len(keys)
     assert all(found[nth] for nth, key in enumerate(keys) if counts[key] > 1)
 
 
-def test_of_those_that_are_alone_few_are_said_to_be_shared():
+def test_of_those_that_are_alone_few_are_said_to_be_shared(tmp_path):
     dice = np.random.default_rng(5)
-    alone = dice.integers(0, 2**64, 200_000, np.uint64)
-    twice = dice.integers(0, 2**64, 25_000, np.uint64)
-    keys = np.concatenate([alone, twice, twice])
-    for many in (keys, keys >> np.uint64(12)):  # whichever bits differ
-        found = shared(many)
-        assert found[len(alone) :].all()
-        assert found[: len(alone)].mean() < 1 / 20
+    alone = dice.integers(0, 2**64, 2 * PIECE, np.uint64)
+    twice = dice.integers(0, 2**64, PIECE // 4, np.uint64)
+    runs = [np.concatenate([alone, twice]), twice]
+    found = np.concatenate([*shared(part_of(tmp_path, *runs), len(alone) + len(twice))])
+    assert found[len(alone) :].all()
+    assert 0 < found[: len(alone)].mean() < 1 / 8
 
 
-@given(tables, parts, st.randoms(use_true_random=False))
-def test_a_document_has_an_entry_for_each_key_that_is_wanted(rows, parts, random):
-    keys = table_of(rows)
-    count = len(keys)
-    ids = np.array([(7 * n, n) for n in range(count)], np.uint64).reshape(-1, 2)
-    ranks, refs = np.arange(count, dtype=np.uint64)[::-1] * 3, np.arange(count, dtype=np.uint64)
-    wanted = np.array([random.random() < 0.5 for _ in range(keys.size)], bool)
-    found, starts = entries(keys, ranks, ids, refs, parts, wanted)
+@given(tables, st.integers(0, 20), parts, randoms)
+def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, random):
+    shelves, _ = shelves_of_rows(rows, cut, random)
+    keys, starts = keys_by_part(shelves, parts)
+    is_shared = np.array([random.random() < 0.5 for _ in keys], bool)
+    order = {
+        each.shelf: (
+            np.array([random.randrange(9) for _ in each.keys], np.uint64),
+            np.array([(random.randrange(9), 1) for _ in each.keys], np.uint64).reshape(-1, 2),
+        )
+        for each in shelves
+    }
+    found, first = entries(shelves, order.__getitem__, is_shared, np.diff(starts))
 
-    # A table that names the document of each key, and in which all stand as keys by part do.
-    order = np.argsort(parts_of_keys(keys.reshape(-1), parts), kind="stable")
-    document = order // 3
-    expected = [
-        (int(keys.reshape(-1)[at]), int(ranks[d]), int(ids[d, 0]), int(refs[d]))
-        for at, d, there in zip(order, document, wanted, strict=True)
-        if there
+    # All entries there could be, in the order in which the keys stand.
+    every = [
+        (key, int(order[each.shelf][0][n]), int(order[each.shelf][1][n, 0]), each.shelf << 32 | n)
+        for each in shelves
+        for n in range(len(each.keys))
+        if each.wanted[n]
+        for key in each.keys[n].tolist()
     ]
-    assert found.tolist() == expected
-    here = np.repeat(np.arange(parts), np.diff(starts))
+    every.sort(key=lambda entry: (entry[0] >> 32) * parts >> 32)
+    assert found.tolist() == [e for e, there in zip(every, is_shared, strict=True) if there]
+    here = np.repeat(np.arange(parts), np.diff(first))
     assert here.tolist() == parts_of_keys(found["key"], parts).tolist()

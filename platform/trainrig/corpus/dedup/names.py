@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compiled
+from trainrig.corpus.dedup.key_filter import KeyFilter
 
 # A document, and what it compares by.
 NAME = np.dtype([(name, "u8") for name in ("ref", "rank", "id0", "id1")])
 ID_DIGITS = 32  # hex digits of an id
 BINS = 2**12  # of a range of keys
-_SLOTS = 32  # of keys, in a number of 64 bits
 _PLACE_BITS = np.uint64(32)
 _PLACE = np.uint64(2**32 - 1)
 
@@ -122,7 +121,9 @@ def like_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.i
     number of the bucket, from 0.
     """
     # Most are alone, which is seen without an order.
-    some = np.flatnonzero(may_be_shared(keys))
+    met = KeyFilter(len(keys), slots_a_key=4)
+    met.meet(keys)
+    some = np.flatnonzero(met.met_again(keys))
     keys = np.take(keys, some)
     order = np.argsort(keys)  # not the stable way, which takes twice as long
     in_order = np.take(keys, order)
@@ -131,33 +132,3 @@ def like_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.i
     shared = same[1:] | same[:-1]
     first = shared & ~same[:-1]
     return np.take(some, order[shared]), np.cumsum(first)[shared] - 1
-
-
-def may_be_shared(keys: NDArray[np.uint64], shift: int = 0) -> NDArray[np.bool_]:
-    """[keys] whether another has its low bits, those from `shift` on.
-
-    Of these they are as many as tell four times as many keys apart: one in five that is alone is
-    said to be shared.
-    """
-    slots = 1 << max(_SLOTS - 1, 4 * len(keys) - 1).bit_length()
-    return _may_be_shared(keys, np.uint64(shift), np.zeros(slots // _SLOTS, np.uint64))
-
-
-@compiled
-def _may_be_shared(
-    keys: NDArray[np.uint64], shift: np.uint64, seen: NDArray[np.uint64]
-) -> NDArray[np.bool_]:
-    """`seen`: zeros, as many as a power of two; of each slot two bits: seen once, seen again."""
-    last = np.uint64(len(seen) * _SLOTS - 1)
-    within, one = np.uint64(_SLOTS - 1), np.uint64(1)
-    for key in keys:
-        slot = key >> shift & last
-        word, bit = slot // np.uint64(_SLOTS), (slot & within) << one
-        there = seen[word]
-        seen[word] = there | one << bit | (there >> bit & one) << bit + one
-    shared = np.empty(len(keys), np.bool_)
-    for nth in range(len(keys)):
-        slot = keys[nth] >> shift & last
-        again = ((slot & within) << one) + one
-        shared[nth] = seen[slot // np.uint64(_SLOTS)] >> again & one
-    return shared

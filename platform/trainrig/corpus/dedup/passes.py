@@ -207,27 +207,26 @@ def repeats(search: Search, kind: Kind) -> Work:
     return find
 
 
-def _searched(search: Search, stretch: int) -> Iterator[tuple[int, Shelf, NDArray[np.bool_]]]:
+def _searched(search: Search, stretch: int) -> list[sharing.Searched]:
     """Which documents of each shelf repeat none; of earlier crawls, which of those kept."""
     gone = search.repeats("text", stretch)
     if search.urls:
         gone = np.concatenate([gone, search.repeats("url", stretch)])
+    found = []
     for number, shelf in search.own(stretch):
         wanted = _not_among(gone, number, shelf)
         if shelf.earlier:
             wanted &= Fates.load(shelf.documents).kinds == KEPT
-        yield number, shelf, wanted
+        keys = load_columns(shelf.signatures, ["keys"])["keys"]
+        found.append(sharing.Searched(number, keys, wanted))
+    return found
 
 
 def band_keys(search: Search) -> Work:
     """The band keys of the documents that are searched, alone."""
 
     def write(task: Task) -> Done:
-        of_shelves = [np.empty((0, search.minhash.bands), np.uint64)]
-        for _, shelf, wanted in _searched(search, task["number"]):
-            of_shelves.append(load_columns(shelf.signatures, ["keys"])["keys"][wanted])
-        keys = np.concatenate(of_shelves)
-        found, starts = sharing.keys_by_part(keys, len(search.parts))
+        found, starts = sharing.keys_by_part(_searched(search, task["number"]), len(search.parts))
         write_grouped(search.place("band-keys", f"{task['number']:05d}.run"), found, starts)
         return {}, {}
 
@@ -239,10 +238,12 @@ def shared_keys(search: Search) -> Work:
 
     def compare(task: Task) -> Done:
         runs = search.runs("band-keys", search.stretches)
-        parts = [Part.of([run], task["number"], sharing.KEY) for run in runs]
-        starts = np.cumsum([0, *(part.count for part in parts)])
-        found = sharing.shared(read_part(runs, task["number"], sharing.KEY))
-        write_grouped(search.place("shared-keys", f"{task['number']:05d}.run"), found, starts)
+        keys = Part.of(runs, task["number"], sharing.KEY)
+        starts = np.cumsum([0, *keys.counts(runs)])
+        with writing_run(
+            search.place("shared-keys", f"{task['number']:05d}.run"), len(runs)
+        ) as run:
+            run.add_grouped(sharing.shared(keys, search.plan.keys), starts)
         return {}, {}
 
     return compare
@@ -252,15 +253,14 @@ def bands(search: Search) -> Work:
     """An entry for each shared key of each document."""
 
     def write(task: Task) -> Done:
-        shared = read_part(search.runs("shared-keys", search.parts), task["number"], sharing.SHARED)
-        shapes = (0, search.minhash.bands), 0, (0, 2), 0
-        columns = [[np.empty(shape, np.uint64) for shape in shapes]]
-        for number, shelf, wanted in _searched(search, task["number"]):
-            keys = load_columns(shelf.signatures, ["keys"])["keys"]
-            names = refs(number, np.arange(shelf.count))
-            columns.append([each[wanted] for each in (keys, *search.order(shelf), names)])
-        keys, ranks, ids, names = (np.concatenate(each) for each in zip(*columns, strict=True))
-        rows, starts = sharing.entries(keys, ranks, ids, names, len(search.parts), shared)
+        runs = search.runs("shared-keys", search.parts)
+        shared = Part.of(runs, task["number"], sharing.SHARED)
+        rows, starts = sharing.entries(
+            _searched(search, task["number"]),
+            lambda shelf: search.order(search.shelves[shelf]),
+            shared.read(),
+            np.array(shared.counts(runs)),
+        )
         write_grouped(search.place("bands", f"{task['number']:05d}.run"), rows, starts)
         return {}, {}
 

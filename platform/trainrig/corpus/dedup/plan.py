@@ -17,7 +17,10 @@ MIB = 2**20
 # Bytes a task holds for each: its rows as they are made or read, together, and in another order,
 # and what orders them.
 _BYTES_OF_ENTRY = 3 * ENTRY.itemsize + 4 * 8
-_UNEVEN = 16  # ranges of keys hold as many entries but for so much
+_SHARED = 4  # of as many band keys one is shared at most, as a rule; else ranges take turns
+_UNEVEN = 16  # ranges of keys hold as many but for so much
+_BYTES_OF_TEXT = 4 * 48  # among equals, as rows are read, together, and in another order
+_PARTS = 256  # at least, where there is so much work: smaller ones stay in caches
 # A pair, its evidence or its edge, and the guest that it may be with: as they are read, and in
 # order. 160 were seen where nearly all are with guests.
 _BYTES_OF_PAIR = 180
@@ -34,6 +37,7 @@ class Plan:
 
     stretches: tuple[tuple[int, int], ...]  # first shelf, and the one after the last
     parts: int
+    keys: int  # that a part has, where none is there many times
     entries: int  # that a task of a part holds at a time
     bytes: int  # what a worker holds at most, as estimated
 
@@ -48,12 +52,16 @@ def plan(shelves: Sequence[Shelf], bands: int, memory: int) -> Plan:
     budget = max(memory - PROCESS, 16 * MIB)
     taken = [_bytes_of(shelf, bands) for shelf in shelves]
     stretches = cut(taken, budget)
-    entries = bands * sum(shelf.count for shelf in shelves)
-    parts = max(1, -(-entries * _BYTES_OF_ENTRY // budget))
-    held = -(-entries // parts)
-    held += held // _UNEVEN
+    documents = sum(shelf.count for shelf in shelves)
+    keys = bands * documents
+    by_key = max(keys * _BYTES_OF_ENTRY // _SHARED, documents * _BYTES_OF_TEXT)
+    parts = max(1, -(-by_key // budget), min(len(stretches), _PARTS))
+    of_part = -(-keys // parts)
+    of_part += of_part // _UNEVEN
+    entries = min(of_part, budget // _BYTES_OF_ENTRY)
     most = max(sum(taken[first:end]) for first, end in stretches)
-    return Plan(tuple(stretches), parts, held, PROCESS + max(most, held * _BYTES_OF_ENTRY))
+    held = max(most, by_key // parts, entries * _BYTES_OF_ENTRY)
+    return Plan(tuple(stretches), parts, of_part, entries, PROCESS + held)
 
 
 def cut(taken: Sequence[int], budget: int) -> list[tuple[int, int]]:

@@ -108,6 +108,13 @@ class Part:
         """Its rows."""
         return sum(rows for _, _, rows in self._spans)
 
+    def counts(self, paths: Iterable[str]) -> list[int]:
+        """Its rows in each of the runs at `paths`."""
+        found = dict.fromkeys(paths, 0)
+        for path, _, rows in self._spans:
+            found[path] += rows
+        return list(found.values())
+
     def read(self) -> NDArray[Any]:
         """Its rows, run after run. Raises DataError for a torn file."""
         rows, filled = np.empty(self.count, self.kind), 0

@@ -1,0 +1,51 @@
+"""Which of many keys are there more than once, in few bits for each."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+
+_SLOTS = 32  # in a number of 64 bits: of each two bits, that it was met, and that it was met again
+
+
+class KeyFilter:
+    """Tells of each key that it met whether it met it again.
+
+    Keys of like low bits are not told apart: of keys that are there once it says, too, that they
+    were met again, of about one in as many as it has slots a key.
+    """
+
+    def __init__(self, keys: int, slots_a_key: int) -> None:
+        """For about so many different keys; slots are a power of two, so up to twice as many."""
+        slots = 1 << max(_SLOTS - 1, keys * slots_a_key - 1).bit_length()
+        self._slots = np.zeros(slots // _SLOTS, np.uint64)
+
+    def meet(self, keys: NDArray[np.uint64]) -> None:
+        """Meet some keys."""
+        _meet(keys, self._slots)
+
+    def met_again(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """[keys] whether they were met more than once."""
+        return _met_again(keys, self._slots)
+
+
+@compiled
+def _meet(keys: NDArray[np.uint64], slots: NDArray[np.uint64]) -> None:
+    last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
+    for key in keys:
+        slot = key & last
+        bit = (slot & np.uint64(_SLOTS - 1)) << one
+        there = slots[slot // np.uint64(_SLOTS)]
+        again = (there >> bit & one) << bit + one
+        slots[slot // np.uint64(_SLOTS)] = there | one << bit | again
+
+
+@compiled
+def _met_again(keys: NDArray[np.uint64], slots: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
+    found = np.empty(len(keys), np.bool_)
+    for nth in range(len(keys)):
+        slot = keys[nth] & last
+        again = ((slot & np.uint64(_SLOTS - 1)) << one) + one
+        found[nth] = slots[slot // np.uint64(_SLOTS)] >> again & one
+    return found
