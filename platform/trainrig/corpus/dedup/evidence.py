@@ -42,6 +42,7 @@ SCHEMA = pa.schema(
         ("b_rank", pa.uint64()),
     ]
 )
+_WHOLE = ["a_row", "b_shelf", "b_row", "a_rank", "b_rank"]  # numbers
 _ROW_GROUP = 30_000  # rows: 3 MB, and as they are read and made 20
 
 PAIR = np.dtype([("a", "u8"), ("b", "u8"), ("similarity", "f8")])  # refs
@@ -56,6 +57,7 @@ def write_pairs(path: str, pairs: Rows, names: Rows) -> None:
             SCHEMA,
             compression="zstd",
             use_dictionary=["a", "b"],  # a document has several pairs
+            column_encoding=dict.fromkeys(_WHOLE, "DELTA_BINARY_PACKED"),
         ) as writer,
     ):
         for first in range(0, len(pairs), _ROW_GROUP):
