@@ -118,7 +118,7 @@ class Part:
     def read(self) -> NDArray[Any]:
         """Its rows, run after run. Raises DataError for a torn file."""
         rows, filled = np.empty(self.count, self.kind), 0
-        for piece in self.pieces():
+        for piece in self._read(PIECE):
             rows[filled : filled + len(piece)] = piece
             filled += len(piece)
         return rows
@@ -129,8 +129,19 @@ class Part:
             yield _read(*span, self.kind)
 
     def pieces(self, most: int | None = None) -> Iterator[NDArray[Any]]:
-        """What `read` gives, at most so many rows at a time."""
+        """What `read` gives, at most so many rows at a time: the few of many runs together."""
         most = most or PIECE
+        held, waiting = list[NDArray[Any]](), 0
+        for piece in self._read(most):
+            if waiting + len(piece) > most:
+                yield np.concatenate(held)
+                held, waiting = [], 0
+            held.append(piece)
+            waiting += len(piece)
+        if waiting:
+            yield np.concatenate(held)
+
+    def _read(self, most: int) -> Iterator[NDArray[Any]]:
         for path, begin, rows in self._spans:
             for first in range(0, rows, most):
                 at = begin + first * self.kind.itemsize
