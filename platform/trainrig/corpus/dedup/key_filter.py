@@ -1,5 +1,7 @@
 """Which of many keys are there more than once, in few bits for each."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,17 +22,17 @@ class KeyFilter:
         slots = 1 << max(_SLOTS - 1, keys * slots_a_key - 1).bit_length()
         self._slots = np.zeros(slots // _SLOTS, np.uint64)
 
-    def meet(self, keys: NDArray[np.uint64]) -> None:
+    def meet(self, keys: NDArray[np.unsignedinteger[Any]]) -> None:
         """Meet some keys."""
         _meet(keys, self._slots)
 
-    def met_again(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def met_again(self, keys: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.bool_]:
         """[keys] whether they were met more than once."""
         return _met_again(keys, self._slots)
 
 
 @compiled
-def _meet(keys: NDArray[np.uint64], slots: NDArray[np.uint64]) -> None:
+def _meet(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> None:
     last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
     for key in keys:
         slot = key & last
@@ -41,7 +43,9 @@ def _meet(keys: NDArray[np.uint64], slots: NDArray[np.uint64]) -> None:
 
 
 @compiled
-def _met_again(keys: NDArray[np.uint64], slots: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def _met_again(
+    keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]
+) -> NDArray[np.bool_]:
     last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
     found = np.empty(len(keys), np.bool_)
     for nth in range(len(keys)):

@@ -1,7 +1,7 @@
 """Band keys that more than one document has, found from keys alone, a range of them at a time.
 
-Most documents are like no other, and most of their keys are theirs alone. A key is a quarter of an
-entry: what its document goes by is written once that is known, and for those that are shared.
+Most documents are like no other, and most of their keys are theirs alone. So 32 bits of each key
+are written first, an eighth of an entry; what its document goes by, once it is seen to be shared.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from trainrig.corpus.dedup.key_filter import KeyFilter
 from trainrig.corpus.dedup.names import refs
 from trainrig.corpus.dedup.runs import Part, Rows
 
-KEY = np.dtype("u8")
+KEY = np.dtype("u4")  # the low bits: the high ones say which range it lies in
 SHARED = np.dtype("?")
 
 _ENTRY_FIELDS = ENTRY.itemsize // 8  # compiled loops see rows as numbers
@@ -34,8 +34,8 @@ class Searched:
 
 def keys_by_part(
     shelves: Sequence[Searched], parts: int
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """The keys of all that are wanted as `parts` ranges, and where each begins.
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """KEY of all that are wanted, as `parts` ranges, and where each begins.
 
     Within a range they stand in the order of documents.
     """
@@ -50,9 +50,9 @@ def keys_by_part(
 
 
 def shared(keys: Part, distinct: int) -> Iterator[NDArray[np.bool_]]:
-    """Of each piece of `keys`, which are there more than once; of one in ten others it says so.
+    """Of each piece of KEY, which are there more than once; of one in twenty others it says so.
 
-    However many there are, it holds two to four bytes for each of `distinct`, as many as are
+    However many there are, it holds four to eight bytes for each of `distinct`, as many as are
     thought to differ.
     """
     met = KeyFilter(min(keys.count, distinct), _SLOTS_A_KEY)
@@ -103,14 +103,14 @@ def _group(
     wanted: NDArray[np.bool_],
     parts: np.uint64,
     free: NDArray[np.int64],
-    found: NDArray[np.uint64],
+    found: NDArray[np.uint32],
 ) -> None:
     for document in range(len(keys)):
         if wanted[document]:
             for band in range(keys.shape[1]):
                 key = keys[document, band]
                 part = _part(key, parts)
-                found[free[part]] = key
+                found[free[part]] = np.uint32(key & np.uint64(2**32 - 1))
                 free[part] += 1
 
 
