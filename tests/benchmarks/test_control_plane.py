@@ -31,8 +31,9 @@ from trainrig.splits import Phase, Split, Work
 from trainrig.train.control import Control
 from trainrig.train.decisions import HangDetector
 from trainrig.train.faults import Faults
+from trainrig.train.orders import End, Order, Word
 from trainrig.train.rank import exchange_every
-from trainrig.train.trainer import RayCluster, _answering
+from trainrig.train.trainer import MOST_WAITING, RayCluster, _answering
 from trainrig.train.watch import Beat
 from trainrig.train.workers import Bounds
 
@@ -121,13 +122,20 @@ def beat(rank: int, step: int = 1) -> Beat:
     return Beat(rank, (30_000 + rank, 20_000), "f" * 56, step, step, "train", True, 1.5)
 
 
+def end(rank: int) -> End:
+    """As a keeper sends whose rank was killed."""
+    return End(rank, "f" * 56, "killed by SIGKILL", "" if rank else "tcp://127.0.0.1:29500")
+
+
 def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> None:
     import ray
 
     ranks = 8_000
     actor: Any = ray.remote(Control)
-    control = actor.options(num_cpus=0, resources=ON_THE_HEAD).remote()
-    ray.get(control.look.remote(1, False))
+    control = actor.options(
+        num_cpus=0, resources=ON_THE_HEAD, max_concurrency=MOST_WAITING
+    ).remote()
+    ray.get(control.look.remote(1, Word.TRAIN, 0, 0.0))
     (office,) = (
         process
         for process in psutil.Process().children(recursive=True)
@@ -142,12 +150,22 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
     looked, seen, answered = [], [], []
     for _ in range(LOOKS):
         before, office_before = time.process_time(), seconds_of(office)
-        beats = ray.get(control.look.remote(1, False))
+        beats = ray.get(control.look.remote(1, Word.TRAIN, 0, 0.0)).beats
         looked.append(time.process_time() - before)
         answered.append(seconds_of(office) - office_before)
         before = time.process_time()
         hangs.see(beats, time.monotonic())
         seen.append(time.process_time() - before)
+    began, before = time.perf_counter(), seconds_of(office)
+    stand = [control.next_order.remote(1, 1, end(rank)) for rank in range(ranks)]
+    while len(ray.get(control.look.remote(1, Word.END, 0, 0.0)).ends) < ranks:
+        time.sleep(0.1)
+    ended = time.perf_counter() - began
+    began = time.perf_counter()
+    control.give.remote(Order(1, 2, bytes(10_000), "tcp://node:1"))
+    ray.get(stand)
+    ordered = time.perf_counter() - began
+    changed = (seconds_of(office) - before) / ranks
     ray.kill(control)
     print(
         json.dumps(
@@ -158,6 +176,9 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
                 "look_ms_of_the_office": round(1e3 * statistics.median(answered), 1),
                 "look_ms_of_the_driver": round(1e3 * statistics.median(looked), 1),
                 "hangs_ms_of_the_driver": round(1e3 * statistics.median(seen), 1),
+                "seconds_until_all_have_ended": round(ended, 2),
+                "seconds_until_all_have_an_order": round(ordered, 2),
+                "end_and_order_us_of_the_office": round(1e6 * changed, 1),
             }
         )
     )

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 
+import psutil
 import pytest
 import trouble
 
@@ -81,6 +82,53 @@ def test_a_rank_that_stands_still_is_killed_with_the_others(
     assert (tmp_path / "stood").exists() and (tmp_path / "in evaluation").exists()
     (hang,) = events.all("hang_seen")
     assert "hangs: no progress" in hang["problem"]
+    assert_equal(job, straight)
+
+
+@pytest.mark.timeout(600)
+def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
+    one_ray, undisturbed, assert_equal, chaos, tmp_path
+):
+    straight = undisturbed(40)
+    job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
+    events = chaos.events(job.folder)
+    keepers, ranks = [], []
+
+    def fail(fault):
+        failed = len(events.all("attempt_failed"))
+        events.wait_for_a_step()
+        events.wait("checkpoint", len(events.all("checkpoint")) + 1)
+        keepers.append(events.ranks("keeper"))
+        ranks.append(events.ranks())
+        fault()
+        events.wait("attempt_failed", failed + 1)
+
+    def one_dies_while_another_stands_still():
+        os.kill(ranks[-1][1], signal.SIGSTOP)
+        os.kill(ranks[-1][0], signal.SIGKILL)
+
+    def one_dies_and_the_post_office_too():
+        chaos.kill_actors("Control")
+        os.kill(ranks[-1][1], signal.SIGKILL)
+
+    def one_dies_while_a_keeper_stands_still():
+        os.kill(keepers[-1][0], signal.SIGSTOP)
+        os.kill(ranks[-1][1], signal.SIGKILL)
+
+    def disturb():
+        fail(one_dies_while_another_stands_still)
+        fail(one_dies_and_the_post_office_too)
+        fail(one_dies_while_a_keeper_stands_still)
+
+    aside = chaos.aside(disturb)
+    outcome = trainer.run(job, 2)
+    aside.end()
+    assert outcome.restarts == 3
+    keepers.append(events.ranks("keeper"))
+    assert keepers[0] == keepers[1]
+    assert not set(ranks[0].values()) & set(ranks[1].values())
+    assert not set(keepers[2].values()) & set(keepers[3].values())
+    assert not any(psutil.pid_exists(pid) for pid in keepers[2].values())
     assert_equal(job, straight)
 
 

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -73,6 +74,27 @@ def test_several_live_side_by_side_and_each_ends_by_itself(server):
     assert psutil.pid_exists(several[2].pid)
     several[2].close()
     assert gone(several[2].pid)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
+    forked = Forked(server.address(), "forked:stay", "here")
+    assert forked.receive() == "here"
+    if stopped:
+        os.kill(forked.pid, signal.SIGSTOP)
+    asking = threading.Timer(0.05, forked.ask_to_end)
+    asking.start()
+    with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
+        forked.receive()
+    asking.join()
+    forked.ask_to_end()  # too late, and no matter
+
+
+def test_an_end_is_over_when_the_process_is_no_more(server):
+    forked = Forked(server.address(), "forked:stay", "here")
+    os.kill(forked.pid, signal.SIGSTOP)
+    forked.end()
+    assert not psutil.pid_exists(forked.pid)
 
 
 def test_what_it_raises_is_in_its_log_and_it_has_died(server, capfd):

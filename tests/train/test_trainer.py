@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 import sys
+import time
 
 import pytest
 import torch.distributed as dist
@@ -9,6 +10,8 @@ from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.ray_session import connect
 from trainrig.train import trainer
 from trainrig.train.run_folder import RunFolder
+
+PATIENCE = 30.0  # s: a bound for what is broken
 
 
 def run(job, workers=1):
@@ -49,6 +52,18 @@ def batches_that_are_gone():
     raise DataError("tokens: no token shards here")
 
 
+def all_free():
+    """Whether Ray has all its CPUs to give, soon."""
+    import ray
+
+    until = time.monotonic() + PATIENCE
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """A local Ray for this module; its workers get what is defined here by value."""
@@ -69,6 +84,7 @@ def test_what_the_user_must_mend_ends_the_run_at_once(cluster, make_job, tmp_pat
     with pytest.raises(DataError, match=r"^tokens: no token shards here$"):
         run(job)
     assert len(RunFolder(job.folder).attempts()) == 1
+    assert all_free()
 
 
 @pytest.mark.ray
@@ -82,6 +98,7 @@ def test_what_the_user_must_mend_ends_the_run_at_once_when_one_of_two_workers_me
     with pytest.raises(DataError, match=r"^tokens: changed; tokenize again$"):
         run(dataclasses.replace(job, make_batches=faulty), workers=2)
     assert len(RunFolder(job.folder).attempts()) == 1
+    assert all_free()
 
 
 @pytest.mark.ray
@@ -95,6 +112,7 @@ def test_a_worker_that_always_raises_is_given_up_with_its_reason(cluster, make_j
     with pytest.raises(ClusterError, match=reason):
         run(job)
     assert len(RunFolder(job.folder).attempts()) == 2
+    assert all_free()
 
 
 @pytest.mark.ray

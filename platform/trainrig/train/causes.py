@@ -28,7 +28,7 @@ def cause(
         others = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
         problem = f"the process of rank {min(dead)} died{others}: {dead[min(dead)]}"
         return Failure(problem, "Ray", step)
-    own = [rank for rank, error in failures.items() if not _follows_another(error)]
+    own = [rank for rank, error in failures.items() if not follows_another(str(error))]
     rank = min(own or failures)
     at = steps.get(rank, step)
     if not own:
@@ -38,8 +38,9 @@ def cause(
     return Failure(f"rank {rank}: {line}", "Ray", at, exception=line)
 
 
-def _follows_another(error: Exception) -> bool:
-    return any(words in str(error) for words in LOST_ANOTHER)
+def follows_another(said: str) -> bool:
+    """Whether a rank that said so was well before another was lost."""
+    return any(words in said for words in LOST_ANOTHER)
 
 
 def last_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Ray Train's controller, for one attempt after another in the same process.
+"""Ray Train's controller, for one crew of keepers after another in the same process.
 
 In Ray's own way each attempt begins by starting a process for its controller and another to clean
 up after it, which a run that lost a worker would wait for. Nothing here imports torch.
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend, BackendConfig
 from ray.train.constants import _get_ray_train_session_dir
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
@@ -21,7 +20,7 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.result import Result
 
-from trainrig.train.keeper import MEETING, keep
+from trainrig.train.keeper import MEETING, keep, meeting_here
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,7 @@ class _Appoint(Backend):
     share_cuda_visible_devices = True  # peers on a node reach each other's memory
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        address, port = worker_group.execute_single(0, get_address_and_port)
-        host = f"[{address}]" if ":" in address else address
-        worker_group.execute(_appoint, f"tcp://{host}:{port}")
+        worker_group.execute(_appoint, worker_group.execute_single(0, meeting_here))
 
 
 def _appoint(meeting: str) -> None:

@@ -133,8 +133,19 @@ class Forked:
             _how_it_ended(int(how)) if how else "its fork server ended, or its machine"
         )
 
+    def ask_to_end(self) -> None:
+        """Have the process killed; `receive` says when it is gone. From any thread, at any time."""
+        with contextlib.suppress(OSError):  # it is gone
+            self._control.shutdown(socket.SHUT_WR)
+
+    def end(self) -> None:
+        """Have the process killed, and return once it is gone."""
+        self.ask_to_end()
+        self._lines.readline()
+        self.close()
+
     def close(self) -> None:
-        """End the process, if it has not ended by itself."""
+        """End the process, if it has not ended by itself. Does not wait."""
         self._channel.close()
         self._control.close()
         if getattr(self, "_lines", None):

@@ -2,7 +2,6 @@
 have imported."""
 
 import functools
-import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -70,19 +69,23 @@ class Spares:
     def __init__(self, servers: ForkServers) -> None:
         self.fork_servers = servers
         self._conductor: Any = _start_conductor()
-        self._over = threading.Event()
-        self._over.set()
+        self._engaged: Any = None  # until this has a result
 
-    def conductor(self, over: threading.Event) -> Any:
-        """One that is alive, as far as is known, and free: `over` tells when it is so again."""
+    def conductor(self) -> Any:
+        """One that is alive, as far as is known, and free."""
         import ray
 
-        if self._conductor and not self._over.is_set():  # an attempt that was left to itself
+        busy = self._engaged is not None and not ray.wait([self._engaged], timeout=0)[0]
+        if self._conductor and busy:  # with a crew that was left to itself
             ray.kill(self._conductor)
             self._conductor = None
+        self._engaged = None
         self._conductor = self._conductor or _start_conductor()
-        self._over = over
         return self._conductor
+
+    def engaged(self, until: Any) -> None:
+        """The conductor is not free before `until`, an object of Ray's, is there."""
+        self._engaged = until
 
     def conductor_lost(self) -> None:
         """It died, or has to."""

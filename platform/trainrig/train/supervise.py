@@ -49,7 +49,8 @@ class Group(Protocol):
     """The workers of one attempt."""
 
     def ended(self, wait: float) -> bool:
-        """Whether it is over; waits for that, up to `wait` seconds."""
+        """Whether it is over, or part of it is that the rest cannot go on without; waits for that,
+        up to `wait` seconds."""
 
     def failure(self) -> Failure | None:
         """Why it failed, once it is over. Raises InputError for what the user must mend."""
@@ -64,7 +65,7 @@ class Group(Protocol):
         """End the process of every rank at once. May be called again."""
 
     def release(self) -> None:
-        """Free what a failed attempt left reserved."""
+        """End what is left of a failed attempt, and free what the next one has no use for."""
 
 
 class Cluster(Protocol):
