@@ -16,7 +16,7 @@ from trainrig.ray_session import WORKER_ENVIRONMENT
 from trainrig.train.orders import End
 from trainrig.train.spares import Spares, only_on
 
-LEAVES_WITHIN = 3.0  # s; Ray Train looks every half second whether its workers are done
+ENDS_WITHIN = 3.0  # s; Ray Train looks every half second whether its workers are done, or dead
 
 
 class Crew:
@@ -98,15 +98,15 @@ class Crew:
 
     def leave(self) -> None:
         """Let the keepers go that stand by; free what they hold."""
-        import ray
-
         self.stands_by = False
         self._control.dismiss.remote(self.number)
-        ray.wait([self.fit], timeout=LEAVES_WITHIN)
         self.free()
 
     def free(self) -> None:
-        """What a conductor that died leaves reserved the next crew would wait for."""
+        """What it holds, once it is no more, or does not get there.
+
+        The next crew would wait for what a conductor that died leaves reserved.
+        """
         import ray
         from ray._private.state import state
         from ray._raylet import PlacementGroupID
@@ -114,6 +114,7 @@ class Crew:
         from ray.util import remove_placement_group
         from ray.util.placement_group import PlacementGroup
 
+        ray.wait([self.fit], timeout=ENDS_WITHIN)
         if not self.over():  # it waits for keepers that will never answer
             ray.kill(self._conductor)
             self._spares.conductor_lost()

@@ -110,13 +110,12 @@ class RayGroup:
             left = until - time.monotonic()
             if left <= 0 or self._node_gone():
                 self._kill(keepers_too=True)
-                self._crew.free()
-                return
+                break
             self._look(min(left, LOOK_FOR_BLAME))
-        if self._crew.over():
-            self._crew.free()
-        else:
+        if self._all_ended() and not self._crew.over():
             self._crew.stand_by(self._ends)
+        else:
+            self._crew.free()
 
     def _failed(self) -> bool:
         """Whether there is a reason not to wait any longer."""
