@@ -1,6 +1,9 @@
 """The devices of a run, as axes with names."""
 
+import socket
+import time
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -8,6 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 DATA_AXIS = "data"
 REPLICA_AXIS = "replica"
+KNOCK = 0.005  # s between the first two at the door where ranks meet; then ever longer,
+LONGEST_KNOCK = 0.2  # up to this
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -37,6 +42,8 @@ def replica_mesh(device: torch.device, replicas: int) -> DeviceMesh:
 
 def join_group(rank: int, world: int, meeting: str, timeout: timedelta) -> None:
     """Form a group with the other processes, which meet at the URL `meeting`."""
+    if rank and meeting.startswith("tcp:"):
+        _await(meeting, time.monotonic() + timeout.total_seconds())
     dist.init_process_group(
         BACKENDS[local_device().type],
         init_method=meeting,
@@ -44,3 +51,19 @@ def join_group(rank: int, world: int, meeting: str, timeout: timedelta) -> None:
         world_size=world,
         timeout=timeout,
     )
+
+
+def _await(meeting: str, until: float) -> None:
+    """Return when somebody listens there, or it is time to find out why not.
+
+    torch's own client waits for 0.25 to 1 s after it came too early, which most do.
+    """
+    place = urlsplit(meeting)
+    pause = KNOCK
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((place.hostname, place.port), timeout=LONGEST_KNOCK).close()
+            return
+        except OSError:
+            time.sleep(pause)
+            pause = min(1.5 * pause, LONGEST_KNOCK)
