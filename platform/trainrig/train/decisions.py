@@ -103,7 +103,7 @@ class Failure:
     """How an attempt failed."""
 
     problem: str  # in one line
-    seen_by: str  # "Ray", "beats", "grace"
+    seen_by: str  # "keepers", "Ray", "beats", "grace"
     step: int  # updates done when it failed, as far as is known
     # Type and message of an exception that a worker raised of its own, not since another died.
     exception: str | None = None

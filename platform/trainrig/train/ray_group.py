@@ -4,6 +4,8 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Set
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from trainrig.train.causes import cause, follows_another, last_line
@@ -20,7 +22,10 @@ AT_ONCE = 0.05  # s in which the ends of ranks that have one cause come in
 # s in which Ray sees that a keeper is gone, after other ranks lost their connection to its rank.
 BLAME_WITHIN = 2.0
 LOOK_FOR_BLAME = 0.1  # s between two looks for that
-STAND_WITHIN = 2.0  # s for keepers to end their ranks and stand by; then they are killed as well
+# s for keepers to end their ranks and stand by, after which they are killed as well; and for each,
+# which the post office takes 0.8 ms for (tests/benchmarks/test_control_plane.py).
+STAND_WITHIN = 2.0
+STAND_A_RANK = 0.001
 
 
 class RayGroup:
@@ -44,6 +49,7 @@ class RayGroup:
         self._lost_since: float | None = None
         self._killed: set[tuple[str, int]] = set()  # by node and pid
         self._killed_since: float | None = None
+        self._patience = STAND_WITHIN + STAND_A_RANK * crew.workers
 
     def order(self, work: bytes) -> None:
         """Have a crew that stands by do `work`."""
@@ -85,7 +91,10 @@ class RayGroup:
                 raise error
             problem = f"Ray's controller of the attempt failed: {last_line(error)}"
             return Failure(problem, "Ray", step)
-        return cause(raised, dead, self._raised_at(), step) if raised or dead else None
+        if not raised and not dead:
+            return None
+        failure = cause(raised, dead, self._raised_at(), step)
+        return replace(failure, seen_by="Ray" if error else "keepers")
 
     def beats(self) -> Mapping[int, Beat]:
         """See Group."""
@@ -100,18 +109,18 @@ class RayGroup:
         """See Group. The ranks first: a keeper that does not say so soon stands still as well."""
         now = time.monotonic()
         self._killed_since = self._killed_since or now
-        self._kill(keepers_too=now - self._killed_since > STAND_WITHIN)
+        self._kill(keepers_too=now - self._killed_since > self._patience)
 
     def release(self) -> None:
         """See Group. Keepers that all stand by are kept for the next attempt."""
         self._word = Word.END
-        until = time.monotonic() + STAND_WITHIN
+        until = time.monotonic() + self._patience
         while not self._crew.over() and not self._all_ended():
             left = until - time.monotonic()
             if left <= 0 or self._node_gone():
                 self._kill(keepers_too=True)
                 break
-            self._look(min(left, LOOK_FOR_BLAME))
+            self._look(min(left, LOOK_FOR_BLAME), ends=self._crew.workers - 1)
         if self._all_ended() and not self._crew.over():
             self._crew.stand_by(self._ends)
         else:
@@ -139,22 +148,29 @@ class RayGroup:
         hows = [end.how for end in self._ends.values()]
         return any(isinstance(how, str) or not follows_another(how.line) for how in hows)
 
-    def _look(self, wait: float) -> None:
-        """Learn what is new at the post office: as soon as another rank has ended or the crew is no
-        more, or after `wait` seconds.
+    def _look(self, wait: float, ends: int | None = None) -> None:
+        """Learn what is new at the post office: as soon as more ranks have ended than so many (if
+        not said: than are known to have), or the crew is no more, or after `wait` seconds.
 
         In a thread of its own: Ray swallows some of what signals raise in its code.
         """
-        looking = threading.Thread(target=self._learn, args=(wait,), name="look", daemon=True)
-        looking.start()
-        looking.join()
+        looked: Future[None] = Future()
 
-    def _learn(self, wait: float) -> None:
+        def look() -> None:
+            try:
+                self._learn(wait, len(self._ends) if ends is None else ends)
+                looked.set_result(None)
+            except BaseException as error:
+                looked.set_exception(error)
+
+        threading.Thread(target=look, name="look", daemon=True).start()
+        looked.result()
+
+    def _learn(self, wait: float, ends: int) -> None:
         import ray
         import ray.exceptions
 
-        number, known = self._attempt.number, len(self._ends)
-        asked = self._control.look.remote(number, self._word, known, wait)
+        asked = self._control.look.remote(self._attempt.number, self._word, ends, wait)
         news = [asked] if self._crew.over() else [asked, self._crew.fit]
         if asked not in ray.wait(news, timeout=wait + ANSWER)[0]:
             return
