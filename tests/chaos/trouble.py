@@ -14,6 +14,8 @@ import torch.distributed as dist
 from trainrig.train.checkpoint import saver
 from trainrig.train.state import Job
 
+MUCH = 64 * 2**20  # bytes
+
 
 @dataclass(frozen=True)
 class Wrapped:
@@ -85,6 +87,23 @@ class Standing(Wrapped):
         if step == self.step and last and not Path(self.marker).exists():
             Path(self.marker).touch()
             os.kill(os.getpid(), signal.SIGSTOP)
+        return self.made.micro_batch(step, index)
+
+
+@dataclass(frozen=True)
+class Greedy(Wrapped):
+    """Batches of a run whose rank 0 takes memory in the data of `step`, once, till it is ended."""
+
+    step: int = 0
+    most: int = 0  # bytes; then it waits
+    marker: str = ""
+
+    def micro_batch(self, step: int, index: int) -> Any:
+        if step == self.step and dist.get_rank() == 0 and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            taken = [b"\1" * MUCH for _ in range(self.most // MUCH)]
+            signal.pause()
+            del taken
         return self.made.micro_batch(step, index)
 
 

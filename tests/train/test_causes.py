@@ -1,7 +1,7 @@
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.train.causes import cause
+from trainrig.train.causes import cause, out_of_memory
 from trainrig.train.checkpoint import DamagedCheckpoint
 
 BROKEN = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4")
@@ -44,3 +44,13 @@ def test_a_damaged_checkpoint_is_not_the_users_to_mend():
     failure = cause({0: DamagedCheckpoint("model.safetensors: torn"), 1: BROKEN}, {}, {}, 3)
     assert failure.damaged
     assert failure.problem.endswith("model.safetensors: torn")
+
+
+def test_of_what_ray_says_at_length_of_memory_the_node_and_the_figures_are_left():
+    said = (
+        "Task was killed due to the node running low on memory.\nMemory on the node (IP: 10.0.0.7, "
+        "ID: 5d33) was 2.46GB used / 23.54GB limit (0.104562)\nOOM kill reason: Memory usage 2626B"
+    )
+    told = "node 10.0.0.7 ran out of memory (2.46GB of 23.54GB): Ray ended the attempt to free some"
+    assert out_of_memory(said) == told
+    assert out_of_memory("other words") == "no memory: Ray ended the attempt to free some"

@@ -1,5 +1,6 @@
 """What made a group of workers fail, from the errors that its ranks ended with."""
 
+import re
 from collections.abc import Mapping
 
 from trainrig.errors import InputError
@@ -47,3 +48,10 @@ def last_line(error: BaseException) -> str:
     """Type and last line of `error`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+def out_of_memory(said: str) -> str:
+    """Which node had too little, from what Ray `said` of it at length."""
+    found = re.search(r"Memory on the node \(IP: ([^,)]+).*? was (\S+) used / (\S+)", said)
+    node = f"node {found[1]} ran out of memory ({found[2]} of {found[3]})" if found else "no memory"
+    return f"{node}: Ray ended the attempt to free some"

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from trainrig.train.causes import cause, follows_another, last_line
+from trainrig.train.causes import cause, follows_another, last_line, out_of_memory
 from trainrig.train.channel import Raised
 from trainrig.train.crew import Crew
 from trainrig.train.decisions import Failure
@@ -71,6 +71,7 @@ class RayGroup:
 
     def failure(self) -> Failure | None:
         """See Group."""
+        from ray.exceptions import OutOfMemoryError
         from ray.train import TrainingFailedError
         from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
         from ray.train.v2.api.exceptions import WorkerGroupError
@@ -90,6 +91,8 @@ class RayGroup:
             if not isinstance(error, TrainingFailedError) and not self._crew.conductor_died():
                 raise error
             problem = f"Ray's controller of the attempt failed: {last_line(error)}"
+            if isinstance(error, OutOfMemoryError):
+                problem = out_of_memory(str(error))
             return Failure(problem, "Ray", step)
         if not raised and not dead:
             return None
