@@ -83,7 +83,7 @@ CHANNELS = {
     "corpus/extract/guarded.py",
     "scaling/work.py",
     "train/rank.py",
-    "train/trainer.py",
+    "train/ray_group.py",
 }
 RUNS_CODE = {
     ("pickle", "load"),
