@@ -1,0 +1,114 @@
+"""The whole loop on one device: its pace, what checkpoints hold up, whether two runs agree.
+
+On a GPU 124M parameters, 1,024 positions, bfloat16, compiled: GPT-2's sizes. On a CPU a model of a
+hundred thousand, where the figures mean little. Needs no Ray.
+"""
+
+import functools
+import importlib.util
+import itertools
+import json
+import runpy
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainrig import hardware
+from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.models.flops import token_flops
+from trainrig.parallel.mesh import local_device
+from trainrig.train import metrics
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.loop import train
+from trainrig.train.run import Training
+from trainrig.train.run_folder import RunFolder
+from trainrig.train.state import Job
+
+TESTS = Path(__file__).parents[1]
+globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
+GPT2 = {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50_304, "positions": 1024}
+SMALL = {"layers": 2, "channels": 64, "heads": 2, "vocabulary": 256, "positions": 64}
+NOT_COUNTED = 3  # steps at the start: they compile, and make the memory to copy to
+
+
+def made_up():
+    """The batches of tokens that mean nothing, of the ranks that other benchmarks start."""
+    spec = importlib.util.spec_from_file_location("rank", TESTS / "train" / "rank.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.MadeUp
+
+
+@pytest.fixture
+def make_job(tmp_path):
+    """`make_job("one")`: the same run in a folder of its own."""
+    gpu = local_device().type == "cuda"
+    model = DecoderConfig.model_validate(GPT2 if gpu else SMALL)
+    rows, steps = (16, 60) if gpu else (4, 20)
+    settings = {"steps": steps, "checkpoints": {"every": 10}, "held_out": {"rows": 0}}
+    if gpu:
+        settings |= {"compile": {}, "precision": {"compute": "bfloat16"}}
+    batches = functools.partial(made_up(), 4, (rows, model.positions), model.vocabulary)
+
+    def make(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        return Job(str(folder), model, Training.model_validate(settings), batches, "{}")
+
+    return make
+
+
+def result_of(job):
+    """What must be equal when a run is repeated."""
+    series = [(line["train/loss"], line["train/grad_norm"]) for line in metrics.series(job.folder)]
+    newest, _ = newest_valid(RunFolder(job.folder))
+    return series, {p.name: p.read_bytes() for p in Path(newest.path).glob("*.safetensors")}
+
+
+def peak(compute):
+    """FLOP/s that this GPU can make, by the table of hardware; None on a CPU, or if unknown."""
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name().lower()
+    known = hardware.load().devices
+    return next((d.peak(compute) for key, d in known.items() if key.split("-")[0] in name), None)
+
+
+def test_the_loop_on_one_device(alone, make_job):
+    jobs = [make_job(name) for name in ("one", "again")]
+    for job in jobs:
+        train(job, RunFolder(job.folder).take_attempt(0), None)
+    job = jobs[0]
+    lines = list(metrics.series(job.folder))
+    saves = [e for e in RunFolder(job.folder).events() if e["event"] == "checkpoint"]
+    saved = {event["step"] for event in saves}
+    seconds = [
+        after["time"] - before["time"]
+        for before, after in itertools.pairwise(lines[NOT_COUNTED:])
+        if not {before["step"], after["step"]} & saved
+    ]
+    tokens = (lines[-1]["train/tokens"] - lines[0]["train/tokens"]) / (len(lines) - 1)
+    pace = tokens / statistics.median(seconds)
+    # PaLM's rule (arXiv:2204.02311, appendix B): attention over all positions, masked or not.
+    flops = token_flops(job.model, job.model.positions, causal=False).training
+    most = peak(job.training.precision.compute)
+    same = result_of(jobs[0]) == result_of(jobs[1])
+    print(
+        json.dumps(
+            {
+                "benchmark": "the whole loop on one device",
+                "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+                "parameters": sum(p.numel() for p in Decoder(job.model).parameters()),
+                "tokens_per_second": round(pace),
+                "step_seconds_from_to": [round(min(seconds), 4), round(max(seconds), 4)],
+                "mfu": most and round(pace * flops / most, 4),
+                "stall_seconds": [event["stall_seconds"] for event in saves],
+                "two_runs_agree": same,
+            }
+        )
+    )
+    assert same
