@@ -1,0 +1,49 @@
+"""A rank that takes all memory there is, on a Ray of its own: one that sees to it."""
+
+import dataclasses
+
+import psutil
+import pytest
+import trouble
+
+from trainrig.ray_session import connect
+from trainrig.train import trainer
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+GIB = 2**30
+
+
+@pytest.fixture
+def frugal_ray(undisturbed, monkeypatch):
+    """A Ray that kills when another 2 GiB of this machine are used."""
+    undisturbed(40)  # the processes of which stay
+    memory = psutil.virtual_memory()
+    used = 1 - memory.available / memory.total
+    monkeypatch.setenv("RAY_memory_usage_threshold", str(used + 2 * GIB / memory.total))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    import ray
+
+    assert not ray.is_initialized()
+    connect(2, "workers")
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.timeout(600)
+def test_a_rank_that_takes_too_much_memory_is_killed_and_the_run_goes_on(
+    frugal_ray, undisturbed, assert_equal, chaos, tmp_path
+):
+    straight = undisturbed(40)
+    job = trouble.slowed(straight, str(tmp_path / "run"))
+    greedy = trouble.Greedy(
+        job.make_batches, step=10, most=8 * GIB, marker=str(tmp_path / "greedy")
+    )
+    patient = job.training.faults.model_copy(update={"hang_seconds": 120.0})
+    training = job.training.model_copy(update={"faults": patient})
+    outcome = trainer.run(dataclasses.replace(job, make_batches=greedy, training=training), 2)
+    events = chaos.events(job.folder)
+    assert (tmp_path / "greedy").exists()
+    assert outcome.restarts == 1
+    (failed,) = events.all("attempt_failed")
+    assert " ran out of memory (" in failed["problem"]
+    assert_equal(job, straight)
