@@ -19,7 +19,7 @@ import torch
 from trainrig import storage
 from trainrig.config import build
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.causal import cross_entropy_sum
+from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.optim import AdamW
 from trainrig.optim.groups import group_by_decay
 from trainrig.tokens.batches import read_share
@@ -100,7 +100,9 @@ def training_step():
     def step(share):
         for micro, _ in share.dealt:
             ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
-            (cross_entropy_sum(model(ids), targets) / share.targets).backward()
+            (
+                cross_entropy_sum(model(ids).logits, targets) / share.denominators["tokens"]
+            ).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

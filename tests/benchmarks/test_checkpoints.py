@@ -106,7 +106,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(alone, tmp_path):
     ids = torch.randint(0, 512, (1, 257))
 
     def step():
-        logits = state.model(ids[:, :-1])
+        logits = state.model(ids[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         state.optimizer.step()

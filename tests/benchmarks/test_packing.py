@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.causal import cross_entropy_sum
+from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.tokens.packing.choices import BestFit, Concatenate, open_layout
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
@@ -143,7 +143,7 @@ def test_what_attention_inside_documents_costs():
             begins[row, cuts[row] == number] = places[row, cuts[row] == number].min()
 
     def step(positions):
-        logits = model(ids[:, :-1], positions_BT=positions)
+        logits = model(ids[:, :-1], positions_BT=positions).logits
         cross_entropy_sum(logits, ids[:, 1:].contiguous()).backward()
         model.zero_grad()
 

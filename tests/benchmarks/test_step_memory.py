@@ -18,7 +18,7 @@ from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group, local_device
 from trainrig.scaling.memory import step_memory
-from trainrig.tokens.batches import MicroBatch, read_share
+from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
 from trainrig.train.run import Training
 from trainrig.train.state import Job, fresh_state
 from trainrig.train.step import Stepper
@@ -41,14 +41,16 @@ class OneRow:
     def __init__(self, count: int) -> None:
         ids = np.random.default_rng(0).integers(0, 512, (1, LENGTH + 1))
         number, pieces = np.arange(1), np.zeros((0, 3), dtype=np.int64)
-        self._batch = MicroBatch(ids[:, :-1].copy(), ids[:, 1:].copy(), number, number, pieces)
+        self._batch = MicroBatch(
+            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), number, number * 0, pieces
+        )
         self._count = count
 
     def micro_batches(self, step: int) -> int:
         return self._count
 
-    def targets(self, step: int) -> int:
-        return self._count * LENGTH
+    def denominators(self, step: int) -> dict[str, int]:
+        return {TOKENS: self._count * LENGTH}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         return self._batch
@@ -66,7 +68,7 @@ def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: 
     for stage in ("made", "first", "second"):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             if stage == "made":
-                stepper = Stepper(training, fresh_state(job, local_device()), lambda: False)
+                stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
             else:
                 stepper.take(share)
         events = sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns())

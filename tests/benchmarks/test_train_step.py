@@ -15,7 +15,7 @@ from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group, local_device
 from trainrig.parallel.precision import set_products
-from trainrig.tokens.batches import MicroBatch, read_share
+from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
 from trainrig.train.run import Training
 from trainrig.train.state import Job, fresh_state
 from trainrig.train.step import Stepper
@@ -43,13 +43,15 @@ class OneBatch:
         ids = np.random.default_rng(0).integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1))
         rows = np.arange(SEQUENCES)
         pieces = np.zeros((0, 3), dtype=np.int64)
-        self._batch = MicroBatch(ids[:, :-1].copy(), ids[:, 1:].copy(), rows, rows * 0, pieces)
+        self._batch = MicroBatch(
+            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), rows, rows * 0, pieces
+        )
 
     def micro_batches(self, step):
         return 1
 
-    def targets(self, step):
-        return SEQUENCES * LENGTH
+    def denominators(self, step):
+        return {TOKENS: SEQUENCES * LENGTH}
 
     def micro_batch(self, step, index):
         return self._batch
@@ -70,7 +72,7 @@ def ours(**settings):
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
     job = Job(folder="", model=SIZES, training=training, make_batches=OneBatch, tokenizer="")
-    stepper = Stepper(training, fresh_state(job, local_device()), lambda: False)
+    stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
     share = read_share(OneBatch(), 0, 1, 0, virtual=training.virtual_workers)
     return lambda: stepper.take(share)
 
@@ -83,7 +85,7 @@ def plain(model, compute):
 
     def step():
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "bfloat16"):
-            loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+            loss = F.cross_entropy(model(ids).logits.flatten(0, 1), targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

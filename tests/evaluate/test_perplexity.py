@@ -57,7 +57,7 @@ def plain_score(model, texts, encoder):
     """Sums over (ids before and at, number of ids that are targets), one window at a time."""
     nats = text_nats = tokens = text_bytes = 0
     for ids, targets in texts:
-        logits = model(torch.tensor([ids[:-1]]))[0, -targets:]
+        logits = model(torch.tensor([ids[:-1]])).logits[0, -targets:]
         each = functional.cross_entropy(logits, torch.tensor(ids[-targets:]), reduction="none")
         for lost, target in zip(each.double().tolist(), ids[-targets:], strict=True):
             length = len(encoder.decode_bytes([target])) if target >= 5 else 0

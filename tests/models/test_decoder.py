@@ -114,26 +114,26 @@ def test_llama_2_7b_has_its_published_number_of_parameters():
 def test_a_later_token_never_changes_an_earlier_logit(build):
     model = build()
     ids = torch.randint(61, (3, 12), generator=torch.Generator().manual_seed(1))
-    before = model(ids)
+    before = model(ids).logits
     for position in range(12):
         changed = ids.clone()
         changed[:, position] = (changed[:, position] + 7) % 61
-        after = model(changed)
+        after = model(changed).logits
         assert torch.equal(after[:, :position], before[:, :position])
         assert not torch.allclose(after[:, position], before[:, position], atol=1e-3)
 
 
 def test_order_matters_to_a_later_token(build):
     model = build()
-    forward, swapped = model(torch.tensor([[1, 2, 3], [2, 1, 3]]))
+    forward, swapped = model(torch.tensor([[1, 2, 3], [2, 1, 3]])).logits
     assert not torch.allclose(forward[2], swapped[2], atol=1e-3)
 
 
 def test_rows_of_a_batch_do_not_see_each_other(build):
     model = build()
     ids = torch.randint(61, (4, 10), generator=torch.Generator().manual_seed(2))
-    alone = torch.cat([model(ids[row : row + 1]) for row in range(4)])
-    assert torch.allclose(model(ids), alone, atol=1e-5)
+    alone = torch.cat([model(ids[row : row + 1]).logits for row in range(4)])
+    assert torch.allclose(model(ids).logits, alone, atol=1e-5)
 
 
 @pytest.mark.parametrize("pieces", [[1] * 24, [10, 1, 1, 12], [23, 1]])
@@ -142,8 +142,8 @@ def test_logits_through_a_cache_equal_those_without(build, pieces, kv_heads):
     model = build(kv_heads=kv_heads)
     ids = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(3))
     caches = [KeyValueCache() for _ in model.layers]
-    logits = torch.cat([model(piece, caches) for piece in ids.split(pieces, dim=1)], dim=1)
-    assert (logits - model(ids)).abs().max() <= 1e-5
+    logits = torch.cat([model(piece, caches).logits for piece in ids.split(pieces, dim=1)], dim=1)
+    assert (logits - model(ids).logits).abs().max() <= 1e-5
 
 
 def test_more_tokens_than_positions_are_refused_with_and_without_a_cache(build):
@@ -162,7 +162,7 @@ def test_a_tied_head_is_the_embedding_and_has_no_entry_of_its_own(build):
     ids = torch.tensor([[5]])
     with torch.no_grad():
         untied.head.weight.copy_(untied.embedding.weight)
-    assert torch.allclose(tied(ids), untied(ids), atol=1e-6)
+    assert torch.allclose(tied(ids).logits, untied(ids).logits, atol=1e-6)
 
 
 def test_fresh_weights_depend_on_seed_and_name_alone(build):
@@ -193,7 +193,7 @@ def test_a_model_from_the_meta_device_begins_like_any_other(build):
     other.to_empty(device="cpu")
     initialise(other, 4)
     ids = torch.arange(20)[None]
-    assert torch.equal(other(ids), model(ids))
+    assert torch.equal(other(ids).logits, model(ids).logits)
 
 
 def test_fresh_weights_have_the_scale_that_is_asked_for():
@@ -216,7 +216,7 @@ def test_every_parameter_gets_a_slope_and_a_short_text_is_learnt_by_heart(build)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(80):
-        logits = model(ids[:, :-1])
+        logits = model(ids[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits[0], ids[0, 1:])
         loss.backward()
         assert all(p.grad is not None and p.grad.any() for p in model.parameters())
@@ -225,4 +225,4 @@ def test_every_parameter_gets_a_slope_and_a_short_text_is_learnt_by_heart(build)
         losses.append(loss.item())
     assert losses[0] == pytest.approx(math.log(61), abs=0.2)  # it begins by knowing nothing
     assert losses[-1] < 0.05
-    assert torch.equal(model(ids[:, :-1]).argmax(-1), ids[:, 1:])
+    assert torch.equal(model(ids[:, :-1]).logits.argmax(-1), ids[:, 1:])

@@ -30,7 +30,7 @@ def test_counts_are_torchs(changes: dict[str, Any]) -> None:
     initialise(model, 0)
     # torch counts no kernel that fuses attention on the CPU; its plain one computes all T keys.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        loss = model(torch.zeros(2, 32, dtype=torch.int64)).sum()
+        loss = model(torch.zeros(2, 32, dtype=torch.int64)).logits.sum()
         forward = counter.get_total_flops()
         loss.backward()
     expected = token_flops(config, 32, causal=False)

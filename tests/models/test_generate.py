@@ -13,7 +13,7 @@ PROMPT = [3, 14, 15]
 def greedy_without_cache(model, prompt, length):
     ids = list(prompt)
     for _ in range(length):
-        ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     return tuple(ids[len(prompt) :])
 
 

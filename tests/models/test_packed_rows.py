@@ -26,7 +26,7 @@ def one_document_at_a_time(model, ids: torch.Tensor) -> torch.Tensor:
     """Logits of `ids` cut into the documents of ROWS, each run alone."""
     return torch.stack(
         [
-            torch.cat([model(document[None])[0] for document in row.split(lengths)])
+            torch.cat([model(document[None]).logits[0] for document in row.split(lengths)])
             for row, lengths in zip(ids, ROWS, strict=True)
         ]
     )
@@ -36,9 +36,11 @@ def one_document_at_a_time(model, ids: torch.Tensor) -> torch.Tensor:
 def test_documents_in_one_row_get_the_logits_that_each_gets_alone(build, kv_heads):
     model, ids = build(kv_heads=kv_heads), random_ids(4)
     with torch.no_grad():
-        packed = model(ids, positions_BT=packed_positions(ROWS))
+        packed = model(ids, positions_BT=packed_positions(ROWS)).logits
         assert (packed - one_document_at_a_time(model, ids)).abs().max() <= 1e-5
-        assert (packed[0] - model(ids)[0])[5:].abs().max() > 1e-2  # which the row itself does not
+        assert (packed[0] - model(ids).logits[0])[
+            5:
+        ].abs().max() > 1e-2  # which the row itself does not
 
 
 def test_documents_in_one_row_give_the_slopes_that_each_gives_alone(build):
@@ -47,7 +49,7 @@ def test_documents_in_one_row_give_the_slopes_that_each_gives_alone(build):
     slopes = [
         torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), targets.flatten()), parameters)
         for logits in (
-            model(ids, positions_BT=packed_positions(ROWS)),
+            model(ids, positions_BT=packed_positions(ROWS)).logits,
             one_document_at_a_time(model, ids),
         )
     ]
@@ -77,8 +79,8 @@ def test_transformers_gives_each_document_alone_the_same_logits(build):
     missing = llama.load_state_dict({names[ours]: state[ours] for ours in names}, strict=False)
     assert missing.missing_keys == ["lm_head.weight"]  # tied
     with torch.no_grad():
-        packed = model(ids, positions_BT=packed_positions(ROWS))
-        theirs = one_document_at_a_time(lambda document: llama(document).logits, ids)
+        packed = model(ids, positions_BT=packed_positions(ROWS)).logits
+        theirs = one_document_at_a_time(llama, ids)
     assert (packed - theirs).abs().max() <= 1e-5
 
 
@@ -92,7 +94,7 @@ def test_a_document_that_changes_changes_no_other(build, lengths, data):
     changed = ids.clone()
     changed[0, place] = (changed[0, place] + 7) % 61
     with torch.no_grad():
-        before, after = (model(x, positions_BT=positions)[0] for x in (ids, changed))
+        before, after = (model(x, positions_BT=positions).logits[0] for x in (ids, changed))
     document = (positions[0] == 0).cumsum(0)
     others = (document != document[place]) | (torch.arange(ids.shape[1]) < place)
     assert torch.equal(after[others], before[others])
@@ -102,8 +104,8 @@ def test_a_document_that_changes_changes_no_other(build, lengths, data):
 def test_a_row_of_one_document_is_a_row_without_positions(build):
     model, ids = build(), random_ids(3)
     with torch.no_grad():
-        packed = model(ids, positions_BT=packed_positions([[T]] * 3))
-        assert (packed - model(ids)).abs().max() <= 1e-5
+        packed = model(ids, positions_BT=packed_positions([[T]] * 3)).logits
+        assert (packed - model(ids).logits).abs().max() <= 1e-5
 
 
 def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build):
@@ -111,7 +113,10 @@ def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build)
     model, ids = build(), random_ids(1)[:, :6]
     near, far = torch.tensor([[0, 1, 2, 3, 4, 5]]), torch.tensor([[0, 1, 2, 13, 14, 15]])
     with torch.no_grad():
-        logits, apart = model(ids, positions_BT=near)[0], model(ids, positions_BT=far)[0]
+        logits, apart = (
+            model(ids, positions_BT=near).logits[0],
+            model(ids, positions_BT=far).logits[0],
+        )
     assert torch.equal(logits[:3], apart[:3])
     assert (logits - apart)[3:].abs().amax(-1).min() > 1e-3
 

@@ -6,7 +6,7 @@ import torch
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.causal import cross_entropy_sum
+from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel import compiled
 from trainrig.parallel.compiled import Compile, check_compiler, compile_layers
 from trainrig.parallel.recompute import Full, Selective, recompute
@@ -38,7 +38,7 @@ def build(settings, again=None, dtype=torch.float32):
 
 def slopes(model, length=24):
     ids = torch.randint(64, (2, length), generator=torch.Generator().manual_seed(length))
-    loss = cross_entropy_sum(model(ids), ids)
+    loss = cross_entropy_sum(model(ids).logits, ids)
     model.zero_grad()
     loss.backward()
     return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.causal import cross_entropy_sum
+from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel.recompute import Full, Selective, recompute
 
 WAYS = {
@@ -35,7 +35,7 @@ def batch(length=48, rows=3):
 def slopes(model, packed=False):
     ids = batch()
     positions = torch.arange(48).remainder(20).expand(3, -1) if packed else None
-    loss = cross_entropy_sum(model(ids, positions_BT=positions), ids)
+    loss = cross_entropy_sum(model(ids, positions_BT=positions).logits, ids)
     loss.backward()
     return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
 
@@ -66,7 +66,7 @@ def kept_for_the_backward_pass(way):
     """Bytes, without the logits, which every way keeps."""
     model, ids = build(way), batch()
     with Kept(model) as kept:
-        logits = model(ids)
+        logits = model(ids).logits
         gc.collect()
         return kept.bytes - logits.untyped_storage().nbytes()
 

@@ -170,7 +170,7 @@ def losses(run):
 def assistant_nats(model, rendered):
     """(Nats, number) of the ids that the assistant says, each from all that stands before it."""
     ids = torch.tensor(rendered.ids)
-    logits = model(ids[None, :-1])[0]
+    logits = model(ids[None, :-1]).logits[0]
     said = [i for i, trained in enumerate(rendered.trained) if trained]
     picked = torch.stack([logits[i - 1] for i in said])
     return functional.cross_entropy(picked, ids[said], reduction="sum"), len(said)
@@ -325,7 +325,7 @@ def test_held_out_conversations_are_measured_as_the_run_goes_on(
     nats = targets = 0
     for chat in CHATS[:2]:
         rendered = render(chat, encoder)
-        logits = model(torch.tensor([rendered.ids[:-1]]))[0].detach()
+        logits = model(torch.tensor([rendered.ids[:-1]])).logits[0].detach()
         each = functional.cross_entropy(logits, torch.tensor(rendered.ids[1:]), reduction="none")
         nats += float(each[torch.tensor(rendered.trained[1:])].sum())
         targets += sum(rendered.trained[1:])

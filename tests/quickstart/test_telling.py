@@ -19,7 +19,7 @@ from trainrig.quickstart import story, telling
 from trainrig.quickstart.fault import KILLED
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.planted import Kind, Plant
-from trainrig.tokens.batches import MicroBatch
+from trainrig.tokens.batches import IDS, MicroBatch
 from trainrig.tokens.mixing.pretraining import BatchSettings
 from trainrig.tokens.shards.token_shards import EncodedDocument, Vocabulary, write_shard
 from trainrig.train.pretrain import open_batches
@@ -209,7 +209,7 @@ def train(at: Folders, resumed_step: int, plan: Plan) -> None:
             ids = np.zeros((len(samples[rank]), 8), np.int64)
             pieces = np.zeros((0, 3), np.int64)
             numbers = np.array(samples[rank], np.int64)
-            log.write(step, [MicroBatch(ids, ids, numbers, np.zeros_like(numbers), pieces)])
+            log.write(step, [MicroBatch({IDS: ids}, numbers, np.zeros_like(numbers), pieces)])
         log.close()
 
 

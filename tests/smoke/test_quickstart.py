@@ -231,7 +231,9 @@ def test_a_checkpoint_goes_to_transformers_and_back(first: Walk, tmp_path: Path)
     assert ids == ours.encoder.encode_batch([text])[0].tolist()
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits
-        torch.testing.assert_close(ours.model(torch.tensor([ids])), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            ours.model(torch.tensor([ids])).logits, expected, rtol=0, atol=1e-5
+        )
     back = trainrig("import", tmp_path / "hf", tmp_path / "back")
     assert back["parameters"] == first.summary["parameters"]
     greedy = ("--prompt", "What does `json.dumps` do?", "--chat", "--temperature", "0")

@@ -3,7 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainrig.tokens.batches import BatchSizes, Turn, deal, take_turns, virtual_workers
+from trainrig.tokens.batches import BatchSizes, Turn, take_turns, virtual_workers
+
+
+def deal(count, rank, world):
+    """(micro-batch, whether real) of each turn of worker `rank`, its own virtual worker."""
+    return [(turn.index, turn.real) for turn in take_turns(count, world, rank, world)]
 
 
 def test_five_micro_batches_for_two_and_three_workers_by_hand():

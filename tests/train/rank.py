@@ -3,7 +3,6 @@
 Started once and told many times, because importing torch takes longer than what is tested.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -16,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,27 +23,28 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch
 from trainrig.parallel import numerics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import SummedByRank, shard
 from trainrig.parallel.mesh import data_mesh, join_group, local_device
 from trainrig.parallel.precision import set_products
-from trainrig.tokens.batches import MicroBatch, Turn, read_share
+from trainrig.tokens.batches import TOKENS, MicroBatch, Turn, read_share, token_arrays
 from trainrig.train import checkpoint, loop
-from trainrig.train import step as one_step
 from trainrig.train.agreement import Agreement
 from trainrig.train.checkpoint import reader, saver
 from trainrig.train.checkpoint.manifest import CheckpointManifest
-from trainrig.train.held_out import HeldOutLoss, evaluate
+from trainrig.train.held_out import evaluate
 from trainrig.train.run import Training
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.state import Job, TrainState, fresh_state
 from trainrig.train.step import Stepper
+from trainrig.train.sums import Loss
 from trainrig.train.watch import UNWATCHED
 
 TIMEOUT = timedelta(seconds=60)  # no test waits for it: ranks whose peers die fail at once
@@ -78,6 +78,10 @@ class Lacking:
     sound: Any
     steps: tuple[int, ...]  # ascending
 
+    @property
+    def sources(self) -> Any:
+        return self.sound.sources
+
     def __getattr__(self, name: str) -> Any:
         """What each of its methods says of a step, `sound` says of the one there instead."""
 
@@ -102,22 +106,28 @@ class Told:
         return self._left <= 0
 
 
-@contextlib.contextmanager
-def poisoned(samples: Mapping[int, str]) -> Iterator[None]:
-    """Micro-batches that begin with one of `samples` have no finite "loss", or "gradient"."""
-    sound = one_step.micro_batch_nats
+@dataclass(frozen=True)
+class Poisoned:
+    """An objective to which micro-batches that begin with some samples give no finite "loss", or no
+    finite "gradient"."""
 
-    def nats(model: nn.Module, micro: MicroBatch, device: torch.device) -> Tensor:
-        loss = sound(model, micro, device)
-        how = samples.get(int(micro.samples[0]))
-        # The root of 0 is 0, and its slope is infinite.
-        return loss + (loss * 0).sqrt() if how == "gradient" else loss / 0 if how else loss
+    sound: Any
+    samples: Mapping[int, str]
 
-    one_step.micro_batch_nats = nats
-    try:
-        yield
-    finally:
-        one_step.micro_batch_nats = sound
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sound, name)
+
+    def compute(self, model: nn.Module, batch: DeviceBatch, statistics: Any) -> Computed:
+        computed = self.sound.compute(model, batch, statistics)
+        how = self.samples.get(int(batch.samples_B[0]))
+
+        def poison(of: Contributions) -> Contributions:
+            # The root of 0 is 0, and its slope is infinite.
+            bad = (of.values * 0).sqrt() if how == "gradient" else of.values.sum() / 0
+            return Contributions(of.values + bad, of.counts_B)
+
+        terms = {n: poison(of) for n, of in computed.terms.items()} if how else computed.terms
+        return Computed(terms, computed.auxiliary)
 
 
 def train(
@@ -131,7 +141,7 @@ def train(
 ) -> int:
     """`fault`: (rank, how, step); "die in save" kills when all but the manifest is written.
 
-    `told`: (rank, doing, number), see Told. `poison`: see `poisoned`. `lacking`: steps of data.
+    `told`: (rank, doing, number), see Told. `poison`: see Poisoned. `lacking`: steps of data.
     """
     if lacking:
         sound_batches = job.make_batches
@@ -155,8 +165,10 @@ def train(
                 job, training=training, make_batches=lambda: Faulty(make(), step, how)
             )
     watch = Told(*told[1:]) if told and told[0] == dist.get_rank() else UNWATCHED
-    with poisoned(poison or {}):
-        return loop.train(job, attempt, resume_from, watch).step
+    if poison:
+        objective: Any = Poisoned(job.objective, poison)
+        job = dataclasses.replace(job, objective=objective)
+    return loop.train(job, attempt, resume_from, watch).step
 
 
 def tensors(
@@ -220,14 +232,13 @@ def _whole(state: TrainState) -> dict[str, Any]:
     }
 
 
-def held_out_loss(job: Job, stop_before: int | None = None) -> HeldOutLoss | None:
+def held_out_loss(job: Job, stop_before: int | None = None) -> Loss | None:
     """The held-out loss of a fresh state; given up before the micro-batch `stop_before`, from 0."""
     sets = job.make_held_out()
     assert sets is not None
     asked = itertools.count()
-    return evaluate(
-        fresh_state(job, local_device()).model, sets, lambda: next(asked) == stop_before
-    )
+    model = fresh_state(job, local_device()).model
+    return evaluate(job.objective, model, sets, lambda: next(asked) == stop_before)
 
 
 def steps(job: Job, count: int) -> dict[str, Any]:
@@ -236,12 +247,12 @@ def steps(job: Job, count: int) -> dict[str, Any]:
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
     batches, state = job.make_batches(), fresh_state(job, local_device())
-    stepper = Stepper(training, state, lambda: False)
+    stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
     losses = []
     for step in range(count):
         share = read_share(batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual)
-        losses.append(stepper.take(share).loss)
+        losses.append(stepper.take(share).loss.total)
     whole = _whole(state)
     digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
     dtypes = {str(tensor.dtype) for tensor in state.tensors().values()}
@@ -259,8 +270,10 @@ class MadeUp:
     def micro_batches(self, step: int) -> int:
         return self.count
 
-    def targets(self, step: int) -> int:
-        return self.count * math.prod(self.shape)
+    sources = ("made up",)
+
+    def denominators(self, step: int) -> dict[str, int]:
+        return {TOKENS: self.count * math.prod(self.shape)}
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         rows, length = self.shape
@@ -268,7 +281,9 @@ class MadeUp:
         ids = dice.integers(0, self.vocabulary, (rows, length + 1))
         samples = (step * self.count + index) * rows + np.arange(rows)
         nought, pieces = np.zeros(rows, dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
-        return MicroBatch(ids[:, :-1].copy(), ids[:, 1:].copy(), samples, nought, pieces)
+        return MicroBatch(
+            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), samples, nought, pieces
+        )
 
     def data_before(self, step: int) -> dict[str, Any]:
         return {}
@@ -283,7 +298,8 @@ def pace(
     numerics.settle(settings.threads, settings.deterministic)
     job = Job("", DecoderConfig.model_validate(model), settings, tuple, "")
     state = fresh_state(job, local_device())
-    stepper = Stepper(settings, state, functools.partial(Agreement(TIMEOUT).any, False))
+    agreed = functools.partial(Agreement(TIMEOUT).any, False)
+    stepper = Stepper(job, MadeUp.sources, state, agreed)
     virtual = settings.virtual_workers if settings.deterministic else None
     batches = MadeUp(count, shape, job.model.shape.vocabulary)
     found = []

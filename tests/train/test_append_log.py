@@ -160,7 +160,7 @@ def test_metrics_in_a_bucket_come_back_attempt_by_attempt(s3):
         writer = MetricsWriter(f"{s3}/run", attempt, first - 1)
         for step in range(first, first + 4):
             writer.write(step, {"train/loss": loss})
-        writer.write_held_out(first + 3, loss, {"books/old": loss})
+        writer.write(first + 3, {"eval/loss": loss, "eval/books/old/loss": loss})
         writer.close()
     found = [(line["step"], line["train/loss"]) for line in series(f"{s3}/run")]
     assert found == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0), (6, 2.0)]

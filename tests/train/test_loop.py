@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.optim.groups import group_by_decay
-from trainrig.tokens.batches import IGNORE, read_share
+from trainrig.tokens.batches import IGNORE, TOKENS, read_share
 from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid, open_model
 from trainrig.train.loop import Ended, train
@@ -180,7 +180,7 @@ def test_a_rank_reads_its_own_micro_batches_alone(make_job, tmp_path):
     share = read_share(batches, 1, 3, 5)
     assert read == [(5, 1), (5, 0)]  # its own, and another to join the others' second round
     assert [real for _, real in share.dealt] == [True, False]
-    assert share.targets == batches.targets(5)
+    assert share.denominators == {TOKENS: batches.targets(5)}
 
 
 # --- what a step computes
@@ -236,7 +236,7 @@ def plain_losses(job, model, steps):
             else torch.cat([torch.from_numpy(getattr(m, name)) for m in batches.at(step)])
             for name in ("ids", "targets", "positions")
         )
-        logits = model(ids, positions_BT=positions)
+        logits = model(ids, positions_BT=positions).logits
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -14,7 +14,7 @@ STEPS = 20  # of the undisturbed runs
 def micro_batch(*samples: int) -> MicroBatch:
     nothing = np.zeros((len(samples), 1), dtype=np.int64)
     none = np.zeros((0, 3), dtype=np.int64)
-    return MicroBatch(nothing, nothing, np.array(samples, dtype=np.int64), nothing[:, 0], none)
+    return MicroBatch({}, np.array(samples, dtype=np.int64), nothing[:, 0], none)
 
 
 def log(folder: RunFolder, attempt: int, rank: int, steps: dict[int, list[MicroBatch]]) -> None:

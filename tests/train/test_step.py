@@ -12,6 +12,7 @@ from trainrig.train.checkpoint import newest_valid, open_model
 from trainrig.train.run_folder import RunFolder
 from trainrig.train.samples import trained_samples
 from trainrig.train.step import StepFigures
+from trainrig.train.sums import Loss
 
 STEPS = 8
 BATCH = 8  # sequences, in 4 micro-batches
@@ -163,4 +164,4 @@ def test_too_many_in_a_row_end_the_run_on_every_rank(ranks, make_job, tmp_path):
     ],
 )
 def test_what_is_said_of_a_step_that_cannot_be_taken(loss, norm, fault):
-    assert StepFigures(loss, norm, rate=0.1, targets=1).fault == fault
+    assert StepFigures(Loss(loss, {}, {}), norm, rate=0.1, tokens=1).fault == fault

@@ -23,7 +23,7 @@ from trainrig.config import PLACE, RunFile
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder
-from trainrig.objectives.causal import token_nats
+from trainrig.objectives.cross_entropy import token_nats
 from trainrig.posttrain.sft import open_conversations
 from trainrig.tokens.batches import IGNORE, BatchSizes
 from trainrig.tokens.encoding.encode import Encoder
@@ -131,7 +131,7 @@ def score(
     tokens = text_bytes = 0
     with torch.inference_mode():
         for ids_BT, targets_BT in rows:
-            logits_BTV = model(torch.from_numpy(ids_BT))
+            logits_BTV = model(torch.from_numpy(ids_BT)).logits
             nats_BT = token_nats(logits_BTV, torch.from_numpy(targets_BT)).double().numpy()
             trained_BT = targets_BT != IGNORE
             bytes_BT = np.where(trained_BT, byte_lengths[np.where(trained_BT, targets_BT, 0)], 0)

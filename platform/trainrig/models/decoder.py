@@ -23,6 +23,7 @@ from trainrig.models.attention import Attention, KeyValueCache, document_mask
 from trainrig.models.embedding import Embedding
 from trainrig.models.feedforward import SwiGLU
 from trainrig.models.norm import RMSNorm
+from trainrig.models.output import ModelOutput
 from trainrig.models.positions import Rotation
 
 # Matrix kernels work in tiles of up to 64 rows; a dim that does not fill its last one wastes it.
@@ -194,7 +195,7 @@ class Decoder(nn.Module):
         ids_BT: Tensor,
         caches: Sequence[KeyValueCache] | None = None,
         positions_BT: Tensor | None = None,
-    ) -> Tensor:
+    ) -> ModelOutput:
         """Logits [B, T, V] of the token after each of `ids_BT` [B, T].
 
         With `caches`, one for each layer, `ids_BT` continues what they hold, and they are extended.
@@ -217,9 +218,8 @@ class Decoder(nn.Module):
             x_BTC = layer(x_BTC, rotation, caches[index] if caches else None, mask_B1TT)
         x_BTC = self.norm(x_BTC)
         if self.head is None:
-            return F.linear(x_BTC, self.embedding.weight)
-        logits_BTV: Tensor = self.head(x_BTC)
-        return logits_BTV
+            return ModelOutput(F.linear(x_BTC, self.embedding.weight))
+        return ModelOutput(self.head(x_BTC))
 
 
 def initialise(model: Decoder, seed: int) -> None:

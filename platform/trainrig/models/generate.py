@@ -62,7 +62,7 @@ def generate(
     while len(new) < sampling.maximum_tokens:
         if len(prompt) + len(new) == positions:
             return Generation(tuple(new), "positions")
-        logits_V = model(torch.tensor([unread], device=device), caches)[0, -1, :entries]
+        logits_V = model(torch.tensor([unread], device=device), caches).logits[0, -1, :entries]
         drawn = draw(logits_V, sampling, generator)
         if drawn in stop:
             return Generation(tuple(new), "end")

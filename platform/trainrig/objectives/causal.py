@@ -1,76 +1,50 @@
-"""How surprised a model is by each next token.
+"""Next-token prediction: the negative log-likelihood of each token, given those before it."""
 
-The sum over tokens is the objective; what it is divided by (the number of targets in the whole
-global batch) is the loop's to know, because one micro-batch does not.
+from __future__ import annotations
 
-Shapes: B batch, T positions, V entries of the vocabulary, N tokens (B x T), R rows of one chunk.
-"""
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
-from typing import Any
+from trainrig.config import Settings
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Output, Term
+from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS
 
-import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+    from torch import Tensor, nn
 
-from trainrig.tokens.batches import IGNORE
-
-# Logits worked through at once, as float32. CPU: 1 MiB stays in a core's cache (1 MiB on the EPYC
-# where it was measured), which makes the loss of 2,048 tokens of 4,096 or 16,384 entries 1.7 to 3.5
-# times as fast as 64 MiB do. Elsewhere 64 MiB: small beside the logits, large enough to keep a
-# device busy.
-CHUNK_ELEMENTS = {"cpu": 2**18}
-CHUNK_ELEMENTS_ELSEWHERE = 2**24
+CROSS_ENTROPY = "cross_entropy"
 
 
-def cross_entropy_sum(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Sum of the nats of every target that is not IGNORE: a float32 scalar, to go backward from."""
-    return token_nats(logits_BTV, targets_BT).sum()
+class CausalLM(Settings):
+    """Cross-entropy of each next token that is a target, a mean over those of the global batch."""
 
+    kind: Literal["CausalLM"] = "CausalLM"
 
-def token_nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Nats of each target [B, T], float32; 0 where the target is IGNORE.
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The cross-entropy alone."""
+        return (Term(CROSS_ENTROPY, per=TOKENS),)
 
-    Logits may be of any float dtype; all arithmetic is in float32. No float32 copy of the whole
-    of them is made, forward or backward: they are worked through some rows at a time.
-    """
-    logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
-    nats_N: Tensor = _Nats.apply(logits_NV, targets_BT.reshape(-1))  # type: ignore[no-untyped-call]
-    return nats_N.view(targets_BT.shape)
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """None."""
+        return ()
 
+    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+        """Nothing."""
+        return {}
 
-class _Nats(torch.autograd.Function):
-    """Keeps the logits and one number a row for the backward pass, where autograd keeps V."""
+    def compute(
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
+        """Nats of each target of `batch` under `model`."""
+        from trainrig.objectives.cross_entropy import token_nats
 
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
-        normaliser_N = torch.empty(len(logits_NV), device=logits_NV.device, dtype=torch.float32)
-        chosen_N = torch.empty_like(normaliser_N)
-        # Any valid index does where nothing is trained on; the result is masked.
-        index_N = targets_N.where(targets_N != IGNORE, 0)
-        for rows in _chunks(logits_NV):
-            logits_RV = logits_NV[rows].float()
-            normaliser_N[rows] = logits_RV.logsumexp(-1)
-            chosen_N[rows] = logits_RV.gather(-1, index_N[rows, None]).squeeze(-1)
-        ctx.save_for_backward(logits_NV, targets_N, normaliser_N)
-        return (normaliser_N - chosen_N).where(targets_N != IGNORE, 0.0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope_N: Tensor) -> tuple[Tensor, None]:
-        """Softmax less one at the target, times the slope of each row."""
-        logits_NV, targets_N, normaliser_N = ctx.saved_tensors
-        trained_N = targets_N != IGNORE
-        index_N = targets_N.where(trained_N, 0)
-        slope_N = slope_N.where(trained_N, 0.0)
-        slope_NV = torch.empty_like(logits_NV)
-        for rows in _chunks(logits_NV):
-            slope_RV = (logits_NV[rows].float() - normaliser_N[rows, None]).exp_()
-            slope_RV[torch.arange(len(slope_RV), device=slope_RV.device), index_N[rows]] -= 1
-            slope_NV[rows] = slope_RV.mul_(slope_N[rows, None])
-        return slope_NV, None
-
-
-def _chunks(logits_NV: Tensor) -> list[slice]:
-    elements = CHUNK_ELEMENTS.get(logits_NV.device.type, CHUNK_ELEMENTS_ELSEWHERE)
-    rows = max(1, elements // logits_NV.shape[1])
-    return [slice(start, start + rows) for start in range(0, len(logits_NV), rows)]
+        if (positions_BT := batch.arrays.get(POSITIONS)) is None:
+            output: Output = model(batch.arrays[IDS])
+        else:
+            output = model(batch.arrays[IDS], positions_BT=positions_BT)
+        targets_BT = batch.arrays[TARGETS]
+        nats_BT = token_nats(output.logits, targets_BT)
+        counts_B = (targets_BT != IGNORE).sum(1)
+        return Computed({CROSS_ENTROPY: Contributions(nats_BT, counts_B)}, output.auxiliary)

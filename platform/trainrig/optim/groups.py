@@ -7,6 +7,8 @@ from torch import nn
 
 # As torch's optimizers take it: `params`, pairs of name and parameter, and the settings they share.
 ParameterGroup = dict[str, Any]
+# A group's own key: its learning rate as a share of the step's; 1 where it is missing.
+RATE_SHARE = "rate_share"
 
 
 def group_by_decay(

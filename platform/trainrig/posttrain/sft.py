@@ -13,8 +13,9 @@ from trainrig.config import PLACE, RunFile
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
+from trainrig.objectives import SFT
 from trainrig.posttrain.chat import Message, Rendered, read_conversations, render
-from trainrig.tokens.batches import IGNORE, BatchSizes, MicroBatch
+from trainrig.tokens.batches import IGNORE, TOKENS, BatchSizes, MicroBatch, token_arrays
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers, permuted
 from trainrig.tokens.special import PAD
@@ -39,11 +40,14 @@ class FineTuning(RunFile):
     output: Annotated[str, PLACE]
     workers: Workers = 1
     batches: BatchSizes
+    objective: SFT = SFT()
     training: Training
 
 
 class ConversationBatches:
     """One conversation a row; each once an epoch, in a seeded order."""
+
+    sources = ("conversations",)
 
     def __init__(
         self, conversations: Sequence[Sequence[Message]], encoder: Encoder, sizes: BatchSizes
@@ -87,6 +91,10 @@ class ConversationBatches:
         samples = np.arange(first, first + self._sizes.global_batch, dtype=np.int64)
         return int(self._targets[self._chosen(samples)].sum())
 
+    def denominators(self, step: int) -> dict[str, int]:
+        """What losses of the global batch of `step` are divided by."""
+        return {TOKENS: self.targets(step)}
+
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`, as wide as its longest conversation: padding costs what
         text does and teaches nothing."""
@@ -101,7 +109,7 @@ class ConversationBatches:
             self._fill(ids[row], targets[row], conversation)
         nought = np.zeros_like(samples)
         pieces = np.stack([np.arange(len(samples)), nought, chosen], axis=1)
-        return MicroBatch(ids, targets, samples, nought, pieces)
+        return MicroBatch(token_arrays(ids, targets), samples, nought, pieces)
 
     def at(self, step: int) -> tuple[MicroBatch, ...]:
         """The whole global batch of `step`."""
@@ -154,6 +162,7 @@ def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
         training=run.training,
         make_batches=functools.partial(open_conversations, conversations, tokenizer, run.batches),
         tokenizer=tokenizer,
+        objective=run.objective,
         initial_weights=path,
         make_held_out=_held_out(run, tokenizer),
     )

@@ -15,17 +15,49 @@ from trainrig.tokens.permutation import Integers
 IGNORE = -100  # a target that is not trained on
 
 
+# Names of arrays of a micro-batch that models and token objectives read.
+IDS = "ids"  # [B, T]
+TARGETS = "targets"  # [B, T], IGNORE where not trained on
+POSITIONS = "positions"  # [B, T] place of each id in its own document
+# Denominator that every batch has: targets trained on. Progress and tokens/s count by it.
+TOKENS = "tokens"
+
+
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass sees; the unit that no number of workers changes."""
+    """What one forward and backward pass sees; the unit that no number of workers changes.
 
-    ids: Integers  # [B, T]
-    targets: Integers  # [B, T], IGNORE where not trained on
+    A mapping of named arrays, each with a first dimension of B rows, and the identity of each row.
+    What the names mean is between the batches and the objective: the loop passes them on.
+    """
+
+    arrays: Mapping[str, Integers]
     samples: Integers  # [B] global sample numbers, the keys of RNG and trace
     sources: Integers  # [B] number of each row's source among the `sources` of the batches
     pieces: Integers  # [P, 3] (row, place in it, number of the document in its source), ascending
-    # [B, T] place of each id in its own piece; None: attention crosses documents.
-    positions: Integers | None = None
+
+    @property
+    def ids(self) -> Integers:
+        """[B, T] token ids."""
+        return self.arrays[IDS]
+
+    @property
+    def targets(self) -> Integers:
+        """[B, T] the id to predict at each place, IGNORE where not trained on."""
+        return self.arrays[TARGETS]
+
+    @property
+    def positions(self) -> Integers | None:
+        """[B, T] place of each id in its own document; None: attention crosses documents."""
+        return self.arrays.get(POSITIONS)
+
+
+def token_arrays(
+    ids_BT: Integers, targets_BT: Integers, positions_BT: Integers | None = None
+) -> dict[str, Integers]:
+    """The arrays of a micro-batch of which each next token is predicted."""
+    arrays = {IDS: ids_BT, TARGETS: targets_BT}
+    return arrays if positions_BT is None else arrays | {POSITIONS: positions_BT}
 
 
 class Batches(Protocol):
@@ -34,13 +66,18 @@ class Batches(Protocol):
     Nothing but `take_turns` knows how many workers there are.
     """
 
+    @property
+    def sources(self) -> Sequence[str]:
+        """Names that the `sources` of micro-batches number."""
+        ...
+
     def micro_batches(self, step: int) -> int:
         """How many micro-batches make up the global batch of `step` (from 0)."""
         ...
 
-    def targets(self, step: int) -> int:
-        """Targets of the whole global batch of `step`, without reading it: what losses are
-        divided by."""
+    def denominators(self, step: int) -> Mapping[str, int]:
+        """What sums over the whole global batch of `step` are divided by, by name, without reading
+        it: TOKENS always, and whatever else an objective's terms name."""
         ...
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
@@ -98,12 +135,6 @@ def _cut(count: int, part: int, parts: int) -> int:
     return count * part // parts
 
 
-def deal(count: int, rank: int, world: int) -> list[tuple[int, bool]]:
-    """Which of `count` micro-batches worker `rank` out of `world` takes, each with whether it is
-    real: `take_turns` for those to whom the order of a sum is nothing."""
-    return [(turn.index, turn.real) for turn in take_turns(count, world, rank, world)]
-
-
 @dataclass(frozen=True)
 class Share:
     """What one worker has to do of one step."""
@@ -112,7 +143,7 @@ class Share:
     turns: Sequence[Turn]  # of each of `dealt`
     micro_batches: int  # in the whole global batch
     virtual: int  # virtual workers of this step
-    targets: int  # in the whole global batch: what every loss is divided by
+    denominators: Mapping[str, int]  # of the whole global batch: what losses are divided by
 
 
 def read_share(
@@ -126,7 +157,7 @@ def read_share(
     there = world if virtual is None else min(virtual, count)
     turns = take_turns(count, there, rank, world)
     dealt = [(batches.micro_batch(step, turn.index), turn.real) for turn in turns]
-    return Share(dealt, turns, count, there, batches.targets(step))
+    return Share(dealt, turns, count, there, batches.denominators(step))
 
 
 class BatchSizes(Settings):

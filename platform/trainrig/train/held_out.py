@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
 
 from trainrig.config import Field, Settings
-from trainrig.objectives.causal import token_nats
+from trainrig.objectives.contract import DeviceBatch, Objective
 from trainrig.parallel.mesh import local_device
-from trainrig.tokens.batches import IGNORE, MicroBatch, deal
+from trainrig.tokens.batches import IGNORE, MicroBatch, take_turns, token_arrays
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.train.sums import Loss, LossTable
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +39,6 @@ class HeldOut(Settings):
     def due(self, step: int, last: int) -> bool:
         """Whether it is to be measured after update number `step` of `last`."""
         return self.rows > 0 and step > 0 and (step % self.every == 0 or step == last)
-
-
-@dataclass(frozen=True)
-class HeldOutLoss:
-    """Nats per target."""
-
-    total: float  # of all sources together
-    by_source: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -67,13 +60,6 @@ class HeldOutSets:
         """Targets of all rows of `source`."""
         return sum(int((m.targets != IGNORE).sum()) for _, m in self._of(source))
 
-    def losses(self, nats: list[float]) -> "HeldOutLoss":
-        """The losses that the `nats` of each micro-batch come to."""
-        of = {s: sum(nats[index] for index, _ in self._of(s)) for s in self.sources}
-        targets = {source: self.targets(source) for source in self.sources}
-        by_source = {source: of[source] / targets[source] for source in self.sources}
-        return HeldOutLoss(sum(of.values()) / sum(targets.values()), by_source)
-
     def _of(self, source: str) -> Iterator[tuple[int, MicroBatch]]:
         number = self.sources.index(source)
         return ((i, m) for i, m in enumerate(self.batches) if m.sources[0] == number)
@@ -85,27 +71,29 @@ def nothing_held_out() -> HeldOutSets | None:
 
 
 def evaluate(
-    model: torch.nn.Module, sets: HeldOutSets, agreed_to_stop: Callable[[], bool]
-) -> HeldOutLoss | None:
+    objective: Objective,
+    model: torch.nn.Module,
+    sets: HeldOutSets,
+    agreed_to_stop: Callable[[], bool],
+) -> Loss | None:
     """The loss of `model` on `sets`; every rank calls it.
 
     `agreed_to_stop` is called before each micro-batch and answers all ranks alike: None is returned
     as soon as it says so.
     """
-    count = sets.micro_batches()
-    nats_M = torch.zeros(count, dtype=torch.float64, device=local_device())
+    count, device = sets.micro_batches(), local_device()
+    table = LossTable(objective, sets.sources, count, device, double=True)
+    world = dist.get_world_size()
     try:
         with torch.no_grad():
-            for index, real in deal(count, dist.get_rank(), dist.get_world_size()):
+            for turn in take_turns(count, world, dist.get_rank(), world):
                 if agreed_to_stop():
                     return None
-                nats = _nats(model, sets.micro_batch(index))
-                if real:  # another only joins the others' collectives
-                    nats_M[index] = nats
+                batch = DeviceBatch.copy(sets.micro_batch(turn.index), device)
+                table.fill(turn, objective.compute(model, batch, {}), batch.sources_B)
     finally:
         _reshard(model)
-    dist.all_reduce(nats_M)  # all but one of what is added in each place are zeros
-    return sets.losses(nats_M.tolist())
+    return table.reduce()
 
 
 def _reshard(model: torch.nn.Module) -> None:
@@ -114,17 +102,6 @@ def _reshard(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def _nats(model: torch.nn.Module, micro: MicroBatch) -> torch.Tensor:
-    """Of all targets of `micro` together, float64."""
-    device = local_device()
-    ids_BT, targets_BT = (torch.from_numpy(a).to(device) for a in (micro.ids, micro.targets))
-    if micro.positions is None:
-        logits_BTV = model(ids_BT)
-    else:
-        logits_BTV = model(ids_BT, positions_BT=torch.from_numpy(micro.positions).to(device))
-    return token_nats(logits_BTV, targets_BT).double().sum()
 
 
 @dataclass(frozen=True)
@@ -180,10 +157,8 @@ def _micro_batch(
         places_BT[of_rows, places] = places
     positions_BT = np.arange(sizes.length) - np.maximum.accumulate(places_BT, axis=1)
     return MicroBatch(
-        ids=ids_BT,
-        targets=targets_BT,
+        token_arrays(ids_BT, targets_BT, positions_BT if sizes.by_document else None),
         samples=samples,
         sources=np.full(len(samples), number, dtype=np.int64),
         pieces=np.concatenate(pieces_P3),
-        positions=positions_BT if sizes.by_document else None,
     )

@@ -56,10 +56,12 @@ def train(job: Job, attempt: Attempt, resume_from: str | None, watch: Watch = UN
         # After the last step it is measured now or never: a run that has saved it is at its end.
         last = state.step == training.steps
         stop = functools.partial(agreed_to_stop, "evaluate")
-        losses = evaluate(state.model, held_out, lambda: stop() and not last) if held_out else None
-        if losses:
-            record.held_out(losses)
-        return losses is not None
+        if held_out is None:
+            return True
+        loss = evaluate(job.objective, state.model, held_out, lambda: stop() and not last)
+        if loss:
+            record.held_out(loss)
+        return loss is not None
 
     def save() -> int:
         record.flush()
@@ -67,7 +69,8 @@ def train(job: Job, attempt: Attempt, resume_from: str | None, watch: Watch = UN
         saver.save(state)
         return state.step
 
-    stepper = Stepper(training, state, functools.partial(agreed_to_stop, "train"))
+    agreed = functools.partial(agreed_to_stop, "train")
+    stepper = Stepper(job, batches.sources, state, agreed)
     virtual = training.virtual_workers if training.deterministic else None
     ranks = (dist.get_rank(), dist.get_world_size())
     read = functools.partial(read_share, batches, *ranks, virtual=virtual)

@@ -5,6 +5,8 @@ of updates done: the first line of a run says step 1. Held-out losses are a line
 TensorBoard gets the same names. In a bucket, `metrics.jsonl` is a folder (append_log.py).
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import math
@@ -13,14 +15,17 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainrig import storage
 from trainrig.train import append_log
 
+if TYPE_CHECKING:  # whoever reads metrics needs no torch
+    from trainrig.train.sums import Loss
+
 log = logging.getLogger(__name__)
 NAMES = {
-    "train/loss": "nats per token, mean over the global batch",
+    "train/loss": "of the global batch; of next tokens: nats per token",
     "train/grad_norm": "norm of the whole gradient before clipping",
     "train/lr": "learning rate of the step",
     "train/tokens": "targets trained on since step 0",
@@ -28,10 +33,24 @@ NAMES = {
     "speed/step_seconds": "wall time of the step",
     "cluster/workers": "workers of the attempt",
 }
-# Nats per held-out token: `eval/SOURCE/loss`, and `eval/loss` of all sources together.
-HELD_OUT_LOSS = re.compile(r"eval/(.+/)?loss", re.DOTALL)
+# `eval/loss` of all held-out rows together, `eval/SOURCE/loss` and `train/SOURCE/loss` of the rows
+# of one source, `train/terms/TERM` of an objective of several terms, before a term's weight.
+LOSSES = re.compile(r"eval/loss|(train|eval)/(.+/loss|terms/.+)", re.DOTALL)
 METRICS = "metrics.jsonl"
 BOARD = "tensorboard"
+
+
+def loss_values(split: str, loss: Loss) -> dict[str, float]:
+    """The metrics of `loss`: of all rows, by source, and by term where there are several.
+
+    `split`: "train" or "eval". Where training has one source, that is the loss itself.
+    """
+    values = {f"{split}/loss": loss.total}
+    if split == "eval" or len(loss.by_source) > 1:
+        values |= {f"{split}/{source}/loss": value for source, value in loss.by_source.items()}
+    if len(loss.terms) > 1:
+        values |= {f"{split}/terms/{name}": value for name, value in loss.terms.items()}
+    return values
 
 
 class MetricsWriter:
@@ -45,21 +64,16 @@ class MetricsWriter:
         self._board = _Board(storage.join(folder, BOARD), attempt, resumed_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log `values`, named as NAMES or HELD_OUT_LOSS say, for `step`.
+        """Log `values`, named as NAMES or LOSSES say, for `step`.
 
         A value that is no number is written as null.
         """
-        unknown = {n for n in values if n not in NAMES and not HELD_OUT_LOSS.fullmatch(n)}
+        unknown = {n for n in values if n not in NAMES and not LOSSES.fullmatch(n)}
         assert not unknown, f"metrics without a unit in NAMES: {unknown}"
         shown = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3), **shown}
         self._lines.write((json.dumps(line) + "\n").encode())
         self._board.add(step, values)
-
-    def write_held_out(self, step: int, total: float, losses: Mapping[str, float]) -> None:
-        """Log the held-out losses at `step`: of all sources together, and of each."""
-        by_source = {f"eval/{source}/loss": loss for source, loss in losses.items()}
-        self.write(step, {"eval/loss": total} | by_source)
 
     def flush(self) -> None:
         """Return once all that was written lies in the run folder. Raises ClusterError.

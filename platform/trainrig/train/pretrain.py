@@ -75,6 +75,7 @@ def prepare(run: Pretraining) -> Job:
         training=run.training,
         make_batches=functools.partial(open_batches, tokens, run.batches, run.cache),
         tokenizer=tokenizer,
+        objective=run.objective,
         initial_weights=weights,
         make_held_out=_held_out(run, tokens),
     )

@@ -8,12 +8,13 @@ import torch.distributed as dist
 from trainrig.errors import Diverged
 from trainrig.parallel import numerics
 from trainrig.tokens.batches import Share
-from trainrig.train.held_out import HeldOutLoss
+from trainrig.train import metrics
 from trainrig.train.metrics import MetricsWriter
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.samples import SampleLog
 from trainrig.train.state import Job, TrainState
 from trainrig.train.step import StepFigures
+from trainrig.train.sums import Loss
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +38,12 @@ class Record:
         self._began, seconds = time.perf_counter(), time.perf_counter() - self._began
         if self._metrics:
             values = {
-                "train/loss": figures.loss,
+                **metrics.loss_values("train", figures.loss),
                 "train/grad_norm": figures.grad_norm,
                 "train/lr": figures.rate,
                 "train/tokens": self._state.tokens,
                 "speed/step_seconds": seconds,
-                "speed/tokens_per_second": figures.targets / seconds,
+                "speed/tokens_per_second": figures.tokens / seconds,
                 "cluster/workers": dist.get_world_size(),
             }
             self._metrics.write(step, values)
@@ -63,10 +64,10 @@ class Record:
                 "training.optimizer.lr, or see with `trainrig trace` what data it was"
             )
 
-    def held_out(self, losses: HeldOutLoss) -> None:
+    def held_out(self, loss: Loss) -> None:
         """The held-out loss was measured."""
         if self._metrics:
-            self._metrics.write_held_out(self._state.step, losses.total, losses.by_source)
+            self._metrics.write(self._state.step, metrics.loss_values("eval", loss))
 
     def numerics(self) -> None:
         """Note what the bits depend on, and say so if it is not what it was; every rank calls it.

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from trainrig.config import PLACE, RunFile, Settings
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import DecoderConfig
+from trainrig.objectives import CausalLM
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.layout import FSDP, Layout
@@ -94,6 +95,7 @@ class Pretraining(RunFile):
     # A plan that `trainrig plan` wrote: the report lays what it predicted under what came.
     plan: Annotated[str | None, PLACE] = None
     batches: BatchSettings
+    objective: CausalLM = CausalLM()
     training: Training
 
     @model_validator(mode="after")

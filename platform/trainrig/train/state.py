@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initial_value
+from trainrig.objectives import CausalLM, Objective
 from trainrig.optim.groups import group_by_decay
 from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.fsdp import shard
@@ -33,6 +34,7 @@ class Job:
     training: Training
     make_batches: Callable[[], Batches]
     tokenizer: str  # the text of its tokenizer.json: a checkpoint is of use by itself
+    objective: Objective = field(default_factory=CausalLM)
     initial_weights: str | None = None  # a checkpoint to start from; None: fresh ones
     # A checkpoint of another run, on the same data up to there, whose whole state this one takes
     # over and goes on from: weights, optimizer and counters.

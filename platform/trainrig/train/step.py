@@ -1,24 +1,24 @@
 """One update of the weights: what of it is arithmetic, and what each rank does of it.
 
-Shapes: B sequences of a micro-batch, T positions, V entries of the vocabulary, M micro-batches.
+What is made small is the objective's to know (objectives/contract.py).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from trainrig.objectives.causal import cross_entropy_sum
+from trainrig.objectives.contract import DeviceBatch, differentiable_loss
+from trainrig.optim.groups import RATE_SHARE
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, units
-from trainrig.tokens.batches import MicroBatch, Share
-from trainrig.train.run import Training
-from trainrig.train.state import TrainState
+from trainrig.tokens.batches import TOKENS, Share
+from trainrig.train.state import Job, TrainState
+from trainrig.train.sums import Loss, LossTable, add_rows
 
 # Of torch.nn.utils.clip_grad_norm_, so that a norm of 0 divides nothing by 0.
 NORM_FLOOR = 1e-6
@@ -28,16 +28,16 @@ NORM_FLOOR = 1e-6
 class StepFigures:
     """What one step was like; the same on every rank."""
 
-    loss: float  # nats per target, mean over the global batch
+    loss: Loss  # of the global batch
     grad_norm: float  # of the whole gradient, before clipping
     rate: float  # learning rate
-    targets: int  # in the global batch
+    tokens: int  # targets of the global batch
 
     @property
     def fault(self) -> str | None:
         """Why no update can be made of it, in words; None if one was."""
-        if not math.isfinite(self.loss):
-            return f"loss {self.loss}"
+        if not math.isfinite(self.loss.total):
+            return f"loss {self.loss.total}"
         return None if math.isfinite(self.grad_norm) else f"gradient norm {self.grad_norm}"
 
 
@@ -45,10 +45,17 @@ class Stepper:
     """Takes the steps of one rank of a run. All ranks take each together."""
 
     def __init__(
-        self, training: Training, state: TrainState, agreed_to_stop: Callable[[], bool]
+        self,
+        job: Job,
+        sources: Sequence[str],
+        state: TrainState,
+        agreed_to_stop: Callable[[], bool],
     ) -> None:
-        """`agreed_to_stop` is called before each micro-batch and answers all ranks alike."""
+        """`sources`: of the batches. `agreed_to_stop` is called before each micro-batch and answers
+        all ranks alike."""
         assert isinstance(state.model, FSDPModule)
+        self._objective, self._sources = job.objective, tuple(sources)
+        training = job.training
         self._training, self._state, self._agreed_to_stop = training, state, agreed_to_stop
         self._parameters: list[nn.Parameter] = [
             each for group in state.optimizer.param_groups for each in group["params"]
@@ -63,15 +70,16 @@ class Stepper:
         None: all agreed to stop, and the state is as it was. If its loss or its gradient is not
         finite, no update is made of it: the state goes past its data and notes them as skipped.
         """
-        nats_M = self._gradients_of(share)
-        if nats_M is None:
+        statistics = self._measure_statistics(share)
+        table = None if statistics is None else self._go_backward(share, statistics)
+        if table is None:
             self._abandon()
             return None
-        dist.all_reduce(nats_M)  # all but one of what is added in each place are zeros
-        loss = sum(nats_M.tolist()) / share.targets
+        loss = table.reduce(share.denominators)
         training, state = self._training, self._state
         rate = training.optimizer.lr * training.schedule.multiplier(state.step, training.steps)
-        figures = StepFigures(loss, self._gradients.norm(), rate, share.targets)
+        tokens = share.denominators[TOKENS]
+        figures = StepFigures(loss, self._gradients.norm(), rate, tokens)
         if figures.fault:
             state.skip()
         else:
@@ -79,27 +87,51 @@ class Stepper:
         state.optimizer.zero_grad(set_to_none=True)
         return figures
 
-    def _gradients_of(self, share: Share) -> Tensor | None:
-        """Leave the gradient of the global batch with the parameters; nats of each micro-batch of
-        this rank [M], in its place, the rest 0. None: all agreed to stop.
-
-        Each micro-batch's loss is divided by the targets of the *global* batch before its backward
-        pass, so the gradient is that of the mean over all of them, however they are dealt.
-        """
+    def _measure_statistics(self, share: Share) -> Mapping[str, float] | None:
+        """The objective's sums over the global batch, by a forward pass over all of it without
+        gradients; {} if it needs none. None: all agreed to stop."""
+        names = tuple(self._objective.statistics)
+        if not names:
+            return {}
         device = self._parameters[0].device
-        nats_M = torch.zeros(share.micro_batches, dtype=torch.float64, device=device)
+        shape = (share.micro_batches, len(names))
+        table_MK = torch.zeros(shape, dtype=torch.float64, device=device)
+        try:
+            with torch.no_grad():
+                for turn, (micro, _) in zip(share.turns, share.dealt, strict=True):
+                    if self._agreed_to_stop():
+                        return None
+                    batch = DeviceBatch.copy(micro, device)
+                    found = self._objective.measure(self._state.model, batch)
+                    if turn.real:  # another only joins the others' collectives
+                        table_MK[turn.index] = torch.stack([found[name] for name in names])
+        finally:
+            self._abandon()  # parameters gathered for a backward pass that does not come
+        return dict(zip(names, add_rows(table_MK).tolist(), strict=True))
+
+    def _go_backward(self, share: Share, statistics: Mapping[str, float]) -> LossTable | None:
+        """Leave the gradient of the global batch with the parameters; and this rank's sums.
+        None: all agreed to stop.
+
+        Each micro-batch's terms are divided by the denominators of the *global* batch before its
+        backward pass, so the gradient is that of the whole, however micro-batches are dealt.
+        """
+        objective, model = self._objective, self._state.model
+        device = self._parameters[0].device
+        table = LossTable(objective, self._sources, share.micro_batches, device)
         self._gradients.begin(share.virtual)
         to_go = len(share.turns)
-        for turn, (micro, real) in zip(share.turns, share.dealt, strict=True):
+        for turn, (micro, _) in zip(share.turns, share.dealt, strict=True):
             if self._agreed_to_stop():
                 return None
-            loss = micro_batch_nats(self._state.model, micro, device)
+            batch = DeviceBatch.copy(micro, device)
+            computed = objective.compute(model, batch, statistics)
+            loss = differentiable_loss(objective, computed, share.denominators, share.micro_batches)
             to_go -= 1
-            self._gradients.backward(loss * (1 / share.targets), turn, last=to_go == 0)
-            if real:
-                nats_M[turn.index] = loss.detach()
+            self._gradients.backward(loss, turn, last=to_go == 0)
+            table.fill(turn, computed, batch.sources_B)
         self._gradients.finish()
-        return nats_M
+        return table
 
     def _update(self, figures: StepFigures) -> None:
         shrink = min(1.0, self._training.clip_norm / (figures.grad_norm + NORM_FLOOR))
@@ -108,9 +140,9 @@ class Stepper:
                 assert isinstance(parameter.grad, DTensor)
                 parameter.grad.to_local().mul_(shrink)
         for group in self._state.optimizer.param_groups:
-            group["lr"] = figures.rate
+            group["lr"] = figures.rate * group.get(RATE_SHARE, 1.0)
         self._state.optimizer.step()
-        self._state.advance(figures.targets)
+        self._state.advance(figures.tokens)
 
     def _abandon(self) -> None:
         """Let go of gathered parameters, as after a whole step, for the state to be saved.
@@ -119,14 +151,3 @@ class Stepper:
         """
         for unit in units(self._state.model):
             unit.reshard()
-
-
-def micro_batch_nats(model: nn.Module, micro: MicroBatch, device: torch.device) -> Tensor:
-    """Nats of all targets of `micro` together: a float32 scalar, to go backward from."""
-    ids_BT, targets_BT = (torch.from_numpy(a).to(device) for a in (micro.ids, micro.targets))
-    if micro.positions is None:
-        logits_BTV: Tensor = model(ids_BT)
-    else:
-        positions_BT = torch.from_numpy(micro.positions).to(device)
-        logits_BTV = model(ids_BT, positions_BT=positions_BT)
-    return cross_entropy_sum(logits_BTV, targets_BT)

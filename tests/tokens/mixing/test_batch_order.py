@@ -105,7 +105,8 @@ for begin, end in zip(begins, [*restarts, steps]):
     with Prefetch(lambda step: read_share(batches, rank, world, step), 2) as prefetch:
         for step in range(begin, end):
             share = prefetch.at(step)
-            found.append([step, share.targets, [digest(m) for m, real in share.dealt if real]])
+            digests = [digest(m) for m, real in share.dealt if real]
+            found.append([step, share.denominators["tokens"], digests])
 json.dump(found, sys.stdout)
 """
 

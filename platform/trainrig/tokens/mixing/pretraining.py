@@ -17,7 +17,7 @@ import numpy as np
 
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
-from trainrig.tokens.batches import IGNORE, MicroBatch
+from trainrig.tokens.batches import IGNORE, TOKENS, MicroBatch, token_arrays
 from trainrig.tokens.mixing import epoch_caps
 from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
 from trainrig.tokens.mixing.timeline import Places, Timeline
@@ -102,6 +102,10 @@ class PretrainBatches:
             total -= int(self._layout.targets(source, again, 1).sum()) if len(again) else 0
         return total
 
+    def denominators(self, step: int) -> dict[str, int]:
+        """What losses of the global batch of `step` are divided by."""
+        return {TOKENS: self.targets(step)}
+
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`. Raises ConfigError if the data ends before it."""
         if not 0 <= index < self.micro_batches(step):
@@ -114,7 +118,8 @@ class PretrainBatches:
         pieces = self._read(places, ids_BT, targets_BT)
         by_document = self.settings.attend == "document"
         positions = _positions(pieces, ids_BT.shape) if by_document else None
-        return MicroBatch(ids_BT, targets_BT, samples, places.sources, pieces, positions)
+        arrays = token_arrays(ids_BT, targets_BT, positions)
+        return MicroBatch(arrays, samples, places.sources, pieces)
 
     def _read(self, places: Places, ids_BT: Integers, targets_BT: Integers) -> Integers:
         """Fill the rows of a micro-batch; its pieces [P, 3]."""

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainrig.objectives import causal
-from trainrig.objectives.causal import cross_entropy_sum, token_nats
+from trainrig.objectives import cross_entropy
+from trainrig.objectives.cross_entropy import cross_entropy_sum, token_nats
 from trainrig.tokens.batches import IGNORE
 
 
@@ -25,7 +25,7 @@ def test_a_hand_worked_token_costs_minus_the_log_of_its_share():
 
 @pytest.mark.parametrize("chunk_elements", [1, 11, 40, 2**24])
 def test_values_and_slopes_are_torchs_however_the_rows_are_cut(monkeypatch, chunk_elements):
-    monkeypatch.setitem(causal.CHUNK_ELEMENTS, "cpu", chunk_elements)
+    monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk_elements)
     logits, targets = batch()
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     sum_ours = cross_entropy_sum(ours, targets)
@@ -41,7 +41,7 @@ def test_how_the_rows_are_cut_changes_no_bit(monkeypatch, dtype):
     logits, targets = batch(rows=4, positions=33, vocabulary=100)
     found = []
     for chunk_elements in (1, 700, 2**24):
-        monkeypatch.setitem(causal.CHUNK_ELEMENTS, "cpu", chunk_elements)
+        monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk_elements)
         mine = logits.to(dtype, copy=True).requires_grad_()
         nats = token_nats(mine, targets)
         nats.sum().backward()
