@@ -23,18 +23,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch
+from trainrig.objectives import CausalLM
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
 from trainrig.parallel import numerics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import SummedByRank, shard
 from trainrig.parallel.mesh import data_mesh, join_group, local_device
 from trainrig.parallel.precision import set_products
-from trainrig.tokens.batches import TOKENS, MicroBatch, Turn, read_share, token_arrays
+from trainrig.tokens.batches import IDS, TOKENS, MicroBatch, Turn, read_share, token_arrays
 from trainrig.train import checkpoint, loop
 from trainrig.train.agreement import Agreement
 from trainrig.train.checkpoint import reader, saver
@@ -241,6 +242,49 @@ def held_out_loss(job: Job, stop_before: int | None = None) -> Loss | None:
     return evaluate(job.objective, model, sets, lambda: next(asked) == stop_before)
 
 
+class Spread:
+    """An objective of two terms with denominators of their own, a statistic of the global batch and
+    an auxiliary term: cross-entropy, and how far each row's log Z lies from the batch's mean."""
+
+    kind = "Spread"
+    terms = (Term("cross_entropy", TOKENS), Term("spread", "rows", weight=0.1))
+    statistics = ("log_z", "rows")
+
+    def measure(self, model: nn.Module, batch: DeviceBatch) -> dict[str, Tensor]:
+        log_z_B = model(batch.arrays[IDS]).logits.logsumexp(-1).mean(1)
+        return {"log_z": log_z_B.double().sum(), "rows": torch.tensor(float(len(log_z_B)))}
+
+    def compute(self, model: nn.Module, batch: DeviceBatch, statistics: Any) -> Computed:
+        output, plain = model(batch.arrays[IDS]), CausalLM()
+        nats = plain.compute(lambda ids: output, batch, {}).terms["cross_entropy"]
+        log_z_B = output.logits.logsumexp(-1).mean(1)
+        mean = statistics["log_z"] / statistics["rows"]
+        spread = Contributions((log_z_B - mean).square(), torch.ones(len(log_z_B)))
+        terms = {"cross_entropy": nats, "spread": spread}
+        return Computed(terms, {"mean_logit": output.logits.mean() * 0.01})
+
+
+@dataclass(frozen=True)
+class CountingRows:
+    """Batches that know the rows of a step as well."""
+
+    sound: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sound, name)
+
+    def denominators(self, step: int) -> dict[str, int]:
+        rows = sum(len(micro.ids) for micro in self.sound.at(step))
+        return self.sound.denominators(step) | {"rows": rows}
+
+
+def spread_steps(job: Job, count: int) -> dict[str, Any]:
+    """As `steps`, by the objective Spread."""
+    made, objective = job.make_batches, Spread()
+    batches = functools.partial(CountingRows, made())
+    return steps(dataclasses.replace(job, make_batches=batches, objective=objective), count)
+
+
 def steps(job: Job, count: int) -> dict[str, Any]:
     """What the first `count` steps of a fresh state leave behind; nothing is saved."""
     training = job.training
@@ -252,11 +296,16 @@ def steps(job: Job, count: int) -> dict[str, Any]:
     losses = []
     for step in range(count):
         share = read_share(batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual)
-        losses.append(stepper.take(share).loss.total)
+        losses.append(stepper.take(share).loss)
     whole = _whole(state)
     digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
     dtypes = {str(tensor.dtype) for tensor in state.tensors().values()}
-    return {"losses": losses, "digest": digest, "dtypes": dtypes}
+    return {
+        "losses": [loss.total for loss in losses],
+        "parts": [(dict(loss.terms), dict(loss.by_source)) for loss in losses],
+        "digest": digest,
+        "dtypes": dtypes,
+    }
 
 
 @dataclass(frozen=True)
@@ -352,6 +401,7 @@ def main() -> None:
         parts,
         held_out_loss,
         steps,
+        spread_steps,
         pace,
         sharded_gradient,
         agreed,

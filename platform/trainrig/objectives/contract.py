@@ -63,7 +63,7 @@ class Contributions:
 
     def rows_B(self) -> Tensor:
         """[B] sum of each row, float64, without a gradient."""
-        return self.values.detach().double().flatten(1).sum(1)
+        return self.values.detach().double().reshape(len(self.values), -1).sum(1)
 
 
 @dataclass(frozen=True)
