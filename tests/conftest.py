@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,3 +153,44 @@ def local_ray() -> Iterator[None]:
 
         yield
         ray.shutdown()
+
+
+# What takes from half a second to several to import.
+SLOW = (
+    "torch",
+    "ray",
+    "scipy",
+    "pyarrow",
+    "transformers",
+    "numba",
+    "matplotlib",
+    "pandas",
+    "boto3",
+)
+_AND_TELL = """
+import sys
+from trainrig import cli
+try:
+    cli.main(sys.argv[2:])
+except SystemExit as end:
+    print("\\n", end.code or 0, *(name for name in sys.argv[1].split() if name in sys.modules))
+"""
+
+
+@pytest.fixture
+def imported() -> Callable[..., tuple[list[str], str]]:
+    """`imported("check", run_file)`: which of SLOW a command has imported at its end, and all that
+    it said; it must have ended with `code`."""
+
+    def run(
+        *arguments: str | Path, cwd: Path | None = None, code: int = 0
+    ) -> tuple[list[str], str]:
+        command = [sys.executable, "-c", _AND_TELL, " ".join(SLOW), *map(str, arguments)]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+        assert ended.returncode == 0, ended.stderr
+        said = ended.stdout + ended.stderr
+        found, *slow = ended.stdout.splitlines()[-1].split()
+        assert int(found) == code, said
+        return slow, said
+
+    return run

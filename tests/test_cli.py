@@ -278,6 +278,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(at, ended)
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_run_file_whose_inputs_are_there_is_checked_without_torch(
+    made: Made, verb: str, imported: Callable[..., tuple[list[str], str]]
+) -> None:
+    slow, said = imported("check", made.run_file(verb))
+    assert slow == []
+    assert "# parameters" in said or verb not in ("pretrain", "posttrain", "sweep")
+
+
 @pytest.mark.parametrize(
     ("verb", "count", "value"),
     [

@@ -1,31 +1,25 @@
 """What can be said of a run before it starts."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trainrig import hardware, storage
 from trainrig.config import RunFile
-from trainrig.corpus.curation import Curation
-from trainrig.corpus.dedup.minhash import MinHash
 from trainrig.errors import ConfigError
 from trainrig.manifest import MANIFEST
-from trainrig.models.decoder import DecoderConfig, count_parameters
-from trainrig.models.flops import six_n_d, token_flops
-from trainrig.posttrain import sft
-from trainrig.posttrain.sft import FineTuning
-from trainrig.scaling.cost import Assumptions, Cost, cost
-from trainrig.scaling.memory import step_memory
-from trainrig.scaling.sweep_run import Sweep
-from trainrig.scaling.trials import foreseen
-from trainrig.tokens.tokenizer import TOKENIZER_FILE
-from trainrig.train import pretrain
-from trainrig.train.run import Pretraining
-from trainrig.train.workers import bounds
 
-LOCAL_CPU = "cpu-core"
+# What a run file of one stage needs is imported for that stage: all of it takes seconds, and none
+# of it torch.
+if TYPE_CHECKING:
+    from trainrig.corpus.curation import Curation
+    from trainrig.corpus.dedup.minhash import MinHash
+    from trainrig.models.decoder_config import DecoderConfig
+    from trainrig.posttrain.run import FineTuning
+    from trainrig.scaling.cost import Assumptions, Cost
+    from trainrig.scaling.sweep_run import Sweep
+    from trainrig.train.run import Pretraining
 
 _SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 
@@ -43,13 +37,13 @@ class Machine:
         if self.device is not None:
             offers.device(self.device)
             return self.device
-        found = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-        own = found.lower().replace(" ", "-")
-        return next((name for name in offers.devices if name in own), LOCAL_CPU)
+        return hardware.local_device(offers)
 
     @property
-    def assumed(self) -> Assumptions:
+    def assumed(self) -> "Assumptions":
         """With the usual assumptions. Raises ConfigError for a share that is none."""
+        from trainrig.scaling.cost import Assumptions
+
         if self.utilisation is None:
             return Assumptions()
         if not 0 < self.utilisation <= 1:
@@ -65,31 +59,54 @@ def describe(run: RunFile, machine: Machine = Machine()) -> dict[str, Any]:
     Raises InputError if its parts do not fit each other or its inputs. An input that an earlier
     stage has still to make is no error; what depends on it is left out.
     """
-    if isinstance(run, Pretraining):
-        facts: dict[str, Any] = {"positions": run.batches.positions(run.training.steps)}
-        if storage.exists(storage.join(run.tokens, MANIFEST)):
-            batches = pretrain.open_batches(run.tokens, run.batches, run.cache)
-            epochs = batches.check_epochs(run.training.steps)
-            rounded = {f"epochs_of_{source}": round(n, 3) for source, n in epochs.items()}
-            model = pretrain.prepare(run).model
-            return _sizes(model) | facts | rounded | _takes(run, model, machine)
-        if run.model is not None and run.model.vocabulary is not None:
-            return _sizes(run.model) | facts | _takes(run, run.model, machine)
-        missing = storage.join(run.tokens, TOKENIZER_FILE)
-        return facts | {
-            "parameters": f"not known before {missing} is there, or model.vocabulary set"
-        }
-    if isinstance(run, Sweep) and storage.exists(storage.join(run.tokens, MANIFEST)):
-        return foreseen(run)
-    if isinstance(run, FineTuning) and storage.list_files(run.checkpoint):
-        job, _, counted = sft.prepare(run)
-        return _sizes(job.model) | counted
-    if isinstance(run, Curation):
-        return _of_pairs(run.near_duplicates)
-    return {}
+    facts: dict[str, Callable[[Any, Machine], dict[str, Any]]] = {
+        "curate": _of_curation,
+        "pretrain": _of_pretraining,
+        "posttrain": _of_tuning,
+        "sweep": _of_sweep,
+    }
+    return facts[run.verb](run, machine) if run.verb in facts else {}
 
 
-def _of_pairs(near: MinHash) -> dict[str, Any]:
+def _of_curation(run: "Curation", _: Machine) -> dict[str, Any]:
+    return _of_pairs(run.near_duplicates)
+
+
+def _of_pretraining(run: "Pretraining", machine: Machine) -> dict[str, Any]:
+    from trainrig.tokens.tokenizer import TOKENIZER_FILE
+    from trainrig.train import pretrain
+
+    facts: dict[str, Any] = {"positions": run.batches.positions(run.training.steps)}
+    if storage.exists(storage.join(run.tokens, MANIFEST)):
+        batches = pretrain.open_batches(run.tokens, run.batches, run.cache)
+        epochs = batches.check_epochs(run.training.steps)
+        rounded = {f"epochs_of_{source}": round(n, 3) for source, n in epochs.items()}
+        model = pretrain.prepare(run).model
+        return _sizes(model) | facts | rounded | _takes(run, model, machine)
+    if run.model is not None and run.model.vocabulary is not None:
+        return _sizes(run.model) | facts | _takes(run, run.model, machine)
+    missing = storage.join(run.tokens, TOKENIZER_FILE)
+    return facts | {"parameters": f"not known before {missing} is there, or model.vocabulary set"}
+
+
+def _of_tuning(run: "FineTuning", _: Machine) -> dict[str, Any]:
+    if not storage.list_files(run.checkpoint):
+        return {}
+    from trainrig.posttrain import sft
+
+    job, _inputs, counted = sft.prepare(run)
+    return _sizes(job.model) | counted
+
+
+def _of_sweep(run: "Sweep", _: Machine) -> dict[str, Any]:
+    if not storage.exists(storage.join(run.tokens, MANIFEST)):
+        return {}
+    from trainrig.scaling.trials import foreseen
+
+    return foreseen(run)
+
+
+def _of_pairs(near: "MinHash") -> dict[str, Any]:
     """The curve 1 - (1 - s^rows)^bands, at a few similarities s."""
     found = {
         f"compared at similarity {similarity}": round(near.candidate_probability(similarity), 4)
@@ -98,9 +115,15 @@ def _of_pairs(near: MinHash) -> dict[str, Any]:
     return {"near_duplicates.bands": near.bands, "near_duplicates.rows": near.rows, **found}
 
 
-def _takes(run: Pretraining, model: DecoderConfig, machine: Machine) -> dict[str, Any]:
+def _takes(run: "Pretraining", model: "DecoderConfig", machine: Machine) -> dict[str, Any]:
     """Operations, memory a device, time, money and energy, for the most workers that `run` may
     have."""
+    from trainrig.models.decoder_config import count_parameters
+    from trainrig.models.flops import six_n_d
+    from trainrig.scaling.cost import cost
+    from trainrig.scaling.memory import step_memory
+    from trainrig.train.workers import bounds
+
     offers, workers = hardware.load(machine.table), bounds(run.workers).most
     device, compute = machine.named(offers), run.training.precision.compute
     flops = _flops(run, model)
@@ -124,15 +147,25 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: Machine) -> dict[str
         "memory_per_device_gib": round(largest / 2**30, 3),
         "hours": taken.hours,
         "kwh": taken.kwh,
-    } | ({} if taken.usd is None else {"usd": taken.usd, "rented": _rented(taken)})
+        **({} if taken.usd is None else {"usd": taken.usd, "rented": _rented(taken)}),
+        **({"warning": hardware.NO_BFLOAT16} if _emulated(machine, device, compute) else {}),
+    }
 
 
-def _rented(taken: Cost) -> str:
+def _emulated(machine: Machine, device: str, compute: str) -> bool:
+    """Whether a core of this machine would compute in numbers that it has no hardware for."""
+    here = machine.device is None and device in (hardware.CPU, hardware.CPU_WITHOUT_BFLOAT16)
+    return here and compute == "bfloat16" and not hardware.cpu_has_bfloat16()
+
+
+def _rented(taken: "Cost") -> str:
     return f"{taken.machines} {taken.instance}, price of {taken.as_of}"
 
 
-def _flops(run: Pretraining, model: DecoderConfig) -> float:
+def _flops(run: "Pretraining", model: "DecoderConfig") -> float:
     """Of all steps, each stage's rows as long as they are."""
+    from trainrig.models.flops import token_flops
+
     stages = run.batches.resolved()
     ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
     ends.append(run.batches.positions(run.training.steps))
@@ -142,6 +175,8 @@ def _flops(run: Pretraining, model: DecoderConfig) -> float:
     )
 
 
-def _sizes(model: Any) -> dict[str, Any]:
+def _sizes(model: "DecoderConfig") -> dict[str, Any]:
+    from trainrig.models.decoder_config import count_parameters
+
     count = count_parameters(model)
     return {"parameters": count.total, "parameters_of_embedding": count.embedding}

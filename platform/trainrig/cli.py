@@ -90,10 +90,10 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Validate a run file; print what would run, every default included, and what it takes."""
-    from trainrig.check import Machine, describe
-
     model = _model_for(run_file)
     run = config.load(model, run_file, changes or ())
+    from trainrig.check import Machine, describe
+
     facts = describe(run, Machine(device, hardware, mfu))
     if as_json:
         print(json.dumps({"run": run.model_dump(mode="json"), **facts}))

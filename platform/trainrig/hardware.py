@@ -4,7 +4,11 @@ The table is `hardware.toml` beside this file, or any file of the same form. Pea
 dense products; what training makes of them is `utilisation`, the caller's to state.
 """
 
+import re
+import shutil
+import subprocess
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
@@ -12,6 +16,16 @@ from pydantic import model_validator
 from trainrig import config
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
+
+CPU = "cpu-core"
+CPU_WITHOUT_BFLOAT16 = "cpu-core-without-bfloat16"
+NO_BFLOAT16 = (
+    "this CPU has no hardware for bfloat16 (no avx512_bf16, no amx_bf16): torch computes it a "
+    "number at a time, about ten times as slow as float32; leave training.precision.compute out"
+)
+CPU_INFO = Path("/proc/cpuinfo")
+GPU_INFO = Path("/proc/driver/nvidia/gpus")
+_BFLOAT16 = re.compile(r"^(?:flags|Features)\s*:.*\b(?:avx512_bf16|amx_bf16|bf16)\b", re.MULTILINE)
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Compute = Literal["float32", "tf32", "bfloat16"]  # training.precision.compute
@@ -96,3 +110,34 @@ def load(path: str | None = None) -> Hardware:
     else:
         text = config.read_text(path)
     return config.build(Hardware, config.parse(text, path), path, text)
+
+
+def local_device(offers: Hardware) -> str:
+    """The device of `offers` that this machine has: its GPU if the table has one of that name, else
+    a core of its CPU."""
+    own = _gpu().lower().replace(" ", "-")
+    slow = CPU_WITHOUT_BFLOAT16 in offers.devices and not cpu_has_bfloat16()
+    core = CPU_WITHOUT_BFLOAT16 if slow else CPU
+    return next((name for name in offers.devices if name in own), core)
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this machine's CPU multiplies bfloat16 in hardware; where nothing tells, as if so."""
+    try:
+        return bool(_BFLOAT16.search(CPU_INFO.read_text()))
+    except OSError:
+        return True
+
+
+def _gpu() -> str:
+    """The name of this machine's first GPU, or nothing; torch, which would tell as well, takes
+    seconds to import."""
+    for about in sorted(GPU_INFO.glob("*/information")):
+        if model := re.search(r"^Model:\s*(.+)$", about.read_text(), re.MULTILINE):
+            return model[1]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return told.stdout.partition("\n")[0] if told.returncode == 0 else ""

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from trainrig.config import RunFile
 from trainrig.manifest import Manifest
@@ -10,33 +11,40 @@ from trainrig.manifest import Manifest
 
 @dataclass(frozen=True)
 class Verb:
-    """Where a verb's run file and its function are, by name: importing them takes seconds."""
+    """Where a verb's run file and its function are, by name: importing them takes time, what the
+    function needs (torch, pyarrow) seconds. So the model is in a module that does without."""
 
-    module: str
+    function: str  # MODULE:NAME
     model: str
-    function: str
 
     def load_function(self) -> Callable[..., Manifest]:
         """The function that does it."""
-        function: Callable[..., Manifest] = getattr(
-            importlib.import_module(self.module), self.function
-        )
+        function: Callable[..., Manifest] = _named(self.function)
         return function
 
     def load_model(self) -> type[RunFile]:
         """The model of its run file."""
-        model: type[RunFile] = getattr(importlib.import_module(self.module), self.model)
+        model: type[RunFile] = _named(self.model)
         return model
 
 
+def _named(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"trainrig.{module}"), name)
+
+
 VERBS = {
-    "curate": Verb("trainrig.corpus.curate", "Curation", "curate"),
-    "classifier": Verb("trainrig.corpus.models.training", "ClassifierTraining", "train_classifier"),
-    "ngrams": Verb("trainrig.corpus.models.training", "NgramTraining", "train_language_model"),
-    "tokenizer": Verb("trainrig.tokens.tokenizer", "TokenizerTraining", "make_tokenizer"),
-    "tokenize": Verb("trainrig.tokens.prepare", "Tokenization", "tokenize"),
-    "pretrain": Verb("trainrig.train.pretrain", "Pretraining", "pretrain"),
-    "posttrain": Verb("trainrig.posttrain.sft", "FineTuning", "posttrain"),
-    "evaluate": Verb("trainrig.evaluate.perplexity", "Evaluation", "evaluate"),
-    "sweep": Verb("trainrig.scaling.sweep", "Sweep", "sweep"),
+    "curate": Verb("corpus.curate:curate", "corpus.curation:Curation"),
+    "classifier": Verb(
+        "corpus.models.training:train_classifier", "corpus.models.training:ClassifierTraining"
+    ),
+    "ngrams": Verb(
+        "corpus.models.training:train_language_model", "corpus.models.training:NgramTraining"
+    ),
+    "tokenizer": Verb("tokens.tokenizer:make_tokenizer", "tokens.tokenizer:TokenizerTraining"),
+    "tokenize": Verb("tokens.prepare:tokenize", "tokens.prepare:Tokenization"),
+    "pretrain": Verb("train.pretrain:pretrain", "train.run:Pretraining"),
+    "posttrain": Verb("posttrain.sft:posttrain", "posttrain.run:FineTuning"),
+    "evaluate": Verb("evaluate.perplexity:evaluate", "evaluate.run:Evaluation"),
+    "sweep": Verb("scaling.sweep:sweep", "scaling.sweep_run:Sweep"),
 }

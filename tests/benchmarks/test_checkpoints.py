@@ -16,9 +16,10 @@ import torch.distributed as dist
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.parallel.mesh import join_group, local_device
 from trainrig.train.checkpoint import Saver, load, newest_valid
+from trainrig.train.job import Job
 from trainrig.train.run import Training
 from trainrig.train.run_folder import RunFolder
-from trainrig.train.state import Job, fresh_state
+from trainrig.train.state import fresh_state
 
 pytestmark = pytest.mark.bench
 SIZES = {

@@ -21,10 +21,10 @@ from trainrig.models.flops import token_flops
 from trainrig.parallel.mesh import local_device
 from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid
+from trainrig.train.job import Job
 from trainrig.train.loop import train
 from trainrig.train.run import Training
 from trainrig.train.run_folder import RunFolder
-from trainrig.train.state import Job
 
 TESTS = Path(__file__).parents[1]
 globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))

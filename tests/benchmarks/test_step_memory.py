@@ -19,8 +19,9 @@ from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group, local_device
 from trainrig.scaling.memory import step_memory
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
+from trainrig.train.job import Job
 from trainrig.train.run import Training
-from trainrig.train.state import Job, fresh_state
+from trainrig.train.state import fresh_state
 from trainrig.train.step import Stepper
 
 pytestmark = pytest.mark.bench

@@ -20,9 +20,9 @@ import pytest
 from trainrig.ray_session import connect
 from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid
+from trainrig.train.job import Job
 from trainrig.train.run_folder import RunFolder
 from trainrig.train.samples import trained_samples
-from trainrig.train.state import Job
 
 HERE = str(Path(__file__).parent)
 # The workers of Ray import `trouble` too.

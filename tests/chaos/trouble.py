@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainrig.train.checkpoint import saver
-from trainrig.train.state import Job
+from trainrig.train.job import Job
 
 MUCH = 64 * 2**20  # bytes
 

@@ -28,7 +28,7 @@ def answer(package: Path, added: int) -> str:
     constant = package / "corpus" / "constant.py"
     constant.write_text(f"ADDED = {added}\n")
     os.utime(constant, (0, 0))  # as a wheel's files have one time, whatever the version
-    told = "print(more(1), sum(more.stats.cache_hits.values()))"
+    told = "print(more(1), sum(more.dispatcher.stats.cache_hits.values()))"
     own = {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(package.parents[1] / "cache")}
     return subprocess.run(
         [sys.executable, "-c", f"from trainrig.corpus.kernel import more; {told}"],

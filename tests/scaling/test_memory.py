@@ -19,8 +19,9 @@ from trainrig.parallel.recompute import Full, Selective
 from trainrig.scaling.layouts import Batch, devices_needed, fitting, table
 from trainrig.scaling.memory import step_memory
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
+from trainrig.train.job import Job
 from trainrig.train.run import Training
-from trainrig.train.state import Job, fresh_state
+from trainrig.train.state import fresh_state
 from trainrig.train.step import Stepper
 
 MODEL = DecoderConfig(layers=4, channels=128, heads=4, vocabulary=512, positions=128)

@@ -41,9 +41,10 @@ from trainrig.train.agreement import Agreement
 from trainrig.train.checkpoint import reader, saver
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.held_out import evaluate
+from trainrig.train.job import Job
 from trainrig.train.run import Training
 from trainrig.train.run_folder import Attempt, RunFolder
-from trainrig.train.state import Job, TrainState, fresh_state
+from trainrig.train.state import TrainState, fresh_state
 from trainrig.train.step import Stepper
 from trainrig.train.sums import Loss
 from trainrig.train.watch import UNWATCHED

@@ -29,10 +29,10 @@ from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 from trainrig.train import trainer
 from trainrig.train.checkpoint import newest_valid
+from trainrig.train.job import Job
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import Pretraining
 from trainrig.train.run_folder import RunFolder
-from trainrig.train.state import Job
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 ENTRIES = 320  # of the tiny tokenizer: 256 bytes, 7 special tokens, 57 merges

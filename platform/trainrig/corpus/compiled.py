@@ -6,6 +6,9 @@ contents of that file and of all files of trainrig that it imports, one through 
 change to any of them, by hand or by an upgrade, it is compiled anew. Where the package lies does
 not matter: each job that is submitted to a cluster has it in a folder of its own, and would compile
 for a minute.
+
+numba itself is imported with the first call: it takes a second, for which nobody should wait who
+only reads a run file.
 """
 
 import functools
@@ -13,28 +16,63 @@ import hashlib
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-import numba
-
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
-_settings: Any = numba.config  # its names are not in its stubs
+_making = threading.RLock()  # the locator is named in a setting that all of numba shares
 _ROOT = Path(__file__).parents[1]
 _IMPORT = re.compile(r"^from (trainrig[\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
 
 def compiled(function: _Function) -> _Function:
     """`function`, as machine code without Python's lock. Integers wrap round, as numpy's do."""
-    before = _settings.CACHE_LOCATOR_CLASSES
-    _settings.CACHE_LOCATOR_CLASSES = f"{__name__}.{Locator.__name__}"
-    try:
-        return cast(_Function, numba.njit(cache=True, nogil=True)(function))
-    finally:
-        _settings.CACHE_LOCATOR_CLASSES = before
+    return cast(_Function, Compiled(function))
+
+
+class Compiled:
+    """A function that numba is told of when it is first called, or used by one that is."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: object) -> object:
+        """What the function gives."""
+        return self.dispatcher(*args)
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """The function as numba knows it."""
+        numba = _numba()
+        settings: Any = numba.config  # its names are not in its stubs
+        with _making:
+            before = settings.CACHE_LOCATOR_CLASSES
+            settings.CACHE_LOCATOR_CLASSES = f"{__name__}.{Locator.__name__}"
+            try:
+                return numba.njit(cache=True, nogil=True)(self._function)
+            finally:
+                settings.CACHE_LOCATOR_CLASSES = before
+
+    def __reduce__(self) -> str:
+        return self._function.__qualname__  # found again by its name, as functions are
+
+
+@functools.cache
+def _numba() -> Any:
+    """The library, told what a function means that calls another of ours."""
+    import numba
+    from numba.extending import typeof_impl
+
+    @typeof_impl.register(Compiled)
+    def _(function: Compiled, _: Any) -> Any:
+        return numba.types.Dispatcher(function.dispatcher)
+
+    return numba
 
 
 class Locator:
@@ -70,8 +108,9 @@ class Locator:
 @functools.cache
 def _place() -> Path:
     """Where folders of compiled functions may be made: the user's cache, if it is writable."""
-    if _settings.CACHE_DIR:
-        return Path(_settings.CACHE_DIR)
+    settings: Any = _numba().config
+    if settings.CACHE_DIR:
+        return Path(settings.CACHE_DIR)
     home = Path(os.environ.get("HOME", ""), ".cache")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home)
     beside = _ROOT / "__pycache__" / "compiled"

@@ -5,17 +5,19 @@ folders that an earlier decision put them into.
     scratch/quarantine/SPLIT-NNNNN.jsonl    what of that part gave no document
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, Protocol
 
 from trainrig import storage
 from trainrig.corpus.cuts import Removed, restore
 from trainrig.corpus.row_files import names_in, read_columns
 from trainrig.manifest import SCRATCH
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KEPT, DROPPED, QUARANTINE, PAGES = "kept", "dropped", "quarantine", "pages"
 ROW = "row"  # the column of a record's place among those read of its split
@@ -77,6 +79,9 @@ class Decided:
 
     def chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """All rows of the split at once; what was not kept of the dropped is null there."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         names = list(dict.fromkeys([*columns, ROW, *(["cut"] if "text" in columns else [])]))
         tables = []
         for folder in (KEPT, DROPPED):
@@ -98,6 +103,8 @@ class Decided:
 
 def _as_read(rows: pa.Table) -> pa.Table:
     """`rows` with their texts as they were before anything was cut out of them."""
+    import pyarrow as pa
+
     if "cut" not in rows.column_names:
         return rows
     texts = [

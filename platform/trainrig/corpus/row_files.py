@@ -4,13 +4,17 @@ Rows come in pieces of any size, from pages just read or from a folder decided b
 are cut by count, so the same rows give the same file.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator, Sequence
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING
 
 from trainrig import storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 ROW_GROUP = 1000  # rows: about 5 MB of text, what a writer holds at a time
 
@@ -32,6 +36,8 @@ class RowFile:
             self._write(self._rows - self._rows % ROW_GROUP)
 
     def _write(self, rows: int) -> None:
+        import pyarrow as pa
+
         # One chunk: how rows came must not show in how they are encoded.
         waiting = pa.concat_tables([self._schema.empty_table(), *self._waiting]).combine_chunks()
         if rows or not self._writer_has_rows:
@@ -51,6 +57,8 @@ class RowFile:
 @contextlib.contextmanager
 def writing(path: str, schema: pa.Schema) -> Iterator[RowFile]:
     """A file at `path` to add rows to; nothing is there before the block has ended well."""
+    import pyarrow.parquet as pq
+
     with (
         storage.atomic_file(path) as temporary,
         pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
@@ -62,11 +70,15 @@ def writing(path: str, schema: pa.Schema) -> Iterator[RowFile]:
 
 def read_columns(path: str, columns: Sequence[str]) -> pa.Table:
     """The named columns of the file at `path`."""
+    import pyarrow.parquet as pq
+
     with storage.open_read(path) as file:  # in a bucket, only the bytes of those columns
         return pq.read_table(file, columns=list(columns))
 
 
 def names_in(path: str) -> list[str]:
     """The columns of the file at `path`."""
+    import pyarrow.parquet as pq
+
     with storage.open_read(path) as file:
         return list(pq.read_schema(file).names)

@@ -11,16 +11,14 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, RunFile
 from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.run import Evaluation
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder
 from trainrig.objectives.cross_entropy import token_nats
@@ -33,22 +31,6 @@ from trainrig.train import checkpoint
 
 log = logging.getLogger(__name__)
 SCORECARD = "scorecard.json"
-
-
-class Evaluation(RunFile):
-    """`trainrig evaluate`: a scorecard for one checkpoint."""
-
-    verb: ClassVar[str] = "evaluate"
-
-    stage: Literal["evaluate"] = "evaluate"
-    checkpoint: Annotated[str, PLACE]  # run folder, or one step in it
-    tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote; its held-out split is read
-    conversations: Annotated[str | None, PLACE] = None  # JSONL; the assistant's words are scored
-    output: Annotated[str, PLACE]
-    sequence_length: int = Field(ge=1)  # tokens that a prediction can look back on, at most
-    micro_batch: int = Field(default=8, ge=1)  # sequences at a time
-    tokens_per_source: int | None = Field(default=None, ge=1)  # the first that many; None: all
-    threads: int = Field(default=1, ge=1)  # another number gives other last digits
 
 
 @dataclass(frozen=True)

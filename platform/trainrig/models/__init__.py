@@ -3,7 +3,7 @@
 Nothing here knows of batches, losses, optimizers or how many devices there are.
 """
 
-from trainrig.models.decoder import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig
 
 Model = DecoderConfig  # a new family adds its settings: `DecoderConfig | EncoderConfig`
 

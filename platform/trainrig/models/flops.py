@@ -11,7 +11,7 @@ Shapes: T positions, C channels, H query heads, D channels of a head, V entries 
 
 from dataclasses import dataclass
 
-from trainrig.models.decoder import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig
 
 BACKWARD = 2  # of a forward pass
 PER_PARAMETER = 6  # 6ND: forward and backward, a multiply and an add each

@@ -1,12 +1,14 @@
 """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.optim.groups import ParameterGroup
+
+if TYPE_CHECKING:
+    import torch
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -21,7 +23,7 @@ class AdamW(Settings):
     epsilon: Positive = 1e-8  # torch's and the paper's
     weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)  # times lr, each step
 
-    def build(self, groups: list[ParameterGroup]) -> torch.optim.AdamW:
+    def build(self, groups: list[ParameterGroup]) -> "torch.optim.AdamW":
         """The optimizer over `groups`, at its peak rate; the loop sets each step's.
 
         Weights must not depend on how they are sharded, so the update of a piece of a tensor has to
@@ -29,6 +31,8 @@ class AdamW(Settings):
         it rounds the last elements, those that fill no vector, otherwise. So it is used on CUDA
         alone; on the CPU it would save a few percent of a step.
         """
+        import torch  # takes seconds, which reading a run file should not
+
         parameters = [parameter for group in groups for _, parameter in group["params"]]
         on_cuda = all(parameter.is_cuda for parameter in parameters)
         return torch.optim.AdamW(

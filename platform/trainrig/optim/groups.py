@@ -1,9 +1,10 @@
 """Which parameters weight decay pulls towards zero."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 # As torch's optimizers take it: `params`, pairs of name and parameter, and the settings they share.
 ParameterGroup = dict[str, Any]
@@ -12,7 +13,7 @@ RATE_SHARE = "rate_share"
 
 
 def group_by_decay(
-    parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float
+    parameters: "Iterable[tuple[str, nn.Parameter]]", weight_decay: float
 ) -> list[ParameterGroup]:
     """Matrices, which decay, then gains and biases, which do not; an empty group is left out.
 
@@ -26,7 +27,7 @@ def group_by_decay(
     return [group for group in groups if group["params"]]
 
 
-def decays(name: str, parameter: nn.Parameter) -> bool:
+def decays(name: str, parameter: "nn.Parameter") -> bool:
     """Whether weight decay makes sense for it: not for norms, biases and whatever is a vector.
 
     A gain near 1 or a bias is no measure of complexity, and pulling it to 0 turns its layer off.

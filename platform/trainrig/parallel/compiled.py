@@ -12,14 +12,15 @@ import shutil
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import nn
 
 from trainrig.config import PLACE, Settings
 from trainrig.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # torch's own choice, in its order.
 CPP_COMPILERS = ("g++", "clang++")
@@ -62,7 +63,7 @@ def check_compiler(settings: Compile | None) -> None:
         )
 
 
-def compile_layers(layers: nn.ModuleList, settings: Compile | None) -> None:
+def compile_layers(layers: "nn.ModuleList", settings: Compile | None) -> None:
     """Compile each of `layers` when it is first called, in place, names unchanged.
 
     To be called after `recompute`, so that what is computed again is compiled too, and before
@@ -70,7 +71,8 @@ def compile_layers(layers: nn.ModuleList, settings: Compile | None) -> None:
     """
     if settings is None:
         return
-    # Here, as it takes half a second, for which runs that compile nothing should not have to wait.
+    # Here, as they take seconds, for which whoever compiles nothing should not have to wait.
+    import torch
     import torch._dynamo
     import torch._inductor
 
@@ -89,9 +91,11 @@ def compile_layers(layers: nn.ModuleList, settings: Compile | None) -> None:
 
 
 def _run(graph: Callable[..., Any], shapes: int, *args: Any, **kwargs: Any) -> Any:
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
     try:
         return graph(*args, **kwargs)
-    except torch._dynamo.exc.FailOnRecompileLimitHit:
+    except FailOnRecompileLimitHit:
         raise ConfigError(
             f"training.compile: rows of more than {shapes} shapes came up; set dynamic = true for "
             "one graph for all of them, or raise training.compile.shapes"

@@ -1,15 +1,15 @@
 """How a model is laid out over the workers of a run: whole on each, in slices, or both."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-import torch.distributed as dist
 from pydantic import Field
-from torch.distributed.device_mesh import DeviceMesh
 
 from trainrig.config import PLACE, Settings
 from trainrig.errors import ConfigError
-from trainrig.parallel.mesh import data_mesh, replica_mesh
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 # When gathered parameters are let go. "step": once a step, after its last micro-batch, so that each
 # is sent once a step however many micro-batches there are, for the memory of one whole model.
@@ -30,8 +30,10 @@ class FSDP(_Layout):
     kind: Literal["FSDP"] = "FSDP"
     reshard: Reshard = "step"
 
-    def mesh(self, device: torch.device) -> DeviceMesh:
+    def mesh(self, device: "torch.device") -> "DeviceMesh":
         """All workers along one axis, over which parameters are sliced."""
+        from trainrig.parallel.mesh import data_mesh  # torch, which run files do without
+
         return data_mesh(device)
 
 
@@ -51,8 +53,10 @@ class HSDP(_Layout):
                 f"for so many it may be {', '.join(fitting)}"
             )
 
-    def mesh(self, device: torch.device) -> DeviceMesh:
+    def mesh(self, device: "torch.device") -> "DeviceMesh":
         """Groups along one axis, workers of a group along the other."""
+        from trainrig.parallel.mesh import replica_mesh
+
         return replica_mesh(device, self.replicas)
 
 
@@ -66,8 +70,12 @@ class DDP(_Layout):
         """Nothing is ever sent but gradients, so there is nothing to let go."""
         return "step"
 
-    def mesh(self, device: torch.device) -> DeviceMesh:
+    def mesh(self, device: "torch.device") -> "DeviceMesh":
         """Each worker is a group of its own."""
+        import torch.distributed as dist
+
+        from trainrig.parallel.mesh import replica_mesh
+
         return replica_mesh(device, dist.get_world_size())
 
 

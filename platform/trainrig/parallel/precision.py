@@ -5,12 +5,12 @@ Mixed precision with a float32 master copy (Micikevicius et al. 2018, arXiv:1710
 arXiv:1905.12322).
 """
 
-from typing import Literal
-
-import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from typing import TYPE_CHECKING, Literal
 
 from trainrig.config import Settings
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
 class Precision(Settings):
@@ -31,8 +31,11 @@ class Precision(Settings):
 FLOAT32 = Precision()
 
 
-def policy(precision: Precision) -> MixedPrecisionPolicy:
+def policy(precision: Precision) -> "MixedPrecisionPolicy":
     """How FSDP2 casts: weights as they are gathered, gradients before they are added up."""
+    import torch  # takes seconds, which reading a run file should not
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
     if precision.compute == "bfloat16":
         return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return MixedPrecisionPolicy()
@@ -40,4 +43,6 @@ def policy(precision: Precision) -> MixedPrecisionPolicy:
 
 def set_products(precision: Precision) -> None:
     """Set for this process how products of float32 matrices are computed, whatever it was."""
+    import torch
+
     torch.set_float32_matmul_precision("high" if precision.compute == "tf32" else "highest")

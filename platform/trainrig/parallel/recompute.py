@@ -5,18 +5,15 @@ section 5. What is computed again has the bits of the first time, so gradients a
 """
 
 import functools
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
 from trainrig.config import Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.checkpoint import CheckpointPolicy
 
 
 class Full(Settings):
@@ -34,28 +31,17 @@ class Selective(Settings):
 
 Recompute = Annotated[Full | Selective, Field(discriminator="kind")]
 
-_aten = torch.ops.aten
-# What costs a layer its time, on any device. Attention has a kernel of its own on each.
-DEAR = frozenset(
-    {
-        _aten.mm.default,
-        _aten.addmm.default,
-        _aten.bmm.default,
-        _aten._scaled_dot_product_flash_attention_for_cpu.default,
-        _aten._scaled_dot_product_flash_attention.default,
-        _aten._scaled_dot_product_efficient_attention.default,
-        _aten._scaled_dot_product_cudnn_attention.default,
-    }
-)
 
-
-def recompute(layers: nn.ModuleList, settings: Full | Selective | None) -> None:
+def recompute(layers: "nn.ModuleList", settings: Full | Selective | None) -> None:
     """Have `layers` compute again, in the backward pass, what `settings` do not keep.
 
     In place, names unchanged. To be called before `compile_layers` and `shard`.
     """
     if settings is None:
         return
+    # Here: torch takes seconds, which reading a run file should not.
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
     again: dict[str, Any] = {"use_reentrant": False}
     if isinstance(settings, Selective):
         again["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_dear)
@@ -64,6 +50,27 @@ def recompute(layers: nn.ModuleList, settings: Full | Selective | None) -> None:
         layer.forward = functools.partial(checkpoint, layer.forward, **again)
 
 
-def _keep_dear(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-    dear = operator in DEAR
-    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
+@functools.cache
+def dear() -> frozenset[Any]:
+    """What costs a layer its time, on any device. Attention has a kernel of its own on each."""
+    import torch
+
+    aten = torch.ops.aten
+    return frozenset(
+        {
+            aten.mm.default,
+            aten.addmm.default,
+            aten.bmm.default,
+            aten._scaled_dot_product_flash_attention_for_cpu.default,
+            aten._scaled_dot_product_flash_attention.default,
+            aten._scaled_dot_product_efficient_attention.default,
+            aten._scaled_dot_product_cudnn_attention.default,
+        }
+    )
+
+
+def _keep_dear(_: Any, operator: Any, *__: Any, **___: Any) -> "CheckpointPolicy":
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    kept = operator in dear()
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

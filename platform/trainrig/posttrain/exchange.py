@@ -4,7 +4,7 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.errors import OutputTaken
-from trainrig.models.decoder import count_parameters
+from trainrig.models.decoder_config import count_parameters
 from trainrig.models.hf import HubFolder, HubTokenizer, export_llama, import_llama
 from trainrig.posttrain.chat import TEMPLATE
 from trainrig.tokens.special import END_OF_TEXT, END_OF_TURN, PAD

@@ -4,44 +4,25 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, RunFile
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import Manifest
-from trainrig.models.decoder import DecoderConfig
-from trainrig.objectives import SFT
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.posttrain.chat import Message, Rendered, read_conversations, render
+from trainrig.posttrain.run import FineTuning
 from trainrig.tokens.batches import IGNORE, TOKENS, BatchSizes, MicroBatch, token_arrays
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers, permuted
 from trainrig.tokens.special import PAD
 from trainrig.train import checkpoint
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
+from trainrig.train.job import Job
 from trainrig.train.pretrain import drive
-from trainrig.train.run import Training, check_positions
-from trainrig.train.state import Job
-from trainrig.train.workers import Workers
-
-
-class FineTuning(RunFile):
-    """`trainrig posttrain`: a checkpoint, taught by conversations."""
-
-    verb: ClassVar[str] = "posttrain"
-
-    stage: Literal["posttrain"] = "posttrain"
-    checkpoint: Annotated[str, PLACE]  # run folder of the model to start from, or one step in it
-    conversations: Annotated[str, PLACE]  # JSONL
-    # JSONL; the loss on its first `training.held_out.rows` is measured as the run goes on.
-    held_out_conversations: Annotated[str | None, PLACE] = None
-    output: Annotated[str, PLACE]
-    workers: Workers = 1
-    batches: BatchSizes
-    objective: SFT = SFT()
-    training: Training
+from trainrig.train.run import check_positions
 
 
 class ConversationBatches:

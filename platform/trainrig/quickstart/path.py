@@ -16,9 +16,11 @@ from trainrig import config, manifest, ray_session, storage
 from trainrig.config import PLACE, Field, Run, RunFile
 from trainrig.corpus.curate import Curation, curate
 from trainrig.errors import ConfigError
-from trainrig.evaluate.perplexity import Evaluation, evaluate
+from trainrig.evaluate.perplexity import evaluate
+from trainrig.evaluate.run import Evaluation
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.sft import FineTuning, posttrain
+from trainrig.posttrain.run import FineTuning
+from trainrig.posttrain.sft import posttrain
 from trainrig.quickstart.fault import kill_one_worker
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.pages import PagesSettings, build_pages

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainrig.errors import ConfigError
-from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.models.decoder_config import DecoderConfig, count_parameters
 
 # The sizes of a sweep, and how near to what was asked a rung is there: a share of it.
 SMALLEST, LARGEST = 30_000, 1_000_000_000

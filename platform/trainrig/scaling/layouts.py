@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.recompute import Full, Recompute, Selective
 from trainrig.scaling.memory import MASTER, MOMENTS, Memory, step_memory

@@ -30,7 +30,7 @@ Shapes: C channels, H query heads, K key heads, D channels of a head, F between,
 import math
 from dataclasses import astuple, dataclass
 
-from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.train.run import Training
 

@@ -10,7 +10,7 @@ from typing import Literal
 from trainrig import config, storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
-from trainrig.models.decoder import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.layout import Layout
 from trainrig.parallel.recompute import Recompute
 from trainrig.scaling.cost import Assumptions, Cost, Saving

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.hardware import Compute, Hardware
-from trainrig.models.decoder import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.flops import six_n_d, token_flops
 from trainrig.optim import AdamW
 from trainrig.parallel.precision import Precision

@@ -168,8 +168,8 @@ class _Driver:
         """Make the runs of one trial, each by a group of workers that Ray Train starts."""
         from trainrig.scaling.trial import check_sane, train_trial
         from trainrig.train import trainer
+        from trainrig.train.job import Job
         from trainrig.train.pretrain import finish
-        from trainrig.train.state import Job
 
         assert self._run.large is not None
         workers = self._run.large.workers

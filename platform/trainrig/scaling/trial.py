@@ -27,11 +27,11 @@ from trainrig.scaling.trials import Data, Length, Trial, folder_of, run_file, st
 from trainrig.train import metrics
 from trainrig.train.checkpoint import DamagedCheckpoint, content_key, find_damage, newest_valid
 from trainrig.train.checkpoint.manifest import committed
+from trainrig.train.job import Job
 from trainrig.train.loop import train
 from trainrig.train.pretrain import finish, prepare
 from trainrig.train.run import Pretraining
 from trainrig.train.run_folder import RunFolder
-from trainrig.train.state import Job
 from trainrig.train.stop import LOOK_EVERY
 from trainrig.train.supervise import Outcome
 from trainrig.train.watch import UNWATCHED, Watch

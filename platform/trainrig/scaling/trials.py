@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.models.decoder import ALIGNMENT
+from trainrig.models.decoder_config import ALIGNMENT
 from trainrig.models.flops import six_n_d, token_flops
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.designs import Model, Point

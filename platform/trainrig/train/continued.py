@@ -9,7 +9,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import difference_of
-from trainrig.models.decoder import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
 

@@ -10,20 +10,22 @@ Shapes: B rows of a micro-batch, T positions, M micro-batches, P pieces of docum
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.distributed.fsdp import FSDPModule
 
 from trainrig.config import Field, Settings
 from trainrig.objectives.contract import DeviceBatch, Objective
-from trainrig.parallel.mesh import local_device
 from trainrig.tokens.batches import IGNORE, MicroBatch, take_turns, token_arrays
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import TokenShards
-from trainrig.train.sums import Loss, LossTable
+
+# torch is imported where it is needed: `check` opens what is held out, and does without.
+if TYPE_CHECKING:
+    import torch
+
+    from trainrig.train.sums import Loss
 
 log = logging.getLogger(__name__)
 
@@ -72,15 +74,21 @@ def nothing_held_out() -> HeldOutSets | None:
 
 def evaluate(
     objective: Objective,
-    model: torch.nn.Module,
+    model: "torch.nn.Module",
     sets: HeldOutSets,
     agreed_to_stop: Callable[[], bool],
-) -> Loss | None:
+) -> "Loss | None":
     """The loss of `model` on `sets`; every rank calls it.
 
     `agreed_to_stop` is called before each micro-batch and answers all ranks alike: None is returned
     as soon as it says so.
     """
+    import torch
+    import torch.distributed as dist
+
+    from trainrig.parallel.mesh import local_device
+    from trainrig.train.sums import LossTable
+
     count, device = sets.micro_batches(), local_device()
     table = LossTable(objective, sets.sources, count, device, double=True)
     world = dist.get_world_size()
@@ -96,9 +104,11 @@ def evaluate(
     return table.reduce()
 
 
-def _reshard(model: torch.nn.Module) -> None:
+def _reshard(model: "torch.nn.Module") -> None:
     """Let go of whole parameters: FSDP keeps some after a forward pass, for a backward pass that
     does not come here. Until then they, not the shards, are the model's parameters."""
+    from torch.distributed.fsdp import FSDPModule
+
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

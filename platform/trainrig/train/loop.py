@@ -14,9 +14,10 @@ from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.train import checkpoint, metrics
 from trainrig.train.agreement import Agreement
 from trainrig.train.held_out import evaluate
+from trainrig.train.job import Job
 from trainrig.train.record import Record
 from trainrig.train.run_folder import Attempt, RunFolder
-from trainrig.train.state import Job, TrainState, fresh_state
+from trainrig.train.state import TrainState, fresh_state
 from trainrig.train.step import Stepper
 from trainrig.train.watch import UNWATCHED, Watch
 

@@ -3,26 +3,30 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from trainrig import manifest, storage
 from trainrig.config import RunFile, to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
-from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.parallel.compiled import check_compiler
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
-from trainrig.train import checkpoint, lease, metrics, trainer
+from trainrig.train import checkpoint, lease, metrics
 from trainrig.train.continued import beginning, warn_of_high_rate
 from trainrig.train.held_out import HeldOutSets, RowSizes, nothing_held_out, open_held_out
+from trainrig.train.job import Job
 from trainrig.train.prediction import parse_prediction
 from trainrig.train.room import check_room
 from trainrig.train.run import Pretraining
 from trainrig.train.run_folder import PLAN, RunFolder
-from trainrig.train.state import Job
+
+if TYPE_CHECKING:
+    from trainrig.train.supervise import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +156,9 @@ def drive(
 
     Raises InputError for what cannot work, before any worker starts. `counted`: see `finish`.
     """
+    # Here, as whoever is refused before should not wait for torch.
+    from trainrig.train import trainer
+
     with lease.held(job.folder):
         with stage.undone_if_refused():
             copy = job.training.checkpoints.copy_to
@@ -161,6 +168,7 @@ def drive(
             check_room(job)
             check_compiler(job.training.compile)
             trainer.check_fit(workers)
+            trainer.warn_of_emulation(job.training.precision)
         storage.write(stage.path("run.toml"), to_toml(run).encode())
         # Here, as each worker imports this module and would load matplotlib for it.
         from trainrig.train.run_page import reported
@@ -171,7 +179,7 @@ def drive(
 
 
 def finish(
-    stage: Stage, job: Job, outcome: trainer.Outcome, counted: Mapping[str, int] | None = None
+    stage: Stage, job: Job, outcome: "Outcome", counted: Mapping[str, int] | None = None
 ) -> Manifest:
     """Write the manifest of a run folder whose last checkpoint is whole, with `counted` in it."""
     losses = metrics.series(job.folder)

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from trainrig.parallel.mesh import join_group, use_device
 from trainrig.train.channel import Done, Place, Raised
+from trainrig.train.job import Job
 from trainrig.train.loop import train
 from trainrig.train.run_folder import Attempt, RunFolder
-from trainrig.train.state import Job
 from trainrig.train.watch import Beat, Reporter
 
 EXCHANGE = 0.25  # s between two beats of a rank, at least: well under the least hang worth finding,

@@ -9,10 +9,11 @@ from trainrig.errors import Diverged
 from trainrig.parallel import numerics
 from trainrig.tokens.batches import Share
 from trainrig.train import metrics
+from trainrig.train.job import Job
 from trainrig.train.metrics import MetricsWriter
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.samples import SampleLog
-from trainrig.train.state import Job, TrainState
+from trainrig.train.state import TrainState
 from trainrig.train.step import StepFigures
 from trainrig.train.sums import Loss
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from trainrig import storage
 from trainrig.errors import ConfigError
-from trainrig.models.decoder import count_parameters
+from trainrig.models.decoder_config import count_parameters
 from trainrig.report import short
-from trainrig.train.state import Job
+from trainrig.train.job import Job
 
 log = logging.getLogger(__name__)
 BYTES = 12  # of a parameter in a checkpoint: itself and two moments of Adam, float32 each

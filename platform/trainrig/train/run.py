@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from trainrig.config import PLACE, RunFile, Settings
 from trainrig.errors import ConfigError
-from trainrig.models.decoder import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives import CausalLM
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.parallel.compiled import Compile

@@ -24,8 +24,8 @@ from trainrig.train.decisions import (
     may_be_freed,
     why_leave,
 )
+from trainrig.train.job import Job
 from trainrig.train.run_folder import Attempt, RunFolder
-from trainrig.train.state import Job
 from trainrig.train.stop import StopRequests
 from trainrig.train.watch import Beat, pause
 from trainrig.train.workers import Bounds

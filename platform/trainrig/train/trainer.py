@@ -5,29 +5,34 @@ them died; how many there should be, from which step, and when to leave, is deci
 """
 
 import contextlib
+import logging
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from trainrig import hardware
+from trainrig.parallel.precision import Precision
 from trainrig.ray_pools import ON_THE_HEAD, Need, Pool, has_gpus, known_pools
 from trainrig.ray_session import check_fit as check_room
 from trainrig.ray_session import join
 from trainrig.train.control import Control
 from trainrig.train.crew import Crew
 from trainrig.train.decisions import Node
+from trainrig.train.job import Job
 from trainrig.train.rank import Work
 from trainrig.train.ray_group import RayGroup
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.spares import idle_beyond_need, servers_of, spares_of
-from trainrig.train.state import Job
 from trainrig.train.stop import StopRequests
 from trainrig.train.supervise import Outcome, supervise
 from trainrig.train.wish import Wish
 from trainrig.train.workers import Bounds, bounds
 
-__all__ = ["Outcome", "check_fit", "fork_servers", "run"]
+__all__ = ["Outcome", "check_fit", "fork_servers", "run", "warn_of_emulation"]
+
+log = logging.getLogger(__name__)
 
 MOST_WAITING = 100_000  # calls of the post office: two of each keeper
 ANSWER = 1.0  # s that a node has to answer a knock at its door
@@ -40,6 +45,13 @@ def check_fit(workers: int | tuple[int, int]) -> None:
     join()
     pools = known_pools()
     check_room(bounds(workers).least, _need(pools), "workers", pools)
+
+
+def warn_of_emulation(precision: Precision) -> None:
+    """Say so if workers will compute on CPUs like this machine's, in numbers that it has not."""
+    slow = precision.compute == "bfloat16" and not hardware.cpu_has_bfloat16()
+    if slow and not has_gpus(known_pools()):
+        log.warning("training.precision: %s", hardware.NO_BFLOAT16)
 
 
 def run(job: Job, workers: int | tuple[int, int]) -> Outcome:

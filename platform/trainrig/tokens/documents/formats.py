@@ -4,6 +4,8 @@ Each format cuts a file into pieces that workers read apart (`cut`), and reads t
 batch at a time (`read`), so that no file is ever held whole.
 """
 
+from __future__ import annotations
+
 import gzip
 import io
 import itertools
@@ -12,14 +14,16 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from trainrig import storage
 from trainrig.config import did_you_mean
 from trainrig.errors import DataError
+
+# pyarrow is imported where files are opened: to read a run file takes none.
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 BATCH_ROWS = 1_024  # rows decoded at a time
 LINE_BYTES = 2**28  # a longer line is refused rather than held
@@ -84,6 +88,8 @@ def _check_columns(path: str, columns: Sequence[str], there: Sequence[str]) -> N
 @contextmanager
 def _damage_told(path: str, kind: str) -> Iterator[None]:
     """Raise DataError if the block finds that the file at `path` is damaged, or of another kind."""
+    import pyarrow as pa
+
     try:
         yield
     except FileNotFoundError:
@@ -100,6 +106,8 @@ def _damage_told(path: str, kind: str) -> Iterator[None]:
 
 @contextmanager
 def _opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
+    import pyarrow.parquet as pq
+
     told = _damage_told(path, "Parquet")
     with told, storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
         yield file
@@ -157,6 +165,8 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _opened_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """Schema and record batches of an IPC stream or file."""
+    import pyarrow as pa
+
     with _damage_told(path, "an Arrow stream or file"), ExitStack() as stack:
         if path.startswith(storage.S3):
             stream = stack.enter_context(pa.PythonFile(storage.open_read(path), "r"))
@@ -282,6 +292,8 @@ def _unpacked(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
         with gzip.open(packed, "rb") as stream:
             yield cast(BinaryIO, stream)
     elif path.endswith(".zst"):
+        import pyarrow as pa
+
         with pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd") as stream:
             yield cast(BinaryIO, io.BufferedReader(stream))
     else:

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -145,6 +143,9 @@ class Shard:
 
     def rows(self, begin: int, end: int) -> list[IndexedDocument]:
         """The documents `begin` up to `end` of the shard, from its index."""
+        import pyarrow as pa  # not before: to read a run file takes none
+        import pyarrow.parquet as pq
+
         path = self.path + INDEX
         found: list[IndexedDocument] = []
         try:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainrig import storage
@@ -30,19 +28,18 @@ from trainrig.tokens.shards.shard_files import (
 INDEX_ROW_GROUP = 4_096
 PACKED_TOKENS = 2**20  # that wait in four bytes each before they are packed
 
-COLUMNS = pa.schema(
-    [
-        ("id", pa.string()),
-        ("source", pa.string()),
-        ("url", pa.string()),
-        ("offset", pa.int64()),  # tokens from the start of the shard
-        ("length", pa.int64()),  # tokens, end-of-text among them
-        ("text_bytes", pa.int64()),
-        ("corpus_file", pa.string()),
-        ("corpus_row", pa.int64()),
-    ]
-)
-_CARRIED = tuple(name for name in COLUMNS.names if name not in {"source", "offset", "length"})
+# Of the index, with the names of Arrow's types.
+COLUMNS = {
+    "id": "string",
+    "source": "string",
+    "url": "string",
+    "offset": "int64",  # tokens from the start of the shard
+    "length": "int64",  # tokens, end-of-text among them
+    "text_bytes": "int64",
+    "corpus_file": "string",
+    "corpus_row": "int64",
+}
+_CARRIED = tuple(name for name in COLUMNS if name not in {"source", "offset", "length"})
 
 
 class EncodedDocument(NamedTuple):
@@ -183,6 +180,9 @@ def _write(folder: str, name: str, pieces: Iterable[bytes]) -> FileSum:
 
 
 def _write_index(folder: str, name: str, runs: Mapping[str, _Run], ends: Integers) -> FileSum:
+    import pyarrow as pa  # not before: to read a run file takes none
+    import pyarrow.parquet as pq
+
     lengths = np.diff(ends, prepend=0)
     columns: dict[str, Any] = {
         column: [value for run in runs.values() for value in run.columns[column]]
@@ -191,9 +191,10 @@ def _write_index(folder: str, name: str, runs: Mapping[str, _Run], ends: Integer
     columns["source"] = [source for source, run in runs.items() for _ in run.lengths]
     columns["offset"] = ends - lengths
     columns["length"] = lengths
+    schema = pa.schema([(column, pa.type_for_alias(kind)) for column, kind in COLUMNS.items()])
     with storage.atomic_file(storage.join(folder, name)) as temporary:
         pq.write_table(
-            pa.table({column: columns[column] for column in COLUMNS.names}, COLUMNS),
+            pa.table({column: columns[column] for column in COLUMNS}, schema),
             temporary,
             compression="zstd",
             row_group_size=INDEX_ROW_GROUP,

@@ -1,8 +1,6 @@
-"""Checkpoints for those who only use the model in them: found, described, opened, made."""
+"""Checkpoints for those who only use the model in them: opened, made."""
 
 import json
-import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,25 +8,19 @@ import torch
 from torch import Tensor
 
 from trainrig import storage
-from trainrig.config import build
-from trainrig.errors import DataError
-from trainrig.manifest import digest
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.train.checkpoint.chunks import write_file
+from trainrig.train.checkpoint.found import describe, read_entries, resolve
 from trainrig.train.checkpoint.manifest import (
     STATE,
     TOKENIZER,
     CheckpointManifest,
     commit,
-    find_damage,
     folder_of,
-    newest_valid,
 )
-from trainrig.train.checkpoint.reader import read_entries, read_small, read_tensors
+from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
 from trainrig.train.run_folder import RunFolder
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,19 +39,6 @@ class Model:
             decoder = Decoder(self.config)
         decoder.load_state_dict(self.weights, assign=True)
         return decoder.eval()
-
-
-def describe(checkpoint: str) -> tuple[DecoderConfig, str]:
-    """The sizes of the model at `checkpoint`, and the text of its tokenizer.json."""
-    where = storage.join(checkpoint, STATE)
-    config = build(DecoderConfig, read_entries(checkpoint)["model"], where)
-    return config, read_small(checkpoint, TOKENIZER).decode()
-
-
-def content_key(checkpoint: str) -> str:
-    """A fingerprint of what `checkpoint` holds, whichever attempt wrote it."""
-    files = CheckpointManifest.read(checkpoint).files
-    return digest({name: list(chunks.sha256) for name, chunks in files.items()})
 
 
 def open_model(path: str) -> Model:
@@ -81,28 +60,6 @@ def open_model(path: str) -> Model:
         tokenizer=tokenizer,
         weights={name.removeprefix("model."): value for name, value in tensors.items()},
     )
-
-
-def resolve(path: str) -> str:
-    """The folder of the newest whole checkpoint at or below `path`. Raises DataError."""
-    path = path.rstrip("/")
-    if storage.exists(storage.join(path, STATE)):  # the files themselves, wherever they lie
-        if damage := find_damage(path):
-            raise DataError(f"{path}: a damaged checkpoint ({damage}); name its run folder instead")
-        return path
-    run, below = path, ""
-    if inside := re.fullmatch(r"(?:(.*)/)?(checkpoints(?:/step_\d+)?)", path):
-        run = "." if inside[1] is None else inside[1]
-        below = storage.join(run, inside[2])
-    found, damages = newest_valid(RunFolder(run), below)
-    for damage in damages:
-        log.warning("passed over a damaged checkpoint: %s", damage)
-    if found is None:
-        why = f"; damaged: {damages[0]}" if damages else ""
-        raise DataError(
-            f"{path}: no whole checkpoint there{why}; name the folder of a training run"
-        )
-    return found.path
 
 
 def write_model(

@@ -1,6 +1,5 @@
 """Loading a checkpoint into a state: each rank its own rows, every byte checked as it is read."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from trainrig import storage
 from trainrig.errors import ConfigError, InputError, TrainrigError
-from trainrig.manifest import difference_of
-from trainrig.models.decoder import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.tokens.batches import Batches
 from trainrig.train.checkpoint.chunks import (
     READERS,
@@ -22,10 +20,9 @@ from trainrig.train.checkpoint.chunks import (
     DamagedCheckpoint,
     FileChunks,
     read_chunk,
-    read_file,
 )
+from trainrig.train.checkpoint.found import check_entries, read_entries, read_small
 from trainrig.train.checkpoint.manifest import (
-    STATE,
     SUFFIX,
     TOKENIZER,
     CheckpointManifest,
@@ -33,7 +30,8 @@ from trainrig.train.checkpoint.manifest import (
 )
 from trainrig.train.checkpoint.shares import held
 from trainrig.train.checkpoint.tensor_file import Rows, parse_header
-from trainrig.train.state import Job, TrainState
+from trainrig.train.job import Job
+from trainrig.train.state import TrainState
 
 Result = TypeVar("Result")
 
@@ -48,7 +46,7 @@ def load(checkpoint: str, state: TrainState, job: Job, batches: Batches) -> None
     def read() -> dict[str, Any]:
         entries = read_entries(checkpoint)
         _check_model(checkpoint, entries, job.model)
-        _check_data(checkpoint, entries, batches)
+        check_entries(checkpoint, entries, batches)
         if read_small(checkpoint, TOKENIZER).decode() != job.tokenizer:
             raise ConfigError(
                 f"{checkpoint}: of another tokenizer than the tokens of this run; use its tokens, "
@@ -76,26 +74,6 @@ def load_weights(checkpoint: str, state: TrainState, job: Job) -> None:
     _together(checkpoint, read)
 
 
-def check_data(checkpoint: str, batches: Batches) -> None:
-    """Raise ConfigError, with the difference, unless `batches` before the step of `checkpoint` are
-    those that it was trained on. What comes after may be another."""
-    _check_data(checkpoint, read_entries(checkpoint), batches)
-
-
-def _check_data(checkpoint: str, entries: Mapping[str, Any], batches: Batches) -> None:
-    if "data" not in entries:
-        raise ConfigError(
-            f"{checkpoint}: does not say what data it was trained on (a run cannot go on from "
-            "weights alone); use another `output`"
-        )
-    changed = difference_of(entries["data"], batches.data_before(entries["data_step"]))
-    if changed:
-        raise ConfigError(
-            f"{checkpoint}: trained on other data than this run file names ({changed}); use that "
-            "data, or another `output`; stages may be changed from here on alone"
-        )
-
-
 def _check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
     wanted = model.model_dump(mode="json")
     differ = [key for key, value in wanted.items() if entries["model"].get(key) != value]
@@ -105,19 +83,6 @@ def _check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConf
             f"{checkpoint}: of another model: {key} is {entries['model'].get(key)} there, "
             f"{wanted[key]} in the run file"
         )
-
-
-def read_entries(checkpoint: str) -> dict[str, Any]:
-    """All that a checkpoint holds besides tensors and the tokenizer. Raises DamagedCheckpoint."""
-    return dict(json.loads(read_small(checkpoint, STATE)))
-
-
-def read_small(checkpoint: str, name: str) -> bytes:
-    """All bytes of one of the small files of `checkpoint`, checked. Raises DamagedCheckpoint."""
-    chunks = CheckpointManifest.read(checkpoint).files.get(name)
-    if chunks is None:
-        raise DamagedCheckpoint(f"{storage.join(checkpoint, name)}: not in the manifest")
-    return read_file(storage.join(checkpoint, name), chunks)
 
 
 def _together(checkpoint: str, read: Callable[[], Result]) -> Result:

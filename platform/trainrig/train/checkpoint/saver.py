@@ -30,8 +30,9 @@ from trainrig.train.checkpoint.manifest import (
 )
 from trainrig.train.checkpoint.shares import written
 from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
+from trainrig.train.job import Job
 from trainrig.train.run_folder import Attempt, RunFolder
-from trainrig.train.state import Job, TrainState
+from trainrig.train.state import TrainState
 
 log = logging.getLogger(__name__)
 LONGEST_PROBLEM = 500  # characters of a problem in an event: a line of them has to be short

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pydivsufsort
 from numpy.typing import NDArray
 
 from trainrig import storage
@@ -148,6 +147,8 @@ class _Text:
 
 def _repeats(text: _Text, window: int) -> Records:
     """The spans of `text` that were there before: windows, united."""
+    import pydivsufsort  # slow to import, and few curations need it
+
     pieces = text.pieces
     bounds = np.append(pieces["at"], len(text.data))
     order = pydivsufsort.divsufsort(text.data)

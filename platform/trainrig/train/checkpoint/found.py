@@ -1,0 +1,95 @@
+"""What can be known of a checkpoint without its tensors, and so without torch: where the newest is,
+of what model it is, on what data it was trained."""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trainrig import storage
+from trainrig.config import build
+from trainrig.errors import ConfigError, DataError
+from trainrig.manifest import difference_of, digest
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.tokens.batches import Batches
+from trainrig.train.checkpoint.chunks import DamagedCheckpoint, read_file
+from trainrig.train.checkpoint.manifest import (
+    STATE,
+    TOKENIZER,
+    CheckpointManifest,
+    find_damage,
+    newest_valid,
+)
+from trainrig.train.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+def describe(checkpoint: str) -> tuple[DecoderConfig, str]:
+    """The sizes of the model at `checkpoint`, and the text of its tokenizer.json."""
+    where = storage.join(checkpoint, STATE)
+    config = build(DecoderConfig, read_entries(checkpoint)["model"], where)
+    return config, read_small(checkpoint, TOKENIZER).decode()
+
+
+def content_key(checkpoint: str) -> str:
+    """A fingerprint of what `checkpoint` holds, whichever attempt wrote it."""
+    files = CheckpointManifest.read(checkpoint).files
+    return digest({name: list(chunks.sha256) for name, chunks in files.items()})
+
+
+def resolve(path: str) -> str:
+    """The folder of the newest whole checkpoint at or below `path`. Raises DataError."""
+    path = path.rstrip("/")
+    if storage.exists(storage.join(path, STATE)):  # the files themselves, wherever they lie
+        if damage := find_damage(path):
+            raise DataError(f"{path}: a damaged checkpoint ({damage}); name its run folder instead")
+        return path
+    run, below = path, ""
+    if inside := re.fullmatch(r"(?:(.*)/)?(checkpoints(?:/step_\d+)?)", path):
+        run = "." if inside[1] is None else inside[1]
+        below = storage.join(run, inside[2])
+    found, damages = newest_valid(RunFolder(run), below)
+    for damage in damages:
+        log.warning("passed over a damaged checkpoint: %s", damage)
+    if found is None:
+        why = f"; damaged: {damages[0]}" if damages else ""
+        raise DataError(
+            f"{path}: no whole checkpoint there{why}; name the folder of a training run"
+        )
+    return found.path
+
+
+def check_data(checkpoint: str, batches: Batches) -> None:
+    """Raise ConfigError, with the difference, unless `batches` before the step of `checkpoint` are
+    those that it was trained on. What comes after may be another."""
+    check_entries(checkpoint, read_entries(checkpoint), batches)
+
+
+def check_entries(checkpoint: str, entries: Mapping[str, Any], batches: Batches) -> None:
+    """As `check_data`, for a checkpoint whose `entries` were read."""
+    if "data" not in entries:
+        raise ConfigError(
+            f"{checkpoint}: does not say what data it was trained on (a run cannot go on from "
+            "weights alone); use another `output`"
+        )
+    changed = difference_of(entries["data"], batches.data_before(entries["data_step"]))
+    if changed:
+        raise ConfigError(
+            f"{checkpoint}: trained on other data than this run file names ({changed}); use that "
+            "data, or another `output`; stages may be changed from here on alone"
+        )
+
+
+def read_entries(checkpoint: str) -> dict[str, Any]:
+    """All that a checkpoint holds besides tensors and the tokenizer. Raises DamagedCheckpoint."""
+    return dict(json.loads(read_small(checkpoint, STATE)))
+
+
+def read_small(checkpoint: str, name: str) -> bytes:
+    """All bytes of one of the small files of `checkpoint`, checked. Raises DamagedCheckpoint."""
+    chunks = CheckpointManifest.read(checkpoint).files.get(name)
+    if chunks is None:
+        raise DamagedCheckpoint(f"{storage.join(checkpoint, name)}: not in the manifest")
+    return read_file(storage.join(checkpoint, name), chunks)
