@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from trainrig import hardware
 from trainrig.check import Machine, describe
 from trainrig.config import build
 from trainrig.corpus.curate import Curation
@@ -11,6 +12,7 @@ from trainrig.corpus.curation import Source
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.flops import token_flops
+from trainrig.parallel.precision import Precision
 from trainrig.posttrain.sft import FineTuning
 from trainrig.tokens.batches import BatchSizes
 from trainrig.tokens.mixing.stages import BatchSettings, Stage
@@ -138,3 +140,19 @@ def tuning(checkpoint: Path, lessons: Path, sequence_length: int) -> FineTuning:
 def test_a_stage_that_trains_nothing_has_no_sizes() -> None:
     source = Source(name="web", paths=("none.warc.gz",))
     assert "parameters" not in describe(Curation(output="never/written", sources=(source,)))
+
+
+@pytest.mark.parametrize(("flags", "slower"), [("avx2", True), ("avx2 avx512_bf16", False)])
+def test_bfloat16_is_reckoned_as_what_the_cpu_of_this_machine_makes_of_it(
+    flags: str, slower: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware, "GPU_INFO", tmp_path / "gpus")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    narrow = run.training.model_copy(update={"precision": Precision(compute="bfloat16")})
+    plain, in_bfloat16 = describe(run), describe(run.model_copy(update={"training": narrow}))
+    assert (in_bfloat16["hours"] > 5 * plain["hours"]) == slower
+    assert ("no hardware for bfloat16" in in_bfloat16.get("warning", "")) == slower
+    assert "warning" not in plain

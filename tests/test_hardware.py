@@ -37,7 +37,9 @@ def test_the_table_that_comes_along_is_whole() -> None:
     assert found.device("h100").peak("bfloat16") == 989e12
     assert {each.device for each in found.instances.values()} <= set(found.devices)
     for device in found.devices.values():  # dense peaks: no device gains more than 40 times
-        assert 1 <= device.peak("bfloat16") / device.peak("float32") < 40
+        emulated = device == found.devices[hardware.CPU_WITHOUT_BFLOAT16]
+        gain = device.peak("bfloat16") / device.peak("float32")
+        assert gain < 0.2 if emulated else 1 <= gain < 40
     for instance in found.instances.values():
         assert instance.as_of.startswith("202")
         assert instance.source
@@ -88,3 +90,41 @@ def test_an_unknown_name_gets_the_nearest(table: Path) -> None:
         hardware.load().instance("p5.48xlrge")
     with pytest.raises(ConfigError, match="no peak for float32"):
         hardware.load(str(table)).device("mine").peak("float32")
+
+
+@pytest.mark.parametrize(
+    ("flags", "there"),
+    [
+        ("flags\t\t: fpu avx2 avx512f", False),
+        ("flags\t\t: fpu avx512f avx512_bf16 sha", True),
+        ("flags\t\t: amx_bf16 amx_tile", True),
+        ("Features\t: fp asimd bf16 i8mm", True),
+        ("flags\t\t: fpu xbf16x", False),
+    ],
+)
+def test_a_cpu_says_whether_it_multiplies_bfloat16(
+    flags: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\nbugs\t\t: none\n")
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware, "GPU_INFO", tmp_path / "gpus")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert hardware.cpu_has_bfloat16() == there
+    core = hardware.CPU if there else hardware.CPU_WITHOUT_BFLOAT16
+    assert hardware.local_device(hardware.load()) == core
+
+
+def test_a_gpu_is_known_by_what_its_driver_or_its_tool_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "gpus" / "0000:01:00.0" / "information"
+    about.parent.mkdir(parents=True)
+    about.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 1\n")
+    monkeypatch.setattr(hardware, "GPU_INFO", tmp_path / "gpus")
+    assert hardware.local_device(hardware.load()) == "h100"
+    monkeypatch.setattr(hardware, "GPU_INFO", tmp_path / "none")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho NVIDIA H200\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert hardware.local_device(hardware.load()) == "h200"

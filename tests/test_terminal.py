@@ -251,13 +251,15 @@ def test_training_is_followed_by_what_it_writes(
 
 
 def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(metrics_line(119, 2.5) + metrics_line(120, 2.31))
+    lines = metrics_line(119, 2.5) + metrics_line(120, 2.31)
     shown = in_a_terminal(
         f"""
         import time
+        from pathlib import Path
         from trainrig.terminal import Terminal
 
         with Terminal().training("pretrain", {str(tmp_path)!r}, 5_000):
+            Path({str(tmp_path)!r}, "metrics.jsonl").write_text({lines!r})
             time.sleep(1.5)
         """,
         COLUMNS="100",
@@ -266,6 +268,18 @@ def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None
     assert "0/5000 steps, starting" in seen
     line = "120/5000 steps, loss 2.310, 12,346 tokens/s, 2 workers, 40 min 40 s left"
     assert line in seen  # on one line: nothing of it is wrapped or cut
+
+
+@pytest.mark.parametrize("steps", [40, 20])
+def test_what_an_earlier_call_left_is_not_told_as_if_it_went_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, steps: int
+) -> None:
+    """Of a finished run that is asked for again, or for fewer steps than it has."""
+    RunFolder(str(tmp_path)).record("attempt_started", attempt=1, workers=2)
+    (tmp_path / "metrics.jsonl").write_text(metrics_line(39, 7.0) + metrics_line(40, 6.5))
+    with Terminal().training("pretrain", str(tmp_path), steps):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_training_that_has_not_begun_is_nothing_to_tell(

@@ -30,6 +30,7 @@ from rich.text import Text
 
 from trainrig.manifest import Manifest
 from trainrig.train.progress import Follower
+from trainrig.train.progress import Progress as RunProgress
 
 LINE_SECONDS = 30.0  # off a terminal: a line at least this often,
 LINES = 10  # and at every tenth of the way
@@ -114,15 +115,17 @@ class Terminal:
         """Show the run in `folder` while the block trains it."""
         with self._training_panel(title, steps) as advance:
             stop = threading.Event()
-            follower = threading.Thread(
-                target=_follow, args=(advance, folder, steps, stop), daemon=True
+            follower = Follower(folder, steps)
+            before = follower.look()
+            watch = threading.Thread(
+                target=_follow, args=(advance, follower, before, steps, stop), daemon=True
             )
-            follower.start()
+            watch.start()
             try:
                 yield
             finally:
                 stop.set()
-                follower.join()
+                watch.join()
 
     @contextlib.contextmanager
     def _training_panel(self, title: str, steps: int) -> Iterator[Any]:
@@ -188,12 +191,21 @@ class _Lines:
         self._terminal.say(f"{self._title}: {done} of {of} {note or self._unit}")
 
 
-def _follow(advance: Any, folder: str, steps: int, stop: threading.Event) -> None:
-    """Look at the run until told to stop; a last time after that."""
-    follower = Follower(folder, steps)
+def _follow(
+    advance: Any,
+    follower: Follower,
+    before: RunProgress | None,
+    steps: int,
+    stop: threading.Event,
+) -> None:
+    """Look at the run until told to stop; a last time after that.
+
+    What an earlier call left (`before`) is not shown as if it went on: this one may do nothing.
+    """
     while True:
         last_look = stop.wait(FOLLOW_SECONDS)
-        if progress := follower.look():
+        progress = follower.look()
+        if progress and progress != before:
             advance(progress.step, steps, f"steps, {progress.note()}")
         if last_look:
             return

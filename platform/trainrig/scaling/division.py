@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
 
 from trainrig.errors import ConfigError
 from trainrig.models.flops import six_n_d
@@ -94,6 +93,8 @@ def for_serving(
     grid = np.linspace(top + math.log(_SMALLEST_SHARE), top, 400)
     best = int(np.argmin([cost(each) for each in grid]))
     around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
+    from scipy.optimize import minimize_scalar  # slow to import, as below
+
     found = minimize_scalar(cost, bounds=around, method="bounded", options={"xatol": 1e-9})
     parameters = math.exp(found.x)
     return Division(parameters, tokens_reaching(form, loss, parameters, unique_tokens))
@@ -115,6 +116,8 @@ def tokens_reaching(
     low, high = math.log(1.0), math.log(1e30)
     if above(high) > 0:
         return math.inf
+    from scipy.optimize import brentq
+
     return math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14))
 
 
@@ -134,6 +137,8 @@ def _where(form: Form, quantity: Callable[[Optimum], float], wanted: float, unit
             f"no budget makes {wanted:.3g} {unit} the best choice under this law, which lets "
             f"{unit} grow as compute to the power {_exponent(above):.3g}"
         )
+    from scipy.optimize import brentq
+
     found = form.optimum(math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14)))
     return Division(float(found.parameters), float(found.tokens))
 

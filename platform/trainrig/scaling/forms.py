@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize_scalar
 
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
@@ -192,6 +191,8 @@ class DataConstrained(Constants):
         def loss(log_parameters: ArrayLike) -> Array:
             n = np.exp(_array(log_parameters))
             return self.loss(n, product / n, unique_tokens)
+
+        from scipy.optimize import minimize_scalar  # slow to import
 
         # N' and D' both level off, so far from the optimum the loss is flat: a grid first.
         one_epoch = float(np.log(product / unique_tokens))

@@ -12,7 +12,6 @@ from trainrig.errors import ConfigError
 from trainrig.scaling import flags, plan_run, plan_text, published
 from trainrig.scaling.forms import Kaplan
 from trainrig.scaling.law import Law, read_law
-from trainrig.scaling.pages.plan_page import write_plan_page
 from trainrig.scaling.plan import Plan
 from trainrig.scaling.planning import Request, make_plan
 
@@ -44,6 +43,9 @@ def answer(
     found = _fitted(law, request, table, wanted)
     lines = list(plan_text.lines(found))
     if wanted.out and wanted.tokens_folder:
+        # Here, as it draws: a refused plan should not wait for that.
+        from trainrig.scaling.pages.plan_page import write_plan_page
+
         folder, output = wanted.tokens_folder, wanted.output
         beside = plan_run.write_run(wanted.out, found, request.compute, folder, output)
         lines.append(f"{wanted.out}: `trainrig pretrain` runs it; the plan: {beside}")
