@@ -1,6 +1,8 @@
 import errno
-import multiprocessing
+import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -147,22 +149,41 @@ def test_the_default_folder_is_this_users_below_the_temporary_one(s3, tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == [f"trainrig-blocks-{os.getuid()}"]
 
 
-def read_much(cache: BlockCache, names: list[tuple[str, str]], seed: int) -> int:
-    dice = np.random.default_rng(seed)
-    wrong = 0
-    for _ in range(150):
-        at = names[dice.integers(len(names))]
-        begin = int(dice.integers(0, len(DATA) - 1))
-        end = min(len(DATA), begin + int(dice.integers(1, 2 * BLOCK)))
-        wrong += cache.read(*at, begin, end) != DATA[begin:end]
-    return wrong
+READ_MUCH = """
+import json, sys
+import numpy as np
+from trainrig.tokens.shards.blocks import BLOCK, BlockCache
+
+settings, names, size, seed = json.loads(sys.argv[1])
+data = open(sys.argv[2], "rb").read()
+cache = BlockCache(**settings)
+dice = np.random.default_rng(seed)
+wrong = 0
+for _ in range(150):
+    at = names[dice.integers(len(names))]
+    begin = int(dice.integers(0, size - 1))
+    end = min(size, begin + int(dice.integers(1, 2 * BLOCK)))
+    wrong += cache.read(*at, begin, end) != data[begin:end]
+print(wrong)
+"""
 
 
-def test_processes_share_a_folder_that_is_too_small_for_them(s3, cache):
+def test_processes_share_a_folder_that_is_too_small_for_them(s3, cache, tmp_path):
     """Each drives out what the other has just put there, or is about to read."""
     names = [put(f"{s3}/{number}") for number in range(4)]
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        wrong = pool.starmap(read_much, [(cache, names, seed) for seed in range(2)])
+    (tmp_path / "data").write_bytes(DATA)
+    readers = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-c", READ_MUCH),
+                json.dumps([cache.model_dump(), names, len(DATA), seed]),
+                str(tmp_path / "data"),
+            ],
+            stdout=subprocess.PIPE,
+        )
+        for seed in range(2)
+    ]
+    wrong = [int(reader.communicate(timeout=300)[0]) for reader in readers]
     assert wrong == [0, 0]
     # Each may put one block beyond the bound while the other does.
     assert len(kept(cache)) <= WAYS + 1
