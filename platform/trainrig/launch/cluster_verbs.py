@@ -5,26 +5,52 @@ from typing import Annotated
 
 import typer
 
-cluster_app = typer.Typer(no_args_is_help=True, help="Clusters, by the files that describe them.")
+from trainrig import completion
+from trainrig.command_help import CLUSTERS, CONTEXT, Group, command
+from trainrig.command_options import HardwareTable, Json, RecordsHome
+
+cluster_app = typer.Typer(
+    cls=Group,
+    context_settings=CONTEXT,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Check cluster files, bring clusters up and take them down.",
+)
+
+
+def _names(incomplete: str) -> list[str]:
+    from trainrig.launch.check.shipped import names
+
+    known = [name for name in names() if name.startswith(incomplete)]
+    return known or completion.files(incomplete, (".yaml", ".yml"))
+
 
 ClusterName = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help="aws, gcp, local, kuberay/rayjob, or a file.")
+    str,
+    typer.Argument(
+        metavar="NAME|FILE",
+        help="Cluster: aws, gcp, local, kuberay/raycluster, kuberay/rayjob, or a YAML file.",
+        autocompletion=_names,
+    ),
 ]
-HomeOption = Annotated[str | None, typer.Option("--home", help="Where the records of runs are.")]
-Table = Annotated[str | None, typer.Option(help="A table of machines of your own.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
-@cluster_app.command()
+@command(cluster_app, CLUSTERS, "trainrig cluster check aws")
 def check(
     name: ClusterName,
-    hardware: Table = None,
+    hardware: HardwareTable = None,
     checkpoint_seconds: Annotated[
-        float | None, typer.Option(min=0, help="What one takes: does it fit the notice?")
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Time that a checkpoint takes: warn if it does not fit into the notice that the "
+            "cloud gives before it takes a machine back.  [default: not checked]",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Everything that is wrong with a cluster file, what it costs, and which quotas it needs."""
+    """Check a cluster file: every mistake with its line, its cost and the quotas that it needs."""
     from trainrig.launch.check.cluster import check_cluster
     from trainrig.launch.check.shipped import find_cluster
     from trainrig.launch.check.show import shown
@@ -40,13 +66,18 @@ def check(
         raise SystemExit(2)
 
 
-@cluster_app.command()
+@command(cluster_app, CLUSTERS, "trainrig cluster up aws --minutes 20")
 def up(
     name: ClusterName,
-    minutes: Annotated[float, typer.Option(min=0.1, help="Until it is given up.")] = 15.0,
+    minutes: Annotated[
+        float, typer.Option(metavar="MINUTES", min=0.1, help="Give up after this long.")
+    ] = 15.0,
     as_json: Json = False,
 ) -> None:
-    """Check a cluster file and bring the cluster up; what comes up by halves is ended again."""
+    """Bring a cluster up, after checking its file.
+
+    If it does not come up in time, the machines that did are ended again.
+    """
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.clusters.up import up as bring_up
 
@@ -54,11 +85,14 @@ def up(
     print(json.dumps(how) if as_json else "\n".join(f"{key}: {how[key]}" for key in how))
 
 
-@cluster_app.command()
+@command(cluster_app, CLUSTERS, "trainrig cluster status aws")
 def status(
-    name: ClusterName, home: HomeOption = None, hardware: Table = None, as_json: Json = False
+    name: ClusterName,
+    home: RecordsHome = None,
+    hardware: HardwareTable = None,
+    as_json: Json = False,
 ) -> None:
-    """Its nodes by pool, what they cost by the hour, the runs on it, when it expires."""
+    """Show the nodes of a cluster, their cost by the hour, its runs and when it expires."""
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.clusters.status import status as look_at
     from trainrig.launch.record import Home
@@ -67,17 +101,22 @@ def status(
     print(json.dumps(found.as_json()) if as_json else "\n".join(found.lines()))
 
 
-@cluster_app.command()
+@command(cluster_app, CLUSTERS, "trainrig cluster down aws")
 def down(
     name: ClusterName,
-    home: HomeOption = None,
+    home: RecordsHome = None,
     ignore_home: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Do without the runs of this home; repeatable."),
+        typer.Option(
+            metavar="URL", help="Do not look for live runs in this folder of records; repeatable."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """End all machines of a cluster that no run is live on; done only when none is left."""
+    """Take a cluster down and wait until none of its machines is left.
+
+    Refused while a run is live on it.
+    """
     from trainrig.launch.clusters.down import down as take_down
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.record import Home
@@ -88,14 +127,24 @@ def down(
     print(json.dumps({"name": cluster.name, "ended": ended}) if as_json else said)
 
 
-@cluster_app.command()
+@command(cluster_app, CLUSTERS, "trainrig cluster leaks aws --region us-east-1")
 def leaks(
     name: ClusterName,
-    everything: Annotated[bool, typer.Option("--all", help="Of any cluster of ours.")] = False,
-    region: Annotated[list[str] | None, typer.Option(help="On AWS: of these alone.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List machines of every trainrig cluster, not of one.")
+    ] = False,
+    region: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGION", help="AWS: search only this region; repeatable.  [default: all]"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List what is there by its tag, in every region, the expired first; nothing is ended."""
+    """List machines that carry a cluster's tag, in every region, expired ones first.
+
+    Nothing is ended.
+    """
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.clusters.leaks import leaks as list_leaks
 

@@ -11,59 +11,100 @@ from typing import Annotated, Any
 
 import typer
 
-from trainrig import config
+from trainrig import completion, config
+from trainrig.command_options import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.limits import Limits
 
-Home = Annotated[
-    str | None,
-    typer.Option("--home", metavar="URL", help="Folder or s3:// URL of the runs' records."),
+
+def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Ids of runs whose records lie on this machine: a bucket would take too long at a TAB."""
+    from trainrig.launch.record import Home as Records
+
+    records = Records.named(ctx.params.get("home"))
+    if "://" in records.path:
+        return []
+    return [record.id for record in records.list() if record.id.startswith(incomplete)]
+
+
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="Id of the run, as `trainrig jobs` shows it.", autocompletion=_run_ids
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-RunId = Annotated[str, typer.Argument(metavar="ID", help="The run, as `trainrig jobs` names it.")]
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LAST_LINES = 10  # of the log, that are shown to who joins a run under way
 
 
 def submit(
     context: typer.Context,
-    verb: Annotated[str, typer.Argument(help="A verb that takes a run file.")],
-    run_file: Annotated[str, typer.Argument(metavar="RUN.toml", help="The run file.")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="a.b=value", help="Change one key; repeatable."),
-    ] = None,
+    verb: Verb,
+    run_file: RunPath,
+    changes: Changes = None,
     address: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Of the cluster's dashboard; http://127.0.0.1:8265."),
+        typer.Option(
+            metavar="URL",
+            help="Ray dashboard of the cluster.  [default: $RAY_API_SERVER_ADDRESS, else "
+            "http://127.0.0.1:8265]",
+        ),
     ] = None,
-    home: Home = None,
-    check: Annotated[bool, typer.Option("--check", help="Look at all of it; submit not.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once it is submitted.")] = False,
-    max_cost: Annotated[float | None, typer.Option(metavar="USD", help="Stop before this.")] = None,
-    hardware: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A table of prices of your own.")
+    home: RecordsHome = None,
+    check: Annotated[bool, typer.Option("--check", help="Run all checks; submit nothing.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once the run is submitted; do not follow it.")
+    ] = False,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(
+            metavar="USD", help="Stop the run before it costs more, in USD.  [default: no limit]"
+        ),
     ] = None,
+    hardware: HardwareTable = None,
     deadline: Annotated[
-        str | None, typer.Option(metavar="12h", help="Stop so long after submission.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Stop the run this long after submission, such as 90s, 15m, 12h or 2d.  "
+            "[default: no limit]",
+        ),
     ] = None,
     pending: Annotated[
-        str, typer.Option(metavar="15m", help="Give a job that does not start so long.")
+        str, typer.Option(metavar="TIME", help="Give up a job that has not started after this.")
     ] = "15m",
-    grace: Annotated[str, typer.Option(metavar="2m", help="To save in, when told to end.")] = "2m",
+    grace: Annotated[
+        str, typer.Option(metavar="TIME", help="Time to save in when the run is told to stop.")
+    ] = "2m",
     retries: Annotated[
         list[str] | None,
-        typer.Option(metavar="CAUSE=N", help="Begin again so often; repeatable."),
+        typer.Option(
+            metavar="CAUSE=N",
+            help="Restart the run up to N times after a failure by this cause; repeatable.  "
+            "[default: 'lost node=5', cluster=3, unknown=1, preempted=100]",
+        ),
     ] = None,
     notify: Annotated[
-        str | None, typer.Option(metavar="CMD", help="Run this on the head at the end.")
+        str | None,
+        typer.Option(
+            metavar="CMD", help="Command to run on the head node at the end.  [default: none]"
+        ),
     ] = None,
     environment: Annotated[
-        str, typer.Option(help="Whose libraries: the cluster's, or `pinned` to those here.")
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="Whose libraries to use: `cluster`, or `pinned` to install this machine's.",
+            autocompletion=completion.words("cluster", "pinned"),
+        ),
     ] = "cluster",
     as_json: Json = False,
 ) -> None:
-    """Check a run and a cluster, upload, run it there, follow it; end as its verb does."""
+    """Check a run and a cluster, run it there and follow it.
+
+    Ends with the exit code of the run's own command. Ctrl-C leaves the run to itself. Submitted
+    again, it follows a run that is under way and continues one that was stopped.
+    """
     from trainrig.launch.preflight import Request, examine
 
     if environment not in ("cluster", "pinned"):
@@ -185,8 +226,11 @@ def _send(submission: Any) -> Any:
     return attempt
 
 
-def jobs(home: Home = None, as_json: Json = False) -> None:
-    """All runs: state, progress, goodput, cost so far. Read from storage, no cluster is asked."""
+def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
+    """List all submitted runs: state, progress, goodput and cost so far.
+
+    Reads the records in storage; no cluster is asked.
+    """
     from trainrig.launch.jobs_table import as_json as row_as_json
     from trainrig.launch.jobs_table import as_text, rows
     from trainrig.launch.record import Home as Records
@@ -212,10 +256,12 @@ def jobs(home: Home = None, as_json: Json = False) -> None:
 
 def logs(
     run: RunId,
-    home: Home = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until its end.")] = False,
+    home: RecordsHome = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")
+    ] = False,
 ) -> None:
-    """What a run has printed, over all attempts; also when its cluster is gone."""
+    """Print the log of a run, over all attempts, even when its cluster is gone."""
     from trainrig.launch.follow import Following, exit_code
     from trainrig.launch.record import Home as Records
 
@@ -242,11 +288,13 @@ def logs(
 
 def stop(
     run: RunId,
-    home: Home = None,
-    now: Annotated[bool, typer.Option("--now", help="Without waiting for a checkpoint.")] = False,
+    home: RecordsHome = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="End it at once, without a checkpoint.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Have a run save and end, wait for it, and say what was saved."""
+    """Stop a run once it has saved a checkpoint, and say what was saved."""
     from trainrig.launch.follow import in_words
     from trainrig.launch.record import Home as Records
     from trainrig.launch.stop import stop as stop_run

@@ -5,41 +5,112 @@ from typing import Annotated
 
 import typer
 
+from trainrig import completion
+from trainrig.command_options import Json
+
 
 def fit(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUNS_DIR|CSV...", help="A sweep, or a table; one a recipe."),
+        typer.Argument(
+            metavar="SWEEP|CSV",
+            help="Folder of a sweep, or a CSV of runs; several are compared as recipes.",
+        ),
     ],
     recipe: Annotated[
-        list[str] | None, typer.Option(help="Of those in the table; several are compared.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Recipe of the table to fit; repeatable: to compare.  [default: all]",
+        ),
     ] = None,
     share: Annotated[
-        str | None, typer.Option(help="Between recipes: exponents, or nothing.")
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="What compared recipes share: `exponents` or `nothing`.  [default: exponents]",
+            autocompletion=completion.words("exponents", "nothing"),
+        ),
     ] = None,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="OURS=HEADER", help="A CSV's column; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="OURS=HEADER",
+            help="Header of a CSV's column, as in loss=eval/loss; repeatable.",
+        ),
     ] = None,
     form: Annotated[
-        str | None, typer.Option(help="Parametric, Kaplan, DataConstrained or OverTraining.")
+        str | None,
+        typer.Option(
+            metavar="FORM",
+            help="Form of the law: Parametric, Kaplan, DataConstrained or OverTraining.  "
+            "[default: Parametric]",
+            autocompletion=completion.words(
+                "Parametric", "Kaplan", "DataConstrained", "OverTraining"
+            ),
+        ),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(min=0, help="Of Huber's loss; 0: least absolute deviations.")
+        float | None,
+        typer.Option(
+            metavar="NATS",
+            min=0,
+            help="Huber loss's delta, in log loss; 0: least absolute deviations.  [default: 0.001]",
+        ),
     ] = None,
-    drop_highest: Annotated[int | None, typer.Option(help="Leave out so many losses.")] = None,
+    drop_highest: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Leave out the N runs of highest loss.  [default: 0]"),
+    ] = None,
     hold_out: Annotated[
-        float | None, typer.Option(help="Share kept back to judge by; 0.1.")
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Share of the runs to judge the law by, unfitted.  [default: 0.1]"
+        ),
     ] = None,
-    hold_out_by: Annotated[str | None, typer.Option(help="flops, parameters or tokens.")] = None,
-    counts: Annotated[str | None, typer.Option(help="Of N: non-embedding or total.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Of a table that does not say.")] = None,
-    nearest: Annotated[int | None, typer.Option(help="Sizes of each isoFLOP parabola.")] = None,
-    draws: Annotated[int | None, typer.Option(help="Of the bootstrap; 1000.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of what is drawn; 0.")] = None,
-    out: Annotated[str | None, typer.Option(help="The folder to write law.json into.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    hold_out_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Hold out the largest runs by flops, parameters or tokens.  [default: flops]",
+            autocompletion=completion.words("flops", "parameters", "tokens"),
+        ),
+    ] = None,
+    counts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Parameters that N counts: non-embedding or total.  [default: as the table does]",
+            autocompletion=completion.words("non-embedding", "total"),
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Tokenizer of a table that names none.  [default: not stated]"
+        ),
+    ] = None,
+    nearest: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Sizes around the best that each isoFLOP curve fits.  [default: all]"
+        ),
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(metavar="N", help="Bootstrap draws.  [default: 1000]")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Random seed of the bootstrap.  [default: 0]")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder to write law.json and its page to.  [default: none]"
+        ),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """A law of the losses of many runs, and how far to trust it; of several recipes, which wins."""
+    """Fit a scaling law to the losses of many runs, with intervals; compare several recipes."""
     from trainrig.scaling import fitting
 
     logging.basicConfig(format="trainrig: %(message)s")

@@ -5,36 +5,124 @@ from typing import Annotated, Any
 
 import typer
 
+from trainrig import completion
+from trainrig.command_options import HardwareTable, Json, Utilisation
+
 
 def plan(
-    law: Annotated[str, typer.Argument(metavar="LAW.json|NAME", help="Of `fit`, or published.")],
-    flops: Annotated[float | None, typer.Option(help="Compute to divide, by 6ND.")] = None,
-    gpu_days: Annotated[float | None, typer.Option(help="Days of one device.")] = None,
-    budget_usd: Annotated[float | None, typer.Option(help="Money, on demand.")] = None,
-    parameters: Annotated[float | None, typer.Option(help="The size, as the law counts.")] = None,
-    tokens: Annotated[float | None, typer.Option(help="The tokens to train on.")] = None,
+    law: Annotated[
+        str,
+        typer.Argument(
+            metavar="LAW.json|NAME",
+            help="Law of `trainrig fit`, or a published one, such as hoffmann.",
+        ),
+    ],
+    flops: Annotated[
+        float | None, typer.Option(metavar="FLOP", help="Budget: compute, counted as 6ND FLOPs.")
+    ] = None,
+    gpu_days: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="Budget: days of one device.")
+    ] = None,
+    budget_usd: Annotated[
+        float | None, typer.Option(metavar="USD", help="Budget: money, at on-demand prices.")
+    ] = None,
+    parameters: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Plan for this model size, in parameters, instead."),
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(metavar="N", help="Plan for this many tokens instead.")
+    ] = None,
     tokens_available: Annotated[
-        float | None, typer.Option(help="Different tokens there are: beyond, they repeat.")
+        float | None,
+        typer.Option(
+            metavar="N", help="Unique tokens that there are; beyond, they repeat.  [default: any]"
+        ),
     ] = None,
     tokens_served: Annotated[
-        float | None, typer.Option(help="Tokens that it will read and write in use.")
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens that the model will process in use, to count its cost.  [default: none]",
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="What to train on; h100.")] = None,
-    devices: Annotated[int | None, typer.Option(help="How many; a machine's, or more.")] = None,
-    instance: Annotated[str | None, typer.Option(help="What to rent; the cheapest.")] = None,
-    mfu: Annotated[float | None, typer.Option(help="Share of the peak; 0.4.")] = None,
-    hardware: Annotated[str | None, typer.Option(help="A table of your own.")] = None,
-    compute: Annotated[str | None, typer.Option(help="float32, tf32, bfloat16.")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Entries; 32,768.")] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens; 2,048.")] = None,
-    rule: Annotated[str | None, typer.Option(help="Of batch and rate; DeepSeek.")] = None,
-    table: Annotated[bool, typer.Option("--table", help="What is best for each size.")] = False,
-    out: Annotated[str | None, typer.Option(help="Run file to write, the plan beside it.")] = None,
-    tokens_folder: Annotated[str | None, typer.Option(help="What `tokenize` wrote.")] = None,
-    output: Annotated[str | None, typer.Option(help="The folder of that run.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Device to train on.  [default: h100]",
+            autocompletion=completion.devices,
+        ),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Number of devices.  [default: one machine's, or more to end in 30 days]",
+        ),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Machine to rent.  [default: the cheapest with that device]",
+            autocompletion=completion.instances,
+        ),
+    ] = None,
+    mfu: Utilisation = None,
+    hardware: HardwareTable = None,
+    compute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Number format to compute in: float32, tf32 or bfloat16.  [default: bfloat16]",
+            autocompletion=completion.words("float32", "tf32", "bfloat16"),
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(metavar="N", help="Vocabulary entries.  [default: 32,768]")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(metavar="TOKENS", help="Sequence length.  [default: 2,048]")
+    ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Rule for batch size and learning rate: DeepSeek, Porian, StepLaw or Kaplan.  "
+            "[default: DeepSeek]",
+            autocompletion=completion.words("DeepSeek", "Porian", "StepLaw", "Kaplan"),
+        ),
+    ] = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="Print the best tokens for a range of sizes instead.")
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN.toml",
+            help="Run file to write, with the plan beside it.  [default: none]",
+        ),
+    ] = None,
+    tokens_folder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Token shards for that run file.  [default: none; required by --out]",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Run folder for that run file.  [default: named as the run file]"
+        ),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """How large, on how many tokens, how well, on what and for how much, by a law of scaling."""
+    """Plan a training run by a scaling law: model size, tokens, loss, hardware, time and cost.
+
+    Give one of --flops, --gpu-days, --budget-usd, --parameters and --tokens.
+    """
     request: dict[str, Any] = {
         "flops": flops,
         "gpu_days": gpu_days,

@@ -5,34 +5,60 @@ from typing import Annotated
 
 import typer
 
-from trainrig import config
+from trainrig import completion, config
+from trainrig.command_options import Json
 from trainrig.errors import ConfigError
 
 
 def mixture(
-    mixtures: Annotated[str, typer.Argument(metavar="MIXTURES.csv", help="Shares, a run a line.")],
-    losses: Annotated[str, typer.Argument(metavar="LOSSES.csv", help="What came of them.")],
+    mixtures: Annotated[
+        str,
+        typer.Argument(
+            metavar="MIXTURES.csv", help="CSV of the share of each source, a run a line."
+        ),
+    ],
+    losses: Annotated[
+        str, typer.Argument(metavar="LOSSES.csv", help="CSV of the losses of those runs.")
+    ],
     target: Annotated[
-        list[str] | None, typer.Option(help="A column of losses; repeatable: their mean. Or all.")
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of losses to minimise; repeatable: their mean.  [default: all]",
+        ),
     ] = None,
     held_out_mixtures: Annotated[
-        str | None, typer.Option(help="Runs that nothing is fitted to, to judge by.")
+        str | None,
+        typer.Option(
+            metavar="CSV", help="Shares of runs to judge the fit by, not fitted.  [default: none]"
+        ),
     ] = None,
-    held_out_losses: Annotated[str | None, typer.Option(help="The losses of these.")] = None,
+    held_out_losses: Annotated[
+        str | None,
+        typer.Option(metavar="CSV", help="Losses of those runs.  [default: none]"),
+    ] = None,
     at_most: Annotated[
-        list[str] | None, typer.Option(metavar="SOURCE=SHARE", help="A limit; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE=SHARE", help="Upper limit of a source's share, 0 to 1; repeatable."
+        ),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(metavar="RUN.toml", help="To be written with the weights.")
+        str | None,
+        typer.Option(
+            metavar="RUN.toml",
+            help="Run file to copy with the weights found.  [default: none]",
+            autocompletion=completion.run_files,
+        ),
     ] = None,
-    candidates: Annotated[int, typer.Option(help="Mixtures to choose among.")] = 50_000,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
-    out: Annotated[str, typer.Option(help="The folder to write.")] = "mixture",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object.")
-    ] = False,
+    candidates: Annotated[
+        int, typer.Option(metavar="N", help="Mixtures to choose among.")
+    ] = 50_000,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write.")] = "mixture",
+    as_json: Json = False,
 ) -> None:
-    """A better mixture of sources, from small runs on many mixtures (RegMix, mixing laws)."""
+    """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws)."""
     from trainrig import storage
     from trainrig.scaling.mixture.fitting import PAGE, RECORD, MixtureFit, spelt, write_mixture
 
