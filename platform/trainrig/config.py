@@ -69,7 +69,7 @@ class Settings(BaseModel):
 class RunFile(Settings):
     """A whole run file. `stage` names the verb it is for, so `check` needs to be told nothing."""
 
-    stage: str
+    stage: str  # the command that this file is for; another one refuses it
     verb: ClassVar[str]
 
 

@@ -68,8 +68,10 @@ class WipeOut(Settings):
     other rules.
     """
 
-    max_share: float = Field(default=0.9, gt=0, le=1)  # of the documents that reached the step
-    min_documents: int = Field(default=100, ge=1)  # fewer say nothing
+    # Largest share of the documents that reach a step which it may drop.
+    max_share: float = Field(default=0.9, gt=0, le=1)
+    # Documents below which a step is not judged: a few say nothing.
+    min_documents: int = Field(default=100, ge=1)
 
 
 class Buckets(Settings):
@@ -79,7 +81,8 @@ class Buckets(Settings):
     the rest. All documents read count, dropped ones as well.
     """
 
-    signal: str = "perplexity"
+    signal: str = "perplexity"  # column to divide documents by
+    # Share of documents, from the lowest values, up to which "head" and "middle" reach.
     shares: tuple[float, float] = (0.3, 0.6)
 
     @model_validator(mode="after")
@@ -92,13 +95,17 @@ class Buckets(Settings):
 class Source(Settings):
     """One domain of the mixture: where its pages are, and what they are held to."""
 
+    # Name of the source in the mixture: letters, digits, "_" and "-".
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
-    # Files, folders and patterns (* and ? are wild), on disk or in buckets.
+    # Files, folders and patterns (* and ? are wildcards) to read, on disk or in buckets.
     paths: Annotated[tuple[str, ...], PLACE] = Field(min_length=1)
-    reading: Reading = Reading()
-    extractor: Extractor = MainContent()
-    rewrites: tuple[Rewrite, ...] = ()  # in this order, before personal data are masked
+    reading: Reading = Reading()  # how its files are split into pages
+    extractor: Extractor = MainContent()  # how the text of a page is found
+    # Changes made to each text, in this order, before personal data are masked.
+    rewrites: tuple[Rewrite, ...] = ()
+    # Rules that a document must meet; those of prose (`PROSE`) unless told otherwise.
     filters: Annotated[Filters, AHEAD] = PROSE
+    # When to stop because a step drops nearly everything.
     wipe_out: Annotated[WipeOut, AHEAD] = WipeOut()
 
     def check_rules(self, measured: Iterable[str]) -> None:
@@ -121,28 +128,40 @@ class Curation(RunFile):
     verb: ClassVar[str] = "curate"
 
     stage: Literal["curate"] = "curate"
-    output: Annotated[str, PLACE]
-    workers: Annotated[int, PLACE] = Field(default=2, ge=0)  # 0: in this process, without Ray
+    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    # Worker processes; 0: work in this process, without Ray.
+    workers: Annotated[int, PLACE] = Field(default=2, ge=0)
+    # The domains of the mixture, each a `[[sources]]` table.
     sources: tuple[Source, ...] = Field(min_length=1)
-    pii: PII = PII()
-    urls: UrlLists = UrlLists()
-    scorers: tuple[Scorer, ...] = ()  # each a column that rules may bound
-    buckets: Annotated[Buckets | None, AHEAD] = None  # the column `bucket`; None: it stays empty
-    url_duplicates: Annotated[bool, AHEAD] = False  # drop all but one document of a URL
+    pii: PII = PII()  # which personal data to mask
+    urls: UrlLists = UrlLists()  # lists of domains and words to judge URLs by
+    # Models that score each text, each into a column that rules may bound.
+    scorers: tuple[Scorer, ...] = ()
+    # How to fill the column `bucket`; None: it stays empty.
+    buckets: Annotated[Buckets | None, AHEAD] = None
+    # Whether to drop all but one document of the same URL.
+    url_duplicates: Annotated[bool, AHEAD] = False
+    # How documents that resemble each other are found.
     near_duplicates: Annotated[NearDuplicates, AHEAD] = MinHash()
+    # How a pair that was found is compared before one of it is dropped.
     verification: Annotated[Verification, AHEAD] = Verification()
-    # Which of several like documents stays.
+    # Which of several near-duplicates stays.
     keep_rule: Annotated[KeepRule, AHEAD] = Field(default=Longest(), discriminator="kind")
-    # Outputs of earlier crawls, made with `index = true`: what repeats a document of theirs falls.
+    # Outputs of earlier crawls made with `index = true`; documents that repeat one of theirs are
+    # dropped.
     against: Annotated[tuple[str, ...], PLACE] = ()
-    # Whether the output keeps what a later crawl can be held to: 0.7 bytes for one of text.
+    # Whether to write an index that later crawls can name in `against`: 0.7 bytes for each byte of
+    # text.
     index: Annotated[bool, AHEAD] = False
-    memory: Annotated[int, PLACE] = Field(default=2048, ge=384)  # MiB a worker, to look for copies
-    # What is cut out of the documents that stay, in this order; none of it without its section.
+    # MiB that a worker may use to find duplicates.
+    memory: Annotated[int, PLACE] = Field(default=2048, ge=384)
+    # Cut lines that many documents share; None: cut none.
     common_lines: Annotated[CommonLines | None, AHEAD] = None
+    # Cut spans that occur more than once; None: cut none.
     exact_substrings: Annotated[ExactSubstrings | None, AHEAD] = None
+    # Cut or drop what benchmarks contain; None: nothing.
     decontamination: Annotated[Decontamination | None, AHEAD] = None
-    # How much of a dropped document is kept: all of it, all but its text, or nothing.
+    # What to keep of dropped documents: everything, everything but the text, or nothing.
     keep_dropped: Annotated[Literal["text", "signals", "none"], AHEAD] = "text"
 
     @model_validator(mode="after")

@@ -13,11 +13,13 @@ class Evaluation(RunFile):
     verb: ClassVar[str] = "evaluate"
 
     stage: Literal["evaluate"] = "evaluate"
-    checkpoint: Annotated[str, PLACE]  # run folder, or one step in it
+    checkpoint: Annotated[str, PLACE]  # run folder or checkpoint to evaluate
     tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote; its held-out split is read
-    conversations: Annotated[str | None, PLACE] = None  # JSONL; the assistant's words are scored
-    output: Annotated[str, PLACE]
-    sequence_length: int = Field(ge=1)  # tokens that a prediction can look back on, at most
-    micro_batch: int = Field(default=8, ge=1)  # sequences at a time
-    tokens_per_source: int | None = Field(default=None, ge=1)  # the first that many; None: all
-    threads: int = Field(default=1, ge=1)  # another number gives other last digits
+    # JSONL file of conversations whose assistant's words are scored; None: none.
+    conversations: Annotated[str | None, PLACE] = None
+    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    sequence_length: int = Field(ge=1)  # most tokens that a prediction can look back on
+    micro_batch: int = Field(default=8, ge=1)  # sequences of one forward pass
+    # Tokens of each source to read, the first ones; None: all.
+    tokens_per_source: int | None = Field(default=None, ge=1)
+    threads: int = Field(default=1, ge=1)  # CPU threads; another number gives other last digits

@@ -41,23 +41,28 @@ class ParameterCount:
 
 
 class DecoderConfig(Settings):
-    """The sizes of a decoder; None stands for a size that follows from the others."""
+    """The sizes of a decoder; one that is left out follows from the others."""
 
     kind: Literal["Decoder"] = "Decoder"
-    layers: int = Field(ge=1)
+    layers: int = Field(ge=1)  # number of layers
     channels: int = Field(ge=1)  # width of the residual stream
-    heads: int = Field(ge=1)
-    kv_heads: int | None = Field(default=None, ge=1)  # None: as many as heads
-    head_channels: int | None = Field(default=None, ge=1)  # None: channels / heads
-    # None: 8/3 of channels, which makes SwiGLU's three matrices as large as the two of a network
-    # of 4 times the channels (arXiv:2002.05202, section 3), and up to a multiple of 64.
+    heads: int = Field(ge=1)  # attention heads
+    # Heads of keys and values; None: as many as `heads`.
+    kv_heads: int | None = Field(default=None, ge=1)
+    head_channels: int | None = Field(default=None, ge=1)  # width of a head; None: channels / heads
+    # Width of the feed-forward network; None: 8/3 of channels, up to a multiple of 64, which makes
+    # SwiGLU's three matrices as large as the two of a network of 4 times the channels
+    # (arXiv:2002.05202, section 3).
     feedforward_channels: int | None = Field(default=None, ge=1)
-    vocabulary: int | None = Field(default=None, ge=1)  # None: the tokenizer's, up to a mult. of 64
-    positions: int = Field(default=2048, ge=1)  # tokens of the longest sequence
-    rope_theta: float = Field(default=10_000.0, gt=0, allow_inf_nan=False)  # arXiv:2104.09864
-    norm_epsilon: float = Field(default=1e-5, gt=0, allow_inf_nan=False)  # as Llama 2 and 3 have it
-    tie_embeddings: bool = True
-    # Standard deviation of fresh weights: GPT-2's (Radford et al. 2019).
+    # Entries of the embedding; None: the tokenizer's, rounded up to a multiple of 64.
+    vocabulary: int | None = Field(default=None, ge=1)
+    positions: int = Field(default=2048, ge=1)  # length of the longest sequence, in tokens
+    # Base of the rotary position embedding (arXiv:2104.09864); larger for longer sequences.
+    rope_theta: float = Field(default=10_000.0, gt=0, allow_inf_nan=False)
+    # Number added under the root of RMSNorm, against division by 0; Llama 2 and 3 have the same.
+    norm_epsilon: float = Field(default=1e-5, gt=0, allow_inf_nan=False)
+    tie_embeddings: bool = True  # whether the output head uses the embedding's weights
+    # Standard deviation of fresh weights; GPT-2's (Radford et al. 2019).
     initial_std: float = Field(default=0.02, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")

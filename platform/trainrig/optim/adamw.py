@@ -18,10 +18,12 @@ class AdamW(Settings):
     """Defaults: those of Llama (Touvron et al. 2023, arXiv:2302.13971, section 2.3 and table 2)."""
 
     kind: Literal["AdamW"] = "AdamW"
-    lr: Positive = 3e-4  # peak rate, at the schedule's 1
-    betas: tuple[Momentum, Momentum] = (0.9, 0.95)  # of gradient and of its square
-    epsilon: Positive = 1e-8  # torch's and the paper's
-    weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)  # times lr, each step
+    lr: Positive = 3e-4  # peak learning rate
+    # Decay rates of the averages of the gradient and of its square.
+    betas: tuple[Momentum, Momentum] = (0.9, 0.95)
+    epsilon: Positive = 1e-8  # number added to the denominator, against division by 0
+    # Weight decay of a step, times the learning rate.
+    weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
 
     def build(self, groups: list[ParameterGroup]) -> "torch.optim.AdamW":
         """The optimizer over `groups`, at its peak rate; the loop sets each step's.

@@ -20,7 +20,7 @@ WARMUP_SHARE = 10  # a tenth of the run
 class _Warmed(Settings):
     """What every schedule begins with."""
 
-    # Steps of linear rise. None: a tenth of the run, but no more than 2,000.
+    # Steps in which the rate rises linearly; None: a tenth of the run, but at most 2,000.
     warmup: int | None = Field(default=None, ge=0)
 
     def warmup_steps(self, steps: int) -> int:
@@ -42,7 +42,8 @@ class Cosine(_Warmed):
     """Warm up, then fall along half a cosine (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
 
     kind: Literal["Cosine"] = "Cosine"
-    floor: float = Field(default=0.1, ge=0, le=1)  # share of the peak; Llama's (arXiv:2302.13971)
+    # Learning rate at the end, as a share of the peak; Llama's (arXiv:2302.13971).
+    floor: float = Field(default=0.1, ge=0, le=1)
 
     def multiplier(self, step: int, steps: int) -> float:
         """The share of the peak at `step` of `steps`; `floor` at the last step and ever after."""
@@ -74,9 +75,11 @@ class WarmupStableDecay(_Warmed):
     """
 
     kind: Literal["WarmupStableDecay"] = "WarmupStableDecay"
-    # Share of the run in which it falls; from 0.2 on it does as well as a cosine (same, fig. 5).
+    # Share of the run in which the rate falls; from 0.2 on it does as well as a cosine (same, fig.
+    # 5).
     decay: float = Field(default=0.2, gt=0, le=1)
-    floor: float = Field(default=0.0, ge=0, le=1)  # share of the peak
+    # Learning rate at the end, as a share of the peak.
+    floor: float = Field(default=0.0, ge=0, le=1)
 
     def stable_steps(self, steps: int) -> int:
         """Steps of a run of `steps` before it begins to fall."""

@@ -33,14 +33,15 @@ class Compile(Settings):
     `cache` is empty: of no use to runs of a few hundred steps.
     """
 
-    # aot_eager: the same graphs run by torch's own kernels, to tell a compiler's fault from ours.
+    # Compiler: inductor, or aot_eager, which runs the same graphs by torch's own kernels, to find
+    # out whose fault an error is.
     backend: Literal["inductor", "aot_eager"] = "inductor"
-    # One graph for rows of every length: for fine-tuning, whose micro-batches are as long as their
-    # longest conversation. Without it each shape has a graph of its own, `shapes` of them at most.
+    # Whether one graph serves rows of every length: for fine-tuning, whose micro-batches differ in
+    # length; otherwise each shape has a graph of its own.
     dynamic: bool = False
-    shapes: int = Field(default=16, ge=1)
-    # Folder of compiled code, so that a restart finds it. None: torch's own (the environment's
-    # TORCHINDUCTOR_CACHE_DIR, or below the machine's folder for temporary files).
+    shapes: int = Field(default=16, ge=1)  # most shapes to compile graphs for
+    # Folder of compiled code, so that a restart finds it; None: torch's own
+    # (TORCHINDUCTOR_CACHE_DIR, or below the temporary folder).
     cache: Annotated[str | None, PLACE] = None
 
 

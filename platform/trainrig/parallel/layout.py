@@ -28,6 +28,8 @@ class FSDP(_Layout):
     """Each worker keeps a slice of every parameter, its gradient and its optimizer memory."""
 
     kind: Literal["FSDP"] = "FSDP"
+    # When gathered parameters are freed: `step` keeps them through a step, `layer` gathers them
+    # again for each pass.
     reshard: Reshard = "step"
 
     def mesh(self, device: "torch.device") -> "DeviceMesh":
@@ -41,7 +43,9 @@ class HSDP(_Layout):
     """Groups of workers that hold a whole model each, sliced within the group."""
 
     kind: Literal["HSDP"] = "HSDP"
-    replicas: int = Field(ge=1)  # groups
+    replicas: int = Field(ge=1)  # number of groups, each with a whole copy of the model
+    # When gathered parameters are freed: `step` keeps them through a step, `layer` gathers them
+    # again for each pass.
     reshard: Reshard = "step"
 
     def check_workers(self, workers: int) -> None:

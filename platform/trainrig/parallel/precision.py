@@ -25,6 +25,8 @@ class Precision(Settings):
     to it once they are gathered, and what flows through the layers has 8 bits of mantissa.
     """
 
+    # Number format of the forward and backward passes; weights, gradients and checkpoints stay
+    # float32.
     compute: Literal["float32", "tf32", "bfloat16"] = "float32"
 
 

@@ -20,7 +20,8 @@ class Full(Settings):
     """Of each layer only the input is kept: least memory, and a second forward pass."""
 
     kind: Literal["Full"] = "Full"
-    every: int = Field(default=1, ge=1)  # 1: all layers; 2: every second; …
+    # Which layers to recompute: 1 is all of them, 2 every second one.
+    every: int = Field(default=1, ge=1)
 
 
 class Selective(Settings):

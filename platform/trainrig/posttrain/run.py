@@ -15,12 +15,13 @@ class FineTuning(RunFile):
     verb: ClassVar[str] = "posttrain"
 
     stage: Literal["posttrain"] = "posttrain"
-    checkpoint: Annotated[str, PLACE]  # run folder of the model to start from, or one step in it
-    conversations: Annotated[str, PLACE]  # JSONL
-    # JSONL; the loss on its first `training.held_out.rows` is measured as the run goes on.
+    checkpoint: Annotated[str, PLACE]  # run folder or checkpoint of the model to start from
+    conversations: Annotated[str, PLACE]  # JSONL file of conversations to train on
+    # JSONL file to measure the loss on, of which the first `training.held_out.rows` are read; None:
+    # no held-out loss.
     held_out_conversations: Annotated[str | None, PLACE] = None
-    output: Annotated[str, PLACE]
-    workers: Workers = 1
-    batches: BatchSizes
-    objective: SFT = SFT()
-    training: Training
+    output: Annotated[str, PLACE]  # run folder to write, on disk or s3://
+    workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
+    batches: BatchSizes  # how many conversations make a batch, and how long they may be
+    objective: SFT = SFT()  # what training makes small
+    training: Training  # how long to train, and how

@@ -47,17 +47,20 @@ _MODULE_SECONDS = 20.0  # for pydoc to import and render one module
 class PagesSettings(Settings):
     """How many pages of each kind. Where the installation holds fewer, fewer are made."""
 
-    docs_pages: int = Field(2_400, ge=1)  # before copies and foreign pages are added
-    code_pages: int = Field(800, ge=0)
-    duplicates: int = Field(60, ge=0)  # pages under a second URL
+    # Documentation pages, before copies and foreign pages are added.
+    docs_pages: int = Field(2_400, ge=1)
+    code_pages: int = Field(800, ge=0)  # pages of source code
+    duplicates: int = Field(60, ge=0)  # pages repeated under a second URL
     near_duplicates: int = Field(60, ge=0)  # pages copied with 0.2% to 2% of their words changed
     foreign: int = Field(60, ge=0)  # pages in other languages
-    personal_data: int = Field(120, ge=0)  # items put into docs pages
+    personal_data: int = Field(120, ge=0)  # personal data put into documentation pages
     instructions: int = Field(3_000, ge=0)  # question-answer pairs to train on
-    held_out_instructions: int = Field(200, ge=0)  # further pairs, about other names
-    docs_files: int = Field(8, ge=1)  # archives, so that several workers have something to do
-    code_files: int = Field(4, ge=1)
-    seed: int = 0
+    # Further pairs, about other names, to evaluate on.
+    held_out_instructions: int = Field(200, ge=0)
+    # Archives of documentation pages, so that several workers have something to do.
+    docs_files: int = Field(8, ge=1)
+    code_files: int = Field(4, ge=1)  # archives of source code pages
+    seed: int = 0  # random seed
 
 
 @dataclass(frozen=True)

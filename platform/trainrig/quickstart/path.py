@@ -40,9 +40,9 @@ class PageMaking(RunFile):
     verb: ClassVar[str] = "pages"
 
     stage: Literal["pages"] = "pages"
-    output: Annotated[str, PLACE]
-    workers: Annotated[int, PLACE] = Field(default=2, ge=1)
-    pages: PagesSettings = PagesSettings()
+    output: Annotated[str, PLACE]  # folder to write
+    workers: Annotated[int, PLACE] = Field(default=2, ge=1)  # worker processes
+    pages: PagesSettings = PagesSettings()  # how many pages of each kind
 
 
 @dataclass(frozen=True)

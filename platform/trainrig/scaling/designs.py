@@ -40,7 +40,7 @@ class Point:
 class _Design(Settings, abc.ABC):
     """What every design begins with: the sizes of its models."""
 
-    parameters: Several  # N of each
+    parameters: Several  # sizes of the models, in parameters (N)
 
     @model_validator(mode="after")
     def _several_sizes(self) -> "_Design":
@@ -64,7 +64,7 @@ class Grid(_Design):
     """Every size at every number of tokens."""
 
     kind: Literal["Grid"] = "Grid"
-    tokens: Several
+    tokens: Several  # numbers of tokens (D) to train each size on
 
     def _points(self, model: Callable[[float], Model]) -> Iterator[Point]:
         for parameters in self.parameters:
@@ -75,7 +75,8 @@ class Rays(_Design):
     """Every size at multiples of itself: each D/N is a ray through the plane of N and D."""
 
     kind: Literal["Rays"] = "Rays"
-    # From a quarter of what Hoffmann et al. 2022 (arXiv:2203.15556) found best to four times it.
+    # Multiples of its size, in tokens, to train each model on; from a quarter of what Hoffmann et
+    # al. 2022 (arXiv:2203.15556) found best to four times it.
     tokens_per_parameter: Several = (5.0, 10.0, 20.0, 40.0, 80.0)
 
     def _points(self, model: Callable[[float], Model]) -> Iterator[Point]:
@@ -88,11 +89,11 @@ class IsoFLOP(_Design):
     """Every size at every compute budget (Hoffmann et al. 2022, section 3.2)."""
 
     kind: Literal["IsoFLOP"] = "IsoFLOP"
-    budgets: Several  # FLOPs of one run
-    # What a budget is counted by: 6ND, as the laws do, or each operation of the model. Embeddings
+    budgets: Several  # compute of one run, in FLOPs, for each curve
+    # What a budget is counted by: 6ND, as the laws do, or each operation of the model; embeddings
     # cost a small model more than 6ND says.
     flops: Literal["6ND", "exact"] = "6ND"
-    # The least and the greatest D/N of a point; what a budget has beyond is not trained.
+    # Least and greatest D/N of a point; what a budget has beyond is not trained.
     tokens_per_parameter: tuple[Positive, Positive] = (1.0, 1_000.0)
 
     def _points(self, model: Callable[[float], Model]) -> Iterator[Point]:
@@ -110,7 +111,8 @@ class Points(Settings):
     """These points, and no others."""
 
     kind: Literal["Points"] = "Points"
-    pairs: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]  # N, D of each
+    # Parameters and tokens of each run: [[N, D], ...].
+    pairs: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _several_sizes(self) -> "Points":

@@ -19,8 +19,8 @@ class _Rule(Settings, abc.ABC):
 
     fitted_on: ClassVar[str]
 
-    # Rates above are cut to it: carried to a few thousand parameters, rules reach rates at which
-    # no decoder of this shape trains.
+    # Highest learning rate: rates above are cut to it. Carried to a few thousand parameters, rules
+    # reach rates at which no decoder of this shape trains.
     highest_rate: float = Field(default=1e-2, gt=0)
 
     @abc.abstractmethod

@@ -38,27 +38,30 @@ class Optuna(Settings):
     """
 
     kind: Literal["Optuna"] = "Optuna"
-    draws: int = Field(default=12, ge=2)
-    seed: int = Field(default=0, ge=0)
+    draws: int = Field(default=12, ge=2)  # points to try
+    seed: int = Field(default=0, ge=0)  # random seed
 
 
 class ASHA(Settings):
     """Stops what is worse than most at the same step (Li et al. 2020, arXiv:1810.05934)."""
 
     kind: Literal["ASHA"] = "ASHA"
-    first: float = Field(default=0.25, gt=0, lt=1)  # share of the steps that all are given
-    keep: int = Field(default=2, ge=2)  # one out of so many goes on at each rung
+    first: float = Field(default=0.25, gt=0, lt=1)  # share of the steps that every trial is given
+    keep: int = Field(default=2, ge=2)  # one trial out of this many goes on at each rung
 
 
 class Search(Settings):
     """Where to search, among what, and how."""
 
-    parameters: float = Field(gt=0)  # N: one of the smaller, as it is trained often
-    tokens: float = Field(gt=0)  # D
-    rate_factors: Factors = (0.5, 1.0, 2.0, 4.0)  # times the rule's rate
-    batch_factors: Factors = (1.0,)  # times the rule's batch
+    # Size of the model to search with, in parameters (N): a small one, as it is trained often.
+    parameters: float = Field(gt=0)
+    tokens: float = Field(gt=0)  # tokens (D) to train it on
+    rate_factors: Factors = (0.5, 1.0, 2.0, 4.0)  # factors for the rule's learning rate to try
+    batch_factors: Factors = (1.0,)  # factors for the rule's batch size to try
+    # How to choose what to try.
     searcher: Annotated[Grid | Optuna, Field(discriminator="kind")] = Grid()
-    scheduler: ASHA | None = None  # None: each is trained to its end
+    # How to stop trials that do badly; None: each is trained to its end.
+    scheduler: ASHA | None = None
 
     @model_validator(mode="after")
     def _something_to_search(self) -> "Search":

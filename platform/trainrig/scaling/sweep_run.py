@@ -23,55 +23,65 @@ Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class SweepBatches(Settings):
     """The rows of every trial; how many make a batch, the rule says."""
 
-    sequence_length: int = Field(default=256, ge=1)  # T, tokens
-    # Sequences of one forward pass, at most: a batch that the rule makes smaller is one.
+    sequence_length: int = Field(default=256, ge=1)  # tokens of a sequence
+    # Most sequences of one forward pass; a batch that the rule makes smaller is one.
     micro_batch: int = Field(default=16, ge=1)
-    weights: Weights | None = None  # as of pretraining
-    packing: Packing = Concatenate()
+    # Share of each source in the samples, in any unit; None: in proportion to their windows.
+    weights: Weights | None = None
+    packing: Packing = Concatenate()  # how documents are put into rows
+    # What a token attends to: all of its row before it (window), or its own document alone.
     attend: Literal["window", "document"] = "window"
-    # Passes over the unique tokens that a point may make. Up to four teach nearly as much as new
-    # tokens would; what lies beyond needs the data-constrained form (arXiv:2305.16264, section 6).
+    # Most passes over the unique tokens that a point may make. Up to four teach nearly as much as
+    # new tokens would; what lies beyond needs the data-constrained form (arXiv:2305.16264, section
+    # 6).
     epochs: Cap = EPOCHS
 
 
 class SweepTraining(Settings):
     """What all trials share of training. The rate and the batch are the rule's."""
 
-    betas: tuple[Momentum, Momentum] = (0.9, 0.95)  # AdamW's, as of pretraining
+    # Decay rates of AdamW's averages of the gradient and of its square.
+    betas: tuple[Momentum, Momentum] = (0.9, 0.95)
+    # AdamW's weight decay of a step, times the learning rate.
     weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    # Norm above which the whole gradient is scaled down to it.
     clip_norm: float = Field(default=1.0, gt=0)
-    # Shares of the shortest run of a trial that the rate rises in, and of each that it falls in.
+    # Share of the shortest run of a trial in which the rate rises.
     warmup: float = Field(default=0.1, ge=0, lt=1)
-    decay: float = Field(default=0.2, gt=0, lt=1)  # see optim.schedules.WarmupStableDecay
-    threads: Annotated[int, Field(ge=1)] = 1  # a trial; another number gives other bits
-    precision: Precision = Precision()
-    compile: Compile | None = None
-    deterministic: bool = True
-    # Steps; a trial that is cut short loses at most so many.
+    # Share of each run in which the rate falls at its end.
+    decay: float = Field(default=0.2, gt=0, lt=1)
+    # CPU threads of a trial; another number gives other bits.
+    threads: Annotated[int, Field(ge=1)] = 1
+    precision: Precision = Precision()  # number format to compute in
+    compile: Compile | None = None  # how to compile the layers; None: not at all
+    deterministic: bool = True  # whether results are the same bits at any number of workers
+    # Steps between checkpoints: what a trial that is cut short loses at most.
     checkpoint_every: Annotated[int, PLACE] = Field(default=200, ge=1)
-    # Steps of a run; the batch is made smaller for it. With fewer a run is short of steps rather
-    # than tokens: of 166,000 tokens a model of 40,000 parameters made 4.63 nats in 324 steps, one
-    # of 80,000 in 163 steps 5.12.
+    # Fewest steps of a run; the batch is made smaller for it. With fewer a run is short of steps
+    # rather than tokens: of 166,000 tokens a model of 40,000 parameters made 4.63 nats in 324
+    # steps, one of 80,000 in 163 steps 5.12.
     fewest_steps: int = Field(default=200, ge=2)
 
 
 class Trials(Settings):
     """How many trials run at a time: as many as Ray has room for."""
 
-    cpus: float = Field(default=1.0, ge=0)  # of each; parts of one are allowed
-    gpus: float = Field(default=0.0, ge=0)  # of each
-    at_once: int | None = Field(default=None, ge=1)  # None: all that there is room for
-    retries: int = Field(default=3, ge=0)  # of a trial whose process died
-    # The machine of trainrig's table of hardware that trials run on, for what they cost: each the
-    # share of its price that its devices (or, without any, its CPUs) are. None: not counted.
+    cpus: float = Field(default=1.0, ge=0)  # CPUs of each trial; parts of one are allowed
+    gpus: float = Field(default=0.0, ge=0)  # GPUs of each trial
+    # Most trials to run at a time; None: as many as there is room for.
+    at_once: int | None = Field(default=None, ge=1)
+    retries: int = Field(default=3, ge=0)  # times that a trial whose process died is started again
+    # Machine of the table of hardware that trials run on, to count their cost by its price; None:
+    # cost is not counted.
     instance: str | None = None
 
 
 class Large(Settings):
     """Models that one process is too small for: a group of workers, one trial after another."""
 
-    parameters: float = Field(gt=0)  # N from which on
-    workers: int = Field(ge=1)
+    # Parameters (N) from which on a model is trained by a group of workers.
+    parameters: float = Field(gt=0)
+    workers: int = Field(ge=1)  # workers of that group
 
 
 class Sweep(RunFile):
@@ -81,29 +91,34 @@ class Sweep(RunFile):
 
     stage: Literal["sweep"] = "sweep"
     tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote
-    output: Annotated[str, PLACE]
-    cache: BlockCache = BlockCache()  # for tokens in a bucket
-    recipe: str = ""  # what the corpus is called where laws of several are compared
-    # May grow while, and after, the sweep is made: what is there is not trained again.
+    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    cache: BlockCache = BlockCache()  # cache on this machine for tokens in a bucket
+    recipe: str = ""  # name of the corpus, where laws of several are compared
+    # Which sizes to train on how many tokens. It may grow later: what is there is not trained
+    # again.
     design: Annotated[Design, AHEAD]
-    # Of weights and of the order of data together. A second tells noise from signal.
+    # Seeds of weights and of the order of data together; a second tells noise from signal.
     seeds: Annotated[tuple[int, ...], AHEAD, Field(min_length=1)] = (0,)
-    # N up to which sizes have all seeds; the larger have the first alone. None: all have all.
+    # Parameters (N) up to which models are trained with all seeds, larger ones with the first
+    # alone; None: all with all.
     seeds_up_to: Annotated[float | None, AHEAD] = Field(default=None, gt=0)
-    tie_embeddings: bool = True
-    batches: SweepBatches = SweepBatches()
-    training: SweepTraining = SweepTraining()
-    # Batch and peak rate of each trial, by N and the geometric mean of its shortest and longest D.
+    tie_embeddings: bool = True  # whether the output head uses the embedding's weights
+    batches: SweepBatches = SweepBatches()  # what the rows of all trials are made of
+    training: SweepTraining = SweepTraining()  # what all trials share of training
+    # Rule for batch size and peak learning rate, by N and the geometric mean of a trial's shortest
+    # and longest D.
     rule: Rule = DeepSeek()
-    rate_factor: Factor = 1.0  # times the rule's rate
-    batch_factor: Factor = 1.0  # times the rule's batch
-    search: Search | None = None  # for better factors, before any point of the law is trained
-    # Sequences of each held-out source that losses are measured on; None: all there are.
+    rate_factor: Factor = 1.0  # factor for the rule's learning rate
+    batch_factor: Factor = 1.0  # factor for the rule's batch size
+    # Search for better factors, before any point of the law is trained; None: no search.
+    search: Search | None = None
+    # Sequences of each held-out source to measure losses on; None: all.
     held_out_rows: int | None = Field(default=None, ge=1)
-    # Held-out losses measured on the way of each trial, at its constant rate: for envelopes.
+    # Held-out losses to measure on the way of each trial, at its constant rate: for envelopes.
     along: Annotated[int, PLACE] = Field(default=0, ge=0)
-    trials: Annotated[Trials, PLACE] = Trials()
-    large: Annotated[Large | None, PLACE] = None  # None: every model is one process's
+    trials: Annotated[Trials, PLACE] = Trials()  # how many trials run at a time, and on what
+    # Models that one process is too small for; None: there are none.
+    large: Annotated[Large | None, PLACE] = None
 
     @model_validator(mode="before")
     @classmethod

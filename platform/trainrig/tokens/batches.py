@@ -163,10 +163,10 @@ def read_share(
 class BatchSizes(Settings):
     """How many sequences make up the batch of each step, how long, and in what order."""
 
-    sequence_length: int = Field(ge=1)  # T, tokens
-    global_batch: int = Field(ge=1)  # sequences a step, over all workers
-    micro_batch: int = Field(ge=1)  # sequences of one forward pass
-    seed: int = 0  # of the order
+    sequence_length: int = Field(ge=1)  # tokens of a sequence
+    global_batch: int = Field(ge=1)  # sequences of a step, over all workers
+    micro_batch: int = Field(ge=1)  # sequences of one forward pass; more take more memory
+    seed: int = 0  # random seed of the order of data
 
     @model_validator(mode="after")
     def _divides(self) -> Self:

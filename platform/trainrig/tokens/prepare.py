@@ -47,17 +47,20 @@ class Tokenization(RunFile):
     verb: ClassVar[str] = "tokenize"
 
     stage: Literal["tokenize"] = "tokenize"
+    # Documents to encode: the folder of `curate`, or files as `[[documents]]` tables.
     documents: Documents
     tokenizer: Annotated[str, PLACE]  # folder that `tokenizer` wrote
-    output: Annotated[str, PLACE]
-    workers: Annotated[int, PLACE] = Field(default=2, ge=0)  # 0: in this process, without Ray
-    held_out: float = Field(default=0.01, ge=0, lt=1)  # share of documents, by hash of URL, or id
+    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    # Worker processes; 0: work in this process, without Ray.
+    workers: Annotated[int, PLACE] = Field(default=2, ge=0)
+    # Share of documents to hold out for evaluation, by hash of URL or id.
+    held_out: float = Field(default=0.01, ge=0, lt=1)
     # Whether each document begins with begin-of-text; it always ends with end-of-text.
     begin_of_text: bool = False
-    # Bytes of text that make a shard, about: small files of documents share one, large ones are
-    # cut, so this is also what one worker does at a time.
+    # Bytes of text in a shard, about: small files share one, large ones are cut; also what one
+    # worker does at a time.
     shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
-    plans: PackingPlan = PackingPlan()
+    plans: PackingPlan = PackingPlan()  # packing plans to make beside the shards
 
 
 def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:

@@ -44,18 +44,20 @@ REPORT_FORMAT = 1  # of report.json
 class Reporting(Settings):
     """What the report reads, and which vocabularies it compares."""
 
-    # Share of documents, by hash of URL, or id, that the tokenizer is not trained on.
+    # Share of documents, by hash of URL or id, that the tokenizer is measured on and not trained
+    # on.
     held_out: float = Field(default=0.05, gt=0, lt=1)
-    # Of UTF-8; of the documents held out, those whose ids have the lowest hashes.
+    # Bytes (UTF-8) of held-out documents to measure on: those whose ids have the lowest hashes.
     bytes: int = Field(default=4_000_000, ge=1)
-    # Sizes of smaller vocabularies of the same training, which ByteLevelBPE has. None: a half, a
-    # quarter and an eighth of it.
+    # Sizes of smaller vocabularies to compare, of the same training (ByteLevelBPE only); None: a
+    # half, a quarter and an eighth.
     smaller: tuple[int, ...] | None = None
-    # Other vocabularies by name: the path of a tokenizer.json.
+    # Other tokenizers to compare with: name = path of a tokenizer.json.
     compare: Annotated[dict[str, str], PLACE] = Field(default_factory=dict)
-    # Of the model that embeddings are counted for: 768 is GPT-2's smallest.
+    # Width of the model whose embeddings are counted; 768 is GPT-2's smallest.
     channels: int = Field(default=768, ge=1)
-    tied: bool = True  # whether its head is the embedding, or has as many parameters again
+    # Whether that model's output head is its embedding, or has as many parameters again.
+    tied: bool = True
 
 
 class TokenizerTraining(RunFile):
@@ -64,11 +66,12 @@ class TokenizerTraining(RunFile):
     verb: ClassVar[str] = "tokenizer"
 
     stage: Literal["tokenizer"] = "tokenizer"
+    # Documents to train on: the folder of `curate`, or files as `[[documents]]` tables.
     documents: Documents
-    output: Annotated[str, PLACE]
-    tokenizer: Tokenizer = ByteLevelBPE()
-    sample: Sampling = Sampling()
-    report: Reporting = Reporting()
+    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    tokenizer: Tokenizer = ByteLevelBPE()  # which tokenizer to train or import
+    sample: Sampling = Sampling()  # how much text to train on, and from which sources
+    report: Reporting = Reporting()  # what the report measures and compares
 
     @model_validator(mode="after")
     def _smaller_ones_are_part_of_it(self) -> Self:

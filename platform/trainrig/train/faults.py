@@ -10,22 +10,28 @@ from trainrig.config import PLACE, Settings
 class Faults(Settings):
     """How a run meets the failure of its workers, and a wish to stop. All times in seconds."""
 
-    max_restarts: Annotated[int, PLACE] = Field(default=5, ge=0)  # without a new checkpoint between
-    # Before the second restart without a new checkpoint; doubled before each more, up to the
-    # longest. The first restart waits for nothing: most faults are gone with their process.
+    # Restarts without a new checkpoint between them before the run is given up.
+    max_restarts: Annotated[int, PLACE] = Field(default=5, ge=0)
+    # Seconds before the second restart without a new checkpoint, doubled for each further one; the
+    # first waits for nothing.
     back_off: Annotated[float, PLACE] = Field(default=1.0, ge=0)
+    # Seconds that `back_off` may grow to.
     longest_back_off: Annotated[float, PLACE] = Field(default=60.0, ge=0)
-    # That a collective waits for a rank before the attempt counts as failed.
+    # Seconds that a collective waits for a rank before the attempt has failed.
     collective_timeout: Annotated[float, PLACE] = Field(default=60.0, gt=0)
-    # Without progress of a rank before its attempt is killed: so many of its usual steps, and
-    # never less than the seconds. The first of a kind (step, save, evaluation) may be compiling
-    # or allocating, and gets `start_limit`.
+    # Seconds without progress of a rank, at least, before its attempt is killed; the limit is the
+    # larger of this and `hang_steps`.
     hang_seconds: Annotated[float, PLACE] = Field(default=30.0, gt=0)
+    # Usual step times without progress of a rank, at least, before its attempt is killed.
     hang_steps: Annotated[float, PLACE] = Field(default=10.0, gt=1)
+    # Seconds that the first step, save or evaluation of an attempt may take: it may be compiling or
+    # allocating.
     start_limit: Annotated[float, PLACE] = Field(default=600.0, gt=0)
-    # Between a request to stop and the kill: what a cloud gives before it takes a machine back.
+    # Seconds between a request to stop and the kill; clouds give about as much before they take a
+    # machine back.
     grace: Annotated[float, PLACE] = Field(default=30.0, gt=0)
-    # That a larger cluster must last before the run moves to it: nodes often come in groups.
+    # Seconds that a larger cluster must last before the run moves to it: nodes often come in
+    # groups.
     settle: Annotated[float, PLACE] = Field(default=1.0, ge=0)
-    # With fewer nodes than `workers` needs, before the run is given up.
+    # Seconds to wait with fewer nodes than `workers` needs before the run is given up.
     wait_for_nodes: Annotated[float, PLACE] = Field(default=1800.0, ge=0)

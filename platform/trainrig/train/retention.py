@@ -9,17 +9,19 @@ from trainrig.config import PLACE, Field, Settings
 class Checkpoints(Settings):
     """When a run saves itself, what it keeps, and where."""
 
-    every: int = Field(default=100, ge=1)  # steps; the last step always makes one
-    # The newest that many. Two at least: should the newest prove damaged, one has to be left.
+    # Steps between checkpoints; the last step always makes one.
+    every: int = Field(default=100, ge=1)
+    # Newest checkpoints to keep; at least two, should the newest prove damaged.
     keep: Annotated[int, PLACE] = Field(default=2, ge=2)
-    # Steps whose multiples make checkpoints that are kept for good.
+    # Steps whose multiples make checkpoints that are kept for good; None: no such ones.
     keep_every: Annotated[int | None, PLACE] = Field(default=None, ge=1)
     # Steps that make checkpoints which are kept for good: where other runs branch from this one.
     keep_at: Annotated[tuple[int, ...], PLACE] = ()
-    # Steps whose multiples make checkpoints of which only the newest is kept, until one of `every`
-    # follows it.
+    # Steps between further checkpoints, of which only the newest is kept until one of `every`
+    # follows; None: no such ones.
     short_lived_every: Annotated[int | None, PLACE] = Field(default=None, ge=1)
-    # Another disk or bucket, which gets a copy of each: resumed from if the run folder has none.
+    # Another disk or bucket that gets a copy of each checkpoint, to resume from if the run folder
+    # has none; None: no copies.
     copy_to: Annotated[str | None, PLACE] = None
     # Saves in a row that may fail (a full disk, a bucket that refuses) before the run ends.
     failures: Annotated[int, PLACE] = Field(default=1, ge=0)

@@ -24,29 +24,31 @@ from trainrig.train.workers import Workers, bounds
 class Training(Settings):
     """How long to train, how, and what to do about faults."""
 
-    steps: int = Field(ge=1)
-    seed: int = Field(default=0, ge=0)  # of fresh weights; `batches.seed` is that of the data
-    optimizer: Optimizer = AdamW()
-    schedule: Schedule = Cosine()
-    # Norm of the whole gradient above which it is scaled down (GPT-3, arXiv:2005.14165, app. B).
+    steps: int = Field(ge=1)  # optimizer steps to train
+    # Random seed of fresh weights; `batches.seed` is that of the data.
+    seed: int = Field(default=0, ge=0)
+    optimizer: Optimizer = AdamW()  # optimizer, and its peak learning rate
+    schedule: Schedule = Cosine()  # how the learning rate rises and falls
+    # Norm above which the whole gradient is scaled down to it (GPT-3, arXiv:2005.14165, app. B).
     clip_norm: float = Field(default=1.0, gt=0)
-    threads: int = Field(default=1, ge=1)  # a worker; another number gives other bits
-    parallel: Layout = FSDP()
-    precision: Precision = Precision()
-    recompute: Recompute | None = None  # None: all that the backward pass needs is kept
-    compile: Compile | None = None  # None: layers run as they are written
-    # The same bits at any number of workers (parallel/deterministic.py: how, and what it costs).
-    deterministic: bool = True
-    # Who own the micro-batches of a step in deterministic mode: as many workers may share in it.
-    # Another number adds in another order. More cost memory: a whole gradient for each doubling
-    # beyond the number of workers.
+    # CPU threads of a worker; another number gives other bits.
+    threads: int = Field(default=1, ge=1)
+    parallel: Layout = FSDP()  # how the model is laid out over workers
+    precision: Precision = Precision()  # number format to compute in
+    # What to compute again in the backward pass, to save memory; None: nothing.
+    recompute: Recompute | None = None
+    compile: Compile | None = None  # how to compile the layers; None: not at all
+    deterministic: bool = True  # whether results are the same bits at any number of workers
+    # Most workers that may share a step in deterministic mode. Another number gives other bits; a
+    # doubling beyond the number of workers costs the memory of a gradient.
     virtual_workers: int = Field(default=8, ge=1)
-    # Global batches in a row that may be passed over because their loss or gradient is not finite.
+    # Most steps in a row to skip because the loss or gradient is not finite, before the run ends.
     max_skipped_steps: Annotated[int, PLACE] = Field(default=10, ge=0)
-    checkpoints: Checkpoints = Checkpoints()
-    faults: Faults = Faults()
+    checkpoints: Checkpoints = Checkpoints()  # when to save, and what to keep
+    faults: Faults = Faults()  # how failures and stops are met
+    # When to measure the held-out loss, and on how much.
     held_out: Annotated[HeldOut, PLACE] = HeldOut()
-    # Steps whose batches wait in memory while another is trained on; 0: each is read when needed.
+    # Steps whose batches are read ahead; 0: each is read when it is needed.
     prefetch_steps: Annotated[int, PLACE] = Field(default=2, ge=0)
 
     @property
@@ -85,18 +87,18 @@ class Pretraining(RunFile):
 
     stage: Literal["pretrain"] = "pretrain"
     tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote
-    output: Annotated[str, PLACE]
-    workers: Workers = 1
-    cache: BlockCache = BlockCache()  # for tokens in a bucket
-    # Run folder, or one checkpoint in it, to begin with the weights of; None: fresh ones. The
-    # schedule, the data and the optimizer's memory are this run's own.
+    output: Annotated[str, PLACE]  # run folder to write, on disk or s3://
+    workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
+    cache: BlockCache = BlockCache()  # cache on this machine for tokens in a bucket
+    # Run folder or checkpoint whose weights to begin with; schedule, data and optimizer state are
+    # this run's own; None: fresh weights.
     continue_from: Annotated[str | None, PLACE] = None
-    model: DecoderConfig | None = None  # None: that of `continue_from`
-    # A plan that `trainrig plan` wrote: the report lays what it predicted under what came.
+    model: DecoderConfig | None = None  # sizes of the model; None: that of `continue_from`
+    # Plan that `trainrig plan` wrote, for the report to compare with; None: no comparison.
     plan: Annotated[str | None, PLACE] = None
-    batches: BatchSettings
-    objective: CausalLM = CausalLM()
-    training: Training
+    batches: BatchSettings  # what a batch is made of
+    objective: CausalLM = CausalLM()  # what training makes small
+    training: Training  # how long to train, and how
 
     @model_validator(mode="after")
     def _sequence_fits_model(self) -> Self:

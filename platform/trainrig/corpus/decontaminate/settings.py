@@ -26,13 +26,13 @@ NAME = r"^[A-Za-z0-9._-]+$"
 class Benchmark(Settings):
     """A JSON Lines file (plain or gzip) with an example a line."""
 
-    name: str = Field(pattern=NAME)
-    path: Annotated[str, PLACE]
-    # Where the texts of an example are: keys of its object, "a.b" for one inside another. Lists
-    # are gone through; numbers are taken as they are written.
+    name: str = Field(pattern=NAME)  # name of the benchmark in reports
+    path: Annotated[str, PLACE]  # JSON Lines file with one example a line, plain or gzip
+    # Keys of an example that hold its texts, "a.b" for one inside another. Lists are gone through;
+    # numbers are taken as they are written.
     fields: tuple[str, ...] = Field(min_length=1)
-    # Whether an example is one text, its fields after each other as an evaluation would write
-    # them. Else each string stands for itself, and no n-gram reaches from one into the next.
+    # Whether the fields of an example are one text, in this order; otherwise no n-gram reaches from
+    # one into the next.
     joined: bool = False
 
 
@@ -56,12 +56,14 @@ class GPT3(Settings):
     """
 
     kind: Literal["GPT3"] = "GPT3"
-    remove: Remove = "span"
-    fewest_words: int = Field(default=8, ge=1)  # of an n-gram
-    most_words: int = Field(default=13, ge=1, le=255)
-    window: int = Field(default=200, ge=0)  # characters
-    shortest_piece: int = Field(default=200, ge=0)  # characters
+    remove: Remove = "span"  # what to remove: the spans that collide, or the whole document
+    fewest_words: int = Field(default=8, ge=1)  # fewest words of an n-gram
+    most_words: int = Field(default=13, ge=1, le=255)  # most words of an n-gram
+    window: int = Field(default=200, ge=0)  # characters to remove on each side of a collision
+    shortest_piece: int = Field(default=200, ge=0)  # characters of the shortest piece that is kept
+    # Most pieces into which a document may be cut before it is dropped.
     most_pieces: int = Field(default=10, ge=1)
+    # Most documents that may share an n-gram; more make it a common phrase, which is only reported.
     most_documents: int = Field(default=10, ge=1)
 
     @model_validator(mode="after")
@@ -94,9 +96,10 @@ class _BySize(Settings):
     document, or the spans of it that it shares with such examples.
     """
 
+    # What to remove: the spans shared with an example, or the whole document.
     remove: Remove = "document"
-    words: int  # of an n-gram
-    dirty_from: Share  # of an example
+    words: int  # words of an n-gram
+    dirty_from: Share  # share of an example that must be found for it to be contaminated
 
     def words_for(self, lengths: list[int]) -> int:
         """n, the same for every benchmark."""
@@ -115,8 +118,9 @@ class PaLM(_BySize):
     """
 
     kind: Literal["PaLM"] = "PaLM"
-    words: int = Field(default=8, ge=1, le=255)  # of an n-gram
-    dirty_from: Share = 0.7  # of an example's n-grams
+    words: int = Field(default=8, ge=1, le=255)  # words of an n-gram
+    # Share of an example's n-grams that must be found for it to be contaminated.
+    dirty_from: Share = 0.7
 
 
 class Llama3(_BySize):
@@ -128,9 +132,10 @@ class Llama3(_BySize):
     """
 
     kind: Literal["Llama3"] = "Llama3"
-    words: int = Field(default=8, ge=1, le=255)  # of an n-gram
-    dirty_from: Share = 0.5  # of an example's words
-    thresholds: Mapping[str, Share] = {}  # for single benchmarks, by name
+    words: int = Field(default=8, ge=1, le=255)  # words of an n-gram
+    # Share of an example's words that must be found for it to be contaminated.
+    dirty_from: Share = 0.5
+    thresholds: Mapping[str, Share] = {}  # `dirty_from` of single benchmarks, by name
 
 
 class Llama2(_BySize):
@@ -142,9 +147,10 @@ class Llama2(_BySize):
     """
 
     kind: Literal["Llama2"] = "Llama2"
-    words: int = Field(default=10, ge=1, le=255)  # L, the least length of a match
-    skips: int = Field(default=4, ge=0)
-    clean_below: Share = 0.2  # of an example's words
+    words: int = Field(default=10, ge=1, le=255)  # fewest words of a match (L in the paper)
+    skips: int = Field(default=4, ge=0)  # most positions of a match that may differ
+    clean_below: Share = 0.2  # share of an example's words below which it is clean
+    # Share of an example's words that must be found for it to be contaminated.
     dirty_from: Share = 0.8
 
     @model_validator(mode="after")
@@ -163,11 +169,13 @@ Style = Annotated[GPT3 | PaLM | Llama3 | Llama2, Field(discriminator="kind")]
 class Decontamination(Settings):
     """Which benchmarks must not be trained on, and what is done about documents that hold them."""
 
-    benchmarks: tuple[Benchmark, ...] = ()
-    # Every .jsonl and .jsonl.gz file in it is a benchmark, named as the file is without its ending.
+    benchmarks: tuple[Benchmark, ...] = ()  # benchmarks to look for, each a table
+    # Folder of benchmarks: each .jsonl or .jsonl.gz file is one, named as the file; None: no
+    # folder.
     folder: Annotated[str | None, PLACE] = None
-    fields: Mapping[str, tuple[str, ...]] = {}  # of the benchmarks in the folder, by name
-    style: Style = GPT3()
+    # Keys that hold the texts of the folder's benchmarks, by name.
+    fields: Mapping[str, tuple[str, ...]] = {}
+    style: Style = GPT3()  # rule by which a text counts as contaminated
 
     @model_validator(mode="after")
     def _there_are_benchmarks(self) -> Self:

@@ -79,8 +79,8 @@ class BestSignal(Settings):
     """
 
     kind: Literal["BestSignal"] = "BestSignal"
-    signal: str
-    highest: bool = True
+    signal: str  # column to compare documents by: any signal, count or score that the run stores
+    highest: bool = True  # whether the highest value stays, or the lowest
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -104,6 +104,7 @@ class Earliest(Settings):
     """
 
     kind: Literal["Earliest"] = "Earliest"
+    # What "first" goes by: the column `date`, or the order of crawls in `against`.
     by: Literal["date", "crawl"] = "date"
 
     @property
@@ -122,7 +123,9 @@ class SourcePriority(Settings):
     """That of the source named first; those not named come after them; then the `next` rule."""
 
     kind: Literal["SourcePriority"] = "SourcePriority"
+    # Sources from the best to the worst; those not named come after them.
     sources: tuple[str, ...] = Field(min_length=1, max_length=_SOURCES - 1)
+    # Rule for documents of the same source.
     next: Longest | ContentHash | BestSignal | Earliest = Field(
         default=Longest(), discriminator="kind"
     )

@@ -58,16 +58,21 @@ class MinHash(Settings):
     """
 
     kind: Literal["MinHash"] = "MinHash"
-    threshold: float = Field(default=0.8, gt=0, le=1)  # exact Jaccard similarity of a duplicate
-    permutations: int = Field(default=128, ge=1, le=2**16)  # at most: bands x rows
-    recall: float = Field(default=0.95, gt=0, lt=1)  # at least, of pairs at the threshold
-    rows: int = Field(default_factory=_rows, ge=1)  # a band; the most that reach `recall`
-    bands: int = Field(default_factory=_bands, ge=1)  # as many as the permutations make
-    shingle_words: int = Field(default=5, ge=1, le=64)
-    # "fast": 32-bit hashes by our own kernel. Or the very values that datasketch gives for the
-    # shingles' words joined by blanks, in its scheme affine32, affine64, or that of its 1.x.
+    # Jaccard similarity from which on two documents are duplicates.
+    threshold: float = Field(default=0.8, gt=0, le=1)
+    # Most hash functions in a signature: bands x rows.
+    permutations: int = Field(default=128, ge=1, le=2**16)
+    # Smallest share to find of the pairs just at the threshold.
+    recall: float = Field(default=0.95, gt=0, lt=1)
+    # Hashes in a band; by default the most that still reach `recall`.
+    rows: int = Field(default_factory=_rows, ge=1)
+    # Bands of a signature; by default as many as the permutations make.
+    bands: int = Field(default_factory=_bands, ge=1)
+    shingle_words: int = Field(default=5, ge=1, le=64)  # words of a shingle
+    # "fast": 32-bit hashes by our own kernel. The others give the very values of datasketch, in its
+    # schemes affine32 and affine64, or of its 1.x.
     scheme: Literal["fast", "datasketch", "datasketch-affine64", "datasketch-legacy"] = "fast"
-    seed: int = Field(default=1, ge=0, lt=2**32)
+    seed: int = Field(default=1, ge=0, lt=2**32)  # seed of the hash functions
 
     @model_validator(mode="after")
     def _the_permutations_suffice(self) -> Self:

@@ -23,10 +23,12 @@ _MIDDLE = np.uint32(2**31)  # of the values of shingles, which are hashes
 class Verification(Settings):
     """What of two documents is compared, and down to where what was found is kept."""
 
-    # "containment" also finds excerpts: of a tenth of a document all shingles are common. Band keys
-    # agree by Jaccard similarity though, so of unlike lengths fewer pairs are ever compared.
+    # How alike two documents are: "jaccard", or "containment", which also finds excerpts: of a
+    # tenth of a document all shingles are common. Band keys agree by Jaccard similarity though, so
+    # of unlike lengths fewer pairs are ever compared.
     measure: Measure = "jaccard"
-    # Pairs from here up stay beside the output: above it, thresholds move without new signatures.
+    # Similarity from which on pairs are kept beside the output: above it, thresholds move without
+    # new signatures.
     evidence_floor: float = Field(default=0.7, gt=0, le=1)
 
 

@@ -16,7 +16,8 @@ class PlainText(Settings):
     """Every page is text as it stands, whatever type it claims."""
 
     kind: Literal["PlainText"] = "PlainText"
-    max_bytes: int = Field(default=10 * 2**20, gt=0)  # of the page's body
+    # Largest body of a page, in bytes; larger ones are refused.
+    max_bytes: int = Field(default=10 * 2**20, gt=0)
 
 
 class HTMLExtractor(Settings):
@@ -25,11 +26,13 @@ class HTMLExtractor(Settings):
     Defaults: 660 pages of news and blogs reach 1.6 MB, 60 levels and 19,300 tags.
     """
 
-    max_bytes: int = Field(default=10 * 2**20, gt=0)  # of the page's body
-    # Extraction takes time with the square of the nesting: 10,000 levels 1.7 s, 100,000 minutes.
-    # Browsers stop at 512 levels. Pages of at most four tags a level are not looked at.
-    max_depth: int = Field(default=512, gt=0)  # levels of elements
-    max_nodes: int = Field(default=500_000, gt=0)  # tags, comments: places where a "<" stands
+    # Largest body of a page, in bytes; larger ones are refused.
+    max_bytes: int = Field(default=10 * 2**20, gt=0)
+    # Most levels of nested elements; browsers stop at 512. Extraction takes time with their square:
+    # 10,000 levels 1.7 s, 100,000 minutes. Pages of at most four tags a level are not looked at.
+    max_depth: int = Field(default=512, gt=0)
+    # Most tags and comments (places where a "<" stands) in a page.
+    max_nodes: int = Field(default=500_000, gt=0)
 
 
 class Resiliparse(HTMLExtractor):
@@ -40,10 +43,11 @@ class Resiliparse(HTMLExtractor):
     """
 
     kind: Literal["Resiliparse"] = "Resiliparse"
-    main_content: bool = True  # drop navigation, headers, footers
-    list_bullets: bool = True
-    alt_texts: bool = False  # of images: captions at best, file names at worst
-    comments: bool = False  # sections of readers' comments
+    main_content: bool = True  # whether to drop navigation, headers and footers
+    list_bullets: bool = True  # whether list items keep a bullet
+    # Whether to keep the alternative texts of images: captions at best, file names at worst.
+    alt_texts: bool = False
+    comments: bool = False  # whether to keep sections of readers' comments
 
 
 class MainContent(HTMLExtractor):
@@ -56,19 +60,20 @@ class MainContent(HTMLExtractor):
     """
 
     kind: Literal["MainContent"] = "MainContent"
-    quality: Quality = "balanced"
-    list_bullets: bool = True
+    quality: Quality = "balanced"  # `fast`, `balanced` or `precise`: the better, the slower
+    list_bullets: bool = True  # whether list items keep a bullet
 
 
 class Trafilatura(HTMLExtractor):
     """HTML by trafilatura (Barbaresi 2021), alone: 10 times as dear as MainContent."""
 
     kind: Literal["Trafilatura"] = "Trafilatura"
-    # Its time outgrows the tags: 2.2 s for 49,000, more than 60 s for 499,000.
-    max_nodes: int = Field(default=TRAFILATURA_NODES, gt=0)  # places where a "<" stands
-    favour: Favour = "balance"
-    tables: bool = True
-    comments: bool = False  # sections of readers' comments
+    # Most tags and comments in a page; time outgrows them: 2.2 s for 49,000, more than 60 s for
+    # 499,000.
+    max_nodes: int = Field(default=TRAFILATURA_NODES, gt=0)
+    favour: Favour = "balance"  # what to prefer in doubt: precision, recall, or a balance of both
+    tables: bool = True  # whether to keep tables
+    comments: bool = False  # whether to keep sections of readers' comments
 
 
 Extractor = Annotated[

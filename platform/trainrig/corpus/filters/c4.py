@@ -24,12 +24,14 @@ class C4(CountsWords):
     """Drops pages of too few sentences, of placeholder text, and of code."""
 
     kind: Literal["C4"] = "C4"
-    min_sentences: int = Field(default=3, ge=0)  # on lines that C4 keeps; datatrove: 5
-    # Whether a line must end as a sentence does, with 5 words or more; else 3 words make a line.
+    # Fewest sentences, on lines that C4 keeps; datatrove has 5.
+    min_sentences: int = Field(default=3, ge=0)
+    # Whether a line must end as a sentence does and have 5 words; otherwise 3 words make a line.
     terminal_punctuation: bool = True
-    max_lorem_ipsum: int = Field(default=0, ge=0)  # lines
-    max_curly_brackets: int = Field(default=0, ge=0)
-    max_bad_words: int | None = Field(default=None, ge=0)  # different ones; C4: 0. Needs `BadWords`
+    max_lorem_ipsum: int = Field(default=0, ge=0)  # most lines with "lorem ipsum"
+    max_curly_brackets: int = Field(default=0, ge=0)  # most lines with a curly bracket
+    # Most different bad words, C4's own value being 0; needs the scorer `BadWords`; None: no rule.
+    max_bad_words: int | None = Field(default=None, ge=0)
 
     def limits(self) -> Iterator[Limit]:
         """Its rules."""

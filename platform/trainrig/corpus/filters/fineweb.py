@@ -20,11 +20,13 @@ class FineWeb(CountsWords):
     """Drops lists, menus and pages of broken or repeated lines."""
 
     kind: Literal["FineWeb"] = "FineWeb"
-    min_terminal_lines: float = Field(default=0.12, ge=0, le=1)  # share of lines
-    max_short_lines: float = Field(default=0.67, ge=0, le=1)  # share of lines
-    max_duplicate_line_characters: float = Field(default=0.1, ge=0, le=1)  # datatrove: 0.01
-    max_new_lines_per_word: float = Field(default=0.3, ge=0)
-    # Of datatrove's columns, those of the text that its C4 filter leaves, as FineWeb was made.
+    # Smallest share of lines that end in a terminal mark.
+    min_terminal_lines: float = Field(default=0.12, ge=0, le=1)
+    max_short_lines: float = Field(default=0.67, ge=0, le=1)  # largest share of short lines
+    # Largest share of characters in repeated lines; datatrove has 0.01.
+    max_duplicate_line_characters: float = Field(default=0.1, ge=0, le=1)
+    max_new_lines_per_word: float = Field(default=0.3, ge=0)  # most line ends for each word
+    # Whether to measure the text that datatrove's C4 filter leaves, as FineWeb was made.
     after_c4: bool = False
 
     @model_validator(mode="after")

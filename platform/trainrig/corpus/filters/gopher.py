@@ -27,15 +27,21 @@ class GopherQuality(CountsWords):
     """
 
     kind: Literal["GopherQuality"] = "GopherQuality"
-    min_words: int = Field(default=50, ge=0)
-    max_words: int = Field(default=100_000, gt=0)
-    min_mean_word_length: float = Field(default=3.0, ge=0)  # characters
+    min_words: int = Field(default=50, ge=0)  # fewest words of a text
+    max_words: int = Field(default=100_000, gt=0)  # most words of a text
+    # Lowest mean length of words, in characters.
+    min_mean_word_length: float = Field(default=3.0, ge=0)
+    # Highest mean length of words, in characters.
     max_mean_word_length: float = Field(default=10.0, gt=0)
-    max_hashes_per_word: float = Field(default=0.1, ge=0)
-    max_ellipses_per_word: float = Field(default=0.1, ge=0)
-    max_bullet_lines: float = Field(default=0.9, ge=0, le=1)  # share of lines
+    max_hashes_per_word: float = Field(default=0.1, ge=0)  # most "#" for each word
+    max_ellipses_per_word: float = Field(default=0.1, ge=0)  # most ellipses for each word
+    # Largest share of lines that begin with a bullet.
+    max_bullet_lines: float = Field(default=0.9, ge=0, le=1)
+    # Largest share of lines that end in an ellipsis.
     max_ellipsis_lines: float = Field(default=0.3, ge=0, le=1)
-    min_alphabetic_words: float = Field(default=0.8, ge=0, le=1)  # share of words
+    # Smallest share of words with a letter in them.
+    min_alphabetic_words: float = Field(default=0.8, ge=0, le=1)
+    # Fewest different stop words of the document's language.
     min_stop_words: int = Field(default=2, ge=0, le=8)
 
     def limits(self) -> Iterator[Limit]:
@@ -75,18 +81,31 @@ class GopherRepetition(CountsWords):
     """
 
     kind: Literal["GopherRepetition"] = "GopherRepetition"
+    # Largest share of lines that repeat an earlier one.
     max_duplicate_lines: float = Field(default=0.30, ge=0, le=1)
+    # Largest share of paragraphs that repeat an earlier one.
     max_duplicate_paragraphs: float = Field(default=0.30, ge=0, le=1)
+    # Largest share of characters in repeated lines.
     max_duplicate_line_characters: float = Field(default=0.20, ge=0, le=1)
+    # Largest share of characters in repeated paragraphs.
     max_duplicate_paragraph_characters: float = Field(default=0.20, ge=0, le=1)
+    # Largest share of characters in the commonest 2-gram of words.
     max_top_2_gram: float = Field(default=0.20, ge=0, le=1)
+    # Largest share of characters in the commonest 3-gram of words.
     max_top_3_gram: float = Field(default=0.18, ge=0, le=1)
+    # Largest share of characters in the commonest 4-gram of words.
     max_top_4_gram: float = Field(default=0.16, ge=0, le=1)
+    # Largest share of characters in repeated 5-grams of words.
     max_duplicate_5_grams: float = Field(default=0.15, ge=0, le=1)
+    # Largest share of characters in repeated 6-grams of words.
     max_duplicate_6_grams: float = Field(default=0.14, ge=0, le=1)
+    # Largest share of characters in repeated 7-grams of words.
     max_duplicate_7_grams: float = Field(default=0.13, ge=0, le=1)
+    # Largest share of characters in repeated 8-grams of words.
     max_duplicate_8_grams: float = Field(default=0.12, ge=0, le=1)
+    # Largest share of characters in repeated 9-grams of words.
     max_duplicate_9_grams: float = Field(default=0.11, ge=0, le=1)
+    # Largest share of characters in repeated 10-grams of words.
     max_duplicate_10_grams: float = Field(default=0.10, ge=0, le=1)
 
     def limits(self) -> Iterator[Limit]:

@@ -18,9 +18,11 @@ class Language(Settings):
     """
 
     kind: Literal["Language"] = "Language"
-    allowed: tuple[str, ...] = Field(default=("en",), min_length=1)  # ISO 639 codes of lid.176
+    # Languages to keep, as ISO 639 codes of the model lid.176.
+    allowed: tuple[str, ...] = Field(default=("en",), min_length=1)
+    # Lowest score of the language that was found, 0 to 1.
     min_score: float = Field(default=0.65, ge=0, le=1)
-    min_scores: Mapping[str, float] = {}
+    min_scores: Mapping[str, float] = {}  # lowest scores for single languages, by code
 
     @model_validator(mode="after")
     def _languages_exist(self) -> Self:

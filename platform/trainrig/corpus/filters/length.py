@@ -16,7 +16,8 @@ class Length(Settings):
     """
 
     kind: Literal["Length"] = "Length"
-    min_characters: int = Field(default=100, ge=0)
+    min_characters: int = Field(default=100, ge=0)  # fewest characters of a text that stays
+    # Most characters of a text that stays; None: any number.
     max_characters: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")

@@ -13,8 +13,10 @@ class Symbols(Settings):
     """Drops texts with too many characters that are punctuation or symbols, of all or by words."""
 
     kind: Literal["Symbols"] = "Symbols"
-    max_symbols: float = Field(default=0.3, ge=0, le=1)  # share of characters; English prose .03
-    max_symbols_per_word: float | None = Field(default=None, ge=0)  # English prose .2
+    # Largest share of characters that are punctuation or symbols; English prose has .03.
+    max_symbols: float = Field(default=0.3, ge=0, le=1)
+    # Most punctuation and symbols for each word, English prose having .2; None: no rule.
+    max_symbols_per_word: float | None = Field(default=None, ge=0)
 
     def limits(self) -> Iterator[Limit]:
         """Its rules."""
@@ -27,7 +29,7 @@ class RepeatedLines(Settings):
     """Drops texts in which one line comes too many times in a row."""
 
     kind: Literal["RepeatedLines"] = "RepeatedLines"
-    max_in_a_row: int = Field(default=3, ge=1)  # lines
+    max_in_a_row: int = Field(default=3, ge=1)  # most times that a line may come in a row
 
     def limits(self) -> Iterator[Limit]:
         """Its rule."""

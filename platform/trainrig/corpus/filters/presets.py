@@ -50,7 +50,7 @@ class Preset(Settings):
     """Filters by one name; `trainrig check` prints which."""
 
     kind: Literal["Preset"] = "Preset"
-    name: str
+    name: str  # name of the preset
 
     @field_validator("name")
     @classmethod

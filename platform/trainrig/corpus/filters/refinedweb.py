@@ -14,7 +14,8 @@ class RefinedWeb(Settings):
     """Drops pages that lost too many of their words to line rules. Needs that rewrite."""
 
     kind: Literal["RefinedWeb"] = "RefinedWeb"
-    max_removed_words: float = Field(default=0.05, ge=0, le=1)  # share of words
+    # Largest share of words that line rules may have removed.
+    max_removed_words: float = Field(default=0.05, ge=0, le=1)
 
     def limits(self) -> Iterator[Limit]:
         """Its rule."""

@@ -19,13 +19,16 @@ class Score(Settings):
     """
 
     kind: Literal["Score"] = "Score"
-    signal: str
-    least: float | None = None
-    most: float | None = None
-    keep_highest: float | None = Field(default=None, gt=0, lt=1)  # share of documents
+    signal: str  # column to bound
+    least: float | None = None  # lowest value that stays; None: no bound
+    most: float | None = None  # highest value that stays; None: no bound
+    # Share of documents to keep, those of the highest values; None: no rule.
+    keep_highest: float | None = Field(default=None, gt=0, lt=1)
+    # Share of documents to keep, those of the lowest values; None: no rule.
     keep_lowest: float | None = Field(default=None, gt=0, lt=1)
-    by_language: bool = False  # the share of each language by itself
-    languages: tuple[str, ...] | None = None  # the only ones that least and most speak of
+    by_language: bool = False  # whether the share is taken of each language by itself
+    # Only languages to which `least` and `most` apply; None: all.
+    languages: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _something_is_bounded(self) -> Self:

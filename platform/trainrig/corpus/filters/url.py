@@ -18,8 +18,11 @@ class Url(Settings):
     """
 
     kind: Literal["Url"] = "Url"
-    max_strict_words: int = Field(default=0, ge=0)  # different ones, anywhere in the URL
-    max_hard_words: int = Field(default=0, ge=0)  # different ones, whole
+    # Most different words of the list `strict_words`, anywhere in the URL.
+    max_strict_words: int = Field(default=0, ge=0)
+    # Most different words of the list `hard_words`, as whole words.
+    max_hard_words: int = Field(default=0, ge=0)
+    # Most different words of the list `soft_words`, as whole words.
     max_soft_words: int = Field(default=1, ge=0)
 
     def limits(self) -> Iterator[Limit]:

@@ -19,6 +19,7 @@ WordRule = Literal["spaces", "datatrove"]
 class CountsWords(Settings):
     """A filter that can be held to either rule of words."""
 
+    # How words are counted: at white space, or as datatrove does (needs the extra `datatrove`).
     words: WordRule = "spaces"
 
     @model_validator(mode="after")

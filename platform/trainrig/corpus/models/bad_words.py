@@ -32,8 +32,9 @@ class BadWords(Settings):
     """
 
     kind: Literal["BadWords"] = "BadWords"
-    # One list for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
+    # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
     path: Annotated[str | dict[str, str], PLACE]
+    # Column to write the number of different entries to.
     column: str = Field(default="bad_words", pattern=r"^[a-z][a-z0-9_]*$")
 
     def content(self) -> dict[str, str]:

@@ -25,10 +25,11 @@ class Perplexity(Settings):
     """
 
     kind: Literal["Perplexity"] = "Perplexity"
-    # One model for all texts, or one for each language: {en = "en.lm", de = "de.arpa.gz"}.
+    # Model of all texts, or one for each language: {en = "en.lm", de = "de.arpa.gz"}.
     path: Annotated[str | dict[str, str], PLACE]
-    # The tokenizer.json of ARPA models, which hold none; None: words at white space.
+    # Tokenizer.json for an ARPA model, which holds none; None: words are split at white space.
     tokenizer: Annotated[str | None, PLACE] = None
+    # Column to write the perplexity to.
     column: str = Field(default="perplexity", pattern=r"^[a-z][a-z0-9_]*$")
 
     def content(self) -> dict[str, str]:

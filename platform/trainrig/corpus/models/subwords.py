@@ -41,7 +41,9 @@ class Subwords(Settings):
     """
 
     kind: Literal["Subwords"] = "Subwords"
-    vocabulary: int = Field(default=65_536, ge=256, le=MOST_WORDS - 8)  # pieces, at most
+    # Most pieces in the vocabulary.
+    vocabulary: int = Field(default=65_536, ge=256, le=MOST_WORDS - 8)
+    # Whether to lower case, drop accents and make each digit a 0, as CCNet does.
     normalise: bool = True
 
 
@@ -49,7 +51,9 @@ class Words(Settings):
     """Words between white space, the most frequent ones; the others are `<unk>`."""
 
     kind: Literal["Words"] = "Words"
-    vocabulary: int = Field(default=500_000, ge=1, le=MOST_WORDS - 8)  # words, at most
+    # Most words in the vocabulary.
+    vocabulary: int = Field(default=500_000, ge=1, le=MOST_WORDS - 8)
+    # Whether to lower case, drop accents and make each digit a 0, as CCNet does.
     normalise: bool = True
 
 

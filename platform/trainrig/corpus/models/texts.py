@@ -14,9 +14,9 @@ from trainrig.errors import DataError
 class Texts(Settings):
     """Files of texts: curated or other Parquet, JSONL, plain text. Pages must be curated first."""
 
-    # Files, folders and patterns (* and ? are wild), on disk or in buckets.
+    # Files, folders and patterns (* and ? are wildcards), on disk or in buckets.
     paths: Annotated[tuple[str, ...], PLACE] = Field(min_length=1)
-    reading: Reading = Reading()
+    reading: Reading = Reading()  # how the files are split into texts
 
     def fingerprint(self) -> str:
         """Of the contents. Raises DataError if a path names nothing."""

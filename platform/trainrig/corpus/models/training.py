@@ -35,10 +35,10 @@ class ClassifierTraining(RunFile):
     verb: ClassVar[str] = "classifier"
 
     stage: Literal["classifier"] = "classifier"
-    positives: Texts
-    negatives: Texts
-    output: Annotated[str, PLACE]
-    learning: Learning = Learning()
+    positives: Texts  # texts that are wanted
+    negatives: Texts  # texts that are not wanted
+    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    learning: Learning = Learning()  # how the classifier is trained
 
 
 class NgramTraining(RunFile):
@@ -47,15 +47,15 @@ class NgramTraining(RunFile):
     verb: ClassVar[str] = "ngrams"
 
     stage: Literal["ngrams"] = "ngrams"
-    texts: Texts
-    output: Annotated[str, PLACE]
-    pieces: Pieces = Subwords()
-    sample_bytes: int = Field(default=100_000_000, ge=1)  # of text that `pieces` is trained on
+    texts: Texts  # texts to train on
+    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    pieces: Pieces = Subwords()  # what the n-grams are made of
+    sample_bytes: int = Field(default=100_000_000, ge=1)  # bytes of text to train the pieces on
     order: int = Field(default=5, ge=1, le=LONGEST)  # words in the longest n-grams
-    # How often an n-gram of each order, from 1, must have come to be kept; None: all are kept.
-    # (1, 1, 2, 2, 2) leaves out those of three words and more that came once.
+    # Fewest occurrences of an n-gram that is kept, for each order from 1: [1, 1, 2, 2, 2] leaves
+    # out those of three words and more that came once; None: all are kept.
     least_counts: tuple[int, ...] | None = None
-    arpa: bool = False  # whether to write the model as ARPA, too
+    arpa: bool = False  # whether to write the model as an ARPA file as well
 
     @model_validator(mode="after")
     def _least_counts_fit(self) -> Self:

@@ -17,12 +17,13 @@ class Fields(Settings):
     A row without its text is counted as unreadable; the others may be missing from it.
     """
 
-    text: str = "text"
-    html: str | None = None  # a page to extract; where it is named, `text` is not read
-    url: str = "url"
-    id: str = "id"
-    date: str = "date"
-    metadata: tuple[str, ...] = ()  # kept beside the document, as text
+    text: str = "text"  # key or column of the text
+    # Key or column of an HTML page to extract; where it is named, `text` is not read.
+    html: str | None = None
+    url: str = "url"  # key or column of the URL
+    id: str = "id"  # key or column of the row's own id
+    date: str = "date"  # key or column of the date
+    metadata: tuple[str, ...] = ()  # further keys or columns to keep beside the document, as text
 
     def names(self) -> list[str]:
         """All that are read, each once."""
@@ -33,13 +34,13 @@ class Fields(Settings):
 class Reading(Settings):
     """How files become pages. All of it is part of what a run is: it decides names and bytes."""
 
-    # None: found out for each file, by its first bytes and else by its name.
+    # Format of the files; None: found out for each by its first bytes, else by its name.
     format: Format | None = None
-    fields: Fields = Fields()  # of JSONL and Parquet
-    # What one document of a text file is: all of it, a line, or lines up to a blank one.
+    fields: Fields = Fields()  # which keys or columns of JSONL and Parquet hold what
+    # What one document of a text file is: the file, a line, or a block of lines up to a blank one.
     documents: Literal["file", "line", "block"] = "file"
-    encoding: str | None = None  # of text files; None: found out for each
-    base_url: str = ""  # what the relative path of an HTML or text file is put behind
+    encoding: str | None = None  # character encoding of text files; None: found out for each
+    base_url: str = ""  # URL that the relative path of an HTML or text file is appended to
     # Bytes of input (as stored: packed) that one piece has about; None: a 256th of the source's,
     # but not under 4 MiB (a second of one core's work) nor above 64 MiB. It goes by the input and
     # never by the number of workers, because each piece names files of the output.

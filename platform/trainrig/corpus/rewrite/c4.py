@@ -57,13 +57,16 @@ class C4Lines(Settings):
     """
 
     kind: Literal["C4Lines"] = "C4Lines"
+    # Whose reading of C4's rules: of TensorFlow Datasets (tfds) or of datatrove.
     reading: Literal["tfds", "datatrove"] = "tfds"
-    max_word_length: int = Field(default=1000, gt=0)  # characters
-    citations: bool = True  # cut out [1], [], [edit], [citation needed]
-    terminal_punctuation: bool = True  # drop lines that end in no end mark, or in "..."
-    min_words: int | None = Field(default=None, ge=0)  # per line; None: the reading's
-    javascript: bool = True  # drop lines that name it
-    policy: bool = True  # drop lines that speak of cookies, privacy, terms of use
+    # Longest word of a line that stays, in characters.
+    max_word_length: int = Field(default=1000, gt=0)
+    citations: bool = True  # whether to cut out [1], [], [edit] and [citation needed]
+    terminal_punctuation: bool = True  # whether to drop lines that end in no end mark, or in "..."
+    # Fewest words of a line that stays; None: as the reading has it.
+    min_words: int | None = Field(default=None, ge=0)
+    javascript: bool = True  # whether to drop lines that mention JavaScript
+    policy: bool = True  # whether to drop lines about cookies, privacy or terms of use
 
     columns: ClassVar[tuple[str, ...]] = (
         "c4_long_words",  # lines, each

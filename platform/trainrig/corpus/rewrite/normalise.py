@@ -25,13 +25,14 @@ class Normalise(Settings):
     """Folds what differs for no reader. Indentation stays: code means something by it."""
 
     kind: Literal["Normalise"] = "Normalise"
-    line_ends: bool = True  # one kind, "\\n"
-    invisible: bool = True  # drop controls and what has no width
-    wide_spaces: bool = True  # one kind, " "
-    inner_spaces: bool = False  # one between words; takes tables apart
-    spaces_at_end: bool = True  # drop, of lines
-    quotes: bool = False  # straight ones for ‘’‚‛′ and “”„‟″«»
-    max_blank_lines: int | None = Field(default=1, ge=0)  # in a row; None: any
+    line_ends: bool = True  # whether all line ends become "\n"
+    invisible: bool = True  # whether to drop control characters and characters without width
+    wide_spaces: bool = True  # whether all kinds of space become " "
+    inner_spaces: bool = False  # whether to leave one space between words; takes tables apart
+    spaces_at_end: bool = True  # whether to drop spaces at the ends of lines
+    quotes: bool = False  # whether to write straight quotes for ‘’‚‛′ and “”„‟″«»
+    # Most blank lines in a row; None: any number.
+    max_blank_lines: int | None = Field(default=1, ge=0)
 
     columns: ClassVar[tuple[str, ...]] = (
         "normalised_line_ends",

@@ -48,14 +48,16 @@ class RefinedWebLines(Settings):
     """
 
     kind: Literal["RefinedWebLines"] = "RefinedWebLines"
-    max_upper_case: float = Field(default=0.5, ge=0, le=1)  # share of a line's characters
-    numeric: bool = True  # drop lines of digits alone, white space apart
-    counters: bool = True  # drop "3 likes", "1.2k views"
-    min_words: int = Field(default=2, ge=0)  # per line
-    short_line: int = Field(default=10, ge=0)  # words: the longest line that is cut from
-    # Cut from short lines, whatever the case of their ASCII letters.
+    # Largest share of upper-case characters in a line that stays.
+    max_upper_case: float = Field(default=0.5, ge=0, le=1)
+    numeric: bool = True  # whether to drop lines of digits alone, white space apart
+    counters: bool = True  # whether to drop lines such as "3 likes" and "1.2k views"
+    min_words: int = Field(default=2, ge=0)  # fewest words of a line that stays
+    short_line: int = Field(default=10, ge=0)  # longest line, in words, that phrases are cut from
+    # Phrases to cut from the beginnings of short lines, whatever the case of ASCII letters.
     prefixes: tuple[_Phrase, ...] = ("sign-in",)
-    suffixes: tuple[_Phrase, ...] = ("read more...",)
+    suffixes: tuple[_Phrase, ...] = ("read more...",)  # phrases to cut from the ends of short lines
+    # Phrases to cut from short lines wherever they stand.
     anywhere: tuple[_Phrase, ...] = ("items in cart",)
 
     columns: ClassVar[tuple[str, ...]] = (

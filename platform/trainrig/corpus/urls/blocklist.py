@@ -29,10 +29,14 @@ _DEEPEST = 8  # segments of a path that a list can name
 class UrlLists(Settings):
     """Files of domains and words, one entry a line, gzip or not. See `list_files` for folders."""
 
-    domains: _Paths = ()  # a domain blocks its subdomains as well; "example.com/a", what is below
-    strict_words: _Paths = ()  # anywhere in the URL's letters and digits, whatever is between them
-    hard_words: _Paths = ()  # whole words of the URL
-    soft_words: _Paths = ()  # whole words of the URL, bad in company
+    # Files of domains to block with their subdomains; "example.com/a" blocks what is below that
+    # path.
+    domains: _Paths = ()
+    # Files of words to find anywhere in the URL's letters and digits, whatever is between them.
+    strict_words: _Paths = ()
+    hard_words: _Paths = ()  # files of words to find as whole words of the URL
+    # Files of words that count as whole words of the URL, and are bad only in company.
+    soft_words: _Paths = ()
 
     def files(self) -> list[str]:
         """All files, in their order: their contents decide. Raises DataError where one is not."""

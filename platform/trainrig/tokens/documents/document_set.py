@@ -31,14 +31,14 @@ OPENERS = 16  # threads that look at files before they are dealt: on S3 they wai
 class Column(Settings):
     """A column that says it for each row."""
 
-    column: str
+    column: str  # name of the column
 
 
 class Curated(Settings):
     """The documents that `curate` kept."""
 
     kind: Literal["Curated"] = "Curated"
-    folder: Annotated[str, PLACE]
+    folder: Annotated[str, PLACE]  # folder that `curate` wrote
 
 
 class _Files(Settings):
@@ -47,14 +47,14 @@ class _Files(Settings):
     A row without usable text is counted and put into quarantine.
     """
 
-    # Files, folders of them, or patterns in which * and ? are wild; on disk or S3.
+    # Files, folders and patterns (* and ? are wildcards), on disk or s3://.
     paths: Annotated[tuple[str, ...], PLACE, Field(min_length=1)]
-    source: Annotated[str, Field(min_length=1)] | Column  # the mixture's domain
-    text: str = "text"  # column
-    # Column of the documents' ids. None: BLAKE2b-128 of source, URL and text.
-    id: str | None = None
-    url: str | None = None  # column; None: documents have none
-    language: str | None = None  # column; None: nobody asked
+    # Source of the documents in the mixture: a name, or the column that holds it.
+    source: Annotated[str, Field(min_length=1)] | Column
+    text: str = "text"  # column of the text
+    id: str | None = None  # column of the ids; None: made by BLAKE2b-128 of source, URL and text
+    url: str | None = None  # column of the URLs; None: documents have none
+    language: str | None = None  # column of the language; None: not known
 
 
 class JSONL(_Files):

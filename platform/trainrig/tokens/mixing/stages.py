@@ -22,10 +22,13 @@ Cap = Annotated[float, Field(gt=0)]  # infinity: none
 class Stage(Settings):
     """From a step on, other batches. What a stage does not say stays as it was before."""
 
-    from_step: int = Field(ge=1)  # the first step (counted from 0) with these batches
-    weights: Weights | None = None
+    from_step: int = Field(ge=1)  # first step with these batches, counted from 0
+    weights: Weights | None = None  # share of each source from then on; None: as before
+    # Tokens of a sequence from then on; None: as before.
     sequence_length: int | None = Field(default=None, ge=1)
+    # Sequences of a step from then on; None: as before.
     global_batch: int | None = Field(default=None, ge=1)
+    # Sequences of a forward pass from then on; None: as before.
     micro_batch: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
@@ -49,26 +52,27 @@ class StageSizes:
 class BatchSettings(BatchSizes):
     """Batches of pretraining: rows of token shards, mixed by source."""
 
-    # Shares of the samples by source, in any unit. None: in proportion to the windows each source
-    # has, so that all sources begin their epochs together.
+    # Share of each source in the samples, in any unit; None: in proportion to their windows, so
+    # that all sources begin their epochs together.
     weights: Weights | None = None
-    packing: Packing = Concatenate()
-    # What a token looks back on. window: all of its row before it, across the ends of documents, as
-    # GPT-3 did (arXiv:2005.14165, section 2.2). document: its own document alone, whose positions
-    # count from 0 in each row, as Llama 3 did (arXiv:2407.21783, section 3.2).
+    packing: Packing = Concatenate()  # how documents are put into rows
+    # What a token attends to. window: all of its row before it, across the ends of documents
+    # (GPT-3, arXiv:2005.14165, section 2.2). document: its own document alone, with positions
+    # counted from 0 in each row (Llama 3, arXiv:2407.21783, section 3.2).
     attend: Literal["window", "document"] = "window"
-    # How often a run may go through a source: one number for all, or by source (EPOCHS for those
-    # not named). Parts of an epoch count.
+    # Most passes over a source: one number for all, or by source; parts of a pass count.
     epochs: Cap | dict[str, Cap] = EPOCHS
-    # error: a run that would go beyond is refused before it starts. renormalise: from where a
-    # source is used up, its weight is 0 and the others share the samples.
+    # Error: a run that needs more than `epochs` is refused before it starts. renormalise: the
+    # weight of a source that is used up becomes 0, and the others share the samples.
     when_exhausted: Literal["error", "renormalise"] = "error"
-    # A run that is not finished may change them, where they are ahead of it.
+    # Changes of weights or sizes at a step; those ahead of an unfinished run may be edited.
     stages: Annotated[tuple[Stage, ...], AHEAD] = ()
-    # Every sequence_length is a multiple of the base and divides the longest: sources are cut into
-    # windows of the base, and these are kept together up to the longest. None: as the stages have
-    # them. Set them where later stages may bring shorter or longer sequences than are planned yet.
+    # Length in tokens of the windows that sources are cut into; every `sequence_length` is a
+    # multiple of it. Set it where later stages may bring shorter sequences; None: as the stages
+    # have it.
     base_sequence_length: int | None = Field(default=None, ge=1)
+    # Length in tokens up to which windows are kept together; every `sequence_length` divides it.
+    # Set it where later stages may bring longer sequences; None: as the stages have it.
     longest_sequence_length: int | None = Field(default=None, ge=1)
 
     @field_validator("epochs", mode="before")

@@ -16,8 +16,8 @@ class Concatenate(Settings):
     """Documents laid end to end and cut every T tokens, wherever that falls."""
 
     kind: Literal["Concatenate"] = "Concatenate"
-    # Lay the documents in the order of the shuffle plan that tokenizing left, rather than in that
-    # of the shards: neighbours in a row are then strangers.
+    # Whether to lay documents in the order of the shuffle plan that `tokenize` left, rather than of
+    # the shards: neighbours in a row are then strangers.
     shuffle_documents: bool = False
 
 

@@ -15,9 +15,10 @@ from trainrig.tokens.shards.token_shards import TokenShards
 class PackingPlan(Settings):
     """Which plans to make. Plans are never changed: another one needs other shards."""
 
-    shuffle_documents: bool = False  # for the packing Concatenate with its `shuffle_documents`
-    seed: int = 0  # of that shuffle
-    # Sequence lengths that the packing BestFit is to be used with, in tokens.
+    # Whether to make the plan that `Concatenate` with `shuffle_documents` needs.
+    shuffle_documents: bool = False
+    seed: int = 0  # random seed of that shuffle
+    # Sequence lengths, in tokens, to make plans of the packing `BestFit` for.
     best_fit: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
 

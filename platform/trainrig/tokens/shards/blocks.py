@@ -39,8 +39,9 @@ class BlockCache(Settings):
     A folder holds one cache for each size that is asked of it.
     """
 
-    # None: `trainrig-blocks-USER` below the system's temporary folder.
+    # Folder of the cache; None: `trainrig-blocks-USER` in the system's temporary folder.
     folder: Annotated[str | None, PLACE] = None
+    # Largest size of the cache, in bytes.
     bytes: Annotated[int, PLACE] = Field(default=8 * 2**30, ge=WAYS * BLOCK)
 
     @property

@@ -21,8 +21,11 @@ class ByteLevelBPE(Trained):
     always: ClassVar[tuple[int, str]] = (256, "bytes")
 
     kind: Literal["ByteLevelBPE"] = "ByteLevelBPE"
+    # Rule that cuts texts into words, which no entry reaches across: "gpt2" keeps a number whole,
+    # "llama3" cuts it into groups of three digits; "none": no words, so that entries may be
+    # phrases, and training costs far more.
     words: WordsOrNone = "llama3"
-    # Occurrences a pair needs to be merged: one seen once tells nothing of other text.
+    # Occurrences that a pair needs to be merged: one seen once tells nothing of other text.
     min_frequency: int = Field(default=2, ge=1)
 
     def train(self, texts: Iterable[str]) -> bytes:

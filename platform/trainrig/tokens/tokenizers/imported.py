@@ -44,9 +44,9 @@ class Imported(Settings):
     """
 
     kind: Literal["Imported"] = "Imported"
-    path: Annotated[str, PLACE]
-    # Most normalizers change texts for good (NFC makes one character of `e` and its accent). True
-    # leaves it out: texts that it would not have changed keep their ids, and all come back.
+    path: Annotated[str, PLACE]  # a tokenizer.json, on disk or s3://
+    # Whether to leave out a normalizer, which changes texts for good (NFC makes one character of
+    # `e` and its accent): texts that it would not have changed keep their ids, and all come back.
     drop_normalizer: bool = False
 
     @property

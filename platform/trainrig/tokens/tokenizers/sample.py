@@ -18,12 +18,13 @@ EVERYTHING = ""  # the pool of all documents, when no weights are given
 class Sampling(Settings):
     """How much text to train on, and from which sources."""
 
-    # Of UTF-8. More changes few entries, and costs about 1 s for 4 MB on two cores.
+    # Bytes (UTF-8) of text to train on; more changes few entries, and costs about 1 s for 4 MB on
+    # two cores.
     bytes: int = Field(default=100_000_000, ge=1)
-    # Shares of the sample's bytes by source, in any unit; a source not named gives nothing. None:
-    # documents as they come, whatever their source.
+    # Share of each source in the sample, in any unit; a source not named gives nothing; None:
+    # documents as they come.
     weights: dict[str, float] | None = None
-    seed: int = Field(default=0, ge=-(2**63), lt=2**63)  # what an integer of TOML may be
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)  # random seed of the sample
 
 
 @dataclass(frozen=True)

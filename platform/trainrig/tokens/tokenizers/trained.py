@@ -22,9 +22,10 @@ class Trained(Settings):
     # Entries that this kind always has, so that any text can be written, and what they are.
     always: ClassVar[tuple[int, str]]
 
-    # Entries, special tokens and reserved slots among them.
+    # Entries in the vocabulary, special tokens and reserved slots included.
     vocabulary: int = 32_768
-    # Special tokens without a meaning yet, <|reserved_0|> …, for a model to be taught later.
+    # Special tokens without a meaning yet, <|reserved_0|> and so on, for a model to be taught
+    # later.
     reserved: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")

@@ -36,6 +36,8 @@ class Unigram(Trained):
     )
 
     kind: Literal["Unigram"] = "Unigram"
+    # Rule that cuts texts into words, which no entry reaches across: "gpt2" keeps a number whole,
+    # "llama3" cuts it into groups of three digits.
     words: Words = "llama3"
 
     def train(self, texts: Iterable[str]) -> bytes:

@@ -30,8 +30,10 @@ class WordPiece(Trained):
     always: ClassVar[tuple[int, str]] = (512, "bytes (256 that begin a word, 256 that go on)")
 
     kind: Literal["WordPiece"] = "WordPiece"
+    # Rule that cuts texts into words, which no entry reaches across: "gpt2" keeps a number whole,
+    # "llama3" cuts it into groups of three digits.
     words: Words = "llama3"
-    # Occurrences a pair needs to become an entry: one seen once tells nothing of other text.
+    # Occurrences that a pair needs to become an entry: one seen once tells nothing of other text.
     min_frequency: int = Field(default=2, ge=1)
 
     def train(self, texts: Iterable[str]) -> bytes:

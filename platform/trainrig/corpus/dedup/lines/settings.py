@@ -17,10 +17,12 @@ class CommonLines(Settings):
     """
 
     kind: Literal["CommonLines"] = "CommonLines"
-    unit: Literal["line", "paragraph"] = "line"  # paragraphs: what blank lines set apart
+    # What is counted and cut: lines, or paragraphs, which blank lines set apart.
+    unit: Literal["line", "paragraph"] = "line"
     # What is counted: a line once for each document that has it, or each time that it is there.
     count: Literal["documents", "occurrences"] = "documents"
-    most: int = Field(default=6, ge=1)  # of these a line may have (Llama 3, arXiv:2407.21783)
-    # Characters of the normal form; shorter lines stay, however common ("Yes." in a dialogue).
+    # Most documents (or occurrences) that a line may have and stay (Llama 3, arXiv:2407.21783).
+    most: int = Field(default=6, ge=1)
+    # Characters of the shortest line that is cut, however common ("Yes." in a dialogue stays).
     min_characters: int = Field(default=10, ge=1)
     keep_first: bool = False  # whether the first of all, in the keep order, stays

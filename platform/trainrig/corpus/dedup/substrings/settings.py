@@ -17,6 +17,7 @@ class ExactSubstrings(Settings):
     """
 
     kind: Literal["ExactSubstrings"] = "ExactSubstrings"
+    # Length of the shortest repeated span that is cut, in bytes of UTF-8.
     min_bytes: int = Field(default=200, ge=2)
-    # Bytes that a worker may take for a suffix array; what is cut does not depend on it.
+    # Bytes that a worker may use for a suffix array; what is cut does not depend on it.
     memory: Annotated[int, PLACE] = Field(default=2 * 2**30, ge=1)

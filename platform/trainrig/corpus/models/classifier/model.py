@@ -37,15 +37,16 @@ LEAST_HELD_OUT = 10  # texts of each kind: fewer say nothing of a probability
 class Learning(Settings):
     """How a classifier is learnt. The values are our own (docs/performance.md)."""
 
-    # Longest n-grams, in words: fastText's `wordNgrams`, 2 as DCLM trained (Li et al. 2024).
+    # Longest n-grams, in words: fastText's `wordNgrams`; DCLM used 2.
     words: int = Field(default=2, ge=1, le=5)
-    buckets_log2: int = Field(default=21, ge=8, le=28)  # 4 bytes each; fastText has 2 million
-    epochs: int = Field(default=5, ge=1)
-    rate: float = Field(default=0.5, gt=0)  # of AdaGrad at the start
-    # Share of texts, by hash, to measure on: one half makes scores probabilities, the other tells
-    # how good they are.
+    # Log2 of the number of hash buckets, each of 4 bytes; fastText has 2 million buckets.
+    buckets_log2: int = Field(default=21, ge=8, le=28)
+    epochs: int = Field(default=5, ge=1)  # passes over the texts
+    rate: float = Field(default=0.5, gt=0)  # learning rate of AdaGrad at the start
+    # Share of the texts to measure on, by hash: one half calibrates the scores, the other tells how
+    # good they are.
     held_out: float = Field(default=0.2, gt=0, lt=1)
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)  # random seed
 
 
 @dataclass(frozen=True)

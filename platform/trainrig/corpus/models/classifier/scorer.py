@@ -20,7 +20,8 @@ class Classifier(Settings):
     """
 
     kind: Literal["Classifier"] = "Classifier"
-    path: Annotated[str, PLACE]  # the file that `trainrig classifier` wrote
+    path: Annotated[str, PLACE]  # file that `trainrig classifier` wrote
+    # Column to write the probability to.
     column: str = Field(default="quality", pattern=r"^[a-z][a-z0-9_]*$")
 
     def content(self) -> dict[str, str]:

@@ -23,8 +23,9 @@ class PII(Settings):
     """Which kinds to mask, and when a document holds so many that it should go."""
 
     kind: Literal["PII"] = "PII"
+    # Kinds of personal data to mask.
     kinds: tuple[Kind, ...] = ("KEY", "EMAIL", "IBAN", "CARD", "IP", "PHONE")
-    # Finds; None: any number is masked.
+    # Finds above which the document is dropped; None: any number is masked.
     max_per_document: Annotated[int | None, AHEAD] = Field(default=None, ge=0)
 
     def limits(self) -> Iterator[Limit]:
