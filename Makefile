@@ -5,7 +5,7 @@ OUT ?= quickstart
 # Processes that test: much of a test is waiting, but each starts Ray and ranks of its own.
 TESTERS ?= 2
 
-.PHONY: quickstart test check lint types floors tests chaos bench soak clean
+.PHONY: quickstart test check lint types floors tests chaos bench soak docs clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -35,6 +35,9 @@ bench: .venv/installed ## Measurements: minutes, on an idle machine
 
 soak: .venv/installed ## The long forms of the fault tests: hours
 	$(BIN)/python -m pytest -m soak -s
+
+docs: .venv/installed ## docs/run-files.md and the schemas of run files, from the sources
+	$(BIN)/python -m trainrig.run_file_pages
 
 # Once for each change of what is to be installed.
 .venv/installed: pyproject.toml constraints.txt

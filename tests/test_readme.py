@@ -150,5 +150,13 @@ def test_a_path_that_is_named_exists(path: str) -> None:
         assert path == "quickstart/report.html" or (ROOT / "platform" / "trainrig" / path).exists()
 
 
+def test_the_index_of_the_docs_names_each_page_once_and_the_readme_names_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert sorted(re.findall(r"\]\(([\w-]+\.md)\)", index)) == sorted(pages)
+    for page in ("README", "run-files", "scaling", "performance", "signatures"):
+        assert f"](docs/{page}.md)" in README
+
+
 def test_nothing_is_left_to_fill_in() -> None:
     assert re.findall(r"\bQS_\w+|\bTODO\b|\bXXX\b", README) == []

@@ -13,16 +13,15 @@ import textwrap
 import tokenize
 from typing import Any
 
-from pydantic.json_schema import DEFAULT_REF_TEMPLATE, GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema
 
 from trainrig.config import RunFile, Settings
 
 
 def json_schema(model: type[RunFile]) -> dict[str, Any]:
     """The JSON schema of `model`, each key with its description."""
-    return model.model_json_schema(
-        schema_generator=_Described, ref_template=DEFAULT_REF_TEMPLATE, mode="validation"
-    )
+    made = model.model_json_schema(schema_generator=_Described)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
 def descriptions(model: type[Settings]) -> dict[str, str]:

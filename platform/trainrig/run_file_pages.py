@@ -1,0 +1,160 @@
+"""What is generated from the models of run files: their schemas, and `docs/run-files.md`.
+
+`python -m trainrig.run_file_pages [REPOSITORY]` writes them anew; a test fails while they differ
+from what it would write.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainrig.config import RunFile, toml_value
+from trainrig.quickstart.path import PageMaking
+from trainrig.run_file_schema import json_schema
+from trainrig.verbs import VERBS
+
+SCHEMAS = "jobs/configs/schema"  # beside the configs, whose first line names one
+PAGE = "docs/run-files.md"
+
+_HEAD = """# Run files
+
+Every key of every run file: its type, its default and what it is. Generated from the comments
+beside the fields in the source by `make docs`; do not edit it here.
+
+A run file is TOML and holds only what differs from the defaults. `trainrig check RUN.toml` prints
+it with every default; `--set a.b=value` changes one key for one run. An unknown key is refused,
+with the nearest known one. "Absent" means that the key is left out: TOML has no null. A table with
+a `kind` is one of several: the `kind` chooses which, and which keys there are.
+
+Editors complete and explain keys (Even Better TOML in VS Code, taplo in others) where the first
+line of the file names a schema, as in the files of `jobs/configs/`. For a file of your own:
+`trainrig schema pretrain > pretrain.schema.json`, and as its first line
+`#:schema ./pretrain.schema.json`.
+"""
+
+
+def models() -> dict[str, type[RunFile]]:
+    """The model of each run file, by the command that it is for; `pages` is the quickstart's."""
+    return {**{verb: VERBS[verb].load_model() for verb in VERBS}, PageMaking.verb: PageMaking}
+
+
+def generated() -> dict[str, str]:
+    """The text of each generated file, by its path in the repository."""
+    schemas = {verb: json_schema(model) for verb, model in models().items()}
+    files = {
+        f"{SCHEMAS}/{verb}.json": f"{json.dumps(schema, indent=1, ensure_ascii=False)}\n"
+        for verb, schema in schemas.items()
+    }
+    return files | {PAGE: page(schemas)}
+
+
+def page(schemas: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page of all keys: a section for each command, and each table at its first use."""
+    lines = [_HEAD]
+    lines += [
+        f"- [{verb}](#run-file-of-{verb}): {_summary(schema)}" for verb, schema in schemas.items()
+    ]
+    shown: set[str] = set()
+    for verb, schema in schemas.items():
+        chosen = set(_chosen(schema))
+        lines += ["", f"## Run file of {verb}", "", _summary(schema), "", *_keys(schema)]
+        for name, table in schema.get("$defs", {}).items():
+            if name not in shown and "properties" in table:
+                shown.add(name)
+                lines += ["", f"### {_title(name)}", "", _summary(table), ""]
+                lines += _keys(table, name in chosen)
+    return "\n".join(lines) + "\n"
+
+
+def _chosen(schema: Any) -> Iterator[str]:
+    """Names of the tables that a `kind` chooses."""
+    if isinstance(schema, Mapping):
+        for ref in schema.get("discriminator", {}).get("mapping", {}).values():
+            yield ref.rpartition("/")[2]
+    inner = schema.values() if isinstance(schema, Mapping) else schema
+    for each in inner:
+        if isinstance(each, Mapping | list):
+            yield from _chosen(each)
+
+
+def _summary(table: Mapping[str, Any]) -> str:
+    """The first paragraph of a model's docstring."""
+    first = str(table.get("description", "")).partition("\n\n")[0]
+    return _escaped(" ".join(first.split()))
+
+
+def _keys(table: Mapping[str, Any], chosen: bool = False) -> Iterator[str]:
+    """The table of its keys. `chosen`: out of several, by its `kind`."""
+    yield "| key | type | default | description |"
+    yield "|---|---|---|---|"
+    required = {*table.get("required", ()), *({"kind"} if chosen else ())}
+    for name, key in table["properties"].items():
+        default = "required" if name in required else _default(key)
+        cells = (f"`{name}`", _type(key), default, _escaped(key.get("description", "")))
+        yield f"| {' | '.join(cells)} |"
+
+
+def _type(key: Mapping[str, Any]) -> str:
+    """What may be written, in the words of TOML."""
+    if "$ref" in key:
+        title = _title(key["$ref"].rpartition("/")[2])
+        return f"[{title}](#{title.lower().replace('.', '').replace(' ', '-')})"
+    for several in ("anyOf", "oneOf"):
+        if several in key:
+            types = [_type(each) for each in key[several] if each.get("type") != "null"]
+            return " or ".join(dict.fromkeys(types))
+    if "const" in key:
+        return f"`{toml_value(key['const'])}`"
+    if "enum" in key:
+        return " or ".join(f"`{toml_value(each)}`" for each in key["enum"])
+    if "prefixItems" in key:
+        return f"\\[{', '.join(_type(each) for each in key['prefixItems'])}\\]"
+    if key.get("type") == "array":
+        return f"array of {_type(key.get('items', {}))}"
+    if key.get("type") == "object":
+        return f"table of {_type(key.get('additionalProperties', {}))}"
+    return str(key.get("type", "any")) + _bounds(key)
+
+
+def _bounds(key: Mapping[str, Any]) -> str:
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    found = [f"{sign} {key[name]:,}" for name, sign in signs.items() if name in key]
+    return _escaped(f" {', '.join(found)}") if found else ""
+
+
+def _default(key: Mapping[str, Any]) -> str:
+    if "default" not in key:
+        return "computed"
+    value = key["default"]
+    if value is None:
+        return "absent"
+    if isinstance(value, Mapping):
+        return f"`{value['kind']}`" if "kind" in value else ("its own" if value else "empty")
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return ", ".join(f"`{each['kind']}`" for each in value)
+    return f"`{_escaped(toml_value(value))}`"
+
+
+def _title(name: str) -> str:
+    """A table's name; one that two modules have is told apart by its module."""
+    module, found, last = name.rpartition("__")
+    return f"{last} in {module.removeprefix('trainrig__').replace('__', '.')}" if found else name
+
+
+def _escaped(text: str) -> str:
+    """So that Markdown shows the text as it is, within a table."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def main() -> None:
+    """Write all that is generated."""
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    for name, text in generated().items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Schemas, their page and the configs say what the models do, key by key."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import jsonschema
+import pytest
+
+from trainrig.config import PLACE, RunFile, Settings
+from trainrig.run_file_pages import PAGE, SCHEMAS, generated, models
+from trainrig.run_file_schema import descriptions, json_schema
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
+
+
+class Base(Settings):
+    kept: int = 1  # steps; None: no end
+    changed: int = 2  # of the base
+
+
+class Part(Base):
+    """A part. And more of it."""
+
+    kind: Literal["Part"] = "Part"
+    # Two lines
+    # of it.
+    above: Annotated[str, PLACE] = "#"
+    wrapped: tuple[int, ...] = (
+        1,  # in the middle
+    )
+    changed: int = 3  # `of` the part, True or not
+
+    # About a constant.
+    constant: ClassVar[int] = 1
+    bare: int = 0
+
+
+def test_a_comment_beside_a_field_is_its_description() -> None:
+    assert descriptions(Part) == {
+        "kept": "Steps; absent: no end.",
+        "changed": "`of` the part, true or not.",
+        "kind": 'Choose this table by `kind = "Part"`: A part.',
+        "above": "Two lines of it.",
+        "wrapped": "In the middle.",
+    }
+
+
+def keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    tables = {"": schema, **schema.get("$defs", {})}
+    for table, held in tables.items():
+        for name, key in held.get("properties", {}).items():
+            yield table, name, key
+
+
+@pytest.mark.parametrize("verb", models())
+def test_every_key_of_every_run_file_is_described(verb: str) -> None:
+    schema = json_schema(models()[verb])
+    jsonschema.Draft202012Validator.check_schema(schema)
+    bare = [f"{table}.{name}" for table, name, key in keys(schema) if not key.get("description")]
+    assert bare == []
+    for _, _, key in keys(schema):
+        assert re.fullmatch(r"[A-Z0-9\"`].*[.!?]", key["description"]), key["description"]
+        assert not re.search(r"\b(None|True|False)\b", key["description"])
+
+
+def test_descriptions_are_read_only_when_a_schema_is_asked_for() -> None:
+    model: type[RunFile] = models()["evaluate"]
+    assert "description" not in json.dumps(model.model_json_schema()["properties"])
+
+
+def test_what_is_generated_is_up_to_date() -> None:
+    made = generated()
+    stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
+    assert stale == [], "run `make docs`"
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / SCHEMAS).iterdir()} | {PAGE} == {
+        *made
+    }
+
+
+def test_links_of_the_page_lead_to_its_sections() -> None:
+    page = (ROOT / PAGE).read_text()
+    titles = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    slugs = [title.lower().replace(".", "").replace(" ", "-") for title in titles]
+    assert len(slugs) == len(set(slugs))
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= set(slugs)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_config_names_its_schema_and_is_valid_by_it(path: Path) -> None:
+    text = path.read_text()
+    named = re.match(r"#:schema (\S+)\n", text)
+    assert named, "editors look for it in the first line"
+    schema = json.loads((path.parent / named[1]).read_text())
+    given = tomllib.loads(text)
+    assert Path(named[1]).stem == given["stage"]
+    jsonschema.validate(given, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(given | {"no_such_key": 1}, schema)
