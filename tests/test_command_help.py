@@ -14,6 +14,13 @@ from trainrig.command_help import SECTIONS, summary
 ROOT = get_command(cli.app)
 
 
+def groups(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, found in group.commands.items():
+        if hasattr(found, "commands"):
+            yield from groups(found, (*path, name))
+
+
 def walk(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, found in group.commands.items():
         if hasattr(found, "commands"):
@@ -92,6 +99,11 @@ def test_the_top_groups_all_commands_in_the_order_of_the_data_path(
     assert [name for name in listed if name in path] == path
     for found in ROOT.commands.values():
         assert summary(found.help) in " ".join(page.split())
+
+
+@pytest.mark.parametrize("path", groups(ROOT), ids=lambda path: " ".join(path) or "trainrig")
+def test_groups_take_h_as_well(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown([*path, "-h"], capsys) == shown([*path, "--help"], capsys)
 
 
 def test_completed_words_are_those_that_the_models_take() -> None:

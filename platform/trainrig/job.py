@@ -34,8 +34,15 @@ def main(
 ) -> None:
     """Do `stage` as the run file on the command line says; its counts on stdout, as JSON."""
     parser = argparse.ArgumentParser(description=f"Do what a run file for `{model.verb}` says.")
-    parser.add_argument("run_file", metavar="RUN.toml")
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=value", dest="changes")
+    parser.add_argument("run_file", metavar="RUN.toml", help="run file of the command")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="a.b=value",
+        dest="changes",
+        help="change one key of the run file; repeatable",
+    )
     given = parser.parse_args(arguments)
     logging.basicConfig(format="trainrig: %(message)s")
     logging.getLogger("trainrig").setLevel(logging.INFO)

@@ -50,7 +50,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a cluster file: every mistake with its line, its cost and the quotas that it needs."""
+    """Check a cluster file: its mistakes by line, its cluster's cost and the quotas it needs."""
     from trainrig.launch.check.cluster import check_cluster
     from trainrig.launch.check.shipped import find_cluster
     from trainrig.launch.check.show import shown

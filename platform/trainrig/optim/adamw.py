@@ -15,7 +15,10 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class AdamW(Settings):
-    """Defaults: those of Llama (Touvron et al. 2023, arXiv:2302.13971, section 2.3 and table 2)."""
+    """The AdamW optimizer, with Llama's defaults (Touvron et al. 2023, arXiv:2302.13971).
+
+    Theirs are in section 2.3 and table 2.
+    """
 
     kind: Literal["AdamW"] = "AdamW"
     lr: Positive = 3e-4  # peak learning rate

@@ -53,9 +53,10 @@ def fit(
     delta: Annotated[
         float | None,
         typer.Option(
-            metavar="NATS",
+            metavar="DELTA",
             min=0,
-            help="Huber loss's delta, in log loss; 0: least absolute deviations.  [default: 0.001]",
+            help="Delta of Huber's loss, in units of log loss; 0: least absolute deviations.  "
+            "[default: 0.001]",
         ),
     ] = None,
     drop_highest: Annotated[

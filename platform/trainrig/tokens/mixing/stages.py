@@ -56,14 +56,14 @@ class BatchSettings(BatchSizes):
     # that all sources begin their epochs together.
     weights: Weights | None = None
     packing: Packing = Concatenate()  # how documents are put into rows
-    # What a token attends to. window: all of its row before it, across the ends of documents
-    # (GPT-3, arXiv:2005.14165, section 2.2). document: its own document alone, with positions
+    # What a token attends to. "window": all of its row before it, across the ends of documents
+    # (GPT-3, arXiv:2005.14165, section 2.2). "document": its own document alone, with positions
     # counted from 0 in each row (Llama 3, arXiv:2407.21783, section 3.2).
     attend: Literal["window", "document"] = "window"
     # Most passes over a source: one number for all, or by source; parts of a pass count.
     epochs: Cap | dict[str, Cap] = EPOCHS
-    # Error: a run that needs more than `epochs` is refused before it starts. renormalise: the
-    # weight of a source that is used up becomes 0, and the others share the samples.
+    # What is done about a source that is used up. "error": a run that needs more than `epochs` is
+    # refused before it starts. "renormalise": its weight becomes 0, and others share the samples.
     when_exhausted: Literal["error", "renormalise"] = "error"
     # Changes of weights or sizes at a step; those ahead of an unfinished run may be edited.
     stages: Annotated[tuple[Stage, ...], AHEAD] = ()
