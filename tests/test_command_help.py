@@ -101,7 +101,7 @@ def test_the_top_groups_all_commands_in_the_order_of_the_data_path(
         assert summary(found.help) in " ".join(page.split())
 
 
-@pytest.mark.parametrize("path", groups(ROOT), ids=lambda path: " ".join(path) or "trainrig")
+@pytest.mark.parametrize("path", [*groups(ROOT)], ids=lambda path: " ".join(path) or "trainrig")
 def test_groups_take_h_as_well(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert shown([*path, "-h"], capsys) == shown([*path, "--help"], capsys)
 
