@@ -29,10 +29,10 @@ def with_loss(runs: Runs, row: int, loss: float) -> Runs:
 @pytest.mark.parametrize(
     ("loss", "reason"),
     [
-        (np.nan, "its loss is nan: it diverged, or was never evaluated"),
+        (np.nan, "its loss is nan, which is no number to fit"),
         (np.inf, "its loss is inf"),
         (-1.0, "its loss is -1, which no text has"),
-        (9.0, "% above that of 'row 12', with no more parameters and no more tokens: it diverged"),
+        (9.0, "outlier (residual +154%): its loss, 9, against that of 'row 12', with no more"),
     ],
 )
 def test_a_run_without_a_usable_loss_is_left_out_and_listed(loss: float, reason: str) -> None:
@@ -55,6 +55,17 @@ def test_runs_that_stopped_or_diverged_are_left_out_and_points_along_the_way_kep
 def test_a_run_worse_for_repeating_its_tokens_has_not_diverged() -> None:
     runs = with_loss(grid(unique_tokens=1e7), 15, 9.0)
     assert len(screen(runs).runs) == 16
+
+
+def test_an_outlier_is_no_divergence_unless_its_record_says_so_and_may_be_kept() -> None:
+    runs = with_loss(grid(), 15, 9.0)
+    [left_out] = screen(runs).left_out
+    assert "diverged" not in left_out.reason
+    assert "--outliers keep" in left_out.reason
+    assert screen(runs, Exclusions(outliers="keep")).left_out == ()
+    state = ["end"] * 15 + ["diverged"]
+    [given_up] = screen(replace(runs, state=np.array(state)), Exclusions(outliers="keep")).left_out
+    assert given_up.reason == "it was given up as diverged"
 
 
 def test_the_highest_losses_fall_by_name_and_only_when_asked() -> None:

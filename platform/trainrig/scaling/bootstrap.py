@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
+from trainrig.scaling.fit_progress import Tell, quiet
 from trainrig.scaling.forms import Array, Constants
-from trainrig.scaling.law import Estimate, Interval, percentiles
+from trainrig.scaling.law import Estimate, Interval, percentiles, refuse_draws
 from trainrig.scaling.regression import Fit
 from trainrig.scaling.runs import Runs
 
 F = TypeVar("F", bound=Constants)
 Counts = NDArray[np.int64]
 Refit = Callable[[Counts], Array]  # counts [K, R] to quantities [K, Q], NaN where there is no fit
-
-MOST_FAILED = 0.1  # share of draws without a fit beyond which the others tell too rosy a story
 
 
 class Bootstrap(Settings):
@@ -68,11 +67,8 @@ class Draws:
 
     def interval(self, drawn: Array) -> Interval:
         """The percentiles of `drawn`. Raises DataError where too many draws have no fit."""
-        if self.failed > MOST_FAILED * len(self.values):
-            raise DataError(
-                f"{self.failed} of {len(self.values)} bootstrap draws have no fit, so the others"
-                " give no honest interval: take the profile's, or add runs"
-            )
+        if why := refuse_draws(len(self.good), self.failed):
+            raise DataError(why)
         return percentiles(drawn, self.level)
 
 
@@ -168,9 +164,19 @@ class FormDraws(Generic[F]):
         return np.where(drawn < largest * (1 - 1e-9), drawn, np.inf)  # an exponential rounds
 
 
-def bootstrap_form(fit: Fit[F], settings: Bootstrap) -> FormDraws[F]:
+def bootstrap_form(fit: Fit[F], settings: Bootstrap, tell: Tell = quiet) -> FormDraws[F]:
     """`fit` refitted to each draw of its runs, from its own minimum."""
     runs = fit.regression.runs
     whole = settings.resample == "trials" and len(set(runs.trial)) < len(runs)
     clusters = len(set(runs.trial)) if whole else None
-    return FormDraws(fit, bootstrap(fit.draws, runs, settings), clusters)
+    size = fit.regression.search.batch
+
+    def refit(counts: Counts) -> Array:
+        """As the search takes them, so that the lots change no digit."""
+        found = []
+        for begin in range(0, len(counts), size):
+            found.append(fit.draws(counts[begin : begin + size]))
+            tell(min(begin + size, len(counts)), len(counts))
+        return np.concatenate(found)
+
+    return FormDraws(fit, bootstrap(refit, runs, settings), clusters)

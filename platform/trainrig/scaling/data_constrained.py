@@ -15,9 +15,10 @@ import numpy as np
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
+from trainrig.scaling.data_constrained_curve import DataConstrainedCurve
 from trainrig.scaling.enough import SPARE, check_numbers
 from trainrig.scaling.forms import Array, DataConstrained, Parametric
-from trainrig.scaling.minimise import Differenced, Huber, Loss, Search
+from trainrig.scaling.minimise import Huber, Loss, Search
 from trainrig.scaling.parametric import ParametricFit, Shares, fit_parametric
 from trainrig.scaling.regression import Fit, Regression
 from trainrig.scaling.runs import Runs
@@ -46,7 +47,7 @@ class DataConstrainedFit(Settings):
         64.0,
         128.0,
     )  # of r_d and of r_n to start from
-    search: Search = Field(Search(tolerance=1e-9))  # slopes by differences promise no more digits
+    search: Search = Field(Search(tolerance=1e-9))  # where nothing fades, the valley is long
 
 
 def fit_data_constrained(
@@ -61,21 +62,22 @@ def fit_data_constrained(
     _check_repeats(runs, constants=2 if settings.base else 7)
     unique = unique_tokens(runs)
     log_repeats = np.log(list(itertools.product(settings.repeats, repeat=2)))  # [S, 2]
-    if settings.base is None:
+    given = settings.base
+    if given is None:
         start, bases = _free_base(runs, settings)
     else:
-        start, bases = np.empty(0), _always(settings.base)
+        start, bases = np.empty(0), _always(given)
 
     def forms(theta: Array) -> DataConstrained:
         r_d, r_n = np.moveaxis(np.exp(np.minimum(theta[..., -2:], np.log(LARGEST))), -1, 0)
         return DataConstrained.model_construct(base=bases(theta[..., :-2]), r_d=r_d, r_n=r_n)
 
-    def log_loss(theta: Array) -> Array:
-        form = forms(theta[:, None])  # constants [K, 1] against runs [R]
-        return np.asarray(np.log(form.loss(runs.parameters, runs.tokens, unique)))
-
     starts = np.concatenate([np.tile(start, (len(log_repeats), 1)), log_repeats], axis=1)
-    curve = Differenced(log_loss)
+    logs = np.log(runs.parameters), np.log(runs.tokens), np.log(np.minimum(unique, runs.tokens))
+    if given is None:
+        curve = DataConstrainedCurve(logs, _middle(bases), LARGEST)
+    else:
+        curve = DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, _coordinates(given))
     largest = {"r_d": LARGEST, "r_n": LARGEST}
     return Regression(runs, curve, starts, settings.loss, forms, settings.search, largest).fit()
 
@@ -110,6 +112,17 @@ def _free_base(
     except DataError:
         fit = fit_parametric(runs, how)
     return fit.theta, fit.regression.forms
+
+
+def _middle(bases: Callable[[Array], Parametric]) -> tuple[float, float]:
+    """Of ln N and ln D: where ln A and ln B of `bases` are taken, as exponents of 1 show it."""
+    form = bases(np.array([0.0, 0.0, 0.0, 1.0, 1.0]))
+    return float(np.log(form.A)), float(np.log(form.B))
+
+
+def _coordinates(base: Parametric) -> Array:
+    """[5] `base` as coordinates, ln A and ln B at 0."""
+    return np.array([np.log(base.A), np.log(base.B), np.log(base.E), base.alpha, base.beta])
 
 
 def _always(base: Parametric) -> Callable[[Array], Parametric]:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,16 +16,14 @@ from trainrig.config import Settings
 from trainrig.errors import DataError
 from trainrig.scaling.approaches import by_each, frontier_laws
 from trainrig.scaling.bootstrap import Bootstrap, FormDraws, bootstrap_form
-from trainrig.scaling.data_constrained import DataConstrainedFit, fit_data_constrained
+from trainrig.scaling.choosing import EPOCHS, Kind, fit_forms, repeating
 from trainrig.scaling.envelope import Envelope
-from trainrig.scaling.held_out import FitForm, HoldOut, Split, criterion, judge, predict, split
+from trainrig.scaling.fit_progress import Progress
+from trainrig.scaling.held_out import HoldOut, judge, split
 from trainrig.scaling.isoflop import IsoFlop
-from trainrig.scaling.kaplan_form import KaplanFit, fit_kaplan_form
 from trainrig.scaling.law import (
     Approach,
-    Compared,
     Estimate,
-    HeldOut,
     Interval,
     Law,
     Ranges,
@@ -33,16 +31,11 @@ from trainrig.scaling.law import (
     write_law,
 )
 from trainrig.scaling.minimise import Huber, Loss
-from trainrig.scaling.overtraining import OverTrainingFit, fit_overtraining
-from trainrig.scaling.parametric import ParametricFit, fit_parametric
 from trainrig.scaling.profile import Profile, profiles, with_profiles
-from trainrig.scaling.regression import Fit
 from trainrig.scaling.runs import Counts, Floats, Runs, together
 from trainrig.scaling.screening import Exclusions, Screened, screen
 
 LAW_FILE = "law.json"
-EPOCHS = 4  # repeats beyond these are worth visibly less than new tokens (arXiv:2305.16264)
-Kind = Literal["Parametric", "Kaplan", "DataConstrained", "OverTraining"]
 
 
 log = logging.getLogger(__name__)
@@ -51,7 +44,7 @@ log = logging.getLogger(__name__)
 class LawFit(Settings):
     """How runs become a law."""
 
-    form: Kind = "Parametric"
+    form: Kind | None = None  # None: chosen by what each says of the runs kept back
     loss: Loss = Huber()  # of the residuals of log loss
     exclusions: Exclusions = Exclusions()
     counts: Counts | None = None  # of N; None: as the table counts
@@ -70,6 +63,7 @@ class Fitted:
     runs: Runs  # those fitted
     along: Runs  # with them, the points along their curves
     profiles: Mapping[str, Profile]  # by constant
+    settings: LawFit  # by which
 
 
 def read_runs(
@@ -86,25 +80,32 @@ def read_runs(
     return runs.select(np.isin(runs.recipe, list(recipes)))
 
 
-def fit_law(runs: Runs, settings: LawFit, name: str, source: str = "") -> Fitted:
+def fit_law(
+    runs: Runs, settings: LawFit, name: str, source: str = "", progress: Progress | None = None
+) -> Fitted:
     """The law of `runs`. Raises DataError where they do not make one; `name` is the law's."""
+    told = progress or Progress.silent()
     screened = screen(counted(runs, settings.counts), settings.exclusions)
     tokenizer = _tokenizer(screened.runs, settings.tokenizer)
-    if settings.form != "DataConstrained" and (repeating := _repeating(screened.runs)):
-        log.warning(
-            "%d of %d runs saw their tokens more than %d times, which %s takes for new ones; "
-            "--form DataConstrained does not",
-            *(repeating, len(screened.runs), EPOCHS, settings.form),
-        )
-    fit = _fit(screened.runs, settings)
-    halves, held_out = _held_out(screened.runs, settings)
-    drawn = bootstrap_form(fit, settings.bootstrap)
-    quantities = {"parameters_exponent": _parameters_exponent} if _bends(settings.form) else {}
-    profiled = profiles(fit, quantities, settings.bootstrap.level)
+    halves = split(screened.runs, settings.hold_out) if settings.hold_out.share else None
+    forms = fit_forms(screened.runs, halves, settings.form, settings.loss, told.stage)
+    fit = forms.fits[forms.chosen]
+    _warn_of_repeats(screened.runs, forms.chosen)
+    held_out = None
+    if halves is not None:
+        told.stage("judging by the runs kept back")
+        held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, told.count)
+    told.stage("bootstrap")
+    drawn = bootstrap_form(fit, settings.bootstrap, told.count)
+    quantities = {"parameters_exponent": _parameters_exponent} if _bends(forms.chosen) else {}
+    told.stage("profiles")
+    profiled = profiles(fit, quantities, settings.bootstrap.level, told.count)
     estimates = with_profiles(_estimates(drawn, quantities), profiled)
+    told.stage("other approaches")
     law = Law(
         name=name,
         form=fit.form,
+        choice=forms.why,
         draws=drawn.forms,
         estimates=estimates | _frontiers(screened, settings),
         parameters_count=screened.runs.counts,
@@ -114,33 +115,21 @@ def fit_law(runs: Runs, settings: LawFit, name: str, source: str = "") -> Fitted
             update={"draws_failed": drawn.draws.failed, "clusters": drawn.clusters}
         ),
         held_out=held_out,
-        compared=_compared(fit, halves, held_out, settings.loss),
-        approaches=_approaches(screened, estimates, settings),
+        compared=forms.compared(),
+        approaches=_approaches(screened, forms.chosen, estimates, settings),
         source=source,
         made_by=made_by(),
     )
-    return Fitted(law, screened.runs, screened.along, profiled)
+    return Fitted(law, screened.runs, screened.along, profiled, settings)
 
 
-def _fit(runs: Runs, settings: LawFit) -> Fit[Any]:
-    """Raises DataError; it names Kaplan's form where the parametric one has no minimum and that
-    has: losses of small models alone may show nothing that cannot be reduced."""
-    try:
-        return form_fitter(settings.form, settings.loss)(runs)
-    except DataError as refused:
-        if settings.form != "Parametric" or not _has_minimum(runs, "Kaplan", settings.loss):
-            raise
-        raise DataError(
-            f"{refused}; or take --form Kaplan, which has no irreducible loss, and has a minimum"
-        ) from None
-
-
-def _has_minimum(runs: Runs, kind: Kind, loss: Loss) -> bool:
-    try:
-        form_fitter(kind, loss)(runs)
-    except DataError:
-        return False
-    return True
+def _warn_of_repeats(runs: Runs, kind: Kind) -> None:
+    if kind != "DataConstrained" and (count := repeating(runs)):
+        log.warning(
+            "%d of %d runs saw their tokens more than %d times, which %s takes for new ones; "
+            "--form DataConstrained does not",
+            *(count, len(runs), EPOCHS, kind),
+        )
 
 
 def _estimates(drawn: FormDraws[Any], quantities: dict[str, Any]) -> dict[str, Estimate]:
@@ -159,17 +148,6 @@ def write_fit(folder: str, fitted: Fitted) -> str:
     path = storage.join(folder, LAW_FILE)
     write_law(path, fitted.law)
     return path
-
-
-def form_fitter(kind: Kind, loss: Loss) -> FitForm:
-    """The function that fits forms of `kind`."""
-    fitters: dict[Kind, FitForm] = {
-        "Parametric": lambda runs: fit_parametric(runs, ParametricFit(loss=loss)),
-        "Kaplan": lambda runs: fit_kaplan_form(runs, KaplanFit(loss=loss)),
-        "DataConstrained": lambda runs: fit_data_constrained(runs, DataConstrainedFit(loss=loss)),
-        "OverTraining": lambda runs: fit_overtraining(runs, OverTrainingFit(loss=loss)),
-    }
-    return fitters[kind]
 
 
 def ranges(runs: Runs) -> Ranges:
@@ -221,58 +199,6 @@ def _parameters_exponent(form: Any) -> Any:
     return form.parameters_exponent
 
 
-def _held_out(runs: Runs, settings: LawFit) -> tuple[Split | None, HeldOut | None]:
-    if not settings.hold_out.share:
-        return None, None
-    halves = split(runs, settings.hold_out)
-    try:
-        fitter = form_fitter(settings.form, settings.loss)
-        return halves, judge(halves, fitter, settings.bootstrap)
-    except DataError as why:
-        raise DataError(
-            f"without {halves.rule}, which are kept back to judge the law: {why}; keep fewer back "
-            "with --hold-out, or none with 0"
-        ) from None
-
-
-def _compared(
-    fit: Fit[Any], halves: Split | None, held_out: HeldOut | None, loss: Loss
-) -> tuple[Compared, ...]:
-    """The form fitted, then each other that the runs can tell."""
-    runs, own = fit.regression.runs, fit.form.kind
-    found = [_ranked(fit, held_out.mean_absolute_error if held_out else None)]
-    for kind in _kinds(runs):
-        if kind == own:
-            continue
-        fitter = form_fitter(kind, loss)
-        try:
-            error = None if halves is None else _error(fitter(halves.rest), halves.largest)
-            found.append(_ranked(fitter(runs), error))
-        except DataError:
-            continue
-    return tuple(found)
-
-
-def _ranked(fit: Fit[Any], error: float | None) -> Compared:
-    return Compared(
-        form=fit.form, objective=fit.objective, held_out_error=error, criterion=criterion(fit)
-    )
-
-
-def _kinds(runs: Runs) -> tuple[Kind, ...]:
-    once: tuple[Kind, ...] = ("Parametric", "OverTraining", "Kaplan")
-    return (*once, "DataConstrained") if _repeating(runs) else once
-
-
-def _repeating(runs: Runs) -> int:
-    """How many runs saw their tokens more than four times; NaN, for all unseen, counts not."""
-    return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
-
-
-def _error(fit: Fit[Any], largest: Runs) -> float:
-    return float(np.abs(predict(fit.form, largest) / largest.loss - 1).mean())
-
-
 def _frontiers(screened: Screened, settings: LawFit) -> dict[str, Estimate]:
     try:
         return frontier_laws(screened.runs, settings.bootstrap)[1]
@@ -281,7 +207,7 @@ def _frontiers(screened: Screened, settings: LawFit) -> dict[str, Estimate]:
 
 
 def _approaches(
-    screened: Screened, estimates: dict[str, Estimate], settings: LawFit
+    screened: Screened, kind: Kind, estimates: dict[str, Estimate], settings: LawFit
 ) -> tuple[Approach, ...]:
     """Approaches 1 and 2, and the exponent that the fitted form itself implies."""
     found = by_each(
@@ -293,7 +219,7 @@ def _approaches(
     return (
         *found,
         Approach(
-            name=settings.form.lower(),
+            name=kind.lower(),
             parameters_exponent=exponent,
             tokens_exponent=_one_less(exponent),
             note="of the fitted form, by 6ND",

@@ -1,6 +1,8 @@
 """The verb `fit`. It imports what it needs when it runs."""
 
 import logging
+import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -44,7 +46,7 @@ def fit(
         typer.Option(
             metavar="FORM",
             help="Form of the law: Parametric, Kaplan, DataConstrained or OverTraining.  "
-            "[default: Parametric]",
+            "[default: chosen by the runs held out]",
             autocompletion=completion.words(
                 "Parametric", "Kaplan", "DataConstrained", "OverTraining"
             ),
@@ -62,6 +64,15 @@ def fit(
     drop_highest: Annotated[
         int | None,
         typer.Option(metavar="N", help="Leave out the N runs of highest loss.  [default: 0]"),
+    ] = None,
+    outliers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="drop|keep",
+            help="Whether to drop or keep runs whose loss is 10% above that of a run with no more "
+            "parameters and tokens.  [default: drop]",
+            autocompletion=completion.words("drop", "keep"),
+        ),
     ] = None,
     hold_out: Annotated[
         float | None,
@@ -91,10 +102,20 @@ def fit(
             metavar="NAME", help="Tokenizer of a table that names none.  [default: not stated]"
         ),
     ] = None,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0,
+            help="Fit each isoFLOP curve to sizes whose loss is at most this share above the "
+            "lowest; 0: to all sizes.  [default: 0.1]",
+        ),
+    ] = None,
     nearest: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Sizes around the best that each isoFLOP curve fits.  [default: all]"
+            metavar="N",
+            help="Fit each isoFLOP curve to the N sizes nearest to the best.  [default: --within]",
         ),
     ] = None,
     draws: Annotated[
@@ -113,6 +134,7 @@ def fit(
 ) -> None:
     """Fit a scaling law to the losses of many runs, with intervals; compare several recipes."""
     from trainrig.scaling import fitting
+    from trainrig.scaling.fit_progress import Progress
 
     logging.basicConfig(format="trainrig: %(message)s")
     tables = fitting.Tables(
@@ -122,12 +144,15 @@ def fit(
         "form": form,
         "delta": delta,
         "drop_highest": drop_highest,
+        "outliers": outliers,
         "hold_out": hold_out,
         "hold_out_by": hold_out_by,
         "counts": counts,
         "tokenizer": tokenizer,
         "nearest": nearest,
+        "within": within,
         "draws": draws,
         "seed": seed,
     }
-    print(fitting.fit(tables, fitting.settings_of(options), out, as_json))
+    told = Progress(partial(print, file=sys.stderr, flush=True))
+    print(fitting.fit(tables, fitting.settings_of(options), out, as_json, told))

@@ -10,6 +10,7 @@ from trainrig import config, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling import recipes, summary
 from trainrig.scaling.fit import LawFit, counted, fit_law, read_runs, write_fit
+from trainrig.scaling.fit_progress import Progress
 from trainrig.scaling.pages.fit_page import write_fit_page
 from trainrig.scaling.recipes import RecipeFit, compare
 from trainrig.scaling.runs import Runs
@@ -26,7 +27,9 @@ KEYS = {
     "hold_out": "hold_out.share",
     "hold_out_by": "hold_out.by",
     "drop_highest": "exclusions.highest_losses",
+    "outliers": "exclusions.outliers",
     "nearest": "isoflop.nearest",
+    "within": "isoflop.within",
 }
 
 
@@ -49,6 +52,8 @@ def settings_of(options: Mapping[str, Any]) -> LawFit:
         if option == "delta":
             data["loss"] = {"kind": "Huber", "delta": value} if value else {"kind": "Lad"}
             continue
+        if option == "within" and value == 0:
+            value = None  # all sizes
         *path, last = KEYS[option].split(".")
         table = data
         for part in path:
@@ -65,7 +70,13 @@ def columns_of(given: Sequence[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in given)
 
 
-def fit(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str:
+def fit(
+    tables: Tables,
+    settings: LawFit,
+    out: str | None,
+    as_json: bool,
+    progress: Progress | None = None,
+) -> str:
     """The text to print; several tables, or recipes, are compared instead of fitted as one.
 
     Writes `law.json` and its page, or `recipes.json`, into `out`, where that is given.
@@ -75,7 +86,7 @@ def fit(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str
     runs = read_runs(tables.paths, dict(tables.columns), tables.recipes)
     name = tables.recipes[0] if tables.recipes else _stem(tables.paths[0])
     try:
-        fitted = fit_law(runs, settings, name, source=tables.paths[0])
+        fitted = fit_law(runs, settings, name, tables.paths[0], progress)
     except DataError as why:
         raise DataError(f"{tables.paths[0]}: {why}") from None
     written = [write_fit(out, fitted), write_fit_page(out, fitted)] if out else []
@@ -86,7 +97,7 @@ def fit(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str
 
 
 def _compare(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -> str:
-    if settings.form != "Parametric":
+    if settings.form not in (None, "Parametric"):
         raise ConfigError(f"--form {settings.form}: recipes are compared by the Parametric law")
     given = {"share": tables.share} if tables.share else {}
     how = config.build(RecipeFit, given, "fit").model_copy(

@@ -6,6 +6,7 @@ from trainrig.models.flops import six_n_d
 from trainrig.scaling.cost import Cost
 from trainrig.scaling.law import Law, Span
 from trainrig.scaling.plan import Placement
+from trainrig.scaling.spelling import usd
 
 # Of what was asked for, that the decoder from the ladder may be off without a word.
 NEAR = 0.05
@@ -74,7 +75,7 @@ def of_budget(asked: float | None, cost: Cost, serves: bool) -> Iterator[str]:
         if serves
         else "whole machines are paid for, and some devices have nothing to do: name --devices"
     )
-    yield f"It costs {cost.usd:,.2f} USD, over the {asked:,.2f} asked for: {why}."
+    yield f"It costs {usd(cost.usd)} USD, over the {usd(asked)} asked for: {why}."
 
 
 def of_repeats(tokens: float, there: float) -> str:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.bootstrap import Bootstrap, FormDraws, bootstrap_form
+from trainrig.scaling.fit_progress import Tell, quiet
 from trainrig.scaling.forms import Array, Form
-from trainrig.scaling.law import HeldOut, HeldOutRow, percentiles
+from trainrig.scaling.law import HeldOut, HeldOutRow, percentiles, refuse_draws
 from trainrig.scaling.regression import Fit
 from trainrig.scaling.runs import Floats, Runs
 
@@ -62,12 +63,13 @@ def split(runs: Runs, rules: HoldOut) -> Split:
     return Split(runs.select(~held), runs.select(held), rule)
 
 
-def judge(halves: Split, fit_form: FitForm, rules: Bootstrap) -> HeldOut:
-    """What a fit to the rest says of the largest. Raises DataError if the rest are too few."""
-    fit = fit_form(halves.rest)
+def judge(halves: Split, fit: Fit[Any], rules: Bootstrap, tell: Tell = quiet) -> HeldOut:
+    """What `fit`, of the rest, says of the largest."""
     largest = halves.largest
     predicted = predict(fit.form, largest)
-    drawn = predicted_draws(bootstrap_form(fit, rules), largest, rules.seed)
+    draws = bootstrap_form(fit, rules, tell)
+    refused = refuse_draws(len(draws.draws.good), draws.draws.failed)
+    drawn = None if refused else predicted_draws(draws, largest, rules.seed)
     rows = tuple(
         HeldOutRow(
             name=str(largest.name[i]),
@@ -75,7 +77,7 @@ def judge(halves: Split, fit_form: FitForm, rules: Bootstrap) -> HeldOut:
             tokens=float(largest.tokens[i]),
             loss=float(largest.loss[i]),
             predicted=float(predicted[i]),
-            interval=percentiles(drawn[:, i], rules.level),
+            interval=None if drawn is None else percentiles(drawn[:, i], rules.level),
         )
         for i in range(len(largest))
     )
@@ -86,6 +88,7 @@ def judge(halves: Split, fit_form: FitForm, rules: Bootstrap) -> HeldOut:
         mean_absolute_error=float(errors.mean()),
         worst_absolute_error=float(errors.max()),
         law_of_the_rest=fit.form,
+        no_interval=refused,
     )
 
 

@@ -2,8 +2,9 @@
 
 At one budget, loss against log N is a bowl; its lowest point is N*. A line through log N* over log
 C gives N* ~ C^a. The parabola is symmetric and the bowl is not (unless alpha = beta), so that the
-estimate is biased by sizes far from N*, and by grids that are not centred on it: `nearest` keeps
-those near. A budget whose lowest point is not between its sizes says nothing, and is refused.
+estimate is biased by sizes far from N*, and by grids that are not centred on it: `within` and
+`nearest` keep those near. A budget whose lowest point is not between its sizes says nothing, and
+is refused.
 
 Shapes: B budgets, R rows, K draws.
 """
@@ -22,6 +23,7 @@ from trainrig.scaling.runs import Floats, Runs
 
 LEAST_SIZES = 4  # three make a parabola that fits anything
 LEAST_BUDGETS = 2  # of a line
+NEAR = 5  # sizes that are kept whatever their loss
 PLACES = NDArray[np.int64]
 
 
@@ -29,7 +31,11 @@ class IsoFlop(Settings):
     """How budgets are told apart, and which of their sizes are looked at."""
 
     same_budget: float = Field(1.25, gt=1)  # FLOPs within this factor are one budget's
-    nearest: int | None = Field(None, ge=LEAST_SIZES)  # sizes about the lowest; None: all
+    # Sizes whose loss is at most this share above the lowest of their budget, and the NEAR nearest
+    # in any case: farther up the bowl is no parabola, fewer are noise. Chosen on made-up sweeps
+    # and by leaving out runs (docs/scaling.md). None: all sizes.
+    within: float | None = Field(0.1, gt=0)
+    nearest: int | None = Field(None, ge=LEAST_SIZES)  # instead: so many sizes about the lowest
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def fit_isoflops(runs: Runs, settings: IsoFlop | None = None) -> IsoFlopFit:
         if len(levels(runs.parameters[rows])) < LEAST_SIZES:
             stray.append(len(rows))
             continue
-        found = _bowl(runs, rows, rules.nearest)
+        found = _bowl(runs, rows, rules)
         if isinstance(found, Bowl):
             bowls.append(found)
         else:
@@ -149,7 +155,22 @@ def _cut(order: PLACES, log_flops: Floats, width: float) -> list[PLACES]:
     return _cut(order[:at], log_flops, width) + _cut(order[at:], log_flops, width)
 
 
-def _bowl(runs: Runs, rows: PLACES, nearest: int | None) -> Bowl | str:
+def _looked_at(runs: Runs, rows: PLACES, rules: IsoFlop) -> Floats:
+    """The sizes of one budget that its parabola is fitted to."""
+    sizes = np.unique(runs.parameters[rows])
+    if rules.nearest is None and rules.within is None:
+        return sizes
+    lowest = runs.parameters[rows][int(np.argmin(runs.loss[rows]))]
+    by_distance = np.argsort(np.abs(np.log(sizes / lowest)), kind="stable")
+    kept = np.zeros(len(sizes), dtype=bool)
+    kept[by_distance[: rules.nearest or NEAR]] = True
+    if rules.nearest is None and rules.within is not None:
+        means = [runs.loss[rows][runs.parameters[rows] == size].mean() for size in sizes]
+        kept |= np.array(means) <= runs.loss[rows].min() * (1 + rules.within)
+    return sizes[kept]
+
+
+def _bowl(runs: Runs, rows: PLACES, rules: IsoFlop) -> Bowl | str:
     """The parabola of one budget, or why there is none."""
     flops = float(np.median(runs.flops_6nd[rows]))
     sizes = np.unique(runs.parameters[rows])
@@ -160,10 +181,7 @@ def _bowl(runs: Runs, rows: PLACES, nearest: int | None) -> Bowl | str:
             f"no minimum inside: the {which} of its {len(sizes)} sizes, {lowest:.3g}, has the "
             f"lowest loss; train {wanted} ones"
         )
-    if nearest is not None:
-        apart = np.abs(np.log(sizes / lowest))
-        near = sizes[np.sort(np.argsort(apart, kind="stable")[:nearest])]
-        rows = rows[np.isin(runs.parameters[rows], near)]
+    rows = rows[np.isin(runs.parameters[rows], _looked_at(runs, rows, rules))]
     x = np.log(runs.parameters[rows])
     middle = x.mean()
     curvature, slope, offset = np.polyfit(x - middle, runs.loss[rows], 2)

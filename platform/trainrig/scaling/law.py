@@ -13,6 +13,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.forms import Array, Form
 
 LEAST_DRAWS = 20  # fewer leave no draw beyond either end of a 95% interval
+MOST_FAILED = 0.1  # share of draws without a fit beyond which the others tell too rosy a story
 
 
 def _finite(value: object) -> object:
@@ -111,6 +112,7 @@ class HeldOut(Settings):
     mean_absolute_error: float  # relative
     worst_absolute_error: float  # relative
     law_of_the_rest: Form  # fitted without them
+    no_interval: str = ""  # why the rows have none
 
 
 class Compared(Settings):
@@ -122,6 +124,7 @@ class Compared(Settings):
     # Akaike's, for Laplace's noise: 2 R ln(mean |residual of log loss|) + 2 x constants. Less is
     # better, by differences only.
     criterion: float | None = None
+    as_good: bool | None = None  # is the held-out error within one standard error of the best's?
 
 
 class Approach(Settings):
@@ -140,6 +143,7 @@ class Law(Settings):
     format: Literal[1] = 1
     name: str
     form: Form
+    choice: str = ""  # why this form heads the law
     draws: tuple[Form, ...] = ()  # bootstrap draws of `form`: intervals of whatever is planned
     estimates: Mapping[str, Estimate] = Field(
         {}
@@ -157,16 +161,35 @@ class Law(Settings):
         {}
     )  # versions; no date, so that the same runs give the same bytes
 
+    @property
+    def no_interval(self) -> str:
+        """Why the draws give no interval; empty where they do."""
+        if not self.draws and self.fit is None:
+            return "the law has no draws"
+        return refuse_draws(len(self.draws), self.fit.draws_failed if self.fit else 0)
+
     def interval(self, quantity: Callable[[Form], float], level: float = 0.95) -> Interval | None:
         """Where `quantity` lies, by the percentiles of its values under the draws.
 
-        None without enough draws for one. A draw under which the quantity is infinite or not a
+        None where `no_interval` says why. A draw under which the quantity is infinite or not a
         number counts at the top; an end that would fall among those is open.
         """
-        if len(self.draws) < LEAST_DRAWS:
+        if self.no_interval:
             return None
         values = np.array([float(quantity(form)) for form in self.draws])
         return percentiles(values, level)
+
+
+def refuse_draws(good: int, failed: int) -> str:
+    """Why `good` draws, beside those that `failed`, give no interval; empty where they do."""
+    if failed > MOST_FAILED * (good + failed):
+        return (
+            f"{failed} of {good + failed} bootstrap draws have no fit, so the others give no honest"
+            " interval: take the profile's, or add runs"
+        )
+    if good < LEAST_DRAWS:
+        return f"{good} bootstrap draws, and an interval needs {LEAST_DRAWS}"
+    return ""
 
 
 def percentiles(values: Array, level: float = 0.95) -> Interval:

@@ -287,10 +287,13 @@ class Differenced:
 
     def __call__(self, theta: Array) -> Point:
         """The curve at theta [K, P]."""
-        shifts = self.step * np.eye(theta.shape[1])
-        ends = [(self.value(theta + s), self.value(theta - s)) for s in shifts]
-        slope = np.stack([(up - down) / (2 * self.step) for up, down in ends], -1)
-        return Point(self.value(theta), slope, lambda c: self._bend(theta, c))
+        count = theta.shape[1]
+        steps = self.step * np.concatenate([np.zeros((1, count)), np.eye(count), -np.eye(count)])
+        shifted = (theta + steps[:, None]).reshape(-1, count)  # all at once: a call has its price
+        here, *ends = self.value(shifted).reshape(len(steps), len(theta), -1)
+        sides = zip(ends[:count], ends[count:], strict=True)
+        slope = np.stack([(up - down) / (2 * self.step) for up, down in sides], -1)
+        return Point(here, slope, lambda c: self._bend(theta, c))
 
     def _bend(self, theta: Array, coefficients: Array) -> Array:
         """Wider steps: second differences lose twice the digits, and need fewer."""

@@ -116,7 +116,8 @@ class Plan(Settings):
     asked: float  # of the target
     size: Size
     loss: float  # nats per token, at the end
-    loss_interval: Interval | None  # None: the law has no draws
+    loss_interval: Interval | None  # None: `no_interval` says why
+    no_interval: str = "the law has no draws"
     curve: tuple[Point, ...]
     model: DecoderConfig
     recipe: Recipe

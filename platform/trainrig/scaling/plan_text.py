@@ -8,6 +8,7 @@ from trainrig.scaling import division
 from trainrig.scaling.law import Interval, Law
 from trainrig.scaling.plan import Placement, Plan
 from trainrig.scaling.published import HOFFMANN_SIZES
+from trainrig.scaling.spelling import count, flops, four_digits, loss, usd
 
 GIB = 2**30
 _WIDTH = 22
@@ -40,15 +41,15 @@ def _size(plan: Plan) -> Iterator[tuple[str, str]]:
     size = plan.size
     yield (
         "parameters N",
-        f"{_short(size.parameters)} {plan.parameters_count}{_within(size.parameters_interval)}: "
+        f"{count(size.parameters)} {plan.parameters_count}{_within(size.parameters_interval)}: "
         f"{size.non_embedding:,} in layers, {size.embedding:,} in the embedding",
     )
-    yield "tokens D", f"{_short(size.tokens)}{_within(size.tokens_interval)}"
+    yield "tokens D", f"{count(size.tokens)}{_within(size.tokens_interval)}"
     yield "D/N", f"{size.tokens_per_parameter:.3g}"
     interval = plan.loss_interval
-    sure = _within(interval) if interval else " (no interval: the law has no draws)"
-    yield "loss", f"{plan.loss:.4f} nats per token{sure}"
-    yield "FLOPs", f"{size.flops:.3e} exact, {size.flops_6nd:.3e} by 6ND"
+    sure = _within(interval) if interval else f" (no interval: {plan.no_interval})"
+    yield "loss", f"{loss(plan.loss)} nats per token{sure}"
+    yield "FLOPs", f"{flops(size.flops)} exact, {flops(size.flops_6nd)} by 6ND"
     shape = plan.model.shape
     yield (
         "decoder",
@@ -62,12 +63,12 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         data = plan.data
         yield (
             "epochs",
-            f"{data.epochs:.3g} of {_short(data.unique_tokens)} tokens, worth "
-            f"{_short(data.worth)} new ones; with new ones the loss were {data.loss_if_new:.4f}",
+            f"{data.epochs:.3g} of {count(data.unique_tokens)} tokens, worth "
+            f"{count(data.worth)} new ones; with new ones the loss were {loss(data.loss_if_new)}",
         )
         yield (
             "data wall",
-            f"no number of epochs is worth more than {_short(data.wall)} new tokens "
+            f"no number of epochs is worth more than {count(data.wall)} new tokens "
             f"(R_D* {data.fading:.3g})",
         )
     if plan.service:
@@ -75,8 +76,8 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         parameters, tokens = service.best_trained
         yield (
             "serving",
-            f"{_short(service.tokens_served)} tokens: {service.saved:.2%} of all compute saved "
-            f"over the best to train alone ({_short(parameters)}, {_short(tokens)} tokens); "
+            f"{count(service.tokens_served)} tokens: {service.saved:.2%} of all compute saved "
+            f"over the best to train alone ({count(parameters)}, {count(tokens)} tokens); "
             f"training takes {service.training_factor:.3g} times its compute",
         )
 
@@ -86,7 +87,7 @@ def _recipe(plan: Plan) -> Iterator[tuple[str, str]]:
     yield (
         "batch",
         f"{recipe.global_batch:,} sequences of {recipe.sequence_length:,} = "
-        f"{_short(recipe.batch_tokens)} tokens, {recipe.steps:,} steps",
+        f"{count(recipe.batch_tokens)} tokens, {recipe.steps:,} steps",
     )
     yield (
         "learning rate",
@@ -104,18 +105,18 @@ def _cost(plan: Plan) -> Iterator[tuple[str, str]]:
     cost = plan.cost
     yield (
         "time",
-        f"{cost.hours:,.4g} h on {cost.devices:,} {cost.device}, {cost.device_days:,.4g} device "
-        "days",
+        f"{four_digits(cost.hours)} h on {cost.devices:,} {cost.device}, "
+        f"{four_digits(cost.device_days)} device days",
     )
     if cost.usd is not None:
-        spot = f", {cost.usd_spot:,.2f} on spot" if cost.usd_spot is not None else ""
+        spot = f", {usd(cost.usd_spot)} on spot" if cost.usd_spot is not None else ""
         yield (
             "money",
-            f"{cost.usd:,.2f} USD{spot}: {cost.machines:,} {cost.instance} (price of {cost.as_of})",
+            f"{usd(cost.usd)} USD{spot}: {cost.machines:,} {cost.instance} (price of {cost.as_of})",
         )
     else:
         yield "money", "no price: the table of hardware has no instance with it"
-    yield "energy", f"{cost.kwh:,.4g} kWh"
+    yield "energy", f"{four_digits(cost.kwh)} kWh"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -170,28 +171,21 @@ def table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[str]:
     yield heads + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
     for size in sizes:
         best = division.for_parameters(law.form, size)
-        loss = division.loss_of(law.form, best)
+        reached = division.loss_of(law.form, best)
         row = (
-            f"{_short(size):>8}{six_n_d(size, best.tokens):>11.2e}{_short(best.tokens):>9}"
-            f"{best.tokens / size:>8.3g}{loss:>8.4f}"
+            f"{count(size):>8}{six_n_d(size, best.tokens):>11.2e}{count(best.tokens):>9}"
+            f"{best.tokens / size:>8.3g}{loss(reached):>8}"
         )
         yield row + (_as_printed(size) if printed else "")
 
 
 def _as_printed(size: float) -> str:
     found = next(row for row in HOFFMANN_SIZES if row.parameters == size)
-    return "".join(f"   {flops:.2e} {_short(tokens):>6}" for flops, tokens in found.approaches)
+    return "".join(f"   {flops:.2e} {count(tokens):>6}" for flops, tokens in found.approaches)
 
 
 def _within(interval: Interval | None) -> str:
     return f" {interval}" if interval else ""
-
-
-def _short(number: float) -> str:
-    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= scale:
-            return f"{number / scale:.4g}{unit}"
-    return f"{number:.4g}"
 
 
 def _duration(seconds: float) -> str:

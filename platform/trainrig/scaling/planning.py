@@ -132,6 +132,7 @@ def make_plan(law: Law, request: Request, hardware: Hardware) -> Plan:
         ),
         loss=float(form.loss(counted, tokens, request.tokens_available)),
         loss_interval=law.interval(_loss_at(request, counted, tokens)),
+        no_interval=law.no_interval,
         curve=_curve(law, form, request, counted, tokens),
         model=found.model,
         recipe=Recipe(

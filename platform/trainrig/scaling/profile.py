@@ -20,6 +20,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.stats import f as f_distribution
 
+from trainrig.scaling.fit_progress import Tell, quiet
 from trainrig.scaling.forms import Array, Constants
 from trainrig.scaling.law import Estimate, Interval
 from trainrig.scaling.minimise import Curve, Differenced, Minima, Point, minimise
@@ -62,11 +63,18 @@ def profile(fit: Fit[F], quantity: Quantity[F], level: float = 0.95) -> Profile:
 
 
 def profiles(
-    fit: Fit[F], quantities: Mapping[str, Quantity[F]] | None = None, level: float = 0.95
+    fit: Fit[F],
+    quantities: Mapping[str, Quantity[F]] | None = None,
+    level: float = 0.95,
+    tell: Tell = quiet,
 ) -> dict[str, Profile]:
     """The profile of each fitted constant, then of each of `quantities`."""
     asked = {name: _constant(name) for name in fit.fitted} | dict(quantities or {})
-    return {name: profile(fit, quantity, level) for name, quantity in asked.items()}
+    found = {}
+    for name, quantity in asked.items():
+        found[name] = profile(fit, quantity, level)
+        tell(len(found), len(asked))
+    return found
 
 
 def with_profiles(

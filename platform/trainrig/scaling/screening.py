@@ -6,7 +6,7 @@ are no row's fault, so the table is refused.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,9 @@ class Exclusions(Settings):
 
     # Besiroglu et al. (arXiv:2404.10102) drop 5: runs too short for their size, read off a figure.
     highest_losses: int = Field(0, ge=0)
-    # Worse by this share than a run with no more parameters and no more tokens: it diverged. No
+    # An outlier is worse by this share than a run with no more parameters and no more tokens. No
     # row of the published tables (Hoffmann, Muennighoff, Gadre, Bhagia) is worse by .04.
+    outliers: Literal["drop", "keep"] = "drop"
     worse_than_a_smaller_run: Annotated[float, Field(gt=0)] = 0.1
     above: float = Field(float("inf"), gt=0)  # nats per token; ln(vocabulary) is a blind guess's
 
@@ -90,7 +91,7 @@ def _invalid(runs: Runs, kept: Mask) -> Reasons:
     for row in np.flatnonzero(kept):
         loss, sizes = runs.loss[row], (runs.parameters[row], runs.tokens[row])
         if not np.isfinite(loss):
-            yield int(row), f"its loss is {loss}: it diverged, or was never evaluated"
+            yield int(row), f"its loss is {loss}, which is no number to fit"
         elif loss <= 0:
             yield int(row), f"its loss is {loss:g}, which no text has"
         elif not (np.isfinite(sizes).all() and min(sizes) > 0):
@@ -113,6 +114,8 @@ def _out_of_line(rules: Exclusions) -> Rule:
     def reasons(runs: Runs, kept: Mask) -> Reasons:
         for row in np.flatnonzero(kept & (runs.loss > rules.above)):
             yield int(row), f"its loss, {runs.loss[row]:.4g}, is above {rules.above:g}"
+        if rules.outliers == "keep":
+            return
         ends = kept & (runs.loss <= rules.above) & (runs.state == "end")
         rows = np.flatnonzero(ends)
         of = runs.select(ends)
@@ -125,15 +128,15 @@ def _out_of_line(rules: Exclusions) -> Rule:
             smaller = int(np.argmin(best[i]))
             worse = of.loss[i] / best[i, smaller] - 1
             if worse > rules.worse_than_a_smaller_run:
-                yield int(row), _diverged(of, i, smaller, worse)
+                yield int(row), _outlier(of, i, smaller, worse)
 
     return reasons
 
 
-def _diverged(of: Runs, row: int, smaller: int, worse: float) -> str:
+def _outlier(of: Runs, row: int, smaller: int, worse: float) -> str:
     return (
-        f"its loss, {of.loss[row]:.4g}, is {worse:.0%} above that of '{of.name[smaller]}', with no "
-        "more parameters and no more tokens: it diverged"
+        f"outlier (residual {worse:+.0%}): its loss, {of.loss[row]:.4g}, against that of "
+        f"'{of.name[smaller]}', with no more parameters and no more tokens; --outliers keep fits it"
     )
 
 

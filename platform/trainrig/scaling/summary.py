@@ -10,6 +10,8 @@ LISTED = 8  # rows of any list that are printed; the file has all
 def lines(law: Law) -> Iterator[str]:
     """One line for each thing to know, the law first."""
     yield f"{law.name}: {law.form.kind}, losses in {law.loss_unit}, tokenizer {law.tokenizer}"
+    if law.choice:
+        yield f"form: {law.choice}"
     if law.ranges is not None:
         n, d, c = law.ranges.parameters, law.ranges.tokens, law.ranges.flops
         yield (
@@ -81,10 +83,15 @@ def _approach(approach: Approach) -> Iterator[str]:
 def _held_out(held_out: HeldOut) -> Iterator[str]:
     known = [row for row in held_out.rows if row.interval is not None]
     inside = sum(row.interval.contains(row.loss) for row in known if row.interval)
+    within = (
+        f"{inside} of {len(known)} within the interval"
+        if known
+        else f"no interval: {held_out.no_interval}"
+    )
     yield ""
     yield (
         f"held out: {held_out.rule}: mean error {held_out.mean_absolute_error:.2%}, worst "
-        f"{held_out.worst_absolute_error:.2%}, {inside} of {len(known)} within the interval"
+        f"{held_out.worst_absolute_error:.2%}, {within}"
     )
     for row in sorted(held_out.rows, key=lambda row: -row.parameters * row.tokens)[:LISTED]:
         yield (
@@ -101,5 +108,7 @@ def _compared(law: Law) -> Iterator[str]:
     yield "forms, fitted to the same rows:"
     for other in law.compared:
         held = "" if other.held_out_error is None else f", held-out {other.held_out_error:.2%}"
+        if other.as_good is False:
+            held += " (more than one standard error above the best)"
         more = "" if other.criterion is None else f", AIC {other.criterion - least:+.1f}"
         yield f"  {other.form.kind:16} objective {other.objective:.6g}{held}{more}"

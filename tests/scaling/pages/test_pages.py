@@ -12,11 +12,12 @@ from trainrig.scaling.forms import Parametric
 from trainrig.scaling.law import Approach, Estimate, Interval, LeftOut
 from trainrig.scaling.pages.doubts import grave, warnings
 from trainrig.scaling.pages.fit_page import fit_page, write_fit_page
-from trainrig.scaling.pages.law_views import band, power, spelt
+from trainrig.scaling.pages.law_views import band, power
 from trainrig.scaling.pages.plan_page import plan_page
 from trainrig.scaling.planning import Request, make_plan
 from trainrig.scaling.published import law as published
 from trainrig.scaling.runs import Runs
+from trainrig.scaling.spelling import interval
 
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 
@@ -45,7 +46,7 @@ def test_the_page_of_a_fit_says_what_the_law_says(tmp_path):
     assert path.endswith("report.html")
     assert page.count("<svg") == 13  # agreement, 2 residuals, 2 optima, contours, bowls, 6 profiles
     assert "a &lt;law&gt;" in page and "<law>" not in page
-    assert f"{found.law.estimates['E'].value:.4g}" in page
+    assert f"{found.law.estimates['E'].value:.5g}" in page
     assert f"trainrig plan {tmp_path}/law.json --flops 1.0e21" in page
     assert "4 budgets have their lowest loss between the sizes tried" in page
     assert fit_page(found, str(tmp_path)) == page
@@ -108,5 +109,5 @@ def test_the_page_of_a_plan_says_what_the_plan_says():
 
 def test_numbers_are_spelt_as_people_write_them():
     assert (power(1.3e23), power(5.0)) == ("1.3e23", "5.0e0")
-    assert spelt(Interval(low=None, high=0.55)) == "[no bound, 0.55]"
-    assert spelt(None) == "–"
+    assert interval(Interval(low=None, high=0.55)) == "[unbounded below, 0.55]"
+    assert interval(None) == "–"

@@ -1,7 +1,7 @@
 """What a reader must know before believing a fitted law."""
 
 from trainrig.scaling.law import Estimate, Law
-from trainrig.scaling.pages.law_views import spelt
+from trainrig.scaling.spelling import interval
 
 FEW_AGREE = 0.5  # share of starts at the best, below which another minimum may have been missed
 STEEP = 1e-4  # norm of the gradient, above which the search had not come to rest
@@ -41,13 +41,19 @@ def grave(law: Law) -> tuple[str, ...]:
         found.append(
             f"{fit.draws_failed} of {asked} bootstrap draws had no fit: intervals are too narrow."
         )
+    found += [
+        f"The bootstrap interval of {name}, {interval(each.bootstrap)}, does not hold its "
+        f"estimate, {each.value:.5g}: draws of these runs go elsewhere; take the profile's."
+        for name, each in law.estimates.items()
+        if each.bootstrap is not None and not each.bootstrap.contains(each.value)
+    ]
     if held_out is None:
         found.append("No runs were kept back: nothing says how well it extrapolates.")
     else:
         outside = [r for r in held_out.rows if r.interval and not r.interval.contains(r.loss)]
         if held_out.mean_absolute_error > MISSED:
             found.append(
-                f"The largest runs were missed by {held_out.mean_absolute_error:.1%} on average by "
+                f"The largest runs were missed by {held_out.mean_absolute_error:.2%} on average by "
                 "a fit to the others."
             )
         if len(outside) > max(1, len(held_out.rows) // 5):
@@ -55,6 +61,14 @@ def grave(law: Law) -> tuple[str, ...]:
                 f"{len(outside)} of {len(held_out.rows)} runs kept back lie outside their "
                 "intervals, which are therefore too narrow."
             )
+    own = law.compared[0] if law.compared else None
+    if own is not None and own.as_good is False and own.held_out_error is not None:
+        known = [each for each in law.compared if each.held_out_error is not None]
+        best = min(known, key=lambda each: each.held_out_error or 0.0)
+        found.append(
+            f"The form {best.form.kind} predicts the runs kept back better: off by "
+            f"{best.held_out_error:.2%} on average, this one by {own.held_out_error:.2%}."
+        )
     better = _better_form(law)
     if better:
         found.append(f"The form {better} fits these runs better; see the forms below.")
@@ -90,7 +104,7 @@ def _apart(law: Law) -> list[str]:
         if (each.bootstrap.low or 0) > (high or 1) or (each.bootstrap.high or 1) < (low or 0):
             found.append(
                 f"By the {approach.name}, N* grows as C^{each.value:.3f} "
-                f"{spelt(each.bootstrap, 3)}, by the law as C^{own.value:.3f} "
-                f"{spelt(own.bootstrap, 3)}: they do not meet."
+                f"{interval(each.bootstrap)}, by the law as C^{own.value:.3f} "
+                f"{interval(own.bootstrap)}: they do not meet."
             )
     return found

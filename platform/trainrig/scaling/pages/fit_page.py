@@ -1,8 +1,11 @@
 """`report.html` of a fit: whether to believe the law, and what to do with it."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from trainrig import report, storage
 from trainrig.errors import DataError
-from trainrig.report import Chart, Details, KeyFigure, Section, Table, Text, percent, short
+from trainrig.report import Chart, Details, KeyFigure, Section, Table, Text
 from trainrig.scaling.envelope import EnvelopeFit, fit_envelope
 from trainrig.scaling.fit import LAW_FILE, Fitted
 from trainrig.scaling.isoflop import IsoFlopFit, fit_isoflops
@@ -17,9 +20,11 @@ from trainrig.scaling.pages.fit_charts import (
     profile_charts,
     residual_charts,
 )
-from trainrig.scaling.pages.law_views import ends, formula, power, spelt
+from trainrig.scaling.pages.law_views import ends, formula, power
 from trainrig.scaling.runs import Runs
+from trainrig.scaling.spelling import count, interval, loss
 
+F = TypeVar("F")
 PAGE = "report.html"
 NEXT = 10.0  # times the largest compute: what is commonly asked of a law
 LISTED = 60  # rows of a table
@@ -35,7 +40,8 @@ def write_fit_page(folder: str, fitted: Fitted) -> str:
 def fit_page(fitted: Fitted, folder: str) -> str:
     """The page as HTML text, of a fit whose `law.json` lies in `folder`."""
     law, runs = fitted.law, fitted.runs
-    isoflop, envelope = _isoflop(runs), _envelope(fitted.along)
+    isoflop = _or_none(lambda: fit_isoflops(runs, fitted.settings.isoflop))
+    envelope = _or_none(lambda: fit_envelope(fitted.along, fitted.settings.envelope))
     curves: list[Chart] = []
     if isoflop is not None:
         curves.append(isoflop_chart(runs, isoflop))
@@ -67,12 +73,14 @@ def fit_page(fitted: Fitted, folder: str) -> str:
 def _sentence(law: Law) -> str:
     ask = _ask(law)
     best = law.form.optimum(ask)
-    interval = law.interval(lambda form: float(form.optimum(ask).loss))
+    found = law.interval(lambda form: float(form.optimum(ask).loss))
     factor = f"{NEXT:g} times the largest run's compute"
+    chosen = f" The form: {law.choice}." if law.choice else ""
     return (
-        f"At {power(ask)} FLOPs, {factor}, {short(float(best.parameters))} parameters on "
-        f"{short(float(best.tokens))} tokens are best, with a loss of {float(best.loss):.3f}"
-        f"{'' if interval is None else f' {spelt(interval)}'} nats per token."
+        f"At {power(ask)} FLOPs, {factor}, {count(float(best.parameters))} parameters on "
+        f"{count(float(best.tokens))} tokens are best, with a loss of {loss(float(best.loss))}"
+        f"{'' if found is None else f' {interval(found)}'} nats per token."
+        f"{chosen}"
     )
 
 
@@ -91,17 +99,17 @@ def _key_figures(law: Law) -> tuple[KeyFigure, ...]:
             "D/N",
             f"{ratio:.3g}",
             "tokens a parameter",
-            f"at {power(ask)} FLOPs; {spelt(ratio_interval, 3)}",
+            f"at {power(ask)} FLOPs; {interval(ratio_interval)}",
         )
     ]
     for name, title in (("parameters_exponent", "N* grows as C to the"), ("E", "E, least loss")):
         if name in law.estimates:
             each = law.estimates[name]
             unit = "nats per token" if name == "E" else ""
-            figures.append(KeyFigure(title, f"{each.value:.4g}", unit, spelt(each.bootstrap)))
+            figures.append(KeyFigure(title, f"{each.value:.5g}", unit, interval(each.bootstrap)))
     held = law.held_out
     if held is not None:
-        worst = f"{held.worst_absolute_error:.1%} at worst, n = {len(held.rows)}"
+        worst = f"{held.worst_absolute_error:.2%} at worst, n = {len(held.rows)}"
         figures.append(KeyFigure("Error, held out", f"{held.mean_absolute_error:.2%}", "", worst))
     fit = law.fit
     if fit is not None:
@@ -136,7 +144,10 @@ def _constants(fitted: Fitted) -> tuple[Text | Table | Details, ...]:
         ("constant", "value", "bootstrap low", "high", "profile low", "high", "standard error"),
         rows,
     )
-    text = Text(f"{formula(law.form)}, N {law.parameters_count}, losses in {law.loss_unit}.")
+    chosen = f" Chosen: {law.choice}." if law.choice else ""
+    text = Text(
+        f"{formula(law.form)}, N {law.parameters_count}, losses in {law.loss_unit}.{chosen}"
+    )
     fit = law.fit
     proof = (
         ""
@@ -144,7 +155,7 @@ def _constants(fitted: Fitted) -> tuple[Text | Table | Details, ...]:
         else (
             f"{fit.loss} of the residuals of log loss"
             + ("" if fit.delta is None else f", delta {fit.delta:g}")
-            + f", summed over {fit.rows_used} rows: {fit.objective:.8g}; gradient norm "
+            + f", summed over {fit.rows_used} rows: {fit.objective:.6g}; gradient norm "
             f"{fit.gradient_norm:.1e}; {fit.starts_that_agree:.0%} of {fit.starts} starts agree."
         )
     )
@@ -179,8 +190,8 @@ def _approaches(law: Law) -> tuple[Table | Text, ...]:
             (
                 each.form.kind,
                 f"{each.objective:.6g}",
-                None if each.held_out_error is None else percent(each.held_out_error, 1),
-                None if each.criterion is None else f"{each.criterion - _least(law):.1f}",
+                None if each.held_out_error is None else f"{each.held_out_error:.2%}",
+                None if each.criterion is None else f"{each.criterion - _least(law):+.1f}",
             )
             for each in law.compared
         ),
@@ -208,12 +219,12 @@ def _rows(law: Law) -> tuple[Table | Text, ...]:
                 "Where the runs lie",
                 ("", "least", "greatest"),
                 tuple(
-                    (name, written(span.least), written(span.greatest))
-                    for name, span, written in (
-                        ("parameters", spans.parameters, short),
-                        ("tokens", spans.tokens, short),
-                        ("FLOPs, 6ND", spans.flops, power),
-                        ("tokens a parameter", spans.tokens_per_parameter, short),
+                    (name, f"{span.least:.3g}", f"{span.greatest:.3g}")
+                    for name, span in (
+                        ("parameters", spans.parameters),
+                        ("tokens", spans.tokens),
+                        ("FLOPs, 6ND", spans.flops),
+                        ("tokens a parameter", spans.tokens_per_parameter),
                     )
                 ),
             )
@@ -227,11 +238,11 @@ def _rows(law: Law) -> tuple[Table | Text, ...]:
                 tuple(
                     (
                         r.name,
-                        short(r.parameters),
-                        short(r.tokens),
-                        r.loss,
-                        r.predicted,
-                        spelt(r.interval),
+                        f"{r.parameters:.3g}",
+                        f"{r.tokens:.3g}",
+                        loss(r.loss),
+                        loss(r.predicted),
+                        interval(r.interval),
                         f"{r.error:+.2%}",
                     )
                     for r in largest[:LISTED]
@@ -270,15 +281,8 @@ def _commands(law: Law, folder: str) -> tuple[report.Command, ...]:
     )
 
 
-def _isoflop(runs: Runs) -> IsoFlopFit | None:
+def _or_none(fit: Callable[[], F]) -> F | None:
     try:
-        return fit_isoflops(runs)
-    except DataError:
-        return None
-
-
-def _envelope(along: Runs) -> EnvelopeFit | None:
-    try:
-        return fit_envelope(along)
+        return fit()
     except DataError:
         return None

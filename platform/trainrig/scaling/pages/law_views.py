@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trainrig.scaling.forms import Array, Form, Optimum
-from trainrig.scaling.law import LEAST_DRAWS, Interval, Law
+from trainrig.scaling.law import Interval, Law
 from trainrig.scaling.plots.frontier import Band, Surface
 
 LEVEL = 0.95
@@ -20,7 +20,7 @@ BEYOND = 100.0  # times the largest compute of the runs: how far a law is drawn
 def band(law: Law, flops: Array, quantity: Callable[[Optimum], Array]) -> Band:
     """`quantity` of the best division of each of `flops` [G], the middle LEVEL of draws with it."""
     value = quantity(law.form.optimum(flops))
-    if len(law.draws) < LEAST_DRAWS:
+    if law.no_interval:
         return Band(flops, value)
     drawn = np.stack([quantity(form.optimum(flops)) for form in law.draws])
     low, high = np.nanquantile(drawn, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
@@ -40,18 +40,9 @@ def surface(form: Form, parameters: tuple[float, float], tokens: tuple[float, fl
     return Surface(sizes, seen, form.loss(sizes[None, :], seen[:, None]))
 
 
-def spelt(interval: Interval | None, digits: int = 4) -> str:
-    """`[0.48, 0.55]`, `–` where there is none; an open end is said."""
-    if interval is None:
-        return "–"
-    low = "no bound" if interval.low is None else f"{interval.low:.{digits}g}"
-    high = "no bound" if interval.high is None else f"{interval.high:.{digits}g}"
-    return f"[{low}, {high}]"
-
-
 def ends(interval: Interval | None) -> tuple[str, str]:
     """Low and high as two cells."""
-    low, high = spelt(interval).strip("[]").split(", ") if interval else ("–", "–")
+    low, high = str(interval).strip("[]").split(", ") if interval else ("–", "–")
     return low, high
 
 

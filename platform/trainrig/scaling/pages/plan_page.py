@@ -5,15 +5,16 @@ from functools import partial
 import numpy as np
 
 from trainrig import figures, report, storage
-from trainrig.report import Cell, Chart, KeyFigure, Section, Table, Text, duration, percent, short
+from trainrig.report import Cell, Chart, KeyFigure, Section, Table, Text
 from trainrig.scaling import division
 from trainrig.scaling.forms import OverTraining, Parametric
 from trainrig.scaling.law import Law
-from trainrig.scaling.pages.law_views import power, spelt, surface
+from trainrig.scaling.pages.law_views import surface
 from trainrig.scaling.plan import Plan
 from trainrig.scaling.plots.frontier import Band, plot_contours
 from trainrig.scaling.plots.serving import Repeated, Served, plot_epochs, plot_served
 from trainrig.scaling.plots.trajectory import plot_trajectory
+from trainrig.scaling.spelling import count, flops, four_digits, interval, loss, usd
 
 GIB = 2**30
 EPOCHS = 100.0  # to which the worth of repeated tokens is drawn
@@ -54,38 +55,31 @@ def plan_page(plan: Plan, law: Law, run_file: str) -> str:
 
 def _verdict(plan: Plan) -> report.Verdict:
     size = plan.size
-    sure = f" {spelt(plan.loss_interval)}" if plan.loss_interval else ""
+    sure = f" {interval(plan.loss_interval)}" if plan.loss_interval else ""
     sentence = (
-        f"{short(size.parameters)} parameters on {short(size.tokens)} tokens are expected to reach "
-        f"{plan.loss:.3f}{sure} nats per token, in {_time(plan.cost.hours)} on "
+        f"{count(size.parameters)} parameters on {count(size.tokens)} tokens are expected to reach "
+        f"{loss(plan.loss)}{sure} nats per token, in {four_digits(plan.cost.hours)} h on "
         f"{plan.cost.devices:,} {plan.cost.device}."
     )
     return report.Verdict(sentence, "warning" if plan.warnings else "done", plan.warnings)
 
 
-def _time(hours: float) -> str:
-    return duration(hours * 3600) if hours < 48 else f"{hours / 24:,.1f} days"
-
-
 def _key_figures(plan: Plan) -> tuple[KeyFigure, ...]:
     size, cost = plan.size, plan.cost
-    sure = spelt(plan.loss_interval) if plan.loss_interval else "the law has no draws"
-    interval = size.parameters_interval
-    best = f"best: {spelt(interval, 3)}" if interval else f"{short(size.non_embedding)} in layers"
-    price = "–" if cost.usd is None else f"{cost.usd:,.0f}"
+    sure = interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
+    sizes = size.parameters_interval
+    best = f"best: {interval(sizes)}" if sizes else f"{size.non_embedding:,} in layers"
+    price = "–" if cost.usd is None else usd(cost.usd)
     machines = "no price" if cost.machines is None else f"{cost.machines:,} {cost.instance}"
+    by_6nd = f"{flops(size.flops_6nd)} by 6ND"
+    days = f"{four_digits(cost.device_days)} device days"
     return (
-        KeyFigure("Loss", f"{plan.loss:.4f}", "nats per token", sure),
-        KeyFigure(
-            "Parameters",
-            short(size.parameters),
-            plan.parameters_count,
-            best,
-        ),
-        KeyFigure("Tokens", short(size.tokens), "", f"{size.tokens_per_parameter:.3g} a parameter"),
-        KeyFigure("Compute", power(size.flops, 3), "FLOPs", f"{power(size.flops_6nd, 3)} by 6ND"),
+        KeyFigure("Loss", loss(plan.loss), "nats per token", sure),
+        KeyFigure("Parameters", count(size.parameters), plan.parameters_count, best),
+        KeyFigure("Tokens", count(size.tokens), "", f"{size.tokens_per_parameter:.3g} a parameter"),
+        KeyFigure("Compute", flops(size.flops), "FLOPs", by_6nd),
         KeyFigure("Money", price, "USD", machines),
-        KeyFigure("Energy", short(cost.kwh), "kWh", f"{cost.device_days:,.4g} device days"),
+        KeyFigure("Energy", four_digits(cost.kwh), "kWh", days),
     )
 
 
@@ -98,7 +92,7 @@ def _size(plan: Plan, law: Law) -> tuple[Chart | Table, ...]:
         ("in the embedding", f"{size.embedding:,}"),
         ("global batch", f"{recipe.global_batch:,} sequences of {recipe.sequence_length:,} tokens"),
         ("steps", f"{recipe.steps:,}"),
-        ("learning rate", f"{recipe.rate:.3g}, by {recipe.rule.kind}"),
+        ("learning rate", f"{recipe.rate:.2g}, by {recipe.rule.kind}"),
         ("checkpoints", f"every {plan.saving.every:,} steps"),
     ]
     return _contours(plan, law), Table("The run", ("", "value"), tuple(rows))
@@ -108,8 +102,8 @@ def _contours(plan: Plan, law: Law) -> Chart:
     size = plan.size
     sizes = (size.parameters / WIDE, size.parameters * WIDE)
     tokens = (size.tokens / WIDE, size.tokens * WIDE)
-    flops = np.geomspace(size.flops_6nd / WIDE, size.flops_6nd * WIDE, 40)
-    best = law.form.optimum(flops)
+    budgets = np.geomspace(size.flops_6nd / WIDE, size.flops_6nd * WIDE, 40)
+    best = law.form.optimum(budgets)
     return Chart(
         f"{size.tokens_per_parameter:.3g} tokens a parameter",
         figures.draw(
@@ -127,8 +121,13 @@ def _contours(plan: Plan, law: Law) -> Chart:
             "The best division of each compute",
             ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
             tuple(
-                (power(flops[i], 3), short(best.parameters[i]), short(best.tokens[i]), best.loss[i])
-                for i in range(0, len(flops), 3)
+                (
+                    flops(budgets[i]),
+                    count(best.parameters[i]),
+                    count(best.tokens[i]),
+                    loss(best.loss[i]),
+                )
+                for i in range(0, len(budgets), 3)
             ),
         ),
     )
@@ -136,13 +135,14 @@ def _contours(plan: Plan, law: Law) -> Chart:
 
 def _trajectory(plan: Plan) -> Chart:
     points = plan.curve
-    loss = np.array([point.loss for point in points])
+    losses = np.array([point.loss for point in points])
     known = all(point.low is not None and point.high is not None for point in points)
     ends = [(point.low or 0.0, point.high or 0.0) for point in points] if known else []
     low, high = np.array(ends).T if ends else (None, None)
-    band = Band(np.array([point.tokens for point in points]), loss, low, high)
+    band = Band(np.array([point.tokens for point in points]), losses, low, high)
+    reached = f"{loss(plan.loss)} {interval(plan.loss_interval)}"
     return Chart(
-        f"Loss {plan.loss:.3f} {spelt(plan.loss_interval)} after {short(plan.size.tokens)} tokens",
+        f"Loss {reached} after {count(plan.size.tokens)} tokens",
         figures.draw(partial(plot_trajectory, band=band), 250),
         label="The predicted loss of this size against the tokens that it ends after.",
         caption="Each point is of a run that ends there, its rate decayed. The run's own report "
@@ -150,9 +150,13 @@ def _trajectory(plan: Plan) -> Chart:
         table=Table(
             "Loss by tokens, nats per token",
             ("tokens", "loss", "low", "high"),
-            tuple((short(p.tokens), p.loss, p.low, p.high) for p in points),
+            tuple((count(p.tokens), loss(p.loss), _end(p.low), _end(p.high)) for p in points),
         ),
     )
+
+
+def _end(of_interval: float | None) -> str:
+    return "–" if of_interval is None else loss(of_interval)
 
 
 def _beyond_training(plan: Plan, law: Law) -> tuple[Section, ...]:
@@ -174,7 +178,7 @@ def _served(plan: Plan, law: Law) -> Chart:
     drawn = Served(served, ratio, alone.tokens / alone.parameters)
     chosen = (service.tokens_served, plan.size.tokens_per_parameter)
     return Chart(
-        f"Serving {short(service.tokens_served)} tokens: {percent(service.saved, 1)} of all compute"
+        f"Serving {count(service.tokens_served)} tokens: {service.saved:.2%} of all compute"
         " saved by a smaller model",
         figures.draw(partial(plot_served, served=drawn, chosen=chosen), 260),
         label="Tokens per parameter of the cheapest model of one loss, against tokens served.",
@@ -184,7 +188,7 @@ def _served(plan: Plan, law: Law) -> Chart:
             "The cheapest model of that loss",
             ("tokens served", "parameters", "tokens", "tokens a parameter"),
             tuple(
-                (short(s), short(each.parameters), short(each.tokens), r)
+                (count(s), count(each.parameters), count(each.tokens), r)
                 for s, each, r in zip(served.tolist(), found, ratio.tolist(), strict=True)
             ),
         ),
@@ -200,16 +204,16 @@ def _epochs(plan: Plan) -> Chart:
     drawn = Repeated(epochs, effective, data.unique_tokens)
     few = range(0, len(epochs), 4)
     return Chart(
-        f"{data.epochs:.3g} epochs are worth {short(data.worth)} new tokens, and no number of them "
-        f"more than {short(data.wall)}",
+        f"{data.epochs:.3g} epochs are worth {count(data.worth)} new tokens, and no number of them "
+        f"more than {count(data.wall)}",
         figures.draw(partial(plot_epochs, repeated=drawn, chosen=(data.epochs, data.worth)), 260),
         label="What repeated tokens are worth in new ones, against epochs.",
-        caption=f"{short(data.unique_tokens)} different tokens; a repeat fades with R_D* = "
+        caption=f"{count(data.unique_tokens)} different tokens; a repeat fades with R_D* = "
         f"{data.fading:.3g}.",
         table=Table(
             "Worth of epochs",
             ("epochs", "worth, tokens"),
-            tuple((float(epochs[i]), short(effective[i])) for i in few),
+            tuple((float(epochs[i]), count(effective[i])) for i in few),
         ),
     )
 
@@ -223,7 +227,7 @@ def _memory(plan: Plan) -> Table:
         tuple(
             (
                 row.layout,
-                *(round(each / GIB, 1) for each in row.bytes_by_recompute.values()),
+                *(f"{each / GIB:,.1f}" for each in row.bytes_by_recompute.values()),
                 "" if row.offered else "not offered here",
             )
             for row in placement.table
