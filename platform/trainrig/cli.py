@@ -33,6 +33,7 @@ from trainrig.launch.cluster_verbs import cluster_app
 from trainrig.scaling.fit_verb import fit
 from trainrig.scaling.mixture.verb import mixture
 from trainrig.scaling.plan_verb import plan
+from trainrig.scaling.predict_verb import predict
 from trainrig.tokens_verbs import tokens_app
 from trainrig.verbs import VERBS
 
@@ -306,6 +307,7 @@ def report(
 
 command(app, SCALING, "trainrig fit runs/sweep --out laws/web")(fit)
 command(app, SCALING, "trainrig plan hoffmann --budget-usd 10000 --device h100")(plan)
+command(app, SCALING, "trainrig predict laws/web/law.json --params 1.3B --tokens 26B")(predict)
 command(app, SCALING, "trainrig mixture shares.csv losses.csv --out mix")(mixture)
 SUBMIT = "trainrig submit pretrain run.toml --address http://127.0.0.1:8265 --max-cost 500"
 command(app, CLUSTERS, SUBMIT)(launch_verbs.submit)

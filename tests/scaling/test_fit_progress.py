@@ -18,11 +18,11 @@ def test_lines_come_at_a_bounded_rate_and_say_what_is_done() -> None:
     assert said == []  # what is soon done says nothing
     progress.stage("bootstrap")
     for done in range(1, 1001):
-        now[0] += EVERY / 100
+        now[0] += EVERY / 64  # exact in binary
         progress.count(done, 1000)
-    assert len(said) == 10
-    assert said[0] == "fit: bootstrap, 100 of 1,000, 5 s"
-    assert said[-1] == "fit: bootstrap, 1,000 of 1,000, 50 s"
+    assert len(said) == 15
+    assert said[0] == "fit: bootstrap, 64 of 1,000, 5 s"
+    assert said[-1] == "fit: bootstrap, 960 of 1,000, 75 s"
 
 
 def test_draws_are_counted_on_the_way_and_are_the_same_as_all_at_once() -> None:

@@ -7,6 +7,7 @@ import typer
 
 from trainrig import completion
 from trainrig.command_options import HardwareTable, Json, Utilisation
+from trainrig.scaling.quantity import quantity
 
 
 def plan(
@@ -18,25 +19,35 @@ def plan(
         ),
     ],
     flops: Annotated[
-        float | None, typer.Option(metavar="FLOP", help="Budget: compute, counted as 6ND FLOPs.")
+        float | None,
+        typer.Option(
+            metavar="FLOP", parser=quantity, help="Budget: compute, counted as 6ND FLOPs."
+        ),
     ] = None,
     gpu_days: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Budget: days of one device.")
+        float | None,
+        typer.Option(metavar="DAYS", parser=quantity, help="Budget: days of one device."),
     ] = None,
     budget_usd: Annotated[
-        float | None, typer.Option(metavar="USD", help="Budget: money, at on-demand prices.")
+        float | None,
+        typer.Option(metavar="USD", parser=quantity, help="Budget: money, at on-demand prices."),
     ] = None,
     parameters: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Plan for this model size, in parameters, instead."),
+        typer.Option(
+            metavar="N", parser=quantity, help="Plan for this model size, in parameters, instead."
+        ),
     ] = None,
     tokens: Annotated[
-        float | None, typer.Option(metavar="N", help="Plan for this many tokens instead.")
+        float | None,
+        typer.Option(metavar="N", parser=quantity, help="Plan for this many tokens instead."),
     ] = None,
     tokens_available: Annotated[
         float | None,
         typer.Option(
-            metavar="N", help="Unique tokens that there are; beyond, they repeat.  [default: any]"
+            metavar="N",
+            parser=quantity,
+            help="Unique tokens that there are; beyond, they repeat.  [default: any]",
         ),
     ] = None,
     tokens_served: Annotated[

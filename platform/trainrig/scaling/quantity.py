@@ -1,0 +1,21 @@
+"""Numbers of the command line as people write them: `1e9`, `1.3B`, `300M`, `2T`."""
+
+import math
+import re
+
+from trainrig.errors import ConfigError
+
+_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_WRITTEN = re.compile(r"([-+]?[\d_,.]+(?:e[-+]?\d+)?)\s*([kmbgt]?)", re.IGNORECASE)
+
+
+def quantity(text: str) -> float:
+    """The number that `text` writes. Raises ConfigError for none, or one that is not finite."""
+    found = _WRITTEN.fullmatch(str(text).strip())
+    try:
+        value = float(re.sub("[,_]", "", found[1])) * _SCALES[found[2].lower()] if found else None
+    except ValueError:
+        value = None
+    if value is None or not math.isfinite(value):
+        raise ConfigError(f"'{text}' is no number; write it as 1e9, 1.3B, 300M or 2T")
+    return value
