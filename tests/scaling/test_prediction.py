@@ -24,10 +24,10 @@ TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 @pytest.mark.parametrize(
     ("name", "parameters", "tokens", "by_hand"),
     [
-        # 1.69 + 406.4 / 1e9^.34 + 410.7 / 2e10^.28 = 1.69 + .353907 + .536394
-        ("hoffmann-rounded", 1e9, 2e10, 2.580301),
-        # Chinchilla itself: 1.69 + 406.4 / 7e10^.34 + 410.7 / 1.4e12^.28
-        ("hoffmann-rounded", 7e10, 1.4e12, 1.936580),
+        # 1.69 + 406.4 / 1e9^.34 + 410.7 / 2e10^.28 = 1.69 + .353960 + .536088
+        ("hoffmann-rounded", 1e9, 2e10, 2.580048),
+        # Chinchilla itself: 1.69 + 406.4 / 7e10^.34 + 410.7 / 1.4e12^.28 = 1.69 + .083488 + .163158
+        ("hoffmann-rounded", 7e10, 1.4e12, 1.936645),
         ("kaplan", 1e8, 1e9, 3.015030),  # ((8.8e13/N)^(.076/.095) + 5.4e13/D)^.095
         ("kaplan", 1.75e11, 3e11, 1.732287),
     ],
@@ -51,7 +51,7 @@ def test_repeats_count_as_muennighoff_has_it() -> None:
     # A law without repeats gets their fading, and says so; Kaplan's knows none.
     borrowed = predict_loss(published("besiroglu"), 1e9, 1e11, epochs=10)
     assert any("fitted without repeats" in one for one in borrowed.warnings)
-    with pytest.raises(ConfigError, match="a Kaplan law cannot tell repeated tokens.*--epochs"):
+    with pytest.raises(ConfigError, match=r"a Kaplan law cannot tell repeated tokens.*--epochs"):
         predict_loss(published("kaplan"), 1e9, 1e11, epochs=2)
 
 
@@ -90,7 +90,7 @@ def test_numbers_are_read_as_they_are_written() -> None:
         1e9, 1.3e9, 3e8, 2e12, 7e3, 1e3,
     ]  # fmt: skip
     for text in ("1Q", "", "1e999", "1.2.3", "B"):
-        with pytest.raises(ConfigError, match="write it as 1e9, 1.3B"):
+        with pytest.raises(ConfigError, match="write it as 1e9, "):
             quantity(text)
 
 
@@ -129,7 +129,7 @@ def test_the_terminal_and_the_object_say_the_same(
     [
         (("hofmann", "--params", "1B", "--tokens", "20B"), "did you mean 'hoffmann'"),
         (("hoffmann", "--params", "0", "--tokens", "20B"), "--params 0: give a number above 0"),
-        (("hoffmann", "--params", "1B", "--tokens", "2Q"), "'2Q' is no number"),
+        (("hoffmann", "--params", "1B", "--tokens", "2Q"), "--tokens: '2Q' is no number"),
         (
             ("hoffmann", "--params", "1B", "--tokens", "2B", "--epochs", "0.5"),
             "each token is seen once at least",

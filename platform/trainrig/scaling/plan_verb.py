@@ -7,7 +7,7 @@ import typer
 
 from trainrig import completion
 from trainrig.command_options import HardwareTable, Json, Utilisation
-from trainrig.scaling.quantity import quantity
+from trainrig.scaling.quantity import quantity_of
 
 
 def plan(
@@ -21,32 +21,44 @@ def plan(
     flops: Annotated[
         float | None,
         typer.Option(
-            metavar="FLOP", parser=quantity, help="Budget: compute, counted as 6ND FLOPs."
+            metavar="FLOP",
+            parser=quantity_of("--flops"),
+            help="Budget: compute, counted as 6ND FLOPs.",
         ),
     ] = None,
     gpu_days: Annotated[
         float | None,
-        typer.Option(metavar="DAYS", parser=quantity, help="Budget: days of one device."),
+        typer.Option(
+            metavar="DAYS", parser=quantity_of("--gpu-days"), help="Budget: days of one device."
+        ),
     ] = None,
     budget_usd: Annotated[
         float | None,
-        typer.Option(metavar="USD", parser=quantity, help="Budget: money, at on-demand prices."),
+        typer.Option(
+            metavar="USD",
+            parser=quantity_of("--budget-usd"),
+            help="Budget: money, at on-demand prices.",
+        ),
     ] = None,
     parameters: Annotated[
         float | None,
         typer.Option(
-            metavar="N", parser=quantity, help="Plan for this model size, in parameters, instead."
+            metavar="N",
+            parser=quantity_of("--parameters"),
+            help="Plan for this model size, in parameters, instead.",
         ),
     ] = None,
     tokens: Annotated[
         float | None,
-        typer.Option(metavar="N", parser=quantity, help="Plan for this many tokens instead."),
+        typer.Option(
+            metavar="N", parser=quantity_of("--tokens"), help="Plan for this many tokens instead."
+        ),
     ] = None,
     tokens_available: Annotated[
         float | None,
         typer.Option(
             metavar="N",
-            parser=quantity,
+            parser=quantity_of("--tokens-available"),
             help="Unique tokens that there are; beyond, they repeat.  [default: any]",
         ),
     ] = None,
@@ -54,6 +66,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="N",
+            parser=quantity_of("--tokens-served"),
             help="Tokens that the model will process in use, to count its cost.  [default: none]",
         ),
     ] = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trainrig.command_options import Json
-from trainrig.scaling.quantity import quantity
+from trainrig.scaling.quantity import quantity_of
 
 
 def predict(
@@ -20,14 +20,16 @@ def predict(
         float,
         typer.Option(
             metavar="N",
-            parser=quantity,
+            parser=quantity_of("--params"),
             help="Parameters, as the law counts them: 1.3B, 1.3e9.",
         ),
     ],
     tokens: Annotated[
         float,
         typer.Option(
-            metavar="D", parser=quantity, help="Tokens trained on, repeats included: 26B."
+            metavar="D",
+            parser=quantity_of("--tokens"),
+            help="Tokens trained on, repeats included: 26B.",
         ),
     ],
     epochs: Annotated[
@@ -38,7 +40,7 @@ def predict(
         float | None,
         typer.Option(
             metavar="U",
-            parser=quantity,
+            parser=quantity_of("--unique-tokens"),
             help="Unique tokens among them, instead of --epochs.  [default: all]",
         ),
     ] = None,

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 
 from trainrig.errors import ConfigError
 
@@ -19,3 +20,15 @@ def quantity(text: str) -> float:
     if value is None or not math.isfinite(value):
         raise ConfigError(f"'{text}' is no number; write it as 1e9, 1.3B, 300M or 2T")
     return value
+
+
+def quantity_of(option: str) -> Callable[[str], float]:
+    """A parser of the values of `option`, whose errors name it."""
+
+    def number(text: str) -> float:
+        try:
+            return quantity(text)
+        except ConfigError as error:
+            raise ConfigError(f"{option}: {error}") from None
+
+    return number
