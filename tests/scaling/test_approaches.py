@@ -59,10 +59,31 @@ def test_parabolas_off_centre_are_biased_and_less_so_with_the_nearest_sizes() ->
     skewed = Parametric(E=1.8, A=2e4, B=200, alpha=0.6, beta=0.25)
     runs = sweep(skewed, centre=1.6)
     best = skewed.optimum(1e18).parameters
-    wide = fit_isoflops(runs).bowls[0].parameters
+    wide = fit_isoflops(runs, IsoFlop(within=None)).bowls[0].parameters
     near = fit_isoflops(runs, IsoFlop(nearest=5)).bowls[0].parameters
     assert abs(wide / best - 1) > 0.02
     assert abs(near / best - 1) < abs(wide / best - 1) / 2
+
+
+def test_sizes_far_up_the_bowl_are_left_out_unless_asked_for_and_five_are_kept() -> None:
+    """Sizes to a hundred times the best one's: the parabola of all of them leans over."""
+    skewed = Parametric(E=1.7, A=300, B=6000, alpha=0.30, beta=0.42)
+    flops = np.repeat(np.geomspace(1e18, 1e21, 4), 13)
+    best = skewed.optimum(flops).parameters
+    n = best * np.tile(np.geomspace(1 / 30, 100, 13), 4)
+    runs = Runs.of(
+        parameters=n, tokens=flops / 6 / n, loss=skewed.loss(n, flops / 6 / n), budget=flops
+    )
+
+    def off(settings: IsoFlop) -> float:
+        bowls = fit_isoflops(runs, settings).bowls
+        found = np.array([bowl.parameters for bowl in bowls])
+        return float(np.abs(np.log(found / np.unique(best))).max())
+
+    assert off(IsoFlop()) < off(IsoFlop(within=None)) / 3
+    assert all(len(bowl.rows) < 13 for bowl in fit_isoflops(runs).bowls)
+    assert all(len(bowl.rows) == 5 for bowl in fit_isoflops(runs, IsoFlop(within=1e-6)).bowls)
+    assert fit_isoflops(runs, IsoFlop(nearest=7)).bowls[0].rows[0] >= 0
 
 
 def test_a_budget_without_a_minimum_inside_is_refused_by_name() -> None:

@@ -29,7 +29,9 @@ def plan(
     gpu_days: Annotated[
         float | None,
         typer.Option(
-            metavar="DAYS", parser=quantity_of("--gpu-days"), help="Budget: days of one device."
+            metavar="DAYS",
+            parser=quantity_of("--gpu-days"),
+            help="Budget: days of one device.",
         ),
     ] = None,
     budget_usd: Annotated[
@@ -51,7 +53,9 @@ def plan(
     tokens: Annotated[
         float | None,
         typer.Option(
-            metavar="N", parser=quantity_of("--tokens"), help="Plan for this many tokens instead."
+            metavar="N",
+            parser=quantity_of("--tokens"),
+            help="Plan for this many tokens instead.",
         ),
     ] = None,
     tokens_available: Annotated[

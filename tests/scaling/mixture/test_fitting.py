@@ -95,11 +95,74 @@ def test_the_record_the_section_the_run_file_and_the_page_agree(tables, tmp_path
     assert made.training == config.load(Pretraining, str(run)).training
     assert json.loads((out / "mixture.json").read_text())["loss"] == record.loss
     page = (out / "report.html").read_text()
-    assert f"{record.loss:.3f} nats per token" in page
+    assert f"{record.loss:.4f} nats per token" in page
     assert page.count("<svg") == 2
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     write_mixture(settings, str(out))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def held_out_of(tables, tmp_path, change) -> MixtureFit:
+    """A fit judged by runs whose losses are those fitted, changed."""
+    rows = list(csv.reader(Path(tables[1]).read_text().splitlines()))
+    changed = [
+        [row[0], *(str(change(i, float(x))) for x in row[1:])] for i, row in enumerate(rows[1:])
+    ]
+    losses = write(tmp_path / "held.csv", rows[0], changed)
+    return MixtureFit(
+        mixtures=tables[0],
+        losses=tables[1],
+        held_out_mixtures=tables[0],
+        held_out_losses=losses,
+        search=QUICK,
+    )
+
+
+def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
+    """2.5 nats that all runs share, as of another model size: the order alone holds."""
+    settings = held_out_of(tables, tmp_path, lambda i, loss: loss - 2.5)
+    record = write_mixture(settings, str(tmp_path / "out"))
+    score = next(one for one in record.scores if "held-out" in one.judged_on)
+    assert score.rank_correlation > 0.98
+    assert score.error == pytest.approx(2.5, abs=0.01)
+    assert score.shift == pytest.approx(2.5, abs=0.01)
+    assert score.baseline_error == pytest.approx(2.5, abs=0.1)
+    [said] = [one for one in record.warnings if "Losses are not predicted" in one]
+    assert "above what was measured: were they of another model size" in said
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert '<span class="state">warning</span>' in page and "Losses are not predicted" in page
+    noise = np.random.default_rng(5).normal(4, 1, 30)
+    luck = write_mixture(
+        held_out_of(tables, tmp_path, lambda i, _: noise[i]), str(tmp_path / "luck")
+    )
+    assert any("Do not train on this mixture" in one for one in luck.warnings)
+    good = write_mixture(
+        held_out_of(tables, tmp_path, lambda i, loss: loss), str(tmp_path / "good")
+    )
+    assert not any("not predicted" in one for one in good.warnings)
+
+
+def test_terminal_object_and_page_say_the_same_figures(tables, tmp_path, capsys):
+    out = tmp_path / "m"
+    words = ["mixture", *tables, "--out", str(out), "--candidates", "10000"]
+    shown = []
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit):
+            cli.main([*words, *more])
+        shown.append(capsys.readouterr().out)
+    record, page = json.loads(shown[1]), (out / "report.html").read_text()
+    figures = [f"{record[name]:.4f}" for name in ("loss", "gain")]
+    for name in ("loss_interval", "gain_interval"):
+        figures.append(f"[{record[name]['low']:.4f}, {record[name]['high']:.4f}]")
+    for score in record["scores"]:
+        figures += [
+            f"{score[name]:.4f}" for name in ("rank_correlation", "error", "baseline_error")
+        ]
+    figures += [f"{weight:.4f}" for weight in record["weights"].values()]
+    for figure in figures:
+        assert figure in shown[0], figure
+        assert figure in page, figure
+    assert record["loss_interval"]["low"] <= record["loss"] <= record["loss_interval"]["high"]
 
 
 def test_the_command_prints_one_object(tables, tmp_path, capsys):

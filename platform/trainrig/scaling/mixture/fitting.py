@@ -1,17 +1,20 @@
 """`trainrig mixture`: from runs on different mixtures to a proposal, its proof and its page."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from trainrig import config, storage
 from trainrig.config import Field, Settings, toml_value
 from trainrig.errors import ConfigError
 from trainrig.manifest import environment
 from trainrig.scaling.law import Interval
+from trainrig.scaling.mixture import doubts
 from trainrig.scaling.mixture.judging import Judged, law_in_folds, left_out_once
 from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
 from trainrig.scaling.mixture.proposal import LEVEL, Proposal, Search, propose
+from trainrig.scaling.mixture.record import MixtureRecord, Score, SourceShare, spelt
 from trainrig.scaling.mixture.runs import MixtureRuns
 from trainrig.train.run import Pretraining
 
@@ -36,46 +39,6 @@ class MixtureFit(Settings):
             raise ConfigError("held-out runs: give both their mixtures and their losses")
 
 
-class Score(Settings):
-    """How well one regression predicts runs that it was not fitted to."""
-
-    regression: str
-    judged_on: str
-    rows: int
-    rank_correlation: float  # Spearman's
-    error: float  # root mean square, nats per token
-
-
-class SourceShare(Settings):
-    """One source of the proposal."""
-
-    source: str
-    weight: float  # share of the samples, as written into the run file
-    interval: Interval
-    average: float  # its share over the runs fitted
-
-
-class MixtureRecord(Settings):
-    """What `mixture.json` holds."""
-
-    format: int = 1
-    targets: tuple[str, ...]
-    runs: int
-    runs_left_out: int  # lines that only one of the two files has
-    weights: tuple[SourceShare, ...]
-    loss: float  # expected, mean over the targets, nats per token
-    loss_interval: Interval
-    average_loss: float  # expected of the average mixture of the runs
-    gain: float  # nats per token, against the average mixture
-    gain_interval: Interval
-    lowest_measured: float  # of the runs fitted, its noise and luck included
-    law_loss: float  # what mixing laws expect of the proposal
-    scores: tuple[Score, ...]
-    by_target: Mapping[str, float] = Field({})  # rank correlation on the held-out runs
-    search: Search
-    made_by: Mapping[str, str]
-
-
 @dataclass(frozen=True, eq=False)
 class MixtureResult:
     """The record, and the points that its page draws."""
@@ -95,18 +58,19 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     process = MeanProcess.fit(runs.shares, runs.losses)
     law = MeanLaw.fit(runs.shares, runs.losses)
     left_out = left_out_once(process, runs.losses)
+    mean = float(runs.losses.mean())
     in_folds = law_in_folds(runs.shares, runs.losses, settings.search.seed)
     scores = [
-        _score("Gaussian processes", "each run, from the others", left_out),
-        _score("mixing laws", "each fifth of the runs, from the others", in_folds),
+        _score("Gaussian processes", "each run, from the others", left_out, mean),
+        _score("mixing laws", "each fifth of the runs, from the others", in_folds, mean),
     ]
     held_out, by_target = None, {}
     if others is not None:
         held_out = Judged(process.expect(others.shares), others.losses.mean(axis=1))
         by_law = Judged(law.expect(others.shares), others.losses.mean(axis=1))
         where = "the held-out runs"
-        scores += [_score("Gaussian processes", where, held_out)]
-        scores += [_score("mixing laws", where, by_law)]
+        scores += [_score("Gaussian processes", where, held_out, mean)]
+        scores += [_score("mixing laws", where, by_law, mean)]
         by_target = {
             target: Judged(one.expect(others.shares), others.losses[:, at]).rank_correlation
             for at, (target, one) in enumerate(zip(runs.targets, process.processes, strict=True))
@@ -129,6 +93,7 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
         search=settings.search,
         made_by=environment(),
     )
+    record = record.model_copy(update={"warnings": tuple(doubts.warnings(record))})
     return MixtureResult(record, left_out, held_out)
 
 
@@ -173,11 +138,6 @@ def _run_file(settings: MixtureFit) -> Pretraining | None:
     return None if settings.run is None else config.load(Pretraining, settings.run)
 
 
-def spelt(interval: Interval) -> str:
-    """`[4.583, 4.693]`: to a thousandth of a nat, which is what runs differ by."""
-    return f"[{interval.low:.3f}, {interval.high:.3f}]"
-
-
 def _key(source: str) -> str:
     return json.dumps(source, ensure_ascii=False)
 
@@ -195,13 +155,15 @@ def _held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | None:
     return others.of_targets(runs.targets)
 
 
-def _score(regression: str, judged_on: str, judged: Judged) -> Score:
+def _score(regression: str, judged_on: str, judged: Judged, mean: float) -> Score:
     return Score(
         regression=regression,
         judged_on=judged_on,
         rows=len(judged.actual),
         rank_correlation=judged.rank_correlation,
         error=judged.error,
+        baseline_error=float(np.sqrt(np.mean((judged.actual - mean) ** 2))),
+        shift=float(np.mean(judged.predicted - judged.actual)),
     )
 
 

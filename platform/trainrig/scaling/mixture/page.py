@@ -4,16 +4,17 @@ from functools import partial
 
 from trainrig import figures, report
 from trainrig.report import Chart, Details, KeyFigure, Section, Table, Text
+from trainrig.scaling.mixture.doubts import judged as judged_score
 from trainrig.scaling.mixture.fitting import (
     RECORD,
     SECTION,
     MixtureFit,
-    MixtureRecord,
     MixtureResult,
-    spelt,
 )
+from trainrig.scaling.mixture.record import MixtureRecord, Score, spelt
 from trainrig.scaling.plots.agreement import Agreement, plot_agreement
 from trainrig.scaling.plots.shares import Share, plot_shares
+from trainrig.scaling.spelling import loss
 
 TABLE_ROWS = 60
 
@@ -40,50 +41,38 @@ def mixture_page(settings: MixtureFit, result: MixtureResult, folder: str) -> st
 
 
 def _verdict(record: MixtureRecord) -> report.Verdict:
-    warnings = []
-    ours = [score for score in record.scores if score.regression == "Gaussian processes"]
-    low = record.gain_interval.low
-    if low is None or low <= 0:
-        warnings.append(
-            f"The gain's interval {spelt(record.gain_interval)} holds 0: the runs do not show that "
-            "this mixture is better than their average. Train more of them."
-        )
-    if ours[0].rank_correlation < 0.9:
-        warnings.append(
-            f"New mixtures are ordered with a rank correlation of {ours[0].rank_correlation:.3f} "
-            "alone, so the best of many may be the luckiest of them."
-        )
-    if record.runs_left_out:
-        warnings.append(
-            f"Runs that only one file has, or with a loss that is no number: {record.runs_left_out}"
-        )
     sentence = (
-        f"The proposed mixture is expected to reach {record.loss:.3f} nats per token, "
-        f"{record.gain:.3f} {spelt(record.gain_interval)} below the average of the runs."
+        f"The proposed mixture is expected to reach {loss(record.loss)} nats per token, "
+        f"{loss(record.gain)} {spelt(record.gain_interval)} below the average of the runs."
     )
-    return report.Verdict(sentence, "warning" if warnings else "done", tuple(warnings))
+    return report.Verdict(sentence, "warning" if record.warnings else "done", record.warnings)
 
 
 def _key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
-    judged = next(
-        (s for s in record.scores if "held-out" in s.judged_on),
-        record.scores[0],
-    )
+    score = judged_score(record)
     targets = len(record.targets)
     gain = f"over the average of the runs; {spelt(record.gain_interval)}"
     what = f"mean of {targets} targets" if targets > 1 else record.targets[0]
     return (
-        KeyFigure("Expected loss", f"{record.loss:.4f}", "nats per token", what),
+        KeyFigure("Expected loss", loss(record.loss), "nats per token", what),
         KeyFigure("95% interval", spelt(record.loss_interval), "", "of what the runs leave open"),
-        KeyFigure("Gain", f"{record.gain:.4f}", "nats per token", gain),
+        KeyFigure("Gain", loss(record.gain), "nats per token", gain),
         KeyFigure(
-            "Rank correlation", f"{judged.rank_correlation:.4f}", "", f"on {judged.judged_on}"
+            "Rank correlation", f"{score.rank_correlation:.4f}", "", f"on {score.judged_on}"
         ),
-        KeyFigure("Error", f"{judged.error:.4f}", "nats per token", f"n = {judged.rows:,}"),
+        KeyFigure("Error", loss(score.error), "nats per token", _against(score)),
         KeyFigure(
             "Runs", f"{record.runs:,}", "", f"on mixtures of {len(record.weights)} sources"
         ),
     )  # fmt: skip
+
+
+def _against(score: Score) -> str:
+    """What the error is to be read against."""
+    of = f"n = {score.rows:,}"
+    if score.baseline_error is None:
+        return of
+    return f"{loss(score.baseline_error)} by saying the mean for each, {of}"
 
 
 def _shares_chart(record: MixtureRecord) -> Chart:
@@ -102,7 +91,7 @@ def _shares_chart(record: MixtureRecord) -> Chart:
     prefix = f"Names begin with {shared}. " if shared else ""
     raised = max(ordered, key=lambda each: each.weight - each.average)
     return Chart(
-        f"{raised.source} is raised most: from {raised.average:.1%} to {raised.weight:.1%}",
+        f"{raised.source} is raised most: from {raised.average:.2%} to {raised.weight:.2%}",
         figures.draw(partial(plot_shares, shares=shares), 70 + 24 * len(shares)),
         label="Each source's share, with its interval, beside that of the average run.",
         caption=f"n = {record.runs:,} runs. {prefix}The average of the {record.search.best} best "
@@ -112,7 +101,13 @@ def _shares_chart(record: MixtureRecord) -> Chart:
             "Weights, as a run file has them",
             ("source", "weight", "low", "high", "average run"),
             tuple(
-                (x.source, x.weight, x.interval.low, x.interval.high, x.average) for x in ordered
+                (
+                    x.source,
+                    f"{x.weight:.4f}",
+                    *spelt(x.interval).strip("[]").split(", "),
+                    f"{x.average:.4f}",
+                )
+                for x in ordered
             ),
         ),
     )
@@ -156,9 +151,24 @@ def _proof(result: MixtureResult) -> tuple[Chart | Table | Text | Details, ...]:
     )
     scores = Table(
         "Regressions side by side",
-        ("regression", "judged on", "runs", "rank correlation", "error (nats per token)"),
+        (
+            "regression",
+            "judged on",
+            "runs",
+            "rank correlation",
+            "error (nats per token)",
+            "by saying the mean",
+        ),
         tuple(
-            (s.regression, s.judged_on, s.rows, s.rank_correlation, s.error) for s in record.scores
+            (
+                s.regression,
+                s.judged_on,
+                s.rows,
+                f"{s.rank_correlation:.4f}",
+                loss(s.error),
+                "–" if s.baseline_error is None else loss(s.baseline_error),
+            )
+            for s in record.scores
         ),
     )
     note = Text(

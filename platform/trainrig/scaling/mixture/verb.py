@@ -60,7 +60,8 @@ def mixture(
 ) -> None:
     """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws)."""
     from trainrig import storage
-    from trainrig.scaling.mixture.fitting import PAGE, RECORD, MixtureFit, spelt, write_mixture
+    from trainrig.scaling.mixture.fitting import PAGE, RECORD, MixtureFit, write_mixture
+    from trainrig.scaling.mixture.record import spelt
 
     limits = dict(_limit(each) for each in at_most or ())
     given = {
@@ -86,8 +87,12 @@ def mixture(
     )
     for score in record.scores:
         print(
-            f"{score.regression}, {score.judged_on}: rank correlation {score.rank_correlation:.4f}"
+            f"{score.regression}, {score.judged_on}: rank correlation "
+            f"{score.rank_correlation:.4f}, error {score.error:.4f} nats per token "
+            f"({score.baseline_error:.4f} by saying the mean for each)"
         )
+    for warning in record.warnings:
+        print(f"! {warning}")
     print(storage.join(out, PAGE))
 
 
