@@ -150,6 +150,7 @@ def fit_forms(
         try:
             fits[kind] = _fit(runs, kind, loss)
             if halves is not None:
+                tell(f"fitting {kind} without the runs kept back")
                 judged[kind] = _judged(halves, form_fitter(kind, loss))
         except DataError:
             if kind == first:
