@@ -63,7 +63,7 @@ def grid(law: Parametric | Kaplan, seed: int) -> Runs:
 def by_isoflop(law: Parametric, centre: float, width: float) -> Callable[[int], Found]:
     def find(seed: int) -> Found:
         runs = isoflops(law, seed, centre, width)
-        line, _ = isoflop_line(runs, IsoFlop(), Bootstrap(draws=DRAWS, seed=seed))
+        line, _ = isoflop_line(runs, IsoFlop(within=None), Bootstrap(draws=DRAWS, seed=seed))
         return told(line, law)
 
     return find
