@@ -7,6 +7,7 @@ dense products; what training makes of them is `utilisation`, the caller's to st
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -29,6 +30,8 @@ _BFLOAT16 = re.compile(r"^(?:flags|Features)\s*:.*\b(?:avx512_bf16|amx_bf16|bf16
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Compute = Literal["float32", "tf32", "bfloat16"]  # training.precision.compute
+OWN = "laptop"  # what cluster/local.yaml labels its nodes with: nothing is rented
+SPOT = "spot"
 
 
 class Device(Settings):
@@ -63,6 +66,15 @@ class Instance(Settings):
     source: str  # of the prices
 
 
+@dataclass(frozen=True)
+class Price:
+    """What one machine costs."""
+
+    usd: float  # an hour
+    listed: bool  # the price on demand, of a spot machine whose own is not known
+    as_of: str | None  # None: of what is not rented
+
+
 class Hardware(Settings):
     """Devices and instances by name."""
 
@@ -90,6 +102,17 @@ class Hardware(Settings):
             near = config.did_you_mean(name, self.instances)
             raise ConfigError(f"no instance '{name}' in the table of hardware{near}")
         return self.instances[name]
+
+    def price(self, instance: str, market: str) -> Price | None:
+        """Of a machine by the labels of its node; None: not known. No other place knows prices."""
+        if instance == OWN and instance not in self.instances:
+            return Price(0.0, False, None)
+        offer = self.instances.get(instance)
+        if offer is None:
+            return None
+        if market == SPOT and offer.spot_usd is not None:
+            return Price(offer.spot_usd, False, offer.as_of)
+        return Price(offer.usd, market == SPOT, offer.as_of)
 
     def accelerators(self, instance: str) -> int:
         """How many it has. Raises ConfigError if there is no instance of that name."""

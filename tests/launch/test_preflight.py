@@ -292,6 +292,9 @@ def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
     assert not problems(examine(make_request()))
     dashboard.pools = [GPUS]
     assert not problems(examine(make_request(limits=Limits(max_cost=5.0))))
+    dashboard.nodes[0]["labels"] = {CLUSTER: "local", INSTANCE: "laptop"}  # nothing is rented
+    dashboard.pools = [GPUS | {"labels": {INSTANCE: "laptop"}}]
+    assert not problems(examine(make_request(limits=Limits(max_cost=5.0))))
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
     text = one_problem(examine(make_request(limits=Limits(max_cost=5.0))))[1]
     assert f"no price for nodes without {INSTANCE}" in text

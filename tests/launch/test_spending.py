@@ -24,6 +24,7 @@ TABLE = config.build(
 )
 SMALL, SMALL_SPOT = Kind("cpu", "small", "on-demand"), Kind("cpu", "small", "spot")
 LARGE, LARGE_SPOT = Kind("gpu", "large", "on-demand"), Kind("gpu", "large", "spot")
+LAPTOP = Kind("cpu", "laptop", "on-demand")  # as cluster/local.yaml labels it: not rented
 STRANGE = Kind("gpu", "strange", "spot")
 
 
@@ -33,6 +34,7 @@ STRANGE = Kind("gpu", "strange", "spot")
         ({}, Spent(0.0, 0.0, 0.0)),
         ({SMALL: 3600.0, SMALL_SPOT: 7200.0}, Spent(3.0, 3.0, 3.0)),
         ({SMALL: 3600.0, LARGE_SPOT: 360.0}, Spent(None, 2.0, 3.0)),
+        ({SMALL: 3600.0, LAPTOP: 7200.0}, Spent(2.0, 2.0, 2.0)),
         ({SMALL: 3600.0, STRANGE: 1.0}, Spent(None, 2.0, None)),
         ({SMALL: 3600.0, STRANGE: 0.0}, Spent(2.0, 2.0, 2.0)),
         (None, Spent(None, 0.0, None)),

@@ -149,7 +149,8 @@ class ClusterView:
     def unpriced(self, known: Hardware) -> list[str]:
         """Its nodes and pools that have no price at all, in words."""
         offered = [n.labels for n in self.nodes] + [p.labels for p in self.pools or ()]
-        missing = {labels.get(INSTANCE, "") for labels in offered} - set(known.instances)
+        names = {labels.get(INSTANCE, "") for labels in offered}
+        missing = {name for name in names if known.price(name, "on-demand") is None}
         return sorted(f"'{name}'" if name else f"nodes without {INSTANCE}" for name in missing)
 
     def _instance(self, known: Hardware) -> str | None:

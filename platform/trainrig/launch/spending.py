@@ -21,7 +21,6 @@ from trainrig.train.goodput import account
 from trainrig.train.run_folder import RunFolder
 
 HOUR = 3600.0  # seconds; prices are by the hour
-SPOT = "spot"
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,12 @@ def price(seconds: Mapping[Kind, float] | None, table: Hardware) -> Spent:
 
 def _price(kind: Kind, seconds: float, table: Hardware) -> Spent:
     hours = seconds / HOUR
-    offer = table.instances.get(kind.instance)
-    if offer is None:
+    price = table.price(kind.instance, kind.market)
+    if price is None:
         return UNKNOWN if seconds else Spent()
-    usd = offer.spot_usd if kind.market == SPOT else offer.usd
-    if usd is None:
-        return Spent(None, 0.0, hours * offer.usd)
-    return Spent(hours * usd, hours * usd, hours * usd)
+    if price.listed:
+        return Spent(None, 0.0, hours * price.usd)
+    return Spent(hours * price.usd, hours * price.usd, hours * price.usd)
 
 
 def unpriced(kinds: Iterable[Kind], table: Hardware) -> list[str]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from trainrig.hardware import OWN
 from trainrig.launch.check.document import Found, entries, table
-from trainrig.launch.check.pools import MARKET
+from trainrig.launch.check.pools import INSTANCE, MARKET
 from trainrig.launch.check.ray_file import node_types
 
 
@@ -21,7 +22,10 @@ def laptop_problems(data: dict[str, Any]) -> Iterator[Found]:
         where = ("available_node_types", name)
         if table(each.get("node_config")):
             yield (*where, "node_config"), "no machine is rented here; write {}"
-        if table(each.get("labels")).get(MARKET) == "spot":
+        labels = table(each.get("labels"))
+        if (instance := labels.get(INSTANCE, OWN)) != OWN:
+            yield (*where, "labels", INSTANCE), f"'{instance}' is not rented here; write {OWN}"
+        if labels.get(MARKET) == "spot":
             yield (*where, "labels", MARKET), "nobody takes this machine back; write on-demand"
     for index, command in enumerate(entries(data.get("head_start_ray_commands"))):
         if "ray start" in str(command) and "--node-ip-address=127.0.0.1" not in str(command):

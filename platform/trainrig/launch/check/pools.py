@@ -76,13 +76,10 @@ def estimate(
 
 
 def _price(pool: Pool, hardware: Hardware) -> Price:
-    offer = hardware.instances.get(pool.instance)
-    if offer is None:
+    found = hardware.price(pool.instance, pool.market)
+    if found is None:
         return Price(pool, None, False, None)
-    spot = pool.market == "spot"
-    listed = spot and offer.spot_usd is None
-    usd = offer.spot_usd if spot and offer.spot_usd is not None else offer.usd
-    return Price(pool, usd, listed, offer.as_of)
+    return Price(pool, found.usd, found.listed, found.as_of)
 
 
 def _at_once(prices: Sequence[Price], most_workers: int | None) -> list[float | None]:

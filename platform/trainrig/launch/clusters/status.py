@@ -95,9 +95,8 @@ def _usd(machines: Sequence[Machine], known: Hardware) -> float | None:
     for machine in machines:
         if machine.kind not in NODES:
             continue
-        offer = known.instances.get(machine.instance)
-        if offer is None:
+        price = known.price(machine.instance, machine.market)
+        if price is None:
             return None
-        spot = machine.market == "spot" and offer.spot_usd is not None
-        total += (offer.spot_usd if spot else offer.usd) or 0.0
+        total += price.usd
     return round(total, 4)
