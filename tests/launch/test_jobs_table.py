@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainrig.launch.jobs_table import as_text, row_of, rows
+from trainrig.launch.jobs_table import as_text, lines, row_of, rows
 from trainrig.launch.record import Home, RunRecord
 
 RUN = "[training]\nsteps = 40\n[model]\nlayers = 1\n"
@@ -52,6 +52,16 @@ def test_training_is_told_by_its_steps(pretraining: RunRecord) -> None:
     assert row.goodput == pytest.approx(1.0)
     assert as_text(row)["goodput"] == "100%"
     assert as_text(row)["cost"] == ""
+
+
+def test_no_id_is_cut_however_narrow_the_screen(
+    home: Home, pretraining: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    long = home.create("pretrain", "/x/" + "a-folder-with-a-long-name" * 2)
+    head, *told = lines(rows(home))
+    assert head.startswith("verb      run ")
+    assert [line.split()[1] for line in told] == [long.id, pretraining.id]
 
 
 def test_cost_is_that_of_all_attempts(pretraining: RunRecord) -> None:

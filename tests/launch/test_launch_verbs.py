@@ -215,8 +215,8 @@ def test_who_joins_a_run_asks_for_what_it_was_submitted_with_or_for_nothing(user
     other = user.does(*command, "--grace", "2m", "--deadline", "12h", "--environment", "pinned")
     assert other.returncode == 2
     said = other.stderr.splitlines()[-1]
-    assert f"{user.run().id}: is under way with --deadline none, not 43200, --grace 300" in said
-    assert "--grace 300, not 120, --environment cluster, not pinned; to change that, " in said
+    assert f"{user.run().id}: is under way with --deadline none, not 12h, --grace 5m" in said
+    assert "--grace 5m, not 2m, --environment cluster, not pinned; to change that, " in said
     assert f"`trainrig stop {user.run().id} --home {user.run().home}`" in said
     for given in ([], limits):
         joined = user.does(*command, *given)
@@ -358,6 +358,10 @@ def test_a_log_is_followed_with_the_cluster_gone(user: User) -> None:
         (
             ["submit", "tokenizer", "tokenizer.toml", "--deadline", "soon"],
             "--deadline soon: no time",
+        ),
+        *(
+            (["submit", "tokenizer", "tokenizer.toml", option, "12"], f"{option} 12: in which unit")
+            for option in ("--deadline", "--pending", "--grace")
         ),
         (["submit", "tokenizer", "tokenizer.toml", "--retries", "often"], "write it as CAUSE=N"),
         (["submit", "tokenizer", "tokenizer.toml", "--retries", "moon=1"], "no cause 'moon'"),

@@ -211,3 +211,23 @@ def test_the_log_is_read_back_in_the_order_of_attempts(run):
     expected = [b"attempt 1", b"its second line", b"attempt 2", b"its second line", b"the last"]
     assert list(tail.lines()) == expected
     assert list(tail.lines()) == []
+
+
+def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
+    home = Home(str(tmp_path))
+    model, tokens = home.create("pretrain", "/x/model"), home.create("tokenize", "/x/tokens")
+    other = home.create("pretrain", "/y/model")
+    assert home.find(model.id) == model
+    assert home.find("tok") == tokens
+    with pytest.raises(ConfigError) as refused:
+        home.find("pretrain-m")
+    assert str(refused.value) == (
+        f"{tmp_path}: several runs begin with 'pretrain-m': "
+        f"{', '.join(sorted([model.id, other.id]))}; write more of the id"
+    )
+    with pytest.raises(ConfigError, match="no run 'tokenise-tokens'; did you mean 'tokenize-"):
+        home.find("tokenise-tokens")
+    with pytest.raises(ConfigError):
+        home.find("")
+    with pytest.raises(ConfigError):  # programs name a run whole
+        home.open("tok")

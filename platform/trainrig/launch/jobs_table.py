@@ -1,7 +1,7 @@
 """All runs of a home, a line each, from storage alone: no cluster is asked."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -124,6 +124,15 @@ def as_text(row: Row) -> Mapping[str, str]:
         "cost": _cost(row),
         "age": duration(row.age),
     }
+
+
+def lines(found: Sequence[Row]) -> Iterator[str]:
+    """The table for people, a line each. No cell is cut: an id is there to be copied."""
+    texts = [as_text(row) for row in found]
+    heads = list(texts[0]) if texts else []
+    widths = {head: max(len(head), *(len(text[head]) for text in texts)) for head in heads}
+    for text in [dict(zip(heads, heads, strict=True)), *texts] if texts else ():
+        yield "  ".join(text[head].ljust(widths[head]) for head in heads).rstrip()
 
 
 def _cost(row: Row) -> str:

@@ -30,10 +30,13 @@ def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
 RunId = Annotated[
     str,
     typer.Argument(
-        metavar="ID", help="Id of the run, as `trainrig jobs` shows it.", autocompletion=_run_ids
+        metavar="ID",
+        help="Id of the run, as `trainrig jobs` shows it, or its unique beginning.",
+        autocompletion=_run_ids,
     ),
 ]
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATIONS = ("deadline", "pending", "grace")
 LAST_LINES = 10  # of the log, that are shown to who joins a run under way
 
 
@@ -194,7 +197,8 @@ def _in_force(
     others = [n for n in held if n in given and _differs(n, held[n], asked[n])]
     if others:
         differing = ", ".join(
-            f"--{name.replace('_', '-')} {_shown(held[name])}, not {_shown(asked[name])}"
+            f"--{name.replace('_', '-')} {_shown(name, held[name])}, not "
+            f"{_shown(name, asked[name])}"
             for name in others
         )
         raise ConfigError(
@@ -210,7 +214,11 @@ def _differs(option: str, held: Any, asked: Any) -> bool:
     return bool(held != asked)
 
 
-def _shown(value: Any) -> str:
+def _shown(option: str, value: Any) -> str:
+    """The value of an option as it would be written on the command line."""
+    if option in DURATIONS and value is not None:
+        unit = next(unit for unit in reversed(UNITS) if value % UNITS[unit] == 0 or unit == "s")
+        return f"{value / UNITS[unit]:g}{unit}"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={count}" for name, count in value.items()) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value or "none")
@@ -232,25 +240,16 @@ def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
     Reads the records in storage; no cluster is asked.
     """
     from trainrig.launch.jobs_table import as_json as row_as_json
-    from trainrig.launch.jobs_table import as_text, rows
+    from trainrig.launch.jobs_table import lines, rows
     from trainrig.launch.record import Home as Records
 
     found = rows(Records.named(home))
     if as_json:
         print(json.dumps([row_as_json(row) for row in found]))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    texts = [as_text(row) for row in found]
-    for name in texts[0] if texts else ():
-        table.add_column(name, no_wrap=True)
-    for text in texts:
-        table.add_row(*text.values())
-    if texts:
-        Console(highlight=False, soft_wrap=True).print(table)
-    else:
+    for line in lines(found):
+        print(line)
+    if not found:
         _say(f"{Records.named(home).path}: no runs; `trainrig submit` puts them there")
 
 
@@ -266,7 +265,7 @@ def logs(
     from trainrig.launch.record import Home as Records
 
     records = Records.named(home)
-    record = records.open(run)
+    record = records.find(run)
     following = Following(record, _hear_on(sys.stdout), _say if follow else lambda line: None)
     if not follow:
         following.look()
@@ -278,12 +277,12 @@ def logs(
                 return status.ended
             if status.state == "lost":
                 raise ClusterError(
-                    f"{run}: no sign of life of attempt {status.beat.get('attempt', '?')}; "
+                    f"{record.id}: no sign of life of attempt {status.beat.get('attempt', '?')}; "
                     "submit it again, it will go on"
                 )
         raise AssertionError("looks end with an end")
 
-    raise SystemExit(exit_code(_until_end(until_end, run, records.path)))
+    raise SystemExit(exit_code(_until_end(until_end, record.id, records.path)))
 
 
 def stop(
@@ -299,17 +298,17 @@ def stop(
     from trainrig.launch.record import Home as Records
     from trainrig.launch.stop import stop as stop_run
 
-    record = Records.named(home).open(run)
+    record = Records.named(home).find(run)
     ended = stop_run(record, now, _say)
     if ended is None:
         raise ClusterError(
-            f"{run}: no sign of life, and its cluster does not answer; asked to stop, should it "
+            f"{record.id}: no sign of life, and its cluster does not answer; asked to stop, should it "
             "come back"
         )
     if as_json:
-        print(json.dumps(_end_of(run, record.about()["output"], ended)))
+        print(json.dumps(_end_of(record.id, record.about()["output"], ended)))
     else:
-        print(f"{run}: {in_words(ended)}")
+        print(f"{record.id}: {in_words(ended)}")
 
 
 def _limits(
@@ -334,11 +333,14 @@ def _limits(
 
 
 def _seconds(option: str, text: str) -> float:
-    """`90`, `90s`, `15m`, `1.5h`, `2d`, in seconds."""
+    """`90s`, `15m`, `1.5h`, `2d`, in seconds. A number alone may be meant in any unit."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
     if not found:
         raise ConfigError(f"{option} {text}: no time; write it as 90s, 15m, 12h or 2d")
-    return float(found[1]) * UNITS[found[2] or "s"]
+    if not found[2]:
+        meant = ", ".join(f"{found[1]}{unit}" for unit in UNITS)
+        raise ConfigError(f"{option} {text}: in which unit? Write {meant}")
+    return float(found[1]) * UNITS[found[2]]
 
 
 def _retries(text: str) -> tuple[str, int]:

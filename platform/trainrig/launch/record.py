@@ -43,6 +43,7 @@ BEAT_SECONDS = 5.0
 LOST_SECONDS = 60.0  # without a beat: a dozen misses
 PENDING_SECONDS = 900.0  # from submission to the first sign of life; Limits.pending
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+SHOWN = 10  # of the ids that a beginning may mean
 ENDED = "ended"
 ANEW = "submitted_anew"  # what came after the attempt was asked for by the user
 PINNED = "pinned"  # the attempt was submitted with the submitter's versions of all libraries
@@ -131,6 +132,23 @@ class Home:
             known = [path.rpartition("/")[2] for path in storage.list_folders(self._runs)]
             raise ConfigError(f"{self.path}: no run '{name}'{did_you_mean(name, known)}")
         return record
+
+    def find(self, name: str) -> "RunRecord":
+        """The run that a person names: by its id, or by the beginning of one alone.
+
+        Raises ConfigError if no id begins so, or several do.
+        """
+        known = [path.rpartition("/")[2] for path in storage.list_folders(self._runs)]
+        meant = [each for each in known if name and each.startswith(name)]
+        if name in known or len(meant) != 1:
+            if len(meant) > 1 and name not in known:
+                more = f" and {len(meant) - SHOWN} more" if len(meant) > SHOWN else ""
+                raise ConfigError(
+                    f"{self.path}: several runs begin with '{name}': "
+                    f"{', '.join(sorted(meant)[:SHOWN])}{more}; write more of the id"
+                )
+            return self.open(name)
+        return self.open(meant[0])
 
     def list(self) -> "list[RunRecord]":
         """All runs, by id."""
