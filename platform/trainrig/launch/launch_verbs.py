@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import os
 import re
 import shlex
@@ -110,6 +111,7 @@ def submit(
     """
     from trainrig.launch.preflight import Request, examine
 
+    _listen()
     if environment not in ("cluster", "pinned"):
         hint = config.did_you_mean(environment, ["cluster", "pinned"])
         raise ConfigError(f"--environment {environment}: no such one{hint}")
@@ -131,9 +133,8 @@ def submit(
         if not check:
             _show_findings(found, as_json)
         count = len(found.problems)
-        raise ConfigError(
-            f"submit: {count} {'problem' if count == 1 else 'problems'}; nothing was uploaded"
-        )
+        said = f"submit: {count} {'problem' if count == 1 else 'problems'}; nothing was uploaded"
+        raise ClusterError(said) if found.unreachable and count == 1 else ConfigError(said)
     if not check:
         found.show(_say)
         _run(found, limits, environment, _given(context), detach, as_json)
@@ -298,6 +299,7 @@ def stop(
     from trainrig.launch.record import Home as Records
     from trainrig.launch.stop import stop as stop_run
 
+    _listen()
     record = Records.named(home).find(run)
     ended = stop_run(record, now, _say)
     if ended is None:
@@ -379,6 +381,11 @@ def _show_findings(found: Any, as_json: bool) -> None:
         print(json.dumps({"preflight": found.as_json(), "problems": len(found.problems)}))
     else:
         found.show(_say)
+
+
+def _listen() -> None:
+    """Show what our own loggers say as the rest is shown."""
+    logging.basicConfig(format="trainrig: %(message)s")
 
 
 def _say(line: str) -> None:

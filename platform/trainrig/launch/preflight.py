@@ -20,7 +20,7 @@ from trainrig.launch.limits import Limits
 from trainrig.launch.live_runs import live_runs
 from trainrig.launch.needs import TRAINING, Needs, needs
 from trainrig.launch.packing import Package
-from trainrig.launch.ray_jobs import RayJobs, address_of
+from trainrig.launch.ray_jobs import RayJobs, Unreachable, address_of
 from trainrig.launch.record import Home, RunRecord, run_id
 from trainrig.launch.run_paths import Place, is_there, places, with_absolute_paths
 from trainrig.launch.writable import check_writable, shared_disk
@@ -64,6 +64,7 @@ class Preflight:
     cluster: ClusterView | None = None
     package: Package | None = None
     finished: Manifest | None = None  # of the output: nothing is left to do
+    unreachable: bool = False  # the cluster: the user may have done nothing wrong
 
     @property
     def problems(self) -> list[Finding]:
@@ -103,6 +104,7 @@ class Preflight:
         try:
             text = ask()
         except TrainrigError as error:
+            self.unreachable |= isinstance(error, Unreachable)
             self.note(what, "problem", str(error))
         except OSError as error:
             self.note(what, "problem", f"{error.filename or what}: {error.strerror or error}")

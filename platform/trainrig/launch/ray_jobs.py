@@ -6,8 +6,11 @@ request here has a time limit, and what is wrong with an address or a token is o
 
 import contextlib
 import http.client
+import io
 import json
+import logging
 import os
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -20,14 +23,17 @@ from typing import Any
 from trainrig.errors import ClusterError
 
 LOCAL = "http://127.0.0.1:8265"  # where `ray start --head` puts its dashboard
-ANSWER_SECONDS = 30.0  # for one answer; a job is accepted once an agent has taken it
+ANSWER_SECONDS = 30.0  # for an answer, all tries; a job is accepted once an agent has taken it
+SILENT_SECONDS = 5.0  # without one, until it is said what is waited for
 CONNECT_TRIES = 3  # a dashboard that is busy drops one now and then
-UPLOAD_SECONDS = 300.0  # 100 MiB over 3 Mbit/s
 # What Ray calls the states of a job.
 PENDING, RUNNING = "PENDING", "RUNNING"
 STOPPED, SUCCEEDED, FAILED = "STOPPED", "SUCCEEDED", "FAILED"
 OVER = (STOPPED, SUCCEEDED, FAILED)
 NO_TOKEN = "what is here as its token is no token: it has signs that none has"
+
+
+log = logging.getLogger(__name__)
 
 
 class Unreachable(ClusterError):
@@ -102,6 +108,7 @@ class RayJobs:
     """The jobs of the cluster at `address`."""
 
     address: str
+    patience: float = ANSWER_SECONDS  # s for each answer
 
     def versions(self) -> tuple[str, str]:
         """Ray's and Python's on the cluster."""
@@ -170,13 +177,7 @@ class RayJobs:
     def upload(self, name: str, data: bytes) -> str:
         """Put a package on the cluster, unless it is there; the URI that runs name it by."""
         if not self.has_package(name):
-            self._ask(
-                "PUT",
-                f"/api/packages/gcs/{name}",
-                data,
-                "application/octet-stream",
-                seconds=UPLOAD_SECONDS,
-            )
+            self._ask("PUT", f"/api/packages/gcs/{name}", data, "application/octet-stream")
         return f"gcs://{name}"
 
     def _ask(
@@ -186,18 +187,18 @@ class RayJobs:
         body: bytes | None = None,
         content_type: str | None = None,
         missing: bool = False,
-        seconds: float = ANSWER_SECONDS,
     ) -> Any:
         """The answer, from JSON; `missing`: None for what is not there."""
-        request = urllib.request.Request(self.address + path, body, method=method)
-        if content_type:
-            request.add_header("Content-Type", content_type)
-        if known := token():
-            request.add_header("Authorization", f"Bearer {known}")
-        opener = _opener(self.address)
+        until = time.monotonic() + self.patience
         for attempt in range(1, CONNECT_TRIES + 1):
+            left = max(0.1, until - time.monotonic())
+            request = self._request(method, path, body, content_type)
             try:
-                with self._errors(path), opener.open(request, timeout=seconds) as answer:
+                with (
+                    self._errors(path),
+                    self._waiting(left),
+                    _opener(self.address).open(request, timeout=left) as answer,
+                ):
                     data = answer.read()
                 with self._understood():
                     return json.loads(data) if data.strip() else {}
@@ -206,10 +207,42 @@ class RayJobs:
                     return None
                 raise Refused(f"{self.address}{path}: not there; is it Ray's dashboard?") from None
             except Unreachable:
-                if method != "GET" or attempt == CONNECT_TRIES:
+                over = time.monotonic() >= until
+                if method != "GET" or attempt == CONNECT_TRIES or over:
                     raise
                 time.sleep(0.2 * attempt)
         raise AssertionError("the last attempt returns or raises")
+
+    def _request(
+        self, method: str, path: str, body: bytes | None, content_type: str | None
+    ) -> urllib.request.Request:
+        # From a stream the body goes block by block, each with the time limit for itself: a large
+        # one over a slow line is no cluster that hangs.
+        stream = None if body is None else io.BytesIO(body)
+        request = urllib.request.Request(self.address + path, stream, method=method)
+        if body is not None:
+            request.add_header("Content-Length", str(len(body)))
+        if content_type:
+            request.add_header("Content-Type", content_type)
+        if known := token():
+            request.add_header("Authorization", f"Bearer {known}")
+        return request
+
+    @contextlib.contextmanager
+    def _waiting(self, seconds: float) -> Iterator[None]:
+        """Say that the block waits for an answer, once it has for a while."""
+        if seconds <= SILENT_SECONDS:
+            yield
+            return
+        what = "%s: Ray's dashboard has not answered for %.0f s; waits for it up to %.0f s more"
+        left = seconds - SILENT_SECONDS
+        timer = threading.Timer(SILENT_SECONDS, log.warning, (what, self.address, SILENT_SECONDS, left))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
@@ -226,6 +259,8 @@ class RayJobs:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            if isinstance(reason, TimeoutError):
+                why = f"none in {self.patience:.0f} s; its process may hang"
             raise Unreachable(
                 f"{self.address}: no Ray dashboard answers ({why}); is the cluster up, and the "
                 "address that of its jobs (--address http://HOST:8265)?"

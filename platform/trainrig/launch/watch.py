@@ -12,7 +12,7 @@ from typing import Any
 from trainrig.errors import ClusterError
 from trainrig.launch.follow import Following
 from trainrig.launch.limits import Limits
-from trainrig.launch.ray_jobs import PENDING, Job, RayJobs
+from trainrig.launch.ray_jobs import PENDING, SILENT_SECONDS, Job, RayJobs
 from trainrig.launch.record import LOST, LOST_SECONDS, QUEUED, Attempt, Status
 from trainrig.launch.stop import end_as_stopped
 from trainrig.launch.submit import give_up
@@ -61,7 +61,7 @@ class Watch:
 
     def _ask(self, status: Status, attempt: Attempt) -> None:
         """See what the cluster makes of the attempt, and act on it."""
-        jobs = RayJobs(attempt.address)
+        jobs = RayJobs(attempt.address, SILENT_SECONDS)  # the log is not followed meanwhile
         try:
             job = jobs.job(attempt.submission_id)
             trouble, seconds = self._trouble_of(status, job)
