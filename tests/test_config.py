@@ -524,3 +524,42 @@ def test_a_value_that_toml_has_no_word_for_is_a_bug_and_says_so() -> None:
 
     with pytest.raises(TypeError, match="no TOML for b''"):
         config.to_toml(Odd())
+
+
+def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(b"\xef\xbb\xbf" + (TOP + "seed = 7\n").encode())
+    assert config.load(Sorting, str(file)).seed == 7
+    file.write_text(TOP, encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"run.toml: UTF-16 by its first two bytes; save it as"):
+        config.load(Sorting, str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("", ["seed=1", "workers=-1"], "--set workers=-1: workers: input should be greater than"),
+        ("[single]\nlow = 3\n", ["single.high=2"], "--set single.high=2: single: low (3) is above"),
+        ("", ["single.hihg=2"], "--set single.hihg=2: single: no key 'hihg' in Part; did you mean"),
+        ("workers = -1\n", ["seed=1"], "run.toml:3: workers: input should be greater than"),
+    ],
+)
+def test_what_a_change_broke_is_not_blamed_on_the_file(
+    tmp_path: Path, text: str, overrides: list[str], message: str
+) -> None:
+    assert complaint(tmp_path, TOP + text, *overrides).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mode = 'keep'\n", "no key 'mode' in Sorting; it belongs under [named.NAME.first] or"),
+        ("[high]\na = 1\n", "no key 'high' in Sorting; it belongs under [[parts]] or"),
+        ("[single]\nseed = 1\n", "single: no key 'seed' in Part; it belongs at the top level"),
+        ("[wipe_out]\n", "no key 'wipe_out' in Sorting; there are: "),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_told_where_it_belongs(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    assert message in complaint(tmp_path, TOP + text)

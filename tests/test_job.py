@@ -95,7 +95,7 @@ def test_changes_on_the_command_line_reach_the_run(
         (OutputTaken("out: taken"), 2, "out: taken"),
         (ClusterError("s3: down"), 1, "s3: down"),
         (Unfinished("step 3 of 9"), 75, "step 3 of 9"),
-        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from here"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command begins again"),
         (
             OSError(errno.ENOSPC, "No space", "/big"),
             1,
@@ -106,6 +106,8 @@ def test_changes_on_the_command_line_reach_the_run(
             1,
             "storage is full; free some and run it again",
         ),
+        (OSError(errno.EROFS, "Read-only file system", "/cd"), 2, "/cd: Read-only file system"),
+        (OSError(errno.EACCES, "Permission denied", b"/own"), 2, "/own: Permission denied"),
     ],
 )
 def test_each_failure_that_is_foreseen_has_its_code_and_one_line(
@@ -187,7 +189,7 @@ if __name__ == "__main__":
     ("how", "code", "out", "last_line"),
     [
         ("whole", 0, '{"upto": 3}\n', "trainrig: {out}: made before ({out}/manifest.json says so)"),
-        ("interrupted", 130, "", "trainrig: interrupted; the same command goes on from here"),
+        ("interrupted", 130, "", "trainrig: interrupted; the same command begins again"),
         ("broken", 1, "", "ZeroDivisionError"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainrig import completion, config
+from trainrig import completion, config, job
 from trainrig.command_help import CLUSTERS, CONTEXT, DATA, MODELS, SCALING, START, Group, command
 from trainrig.command_options import (
     Borders,
@@ -92,7 +92,7 @@ def quickstart(
 
     terminal = Terminal()
     terminal.listen()
-    with terminal.only_results_on_stdout():
+    with terminal.only_results_on_stdout(), job.if_stopped(job.GOES_ON):
         summary = walk(Quickstart(out=out, workers=workers, sweep=with_sweep), terminal)
     if as_json:
         print(json.dumps(summary))
@@ -145,8 +145,8 @@ def _do(verb: str, run_file: str, changes: Sequence[str] | None, as_json: bool) 
 
     terminal = Terminal()
     terminal.listen()
-    run: Any = config.load(VERBS[verb].load_model(), run_file, changes or ())
-    with terminal.only_results_on_stdout():
+    run: Any = job.load(VERBS[verb].load_model(), run_file, changes or ())
+    with terminal.only_results_on_stdout(), job.if_stopped(job.what_next(run)):
         manifest = show(terminal, run, VERBS[verb].load_function())
     if as_json:
         cost = {"seconds": manifest.seconds, **manifest.cost}

@@ -5,9 +5,8 @@ source. A choice is a union whose members carry a `kind`; that union is the regi
 adds what pydantic does not know: the file, the line, the path of the key, the nearest name.
 """
 
+import copy
 import difflib
-import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,10 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainrig import storage
+from trainrig import storage, utf8
 from trainrig.errors import ConfigError
+from trainrig.key_places import places_of
+from trainrig.toml_text import to_toml, toml_value
 
 
 class _Place:
@@ -71,6 +72,7 @@ class RunFile(Settings):
 
     stage: str  # the command that this file is for; another one refuses it
     verb: ClassVar[str]
+    resumes: ClassVar[bool] = False  # goes on with what a stopped one left; else it begins again
 
 
 Model = TypeVar("Model", bound=Settings)
@@ -100,21 +102,53 @@ def load(model: type[Run], path: str, overrides: Sequence[str] = ()) -> Run:
             f"{path}: {found}, so this is no run file for `{model.verb}`; "
             + (f"use `trainrig {stage} {path}`" if stage else f'write `stage = "{model.verb}"`')
         )
+    if not overrides:
+        return build(model, data, path, text)
+    try:
+        return _validate(model, _changed(data, overrides))
+    except ValidationError as error:
+        raise ConfigError(_explain_changed(model, error, data, overrides, path, text)) from None
+
+
+def _changed(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    changed = copy.deepcopy(dict(data))
     for override in overrides:
-        set_key(data, override)
-    return build(model, data, path, text)
+        set_key(changed, override)
+    return changed
+
+
+def _explain_changed(
+    model: type[Run],
+    error: ValidationError,
+    data: Mapping[str, Any],
+    overrides: Sequence[str],
+    path: str,
+    text: str,
+) -> str:
+    """What is wrong: with the change that made it so, or with the file."""
+    for count in range(len(overrides)):
+        try:
+            _validate(model, _changed(data, overrides[:count]))
+        except ValidationError:
+            continue
+        try:
+            _validate(model, _changed(data, overrides[: count + 1]))
+        except ValidationError as first:
+            changed = _changed(data, overrides[: count + 1])
+            return _explain(model, first, changed, f"--set {overrides[count]}", "")
+    return _explain(model, error, _changed(data, overrides), path, text)
 
 
 def read_text(path: str) -> str:
     """The run file's text. Raises ConfigError if there is none."""
     try:
-        return storage.read(path).decode("utf-8")
+        return utf8.decode(storage.read(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such run file") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name the run file in it") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; a run file is TOML") from None
+    except utf8.NotUtf8 as error:
+        raise ConfigError(f"{path}: {error}; a run file is TOML") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -130,9 +164,13 @@ def parse(text: str, path: str) -> dict[str, Any]:
 def build(model: type[Model], data: Mapping[str, Any], path: str, text: str = "") -> Model:
     """A `model` from TOML tables. Raises ConfigError for the first thing wrong with them."""
     try:
-        return model.model_validate(_frozen(data))
+        return _validate(model, data)
     except ValidationError as error:
-        raise ConfigError(_explain(error, data, path, text)) from None
+        raise ConfigError(_explain(model, error, data, path, text)) from None
+
+
+def _validate(model: type[Model], data: Mapping[str, Any]) -> Model:
+    return model.model_validate(_frozen(data))
 
 
 def _frozen(value: Any) -> Any:
@@ -193,7 +231,9 @@ _IN_TOML = {
 }
 
 
-def _explain(error: ValidationError, data: Mapping[str, Any], path: str, text: str) -> str:
+def _explain(
+    model: type[Settings], error: ValidationError, data: Mapping[str, Any], path: str, text: str
+) -> str:
     first = error.errors()[0]
     location = _without_tags(first["loc"], data)
     message = first["msg"]
@@ -212,9 +252,12 @@ def _explain(error: ValidationError, data: Mapping[str, Any], path: str, text: s
         choices = re.findall(r"'([^']+)'", str(context["expected"]))
         found = first["input"]
         message = f"{found!r} is none of {', '.join(choices)}{_near(found, choices)}"
+    elif first["type"] == "unknown_key":
+        if elsewhere := places_of(model, str(context["key"])):
+            message = message.partition("; ")[0] + elsewhere
     elif first["type"] == "value_error":
         message = message.removeprefix("Value error, ")
-    elif first["type"] != "unknown_key":
+    else:
         message = _IN_TOML.get(first["type"], f"{message[0].lower()}{message[1:]}")
         message += f", found {_shown(first['input'])}"
     at = f"{path}:{line}" if line else path
@@ -314,67 +357,6 @@ def _identity_of(value: Any, ahead: bool) -> Any:
     if isinstance(value, Mapping):
         return {key: _identity_of(item, ahead) for key, item in value.items()}
     return value
-
-
-def to_toml(settings: Settings) -> str:
-    """`settings` with every default written out; `# default` marks what nobody set.
-
-    `load` of the result gives an equal model. None stands for an absent key.
-    """
-    return "\n".join(_table_lines(settings, (), False)).lstrip("\n") + "\n"
-
-
-def _table_lines(
-    table: Settings | Mapping[str, Any], path: tuple[str, ...], default: bool
-) -> list[str]:
-    """The lines below `table`'s header. `default`: nobody set the table that it is in."""
-    if isinstance(table, Settings):
-        items = {name: getattr(table, name) for name in type(table).model_fields}
-        defaults = set(items) - (set() if default else table.model_fields_set)
-    else:
-        items = dict(table)
-        defaults = set(items) if default else set()
-    lines, below = [], []
-    for name, value in items.items():
-        if value is None:
-            continue
-        inner = (*path, _toml_key(name))
-        unset = name in defaults
-        if isinstance(value, Settings | Mapping):
-            below += ["", f"[{'.'.join(inner)}]", *_table_lines(value, inner, unset)]
-        elif isinstance(value, tuple) and value and isinstance(value[0], Settings | Mapping):
-            for item in value:
-                below += ["", f"[[{'.'.join(inner)}]]", *_table_lines(item, inner, unset)]
-        else:
-            note = "  # default" if unset else ""
-            lines.append(f"{_toml_key(name)} = {toml_value(value)}{note}")
-    return lines + below
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_string(name)
-
-
-def toml_value(value: Any) -> str:
-    """One value as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return repr(value)
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, str):
-        return _toml_string(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(toml_value(item) for item in value)}]"
-    raise TypeError(f"no TOML for {value!r}")
-
-
-def _toml_string(text: str) -> str:
-    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped as well.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 __all__ = [

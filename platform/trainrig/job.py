@@ -20,13 +20,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from trainrig import config
-from trainrig.config import Run
-from trainrig.errors import ClusterError, TrainrigError, Unfinished
-from trainrig.manifest import Manifest
+from trainrig import config, storage
+from trainrig.config import Run, RunFile
+from trainrig.errors import ClusterError, InputError, TrainrigError, Unfinished
+from trainrig.manifest import MANIFEST, Manifest
+from trainrig.writable import check_folder
 
 OUTCOME = "TRAINRIG_OUTCOME"  # names a local file for {"kind", "message", "exit_code"}
-STOPPED = "stopped by SIGTERM; the same command goes on from the last that was whole"
+GOES_ON = "the same command goes on from what was whole"
+BEGINS_AGAIN = "the same command begins again"
+# The system says no to a path, which is for the user to mend.
+REFUSED = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+}
 
 
 def main(
@@ -48,15 +55,46 @@ def main(
     logging.getLogger("trainrig").setLevel(logging.INFO)
     with exit_codes():
         with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages there
-            manifest = stage(config.load(model, given.run_file, given.changes))
+            run = load(model, given.run_file, given.changes)
+            with if_stopped(what_next(run)):
+                manifest = stage(run)
         print(json.dumps(manifest.counts))
+
+
+def load(model: type[Run], path: str, changes: Sequence[str]) -> Run:
+    """The run that the file at `path` describes, if its results can be written.
+
+    Raises ConfigError. A finished run may lie on a disk that is mounted to be read: it has nothing
+    left to write.
+    """
+    run = config.load(model, path, changes)
+    output = getattr(run, "output")  # noqa: B009 - every run file has one, by no type
+    if output.startswith(storage.S3) or not storage.exists(storage.join(output, MANIFEST)):
+        check_folder(output)
+    return run
+
+
+def what_next(run: RunFile) -> str:
+    """What becomes of `run` if it is stopped and then done again."""
+    return GOES_ON if run.resumes else BEGINS_AGAIN
+
+
+@contextlib.contextmanager
+def if_stopped(said: str) -> Iterator[None]:
+    """Have `said` of the block if SIGTERM or Ctrl-C ends it, unless a block in it knows better."""
+    try:
+        yield
+    except (_Stopped, KeyboardInterrupt) as stopped:
+        stopped.args = stopped.args or (said,)
+        raise
 
 
 @contextlib.contextmanager
 def exit_codes() -> Iterator[None]:
     """End the process as the module says when the block raises what trainrig foresees.
 
-    SIGTERM (a stopped job, a machine taken back) ends it as unfinished: stages are always whole.
+    SIGTERM (a stopped job, a machine taken back) ends it as unfinished, and `if_stopped` says what
+    is left of it.
     """
     before = signal.getsignal(signal.SIGTERM)
     outcome = os.environ.pop(OUTCOME, None)  # not for the processes that this one starts
@@ -81,13 +119,19 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
         case TrainrigError():
             return str(error), error.exit_code
         case _Stopped():
-            return STOPPED, Unfinished.exit_code
+            return f"stopped by SIGTERM; {_next(error)}", Unfinished.exit_code
         case KeyboardInterrupt():
-            return "interrupted; the same command goes on from here", 130
+            return f"interrupted; {_next(error)}", 130
+        case OSError() if error.errno in REFUSED and error.filename:
+            return f"{os.fsdecode(error.filename)}: {error.strerror}", InputError.exit_code
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             where = f"{error.filename}: " if error.filename else ""
             return f"{where}storage is full; free some and run it again", 1
     return None
+
+
+def _next(stopped: BaseException) -> str:
+    return str(stopped.args[0]) if stopped.args else BEGINS_AGAIN
 
 
 def _write_outcome(path: str | None, error: BaseException, ending: tuple[str, int] | None) -> None:
@@ -97,7 +141,7 @@ def _write_outcome(path: str | None, error: BaseException, ending: tuple[str, in
     if isinstance(error, _Stopped):
         kind = Unfinished
     elif isinstance(error, OSError) and ending:
-        kind = ClusterError
+        kind = InputError if ending[1] == InputError.exit_code else ClusterError
     message, code = ending or (str(error), 1)
     entry = {"kind": kind.__name__, "message": message, "exit_code": code}
     with contextlib.suppress(OSError):  # the exit code still tells most of it

@@ -46,7 +46,7 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_rights(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
-    with pytest.raises(ConfigError, match="may not be written by this user"):
+    with pytest.raises(ConfigError, match="cannot be written: Permission denied"):
         check_writable(str(tmp_path / "closed" / "below"))
 
 

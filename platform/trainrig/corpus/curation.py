@@ -126,6 +126,7 @@ class Curation(RunFile):
     """
 
     verb: ClassVar[str] = "curate"
+    resumes: ClassVar[bool] = True
 
     stage: Literal["curate"] = "curate"
     output: Annotated[str, PLACE]  # folder to write, on disk or s3://

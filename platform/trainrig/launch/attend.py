@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from trainrig import config
 from trainrig.errors import ConfigError
-from trainrig.job import exit_codes
+from trainrig.job import GOES_ON, exit_codes, if_stopped
 from trainrig.launch.attendant import Attendant
 from trainrig.launch.causes import Cause, End
 from trainrig.launch.limits import Limits
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler.setFormatter(MaskingFormatter("trainrig: %(message)s"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("trainrig").setLevel(logging.INFO)
-    with exit_codes():
+    with exit_codes(), if_stopped(GOES_ON):
         record = Home.named(given.home).open(given.run)
         attempt = record.attempt(given.attempt)
         compare_versions(record, attempt.number)

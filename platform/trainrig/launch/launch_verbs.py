@@ -15,6 +15,7 @@ import typer
 from trainrig import completion, config
 from trainrig.command_options import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
 from trainrig.errors import ClusterError, ConfigError
+from trainrig.job import if_stopped
 from trainrig.launch.limits import Limits
 
 
@@ -304,8 +305,8 @@ def stop(
     ended = stop_run(record, now, _say)
     if ended is None:
         raise ClusterError(
-            f"{record.id}: no sign of life, and its cluster does not answer; asked to stop, should it "
-            "come back"
+            f"{record.id}: no sign of life, and its cluster does not answer; asked to stop, should "
+            "it come back"
         )
     if as_json:
         print(json.dumps(_end_of(record.id, record.about()["output"], ended)))
@@ -355,7 +356,8 @@ def _retries(text: str) -> tuple[str, int]:
 def _until_end(wait: Callable[[], Mapping[str, Any]], run: str, home: str) -> Mapping[str, Any]:
     """What `wait` gives; Ctrl-C leaves the run to itself."""
     try:
-        return wait()
+        with if_stopped(f"{run}: goes on without you. {_how_to_go_on(run, home)}"):
+            return wait()
     except KeyboardInterrupt:
         _say(f"{run}: goes on without you. {_how_to_go_on(run, home)}")
         raise SystemExit(130) from None

@@ -236,7 +236,9 @@ class RayJobs:
             return
         what = "%s: Ray's dashboard has not answered for %.0f s; waits for it up to %.0f s more"
         left = seconds - SILENT_SECONDS
-        timer = threading.Timer(SILENT_SECONDS, log.warning, (what, self.address, SILENT_SECONDS, left))
+        timer = threading.Timer(
+            SILENT_SECONDS, log.warning, (what, self.address, SILENT_SECONDS, left)
+        )
         timer.daemon = True
         timer.start()
         try:

@@ -1,11 +1,11 @@
 """Whether a run may write where it will: found out by doing so."""
 
-import os
 import secrets
 from pathlib import Path
 
 from trainrig import storage
 from trainrig.errors import ClusterError, ConfigError, DataError
+from trainrig.writable import check_folder
 
 MOUNTS = "/proc/self/mounts"
 # File systems that several machines can have, by the names that Linux gives them.
@@ -18,7 +18,7 @@ def check_writable(folder: str) -> None:
     In a bucket, an object is created exclusively there, as locks and manifests are, and removed.
     """
     if not folder.startswith(storage.S3):
-        _check_folder(folder)
+        check_folder(folder)
         return
     probe = storage.join(folder, f".probe-{secrets.token_hex(8)}")
     try:
@@ -28,15 +28,6 @@ def check_writable(folder: str) -> None:
         raise  # no such bucket
     except ClusterError as error:
         raise ConfigError(f"{folder}: may not be written from here: {error}") from None
-
-
-def _check_folder(folder: str) -> None:
-    path = Path(folder)
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not there.is_dir():
-        raise ConfigError(f"{folder}: {there} is a file; name another folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{folder}: {there} may not be written by this user; name another folder")
 
 
 def shared_disk(path: str) -> str | None:

@@ -9,10 +9,12 @@ from trainrig.models.hf import HubFolder, HubTokenizer, export_llama, import_lla
 from trainrig.posttrain.chat import TEMPLATE
 from trainrig.tokens.special import END_OF_TEXT, END_OF_TURN, PAD
 from trainrig.train import checkpoint
+from trainrig.writable import check_folder
 
 
 def export_checkpoint(path: str, out: str, settings: HubFolder) -> dict[str, Any]:
     """Write the newest checkpoint at `path` as the Hugging Face folder `out`; what was written."""
+    check_folder(out)
     opened = checkpoint.open_model(path)
     tokenizer = HubTokenizer(
         json=opened.tokenizer,
@@ -27,6 +29,7 @@ def export_checkpoint(path: str, out: str, settings: HubFolder) -> dict[str, Any
 
 def import_checkpoint(folder: str, out: str) -> dict[str, Any]:
     """Write the Hugging Face folder `folder` as step 0 of the run folder `out`."""
+    check_folder(out)
     weights, config, tokenizer = import_llama(folder)
     if storage.list_files(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")

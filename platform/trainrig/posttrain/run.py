@@ -13,6 +13,7 @@ class FineTuning(RunFile):
     """`trainrig posttrain`: a checkpoint, taught by conversations."""
 
     verb: ClassVar[str] = "posttrain"
+    resumes: ClassVar[bool] = True
 
     stage: Literal["posttrain"] = "posttrain"
     checkpoint: Annotated[str, PLACE]  # run folder or checkpoint of the model to start from

@@ -32,6 +32,7 @@ from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import Pretraining
+from trainrig.writable import check_folder
 
 
 class PageMaking(RunFile):
@@ -79,6 +80,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     """
     if wanted.out.startswith(storage.S3):
         raise ConfigError(f"--out {wanted.out}: the quickstart is for this machine; name a folder")
+    check_folder(wanted.out)
     ray_session.connect(wanted.workers, "--workers")
     at = Folders(wanted.out)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig import config, storage
+from trainrig import config, storage, utf8
 from trainrig.errors import DataError
 from trainrig.scaling.runs import NEEDED, NUMBERS, TEXTS, Runs
 
@@ -73,11 +73,13 @@ def read_csv(path: str, columns: Mapping[str, str]) -> Runs:
 def parse(path: str) -> Csv:
     """The cells of the file at `path`, which has a header line. Raises DataError."""
     try:
-        text = storage.read(path).decode("utf-8-sig")
+        text = utf8.decode(storage.read(path))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: is a folder, not a CSV") from None
+    except utf8.NotUtf8 as error:
+        raise DataError(f"{path}: {error}; a CSV is wanted") from None
     rows = [row for row in csv.reader(io.StringIO(text)) if row]
     if len(rows) < 2:
         raise DataError(f"{path}: no rows; a table of runs has a header line and a line for each")

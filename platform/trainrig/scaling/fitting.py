@@ -14,6 +14,7 @@ from trainrig.scaling.fit_progress import Progress
 from trainrig.scaling.pages.fit_page import write_fit_page
 from trainrig.scaling.recipes import RecipeFit, compare
 from trainrig.scaling.runs import Runs
+from trainrig.writable import check_folder
 
 RECIPES_FILE = "recipes.json"
 
@@ -81,6 +82,8 @@ def fit(
 
     Writes `law.json` and its page, or `recipes.json`, into `out`, where that is given.
     """
+    if out:
+        check_folder(out)
     if len(tables.paths) > 1 or len(tables.recipes) > 1:
         return _compare(tables, settings, out, as_json)
     runs = read_runs(tables.paths, dict(tables.columns), tables.recipes)

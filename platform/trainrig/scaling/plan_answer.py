@@ -14,6 +14,7 @@ from trainrig.scaling.forms import Kaplan
 from trainrig.scaling.law import Law, read_law
 from trainrig.scaling.plan import Plan
 from trainrig.scaling.planning import Request, make_plan
+from trainrig.writable import check_file
 
 _OPTIONS = {"assumptions.utilisation": "mfu", "rule.kind": "rule"}
 
@@ -34,6 +35,8 @@ def answer(
 
     Raises InputError for what cannot be, before anything is written.
     """
+    if wanted.out is not None:
+        check_file(wanted.out)
     law = find_law(name)
     request = _request(given)
     if wanted.out is None and (wanted.tokens_folder or wanted.output):

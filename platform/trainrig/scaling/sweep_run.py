@@ -88,6 +88,7 @@ class Sweep(RunFile):
     """`trainrig sweep`: many small models, for a law to be fitted to."""
 
     verb: ClassVar[str] = "sweep"
+    resumes: ClassVar[bool] = True
 
     stage: Literal["sweep"] = "sweep"
     tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote

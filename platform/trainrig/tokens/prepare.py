@@ -45,6 +45,7 @@ class Tokenization(RunFile):
     """`trainrig tokenize`: documents to token shards."""
 
     verb: ClassVar[str] = "tokenize"
+    resumes: ClassVar[bool] = True
 
     stage: Literal["tokenize"] = "tokenize"
     # Documents to encode: the folder of `curate`, or files as `[[documents]]` tables.

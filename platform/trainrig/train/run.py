@@ -84,6 +84,7 @@ class Pretraining(RunFile):
     """`trainrig pretrain`: a fresh model, or another run's, on token shards."""
 
     verb: ClassVar[str] = "pretrain"
+    resumes: ClassVar[bool] = True
 
     stage: Literal["pretrain"] = "pretrain"
     tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote

@@ -29,6 +29,7 @@ from trainrig.train.run_charts import (
     values,
 )
 from trainrig.train.run_folder import RunFolder
+from trainrig.writable import check_folder
 
 PAGE = "report.html"
 RUN_FILE = "run.toml"
@@ -44,7 +45,9 @@ def write_report(folder: str) -> str:
     Raises DataError for a folder without a run, or without one update in it.
     """
     path = storage.join(folder, PAGE)
-    storage.write(path, run_page(read_story(folder)).encode())
+    story = read_story(folder)
+    check_folder(folder)
+    storage.write(path, run_page(story).encode())
     return path
 
 

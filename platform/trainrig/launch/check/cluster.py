@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainrig import hardware
+from trainrig import hardware, utf8
 from trainrig.errors import ConfigError
 from trainrig.hardware import Hardware
 from trainrig.launch.check.aws import aws_problems
@@ -126,9 +126,9 @@ def _read(path: Path) -> str:
     if len(data) > LARGEST:
         raise ConfigError(f"{path}: {len(data):,} bytes; a cluster file has {LARGEST:,} at most")
     try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; write YAML") from None
+        return utf8.decode(data)
+    except utf8.NotUtf8 as error:
+        raise ConfigError(f"{path}: {error}; write YAML") from None
 
 
 def _main(documents: list[Document]) -> Any:

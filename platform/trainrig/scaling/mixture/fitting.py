@@ -17,6 +17,7 @@ from trainrig.scaling.mixture.proposal import LEVEL, Proposal, Search, propose
 from trainrig.scaling.mixture.record import MixtureRecord, Score, SourceShare, spelt
 from trainrig.scaling.mixture.runs import MixtureRuns
 from trainrig.train.run import Pretraining
+from trainrig.writable import check_folder
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
 DECIMALS = 4  # of a weight: batches are mixed to hundred-thousandths, and no fit is that sure
@@ -101,6 +102,7 @@ def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:
     """Fit, and put the record, the run file's section and the page into the folder `out`."""
     from trainrig.scaling.mixture.page import mixture_page
 
+    check_folder(out)
     run = _run_file(settings)
     result = fit_mixture(settings)
     record = result.record

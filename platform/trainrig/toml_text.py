@@ -1,0 +1,70 @@
+"""Models as TOML."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def to_toml(settings: BaseModel) -> str:
+    """`settings` with every default written out; `# default` marks what nobody set.
+
+    `load` of the result gives an equal model. None stands for an absent key.
+    """
+    return "\n".join(_table_lines(settings, (), False)).lstrip("\n") + "\n"
+
+
+def _table_lines(
+    table: BaseModel | Mapping[str, Any], path: tuple[str, ...], default: bool
+) -> list[str]:
+    """The lines below `table`'s header. `default`: nobody set the table that it is in."""
+    if isinstance(table, BaseModel):
+        items = {name: getattr(table, name) for name in type(table).model_fields}
+        defaults = set(items) - (set() if default else table.model_fields_set)
+    else:
+        items = dict(table)
+        defaults = set(items) if default else set()
+    lines, below = [], []
+    for name, value in items.items():
+        if value is None:
+            continue
+        inner = (*path, _toml_key(name))
+        unset = name in defaults
+        if isinstance(value, BaseModel | Mapping):
+            below += ["", f"[{'.'.join(inner)}]", *_table_lines(value, inner, unset)]
+        elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel | Mapping):
+            for item in value:
+                below += ["", f"[[{'.'.join(inner)}]]", *_table_lines(item, inner, unset)]
+        else:
+            note = "  # default" if unset else ""
+            lines.append(f"{_toml_key(name)} = {toml_value(value)}{note}")
+    return lines + below
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_string(name)
+
+
+def toml_value(value: Any) -> str:
+    """One value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return repr(value)
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return _toml_string(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    raise TypeError(f"no TOML for {value!r}")
+
+
+def _toml_string(text: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped as well.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
