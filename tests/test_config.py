@@ -553,7 +553,7 @@ def test_what_a_change_broke_is_not_blamed_on_the_file(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mode = 'keep'\n", "no key 'mode' in Sorting; it belongs under [named.NAME.first] or"),
+        ("mode = 'keep'\n", "under [[single.filters]] or under [parts.first] and 3 more"),
         ("[high]\na = 1\n", "no key 'high' in Sorting; it belongs under [[parts]] or"),
         ("[single]\nseed = 1\n", "single: no key 'seed' in Part; it belongs at the top level"),
         ("[wipe_out]\n", "no key 'wipe_out' in Sorting; there are: "),

@@ -21,6 +21,7 @@ from trainrig.errors import (
     Unfinished,
 )
 from trainrig.manifest import Manifest
+from trainrig.verbs import VERBS
 
 
 class Counting(RunFile):
@@ -289,7 +290,7 @@ def test_sigterm_is_an_end_that_others_can_read(tmp_path, monkeypatch, run_file)
         job.main(Counting, lambda run: os.kill(os.getpid(), signal.SIGTERM), [run_file])
     assert json.loads(path.read_text()) == {
         "kind": "Unfinished",
-        "message": job.STOPPED,
+        "message": f"stopped by SIGTERM; {job.BEGINS_AGAIN}",
         "exit_code": 75,
     }
 
@@ -307,3 +308,31 @@ def test_a_job_that_is_done_leaves_nothing_to_read_and_a_lost_place_costs_nothin
 
     monkeypatch.setenv(job.OUTCOME, str(tmp_path / "none" / "outcome.json"))
     assert outcome(capsys, broken, run_file)[0] == 2
+
+
+class Resuming(Counting):
+    verb: ClassVar[str] = "count"
+    resumes: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [(Counting, "begins again"), (Resuming, "goes on from what was whole")]
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_said_of_the_same_command_is_true_of_the_verb(
+    model: type[Counting],
+    said: str,
+    number: int,
+    run_file: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        job.main(model, lambda run: os.kill(os.getpid(), number), [run_file])  # type: ignore[arg-type, return-value]
+    assert ended.value.code == (75 if number == signal.SIGTERM else 130)
+    assert capsys.readouterr().err.endswith(f"; the same command {said}\n")
+
+
+def test_the_verbs_that_go_on_are_those_that_say_so() -> None:
+    """The others make their result in one go: nothing of it is there before all of it is."""
+    resuming = {name for name, verb in VERBS.items() if verb.load_model().resumes}
+    assert resuming == {"curate", "tokenize", "pretrain", "posttrain", "sweep"}

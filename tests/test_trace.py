@@ -1,5 +1,6 @@
 import json
 import runpy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from trainrig.trace import trace
 from trainrig.train.metrics import series
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import Pretraining
+from trainrig.train.run_page import write_report
 
 globals().update(runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py")))
 
@@ -123,6 +125,24 @@ def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
     pairs.tofile(log)
     assert trace(run.output, 2).log == "differs"
     assert trace(run.output, 3).log == "agrees"
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_run_folder_is_traced_from_any_folder_and_when_it_was_moved_with_its_tokens(
+    run: Pretraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    shutil.copytree(run.tokens, before / "tokens")
+    monkeypatch.chdir(before)
+    relative = run.model_copy(update={"tokens": "tokens", "output": "runs/model"})
+    pretrain(relative)
+    monkeypatch.chdir("/")
+    assert trace(f"{before}/runs/model", 2).log == "agrees"
+    assert write_report(f"{before}/runs/model") == f"{before}/runs/model/report.html"
+    before.rename(after)
+    assert trace(f"{after}/runs/model", 2).log == "agrees"
+    Path(after, "runs/model/run.toml").write_text(to_toml(relative))  # as written of old
+    assert trace(f"{after}/runs/model", 2).log == "agrees"
 
 
 def test_sequences_of_one_source_alone(run_file: str) -> None:

@@ -20,7 +20,7 @@ RUN_FILES = {
     "tokenize": 'documents = "none"\ntokenizer = "none"',
     "pretrain": 'tokens = "none"',
     "posttrain": 'checkpoint = "none"\nconversations = "none"',
-    "evaluate": 'checkpoint = "none"\ntokens = "none"',
+    "evaluate": 'checkpoint = "none"\ntokens = "none"\nsequence_length = 8',
     "sweep": 'tokens = "none"',
 }
 TABLES = {
@@ -50,7 +50,7 @@ steps = 1
 kind = "Grid"
 parameters = [20_000]
 tokens = [80_000]
-[base.batches]
+[batches]
 sequence_length = 8
 """,
 }
@@ -93,7 +93,7 @@ def test_every_verb_refuses_what_cannot_be_written_before_it_works(
     refused: Callable[[str, str], str], verb: str
 ) -> None:
     Path("file").write_text("")
-    assert refused(verb, "file/below").endswith("file is a file; name another folder")
+    assert refused(verb, "file/below").endswith(" is a file; name another folder")
     assert "cannot be written" in refused(verb, "/proc/nowhere/below")
 
 

@@ -244,7 +244,11 @@ def generate(
     from trainrig.posttrain.speak import Speaker
 
     sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed, maximum_tokens=tokens)
-    spoken = Speaker.open(checkpoint).speak(prompt, sampling, chat=chat)
+    speaker = Speaker.open(checkpoint)
+    if chat and speaker.tuned is False:
+        said = "not tuned on conversations, so expect no answer; `trainrig posttrain` tunes it"
+        typer.echo(f"trainrig: {checkpoint}: {said}", err=True)
+    spoken = speaker.speak(prompt, sampling, chat=chat)
     if as_json:
         print(json.dumps({"prompt": prompt, "text": spoken.text, "stopped": spoken.stopped}))
     else:

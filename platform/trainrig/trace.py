@@ -7,6 +7,7 @@ the workers logged when they trained on them: evidence beside arithmetic.
 Steps count from 1, as in metrics and logs: step N is the N-th update.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,10 +151,25 @@ def _open_run(path: str) -> tuple[Pretraining, str | None]:
             f"{file}: a run of `{found}`; the steps of `{Pretraining.verb}` can be traced"
         )
     run = config.load(Pretraining, file)
+    if folder:
+        run = _found_from(folder, run)
     if not storage.list_files(run.tokens):
         raise DataError(f"{file}: tokens = {run.tokens}: nothing there, seen from {Path.cwd()}")
     manifest.read_input(run.tokens, "tokenize")
     return run, folder
+
+
+def _found_from(folder: str, run: Pretraining) -> Pretraining:
+    """`run`, whose tokens may lie where they lay beside its folder: both were moved, or an older
+    trainrig recorded the paths as they were written."""
+    there = storage.exists(storage.join(run.tokens, manifest.MANIFEST))
+    on_disk = not any(path.startswith(storage.S3) for path in (folder, run.tokens, run.output))
+    same_start = Path(run.tokens).is_absolute() == Path(run.output).is_absolute()
+    if not on_disk or not same_start or (there and Path(run.tokens).is_absolute()):
+        return run
+    beside = os.path.normpath(os.path.join(folder, os.path.relpath(run.tokens, run.output)))  # noqa: PTH118
+    found = storage.exists(storage.join(beside, manifest.MANIFEST))
+    return run.model_copy(update={"tokens": beside}) if found else run
 
 
 def _sequences(

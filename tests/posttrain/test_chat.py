@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import tokenizers
@@ -135,12 +136,50 @@ def test_both_forms_of_a_line_are_read_and_blank_lines_passed_over(tmp_path):
         ('{"prompt": "a", "completion": 1}', "content is int, not text"),
         ('{"prompt": "a", "completion": ""}', "no text by the assistant"),
         ('{"messages": []}', "no text by the assistant"),
+        ('{"prompt": "a", "completion": "b", "weight": 0}', "`weight` of a whole row; write it"),
+        *(
+            (json.dumps({"messages": [{"role": role, "content": "a", "weight": weight}]}), said)
+            for role, weight, said in (
+                ("assistant", 0, "no text by the assistant of weight 1"),
+                ("assistant", 0.5, r"weight 0.5; there are: 0 \(not trained on\), 1"),
+                ("assistant", "1", "weight '1'; there are"),
+                ("user", 1, "no text by the assistant of weight 1"),
+            )
+        ),
     ],
 )
-def test_a_line_that_is_no_conversation_is_named(line, message, tmp_path):
+def test_a_line_that_is_no_conversation_is_set_aside_with_its_place(line, message, tmp_path):
     path = write(tmp_path, '{"prompt": "a", "completion": "b"}', "", line)
-    with pytest.raises(DataError, match=rf"chats.jsonl:3: {message}"):
-        list(read_conversations(path))
+    refused = []
+    (kept,) = read_conversations(path, refused.append)
+    assert kept == (Message("user", "a"), Message("assistant", "b"))
+    (row,) = refused
+    assert re.match(rf"{path}:3: {message}", str(row))
+    with pytest.raises(DataError, match=rf"chats.jsonl:1: {message}.*; not one row of the file"):
+        list(read_conversations(write(tmp_path, line)))
+
+
+def test_a_message_of_no_weight_is_read_and_not_trained_on(tmp_path, encoder):
+    said = [
+        {"role": "user", "content": "q", "weight": 0},
+        {"role": "assistant", "content": "bad", "weight": 0},
+        {"role": "user", "content": "r"},
+        {"role": "assistant", "content": "good", "weight": 1.0},
+    ]
+    (conversation,) = read_conversations(write(tmp_path, json.dumps({"messages": said})))
+    rendered = render(conversation, encoder)
+    trained = [i for i, wanted in zip(rendered.ids, rendered.trained, strict=True) if wanted]
+    assert encoder.decode(trained) == "good<|end_of_turn|>"
+    assert "bad" in encoder.decode(rendered.ids)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n', encoding="utf-8-sig")
+    assert len(list(read_conversations(str(path)))) == 1
+    path.write_text('{"prompt": "a", "completion": "b"}\n', encoding="utf-16")
+    with pytest.raises(DataError, match=r"chats.jsonl: UTF-16 by its first two bytes"):
+        list(read_conversations(str(path)))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -219,6 +219,20 @@ def test_two_ranks_fine_tune_as_one_does_to_the_last_bit(without_ray, run, tmp_p
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+def test_rows_that_are_no_conversations_are_set_aside_with_place_and_reason(
+    without_ray, run, caplog
+):
+    with Path(run.conversations).open("a") as file:
+        file.write('{"prompt": "a", "completion": 1}\n')
+    manifest = posttrain(run)
+    assert (manifest.counts["conversations"], manifest.counts["conversations_refused"]) == (7, 1)
+    (line,) = Path(run.output, "quarantine", "conversations.jsonl").read_text().splitlines()
+    reason = "content is int, not text"
+    assert json.loads(line) == {"file": run.conversations, "line": 8, "reason": reason}
+    assert f"1 of 8 rows set aside in {run.output}" in caplog.text
+    assert open_model(run.output).tuned is True
+
+
 def test_a_finished_run_names_its_inputs_and_is_not_made_again(without_ray, run, monkeypatch):
     manifest = posttrain(run)
     _, inputs, _ = prepare(run)

@@ -128,6 +128,21 @@ def test_a_missing_table_is_named(tmp_path: Path, name: str) -> None:
         Runs.read(str(tmp_path / name))
 
 
+def test_a_file_of_another_kind_is_told_what_would_do(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Runs\n")
+    with pytest.raises(DataError, match=r"README.md: no table of runs; give the folder of a fin"):
+        Runs.read(str(tmp_path / "README.md"))
+
+
+def test_a_table_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "RUNS.CSV"
+    path.write_text("params,tokens,loss\n1,2,3\n", encoding="utf-8-sig")
+    assert Runs.read(str(path)).loss.tolist() == [3.0]
+    path.write_text("params,tokens,loss\n1,2,3\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"RUNS\.CSV: UTF-16 by its first two bytes"):
+        Runs.read(str(path))
+
+
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs.parquet").write_text("loss\n")
     with pytest.raises(DataError, match="not Parquet"):

@@ -22,6 +22,7 @@ from trainrig.evaluate.run import Evaluation
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder
 from trainrig.objectives.cross_entropy import token_nats
+from trainrig.posttrain.chat import RefusedRow
 from trainrig.posttrain.sft import open_conversations
 from trainrig.tokens.batches import IGNORE, BatchSizes
 from trainrig.tokens.encoding.encode import Encoder
@@ -90,7 +91,10 @@ def score_all(run: Evaluation, model: Decoder, encoder: Encoder) -> dict[str, Sc
         scores[source] = score(model, _windows(shards, source, run), encoder.byte_lengths)
     if run.conversations:
         sizes = BatchSizes(sequence_length=run.sequence_length, global_batch=1, micro_batch=1)
-        batches = open_conversations(run.conversations, encoder.text, sizes)
+        refused: list[RefusedRow] = []
+        batches = open_conversations(run.conversations, encoder.text, sizes, refused.append)
+        if refused:
+            log.warning("%s; %d such rows get no score", refused[0], len(refused))
         if batches.too_long:
             log.warning(
                 "%s: %d of %d conversations are longer than sequence_length and get no score",

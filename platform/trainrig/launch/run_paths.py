@@ -4,12 +4,13 @@ They are its fields marked PLACE that hold text. A choice between words (a Liter
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any
 
 from trainrig import storage
-from trainrig.config import PLACE, Settings, dotted
+from trainrig.absolute_paths import texts, values, with_absolute_paths
+from trainrig.config import Settings, dotted
 from trainrig.corpus.read import files_of
 from trainrig.errors import DataError
 
@@ -17,7 +18,7 @@ from trainrig.errors import DataError
 WRITTEN = {"output", "copy_to", "cache"}
 CACHES = {"BlockCache"}  # their folder is this machine's own
 
-Run = TypeVar("Run", bound=Settings)
+__all__ = ["Place", "is_there", "places", "with_absolute_paths"]
 
 
 @dataclass(frozen=True)
@@ -35,55 +36,14 @@ def places(run: Settings) -> list[Place]:
 
 
 def _places(settings: Settings, at: tuple[str | int, ...]) -> Iterator[Place]:
-    for name, value in _values(settings):
+    for name, value in values(settings):
         here = (*at, name)
-        if name in _texts(settings):
+        if name in texts(settings):
             written = name in WRITTEN or type(settings).__name__ in CACHES
             for part, path in _strings(value):
                 yield Place(dotted((*here, *part)), path, written)
         for part, inner in _inner(value):
             yield from _places(inner, (*here, *part))
-
-
-def with_absolute_paths(run: Run) -> Run:
-    """`run`, in which no path depends on the folder that it is read in."""
-    changed: dict[str, Any] = {}
-    for name, value in _values(run):
-        if name in _texts(run):
-            new = _mapped(value, lambda v: storage.absolute(v) if isinstance(v, str) else v)
-        else:
-            new = _mapped(value, lambda v: with_absolute_paths(v) if isinstance(v, Settings) else v)
-        if new != value:
-            changed[name] = new
-    return run.model_copy(update=changed) if changed else run
-
-
-def _values(settings: Settings) -> list[tuple[str, Any]]:
-    return [(name, getattr(settings, name)) for name in type(settings).model_fields]
-
-
-def _texts(settings: Settings) -> set[str]:
-    """The names of its fields that hold paths."""
-    return {
-        name
-        for name, field in type(settings).model_fields.items()
-        if PLACE in field.metadata and get_origin(field.annotation) is not Literal
-        if _holds_text(field.annotation)
-    }
-
-
-def _holds_text(annotation: Any) -> bool:
-    if get_origin(annotation) is Literal:
-        return False
-    return annotation is str or any(map(_holds_text, get_args(annotation)))
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_mapped(item, change) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    return change(value)
 
 
 def _strings(value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:

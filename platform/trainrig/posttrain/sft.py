@@ -3,16 +3,18 @@
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.manifest import Manifest
+from trainrig.manifest import Manifest, Stage
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.posttrain.chat import Message, Rendered, read_conversations, render
+from trainrig.posttrain.chat import Message, RefusedRow, Rendered, read_conversations, render
 from trainrig.posttrain.run import FineTuning
 from trainrig.tokens.batches import IGNORE, TOKENS, BatchSizes, MicroBatch, token_arrays
 from trainrig.tokens.encoding.encode import Encoder
@@ -23,6 +25,9 @@ from trainrig.train.held_out import HeldOutSets, nothing_held_out
 from trainrig.train.job import Job
 from trainrig.train.pretrain import drive
 from trainrig.train.run import check_positions
+
+QUARANTINE = "quarantine/conversations.jsonl"  # rows that are none: file, line and reason
+log = logging.getLogger(__name__)
 
 
 class ConversationBatches:
@@ -127,6 +132,7 @@ def posttrain(run: FineTuning) -> Manifest:
     stage = manifest.claim(job.folder, run, inputs)
     if stage.finished:
         return stage.finished
+    _set_aside(run, stage, counted)
     return drive(stage, run, job, run.workers, counted)
 
 
@@ -136,7 +142,8 @@ def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
     model, tokenizer = checkpoint.describe(path)
     _check(run, model)
     conversations = storage.absolute(run.conversations)
-    batches = open_conversations(conversations, tokenizer, run.batches)
+    refused: list[RefusedRow] = []
+    batches = open_conversations(conversations, tokenizer, run.batches, refused.append)
     job = Job(
         folder=storage.absolute(run.output),
         model=model,
@@ -148,7 +155,29 @@ def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
         make_held_out=_held_out(run, tokenizer),
     )
     inputs = {"checkpoint": checkpoint.content_key(path), "conversations": batches.fingerprint}
-    return job, inputs, batches.counts
+    counted = {"conversations_refused": len(refused)} if refused else {}
+    return job, inputs, batches.counts | counted
+
+
+def _set_aside(run: FineTuning, stage: Stage, counted: Mapping[str, int]) -> None:
+    """Put on record, with place and reason, which rows were no conversations."""
+    if not counted.get("conversations_refused"):
+        return
+    refused: list[RefusedRow] = []
+    with stage.undone_if_refused():
+        read = list(read_conversations(storage.absolute(run.conversations), refused.append))
+    lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in refused]
+    path = stage.path(QUARANTINE)
+    storage.write(path, "".join(lines).encode("utf-8", "replace"))
+    log.warning(
+        "%s: %d of %d rows set aside in %s: no conversations; the first, line %d: %s",
+        run.conversations,
+        len(refused),
+        len(refused) + len(read),
+        path,
+        refused[0].line,
+        refused[0].reason,
+    )
 
 
 def _check(run: FineTuning, model: DecoderConfig) -> None:
@@ -164,18 +193,31 @@ def _held_out(run: FineTuning, tokenizer: str) -> Callable[[], HeldOutSets | Non
     if run.held_out_conversations is None or run.training.held_out.rows == 0:
         return nothing_held_out
     path = storage.absolute(run.held_out_conversations)
-    open_held_out_conversations(path, tokenizer, run)  # raises what would end every worker
+    refused: list[RefusedRow] = []
+    open_held_out_conversations(path, tokenizer, run, refused.append)  # raises for every worker
+    if refused:
+        log.warning("%s; %d such rows are not held out", refused[0], len(refused))
     return functools.partial(open_held_out_conversations, path, tokenizer, run)
 
 
-def open_held_out_conversations(path: str, tokenizer: str, run: FineTuning) -> HeldOutSets:
+def open_held_out_conversations(
+    path: str,
+    tokenizer: str,
+    run: FineTuning,
+    refuse: Callable[[RefusedRow], None] = lambda row: None,
+) -> HeldOutSets:
     """The first conversations of the JSONL file at `path`, but those too long, one at a time."""
-    first = list(itertools.islice(read_conversations(path), run.training.held_out.rows))
+    first = list(itertools.islice(read_conversations(path, refuse), run.training.held_out.rows))
     alone = run.batches.model_copy(update={"global_batch": 1, "micro_batch": 1})
     batches = ConversationBatches(first, Encoder(tokenizer), alone)
     return HeldOutSets(("conversations",), tuple(batches.at(n)[0] for n in range(len(batches))))
 
 
-def open_conversations(path: str, tokenizer: str, sizes: BatchSizes) -> ConversationBatches:
-    """The batches of the JSONL file at `path`."""
-    return ConversationBatches(list(read_conversations(path)), Encoder(tokenizer), sizes)
+def open_conversations(
+    path: str,
+    tokenizer: str,
+    sizes: BatchSizes,
+    refuse: Callable[[RefusedRow], None] = lambda row: None,
+) -> ConversationBatches:
+    """The batches of the JSONL file at `path`; rows that are no conversations go to `refuse`."""
+    return ConversationBatches(list(read_conversations(path, refuse)), Encoder(tokenizer), sizes)

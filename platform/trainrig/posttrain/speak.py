@@ -24,12 +24,13 @@ class Speaker:
 
     model: Decoder
     encoder: Encoder
+    tuned: bool | None = None  # whether conversations taught it; None: not known
 
     @classmethod
     def open(cls, path: str) -> "Speaker":
         """The newest checkpoint at `path`. Raises DataError if there is none."""
         opened = checkpoint.open_model(path)
-        return cls(opened.build(), Encoder(opened.tokenizer, opened.path))
+        return cls(opened.build(), Encoder(opened.tokenizer, opened.path), opened.tuned)
 
     def speak(self, prompt: str, sampling: Sampling, chat: bool = False) -> Spoken:
         """Go on from `prompt`; with `chat`, answer it as the assistant."""

@@ -127,12 +127,17 @@ class Runs:
 
         `columns` names a CSV's own columns: `{"loss": "eval/loss"}`. Raises DataError.
         """
-        if path.endswith(".csv"):
+        if path.lower().endswith(".csv"):
             from trainrig.scaling.csv_tables import read_csv
 
             return read_csv(path, columns or {})
         if columns:
             raise DataError(f"{path}: only a CSV's columns can be named; {RUNS_FILE} has its own")
+        if not path.endswith(".parquet") and storage.exists(path):
+            raise DataError(
+                f"{path}: no table of runs; give the folder of a finished sweep, its {RUNS_FILE}, "
+                "or a table with a header line whose name ends in .csv"
+            )
         return _read_parquet(path if path.endswith(".parquet") else storage.join(path, RUNS_FILE))
 
     def write(self, path: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainrig import manifest, storage
+from trainrig.absolute_paths import with_absolute_paths
 from trainrig.config import to_toml
 from trainrig.errors import ClusterError, Diverged, Unfinished
 from trainrig.manifest import Stage
@@ -95,7 +96,7 @@ def claimed(run: Pretraining, branch_from: str | None = None) -> tuple[Stage, Jo
     job = dataclasses.replace(prepare(run), branch_from=branch_from)
     stage = manifest.claim(job.folder, run, inputs)
     if not stage.finished:
-        storage.write(stage.path("run.toml"), to_toml(run).encode())
+        storage.write(stage.path("run.toml"), to_toml(with_absolute_paths(run)).encode())
     return stage, job
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from trainrig import manifest, storage
+from trainrig.absolute_paths import with_absolute_paths
 from trainrig.config import RunFile, to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
@@ -169,7 +170,7 @@ def drive(
             check_compiler(job.training.compile)
             trainer.check_fit(workers)
             trainer.warn_of_emulation(job.training.precision)
-        storage.write(stage.path("run.toml"), to_toml(run).encode())
+        storage.write(stage.path("run.toml"), to_toml(with_absolute_paths(run)).encode())
         # Here, as each worker imports this module and would load matplotlib for it.
         from trainrig.train.run_page import reported
 

@@ -96,13 +96,19 @@ def test_every_jsonl_file_of_a_folder_is_a_benchmark(tmp_path: Path):
 
 
 def test_fields_that_are_not_given_are_asked_for(tmp_path: Path):
-    path = write(tmp_path / "b.jsonl", *ROWS)
+    for name in "abc":
+        write(tmp_path / f"{name}.jsonl", *ROWS)
     with pytest.raises(DataError) as error:
-        benchmarks_of(Decontamination(folder=str(tmp_path)))
+        benchmarks_of(Decontamination(folder=str(tmp_path), fields={"a": ("question",)}))
+    text = '["question", "answer.text", "answer.short"]'
     assert str(error.value) == (
-        f"{path}: no fields are given for this benchmark; those with text are "
-        '"question", "answer.text", "answer.short": write "b" = ["…"] in `fields`'
+        f"{tmp_path}: no fields are given for 2 of its 3 benchmarks; write in `fields`, of those "
+        f'with text: "b" = {text}; "c" = {text}'
     )
+    for number in range(12):
+        write(tmp_path / f"more-{number:02}.jsonl", *ROWS)
+    with pytest.raises(DataError, match=r'"more-08" = \[[^]]*\]; and 3 more$'):
+        benchmarks_of(Decontamination(folder=str(tmp_path), fields={"a": ("question",)}))
 
 
 @pytest.mark.parametrize(

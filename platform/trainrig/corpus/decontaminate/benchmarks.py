@@ -13,6 +13,7 @@ from trainrig.corpus.decontaminate.settings import Benchmark, Decontamination, L
 from trainrig.errors import DataError
 
 ENDINGS = (".jsonl", ".jsonl.gz")
+NAMED = 10  # benchmarks that an error lists
 _GZIP = b"\x1f\x8b"
 
 
@@ -62,15 +63,21 @@ def _in_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchmar
                 f"{folder}: `fields` speaks of '{name}', but no file there is named so"
                 f"{did_you_mean(name, sorted(paths))}"
             )
-    for name, path in sorted(paths.items()):
-        if name not in fields:
-            first = next(_objects(path))[1]
-            texts = ", ".join(f'"{key}"' for key in _fields_with_text(first)) or "none"
-            raise DataError(
-                f"{path}: no fields are given for this benchmark; those with text are {texts}: "
-                f'write {json.dumps(name)} = ["…"] in `fields`'
-            )
+    missing = sorted(set(paths) - set(fields))
+    if missing:
+        told = "; ".join(_to_be_given(name, paths[name]) for name in missing[:NAMED])
+        more = f"; and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        raise DataError(
+            f"{folder}: no fields are given for {len(missing)} of its {len(paths)} benchmarks; "
+            f"write in `fields`, of those with text: {told}{more}"
+        )
     return [Benchmark(name=name, path=paths[name], fields=fields[name]) for name in sorted(paths)]
+
+
+def _to_be_given(name: str, path: str) -> str:
+    """A line of `fields`, with all that could stand in it."""
+    texts = ", ".join(f'"{key}"' for key in _fields_with_text(next(_objects(path))[1]))
+    return f"{json.dumps(name)} = [{texts}]"
 
 
 def fingerprint(settings: Decontamination) -> str:

@@ -32,6 +32,7 @@ class Model:
     config: DecoderConfig
     tokenizer: str  # the text of its tokenizer.json
     weights: dict[str, Tensor]  # float32, whole, by the decoder's own names
+    tuned: bool | None = None  # whether conversations taught it last; None: it was made elsewhere
 
     def build(self) -> Decoder:
         """The decoder with these weights, ready to evaluate."""
@@ -53,9 +54,11 @@ def open_model(path: str) -> Model:
         names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
     tensors = {f"model.{name}": torch.empty(shape) for name, shape in names.items()}
     read_tensors(checkpoint, tensors)
+    entries = read_entries(checkpoint)
     return Model(
         path=checkpoint,
-        step=read_entries(checkpoint)["step"],
+        step=entries["step"],
+        tuned="conversations" in entries["data"] if "data" in entries else None,
         config=config,
         tokenizer=tokenizer,
         weights={name.removeprefix("model."): value for name, value in tensors.items()},

@@ -1,0 +1,51 @@
+"""Run files whose paths mean the same wherever they are read from."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from trainrig import storage
+from trainrig.config import PLACE, Settings
+
+Run = TypeVar("Run", bound=Settings)
+
+
+def with_absolute_paths(run: Run) -> Run:
+    """`run`, in which no path depends on the folder that it is read in."""
+    changed: dict[str, Any] = {}
+    for name, value in values(run):
+        if name in texts(run):
+            new = _mapped(value, lambda v: storage.absolute(v) if isinstance(v, str) else v)
+        else:
+            new = _mapped(value, lambda v: with_absolute_paths(v) if isinstance(v, Settings) else v)
+        if new != value:
+            changed[name] = new
+    return run.model_copy(update=changed) if changed else run
+
+
+def values(settings: Settings) -> list[tuple[str, Any]]:
+    """Name and value of each of its fields."""
+    return [(name, getattr(settings, name)) for name in type(settings).model_fields]
+
+
+def texts(settings: Settings) -> set[str]:
+    """The names of its fields that hold paths."""
+    return {
+        name
+        for name, field in type(settings).model_fields.items()
+        if PLACE in field.metadata and get_origin(field.annotation) is not Literal
+        if _holds_text(field.annotation)
+    }
+
+
+def _holds_text(annotation: Any) -> bool:
+    if get_origin(annotation) is Literal:
+        return False
+    return annotation is str or any(map(_holds_text, get_args(annotation)))
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_mapped(item, change) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    return change(value)
