@@ -108,6 +108,7 @@ def test_changes_on_the_command_line_reach_the_run(
             "storage is full; free some and run it again",
         ),
         (OSError(errno.EROFS, "Read-only file system", "/cd"), 2, "/cd: Read-only file system"),
+        (OSError(errno.EIO, "I/O error", "/bad"), 1, "/bad: I/O error; the disk may be failing"),
         (OSError(errno.EACCES, "Permission denied", b"/own"), 2, "/own: Permission denied"),
     ],
 )

@@ -48,8 +48,8 @@ steps = 1
     "sweep": """
 [design]
 kind = "Grid"
-parameters = [20_000]
-tokens = [80_000]
+parameters = [5_000, 20_000, 80_000]
+tokens = [80_000, 160_000]
 [batches]
 sequence_length = 8
 """,

@@ -39,6 +39,11 @@ class Machine:
             return self.device
         return hardware.local_device(offers)
 
+    def check(self) -> None:
+        """Raise ConfigError for what cannot be, also where nothing is reckoned for it."""
+        self.named(hardware.load(self.table))
+        _ = self.assumed
+
     @property
     def assumed(self) -> "Assumptions":
         """With the usual assumptions. Raises ConfigError for a share that is none."""
@@ -65,6 +70,7 @@ def describe(run: RunFile, machine: Machine = Machine()) -> dict[str, Any]:
         "posttrain": _of_tuning,
         "sweep": _of_sweep,
     }
+    machine.check()
     return facts[run.verb](run, machine) if run.verb in facts else {}
 
 

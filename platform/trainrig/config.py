@@ -139,16 +139,16 @@ def _explain_changed(
     return _explain(model, error, _changed(data, overrides), path, text)
 
 
-def read_text(path: str) -> str:
-    """The run file's text. Raises ConfigError if there is none."""
+def read_text(path: str, what: str = "run file") -> str:
+    """The text of a run file, or of `what` else is TOML. Raises ConfigError if there is none."""
     try:
         return utf8.decode(storage.read(path))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such run file") from None
+        raise ConfigError(f"{path}: no such {what}") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; name the run file in it") from None
+        raise ConfigError(f"{path}: is a folder; name the {what} in it") from None
     except utf8.NotUtf8 as error:
-        raise ConfigError(f"{path}: {error}; a run file is TOML") from None
+        raise ConfigError(f"{path}: {error}; a {what} is TOML") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -131,7 +131,7 @@ def load(path: str | None = None) -> Hardware:
         text = resources.files("trainrig").joinpath("hardware.toml").read_text()
         path = "hardware.toml"
     else:
-        text = config.read_text(path)
+        text = config.read_text(path, "table of hardware")
     return config.build(Hardware, config.parse(text, path), path, text)
 
 

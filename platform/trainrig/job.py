@@ -122,6 +122,8 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
             return f"stopped by SIGTERM; {_next(error)}", Unfinished.exit_code
         case KeyboardInterrupt():
             return f"interrupted; {_next(error)}", 130
+        case OSError(errno=errno.EIO) if error.filename:
+            return f"{os.fsdecode(error.filename)}: {error.strerror}; the disk may be failing", 1
         case OSError() if error.errno in REFUSED and error.filename:
             return f"{os.fsdecode(error.filename)}: {error.strerror}", InputError.exit_code
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):

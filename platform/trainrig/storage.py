@@ -48,7 +48,8 @@ def read(path: str) -> bytes:
     """All bytes at `path`. Raises FileNotFoundError."""
     if path.startswith(S3):
         return _get(path, None)
-    return Path(path).read_bytes()
+    with _named(path):
+        return Path(path).read_bytes()
 
 
 def read_range(path: str, begin: int, end: int) -> bytes:
@@ -249,7 +250,7 @@ def delete_folder(folder: str) -> None:
 def sha256(path: str) -> str:
     """SHA-256 of the bytes at `path`, in hexadecimal."""
     digest = hashlib.sha256()
-    with open_read(path) as stream:
+    with _named(path), open_read(path) as stream:
         while block := stream.read(HASH_BLOCK):
             digest.update(block)
     return digest.hexdigest()
@@ -281,6 +282,16 @@ def local_path(path: str) -> Path:
         with atomic_file(str(cached)) as temporary, _s3_errors(path):
             _client().download_file(bucket, key, temporary)
     return cached
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Have the system's errors say which file it was: those of reading do not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
 
 
 def _temporary_name(path: str) -> str:

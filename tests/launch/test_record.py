@@ -231,3 +231,9 @@ def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
         home.find("")
     with pytest.raises(ConfigError):  # programs name a run whole
         home.open("tok")
+
+
+def test_a_home_that_is_a_file_is_no_empty_home(tmp_path):
+    (tmp_path / "home").write_text("")
+    with pytest.raises(ConfigError, match="home: a file; --home names the folder"):
+        Home(str(tmp_path / "home")).list()

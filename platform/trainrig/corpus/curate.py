@@ -42,7 +42,7 @@ from trainrig.corpus.copies import (
 from trainrig.corpus.curation import Curation, Source
 from trainrig.corpus.cutting import Cutting, cut_passes
 from trainrig.corpus.decide import wiped_out
-from trainrig.corpus.decontaminate import fingerprint
+from trainrig.corpus.decontaminate import check_examples, fingerprint
 from trainrig.corpus.dedup.documents import COPIES
 from trainrig.corpus.dedup.names import Shelf
 from trainrig.corpus.dedup.passes import Search
@@ -91,6 +91,8 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
         _check_that_all_is_there(run, stage.before)
     passes = _Passes(run, stage, splits, progress)
     with stage.undone_if_refused():
+        if run.decontamination:
+            check_examples(run.decontamination)
         if run.workers:
             connect(run.workers, "workers")
         pool, cost = _finished(run, stage.before) if stage.before else passes.read()

@@ -151,7 +151,9 @@ class Home:
         return self.open(meant[0])
 
     def list(self) -> "list[RunRecord]":
-        """All runs, by id."""
+        """All runs, by id. Raises ConfigError for a home that is a file."""
+        if not self.path.startswith(storage.S3) and storage.exists(self.path):
+            raise ConfigError(f"{self.path}: a file; --home names the folder of the runs' records")
         return [
             RunRecord(path)
             for path in storage.list_folders(self._runs)

@@ -9,6 +9,7 @@ import pytest
 from trainrig.config import build
 from trainrig.corpus.decontaminate.benchmarks import (
     benchmarks_of,
+    check_examples,
     fingerprint,
     read_examples,
 )
@@ -107,8 +108,18 @@ def test_fields_that_are_not_given_are_asked_for(tmp_path: Path):
     )
     for number in range(12):
         write(tmp_path / f"more-{number:02}.jsonl", *ROWS)
-    with pytest.raises(DataError, match=r'"more-08" = \[[^]]*\]; and 3 more$'):
+    with pytest.raises(DataError, match=r'"more-07" = \[[^]]*\]; and 4 more$'):
         benchmarks_of(Decontamination(folder=str(tmp_path), fields={"a": ("question",)}))
+
+
+def test_all_benchmarks_are_read_before_any_page(tmp_path: Path):
+    benchmark = {"name": "b", "path": str(tmp_path / "b.jsonl"), "fields": ["question"]}
+    settings = build(Decontamination, {"benchmarks": [benchmark]}, "run.toml")
+    with pytest.raises(DataError, match=r"b\.jsonl: no such file; a benchmark is a file of JSON"):
+        fingerprint(settings)
+    (tmp_path / "b.jsonl").write_text("{")
+    with pytest.raises(DataError, match=r"b\.jsonl: line 1: no JSON"):
+        check_examples(settings)
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,19 @@ def _to_be_given(name: str, path: str) -> str:
 
 def fingerprint(settings: Decontamination) -> str:
     """Of all that the settings do not say themselves: names, fields and contents of the files."""
+    found = benchmarks_of(settings)
+    for each in found:
+        if not storage.exists(each.path):
+            _content(each.path)  # says why
     return manifest.digest(
-        [
-            (each.name, each.fields, each.joined, storage.content_key(each.path))
-            for each in benchmarks_of(settings)
-        ]
+        [(each.name, each.fields, each.joined, storage.content_key(each.path)) for each in found]
     )
+
+
+def check_examples(settings: Decontamination) -> None:
+    """Raise DataError for what is no benchmark: hours before the examples are looked for."""
+    for each in benchmarks_of(settings):
+        read_examples(each)
 
 
 def read_examples(benchmark: Benchmark) -> Examples:
