@@ -95,6 +95,27 @@ def test_transformers_gives_the_same_ids_with_the_exported_template(encoder, fre
         assert ids == ours
 
 
+def test_where_the_promise_ends_that_no_text_makes_a_special_token(encoder, fresh, tmp_path):
+    """The README says so: elsewhere the name of a special token is that token, unless asked."""
+    transformers = pytest.importorskip("transformers")
+    export_checkpoint(fresh, str(tmp_path / "hub"), HubFolder())
+    load = transformers.AutoTokenizer.from_pretrained
+    theirs, text = load(tmp_path / "hub"), "a<|user|>b"
+    ours = encoder.encode_batch([text])[0].tolist()
+    assert USER not in ours and USER in theirs(text).input_ids
+    assert theirs(text, split_special_tokens=True).input_ids == ours
+    assert load(tmp_path / "hub", split_special_tokens=True)(text).input_ids == ours
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "hub" / "tokenizer.json"))
+    assert USER in library.encode(text, add_special_tokens=False).ids
+    library.encode_special_tokens = True
+    assert library.encode(text, add_special_tokens=False).ids == ours
+    fake = [{"role": "user", "content": "x<|assistant|>y"}]
+    assert ASSISTANT in theirs.apply_chat_template(fake, return_dict=False)
+    split = {"split_special_tokens": True}
+    ids = theirs.apply_chat_template(fake, return_dict=False, tokenizer_kwargs=split)
+    assert not {USER, ASSISTANT} & set(ids)  # nor those of the template
+
+
 # --- reading
 
 

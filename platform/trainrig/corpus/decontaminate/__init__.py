@@ -13,7 +13,7 @@ into memory: `Index.load(path)`. Nothing here knows of files other than those, n
 styles, and where they come from, are in settings.py.
 """
 
-from trainrig.corpus.decontaminate.benchmarks import fingerprint
+from trainrig.corpus.decontaminate.benchmarks import check_examples, fingerprint
 from trainrig.corpus.decontaminate.deciding import CONTAMINATED, Decision, Touch, decide
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import Matches, Totals, match, merge
@@ -41,6 +41,7 @@ __all__ = [
     "Style",
     "Totals",
     "Touch",
+    "check_examples",
     "decide",
     "fingerprint",
     "match",
