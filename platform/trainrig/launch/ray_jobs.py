@@ -262,7 +262,7 @@ class RayJobs:
             reason = getattr(error, "reason", None) or error
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             if isinstance(reason, TimeoutError):
-                why = f"none in {self.patience:.0f} s; its process may hang"
+                why = f"nothing in {self.patience:g} s; its process may hang"
             raise Unreachable(
                 f"{self.address}: no Ray dashboard answers ({why}); is the cluster up, and the "
                 "address that of its jobs (--address http://HOST:8265)?"

@@ -344,8 +344,8 @@ def _card(config: DecoderConfig, settings: HubFolder) -> str:
             f"({shape.kv_heads} for keys and values), {shape.vocabulary:,} entries of vocabulary, "
             f"{config.positions:,} positions, stored in {settings.dtype}.",
             "",
-            "Transformers reads the name of a special token in a text as that token. Encode text of "
-            "others with `tokenizer(text, split_special_tokens=True)`.",
+            "Transformers reads the name of a special token in a text as that token. Encode what "
+            "others wrote by `tokenizer(text, split_special_tokens=True)`.",
             "",
         ]
     )
