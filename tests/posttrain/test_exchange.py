@@ -4,6 +4,7 @@ import torch
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.hf import HubFolder
 from trainrig.posttrain.exchange import export_checkpoint, import_checkpoint
+from trainrig.train import checkpoint
 from trainrig.train.checkpoint import open_model
 
 
@@ -54,3 +55,21 @@ def test_there_must_be_something_to_export(tmp_path):
     with pytest.raises(DataError, match="no whole checkpoint there"):
         export_checkpoint(str(tmp_path / "nowhere"), str(tmp_path / "hub"), HubFolder())
     assert not (tmp_path / "hub").exists()
+
+
+def test_an_import_that_was_stopped_leaves_nothing_in_the_way_of_the_next(
+    fresh, tmp_path, monkeypatch
+):
+    export_checkpoint(fresh, str(tmp_path / "hub"), HubFolder())
+    out = str(tmp_path / "run")
+    with monkeypatch.context() as patched:
+        whole = checkpoint.write_model
+
+        def stopped(*arguments):
+            whole(*arguments)
+            raise KeyboardInterrupt
+
+        patched.setattr(checkpoint, "write_model", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            import_checkpoint(str(tmp_path / "hub"), out)
+    assert import_checkpoint(str(tmp_path / "hub"), out)["output"] == out

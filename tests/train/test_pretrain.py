@@ -55,6 +55,14 @@ def test_the_run_file_in_a_run_folder_is_the_run(finished):
     assert config.load(Pretraining, f"{run.output}/run.toml") == run
 
 
+def test_a_second_copy_that_cannot_be_written_is_refused_before_the_start(make_run, tmp_path):
+    (tmp_path / "file").write_text("where a folder should be")
+    run = make_run(tmp_path / "run", training={"checkpoints": {"copy_to": f"{tmp_path}/file/a"}})
+    with pytest.raises(ConfigError, match=r"file/a: .*file is a file; name another folder"):
+        pretrain(run)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_finished_run_is_not_made_again(finished, monkeypatch):
     run, manifest = finished
     monkeypatch.setattr(trainer, "run", refuse_to_train)

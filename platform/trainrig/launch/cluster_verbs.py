@@ -8,6 +8,7 @@ import typer
 from trainrig import completion
 from trainrig.command_help import CLUSTERS, CONTEXT, Group, command
 from trainrig.command_options import HardwareTable, Json, RecordsHome
+from trainrig.job import if_stopped
 
 cluster_app = typer.Typer(
     cls=Group,
@@ -122,7 +123,8 @@ def down(
     from trainrig.launch.record import Home
 
     cluster = open_cluster(name)
-    ended = take_down(cluster, Home.named(home), _say, ignored=ignore_home or ())
+    with if_stopped("machines may be left; the same command goes on with ending them"):
+        ended = take_down(cluster, Home.named(home), _say, ignored=ignore_home or ())
     said = f"{cluster.name}: {ended} ended, none left"
     print(json.dumps({"name": cluster.name, "ended": ended}) if as_json else said)
 

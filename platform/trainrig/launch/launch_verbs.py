@@ -302,7 +302,8 @@ def stop(
 
     _listen()
     record = Records.named(home).find(run)
-    ended = stop_run(record, now, _say)
+    with if_stopped("the run stays asked to end; the same command waits for that again"):
+        ended = stop_run(record, now, _say)
     if ended is None:
         raise ClusterError(
             f"{record.id}: no sign of life, and its cluster does not answer; asked to stop, should "

@@ -30,8 +30,12 @@ def export_checkpoint(path: str, out: str, settings: HubFolder) -> dict[str, Any
 def import_checkpoint(folder: str, out: str) -> dict[str, Any]:
     """Write the Hugging Face folder `folder` as step 0 of the run folder `out`."""
     check_folder(out)
-    weights, config, tokenizer = import_llama(folder)
     if storage.list_files(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")
-    path = checkpoint.write_model(out, config, tokenizer, weights)
+    weights, config, tokenizer = import_llama(folder)
+    try:
+        path = checkpoint.write_model(out, config, tokenizer, weights)
+    except BaseException:  # also when it is stopped: what is left would be refused as not empty
+        storage.delete_folder(out)
+        raise
     return {"output": out, "checkpoint": path, "parameters": count_parameters(config).total}

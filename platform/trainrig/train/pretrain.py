@@ -25,6 +25,7 @@ from trainrig.train.prediction import parse_prediction
 from trainrig.train.room import check_room
 from trainrig.train.run import Pretraining
 from trainrig.train.run_folder import PLAN, RunFolder
+from trainrig.writable import check_folder
 
 if TYPE_CHECKING:
     from trainrig.train.supervise import Outcome
@@ -163,6 +164,8 @@ def drive(
     with lease.held(job.folder):
         with stage.undone_if_refused():
             copy = job.training.checkpoints.copy_to
+            if copy and not stage.resumed:  # later on, a second copy that fails stops nobody
+                check_folder(copy)
             newest, _ = checkpoint.newest_valid(RunFolder(job.folder), thorough=False, copy=copy)
             if newest:
                 checkpoint.check_data(newest.path, job.make_batches())
