@@ -185,6 +185,8 @@ LOCAL = [
     Seed("market: on-demand", "market: spot", "nobody takes this machine back", "\n  cpu:"),
     Seed("trainrig.io/instance: laptop", "trainrig.io/instanc: laptop", "did you mean",
          at="trainrig.io/instanc: laptop"),
+    Seed("trainrig.io/instance: laptop", "trainrig.io/instance: m7i.large", "not rented here",
+         at="trainrig.io/instance: m7i.large"),
     Seed("max_workers: 4 #", "max_worker: 4 #", "did you mean 'max_workers'?"),
     Seed("head_node_type: head", "head_node_type: cpus", "names no node type"),
     Seed("provider:\n", "provider:\n\ttype: x\n", "not YAML", at="\ttype"),
