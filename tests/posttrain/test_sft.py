@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from trainrig import cli
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.posttrain.chat import Message, render
 from trainrig.posttrain.sft import ConversationBatches, FineTuning, posttrain, prepare
@@ -21,6 +22,7 @@ from trainrig.tokens.batches import IGNORE, BatchSizes
 from trainrig.train import metrics, trainer
 from trainrig.train.checkpoint import open_model
 from trainrig.train.held_out import HeldOut
+from trainrig.train.pretrain import pretrain
 from trainrig.train.run_folder import RunFolder
 from trainrig.train.trainer import run as run_on_ray
 
@@ -220,7 +222,7 @@ def test_two_ranks_fine_tune_as_one_does_to_the_last_bit(without_ray, run, tmp_p
 
 
 def test_rows_that_are_no_conversations_are_set_aside_with_place_and_reason(
-    without_ray, run, caplog
+    without_ray, run, caplog, capsys
 ):
     with Path(run.conversations).open("a") as file:
         file.write('{"prompt": "a", "completion": 1}\n')
@@ -231,6 +233,24 @@ def test_rows_that_are_no_conversations_are_set_aside_with_place_and_reason(
     assert json.loads(line) == {"file": run.conversations, "line": 8, "reason": reason}
     assert f"1 of 8 rows set aside in {run.output}" in caplog.text
     assert open_model(run.output).tuned is True
+    assert asked(run.output, capsys).err == ""
+
+
+def asked(folder, capsys):
+    """What `generate --chat` prints; it goes on whatever the model has learnt."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["generate", folder, "--chat", "--prompt", "sea?", "--tokens", "2"])
+    assert ended.value.code == 0
+    return capsys.readouterr()
+
+
+def test_who_asks_an_untuned_model_is_told_that_it_is_none(without_ray, make_run, tmp_path, capsys):
+    pretrained = make_run(tmp_path / "pretrained", training={"steps": 3})
+    pretrain(pretrained)
+    said = asked(pretrained.output, capsys).err
+    assert said.startswith(f"trainrig: {pretrained.output}: not tuned on conversations, so expect")
+    assert said.count("\n") == 1
 
 
 def test_a_finished_run_names_its_inputs_and_is_not_made_again(without_ray, run, monkeypatch):
