@@ -1,0 +1,60 @@
+"""constraints.txt is what `pip install -c constraints.txt -e '.[dev]'` brings, no more and no less."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WANTED = [
+    Requirement(line) for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+]
+PINNED = {
+    canonicalize_name(name): version
+    for name, version in re.findall(
+        r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+    )
+}
+# What torch's build for CUDA brings along, which its build for the CPU does not.
+ONLY_WITH_CUDA = re.compile(r"nvidia-.*|cuda-.*|triton")
+
+
+def brought(wanted: Requirement, seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
+    """The names of `wanted` and of all that it asks for here."""
+    name = canonicalize_name(wanted.name)
+    key = (name, frozenset(wanted.extras))
+    if key in seen:
+        return
+    seen.add(key)
+    yield name
+    for line in metadata.requires(name) or ():
+        each = Requirement(line)
+        extras = wanted.extras or {""}
+        if each.marker is None or any(each.marker.evaluate({"extra": one}) for one in extras):
+            yield from brought(each, seen)
+
+
+@pytest.mark.parametrize("wanted", WANTED, ids=lambda each: each.name)
+def test_what_is_asked_for_has_a_version_that_it_allows(wanted: Requirement) -> None:
+    assert wanted.specifier.contains(PINNED[canonicalize_name(wanted.name)])
+
+
+def test_the_extras_that_decide_what_is_published_are_tested() -> None:
+    """Their tests are skipped without them."""
+    tested = {canonicalize_name(each.name) for each in WANTED}
+    extras = PROJECT["optional-dependencies"]
+    for extra in ("datatrove", "optuna"):
+        assert {canonicalize_name(Requirement(line).name) for line in extras[extra]} <= tested
+
+
+def test_all_that_comes_along_is_pinned_and_nothing_else() -> None:
+    seen: set[tuple[str, frozenset[str]]] = set()
+    come = {name for wanted in WANTED for name in brought(wanted, seen)}
+    assert {name for name in come - PINNED.keys() if not ONLY_WITH_CUDA.fullmatch(name)} == set()
+    assert PINNED.keys() - come == set()
