@@ -1,4 +1,4 @@
-"""constraints.txt is what `pip install -c constraints.txt -e '.[dev]'` brings, no more and no less."""
+"""constraints.txt is what `pip install -c constraints.txt -e ".[dev]"` brings, no more, no less."""
 
 import re
 import tomllib
