@@ -198,7 +198,7 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
                     return each.theirs[favour]
 
                 parts = {part: judged[part].get(url, nothing) for part in judged}
-                text = main_content.by_blocks(parts.__getitem__, answer if ask else None, True)
+                text = main_content.by_blocks(parts.__getitem__, answer if ask else None, True).text
                 found.append(counts(each.labelled, text))
         ours = np.array(found).reshape(len(folds), len(pages), 3).sum(0) / len(folds)
         calls = [asked.count(favour) / len(found) for favour in ("precision", "balance")]

@@ -1,5 +1,6 @@
 """The blocks of a page, and how likely each is a part of its text."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +27,16 @@ class Judged:
 
     def text(self, bullets: bool) -> str:
         """The blocks that are more likely text than not."""
-        return text_of(self.page, self.blocks, self.odds > 0, bullets)
+        return text_of(self.page, self.blocks, self.kept, bullets)
+
+    @property
+    def kept(self) -> NDArray[np.bool_]:
+        """Which blocks are more likely text than not."""
+        return self.odds > 0
+
+    def whole(self) -> "Judged":
+        """The same with every block kept."""
+        return dataclasses.replace(self, odds=np.ones_like(self.odds))
 
     @property
     def lines(self) -> list[str]:

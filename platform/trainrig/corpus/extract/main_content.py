@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import trafilatura_text
 from trainrig.corpus.extract.block_model.trees import Name
+from trainrig.corpus.extract.declarations import is_gutted
 from trainrig.corpus.extract.judged import Judged, judge
 from trainrig.corpus.extract.kinds import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
 from trainrig.corpus.extract.voting import Ask, vote
@@ -25,34 +26,52 @@ LITTLE: Final = 250
 UNSURE: Final = 29_000
 
 
-def main_content(tree: HTMLTree, html: str, settings: MainContent) -> str:
+class Content(NamedTuple):
+    """A text, and how much of the page's main content it is."""
+
+    text: str
+    # Of the characters of resiliparse's main content; None where it has none, or was not asked.
+    share: float | None
+
+
+def main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
     """The text of `tree`'s article; `html` is what it was parsed from."""
     if settings.quality == "fast":
-        return str(
-            extract_plain_text(
-                tree,
-                main_content=True,
-                list_bullets=settings.list_bullets,
-                alt_texts=False,
-                comments=False,
-            )
+        text = extract_plain_text(
+            tree,
+            main_content=True,
+            list_bullets=settings.list_bullets,
+            alt_texts=False,
+            comments=False,
         )
+        return Content(str(text), None)
     ask = functools.partial(_ask, html) if _may_ask(html, settings) else None
     return by_blocks(functools.partial(judge, tree), ask, settings.list_bullets)
 
 
-def by_blocks(judged: Callable[[Name], Judged], ask: Ask | None, bullets: bool) -> str:
+def by_blocks(judged: Callable[[Name], Judged], ask: Ask | None, bullets: bool) -> Content:
     """The text of the blocks that `judged` gives for each part of a page, and `ask`'s vote."""
     main = best = judged("main")
+    if is_gutted(main):
+        return Content(main.whole().text(bullets), 1.0)
     text, whole = main.text(bullets), None
     if len(text) < LITTLE:
         whole = judged("whole")
         other = whole.text(bullets)
         if len(other) > len(text):
             best, text = whole, other
-    if ask is None or best.certainty >= UNSURE:
-        return text
-    return vote(main, whole or judged("whole"), ask).text(bullets)
+    if ask is not None and best.certainty < UNSURE:
+        best = vote(main, whole or judged("whole"), ask)
+        text = best.text(bullets)
+    return Content(text, _share(best, main))
+
+
+def _share(best: Judged, main: Judged) -> float | None:
+    """Of the characters of `main`, how many `best` keeps; what it has besides is not counted."""
+    all_of_it = int(main.characters.sum())
+    if not all_of_it:
+        return None
+    return round(min(1.0, int(best.characters[best.kept].sum()) / all_of_it), 4)
 
 
 def _may_ask(html: str, settings: MainContent) -> bool:

@@ -11,6 +11,9 @@ class Extracted:
     title: str  # "" where there is none
     language_hint: str  # what the page claims: "en", "" where it claims nothing
     date: str = ""  # ISO 8601 day on which it says it was published, "" where it does not
+    # Of the characters of the page's main content, how many the text has; None where the extractor
+    # takes no second look to know.
+    share: float | None = None
 
 
 @dataclass(frozen=True)

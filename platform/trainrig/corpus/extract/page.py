@@ -38,34 +38,32 @@ def extract(page: Page, extractor: HTMLExtractor | PlainText) -> Extracted | Not
     tree = parse(html, extractor)
     if isinstance(tree, NotExtracted):
         return tree
-    return _found(
-        _text_of(tree, html, extractor), title_of(tree), language_of(tree), date_of(tree, html)
-    )
+    text, share = _text_of(tree, html, extractor)
+    return _found(text, title_of(tree), language_of(tree), date_of(tree, html), share)
 
 
-def _found(raw: str, *about: str) -> Extracted | NotExtracted:
+def _found(
+    raw: str, title: str = "", language: str = "", date: str = "", share: float | None = None
+) -> Extracted | NotExtracted:
     text = tidy(raw)
-    if not text:
-        return NotExtracted("empty")
-    title, language, date = about or ("", "", "")
-    return Extracted(text, title, language, date)
+    return Extracted(text, title, language, date, share) if text else NotExtracted("empty")
 
 
-def _text_of(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> str:
+def _text_of(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> tuple[str, float | None]:
+    """The text, and the share of the main content that it is, where that is known."""
     if isinstance(extractor, MainContent):
         # Loads numba, which the others have no use for.
         from trainrig.corpus.extract.main_content import main_content
 
         return main_content(tree, html, extractor)
     if isinstance(extractor, Trafilatura):
-        return trafilatura_text.extract(html, extractor)
+        return trafilatura_text.extract(html, extractor), None
     assert isinstance(extractor, Resiliparse)
-    return str(
-        extract_plain_text(
-            tree,
-            main_content=extractor.main_content,
-            list_bullets=extractor.list_bullets,
-            alt_texts=extractor.alt_texts,
-            comments=extractor.comments,
-        )
+    text = extract_plain_text(
+        tree,
+        main_content=extractor.main_content,
+        list_bullets=extractor.list_bullets,
+        alt_texts=extractor.alt_texts,
+        comments=extractor.comments,
     )
+    return str(text), None
