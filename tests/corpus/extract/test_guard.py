@@ -109,7 +109,7 @@ def test_outcomes_are_those_without_a_guard_whatever_the_batches():
         large, small = page(b"x" * 100_000_000), page(b"<p>small")
         assert list(under.extract([large, small])) == [
             NotExtracted("too_large"),
-            Extracted("small", "", ""),
+            Extracted("small", "", "", share=1.0),
         ]
 
 

@@ -1,3 +1,4 @@
+import hashlib
 import re
 
 import pytest
@@ -73,6 +74,65 @@ def test_a_page_may_claim_no_title_and_no_language():
 )
 def test_the_encoding_is_found(body: bytes, charset: str | None, expected: str):
     assert decode(page(body, charset=charset)).endswith(expected)
+
+
+FRENCH = "Le café était fermé, et l'été à Genève est très agréable. "
+RUSSIAN = "Привет, мир. Это проверка кодировки страницы, на которой есть текст. "
+JAPANESE = "これは日本語のページです。文字コードを判定します。"
+KOREAN = "이것은 한국어 페이지입니다. 문자 인코딩을 감지합니다. "
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "claimed"),
+    [
+        (FRENCH, "latin-1", "utf-8"),
+        (FRENCH, "cp1252", "utf-8"),
+        (RUSSIAN, "cp1251", "utf-8"),
+        (RUSSIAN, "cp1251", "iso-8859-1"),
+        (RUSSIAN, "koi8-r", "iso-8859-1"),
+        (JAPANESE, "shift_jis", "utf-8"),
+        (JAPANESE, "shift_jis", "iso-8859-1"),
+        (JAPANESE, "euc_jp", "utf-8"),
+        (JAPANESE, "euc_jp", "windows-1252"),
+        (KOREAN, "euc_kr", None),
+        (KOREAN, "euc_kr", "utf-8"),
+        (FRENCH + "\N{ROLLING ON THE FLOOR LAUGHING}", "utf-8", "iso-8859-1"),
+    ],
+)
+@pytest.mark.parametrize("meta", ["", '<meta charset="utf-8">'])
+def test_a_wrong_label_gives_way_to_the_evidence(text: str, encoding: str, claimed, meta: str):
+    body = f"<html><head>{meta}</head><p>{text * 3}".encode(encoding)
+    assert text * 3 in decode(page(body, charset=claimed))
+
+
+def test_a_damaged_page_of_utf_8_stays_utf_8():
+    body = (FRENCH * 9).encode()
+    damaged = body[:4] + b"\xff" + body[4:]
+    for claimed in (None, "utf-8", "iso-8859-1"):
+        text = decode(page(damaged, charset=claimed))
+        assert text.count("\ufffd") == 1
+        assert text.replace("\ufffd", "") == FRENCH * 9
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8,
+        b"%PDF-1.4\n" + b"1 0 obj << /Type /Catalog >> endobj\n" * 200,
+        hashlib.shake_256(b"random").digest(5_000),
+        b"PK\x03\x04" + b"word/document.xml " * 100,
+        bytes(3_000),
+    ],
+)
+@pytest.mark.parametrize("content_type", ["text/html", "text/plain"])
+def test_bytes_that_are_no_text_are_said_to_be_binary(body: bytes, content_type: str):
+    for extractor in (Resiliparse(), MainContent(), PlainText()):
+        assert extract(page(body, content_type), extractor) == NotExtracted("binary")
+
+
+def test_a_few_stray_controls_do_not_make_a_text_binary():
+    found = extract(page(b"<p>a\0b\x07c\x08 " + b"word " * 300), Resiliparse())
+    assert isinstance(found, Extracted)
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/markdown"])

@@ -79,3 +79,32 @@ def test_any_bytes_are_unpacked_or_refused(coding, body):
         assert isinstance(unpack(body, "chunked", coding, LIMIT), bytes)
     except BadBody as bad:
         assert str(bad) in {"bad_chunks", "bad_content_encoding", "too_large"}
+
+
+PAGE = b"<html><body>" + b"<p>The mill stands by the river." * 20
+
+
+# But bare deflate, of which no byte tells that it is there.
+@pytest.mark.parametrize(("coding", "pack"), [each for each in PACKERS if each[1] != bare_deflate])
+def test_a_body_that_was_packed_twice_is_unpacked_twice(coding, pack):
+    assert unpack(pack(pack(PAGE)), "", coding, LIMIT) == PAGE
+
+
+@pytest.mark.parametrize("coding", ["", "gzip"])
+def test_a_packed_body_is_unpacked_whatever_its_header_says(coding):
+    assert unpack(gzip.compress(PAGE), "", coding, LIMIT) == PAGE
+    assert unpack(gzip.compress(gzip.compress(PAGE)), "", coding, LIMIT) == PAGE
+
+
+def test_layers_that_headers_do_not_tell_of_are_bounded_in_number_and_size():
+    body = PAGE
+    for _ in range(6):
+        body = gzip.compress(body)
+    assert unpack(body, "", "gzip", LIMIT).startswith(b"\x1f\x8b")
+    with pytest.raises(BadBody, match="too_large"):
+        unpack(gzip.compress(gzip.compress(bytes(LIMIT + 1))), "", "gzip", LIMIT)
+
+
+@pytest.mark.parametrize("coding", ["br", "deflate"])
+def test_markup_stored_unpacked_under_the_header_of_a_packed_body_is_kept(coding):
+    assert unpack(PAGE, "", coding, LIMIT) == PAGE

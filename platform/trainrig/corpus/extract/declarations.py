@@ -27,7 +27,7 @@ _BEHIND: Final = re.compile(
 _LEAST: Final = 3  # declarations on a page of reference
 _LEAST_SHARE: Final = 0.05  # of a page's blocks
 _ENOUGH: Final = 0.9  # of the characters, and of the declarations
-_LITTLE: Final = 250  # characters: what was dropped may be "Previous topic" and "Next topic"
+_LITTLE: Final = 100  # characters: what was dropped may be "Previous topic" and "Next topic"
 
 
 def is_gutted(main: Judged) -> bool:

@@ -20,8 +20,9 @@ class Extracted:
 class NotExtracted:
     """Why a page gave no text.
 
-    "too_large", "too_deep", "too_many_nodes": beyond a limit of the extractor's. "not_text": an
-    image, a script. "empty": nothing is left. "cpu_time", "memory", "crashed": it was the end of
+    "too_large", "too_deep", "too_many_nodes": beyond a limit of the extractor's. "not_text": of
+    the type of an image, a script. "binary": bytes that are no text, under the type of a page.
+    "empty": nothing is left. "cpu_time", "memory", "crashed": it was the end of
     the process that extracted it (see guard.py).
     """
 

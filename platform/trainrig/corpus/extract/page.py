@@ -5,7 +5,7 @@ from resiliparse.parse.encoding import detect_mime
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import trafilatura_text
-from trainrig.corpus.extract.decode import decode
+from trainrig.corpus.extract.decode import decode, is_binary
 from trainrig.corpus.extract.kinds import (
     HTMLExtractor,
     MainContent,
@@ -28,18 +28,25 @@ def extract(page: Page, extractor: HTMLExtractor | PlainText) -> Extracted | Not
     if len(page.body) > extractor.max_bytes:
         return NotExtracted("too_large")
     if isinstance(extractor, PlainText):
-        return _found(decode(page))
+        return _plain(page)
     content_type = page.content_type or detect_mime(page.body)
     if content_type in TEXT_TYPES:
-        return _found(decode(page))
+        return _plain(page)
     if content_type not in HTML_TYPES:
         return NotExtracted("not_text")
     html = decode(page)
+    if is_binary(page, html):
+        return NotExtracted("binary")
     tree = parse(html, extractor)
     if isinstance(tree, NotExtracted):
         return tree
     text, share = _text_of(tree, html, extractor)
     return _found(text, title_of(tree), language_of(tree), date_of(tree, html), share)
+
+
+def _plain(page: Page) -> Extracted | NotExtracted:
+    text = decode(page)
+    return NotExtracted("binary") if is_binary(page, text) else _found(text)
 
 
 def _found(

@@ -22,7 +22,14 @@ def encoding_of(head: bytes) -> str | None:
         codecs.utf_8_decode(head, "strict", False)  # the head may end inside a character
         return "utf-8"
     except UnicodeDecodeError:
-        return str(map_encoding_to_html5(detect_encoding(head) or "cp1252"))
+        return guess(head)
+
+
+def guess(body: bytes) -> str:
+    """The encoding that bytes which are not UTF-8 look most like."""
+    found = detect_encoding(body, html5_compatible=False) or "cp1252"
+    # The web's names lack Korean's superset of EUC-KR, and its own mapping takes that for UTF-8.
+    return str(map_encoding_to_html5(found, fallback_utf8=False) or found)
 
 
 def is_wide(head: bytes, encoding: str | None) -> bool:

@@ -7,11 +7,15 @@ one. So a body that does not look packed is taken as it is; one that does, and t
 import io
 import re
 import zlib
+from collections.abc import Callable
 
 from fastwarc.stream_io import BrotliReader, ZstdReader
 
 _CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_GZIP_MAGIC = b"\x1f\x8b\x08"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_MORE_LAYERS = 2  # of compression than the headers tell of
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 class BadBody(Exception):
@@ -28,9 +32,39 @@ def unpack(body: bytes, transfer_encoding: str, content_encoding: str, limit: in
     # The header lists codings in the order they were applied.
     for coding in reversed(content_encoding.lower().replace(",", " ").split()):
         body = _decompress(body, coding, limit)
+    for _ in range(_MORE_LAYERS):
+        inner = _unpack_again(body, content_encoding, limit)
+        if inner is None:
+            break
+        body = inner
     if len(body) > limit:
         raise BadBody("too_large")
     return body
+
+
+def _unpack_again(body: bytes, content_encoding: str, limit: int) -> bytes | None:
+    """What is packed inside of an unpacked body: proxies pack what a server had packed before.
+
+    The headers do not tell, so the bytes must: what does not unpack to its end is no second layer.
+    """
+    try:
+        if body.startswith(_GZIP_MAGIC):
+            return _inflate(body, 31, limit)
+        if body.startswith(_ZSTD_MAGIC):
+            return _read_all(ZstdReader(io.BytesIO(body)), limit)
+        if _is_zlib(body) and "deflate" in content_encoding.lower():
+            return _inflate(body, 15, limit)
+        # Brotli has no signature; no text has a control where this one's first bytes are.
+        if "br" in content_encoding.lower() and _CONTROL.search(body, 0, 64):
+            return _read_all(BrotliReader(io.BytesIO(body)), limit) or None
+    except BadBody as bad:
+        if str(bad) == "too_large":
+            raise
+    return None
+
+
+def _is_zlib(body: bytes) -> bool:
+    return body[:1] == b"\x78" and int.from_bytes(body[:2], "big") % 31 == 0
 
 
 def _join_chunks(body: bytes) -> bytes:
@@ -52,16 +86,25 @@ def _join_chunks(body: bytes) -> bytes:
 def _decompress(body: bytes, coding: str, limit: int) -> bytes:
     """Undo one coding; a name we do not know was never a compression ("utf-8" is the usual one)."""
     if coding in ("gzip", "x-gzip"):
-        return _inflate(body, 31, limit) if body[:2] == b"\x1f\x8b" else body
+        return _inflate(body, 31, limit) if body.startswith(_GZIP_MAGIC[:2]) else body
     elif coding == "deflate":
         # RFC 9110 says zlib's format; many servers send it bare.
-        zlib_format = body[:1] == b"\x78" and int.from_bytes(body[:2], "big") % 31 == 0
-        return _inflate(body, 15 if zlib_format else -15, limit)
+        return _if_packed(body, lambda: _inflate(body, 15 if _is_zlib(body) else -15, limit))
     elif coding == "br":
-        return _read_all(BrotliReader(io.BytesIO(body)), limit)
+        return _if_packed(body, lambda: _read_all(BrotliReader(io.BytesIO(body)), limit))
     elif coding == "zstd" and body[:4] == _ZSTD_MAGIC:
         return _read_all(ZstdReader(io.BytesIO(body)), limit)
     return body
+
+
+def _if_packed(body: bytes, unpacked: Callable[[], bytes]) -> bytes:
+    """`unpacked()`; where that fails, `body` if it is markup: stored unpacked, as most are."""
+    try:
+        return unpacked()
+    except BadBody as bad:
+        if str(bad) != "too_large" and body.lstrip().startswith(b"<") and not _CONTROL.search(body):
+            return body
+        raise
 
 
 def _inflate(body: bytes, window_bits: int, limit: int) -> bytes:
