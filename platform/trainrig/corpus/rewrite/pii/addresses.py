@@ -8,10 +8,34 @@ from trainrig.corpus.rewrite.pii.views import Place, Views
 
 _IPV4_SHAPE = re.compile(rb"0\.0{1,3}\.0{1,3}\.0")
 _IPV4 = re.compile(r"(?<![\w.-])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w-]|\.[0-9])")
-_BEFORE_A_VERSION = re.compile(
-    r"(?:\bv|\bver|\bversions?|\brelease[sd]?|\bbuild|\brev|\brevision|\bsection|§)[.:]?\s*$",
-    re.IGNORECASE,
+# What stands before four numbers that count something: a version, a section, a table.
+_COUNTED = (
+    rb"v|vers?|versions?|releases?|released|update[ds]?|updated to|upgraded?(?: to| from)?"
+    rb"|downgraded?(?: to| from)?|firmware|drivers?|builds?|rev|revisions?|patch|sdk|plugins?|packages?"
+    rb"|sections?|sec|sect|\xa7{1,2}|chapters?|chap|ch|clauses?|articles?|art|paragraphs?|para|appendix"
+    rb"|annex|tables?|figures?|fig|steps?|rules?|items?|parts?|examples?|exercises?|theorem|lemma"
+    rb"|requirements?|controls?|subsections?|abschnitt|kapitel|ziffer|punkt|abs|secci\xf3n|sezione"
 )
+_BEFORE_A_VERSION = re.compile(
+    rb"(?:(?<![a-z0-9])(?:" + _COUNTED + rb")[.:]?\s{0,3}[(\"']?|[=~<>^]=?\s{0,2}|[a-z0-9_]/)\Z"
+)
+_AND_ANOTHER = re.compile(rb"\s{0,3}(?:,|;|and|or|to|through|und|-|/|\xe2)?\s{1,3}|-")
+# Numbers of sections and versions are small, all four of one address in 250 are: such a one is an
+# address where something says so.
+_SMALL = 64
+_TINY = 10
+_TOLD = re.compile(
+    rb"(?:(?<![a-z0-9])(?:ip(?:v4)?|ips|address(?:es)?|addr|hosts?|servers?|dns|nameservers?|resolvers?"
+    rb"|gateway|router|proxy|subnet|netmask|inet|ping(?:ed|s)?|whois|nslookup|dig|traceroute|ssh|telnet"
+    rb"|curl|(?:requests?|connect(?:ed|ions?)?|traffic|visit(?:ors?|ed)?|log(?:ged)?[ -]?ins?|hits?"
+    rb"|packets?|queries|attacks?)(?: (?:to|from))?|answer(?:ed|s)?|block(?:ed)?|banned?|listen(?:s|ing)?"
+    rb"|bind|machines?|calling)"
+    rb"[^a-z0-9.\n<>]{0,3}(?: {0,1}(?:is|was|at|on|to|from|of|as))?[ :=(\"'\[]{0,3}|[a-z]://|@)\Z"
+)
+_TOLD_BEHIND = re.compile(rb":[0-9]{2,5}(?![0-9.])|/(?:[89]|[12][0-9]|3[0-2])(?![0-9.])")
+_LONGEST_BEFORE = 32  # characters
+# Of the resolvers that everybody knows.
+_KNOWN = frozenset({"8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "4.2.2.2", "4.2.2.1"})
 # All that is allocated begins so (IANA's IPv6 Global Unicast Address Assignments, 2019-11), in
 # lower case and with its zeros. Shorter ones than of three groups could be slices of Python.
 _IPV6 = re.compile(
@@ -21,13 +45,33 @@ _IPV6 = re.compile(
 
 
 def find_ipv4(views: Views) -> Iterator[Place]:
-    """The places of addresses that are not private, reserved, or the number of a version."""
+    """The places of addresses that are not private, reserved, or the number of something."""
     if not _IPV4_SHAPE.search(views.shape):
         return
+    last, was_address = -1, False
     for found in _IPV4.finditer(views.text):
-        before = views.text[max(0, found.start() - 12) : found.start()]
-        if _is_public(found.group()) and not _BEFORE_A_VERSION.search(before):
-            yield found.span()
+        start, end = found.span()
+        before = views.lower[max(0, start - _LONGEST_BEFORE) : start]
+        follows = last >= 0 and _AND_ANOTHER.fullmatch(views.lower, last, start)
+        if _BEFORE_A_VERSION.search(before):
+            is_address = False
+        elif follows:
+            is_address = was_address
+        else:
+            is_address = not _is_small(found.group()) or bool(
+                _TOLD.search(before) or _TOLD_BEHIND.match(views.lower, end)
+            )
+        last, was_address = end, is_address
+        if is_address and _is_public(found.group()):
+            yield start, end
+
+
+def _is_small(address: str) -> bool:
+    """Whether its four numbers are such as sections and versions have."""
+    first, *others = map(int, address.split("."))
+    return address not in _KNOWN and (
+        max(others) < _TINY or (first < _SMALL and max(others) < _SMALL)
+    )
 
 
 def find_ipv6(views: Views) -> Iterator[Place]:

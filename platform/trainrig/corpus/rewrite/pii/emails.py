@@ -19,6 +19,17 @@ _IN_WORDS = re.compile(
     r"(?:[^\W_](?:[\w-]{0,62})(?:\.| ?[\[({](?i:dot|punkt|\.)[\])}] ?)){1,8}[^\W\d_]{2,24}"
     r"(?![\w@-])"
 )
+_SPELT_AT = b" at "
+_SPELT_LOCAL = re.compile(r"(?:[\w+-]{1,30} tod ){0,3}[\w+-]{1,30}(?!\w)")  # read backwards
+_SPELT_DOMAIN = re.compile(
+    r"[^\W_][\w-]{0,62}(?: dot [^\W_][\w-]{0,62}){0,3} dot"
+    r" (?:com|org|net|edu|gov|info|io|me|eu|de|uk|fr|es|it|nl|ch|at|pl|ca|au|in|us)(?![\w@-])"
+)
+# "Look at example dot com" is no address, "write to ann at example dot com" is.
+_TOLD = re.compile(
+    rb"\b(?:e-?mails?|mail|contact|write|writes|reach(?:ed)?|address)\b[^.\n<>]{0,24}\Z"
+)
+_LONGEST_BEFORE = 48  # characters
 
 
 def find(views: Views) -> Iterator[Place]:
@@ -40,3 +51,20 @@ def find_in_words(views: Views) -> Iterator[Place]:
     if any(at.search(views.lower) for at in _AT_IN_WORDS):
         for found in _IN_WORDS.finditer(views.text):
             yield found.span()
+
+
+def find_spelt(views: Views) -> Iterator[Place]:
+    """The places of addresses written as they are spoken: "ann dot lee7 at example dot org"."""
+    text, end = views.text, 0
+    at = views.lower.find(_SPELT_AT)
+    while at >= 0:
+        after = at + len(_SPELT_AT)
+        domain = _SPELT_DOMAIN.match(text, after)
+        local = domain and _SPELT_LOCAL.match(text[max(end, at - 120) : at][::-1])
+        if domain and local:
+            said, start = local.group(), at - local.end()
+            is_name = " tod " in said or any(map(str.isdigit, said))
+            if is_name or _TOLD.search(views.lower, max(0, start - _LONGEST_BEFORE), start):
+                end = domain.end()
+                yield start, end
+        at = views.lower.find(_SPELT_AT, max(end, at + 1))

@@ -2,7 +2,7 @@
 what is assigned to a name that says so.
 
 Forms are their makers' own (AWS, GitHub, GitLab, Slack, Google, Stripe, OpenAI, Anthropic, npm,
-PyPI, SendGrid, Hugging Face). What looks made up (too few different characters, "EXAMPLE") stays.
+PyPI, SendGrid, Hugging Face, DigitalOcean, Docker, Shopify; webhooks of Slack and Discord). What looks made up (too few different characters, "EXAMPLE") stays.
 """
 
 import base64
@@ -33,6 +33,16 @@ _FORMS = tuple(
         ("pypi-", "AgEIcHlwaS5vcmc[A-Za-z0-9_-]{50,255}"),
         ("SG.", r"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
         ("hf_", "[A-Za-z]{34}"),
+        *((f"do{letter}_v1_", "[a-f0-9]{64}") for letter in "por"),
+        ("dckr_pat_", "[A-Za-z0-9_-]{27}"),
+        ("shpat_", "[a-fA-F0-9]{32}"),
+        ("hooks.slack.com/services/", "T[A-Z0-9]{7,12}/B[A-Z0-9]{7,12}/[A-Za-z0-9]{18,40}"),
+        (
+            "hooks.slack.com/workflows/",
+            "T[A-Z0-9]{7,12}/A[A-Z0-9]{7,12}/[0-9]{10,24}/[A-Za-z0-9]{18,40}",
+        ),
+        ("discord.com/api/webhooks/", "[0-9]{16,20}/[A-Za-z0-9_-]{60,80}"),
+        ("discordapp.com/api/webhooks/", "[0-9]{16,20}/[A-Za-z0-9_-]{60,80}"),
     )
 )
 # What every form has, each beginning with one sign: found at the speed of memory.
@@ -43,6 +53,8 @@ _ALL_HAVE = tuple(
         rb"-[A-Za-z0-9_-]{19}",
         rb"A(?:KIA|SIA|Iza)",
         rb"SG\.",
+        rb"hooks\.slack\.com/",
+        rb"/api/webhooks/",
     )
 )
 _JWT = re.compile(

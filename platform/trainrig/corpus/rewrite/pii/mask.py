@@ -13,10 +13,10 @@ from pydantic import Field
 
 from trainrig.config import AHEAD, Settings
 from trainrig.corpus.limits import Limit
-from trainrig.corpus.rewrite.pii import addresses, cards, emails, ibans, keys, phones
+from trainrig.corpus.rewrite.pii import addresses, cards, emails, ibans, keys, phones, ssns
 from trainrig.corpus.rewrite.pii.views import Place, Views
 
-Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "IP", "PHONE"]
+Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE"]
 
 
 class PII(Settings):
@@ -24,7 +24,7 @@ class PII(Settings):
 
     kind: Literal["PII"] = "PII"
     # Kinds of personal data to mask.
-    kinds: tuple[Kind, ...] = ("KEY", "EMAIL", "IBAN", "CARD", "IP", "PHONE")
+    kinds: tuple[Kind, ...] = ("KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE")
     # Finds above which the document is dropped; None: any number is masked.
     max_per_document: Annotated[int | None, AHEAD] = Field(default=None, ge=0)
 
@@ -98,9 +98,16 @@ _FINDERS: dict[Kind, tuple[Callable[[Views], Iterator[Place]], ...]] = {
         keys.find_web_tokens,
         keys.find_assigned,
     ),
-    "EMAIL": (emails.find, emails.find_in_words),
+    "EMAIL": (emails.find, emails.find_in_words, emails.find_spelt),
     "IBAN": (ibans.find,),
     "CARD": (cards.find,),
+    "SSN": (ssns.find,),
     "IP": (addresses.find_ipv4, addresses.find_ipv6),
-    "PHONE": (phones.find_international, phones.find_american, phones.find_labelled),
+    "PHONE": (
+        phones.find_international,
+        phones.find_american,
+        phones.find_in_brackets,
+        phones.find_labelled,
+        phones.find_spelt,
+    ),
 }

@@ -26,19 +26,61 @@ _NATIONAL_SHAPE = re.compile(
 _NATIONAL_DIGITS = range(7, 19)  # with what relays ask to be dialled before
 _LABEL = re.compile(
     rb"\b(?:(?:tele)?(?:phone?|fon|fax)|tel|t\xe9l(?:\xe9phone)?|mobile?|mobil(?:e|telefon)?|handy"
-    rb"|cell|call|whatsapp|hotline|ruf(?:nummer)?|gsm|tfno|telefono|tel\xe9fono|telefax|ph)"
-    rb"(?: (?:no|nr|number|us at|us))?[.:]{0,2}\s{0,3}\(?\Z"
+    rb"|cell|call|whatsapp|hotline|ruf(?:nummer)?|gsm|tfno|telefono|tel\xe9fono|telefax|ph|tlf|puh"
+    rb"|telefone|telefoon|celular|cellulare|m\xf3vil|portable|helpline|toll[ -]?free|freephone"
+    rb"|appelez|llame|ll\xe1menos|chiam[ai](?:re|teci)?|ligue|dial|ring|sms|text)"
+    rb"(?: (?:no|nr|number|us (?:at|on|under)|(?:me|him|her|them|us|our \w{2,12})(?: (?:at|on))?|at|on"
+    rb"|le|al|il|para|auf))?[.:]{0,2}\s{0,3}\(?\Z"
 )
-_LONGEST_LABEL = 28  # characters
+# What speaks of a telephone some words before: then the number must look like one, by itself.
+_SPOKEN_OF = re.compile(
+    rb"\b(?:(?:tele)?phones?|tele(?:f|ph)on\w{0,4}|tel|mobile|cell|call|ring|dial|reach(?:ed)?|hotline"
+    rb"|helpline|fax|whatsapp|text|sms|contact|anrufen|rufen|appelez|appeler|llam\w{1,4}|chiam\w{1,4}"
+    rb"|ligue|bel)\b[^0-9.!?\n<>]{0,32}\(?\Z"
+)
+_NATIONAL_LOOKS = re.compile(
+    r"0[0-9]{4,5} [0-9]{5,6}|\(?0[0-9]{1,4}\)?[ ./-]{1,3}[0-9]{2,8}(?:[ .-][0-9]{2,8}){0,4}|0[0-9]{8,11}|[2-9][0-9]{2} [2-9]"
+    r"[0-9]{2} [0-9]{4}|1?[38]00 [0-9]{3} [0-9]{3,4}|\([0-9]{2,3}\) ?[0-9]{3,5}[ -][0-9]{3,5}"
+    r"|[0-9]{2,3}(?:[ -][0-9]{2,4}){2,4}"
+)
+_LONGEST_LABEL = 48  # characters
 _AND_ANOTHER = re.compile(rb"\s{0,3}(?:or|oder|ou|and|und|et|[,;/])?\s{1,3}\(?")
+# An area code in brackets that begins with the zero which one dials within the country.
+_BRACKETS_SHAPE = re.compile(rb"\(00{1,4}\) ?00")
+_IN_BRACKETS = re.compile(
+    r"(?<![\w.+/-])\(0[0-9]{1,4}\) ?[0-9]{2,8}(?:[ -][0-9]{2,4}){0,3}(?![\w/-]|[.,][0-9])"
+)
+_BRACKETS_DIGITS = range(9, 13)
+# A decimal of degrees, alone or (ISO 6709) with its longitude behind it.
+_DEGREES = re.compile(
+    r"\+[0-9]{1,3}\.[0-9]{4,8}|\+[0-9]{2,6}(?:\.[0-9]+)?[ -]+[0-9]{2,7}(?:\.[0-9]*)?"
+)
+_PAIR_OF_DECIMALS = re.compile(r"[0-9]{1,3}\.[0-9]{3,}[ ,-]+[0-9]{1,3}\.[0-9]{3,}")
+_DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine)"
+_SPELT = re.compile(rf"(?<![\w-]){_DIGIT}(?:[ -]{_DIGIT}){{6,14}}(?![\w-])", re.IGNORECASE)
+_SPELT_ANYWHERE = re.compile(rb"zero|five|nine|eight")
 
 
 def find_international(views: Views) -> Iterator[Place]:
-    """The places of numbers with a plus."""
+    """The places of numbers with a plus. Degrees have one, too, unless a word says other."""
     if "+" in views.text:
         for found in _INTERNATIONAL.finditer(views.text):
-            if 8 <= sum(map(str.isdigit, found.group())) <= 15:
-                yield found.span()
+            if not 8 <= sum(map(str.isdigit, found.group())) <= 15:
+                continue
+            if _is_degrees(views, *found.span()) and not _is_labelled(views, found.start()):
+                continue
+            yield found.span()
+
+
+def _is_degrees(views: Views, start: int, end: int) -> bool:
+    text = views.text[start:end]
+    alone = _DEGREES.fullmatch(text)
+    # A longitude may begin like the further groups of a number, and go on behind a full stop.
+    return bool(alone) and ("." in text or views.text[end : end + 1] in ".°/")
+
+
+def _is_labelled(views: Views, start: int) -> bool:
+    return _LABEL.search(views.lower, max(0, start - _LONGEST_LABEL), start) is not None
 
 
 def find_american(views: Views) -> Iterator[Place]:
@@ -48,14 +90,40 @@ def find_american(views: Views) -> Iterator[Place]:
             yield found.span()
 
 
+def find_in_brackets(views: Views) -> Iterator[Place]:
+    """The places of national numbers whose area code stands in brackets: "(020) 7946 0958"."""
+    if _BRACKETS_SHAPE.search(views.shape):
+        for found in _IN_BRACKETS.finditer(views.text):
+            if sum(map(str.isdigit, found.group())) in _BRACKETS_DIGITS:
+                yield found.span()
+
+
 def find_labelled(views: Views) -> Iterator[Place]:
     """The places of numbers of any form after a word that announces one, or after such a number."""
     last = -1
     for found in _NATIONAL_SHAPE.finditer(views.shape):
         start, end = found.span()
-        if found.group().count(b"0") not in _NATIONAL_DIGITS:
+        text = views.text[start:end]
+        if found.group().count(b"0") not in _NATIONAL_DIGITS or _PAIR_OF_DECIMALS.match(text):
             continue
         another = last >= 0 and _AND_ANOTHER.fullmatch(views.lower, last, start)
-        if another or _LABEL.search(views.lower, max(0, start - _LONGEST_LABEL), start):
+        if another or _is_labelled(views, start) or _is_spoken_of(views, start, text):
             last = end
             yield start - views.lower.endswith(b"(", 0, start), end
+
+
+def _is_spoken_of(views: Views, start: int, text: str) -> bool:
+    opened = "(" * views.lower.endswith(b"(", 0, start)
+    if not _NATIONAL_LOOKS.fullmatch(opened + text):
+        return False
+    return _SPOKEN_OF.search(views.lower, max(0, start - _LONGEST_LABEL), start) is not None
+
+
+def find_spelt(views: Views) -> Iterator[Place]:
+    """The places of ten digits in words, as they begin in North America, or of 7 to 15 if told."""
+    if _SPELT_ANYWHERE.search(views.lower):
+        for found in _SPELT.finditer(views.text):
+            words = re.split("[ -]", found.group().lower())
+            american = len(words) == 10 and not {words[0], words[3]} & {"zero", "oh", "one"}
+            if american or _is_labelled(views, found.start()):
+                yield found.span()

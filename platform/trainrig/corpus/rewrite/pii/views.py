@@ -12,6 +12,11 @@ _SHAPES = bytes(
     ord("0") if chr(code) in "0123456789" else ord("A") if 65 <= code <= 90 else code
     for code in range(256)
 )
+# Digits as "0", letters of either case as "a".
+_LETTERS = bytes(
+    ord("0") if chr(code) in "0123456789" else ord("a") if chr(code).isalpha() else code
+    for code in range(128)
+) + bytes(range(128, 256))
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,11 @@ class Views:
     def shape(self) -> bytes:
         """Digits as "0", capitals of ASCII as "A"."""
         return self.raw.translate(_SHAPES)
+
+    @cached_property
+    def letters(self) -> bytes:
+        """Digits as "0", letters of ASCII as "a"."""
+        return self.raw.translate(_LETTERS)
 
 
 Place = tuple[int, int]  # of a find in the text: its first character, and the one after its last

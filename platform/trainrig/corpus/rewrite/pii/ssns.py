@@ -1,0 +1,36 @@
+"""US social security numbers: of an area, group and serial that the administration gives out.
+
+No area is 000, 666 or 9xx, no group 00, no serial 0000 (20 CFR 422.103; SSA, "Social Security
+Number Randomization"). With dashes the form alone tells; with spaces or nothing, a word before.
+"""
+
+import re
+from collections.abc import Iterator
+
+from trainrig.corpus.rewrite.pii.views import Place, Views
+
+_SHAPE = re.compile(rb"000-00-0000|000 00 0000|000000000")
+_SSN = re.compile(
+    r"(?<![\w.+/-])(?!000|666|9)[0-9]{3}([ -]?)(?!00)[0-9]{2}\1(?!0000)[0-9]{4}(?![\w/-]|[.,][0-9])"
+)
+_SAID = re.compile(
+    rb"\b(?:ssns?|soc(?:ial)?\.? sec(?:urity)?\.?)(?: (?:numbers?|nos?\.?|nr\.?|cards?|#))?"
+    rb"[^0-9.\n<>]{0,24}\Z"
+)
+_LONGEST_BEFORE = 60  # characters
+# Printed in advertisements, and never anybody's since.
+_ADVERTISED = frozenset({"078051120", "219099999"})
+
+
+def find(views: Views) -> Iterator[Place]:
+    """The places of social security numbers."""
+    if not _SHAPE.search(views.shape):
+        return
+    for found in _SSN.finditer(views.text):
+        start = found.start()
+        if re.sub("[ -]", "", found.group()) in _ADVERTISED:
+            continue
+        if found.group(1) == "-" or _SAID.search(
+            views.lower, max(0, start - _LONGEST_BEFORE), start
+        ):
+            yield found.span()
