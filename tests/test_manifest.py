@@ -491,3 +491,22 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(out: str, na
     storage.write(path, json.dumps(entries).encode())
     with pytest.raises(DataError, match="no name of a file below the folder"):
         manifest.read_manifest(out)
+
+
+class Restacking(Stacking):
+    output_format: ClassVar[int] = 2
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_what_another_format_began_or_finished_is_refused(out: str, is_finished: bool) -> None:
+    stage = begin(out)
+    if is_finished:
+        finish(stage)
+    with pytest.raises(OutputTaken, match="output format 1 there, 2 here"):
+        manifest.claim(out, Restacking(output=out), INPUTS)
+
+
+def test_a_manifest_holds_the_format_that_it_was_made_in(out: str) -> None:
+    written = finish(manifest.claim(out, Restacking(output=out), INPUTS))
+    assert written.output_format == 2
+    assert manifest.claim(out, Restacking(output=out), INPUTS).finished == written

@@ -73,6 +73,8 @@ class RunFile(Settings):
     stage: str  # the command that this file is for; another one refuses it
     verb: ClassVar[str]
     resumes: ClassVar[bool] = False  # goes on with what a stopped one left; else it begins again
+    # Of what the verb writes: count up where the same run file and inputs give other bytes.
+    output_format: ClassVar[int] = 1
 
 
 Model = TypeVar("Model", bound=Settings)

@@ -89,6 +89,7 @@ class Claim(_Versioned):
     config: dict[str, Any]
     inputs: dict[str, str]  # role -> fingerprint of the contents
     environment: dict[str, str]  # versions and machine; recorded, not part of the fingerprint
+    output_format: int = 1  # RunFile.output_format of whoever made it
 
 
 class Manifest(Claim):
@@ -185,6 +186,8 @@ def claim(
         "stage": run.verb,
         "config": identity(run, ahead=False),
         "inputs": dict(inputs),
+        # The first has none, so that what was made before there were others is still known.
+        **({"output_format": run.output_format} if run.output_format > 1 else {}),
     }
     wanted = Claim(
         stage=run.verb,
@@ -192,6 +195,7 @@ def claim(
         config=identity(run),
         inputs={**inputs, **(inputs_ahead or {})},
         environment=environment(),
+        output_format=run.output_format,
     )
     data = wanted.model_dump_json(indent=1).encode()
     if storage.exists(folder):
@@ -355,7 +359,12 @@ def difference(there: Claim, here: Claim) -> str:
         for role in sorted({*there.inputs, *here.inputs})
         if there.inputs.get(role) != here.inputs.get(role)
     ]
-    return _few([*_differing(there.config, here.config), *inputs])
+    formats = (
+        [f"output format {there.output_format} there, {here.output_format} here"]
+        if there.output_format != here.output_format
+        else []
+    )
+    return _few([*formats, *_differing(there.config, here.config), *inputs])
 
 
 def difference_of(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

@@ -55,6 +55,14 @@ def test_a_row_says_what_the_page_is() -> None:
     assert row["bytes"] == len(TEXT.encode())
 
 
+def test_a_row_says_how_much_of_the_main_content_was_extracted() -> None:
+    assert row_of(page(TEXT))["extracted_share"] == 1.0
+    furniture = "<h3>Related articles</h3><ul>" + "<li><a href='/1'>More stories</a>" * 5 + "</ul>"
+    body = f"<title>Lamps</title><article><h1>Lamps</h1>{f'<p>{TEXT}</p>' * 6}{furniture}</article>"
+    share = row_of(Page("http://web.example/", "text/html", body.encode(), DATE, None))
+    assert 0.5 < share["extracted_share"] < 1.0
+
+
 def test_signals_are_of_the_masked_text() -> None:
     row = row_of(page(f"{TEXT} His address is keeper@lighthouse.example."))
     assert row["text"] == f"{TEXT} His address is <EMAIL>."

@@ -34,7 +34,7 @@ from trainrig.corpus.signals.datatrove.names import DATATROVE_SIGNALS
 from trainrig.corpus.urls.blocklist import URL_COLUMNS, UrlLists
 
 # Columns of numbers that every document has.
-MEASURED = (*SIGNALS, "language", "language_score", "bytes", "pii_finds")
+MEASURED = (*SIGNALS, "language", "language_score", "extracted_share", "bytes", "pii_finds")
 
 # What documents of prose are held to unless a run file says otherwise.
 PROSE: Filters = (
@@ -127,6 +127,7 @@ class Curation(RunFile):
 
     verb: ClassVar[str] = "curate"
     resumes: ClassVar[bool] = True
+    output_format: ClassVar[int] = 2
 
     stage: Literal["curate"] = "curate"
     output: Annotated[str, PLACE]  # folder to write, on disk or s3://

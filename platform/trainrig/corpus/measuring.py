@@ -67,6 +67,7 @@ def measured(
         "row": numbers,
         "bytes": [len(text.encode()) for text in texts],
         "language_score": language_scores,
+        "extracted_share": [extracted.share for _, extracted in taken],
         "pii": [_places(spans) for _, spans in masked],
         "pii_finds": [len(spans) for _, spans in masked],
     }

@@ -17,6 +17,8 @@ DOCUMENT = pa.schema(
         ("row", pa.int64()),  # the record's place among those read of its split
         ("bytes", pa.int64()),  # of the text in UTF-8, before anything was cut
         ("language_score", pa.float64()),
+        # Of the characters of the page's main content; null where its extractor does not look.
+        ("extracted_share", pa.float64()),
         ("pii", pa.list_(_SPAN)),  # places in the text before masking; never the value
         ("pii_finds", pa.int64()),
     ]

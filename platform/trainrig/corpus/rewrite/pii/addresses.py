@@ -11,8 +11,10 @@ _IPV4 = re.compile(r"(?<![\w.-])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w-]|\.[0-9])")
 # What stands before four numbers that count something: a version, a section, a table.
 _COUNTED = (
     rb"v|vers?|versions?|releases?|released|update[ds]?|updated to|upgraded?(?: to| from)?"
-    rb"|downgraded?(?: to| from)?|firmware|drivers?|builds?|rev|revisions?|patch|sdk|plugins?|packages?"
-    rb"|sections?|sec|sect|\xa7{1,2}|chapters?|chap|ch|clauses?|articles?|art|paragraphs?|para|appendix"
+    rb"|downgraded?(?: to| from)?|firmware|drivers?|builds?|rev|revisions?|patch"
+    rb"|sdk|plugins?|packages?"
+    rb"|sections?|sec|sect|\xa7{1,2}|chapters?|chap|ch|clauses?|articles?|art|paragraphs?"
+    rb"|para|appendix"
     rb"|annex|tables?|figures?|fig|steps?|rules?|items?|parts?|examples?|exercises?|theorem|lemma"
     rb"|requirements?|controls?|subsections?|abschnitt|kapitel|ziffer|punkt|abs|secci\xf3n|sezione"
 )
@@ -25,10 +27,13 @@ _AND_ANOTHER = re.compile(rb"\s{0,3}(?:,|;|and|or|to|through|und|-|/|\xe2)?\s{1,
 _SMALL = 64
 _TINY = 10
 _TOLD = re.compile(
-    rb"(?:(?<![a-z0-9])(?:ip(?:v4)?|ips|address(?:es)?|addr|hosts?|servers?|dns|nameservers?|resolvers?"
-    rb"|gateway|router|proxy|subnet|netmask|inet|ping(?:ed|s)?|whois|nslookup|dig|traceroute|ssh|telnet"
+    rb"(?:(?<![a-z0-9])(?:ip(?:v4)?|ips|address(?:es)?|addr|hosts?|servers?|dns|nameservers?"
+    rb"|resolvers?"
+    rb"|gateway|router|proxy|subnet|netmask|inet|ping(?:ed|s)?|whois|nslookup|dig|traceroute|ssh"
+    rb"|telnet"
     rb"|curl|(?:requests?|connect(?:ed|ions?)?|traffic|visit(?:ors?|ed)?|log(?:ged)?[ -]?ins?|hits?"
-    rb"|packets?|queries|attacks?)(?: (?:to|from))?|answer(?:ed|s)?|block(?:ed)?|banned?|listen(?:s|ing)?"
+    rb"|packets?|queries|attacks?)(?: (?:to|from))?|answer(?:ed|s)?|block(?:ed)?|banned?"
+    rb"|listen(?:s|ing)?"
     rb"|bind|machines?|calling)"
     rb"[^a-z0-9.\n<>]{0,3}(?: {0,1}(?:is|was|at|on|to|from|of|as))?[ :=(\"'\[]{0,3}|[a-z]://|@)\Z"
 )

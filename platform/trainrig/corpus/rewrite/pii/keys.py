@@ -2,7 +2,9 @@
 what is assigned to a name that says so.
 
 Forms are their makers' own (AWS, GitHub, GitLab, Slack, Google, Stripe, OpenAI, Anthropic, npm,
-PyPI, SendGrid, Hugging Face, DigitalOcean, Docker, Shopify; webhooks of Slack and Discord). What looks made up (too few different characters, "EXAMPLE") stays.
+PyPI, SendGrid, Hugging Face, DigitalOcean, Docker,
+Shopify; webhooks of Slack and Discord). What looks made up (too few different characters,
+"EXAMPLE") stays.
 """
 
 import base64

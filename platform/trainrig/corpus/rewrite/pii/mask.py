@@ -106,8 +106,8 @@ _FINDERS: dict[Kind, tuple[Callable[[Views], Iterator[Place]], ...]] = {
     "PHONE": (
         phones.find_international,
         phones.find_american,
-        phones.find_in_brackets,
         phones.find_labelled,
+        phones.find_in_brackets,
         phones.find_spelt,
     ),
 }

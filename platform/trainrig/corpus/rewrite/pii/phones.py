@@ -29,17 +29,22 @@ _LABEL = re.compile(
     rb"|cell|call|whatsapp|hotline|ruf(?:nummer)?|gsm|tfno|telefono|tel\xe9fono|telefax|ph|tlf|puh"
     rb"|telefone|telefoon|celular|cellulare|m\xf3vil|portable|helpline|toll[ -]?free|freephone"
     rb"|appelez|llame|ll\xe1menos|chiam[ai](?:re|teci)?|ligue|dial|ring|sms|text)"
-    rb"(?: (?:no|nr|number|us (?:at|on|under)|(?:me|him|her|them|us|our \w{2,12})(?: (?:at|on))?|at|on"
+    rb"(?: (?:no|nr|number|us (?:at|on|under)|(?:me|him|her|them|us|our \w{2,12})(?: (?:at|on))?"
+    rb"|at|on"
     rb"|le|al|il|para|auf))?[.:]{0,2}\s{0,3}\(?\Z"
 )
 # What speaks of a telephone some words before: then the number must look like one, by itself.
 _SPOKEN_OF = re.compile(
-    rb"\b(?:(?:tele)?phones?|tele(?:f|ph)on\w{0,4}|tel|mobile|cell|call|ring|dial|reach(?:ed)?|hotline"
-    rb"|helpline|fax|whatsapp|text|sms|contact|anrufen|rufen|appelez|appeler|llam\w{1,4}|chiam\w{1,4}"
+    rb"\b(?:(?:tele)?phones?|tele(?:f|ph)on\w{0,4}|tel|mobile|cell|call|ring|dial|reach(?:ed)?"
+    rb"|hotline"
+    rb"|helpline|fax|whatsapp|text|sms|contact|anrufen|rufen|appelez|appeler|llam\w{1,4}"
+    rb"|chiam\w{1,4}"
     rb"|ligue|bel)\b[^0-9.!?\n<>]{0,32}\(?\Z"
 )
 _NATIONAL_LOOKS = re.compile(
-    r"0[0-9]{4,5} [0-9]{5,6}|\(?0[0-9]{1,4}\)?[ ./-]{1,3}[0-9]{2,8}(?:[ .-][0-9]{2,8}){0,4}|0[0-9]{8,11}|[2-9][0-9]{2} [2-9]"
+    r"0[0-9]{4,5} [0-9]{5,6}|\(?0[0-9]{1,4}\)?[ ./-]{1,3}[0-9]{2,8}(?:[ .-][0-9]{2,8}){0,4}"
+    r"|0[0-9]{8,11}"
+    r"|[2-9][0-9]{2} [2-9]"
     r"[0-9]{2} [0-9]{4}|1?[38]00 [0-9]{3} [0-9]{3,4}|\([0-9]{2,3}\) ?[0-9]{3,5}[ -][0-9]{3,5}"
     r"|[0-9]{2,3}(?:[ -][0-9]{2,4}){2,4}"
 )
