@@ -131,6 +131,7 @@ def test_tokens_of_digitalocean_and_webhooks_are_masked(key: str):
         ("ssn: 123456789", "ssn: <SSN>"),
         ("SSN 000-12-3456, 666-12-3456, 900-12-3456, 123-00-1234, 123-45-0000, 078-05-1120", None),
         ("123 45 6789 and 123456789", None),
+        ("+81 158-23-2012", "<PHONE>"),
         ("part 123-45-67890, 0123-45-6789", None),
     ],
 )
@@ -144,6 +145,13 @@ def test_all_personal_data_that_the_quickstart_plants_are_masked(seed: int):
         assert item.value not in masked(item.sentence)
 
 
-@pytest.mark.parametrize("text", ["look at example dot com", "one two three four five six seven"])
-def test_words_that_are_no_address_and_no_number_are_left(text: str):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "look at example dot com",
+        "one two three four five six seven",
+        "a scheduled call on 2021-03-25, the next call on 29.03.2021",
+    ],
+)
+def test_words_and_dates_that_are_no_address_and_no_number_are_left(text: str):
     assert masked(text) == text

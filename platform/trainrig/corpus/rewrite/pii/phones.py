@@ -61,6 +61,7 @@ _DEGREES = re.compile(
     r"\+[0-9]{1,3}\.[0-9]{4,8}|\+[0-9]{2,6}(?:\.[0-9]+)?[ -]+[0-9]{2,7}(?:\.[0-9]*)?"
 )
 _PAIR_OF_DECIMALS = re.compile(r"[0-9]{1,3}\.[0-9]{3,}[ ,-]+[0-9]{1,3}\.[0-9]{3,}")
+_DATE = re.compile(r"[12][0-9]{3}-[01][0-9]-[0-3][0-9]|[0-3]?[0-9][.-][01]?[0-9][.-][12][0-9]{3}")
 _DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine)"
 _SPELT = re.compile(rf"(?<![\w-]){_DIGIT}(?:[ -]{_DIGIT}){{6,14}}(?![\w-])", re.IGNORECASE)
 _SPELT_ANYWHERE = re.compile(rb"zero|five|nine|eight")
@@ -110,6 +111,8 @@ def find_labelled(views: Views) -> Iterator[Place]:
         start, end = found.span()
         text = views.text[start:end]
         if found.group().count(b"0") not in _NATIONAL_DIGITS or _PAIR_OF_DECIMALS.match(text):
+            continue
+        if _DATE.fullmatch(text):  # of a call
             continue
         another = last >= 0 and _AND_ANOTHER.fullmatch(views.lower, last, start)
         if another or _is_labelled(views, start) or _is_spoken_of(views, start, text):
