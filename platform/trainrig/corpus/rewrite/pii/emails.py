@@ -56,6 +56,8 @@ def find_in_words(views: Views) -> Iterator[Place]:
 def find_spelt(views: Views) -> Iterator[Place]:
     """The places of addresses written as they are spoken: "ann dot lee7 at example dot org"."""
     text, end = views.text, 0
+    if b" dot " not in views.raw:
+        return
     at = views.lower.find(_SPELT_AT)
     while at >= 0:
         after = at + len(_SPELT_AT)

@@ -64,7 +64,10 @@ _PAIR_OF_DECIMALS = re.compile(r"[0-9]{1,3}\.[0-9]{3,}[ ,-]+[0-9]{1,3}\.[0-9]{3,
 _DATE = re.compile(r"[12][0-9]{3}-[01][0-9]-[0-3][0-9]|[0-3]?[0-9][.-][01]?[0-9][.-][12][0-9]{3}")
 _DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine)"
 _SPELT = re.compile(rf"(?<![\w-]){_DIGIT}(?:[ -]{_DIGIT}){{6,14}}(?![\w-])", re.IGNORECASE)
-_SPELT_ANYWHERE = re.compile(rb"zero|five|nine|eight")
+_SPELT_ANYWHERE = re.compile(
+    rb"[ -](?:zero|oh|one|two|three|four|five|six|seven|eight|nine)(?=[ -])"
+    rb"(?:[ -](?:zero|oh|one|two|three|four|five|six|seven|eight|nine)){5}"
+)
 
 
 def find_international(views: Views) -> Iterator[Place]:
