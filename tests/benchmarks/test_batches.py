@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from trainrig.tokens.mixing.mixture import Mixture, carried
 from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
@@ -46,6 +48,12 @@ SEQUENCES, LENGTH, VOCABULARY = 8, 256, 4096
 DOCUMENT = 1_000  # tokens
 
 
+def sums_of_nothing(size: int) -> bytes:
+    """The sums of `size` zeros, which a sparse file has."""
+    whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
+    return whole + block_sums([bytes(size % SUMMED)])
+
+
 def sparse_shards(folder: Path, tokens: int) -> TokenShards:
     """Shards of 10 GB each at most, of which only the ends of documents take room on the disk."""
     each = min(tokens, 5 * 10**9)
@@ -55,7 +63,10 @@ def sparse_shards(folder: Path, tokens: int) -> TokenShards:
         with Path(path + TOKENS).open("wb") as file:
             file.truncate(2 * each)
         documents = each // DOCUMENT
-        np.arange(DOCUMENT, each + 1, DOCUMENT, dtype="<i8").tofile(path + ENDS)
+        ends = np.arange(DOCUMENT, each + 1, DOCUMENT, dtype="<i8").tobytes()
+        Path(path + ENDS).write_bytes(ends)
+        Path(path + ENDS + SUMS).write_bytes(block_sums([ends]))
+        Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * each))
         Path(path + INDEX).write_bytes(b"")
         halves = (documents // 2, documents - documents // 2)
         head = Head(
@@ -68,7 +79,7 @@ def sparse_shards(folder: Path, tokens: int) -> TokenShards:
             index_bytes=0,
             runs=tuple((s, n, n * DOCUMENT) for s, n in zip(("a", "b"), halves, strict=True)),
         )
-        storage.write(path + HEAD, head.model_dump_json().encode())
+        storage.write(path + HEAD, head.encode())
     return TokenShards.open(str(folder))
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import time
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.tokens.packing.choices import BestFit, Concatenate, open_layout
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
+from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
 from trainrig.tokens.shards.token_shards import TokenShards
 
@@ -34,6 +36,12 @@ SHUFFLE = PackingPlan(shuffle_documents=True)
 PACK = PackingPlan(best_fit=(LENGTH,))
 
 
+def sums_of_nothing(size: int) -> bytes:
+    """The sums of `size` zeros, which a sparse file has."""
+    whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
+    return whole + block_sums([bytes(size % SUMMED)])
+
+
 def write_sparse_shards(folder: Path, documents: int) -> str:
     """`documents` of lognormal length, median 403 tokens, mean 829: 9% are longer than a row."""
     lengths = np.random.default_rng(0).lognormal(6.0, 1.2, documents).astype(np.int64) + 1
@@ -41,7 +49,10 @@ def write_sparse_shards(folder: Path, documents: int) -> str:
     for number, part in enumerate(np.split(lengths, SHARDS)):
         tokens = int(part.sum())
         path = str(folder / f"{number}")
-        np.cumsum(part).astype("<i8").tofile(path + ENDS)
+        ends = np.cumsum(part).astype("<i8").tobytes()
+        Path(path + ENDS).write_bytes(ends)
+        Path(path + ENDS + SUMS).write_bytes(block_sums([ends]))
+        Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens))
         Path(path + INDEX).touch()
         with Path(path + TOKENS).open("wb") as file:
             file.truncate(2 * tokens)
@@ -55,7 +66,7 @@ def write_sparse_shards(folder: Path, documents: int) -> str:
             index_bytes=0,
             runs=(("web", len(part), tokens),),
         )
-        Path(path + HEAD).write_text(head.model_dump_json())
+        Path(path + HEAD).write_bytes(head.encode())
     return str(folder)
 
 

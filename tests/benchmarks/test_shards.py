@@ -8,11 +8,13 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, block_sums
 from trainrig.tokens.shards.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TOKENS, Head
 
 READER = Path(__file__).with_name("read_shards.py")
@@ -21,6 +23,12 @@ DOCUMENT = 1_000  # tokens of each
 SHARD_BYTES = 2 * 10**9  # of ids, at most
 ROUNDS = 3
 MEBIBYTE = 2**20
+
+
+def sums_of_nothing(size: int) -> bytes:
+    """The sums of `size` zeros, which a sparse file has."""
+    whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
+    return whole + block_sums([bytes(size % SUMMED)])
 
 
 def made(folder: Path, ids_bytes: int) -> Path:
@@ -34,6 +42,8 @@ def made(folder: Path, ids_bytes: int) -> Path:
         os.truncate(name + TOKENS, 2 * tokens)
         ends = np.arange(1, documents + 1, dtype=ENDS_DTYPE) * DOCUMENT
         Path(name + ENDS).write_bytes(ends.tobytes())
+        Path(name + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens))
+        Path(name + ENDS + SUMS).write_bytes(block_sums([ends.tobytes()]))
         Path(name + INDEX).touch()
         head = Head(
             vocabulary=50_000,
@@ -45,7 +55,7 @@ def made(folder: Path, ids_bytes: int) -> Path:
             index_bytes=0,
             runs=(("web", documents, tokens),),
         )
-        Path(name + HEAD).write_text(head.model_dump_json())
+        Path(name + HEAD).write_bytes(head.encode())
     return folder
 
 

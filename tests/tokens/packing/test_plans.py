@@ -16,6 +16,7 @@ from trainrig.tokens.packing import best_fit_plan, shuffle_plan
 from trainrig.tokens.packing.choices import BestFit, Concatenate, open_layout
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.permutation import permuted
+from trainrig.tokens.shards.block_sums import SUMS, block_sums
 from trainrig.tokens.shards.blocks import BLOCK, WAYS, BlockCache
 from trainrig.tokens.shards.shard_files import Vocabulary
 from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
@@ -108,7 +109,8 @@ def test_a_shuffle_plan_has_16_bytes_a_document_and_is_a_permutation_of_them(fol
     arrays = [entry.bytes for path, entry in files.items() if "/shuffle." in path]
     head = files["plans/shuffle.json"].bytes
     assert counts["shuffle"] == {"documents": 8, "bytes": sum(arrays)}
-    assert sum(arrays) - head == 16 * 8
+    sums = sum(entry.bytes for path, entry in files.items() if "/shuffle." in path and SUMS in path)
+    assert sum(arrays) - head - sums == 16 * 8
     starts = np.fromfile(Path(folder, "plans", "shuffle.starts"), "<i8")
     assert sorted(starts[:5].tolist()) == [0, 12, 15, 17, 18]  # web
     assert sorted(starts[5:].tolist()) == [0, 7, 8]  # wiki
@@ -214,8 +216,11 @@ def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
     shards = TokenShards.open(folder)
     head, starts = Path(folder, "plans", "shuffle.json"), Path(folder, "plans", "shuffle.starts")
     whole = head.read_bytes()
-    head.write_text(json.dumps(json.loads(whole) | {"format": 7}))
-    with pytest.raises(DataError, match="a plan of format 7; this trainrig reads 1"):
+    head.write_text(json.dumps(json.loads(whole) | {"format": 1}))
+    with pytest.raises(DataError, match="a plan of format 1; this trainrig reads 2; tokenize agai"):
+        open_layout(SHUFFLED, shards, 4)
+    head.write_bytes(whole.replace(b'"web"', b'"wec"'))  # one bit
+    with pytest.raises(DataError, match=r"shuffle.json: damaged: other bytes than were written"):
         open_layout(SHUFFLED, shards, 4)
     head.write_bytes(whole[:40])
     with pytest.raises(DataError, match=r"shuffle.json: torn or not ours"):
@@ -227,6 +232,22 @@ def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
     starts.unlink()
     with pytest.raises(DataError, match=r"shuffle.starts: missing, but its plan tells of 64"):
         open_layout(SHUFFLED, shards, 4)
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """As its writer might have made it: with sums that fit."""
+    path.write_bytes(data)
+    Path(f"{path}{SUMS}").write_bytes(block_sums([data]))
+
+
+@pytest.mark.parametrize("array", ["shuffle.ends", "best_fit-4.lengths"])
+def test_one_bit_of_a_plan_that_flips_is_found_and_its_file_named(folder, array):
+    path = Path(folder, "plans", array)
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=rf"^{path}: damaged: block 0 \(bytes 0 to "):
+        rows(folder, SHUFFLED if "shuffle" in array else BestFit(), 4)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +262,7 @@ def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
 )
 def test_a_plan_whose_bytes_have_changed_is_named_with_its_file(folder, packing, array, message):
     path = Path(folder, "plans", array)
-    path.write_bytes(b"\xff" * path.stat().st_size)
+    rewrite(path, b"\xff" * path.stat().st_size)
     with pytest.raises(DataError) as refused:
         rows(folder, packing, 4)
     assert str(refused.value) == f"{path}: {message}; tokenize again"
@@ -249,7 +270,7 @@ def test_a_plan_whose_bytes_have_changed_is_named_with_its_file(folder, packing,
 
 def test_targets_of_rows_that_have_changed_are_named_with_their_file(folder):
     path = Path(folder, "plans", "best_fit-4.row_targets")
-    path.write_bytes(b"\xff" * path.stat().st_size)
+    rewrite(path, b"\xff" * path.stat().st_size)
     layout = open_layout(BestFit(), TokenShards.open(folder), 4)
     with pytest.raises(DataError, match=rf"^{path}: rows of -1 to -1 targets, of 4; tokenize agai"):
         layout.targets("web", np.array([0, 1]), 1)
@@ -268,7 +289,8 @@ def damaged(tmp_path_factory) -> str:
 @tries(max_examples=150)
 @given(data=st.data())
 def test_no_values_of_a_plan_at_all_break_a_reader(damaged, packing, name, data):
-    arrays = sorted(Path(damaged, "plans").glob(f"{name}.[!j]*"))
+    found = sorted(Path(damaged, "plans").glob(f"{name}.[!j]*"))
+    arrays = [path for path in found if path.suffix != SUMS]
     path = data.draw(st.sampled_from(arrays))
     small = path.suffix in {".lengths", ".row_targets"}
     whole = path.read_bytes()
@@ -276,12 +298,12 @@ def test_no_values_of_a_plan_at_all_break_a_reader(damaged, packing, name, data)
     limits = np.iinfo(values.dtype)
     at = data.draw(st.integers(0, len(values) - 1))
     values[at:] = data.draw(st.integers(limits.min, limits.max) | st.integers(-1, 30))
-    path.write_bytes(values.tobytes())
+    rewrite(path, values.tobytes())
     try:
         with contextlib.suppress(DataError):
             rows(damaged, packing, 4)
     finally:
-        path.write_bytes(whole)
+        rewrite(path, whole)
 
 
 def test_layouts_of_other_plans_have_other_fingerprints(folder):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from trainrig import manifest, storage
 from trainrig.errors import DataError
+from trainrig.tokens.shards.block_sums import SUMS, block_sums
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.shard_writer import INDEX_ROW_GROUP
@@ -225,7 +226,7 @@ def test_documents_lie_by_source_and_else_in_their_order(folder):
     write_shard(folder, "2-c", VOCABULARY, [document("wiki", [5, 6]), document("web", [7])])
     assert np.fromfile(f"{folder}/2-c.bin", "<u2").tolist() == [7, 5, 6]  # sources by their names
     head = json.loads(Path(f"{folder}/0-a.json").read_text())
-    assert head["format"] == 2
+    assert head["format"] == 3
     assert head["runs"] == [["web", 3, 7], ["wiki", 1, 3]]
     assert head["tokens_sha256"] == storage.sha256(f"{folder}/0-a.bin")
     assert head["ends_sha256"] == storage.sha256(f"{folder}/0-a.ends")
@@ -276,6 +277,18 @@ def test_shards_that_are_all_empty_have_no_sources(tmp_path):
     assert TokenShards.open(str(tmp_path)).sources == ()
 
 
+def rewrite(path: Path, data: bytes) -> None:
+    """As its writer might have made it: with sums that fit."""
+    path.write_bytes(data)
+    Path(f"{path}{SUMS}").write_bytes(block_sums([data]))
+
+
+def rewrite_head(path: Path, **changed: object) -> None:
+    entries = json.loads(path.read_text()) | changed
+    del entries["sum"]
+    path.write_text(json.dumps(entries | {"sum": manifest.digest(entries)}))
+
+
 def shortened(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
@@ -289,15 +302,23 @@ def emptied(path: Path) -> None:
 
 
 def of_a_newer_format(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
+    rewrite_head(path, format=4)
+
+
+def of_an_older_format(path: Path) -> None:
+    rewrite_head(path, format=2)
 
 
 def without_runs(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"runs": None}))
+    rewrite_head(path, runs=None)
 
 
 def of_other_runs(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"runs": [["web", 2, 5]]}))
+    rewrite_head(path, runs=[["web", 2, 5]])
+
+
+def of_another_source(path: Path) -> None:
+    path.write_text(path.read_text().replace('"web"', '"wec"'))  # one bit
 
 
 @pytest.mark.parametrize(
@@ -313,7 +334,11 @@ def of_other_runs(path: Path) -> None:
         (".json", Path.unlink, "missing, so its shard was never finished, or an older trainrig"),
         (".json", shortened, "not the head of a token shard"),
         (".json", emptied, "not the head of a token shard"),
-        (".json", of_a_newer_format, "a shard of format 3; this trainrig reads 2"),
+        (".json", of_a_newer_format, "a shard of format 4; this trainrig reads 3; upgrade it"),
+        (".json", of_an_older_format, "a shard of format 2; this trainrig reads 3; tokenize again"),
+        (".json", of_another_source, "damaged: other bytes than were written; tokenize again"),
+        (".bin.sums", Path.unlink, "missing, though its shard is finished"),
+        (".ends.sums", emptied, "0 bytes, but its head tells of sums of 2 documents, 4 bytes"),
         (".json", without_runs, "not the head of a token shard (runs: "),
         (".json", of_other_runs, "the runs hold 2 documents and 5 tokens"),
     ],
@@ -342,7 +367,7 @@ def test_tokens_that_are_cut_off_after_opening_are_named(folder, damage, mapped)
 
 def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
     path = Path(folder, "1-b.bin")
-    path.write_bytes(b"\xff" * path.stat().st_size)
+    rewrite(path, b"\xff" * path.stat().st_size)
     shards = TokenShards.open(folder)
     assert shards.window("web", 0, 7).tolist() == WEB[:7]  # of the other shard
     with pytest.raises(DataError) as refused:
@@ -364,7 +389,7 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_file(folder):
 )
 def test_documents_that_end_where_none_can_are_named_with_their_file(folder, ends, found):
     path = Path(folder, "0-a.ends")
-    path.write_bytes(np.array(ends, "<i8").tobytes())
+    rewrite(path, np.array(ends, "<i8").tobytes())
     shards = TokenShards.open(folder)
     message = rf"^{path}: a document ends at token {found}, as none can of 3 documents with 7 tok"
     asked = [
@@ -390,7 +415,7 @@ def test_whatever_ends_documents_have_readers_stay_inside_their_source_or_refuse
     folder = tmp_path_factory.mktemp("shards")
     documents = [document(s, [1] * n) for s, n in (("web", 3), ("web", 2), ("web", 2), ("wiki", 3))]
     write_shard(str(folder), "a", VOCABULARY, documents)
-    (folder / "a.ends").write_bytes(np.array(ends, "<i8").tobytes())
+    rewrite(folder / "a.ends", np.array(ends, "<i8").tobytes())
     shards = TokenShards.open(str(folder))
     for ask, least, most in (
         (lambda: shards.document_starts("web", np.array([2, 0, 3, 1])), 0, 7),
@@ -412,6 +437,34 @@ def test_an_index_that_is_lost_or_torn_after_opening_is_named(folder):
     with pytest.raises(DataError, match=r"1-b\.index\.parquet: gone since it was opened"):
         shards.document_at("web", 8)
     assert shards.window("web", 7, 2).tolist() == [14, 0]  # which needs none
+
+
+ASKED = {
+    ".bin": lambda shards: shards.window("web", 0, 9),
+    ".ends": lambda shards: shards.boundaries("web", 0, 9),
+    ".index.parquet": lambda shards: shards.documents("web", 0, 9),
+}
+
+
+@pytest.mark.parametrize("ending", ASKED)
+@pytest.mark.parametrize("when", ["before", "while it is open", "after it was read"])
+def test_one_bit_that_flips_is_found_and_its_file_named(folder, ending, when):
+    ask, path = ASKED[ending], Path(folder, f"0-a{ending}")
+    shards = TokenShards.open(folder)
+    if when == "after it was read":
+        ask(shards)
+    with path.open("r+b") as file:  # in place: maps see it
+        data = file.read()
+        at = data.index(b"w1") if ending == ".index.parquet" else 1
+        file.seek(at)
+        file.write(bytes([data[at] ^ 1]))
+    if when == "before":
+        shards = TokenShards.open(folder)
+    with pytest.raises(DataError) as refused:
+        ask(shards)
+    assert str(refused.value).startswith(f"{path}: ")
+    if ending != ".index.parquet":
+        assert "damaged: block 0 (bytes 0 to" in str(refused.value)
 
 
 def test_shards_of_two_tokenizers_do_not_mix(folder):

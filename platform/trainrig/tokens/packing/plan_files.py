@@ -2,13 +2,15 @@
 
 A plan lies below its shards' folder and is never changed:
 
-    plans/NAME.json       the head: what the plan is, and for which shards; written last
-    plans/NAME.ARRAY      flat little-endian arrays that can be memory-mapped
+    plans/NAME.json         the head: what the plan is, for which shards, a sum of itself; last
+    plans/NAME.ARRAY        flat little-endian arrays that can be memory-mapped
+    plans/NAME.ARRAY.sums   the sums of their blocks (block_sums.py)
 
 Each array holds the entries of all sources, one source after the other in alphabetical order.
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.block_sums import SUMS, file_block_sums
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.flat import FlatArray
 from trainrig.tokens.shards.token_shards import TokenShards
 
-FORMAT = 1  # of all files of a plan; raised when a reader of this one could misread the next
+FORMAT = 2  # of all files of a plan; raised when a reader of this one could misread the next
 PLANS = "plans"  # the folder, below that of the shards
 HEAD = ".json"
 
@@ -43,6 +46,11 @@ class PlanHead(BaseModel):
     settings: dict[str, int]
     entries: Entries
     files: dict[str, FileSum]  # by array
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        entries = self.model_dump(mode="json")
+        return json.dumps(entries | {"sum": manifest.digest(entries)}, indent=1).encode()
 
 
 def write_plan(
@@ -66,10 +74,15 @@ def write_plan(
         }
         entries = fill({array: Path(path) for array, path in paths.items()})
         sums = {array: manifest.file_sum(path) for array, path in paths.items()}
+        of_blocks = {array: file_block_sums(path) for array, path in paths.items()}
+    files = {f"{PLANS}/{name}.{array}": entry for array, entry in sums.items()}
+    for array, data in of_blocks.items():
+        path = f"{PLANS}/{name}.{array}{SUMS}"
+        storage.write(storage.join(shards.folder, path), data)
+        files[path] = manifest.file_sum(storage.join(shards.folder, path))
     head = PlanHead(shards=shards.fingerprint, settings=dict(settings), entries=entries, files=sums)
     head_path = storage.join(folder, name + HEAD)
-    storage.write(head_path, head.model_dump_json(indent=1).encode())
-    files = {f"{PLANS}/{name}.{array}": entry for array, entry in sums.items()}
+    storage.write(head_path, head.encode())
     return files | {f"{PLANS}/{name}{HEAD}": manifest.file_sum(head_path)}
 
 
@@ -133,14 +146,20 @@ def _read_head(path: str, remedy: str) -> PlanHead:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such plan was made; {remedy}") from None
     try:
-        head = PlanHead.model_validate_json(data)
+        found = json.loads(data)
+        number, right = found["format"], found.pop("sum", None)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path}: torn or not ours: {error}") from None
+    if number != FORMAT:
+        raise DataError(
+            f"{path}: a plan of format {number}; this trainrig reads {FORMAT}; tokenize again"
+        )
+    if right != manifest.digest(found):
+        raise DataError(f"{path}: damaged: other bytes than were written; tokenize again")
+    try:
+        return PlanHead.model_validate(found)
     except ValidationError as error:
         raise DataError(f"{path}: torn or not ours: {error.errors()[0]['msg']}") from None
-    if head.format != FORMAT:
-        raise DataError(
-            f"{path}: a plan of format {head.format}; this trainrig reads {FORMAT}; tokenize again"
-        )
-    return head
 
 
 def _open_array(

@@ -7,7 +7,8 @@ that processes would have to share, and no walk over all that is kept.
 
 All processes of a machine may share one folder. A block appears whole (it is renamed into place)
 and is known by location, size and ETag of its object, so a changed object has other blocks. One
-that another process has just evicted, or that is torn, is fetched again.
+that another process has just evicted, or that is torn, is fetched again; so is one whose bytes a
+reader finds to be damaged (flat.py).
 """
 
 import builtins
@@ -61,6 +62,11 @@ class BlockCache(Settings):
                 self._piece(path, content, number, max(begin - first, 0), min(end - first, BLOCK))
             )
         return b"".join(pieces)
+
+    def forget(self, path: str, content: str, begin: int, end: int) -> None:
+        """Have the blocks of the bytes `begin` up to `end` fetched when they are next read."""
+        for number in range(begin // BLOCK, -(-end // BLOCK)):
+            self._place(path, content, number).unlink(missing_ok=True)
 
     def _piece(self, path: str, content: str, number: int, begin: int, end: int) -> builtins.bytes:
         """Bytes `begin` up to `end` of one block, from here or fetched."""

@@ -2,6 +2,9 @@
 
 On disk a file is memory-mapped when first read. On S3 it is read in blocks that a cache on this
 machine keeps. Either way an array costs its reader what is asked of it, however long it is.
+
+All that is given out was compared with the sums that lie beside the file (block_sums.py), after it
+was copied from there: a damaged block ends in an error that names it, never in other values.
 """
 
 import bisect
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, Sums, first_damaged
 from trainrig.tokens.shards.blocks import BLOCK, BlockCache
 
 # Files mapped at a time. Each holds a file descriptor, of which a process has 1,024 by default.
@@ -45,38 +49,48 @@ class FlatArray:
         return FlatArray, (self.path, self.dtype, self._length, self._cache)
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        """The elements `begin` up to `end`; read-only, perhaps a view of the file.
+        """The elements `begin` up to `end`; read-only.
 
-        Raises IndexError beyond the array, DataError if the file is gone or has another length.
+        Raises IndexError beyond the array, DataError if the file is gone, has another length, or
+        other bytes there than were written.
         """
         if not 0 <= begin <= end <= self._length:
             raise IndexError(f"{self.path}: elements {begin} to {end} of {self._length}")
         if begin == end:
             return np.empty(0, self.dtype)
-        if self.path.startswith(storage.S3):
-            width = self.dtype.itemsize
-            data = self._cache.read(self.path, self._content, begin * width, end * width)
-            return np.frombuffer(data, self.dtype)
-        return self._mapped()[begin:end]
+        width = self.dtype.itemsize
+        first, past = begin * width // SUMMED, -(-end * width // SUMMED)
+        data = self._blocks(first, past)
+        damaged = first_damaged(data, self._sums(first, past))
+        if damaged is not None and self.path.startswith(storage.S3):
+            # The copies on this machine may be what is damaged: what lies in the bucket counts.
+            self._forget(first, past)
+            data = self._blocks(first, past)
+            damaged = first_damaged(data, self._sums(first, past))
+        if damaged is not None:
+            raise self._damage(first + damaged)
+        return np.frombuffer(data, self.dtype, end - begin, begin * width - first * SUMMED)
 
     def take(self, indices: Integers) -> NDArray[Any]:
         """The elements at `indices`, in that shape. Raises as `read` does."""
         if indices.size == 0:
             return np.empty(indices.shape, self.dtype)
-        if indices.min() < 0 or indices.max() >= self._length:
-            raise IndexError(
-                f"{self.path}: elements {indices.min()} to {indices.max()} of {self._length}"
-            )
-        if not self.path.startswith(storage.S3):
-            return self._mapped()[indices]
-        taken = np.empty(indices.shape, self.dtype)
-        blocks = indices // self._per_block
-        for block in np.unique(blocks):
-            here = blocks == block
-            wanted = indices[here]
-            begin = int(wanted.min())
-            taken[here] = self.read(begin, int(wanted.max()) + 1)[wanted - begin]
-        return taken
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= self._length:
+            raise IndexError(f"{self.path}: elements {low} to {high} of {self._length}")
+        per_block = SUMMED // self.dtype.itemsize
+        if high - low < per_block:
+            return self.read(low, high + 1)[indices - low]
+        flat = indices.ravel()
+        order = np.argsort(flat, kind="stable")
+        ascending = flat[order]
+        taken = np.empty(len(flat), self.dtype)
+        # Blocks that follow each other are read together.
+        cuts = np.flatnonzero(np.diff(ascending // per_block) > 1) + 1
+        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(flat)], strict=True):
+            here = ascending[begin:end]
+            taken[order[begin:end]] = self.read(int(here[0]), int(here[-1]) + 1)[here - here[0]]
+        return taken.reshape(indices.shape)
 
     def search(
         self,
@@ -94,18 +108,49 @@ class FlatArray:
         wanted = values.astype(self.dtype)  # numpy would else convert the whole array
         if (wanted != values).any():
             raise OverflowError(f"{self.path}: a value to search for is no {self.dtype}")
+        if not 0 <= begin <= end <= self._length:
+            raise IndexError(f"{self.path}: elements {begin} to {end} of {self._length}")
         if not self.path.startswith(storage.S3):
-            return begin + np.searchsorted(self.read(begin, end), wanted, side)
+            return self._search_map(wanted, side, begin, end)
         found = [self._search_blocks(value, side, begin, end) for value in wanted.ravel()]
         return np.array(found, dtype=np.int64).reshape(values.shape)
+
+    def _search_map(
+        self, wanted: NDArray[Any], side: Literal["left", "right"], begin: int, end: int
+    ) -> Integers:
+        """Searches the map unchecked, and then whether what stands beside each place it found fits:
+        of an array that ascends, no other place would do. So few blocks are checked, not all that
+        the search looks at on its way."""
+        if begin == end or not wanted.size:
+            return np.full(wanted.shape, begin, dtype=np.int64)
+        found = begin + np.searchsorted(self._mapped()[begin:end], wanted, side)
+        before = self.take(np.maximum(found - 1, begin))
+        behind = self.take(np.minimum(found, end - 1))
+        right = side == "right"
+        fits = (found == begin) | ((before <= wanted) if right else (before < wanted))
+        fits &= (found == end) | ((wanted < behind) if right else (wanted <= behind))
+        if not fits.all():
+            # Somewhere on the way stood what was not written, or never ascended.
+            per_block = SUMMED // self.dtype.itemsize
+            for at in range(begin, end, 64 * per_block):
+                self.read(at, min(end, at + 64 * per_block))
+        return np.asarray(found, dtype=np.int64)
 
     def _search_blocks(
         self, value: Any, side: Literal["left", "right"], begin: int, end: int
     ) -> int:
-        """Bisects over the first elements of blocks, then within the one that is left."""
+        """Bisects over the first elements of fetched blocks, then of those that have a sum, then
+        within the one that is left."""
+        for size in (BLOCK, SUMMED):
+            begin, end = self._narrowed(value, side, begin, end, size // self.dtype.itemsize)
+        return begin + int(np.searchsorted(self.read(begin, end), value, side))
+
+    def _narrowed(
+        self, value: Any, side: Literal["left", "right"], begin: int, end: int, per_block: int
+    ) -> tuple[int, int]:
+        """What of the elements `begin` up to `end` lies in the block that `value` would go into."""
         if begin == end:
-            return begin
-        per_block = self._per_block
+            return begin, end
         blocks = range(begin // per_block, -(-end // per_block))
 
         def first(block: int) -> Any:
@@ -115,15 +160,49 @@ class FlatArray:
         cut = bisect.bisect_left if side == "left" else bisect.bisect_right
         before = cut(blocks, value, key=first)  # blocks that begin before the place
         if before == 0:
-            return begin
-        block = blocks[before - 1]
-        start = max(begin, block * per_block)
-        elements = self.read(start, min(end, (block + 1) * per_block))
-        return start + int(np.searchsorted(elements, value, side))
+            return begin, begin
+        start = blocks[before - 1] * per_block
+        return max(begin, start), min(end, start + per_block)
 
-    @property
-    def _per_block(self) -> int:
-        return BLOCK // self.dtype.itemsize
+    def _blocks(self, first: int, past: int) -> bytes:
+        """The bytes of the blocks `first` up to `past`, unchecked; a copy."""
+        begin, end = first * SUMMED, min(past * SUMMED, self._length * self.dtype.itemsize)
+        if self.path.startswith(storage.S3):
+            return self._cache.read(self.path, self._content, begin, end)
+        return self._map_of_file().file[begin:end]
+
+    def _sums(self, first: int, past: int) -> Sums:
+        """The sums of the blocks `first` up to `past`."""
+        path, width = self.path + SUMS, SUM_DTYPE.itemsize
+        try:
+            if path.startswith(storage.S3):
+                data = self._cache.read(path, self._sums_content, first * width, past * width)
+            else:
+                data = storage.read_range(path, first * width, past * width)
+        except FileNotFoundError:
+            raise DataError(f"{path}: gone since it was opened") from None
+        if len(data) != (past - first) * width:
+            raise DataError(f"{path}: ends before block {past}; tokenize again")
+        return np.frombuffer(data, SUM_DTYPE)
+
+    def _forget(self, first: int, past: int) -> None:
+        """Have the blocks `first` up to `past`, and their sums, fetched anew."""
+        width = SUM_DTYPE.itemsize
+        self._cache.forget(self.path, self._content, first * SUMMED, past * SUMMED)
+        self._cache.forget(self.path + SUMS, self._sums_content, first * width, past * width)
+
+    def _damage(self, block: int) -> DataError:
+        begin = block * SUMMED
+        end = min(begin + SUMMED, self._length * self.dtype.itemsize)
+        return DataError(
+            f"{self.path}: damaged: block {block} (bytes {begin} to {end}) has another sum than was "
+            f"written ({self.path.rpartition('/')[2]}{SUMS}); restore the file, or tokenize again"
+        )
+
+    @functools.cached_property
+    def _sums_content(self) -> str:
+        """The content key of the sums on S3."""
+        return storage.content_key(self.path + SUMS)
 
     @functools.cached_property
     def _content(self) -> str:
@@ -137,10 +216,13 @@ class FlatArray:
 
     def _mapped(self) -> NDArray[Any]:
         """The whole array as a view of its file on disk."""
+        return self._map_of_file().array
+
+    def _map_of_file(self) -> "_Map":
         # To read a map beyond the end of its file would kill the process, so look each time.
         there = _MAPS.of(self)
         self._check(there.file.size())
-        return there.array
+        return there
 
     def _check(self, found: int) -> None:
         expected = self._length * self.dtype.itemsize

@@ -2,8 +2,10 @@
 
     NAME.bin            ids of the documents, one after the other, each ending with end-of-text
     NAME.ends           [documents] int64: the token where each document ends
-    NAME.index.parquet  a row for each document: where it is from
-    NAME.json           the head: what the others hold; written last
+    NAME.bin.sums       [blocks] uint32: sums of the blocks of the first (block_sums.py)
+    NAME.ends.sums      [blocks] uint32: of the second
+    NAME.index.parquet  a row for each document: where it is from; its pages have sums of their own
+    NAME.json           the head: what the others hold, and a sum of itself; written last
 
 The first two are flat little-endian arrays that can be memory-mapped, ids in uint16 for a
 vocabulary of up to 65,536 entries, else in uint32. The index holds what training never asks for, in
@@ -16,7 +18,7 @@ to open a shard costs the same whether it holds ten documents or ten million.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +26,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.manifest import digest
+from trainrig.tokens.shards.block_sums import SUMS, sums_bytes
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.flat import FlatArray
 
-FORMAT = 2  # of all files of a shard; raised when a reader of this one could misread the next
+FORMAT = 3  # of all files of a shard; raised when a reader of this one could misread the next
 TOKENS = ".bin"
 ENDS = ".ends"
 INDEX = ".index.parquet"
 HEAD = ".json"
-ENDINGS = (TOKENS, ENDS, INDEX, HEAD)
+ENDINGS = (TOKENS, ENDS, TOKENS + SUMS, ENDS + SUMS, INDEX, HEAD)
 ENDS_DTYPE = np.dtype("<i8")
 
 Ids = NDArray[np.unsignedinteger[Any]]
@@ -81,11 +85,20 @@ class Head(BaseModel):
 
     def sizes(self) -> dict[str, tuple[int, str]]:
         """Of each other file, by its ending: bytes, and what they are."""
+        tokens = self.tokens * self.of.dtype.itemsize
+        ends = self.documents * ENDS_DTYPE.itemsize
         return {
-            TOKENS: (self.tokens * self.of.dtype.itemsize, f"{self.tokens} tokens"),
-            ENDS: (self.documents * ENDS_DTYPE.itemsize, f"{self.documents} documents"),
+            TOKENS: (tokens, f"{self.tokens} tokens"),
+            ENDS: (ends, f"{self.documents} documents"),
+            TOKENS + SUMS: (sums_bytes(tokens), f"sums of {self.tokens} tokens"),
+            ENDS + SUMS: (sums_bytes(ends), f"sums of {self.documents} documents"),
             INDEX: (self.index_bytes, f"an index of {self.documents} documents"),
         }
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        entries = self.model_dump(mode="json")
+        return json.dumps(entries | {"sum": digest(entries)}, indent=1).encode()
 
     @classmethod
     def read(cls, path: str) -> "Head":
@@ -101,7 +114,12 @@ class Head(BaseModel):
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path}: not the head of a token shard ({error})") from None
         if number != FORMAT:
-            raise DataError(f"{path}: a shard of format {number}; this trainrig reads {FORMAT}")
+            raise DataError(
+                f"{path}: a shard of format {number}; this trainrig reads {FORMAT}"
+                + ("; tokenize again" if number in range(FORMAT) else "; upgrade it")
+            )
+        if found.pop("sum", None) != digest(found):
+            raise DataError(f"{path}: damaged: other bytes than were written; tokenize again")
         try:
             return cls.model_validate(found)
         except ValidationError as error:
@@ -149,7 +167,7 @@ class Shard:
         path = self.path + INDEX
         found: list[IndexedDocument] = []
         try:
-            with storage.open_read(path) as stream, pq.ParquetFile(stream) as file:
+            with storage.open_read(path) as stream, _open_index(stream) as file:
                 first = 0  # row of the row group
                 for group in range(file.num_row_groups):
                     rows = file.metadata.row_group(group).num_rows
@@ -163,6 +181,10 @@ class Shard:
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path}: not the index of a token shard ({error})") from None
         return found
+
+
+def _open_index(stream: BinaryIO) -> pq.ParquetFile:
+    return pq.ParquetFile(stream, page_checksum_verification=True)
 
 
 _INDEXED = IndexedDocument.__dataclass_fields__

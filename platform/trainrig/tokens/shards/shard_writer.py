@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.block_sums import SUMS, block_sums
 from trainrig.tokens.shards.shard_files import (
     ENDS,
     ENDS_DTYPE,
@@ -131,10 +132,10 @@ class ShardBuilder:
         runs = dict(sorted(self._runs.items()))
         lengths = [length for run in runs.values() for length in run.lengths]
         ends = np.cumsum(lengths, dtype=ENDS_DTYPE)
-        ids = (data for run in runs.values() for data in run.ids)
+        ids = [data for run in runs.values() for data in run.ids]
         files = {
-            name + TOKENS: _write(folder, name + TOKENS, ids),
-            name + ENDS: _write(folder, name + ENDS, [ends.tobytes()]),
+            **_write_summed(folder, name + TOKENS, ids),
+            **_write_summed(folder, name + ENDS, [ends.tobytes()]),
             name + INDEX: _write_index(folder, name + INDEX, runs, ends),
         }
         head = Head(
@@ -147,7 +148,7 @@ class ShardBuilder:
             index_bytes=files[name + INDEX].bytes,
             runs=tuple((s, len(run.lengths), sum(run.lengths)) for s, run in runs.items()),
         )
-        files[name + HEAD] = _write(folder, name + HEAD, [head.model_dump_json(indent=1).encode()])
+        files[name + HEAD] = _write(folder, name + HEAD, [head.encode()])
         return ShardSummary(
             documents=head.documents,
             tokens=head.tokens,
@@ -165,6 +166,14 @@ def write_shard(
     for document in documents:
         shard.add(document)
     return shard.write(folder, name)
+
+
+def _write_summed(folder: str, name: str, pieces: Sequence[bytes]) -> dict[str, FileSum]:
+    """Write a file, and the sums of its blocks beside it."""
+    return {
+        name: _write(folder, name, pieces),
+        name + SUMS: _write(folder, name + SUMS, [block_sums(pieces)]),
+    }
 
 
 def _write(folder: str, name: str, pieces: Iterable[bytes]) -> FileSum:
@@ -198,6 +207,7 @@ def _write_index(folder: str, name: str, runs: Mapping[str, _Run], ends: Integer
             temporary,
             compression="zstd",
             row_group_size=INDEX_ROW_GROUP,
+            write_page_checksum=True,
         )
         size = Path(temporary).stat().st_size
         return FileSum(bytes=size, sha256=storage.sha256(temporary))
