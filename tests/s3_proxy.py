@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from trainrig import storage
+from trainrig import s3_retries, storage
 
 
 @dataclass
@@ -111,9 +111,9 @@ def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(
-        "botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0
-    )
+    monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.0)
+    for patience in ("RETRY_SECONDS", "UNREACHABLE_SECONDS"):
+        monkeypatch.setattr(s3_retries, patience, 2.0)
     storage._client.cache_clear()
     yield proxy
     storage._client.cache_clear()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
-from trainrig import storage
+from trainrig import s3_retries, storage
 from trainrig.errors import ClusterError, DataError
 
 _proxies = runpy.run_path(str(Path(__file__).with_name("s3_proxy.py")))
@@ -425,10 +426,35 @@ def test_reads_and_writes_outlast_a_burst_of_503(proxy: Proxy, s3: str) -> None:
 def test_a_503_without_end_is_the_clusters_fault(
     proxy: Proxy, s3: str, act: Callable[[str], object]
 ) -> None:
-    proxy.times = 1_000
-    with pytest.raises(ClusterError, match=r"^s3://.*/file: .*(SlowDown|503)"):
+    proxy.times = 100_000
+    with (
+        s3_retries.briefly(),
+        pytest.raises(ClusterError, match=r"^s3://.*/file: .*(SlowDown|503)"),
+    ):
         act(f"{s3}/file")
-    assert len(proxy.seen) == storage.ATTEMPTS + 1
+    assert len(proxy.seen) > 10
+
+
+def test_a_dozen_requests_at_once_outlast_a_bucket_that_refuses_now_and_then(
+    proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three tenths of the time, as a bucket under load does; and once for longer."""
+    monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(s3_retries, "RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(s3_retries, "SAID_AFTER", 0.5)
+    monkeypatch.setattr(s3_retries, "_said", float("-inf"))
+    storage.write(f"{s3}/file", b"data")
+    began = time.monotonic()
+
+    def refuses(method: str, path: str) -> bool:
+        at = time.monotonic() - began
+        return at < 1.5 or at % 0.5 < 0.15
+
+    proxy.spoil, proxy.times = refuses, 10**9
+    with ThreadPoolExecutor(12) as threads:
+        assert list(threads.map(storage.exists, [f"{s3}/file"] * 60)) == [True] * 60
+    said = [message for message in caplog.messages if "refused for" in message]
+    assert len(said) == 1 and "503" in said[0] and "trying again for up to 60 s" in said[0]
 
 
 def test_a_body_that_is_cut_off_is_read_again(proxy: Proxy, s3: str, waits: list[float]) -> None:

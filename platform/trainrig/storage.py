@@ -21,10 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
+from trainrig import s3_retries
 from trainrig.errors import ClusterError, DataError
 
 S3 = "s3://"
-ATTEMPTS = 10  # boto3's default of 3 does not outlast a burst of 503 SlowDown
+ATTEMPTS = 10  # of reading a body that is cut off, and of creating what another writer is at
 # Bytes a ranged GET asks for; S3 gives its full rate to a stream from about here.
 READ_BLOCK = 8 * 2**20
 HASH_BLOCK = 2**20  # bytes
@@ -325,10 +326,11 @@ def _client() -> Any:
     from boto3.session import Session
     from botocore.config import Config
 
-    # "standard" mode backs off exponentially with jitter on 429, 503 and broken connections.
-    retries: Any = {"mode": "standard", "max_attempts": ATTEMPTS}
+    retries: Any = {"mode": "standard", "max_attempts": 1}  # we send again ourselves
     config = Config(retries=retries, connect_timeout=10, read_timeout=60)
-    return Session().client("s3", config=config)  # threads may not share boto3's default session
+    client = Session().client("s3", config=config)  # threads may not share boto3's default session
+    s3_retries.register(client)
+    return client
 
 
 @contextlib.contextmanager

@@ -28,6 +28,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from trainrig import s3_retries
+from trainrig.errors import ClusterError
 from trainrig.manifest import Manifest
 from trainrig.train.progress import Follower
 from trainrig.train.progress import Progress as RunProgress
@@ -204,7 +206,10 @@ def _follow(
     """
     while True:
         last_look = stop.wait(FOLLOW_SECONDS)
-        progress = follower.look()
+        progress = None
+        # Of a bucket that refuses, say: whoever trains there says so, and the next look is near.
+        with contextlib.suppress(OSError, ClusterError), s3_retries.briefly():
+            progress = follower.look()
         if progress and progress != before:
             advance(progress.step, steps, f"steps, {progress.note()}")
         if last_look:

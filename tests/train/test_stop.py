@@ -1,11 +1,17 @@
 import os
+import runpy
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
+from trainrig import s3_retries, storage
 from trainrig.train import stop
 from trainrig.train.stop import StopRequests
+
+_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
+proxy = _proxies["proxy"]
 
 
 @pytest.fixture
@@ -78,3 +84,22 @@ def test_outside_the_main_thread_only_the_file_counts(tmp_path):
     thread.start()
     thread.join()
     assert outcome == [None]
+
+
+def test_a_bucket_that_refuses_ends_no_run_that_nobody_asked_to_stop(
+    proxy, s3, monkeypatch, caplog
+):
+    monkeypatch.setattr(s3_retries, "BRIEF_SECONDS", 0.05)
+    monkeypatch.setattr(stop, "LOOK_EVERY", 0.0)
+    requests = StopRequests(f"{s3}/run")
+    proxy.times = 10**6
+    assert [requests.wanted(), requests.wanted()] == [None, None]
+    assert [message.partition(" (")[0] for message in caplog.messages] == [
+        f"{s3}/run/stop: cannot be looked for"
+    ]
+    proxy.times = 0
+    storage.write(f"{s3}/run/stop", b"")
+    assert requests.wanted() == f"the file {s3}/run/stop"
+    proxy.times = 10**6
+    requests.honoured()
+    assert "run/stop: remove it before you go on" in caplog.messages[-1]

@@ -1,3 +1,4 @@
+import itertools
 import zlib
 
 import numpy as np
@@ -18,7 +19,7 @@ from trainrig.tokens.shards.block_sums import (
 def test_sums_are_those_of_the_whole_however_it_is_cut(lengths):
     whole = np.random.default_rng(1).bytes(sum(lengths))
     cuts = np.cumsum([0, *lengths]).tolist()
-    pieces = [whole[begin:end] for begin, end in zip(cuts, cuts[1:], strict=False)]
+    pieces = [whole[begin:end] for begin, end in itertools.pairwise(cuts)]
     expected = [zlib.crc32(whole[at : at + SUMMED]) for at in range(0, len(whole), SUMMED)]
     sums = block_sums(pieces)
     assert np.frombuffer(sums, SUM_DTYPE).tolist() == expected

@@ -194,9 +194,10 @@ class FlatArray:
     def _damage(self, block: int) -> DataError:
         begin = block * SUMMED
         end = min(begin + SUMMED, self._length * self.dtype.itemsize)
+        sums = self.path.rpartition("/")[2] + SUMS
         return DataError(
-            f"{self.path}: damaged: block {block} (bytes {begin} to {end}) has another sum than was "
-            f"written ({self.path.rpartition('/')[2]}{SUMS}); restore the file, or tokenize again"
+            f"{self.path}: damaged: block {block} (bytes {begin} to {end}) has another sum than "
+            f"was written ({sums}); restore the file, or tokenize again"
         )
 
     @functools.cached_property

@@ -162,7 +162,6 @@ class Shard:
     def rows(self, begin: int, end: int) -> list[IndexedDocument]:
         """The documents `begin` up to `end` of the shard, from its index."""
         import pyarrow as pa  # not before: to read a run file takes none
-        import pyarrow.parquet as pq
 
         path = self.path + INDEX
         found: list[IndexedDocument] = []

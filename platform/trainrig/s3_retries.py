@@ -1,0 +1,105 @@
+"""How long a request to S3 is tried again, and who says so.
+
+What botocore does itself is not enough: its tries are few, and its quota of them is one for the
+whole process, so a dozen requests that meet a refusing bucket together are all given up within half
+a second. Here each request has time of its own: it is sent again, with full jitter, for minutes.
+What a run can do without asks `briefly`, and is done without for that once.
+"""
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+RETRY_SECONDS = 180.0  # that a request is sent again after S3 first refused it
+UNREACHABLE_SECONDS = 60.0  # where no server answers at all: the address may be wrong
+BRIEF_SECONDS = 2.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # s; the first doubles each time
+SAID_AFTER, SAID_EVERY = 5.0, 60.0  # s
+PASSING_STATUS = {429, 500, 502, 503, 504}
+PASSING_CODES = {
+    "BandwidthLimitExceeded",
+    "InternalError",
+    "PriorRequestNotComplete",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+}
+
+log = logging.getLogger(__name__)
+_brief: ContextVar[bool] = ContextVar("brief", default=False)
+_said = float("-inf")  # time.monotonic() when this process last said that it waits
+
+
+@contextlib.contextmanager
+def briefly() -> Iterator[None]:
+    """Give requests of this block BRIEF_SECONDS: their answers are welcome, but not needed."""
+    token = _brief.set(True)
+    try:
+        yield
+    finally:
+        _brief.reset(token)
+
+
+def register(client: Any) -> None:
+    """Have `client`, a boto3 client for S3 without retries of its own, send requests again."""
+    client.meta.events.register("needs-retry.s3", _pause)
+
+
+def _pause(
+    response: tuple[Any, dict[str, Any]] | None,
+    attempts: int,
+    caught_exception: Exception | None,
+    request_dict: dict[str, Any],
+    **_: object,
+) -> float | None:
+    """Seconds until the request is to be sent again; None: never."""
+    problem = _passing(response, caught_exception)
+    if problem is None:
+        return None
+    now = time.monotonic()
+    waited = now - request_dict["context"].setdefault("trainrig_refused_at", now)
+    allowed = BRIEF_SECONDS if _brief.get() else RETRY_SECONDS
+    if response is None:
+        allowed = min(allowed, UNREACHABLE_SECONDS)
+    if waited >= allowed:
+        return None
+    if waited >= SAID_AFTER:
+        _say(request_dict["url"], problem, waited, allowed)
+    return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts, 30)))
+
+
+def _passing(
+    response: tuple[Any, dict[str, Any]] | None, caught_exception: Exception | None
+) -> str | None:
+    """What went wrong, in words, if it may pass; None: it went well, or is refused for good."""
+    from botocore.exceptions import ConnectionError, HTTPClientError, SSLError
+
+    if response is None:
+        passes = isinstance(caught_exception, ConnectionError | HTTPClientError)
+        refused = isinstance(caught_exception, SSLError)  # a certificate: that does not pass
+        return str(caught_exception) if passes and not refused else None
+    status = int(response[0].status_code)
+    code = str(response[1].get("Error", {}).get("Code", ""))
+    return f"{status} {code}" if status in PASSING_STATUS or code in PASSING_CODES else None
+
+
+def _say(url: str, problem: str, waited: float, allowed: float) -> None:
+    global _said
+    if time.monotonic() - _said < SAID_EVERY:
+        return
+    _said = time.monotonic()
+    log.warning(
+        "%s: refused for %.0f s (%s); trying again for up to %.0f s",
+        url.partition("?")[0],
+        waited,
+        problem,
+        allowed,
+    )
