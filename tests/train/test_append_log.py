@@ -1,3 +1,4 @@
+import contextlib
 import os
 import subprocess
 import sys
@@ -196,3 +197,56 @@ def test_lines_of_thousands_of_ranks_are_fetched_once(monkeypatch):
     for _ in range(2):
         assert len(list(lines("s3://bucket/log.jsonl"))) == len(names)
     assert sorted(fetched) == names
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system with room for 64 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a file system here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(place):
+    """Leave no room but for what is left of the last page of each file."""
+    with (place / "other").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_lines_that_meet_a_full_disk_wait_for_room_and_none_is_torn(small_disk, caplog):
+    writer = open_appender(f"{small_disk}/log.jsonl", "attempt-1")
+    line = b"x" * 1_000 + b"\n"
+    writer.write(line)
+    fill(small_disk)
+    for _ in range(8):  # the page takes three and a half more
+        writer.write(line)
+    writer.flush()
+    written = (small_disk / "log.jsonl").read_bytes()
+    assert written.endswith(b"\n") and len(written) < 9 * len(line)
+    assert len([m for m in caplog.messages if "kept, and tried again" in m]) == 1
+    with pytest.raises(ClusterError, match=r"log\.jsonl: no room for the last \d+ bytes"):
+        open_full = open_appender(f"{small_disk}/log.jsonl", "attempt-2")
+        open_full.write(b"y" * 8_000 + b"\n")
+        open_full.close()
+    (small_disk / "other").unlink()
+    writer.write(b"last\n")
+    writer.close()
+    assert list(lines(f"{small_disk}/log.jsonl")) == [line[:-1]] * 9 + [b"last"]
+
+
+def test_events_that_meet_a_full_disk_are_written_with_the_next(small_disk):
+    folder = RunFolder(str(small_disk))
+    folder.record("first")
+    fill(small_disk)
+    for number in range(50):
+        folder.record("many", number=number, filling="x" * 200)
+    (small_disk / "other").unlink()
+    folder.record("last")
+    found = list(folder.events())
+    assert [event["event"] for event in found] == ["first", *["many"] * 50, "last"]
+    assert [event["number"] for event in found[1:-1]] == list(range(50))

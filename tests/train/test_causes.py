@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from trainrig.errors import DataError
 from trainrig.train.causes import cause, out_of_memory
@@ -54,3 +55,22 @@ def test_of_what_ray_says_at_length_of_memory_the_node_and_the_figures_are_left(
     told = "node 10.0.0.7 ran out of memory (2.46GB of 23.54GB): Ray ended the attempt to free some"
     assert out_of_memory(said) == told
     assert out_of_memory("other words") == "no memory: Ray ended the attempt to free some"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee the notes"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate mem"),
+        MemoryError(),
+    ],
+)
+def test_an_allocator_that_has_no_more_is_known_for_that(error):
+    assert cause({0: BROKEN, 1: error}, {}, {}, 3).memory
+    assert not cause({1: RuntimeError("bad row 7")}, {}, {}, 3).memory
+
+
+def test_torchs_own_words_for_too_large_a_tensor_are_known():
+    with pytest.raises(RuntimeError) as too_large:
+        torch.empty(2**55, dtype=torch.uint8)
+    assert cause({0: too_large.value}, {}, {}, 3).memory

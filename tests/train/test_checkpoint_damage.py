@@ -83,6 +83,18 @@ def test_a_flipped_bit_that_only_ranks_can_see_is_seen_and_marked(ranks, copy):
     assert mark == {"problem": refusals[0][1]}
 
 
+def test_a_manifest_that_is_gone_is_named_and_one_that_never_was_is_not(copy):
+    manifest = at(copy.folder, 20) / "manifest.json"
+    under_way = at(copy.folder, 24)
+    shutil.copytree(manifest.parent, under_way)
+    (under_way / manifest.name).unlink()
+    assert newest_valid(RunFolder(copy.folder), thorough=False)[1] == []
+    manifest.unlink()
+    newest, damages = newest_valid(RunFolder(copy.folder), thorough=False)
+    assert newest.step == 16
+    assert damages == [f"{manifest}: gone, though its checkpoint was whole"]
+
+
 def test_what_one_rank_finds_damaged_all_refuse(ranks, copy):
     path = str(at(copy.folder, 20))
     refusals = ranks(2, "refusal", job=copy, resume_from=path, seen_by=1)

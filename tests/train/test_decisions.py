@@ -162,6 +162,22 @@ def test_processes_that_die_at_the_same_step_are_tried_again():
     assert not isinstance(patience.after(killed(6), newest=4), GiveUp)
 
 
+def test_memory_that_runs_out_at_the_same_step_twice_is_not_tried_a_third_time():
+    patience = Patience(Faults(max_restarts=9), step=0)
+    short = Failure("node 10.0.0.1 ran out of memory (5.7GB of 6GB)", "Ray", 0, memory=True)
+    assert patience.after(short, newest=0) == 0.0
+    verdict = patience.after(short, newest=0)
+    assert isinstance(verdict, GiveUp)
+    for named in ("batches.micro_batch", "[training.recompute]", "`trainrig check`", "10.0.0.1"):
+        assert named in verdict.reason
+
+
+def test_memory_that_runs_out_at_another_step_is_tried_again():
+    patience = Patience(Faults(max_restarts=9), step=0)
+    patience.after(Failure("no memory", "Ray", 4, memory=True), newest=4)
+    assert patience.after(Failure("no memory", "Ray", 9, memory=True), newest=8) == 0.0
+
+
 def test_damaged_checkpoints_use_up_no_patience():
     patience = Patience(Faults(max_restarts=0), step=8)
     damaged = Failure("step_00000008: torn", "Ray", 8, damaged=True)

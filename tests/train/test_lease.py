@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,11 +128,24 @@ def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkey
     with lease.held(str(tmp_path)):
         (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
         theirs = lease.Owner.here()
-        storage.write(f"{tmp_path}/{lease.FILE}", theirs.model_dump_json().encode())
+        until = time.monotonic() + 60
+        while renewer.is_alive() and time.monotonic() < until:  # it may be writing at that moment
+            storage.write(f"{tmp_path}/{lease.FILE}", theirs.model_dump_json().encode())
+            renewer.join(0.1)
+        assert not renewer.is_alive()
+    assert f"taken over by process {theirs.pid} on {theirs.host}" in caplog.text
+    assert json.loads((tmp_path / lease.FILE).read_text())["token"] == theirs.token
+
+
+def test_a_lease_that_was_removed_was_taken_over_by_nobody(caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
+    with lease.held(str(tmp_path / "run")):
+        (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
+        shutil.rmtree(tmp_path / "run")
         renewer.join(30)
         assert not renewer.is_alive()
-    assert "taken over by another process" in caplog.text
-    assert json.loads((tmp_path / lease.FILE).read_text())["token"] == theirs.token
+    assert "gone, though nobody took it over: it, or the whole run folder, was" in caplog.text
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_lease_that_is_no_lease_is_taken_over(tmp_path):

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 
@@ -77,4 +78,14 @@ def test_an_event_torn_by_a_full_disk_costs_no_other(tmp_path, caplog):
         file.write('{"event": "torn", "ti\n')
     folder.record("last")
     assert [event["event"] for event in folder.events()] == ["first", "last"]
-    assert "passed over a torn line" in caplog.text
+    list(folder.events())  # nor is it said again each time that somebody looks
+    assert len([m for m in caplog.messages if "passed over a torn line" in m]) == 1
+
+
+def test_a_folder_that_was_removed_is_known_by_its_attempt(tmp_path):
+    folder = RunFolder(str(tmp_path / "run"))
+    attempt = folder.take_attempt(0)
+    assert not folder.is_gone(attempt)
+    shutil.rmtree(folder.path)
+    folder.record("late")  # some of it comes back
+    assert folder.is_gone(attempt)

@@ -1,6 +1,7 @@
 """The supervisor against a cluster that plays what it is told, on a clock of its own."""
 
 import dataclasses
+import shutil
 import signal
 from pathlib import Path
 
@@ -183,6 +184,17 @@ def test_a_run_without_faults_is_one_attempt(play):
     _, outcome = play(Play())
     assert (outcome.checkpoint.step, outcome.restarts) == (STEPS, 0)
     assert kinds(play.folder) == ["attempt_started", "attempt_stopped", "finished"]
+
+
+def test_a_run_whose_folder_is_removed_ends_at_once_and_says_so(play):
+    def removed(cluster):
+        shutil.rmtree(play.folder.path)
+
+    cluster, error = play(Play(), at=[(2, removed)])
+    assert isinstance(error, DataError)
+    assert str(error).startswith(f"{play.folder.path}: removed while the run was going on")
+    assert str(error).endswith("delete what is left there, and the same command begins anew")
+    assert cluster.groups[0].killed and play.clock.now < 100 + STEPS
 
 
 def test_it_is_looked_at_twice_a_step(play):
@@ -451,6 +463,9 @@ class FakeFolder:
 
     def attempts(self):
         return self.taken
+
+    def is_gone(self, attempt):
+        return False
 
     def take_attempt(self, step):
         self.taken.append(Attempt(len(self.taken) + 1, step))

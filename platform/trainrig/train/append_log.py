@@ -6,7 +6,9 @@ writer ever touches another's, and a reader finds whole segments only. `read` an
 either form.
 """
 
+import errno
 import functools
+import logging
 import os
 import re
 import secrets
@@ -18,12 +20,15 @@ from pathlib import Path
 from typing import Protocol
 
 from trainrig import storage
+from trainrig.errors import ClusterError
 
+log = logging.getLogger(__name__)
 LINES = ".jsonl"  # what files of lines are called
 LINE_LIMIT = 4096  # bytes of one appended line: more could interleave with another process's
 SEGMENT = 256 * 2**10  # bytes after which the next segment begins: what one flush sends, at most
 FLUSH_SECONDS = 5.0
 READERS = 16  # segments fetched at a time
+PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN}  # that a later try may not meet
 ONE_LINE = re.compile(r"/\d{20}\.[0-9a-f]{8}\.jsonl$")  # what append_line puts in a bucket
 
 
@@ -31,7 +36,8 @@ class Appender(Protocol):
     """What one process appends."""
 
     def write(self, data: bytes) -> None:
-        """Append `data`; on a disk it is in the file when this returns."""
+        """Append `data`; on a disk it is in the file when this returns, or, where that takes no
+        more, before anything later is."""
         ...
 
     def flush(self) -> None:
@@ -54,15 +60,25 @@ def open_appender(path: str, writer: str, flush_seconds: float = FLUSH_SECONDS) 
 
 
 def append_line(path: str, line: bytes) -> None:
-    """Append one line to `path` for good; several processes may do so at once."""
+    """Append one line to `path` for good; several processes may do so at once.
+
+    One that a full disk does not take is kept, and written before the next that this process
+    appends to `path`.
+    """
     assert len(line) <= LINE_LIMIT, f"line of {len(line)} bytes"
     if path.startswith(storage.S3):
         # By time, so that the names of all writers' lines sort as they were written.
         storage.write(f"{path}/{time.time_ns():020d}.{secrets.token_hex(4)}{LINES}", line)
         return
-    file = _File(path)
-    file.write(line)
-    file.close()
+    with _unwritten_lock:
+        waiting = _unwritten.pop(path, b"") + line
+        file = _File(path)
+        try:
+            file.write(waiting)
+        finally:
+            if file.waiting:
+                _unwritten[path] = file.waiting
+            file.abandon()
 
 
 def lines(path: str) -> Iterator[bytes]:
@@ -136,28 +152,84 @@ def _line(segment: str) -> bytes:
 
 
 class _File:
-    """On a disk: each write is one write of the system's, to a file opened for appending."""
+    """On a disk: each write is one write of the system's, to a file opened for appending.
+
+    What the disk does not take (it is full, say) waits here, in order, and is tried again with the
+    next write: a run goes on without its last lines for longer than without room for checkpoints,
+    which end it. A write that was cut in the middle is taken back, so that no torn line stays.
+    """
 
     def __init__(self, path: str) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         self._of_lines = path.endswith(LINES)
+        self.waiting = b""
 
     def write(self, data: bytes) -> None:
-        if self._of_lines and self._torn():
-            data = b"\n" + data
-        os.write(self._descriptor, data)
+        self.waiting += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Try to append what waits. A disk that takes nothing now is tried again later."""
+        if not self.waiting:
+            return
+        torn = b"\n" if self._of_lines and self._torn() else b""
+        data = torn + self.waiting
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError as problem:
+            if problem.errno not in PASSING:
+                raise
+            _say_waiting(self._path, str(problem.strerror))
+            return
+        if written < len(data):
+            self._take_back(data[:written])
+            _say_waiting(self._path, f"{written} of {len(data)} bytes written")
+            return
+        self.waiting = b""
+
+    def _take_back(self, written: bytes) -> None:
+        """Cut off what was written last, unless another process has appended since."""
+        begin = os.fstat(self._descriptor).st_size - len(written)
+        if written and os.pread(self._descriptor, len(written), begin) == written:
+            os.ftruncate(self._descriptor, begin)
 
     def _torn(self) -> bool:
         """Whether the last line was somebody's who died in it: ours must not become part of it."""
         size = os.fstat(self._descriptor).st_size
         return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
-    def flush(self) -> None:
-        pass
-
     def close(self) -> None:
+        self.flush()
+        waiting = len(self.waiting)
+        self.abandon()
+        if waiting:
+            raise ClusterError(f"{self._path}: no room for the last {waiting} bytes; free some")
+
+    def abandon(self) -> None:
+        """Close the file, whatever still waits."""
         os.close(self._descriptor)
+
+
+def _say_waiting(path: str, problem: str) -> None:
+    if path not in _told_waiting:
+        _told_waiting.add(path)
+        log.warning("%s: cannot be appended to (%s); kept, and tried again", path, problem)
+
+
+def passed_over(path: str, line: bytes) -> None:
+    """Say that `line` of `path` is torn: once, as every look at the file meets it again."""
+    if (path, line) not in _told_torn:
+        _told_torn.add((path, line))
+        log.warning("%s: passed over a torn line: %.60s…", path, line.decode(errors="replace"))
+
+
+# Of this process: lines that a disk did not take, by file; and what was said.
+_unwritten: dict[str, bytes] = {}
+_unwritten_lock = threading.Lock()
+_told_waiting: set[str] = set()
+_told_torn: set[tuple[str, bytes]] = set()
 
 
 class _Segments:

@@ -7,6 +7,16 @@ from trainrig.errors import InputError
 from trainrig.train.checkpoint import DamagedCheckpoint
 from trainrig.train.decisions import Failure
 
+# In what torch's allocators and the system say when there is no more memory.
+NO_MEMORY = (
+    "out of memory",
+    "OutOfMemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "MemoryError",
+    "std::bad_alloc",
+)
 # In what a rank raises when it lost another, or waited for it in vain (c10d's words).
 LOST_ANOTHER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
@@ -36,12 +46,19 @@ def cause(
         problem = f"rank {rank} lost its connection to another: a process or a node is gone"
         return Failure(problem, "Ray", at)
     line = last_line(failures[rank])
-    return Failure(f"rank {rank}: {line}", "Ray", at, exception=line)
+    # Its last line may be advice: the whole of it says what happened.
+    memory = is_out_of_memory(f"{type(failures[rank]).__name__}: {failures[rank]}")
+    return Failure(f"rank {rank}: {line}", "Ray", at, exception=line, memory=memory)
 
 
 def follows_another(said: str) -> bool:
     """Whether a rank that said so was well before another was lost."""
     return any(words in said for words in LOST_ANOTHER)
+
+
+def is_out_of_memory(said: str) -> bool:
+    """Whether a rank that said so had too little memory."""
+    return any(words in said for words in NO_MEMORY)
 
 
 def last_line(error: BaseException) -> str:

@@ -109,6 +109,7 @@ class Failure:
     exception: str | None = None
     # It could not read the checkpoint it was to resume from; the next one takes the one before.
     damaged: bool = False
+    memory: bool = False  # a device or a node had too little
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,13 @@ class Patience:
         last, self._last = self._last, failure
         if failure.damaged:
             return 0.0  # there are only so many checkpoints, and each is tried once
+        if last and last.step == failure.step and last.memory and failure.memory:
+            return GiveUp(
+                f"out of memory at step {failure.step} twice in a row, so a third attempt would be "
+                f"too ({failure.problem}); lower batches.micro_batch, set [training.recompute] to "
+                "keep fewer activations, or use larger machines: `trainrig check` estimates what a "
+                "worker needs"
+            )
         if last and last.step == failure.step and _alike(last.exception, failure.exception):
             return GiveUp(
                 f"the same failure at step {failure.step} twice in a row, so a third attempt would "

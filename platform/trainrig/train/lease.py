@@ -96,7 +96,7 @@ def _renew(path: str, owner: Owner, ended: threading.Event) -> None:
     while not ended.wait(RENEW_SECONDS):
         try:
             if not _is_ours(path, owner):
-                log.warning("%s: taken over by another process while this one was not heard", path)
+                log.warning("%s: %s", path, _whose(_owner(path)))
                 return
             storage.write(path, _bytes(owner.model_copy(update={"renewed": time.time()})))
         except (OSError, ClusterError) as problem:  # no run ends for want of a lease
@@ -106,6 +106,16 @@ def _renew(path: str, owner: Owner, ended: threading.Event) -> None:
 def _is_ours(path: str, owner: Owner) -> bool:
     there = _owner(path)
     return there is not None and there.token == owner.token
+
+
+def _whose(there: Owner | None) -> str:
+    """What became of a lease that is ours no more."""
+    if there is None:
+        return "gone, though nobody took it over: it, or the whole run folder, was removed"
+    return (
+        f"taken over by process {there.pid} on {there.host} while this one was not heard; what "
+        "that one does counts"
+    )
 
 
 def _owner(path: str) -> Owner | None:

@@ -2,13 +2,15 @@
 
 A line of `metrics.jsonl` is `{"step", "attempt", "time", name: value, …}`. The step is the number
 of updates done: the first line of a run says step 1. Held-out losses are a line of their own.
-TensorBoard gets the same names. In a bucket, `metrics.jsonl` is a folder (append_log.py).
+A step that was taken again after a fault has a line of each attempt that took it: `series` is the
+one reader of what counts, a line a step, of the newest attempt; `read_lines` gives all, for what
+was spent on them. TensorBoard gets the same names, and hides what was taken again. In a bucket,
+`metrics.jsonl` is a folder (append_log.py).
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 import tempfile
@@ -23,7 +25,6 @@ from trainrig.train import append_log
 if TYPE_CHECKING:  # whoever reads metrics needs no torch
     from trainrig.train.sums import Loss
 
-log = logging.getLogger(__name__)
 NAMES = {
     "train/loss": "of the global batch; of next tokens: nats per token",
     "train/grad_norm": "norm of the whole gradient before clipping",
@@ -164,7 +165,7 @@ def _all_lines(folder: str) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(line)
         except ValueError:
-            log.warning("%s: passed over a torn line: %.60s…", path, line.decode(errors="replace"))
+            append_log.passed_over(path, line)
 
 
 def _newest(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -55,13 +55,8 @@ def main(channel: Connection) -> None:
 def _do(channel: Connection, place: Place, work: Work) -> None:
     job, attempt, folder = work.job, work.attempt, RunFolder(work.job.folder)
     folder.record("worker_started", attempt=attempt.number, rank=place.rank, keeper=place.keeper)
-    stepped = place.rank != 0  # only rank 0 says so
 
     def exchange(beat: Beat) -> bool:
-        nonlocal stepped
-        if not stepped and beat.step > attempt.resumed_step:
-            stepped = True
-            folder.record("first_step", attempt=attempt.number, step=beat.step)
         try:
             channel.send(beat)
             wanted: bool = channel.recv()

@@ -91,9 +91,10 @@ class RayGroup:
             if not isinstance(error, TrainingFailedError) and not self._crew.conductor_died():
                 raise error
             problem = f"Ray's controller of the attempt failed: {last_line(error)}"
-            if isinstance(error, OutOfMemoryError):
+            memory = isinstance(error, OutOfMemoryError)
+            if memory:
                 problem = out_of_memory(str(error))
-            return Failure(problem, "Ray", step)
+            return Failure(problem, "Ray", step, memory=memory)
         if not raised and not dead:
             return None
         failure = cause(raised, dead, self._raised_at(), step)

@@ -31,6 +31,7 @@ class Record:
         self._metrics = MetricsWriter(job.folder, attempt.number, state.step) if first else None
         self._samples = SampleLog(job.folder, attempt.number, dist.get_rank())
         self._began = time.perf_counter()
+        self._stepped = False  # in this attempt
 
     def taken(self, share: Share, figures: StepFigures) -> None:
         """An update was made, of which this rank had `share`."""
@@ -38,6 +39,9 @@ class Record:
         self._samples.write(step, (micro for micro, real in share.dealt if real))
         self._began, seconds = time.perf_counter(), time.perf_counter() - self._began
         if self._metrics:
+            if not self._stepped:
+                self._folder.record("first_step", attempt=self._attempt.number, step=step)
+                self._stepped = True
             values = {
                 **metrics.loss_values("train", figures.loss),
                 "train/grad_norm": figures.grad_norm,

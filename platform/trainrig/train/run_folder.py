@@ -7,7 +7,6 @@ believed. No clocks, no leases.
 """
 
 import json
-import logging
 import os
 import secrets
 import socket
@@ -16,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainrig import storage
+from trainrig import s3_retries, storage
+from trainrig.errors import ClusterError
 from trainrig.train import append_log
 
-log = logging.getLogger(__name__)
 EVENTS = "events.jsonl"
 PLAN = "plan.json"  # what was predicted of the run, where it follows a plan
 
@@ -60,8 +59,7 @@ class RunFolder:
             try:
                 yield json.loads(line)
             except ValueError:
-                text = line.decode(errors="replace")
-                log.warning("%s: passed over a torn line: %.60s…", self._events, text)
+                append_log.passed_over(self._events, line)
 
     @property
     def _events(self) -> str:
@@ -77,6 +75,16 @@ class RunFolder:
             (Attempt(entry["number"], entry["resumed_step"]) for entry in found),
             key=lambda attempt: attempt.number,
         )
+
+    def is_gone(self, attempt: Attempt) -> bool:
+        """Whether the record of `attempt` was removed, and so, surely, the folder: nothing that is
+        written there now will be found again. False where storage does not answer."""
+        path = storage.join(self.path, "attempts", f"{attempt.number:04d}.json")
+        try:
+            with s3_retries.briefly():
+                return not storage.exists(path)
+        except (OSError, ClusterError):
+            return False
 
     def take_attempt(self, resumed_step: int) -> Attempt:
         """The next attempt's number, ours alone, on record as resuming from `resumed_step`."""

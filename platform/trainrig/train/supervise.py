@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from trainrig.errors import ClusterError, Unfinished
+from trainrig.errors import ClusterError, DataError, Unfinished
 from trainrig.train.checkpoint import Checkpoint, newest_valid
 from trainrig.train.decisions import (
     Failure,
@@ -33,6 +33,7 @@ from trainrig.train.workers import Bounds
 log = logging.getLogger(__name__)
 POLL = 0.2  # s between two looks at a running attempt, at least
 LOOK_AT_NODES = 1.0  # s between two looks at the cluster
+LOOK_AT_FOLDER = 5.0  # s between two looks whether the run folder is still there
 FREED_WITHIN = 2.0  # s in which Ray has seen that the workers of an attempt are gone
 ABANDON_AFTER = 15.0  # s after the kill: then an attempt is over even if Ray has not noticed
 
@@ -228,6 +229,7 @@ class _Attempting:
         self._give_up = float("inf")  # waiting for Ray to notice
         self._larger_since: float | None = None
         self._looked = float("-inf")
+        self._looked_at_folder = time.monotonic()
         self._wait = POLL
 
     def until_over(self) -> tuple[str | None, Failure | None]:
@@ -244,7 +246,21 @@ class _Attempting:
             raise
         return self._asked, failure and (self._killed or failure)
 
+    def _look_at_folder(self, now: float) -> None:
+        """Raise DataError if somebody removed the run folder: nothing would come of going on."""
+        if now - self._looked_at_folder < LOOK_AT_FOLDER:
+            return
+        self._looked_at_folder = now
+        folder = self._run.folder
+        if folder.is_gone(self._attempt):
+            raise DataError(
+                f"{folder.path}: removed while the run was going on (the record of its attempt "
+                f"{self._attempt.number} is gone), so it was ended; delete what is left there, and "
+                "the same command begins anew"
+            )
+
     def _look(self, now: float) -> None:
+        self._look_at_folder(now)
         beats = self._group.beats()
         pauses = (pause(POLL, beat, self._faults.hang_seconds) for beat in beats.values())
         self._wait = min(pauses, default=POLL)

@@ -106,16 +106,38 @@ def newest_valid(
     no rank has marked the checkpoint as damaged: who loads it checks the rest. In `copy`, where the
     run keeps a second copy of each, one is looked for only if there is none in the run folder.
     """
-    damages: list[str] = []
+    newest, damages = None, list[str]()
     for place in [folder.checkpoints, *([copy] if copy else [])]:
         for path, step, number in committed(folder, place):
             if not path.startswith(below):
                 continue
             damage = find_damage(path, thorough)
             if damage is None:
-                return Checkpoint(path, step, number), damages
+                newest = Checkpoint(path, step, number)
+                break
             damages.append(damage)
-    return None, damages
+        if newest:
+            break
+    after = newest.step if newest else -1
+    return newest, _without_manifest(folder, below, after) + damages
+
+
+def _without_manifest(folder: RunFolder, below: str, after: int) -> list[str]:
+    """What of the run's checkpoints later than step `after` has lost its manifest, in words.
+
+    Those that were never whole have none either: one under way, or of an attempt that died in it.
+    They are not damaged, and never had an event of their own. Nor is what clean-up has left, which
+    takes the manifest first, but never of the newest.
+    """
+    found = []
+    for event in folder.events():
+        if event["event"] != "checkpoint" or event["step"] <= after:
+            continue
+        path = folder_of(folder.checkpoints, event["step"], event["attempt"])
+        gone = not storage.exists(storage.join(path, MANIFEST))
+        if path.startswith(below) and gone and storage.list_files(path):
+            found.append(f"{storage.join(path, MANIFEST)}: gone, though its checkpoint was whole")
+    return list(dict.fromkeys(found))
 
 
 def committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, int]]:
