@@ -289,6 +289,31 @@ def verify_files(folder: str, manifest: Manifest) -> None:
             )
 
 
+def read_file(folder: str, name: str) -> bytes:
+    """The bytes of the file `name` in `folder`, which are those that its manifest has the sum of.
+
+    Of a folder without a manifest nothing can be said. Raises DataError for other bytes, and for a
+    file that is not there.
+    """
+    path = storage.join(folder, name)
+    try:
+        data = storage.read(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; run the stage that makes {folder}") from None
+    if storage.exists(storage.join(folder, MANIFEST)):
+        check_sum(path, hashlib.sha256(data).hexdigest(), read_manifest(folder).files.get(name))
+    return data
+
+
+def check_sum(path: str, found: str, expected: FileSum | None) -> None:
+    """Raise DataError unless `found`, the SHA-256 of the file at `path`, is that `expected`."""
+    if expected is not None and found != expected.sha256:
+        raise DataError(
+            f"{path}: damaged: other bytes than {MANIFEST} has the SHA-256 of; restore it, or run "
+            "its stage again"
+        )
+
+
 def _read_record(model: type[Record], path: str) -> Record:
     data = storage.read(path)
     try:

@@ -125,7 +125,8 @@ def trace(path: str, step: int, source: str | None = None) -> TracedStep:
             f"--source: {run.tokens} has no source '{source}'"
             f"{did_you_mean(source, batches.sources)}"
         )
-    encoder = Encoder.load(storage.join(tokens, "tokenizer.json"))
+    tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
+    encoder = Encoder(tokenizer, storage.join(tokens, "tokenizer.json"))
     if encoder.fingerprint != batches.shards.vocabulary.fingerprint:
         raise DataError(f"{run.tokens}: its tokenizer.json is not that of its shards")
     batch = batches.at(step - 1)

@@ -267,6 +267,14 @@ def test_a_finished_run_names_its_inputs_and_is_not_made_again(without_ray, run,
         posttrain(run)
 
 
+def test_conversations_that_change_after_the_run_began_end_it(run):
+    job, _, _ = prepare(run)
+    text = Path(run.conversations).read_text()
+    Path(run.conversations).write_text(text.replace("a", "b"))
+    with pytest.raises(DataError, match="holds other conversations than when the run began"):
+        job.make_batches()
+
+
 def test_rows_longer_than_the_model_can_read_are_refused(run):
     longer = run.batches.model_copy(update={"sequence_length": 49})
     with pytest.raises(ConfigError, match=r"batches: sequence_length \(49 tokens\) is beyond"):

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,28 @@ def urls_of(folder: str, split: str) -> dict[str, str]:
     paths = storage.list_files(f"{folder}/{split}", ".index.parquet")
     rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
     return {row["id"]: row["url"] for row in rows}
+
+
+# Damage
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["tokenizer/tokenizer.json", "documents/kept"])
+def test_one_bit_of_what_it_reads_that_flips_is_found_and_its_file_named(
+    folder: str, tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    path = tmp_path / "copy" / name
+    path = path if path.is_file() else sorted(path.glob("*.parquet"))[-1]
+    flip(path)
+    run = tokenization(str(tmp_path / "copy"), output=str(tmp_path / "tokens"))
+    with pytest.raises(DataError, match=rf"^{path}: damaged: other bytes than manifest.json has"):
+        tokenize(run)
 
 
 # Tokens

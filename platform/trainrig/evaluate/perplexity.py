@@ -92,7 +92,7 @@ def score_all(run: Evaluation, model: Decoder, encoder: Encoder) -> dict[str, Sc
     if run.conversations:
         sizes = BatchSizes(sequence_length=run.sequence_length, global_batch=1, micro_batch=1)
         refused: list[RefusedRow] = []
-        batches = open_conversations(run.conversations, encoder.text, sizes, refused.append)
+        batches = open_conversations(run.conversations, encoder.text, sizes, refuse=refused.append)
         if refused:
             log.warning("%s; %d such rows get no score", refused[0], len(refused))
         if batches.too_long:

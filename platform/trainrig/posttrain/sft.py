@@ -143,12 +143,14 @@ def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
     _check(run, model)
     conversations = storage.absolute(run.conversations)
     refused: list[RefusedRow] = []
-    batches = open_conversations(conversations, tokenizer, run.batches, refused.append)
+    batches = open_conversations(conversations, tokenizer, run.batches, refuse=refused.append)
     job = Job(
         folder=storage.absolute(run.output),
         model=model,
         training=run.training,
-        make_batches=functools.partial(open_conversations, conversations, tokenizer, run.batches),
+        make_batches=functools.partial(
+            open_conversations, conversations, tokenizer, run.batches, batches.fingerprint
+        ),
         tokenizer=tokenizer,
         objective=run.objective,
         initial_weights=path,
@@ -217,7 +219,18 @@ def open_conversations(
     path: str,
     tokenizer: str,
     sizes: BatchSizes,
+    fingerprint: str | None = None,
     refuse: Callable[[RefusedRow], None] = lambda row: None,
 ) -> ConversationBatches:
-    """The batches of the JSONL file at `path`; rows that are no conversations go to `refuse`."""
-    return ConversationBatches(list(read_conversations(path, refuse)), Encoder(tokenizer), sizes)
+    """The batches of the JSONL file at `path`; rows that are no conversations go to `refuse`.
+
+    Raises DataError if they are to have a `fingerprint` and have another: the file has changed.
+    """
+    conversations = list(read_conversations(path, refuse))
+    batches = ConversationBatches(conversations, Encoder(tokenizer), sizes)
+    if fingerprint not in (None, batches.fingerprint):
+        raise DataError(
+            f"{path}: holds other conversations than when the run began; restore the file, or "
+            "name another `output`"
+        )
+    return batches

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainrig import storage
+from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder_config import ALIGNMENT
 from trainrig.models.flops import six_n_d, token_flops
@@ -105,7 +105,7 @@ def plan(sweep: Sweep, points: Sequence[Point], data: Data, factors: Pair) -> tu
 
 def look_at(sweep: Sweep) -> Data:
     """What `sweep` has to know of its tokens. Raises DataError if nothing of them is held out."""
-    tokenizer = storage.read(storage.join(sweep.tokens, "tokenizer.json")).decode()
+    tokenizer = manifest.read_file(sweep.tokens, "tokenizer.json").decode()
     encoder = Encoder(tokenizer)
     train, held_out = (
         TokenShards.open(storage.join(sweep.tokens, split), sweep.cache)

@@ -80,7 +80,8 @@ class Inspection:
         written = manifest.read_input(base, "tokenize")
         if verify:
             manifest.verify_files(base, written)
-        encoder = Encoder.load(storage.join(base, "tokenizer.json"))
+        tokenizer = manifest.read_file(base, "tokenizer.json").decode()
+        encoder = Encoder(tokenizer, storage.join(base, "tokenizer.json"))
         for split, shards in opened.items():
             if shards.vocabulary.fingerprint != encoder.fingerprint:
                 raise DataError(

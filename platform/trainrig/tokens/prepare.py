@@ -79,7 +79,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         return stage.finished
     with stage.undone_if_refused():
         path = storage.join(run.tokenizer, TOKENIZER_FILE)
-        encoder = Encoder.load(path)
+        encoder = Encoder(manifest.read_file(run.tokenizer, TOKENIZER_FILE).decode(), path)
         log.info("%s: encoding with %s", path, encoder.engine)
         splits = documents.splits(run.shard_bytes)
         work = functools.partial(_encoding, run, documents, encoder)
@@ -91,7 +91,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         counts = total(record.counts for record in records)
         _check(counts, run)
         plan_counts, plan_files = _planned(run, encoder)
-    storage.write(stage.path(TOKENIZER_FILE), storage.read(path))
+    storage.write(stage.path(TOKENIZER_FILE), encoder.text.encode())
     files = {name: entry for record in records for name, entry in record.files.items()}
     files |= plan_files
     files[TOKENIZER_FILE] = manifest.file_sum(stage.path(TOKENIZER_FILE))

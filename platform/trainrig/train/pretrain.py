@@ -61,7 +61,7 @@ def prepare(run: Pretraining) -> Job:
     Raises InputError if its parts do not fit each other, or if there is not enough data.
     """
     tokens = storage.absolute(run.tokens)
-    tokenizer = storage.read(storage.join(tokens, "tokenizer.json")).decode()
+    tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
     encoder = Encoder(tokenizer)
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)

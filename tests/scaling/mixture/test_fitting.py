@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.mixture.fitting import MixtureFit, write_mixture
 from trainrig.scaling.mixture.proposal import Search
 from trainrig.scaling.mixture.runs import MixtureRuns
+from trainrig.tokens.shards.token_shards import EncodedDocument, Vocabulary, write_shard
 from trainrig.train.run import Pretraining
 
 QUICK = Search(candidates=10_000, finalists=100, draws=40)
@@ -163,6 +165,28 @@ def test_terminal_object_and_page_say_the_same_figures(tables, tmp_path, capsys)
         assert figure in shown[0], figure
         assert figure in page, figure
     assert record["loss_interval"]["low"] <= record["loss"] <= record["loss_interval"]["high"]
+
+
+def test_a_run_file_of_tokens_with_other_sources_is_refused_before_anything_is_written(
+    tables, tmp_path
+):
+    tokens = tmp_path / "tokens"
+    ids = np.array([1, 0])
+    write_shard(
+        str(tokens / "train"),
+        "a",
+        Vocabulary(300, "f"),
+        [EncodedDocument(s, s, "", ids, 1, "f", 0) for s in ("web", "wiki")],
+    )
+    run = tmp_path / "run.toml"
+    run.write_text(re.sub('tokens = ".*"', f'tokens = "{tokens}"', RUN))
+    settings = MixtureFit(mixtures=tables[0], losses=tables[1], run=str(run), search=QUICK)
+    with pytest.raises(ConfigError) as refused:
+        write_mixture(settings, str(tmp_path / "out"))
+    assert str(refused.value).startswith(
+        f"{run}: {tokens} has the sources web, wiki, but {tables[0]} has shares of books, code, web"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_prints_one_object(tables, tmp_path, capsys):

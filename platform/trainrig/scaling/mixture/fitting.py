@@ -16,6 +16,7 @@ from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
 from trainrig.scaling.mixture.proposal import LEVEL, Proposal, Search, propose
 from trainrig.scaling.mixture.record import MixtureRecord, Score, SourceShare, spelt
 from trainrig.scaling.mixture.runs import MixtureRuns
+from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.train.run import Pretraining
 from trainrig.writable import check_folder
 
@@ -106,6 +107,8 @@ def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:
     run = _run_file(settings)
     result = fit_mixture(settings)
     record = result.record
+    if run is not None:
+        _check_sources(run, settings, record)
     data = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False)
     storage.write(storage.join(out, RECORD), f"{data}\n".encode())
     storage.write(storage.join(out, SECTION), section(record).encode())
@@ -133,6 +136,21 @@ def with_weights(run: Pretraining, record: MixtureRecord) -> str:
     weights = {x.source: x.weight for x in record.weights}
     batches = run.batches.model_copy(update={"weights": weights})
     return config.to_toml(run.model_copy(update={"batches": batches}))
+
+
+def _check_sources(run: Pretraining, settings: MixtureFit, record: MixtureRecord) -> None:
+    """Raise ConfigError if the tokens of `run`, where they are made, have other sources."""
+    folder = storage.join(run.tokens, TRAIN)
+    if not storage.list_files(folder):
+        return
+    wanted = sorted(share.source for share in record.weights)
+    there = sorted(TokenShards.open(folder).sources)
+    if wanted != there:
+        raise ConfigError(
+            f"{settings.run}: {run.tokens} has the sources {', '.join(there)}, but "
+            f"{settings.mixtures} has shares of {', '.join(wanted)}; name the run file of tokens "
+            "with the same"
+        )
 
 
 def _run_file(settings: MixtureFit) -> Pretraining | None:

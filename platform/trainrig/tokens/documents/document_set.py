@@ -5,10 +5,11 @@ the second: JSON lines, Parquet, or Arrow as Hugging Face `datasets` saves it. E
 become rows of one form, dealt to splits that depend on the files alone, never on who reads them.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
@@ -108,6 +109,8 @@ class DocumentSet:
 
     tables: tuple[Files, ...]
     inputs: Mapping[str, str]  # role -> fingerprint, for `manifest.claim`
+    # Of the files that `curate` left, by path.
+    sums: Mapping[str, manifest.FileSum] = field(default_factory=dict)
 
     def splits(self, split_bytes: int = SPLIT_BYTES) -> list[Split]:
         """The documents in order, cut into splits of about so many bytes of text.
@@ -138,9 +141,11 @@ class DocumentSet:
 
         Each has `id`, `url`, `source`, `language`, `text`, `text_bytes`, `file` and `row` (where it
         stands in the file, as `Refused.place`). Rows that are none go to `refuse`. Raises DataError
-        for a whole file of such rows.
+        for a whole file of such rows, and for one of other bytes than `curate` wrote.
         """
         for piece in (Piece(**fields) for fields in task["pieces"]):
+            if expected := self.sums.get(piece.path):
+                _check_file(piece.path, expected)
             yield from _documents(piece, self.tables[piece.table], refuse)
 
 
@@ -148,10 +153,13 @@ def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
     """Find the files of a stage's `documents`. Raises DataError for what is not there."""
     tables: list[Files] = []
     inputs: dict[str, str] = {}
+    sums: dict[str, manifest.FileSum] = {}
     for number, table in enumerate(documents):
         role = "documents" if len(documents) == 1 else f"documents[{number}]"
         if isinstance(table, Curated):
-            inputs[role] = manifest.read_input(table.folder, "curate").content
+            curated = manifest.read_input(table.folder, "curate")
+            inputs[role] = curated.content
+            sums |= {storage.join(table.folder, name): s for name, s in curated.files.items()}
             kept = storage.list_files(storage.join(table.folder, KEPT), ".parquet")
             tables.append(_KEPT.model_copy(update={"paths": tuple(kept)}))
         else:
@@ -160,7 +168,13 @@ def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
             named_keys = zip(named(paths), map(storage.content_key, paths), strict=True)
             inputs[role] = manifest.digest([list(each) for each in named_keys])
             tables.append(table.model_copy(update={"paths": paths}))
-    return DocumentSet(tuple(tables), inputs)
+    return DocumentSet(tuple(tables), inputs, sums)
+
+
+@functools.lru_cache(maxsize=1024)  # a process is given neighbouring pieces of a file
+def _check_file(path: str, expected: manifest.FileSum) -> None:
+    """Read the whole file once before its rows: some 1 s a gigabyte, and encoding takes minutes."""
+    manifest.check_sum(path, storage.sha256(path), expected)
 
 
 # The files that `curate` leaves.

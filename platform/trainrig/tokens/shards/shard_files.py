@@ -182,7 +182,9 @@ class Shard:
         return found
 
 
-def _open_index(stream: BinaryIO) -> pq.ParquetFile:
+def _open_index(stream: BinaryIO) -> Any:
+    import pyarrow.parquet as pq
+
     return pq.ParquetFile(stream, page_checksum_verification=True)
 
 
