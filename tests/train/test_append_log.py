@@ -250,3 +250,18 @@ def test_events_that_meet_a_full_disk_are_written_with_the_next(small_disk):
     found = list(folder.events())
     assert [event["event"] for event in found] == ["first", *["many"] * 50, "last"]
     assert [event["number"] for event in found[1:-1]] == list(range(50))
+
+
+@pytest.mark.timeout(120)
+def test_metrics_that_meet_a_full_disk_are_all_there_when_it_has_room_again(small_disk, caplog):
+    writer = MetricsWriter(str(small_disk), attempt=1, resumed_step=0)
+    fill(small_disk)
+    for step in range(1, 101):
+        writer.write(step, {"train/loss": 1 / step, "train/lr": 0.1})
+        if step % 20 == 0:
+            writer.flush()
+    assert len(series(str(small_disk))) < 100
+    (small_disk / "other").unlink()
+    writer.close()
+    assert [line["step"] for line in series(str(small_disk))] == list(range(1, 101))
+    assert "torn" not in caplog.text

@@ -11,11 +11,12 @@ was spent on them. TensorBoard gets the same names, and hides what was taken aga
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from trainrig.train import append_log
 if TYPE_CHECKING:  # whoever reads metrics needs no torch
     from trainrig.train.sums import Loss
 
+log = logging.getLogger(__name__)
 NAMES = {
     "train/loss": "of the global batch; of next tokens: nats per token",
     "train/grad_norm": "norm of the whole gradient before clipping",
@@ -107,6 +109,24 @@ class _Board:
             filename_suffix=f".attempt-{attempt}",
             flush_secs=5,
         )
+        self._told = False
+        # A disk that is full would end the thread that writes, and whoever adds to its queue then
+        # waits for ever. What these files lack is in `metrics.jsonl`.
+        writer = self._events.file_writer.event_writer._ev_writer
+        for name in ("write_event", "flush", "close"):
+            setattr(writer, name, self._lenient(getattr(writer, name)))
+
+    def _lenient(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def lenient(*arguments: Any) -> Any:
+            try:
+                return act(*arguments)
+            except OSError as problem:
+                if not self._told:
+                    log.warning("%s: not all is written there: %s", self._folder, problem)
+                self._told = True
+                return None
+
+        return lenient
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

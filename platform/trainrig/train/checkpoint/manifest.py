@@ -106,7 +106,8 @@ def newest_valid(
     no rank has marked the checkpoint as damaged: who loads it checks the rest. In `copy`, where the
     run keeps a second copy of each, one is looked for only if there is none in the run folder.
     """
-    newest, damages = None, list[str]()
+    newest: Checkpoint | None = None
+    damages: list[str] = []
     for place in [folder.checkpoints, *([copy] if copy else [])]:
         for path, step, number in committed(folder, place):
             if not path.startswith(below):
