@@ -61,7 +61,7 @@ def test_of_what_ray_says_at_length_of_memory_the_node_and_the_figures_are_left(
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee the notes"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate mem"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
         MemoryError(),
     ],
 )
