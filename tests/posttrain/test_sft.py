@@ -269,8 +269,8 @@ def test_a_finished_run_names_its_inputs_and_is_not_made_again(without_ray, run,
 
 def test_conversations_that_change_after_the_run_began_end_it(run):
     job, _, _ = prepare(run)
-    text = Path(run.conversations).read_text()
-    Path(run.conversations).write_text(text.replace("a", "b"))
+    with Path(run.conversations).open("a") as file:
+        file.write('{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(DataError, match="holds other conversations than when the run began"):
         job.make_batches()
 
