@@ -7,6 +7,7 @@
     │   │   └── Diverged  a model whose losses or gradients are no longer finite
     │   └── OutputTaken   the output folder holds something else
     ├── ClusterError      machines, network, storage: retried, then exit 1
+    │   └── ClusterLost   Ray itself is gone: begun again where it was ours
     └── Unfinished        whole, but not at its end (stopped, preempted): exit 75, run it again
 
 Anything else is a bug of ours and keeps its traceback.
@@ -46,6 +47,10 @@ class OutputTaken(InputError):
 
 class ClusterError(TrainrigError):
     """Machines, network or storage failed more often than was allowed."""
+
+
+class ClusterLost(ClusterError):
+    """The Ray that this process is connected to is no more, or does not answer."""
 
 
 class Unfinished(TrainrigError):

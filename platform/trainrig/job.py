@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from trainrig import config, storage
+from trainrig import config, ray_local, storage
 from trainrig.config import Run, RunFile
 from trainrig.errors import ClusterError, InputError, TrainrigError, Unfinished
 from trainrig.manifest import MANIFEST, Manifest
@@ -104,6 +104,8 @@ def exit_codes() -> Iterator[None]:
     except BaseException as error:
         ending = _ending(error)
         _write_outcome(outcome, error, ending)
+        if ending is None or ending[1] == ClusterError.exit_code:
+            ray_local.keep_logs()
         if ending is None:
             raise
         message, code = ending

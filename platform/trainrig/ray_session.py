@@ -5,6 +5,7 @@ stand here once. What travels through Ray is the split's name and task and its n
 and tokens never enter the object store.
 """
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -16,11 +17,14 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 from trainrig import errors
-from trainrig.errors import ClusterError, ConfigError
+from trainrig.errors import ClusterError, ClusterLost, ConfigError
+from trainrig.ray_local import Joined, Session, only_what_is_needed, send_known_words_to_log, sweep
 from trainrig.ray_pools import Need, Pool, cpu_selector, known_pools, room
 from trainrig.splits import Phase, Split, Work
 
@@ -44,6 +48,7 @@ ENVIRONMENT = {
 # logs, for nobody. It would take 1.3% of a core.
 UNWATCHED = {
     "RAY_enable_metrics_collection": "0",
+    "RAY_prestart_worker_first_driver": "0",  # workers without our environment: nobody takes them
     "RAY_event_stats": "0",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",  # 5,000 by default
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # else it looks for files ten times a second,
@@ -60,7 +65,10 @@ WORKER_ENVIRONMENT = {
 TOKEN = Path("~/.ray/auth_token")  # where Ray keeps a user's own, and makes it if there is none
 OBJECT_STORE_BYTES = 256 * 2**20  # paths and counts only: far less is ever used
 
+LOOK_AT_RAY = 0.5  # s between two looks whether it lives
+
 _Row = TypeVar("_Row")
+_Result = TypeVar("_Result")
 
 Progress = Callable[[int, int], None]
 """Called with (splits done, splits in all) as a phase advances."""
@@ -79,26 +87,90 @@ def connect(workers: int, what: str) -> None:
 
 def join() -> None:
     """Join the cluster that RAY_ADDRESS names, or start a local one; once a process."""
+    global _joined
     address = os.environ.get("RAY_ADDRESS", "local")
     alone = address == "local"
     for name, value in (ENVIRONMENT | (UNWATCHED if alone else {})).items():
         os.environ.setdefault(name, value)
     import ray
 
-    if not ray.is_initialized():
-        local = _local_options() if alone else {}
+    if ray.is_initialized():
+        return
+    if _joined is None:
+        atexit.register(leave)
+    leave()  # what somebody has shut down
+    sweep()
+    extent = only_what_is_needed() if alone else contextlib.nullcontext()
+    local = _local_options() if alone else {}
+    try:
+        with _stderr_closed(), _sigterm_waits(), _on_loopback(alone), extent:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": WORKER_ENVIRONMENT},
+                **local,
+            )
+            _joined = Session.of_this_process() if alone else Joined.of_this_process()
+    except ConnectionError as error:
+        raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
+    _keep_token()
+    send_known_words_to_log()
+
+
+def leave() -> None:
+    """Disconnect from Ray, and remove what one that was started for this process has written."""
+    global _joined
+    import ray
+
+    ray.shutdown()
+    if isinstance(_joined, Session):
+        _joined.remove()
+    _joined = None
+
+
+def end_own() -> bool:
+    """End all processes of the Ray that was started for this process, however many still live;
+    False if this process has joined another's."""
+    if not isinstance(_joined, Session):
+        return False
+    _joined.end()
+    leave()
+    return True
+
+
+def while_ray_lives(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What `function` gives of these `arguments`; raises ClusterLost once Ray is no more.
+
+    Without its head, Ray's own calls wait for it, and after a minute they end the process. So the
+    call is made in a thread of its own, which is left to itself then. It is there for another
+    reason as well: Ray swallows some of what the handlers of signals raise in its code.
+    """
+    result: Future[_Result] = Future()
+
+    def run() -> None:
         try:
-            with _stderr_closed(), _sigterm_kept(), _on_loopback(alone):
-                ray.init(
-                    address=address,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    runtime_env={"env_vars": WORKER_ENVIRONMENT},
-                    **local,
-                )
-        except ConnectionError as error:
-            raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
-        _keep_token()
+            result.set_result(function(*arguments))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name=function.__name__, daemon=True).start()
+    while True:
+        try:
+            return result.result(timeout=LOOK_AT_RAY)
+        except TimeoutError:
+            if result.done():  # it was the function's own
+                raise
+            raise_if_lost()
+
+
+def raise_if_lost() -> None:
+    """Raise ClusterLost if the Ray that this process is connected to is no more."""
+    if _joined and (problem := _joined.problem()):
+        raise ClusterLost(problem)
+
+
+_joined: Session | Joined | None = None  # what this process is connected to by `join`
 
 
 @contextlib.contextmanager
@@ -117,12 +189,32 @@ def _stderr_closed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Ray puts in a handler that ends the process as a failure; whoever set one means otherwise."""
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    if callable(handler) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+def _sigterm_waits() -> Iterator[None]:
+    """Hold a SIGTERM back while the block runs; then it is as if it had come now.
+
+    Ray would put in handlers of its own, which end the process as a failure. And what a handler of
+    ours raised in the midst of its start would leave processes behind. A second one does not wait.
+    """
+    from ray._private import utils
+
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came = list[int]()
+
+    def hold(number: int, frame: Any) -> None:
+        came.append(number)
+        signal.signal(number, before)
+
+    signal.signal(signal.SIGTERM, hold)
+    try:
+        with mock.patch.object(utils, "set_sigterm_handler", lambda handler: None):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -13,12 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainrig import storage
 from trainrig.errors import ClusterError, OutputTaken
+from trainrig.processes import began, boot
 
 log = logging.getLogger(__name__)
 FILE = "lease.json"
@@ -46,17 +46,17 @@ class Owner(BaseModel):
         return cls(
             token=secrets.token_hex(8),
             host=socket.gethostname(),
-            boot=_boot(),
+            boot=boot(),
             pid=pid,
-            process_began=_began(pid) or "",
+            process_began=began(pid) or "",
             started=now,
             renewed=now,
         )
 
     def gone(self) -> bool:
         """Whether it is known, or has to be taken, to be dead."""
-        if (self.host, self.boot) == (socket.gethostname(), _boot()) and self.boot:
-            return _began(self.pid) != self.process_began
+        if (self.host, self.boot) == (socket.gethostname(), boot()) and self.boot:
+            return began(self.pid) != self.process_began
         return time.time() - self.renewed > EXPIRE_SECONDS
 
 
@@ -128,19 +128,3 @@ def _owner(path: str) -> Owner | None:
 
 def _bytes(owner: Owner) -> bytes:
     return owner.model_dump_json().encode()
-
-
-def _boot() -> str:
-    """What tells this machine, since it was switched on, from all others; Linux alone says it."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
-
-
-def _began(pid: int) -> str | None:
-    """When process `pid` of this machine began, in ticks since boot; None if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # from the third on: proc(5)
-    return None if fields[0] == "Z" else fields[19]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from trainrig.errors import ClusterError, DataError, Unfinished
+from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
 from trainrig.train.checkpoint import Checkpoint, newest_valid
 from trainrig.train.decisions import (
     Failure,
@@ -70,13 +70,19 @@ class Group(Protocol):
 
 
 class Cluster(Protocol):
-    """The machines of a run."""
+    """The machines of a run. It and its groups raise ClusterLost once it is gone."""
 
     def nodes(self) -> Sequence[Node]:
         """Those that answer now."""
 
     def start(self, job: Job, attempt: Attempt, resume_from: str | None, workers: int) -> Group:
         """Start a group; returns before it is up."""
+
+    def abandon(self, lost: ClusterLost) -> None:
+        """End whatever is left of one that is gone, so that no rank trains on."""
+
+    def begin_again(self) -> None:
+        """After `abandon`: have one anew; else nothing. Raises ClusterLost if it is another's."""
 
 
 def supervise(job: Job, bounds: Bounds, cluster: Cluster, stop: StopRequests) -> Outcome:
@@ -109,15 +115,30 @@ class _Run:
             self.folder.record(
                 "attempt_started", attempt=attempt.number, step=step, workers=workers, why=why
             )
+            asked, failure = self._attempted(attempt, newest, workers)
+            newest = self._newest()
+            why = self._ended(attempt, newest.step if newest else 0, asked, failure, patience)
+        self.folder.record("finished", step=newest.step)
+        return Outcome(newest, restarts=max(0, len(self.folder.attempts()) - 1))
+
+    def _attempted(
+        self, attempt: Attempt, newest: Checkpoint | None, workers: int
+    ) -> tuple[str | None, Failure | None]:
+        """Why the attempt was asked to stop, if it was, and how it failed, if it did."""
+        try:
             path = newest.path if newest else None
             group = self.cluster.start(self.job, attempt, path, workers)
             asked, failure = _Attempting(self, group, attempt, workers).until_over()
             if failure:
                 group.release()
-            newest = self._newest()
-            why = self._ended(attempt, newest.step if newest else 0, asked, failure, patience)
-        self.folder.record("finished", step=newest.step)
-        return Outcome(newest, restarts=max(0, len(self.folder.attempts()) - 1))
+        except ClusterLost as lost:
+            self._lost(lost)
+            return None, Failure(str(lost), "Ray", newest.step if newest else 0)
+        return asked, failure
+
+    def _lost(self, lost: ClusterLost) -> None:
+        self.folder.record("cluster_lost", problem=str(lost)[:500])
+        self.cluster.abandon(lost)
 
     def _newest(self) -> Checkpoint | None:
         settings = self.job.training.checkpoints
@@ -144,9 +165,9 @@ class _Run:
         ended is not seen as free at once.
         """
         faults, began, waiting = self.job.training.faults, time.monotonic(), False
-        self._pause(0, step)
+        self._pause(0)
         while True:
-            size = best_size(nodes := self.cluster.nodes(), self.bounds)
+            size = best_size(nodes := self._nodes(), self.bounds)
             waited = time.monotonic() - began
             settled = waited >= FREED_WITHIN or not may_be_freed(nodes, self.bounds)
             if size is not None and settled:
@@ -162,14 +183,28 @@ class _Run:
                 room = sum(node.room for node in nodes if not node.draining)
                 self.folder.record("waiting_for_nodes", step=step, room=room)
                 log.warning("room for %d workers of %s: waiting for nodes", room, self.bounds)
-            self._pause(LOOK_AT_NODES if waiting else POLL, step)
+            self._pause(LOOK_AT_NODES if waiting else POLL)
 
-    def _pause(self, seconds: float, step: int) -> None:
+    def _nodes(self) -> Sequence[Node]:
+        """Of the cluster, or of the one that follows it."""
+        while True:
+            try:
+                self.cluster.begin_again()
+            except ClusterLost as lost:
+                self._end_unfinished(str(lost))
+            try:
+                return self.cluster.nodes()
+            except ClusterLost as lost:
+                log.warning("%s", lost)
+                self._lost(lost)
+                self._pause(LOOK_AT_NODES)
+
+    def _pause(self, seconds: float) -> None:
         """Do nothing for so long, but for ending the run when asked to."""
         until = time.monotonic() + seconds
         while True:
             if self.stop.wanted():
-                self._end_unfinished(step)
+                self._end_as_asked()
             left = until - time.monotonic()
             if left <= 0:
                 return
@@ -203,16 +238,21 @@ class _Run:
                 raise ClusterError(f"{self.job.folder}: {verdict.reason}")
             if verdict:
                 self.folder.record("back_off", seconds=verdict)
-                self._pause(verdict, newest)
+                self._pause(verdict)
         return "fault"
 
-    def _end_unfinished(self, step: int) -> NoReturn:
+    def _end_as_asked(self) -> NoReturn:
         how = self.stop.wanted()
         self.stop.honoured()
-        self.folder.record("run_stopped", step=step, how=how)
+        self._end_unfinished(f"stopped by {how}", how)
+
+    def _end_unfinished(self, why: str, how: str | None = None) -> NoReturn:
+        newest = self._newest()  # which a rank may have saved since its attempt was given up
+        step = newest.step if newest else 0
+        self.folder.record("run_stopped", step=step, how=how or why)
         raise Unfinished(
-            f"{self.job.folder}: stopped by {how}; step {step} of {self.job.training.steps} is "
-            "saved, and the same command goes on from there"
+            f"{self.job.folder}: {why}; step {step} of {self.job.training.steps} is saved, and the "
+            "same command goes on from there"
         )
 
 

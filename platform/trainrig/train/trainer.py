@@ -6,27 +6,30 @@ them died; how many there should be, from which step, and when to leave, is deci
 
 import contextlib
 import logging
-import socket
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trainrig import hardware
+from trainrig.errors import ClusterLost
 from trainrig.parallel.precision import Precision
+from trainrig.ray_local import answers, keep_logs
 from trainrig.ray_pools import ON_THE_HEAD, Need, Pool, has_gpus, known_pools
 from trainrig.ray_session import check_fit as check_room
-from trainrig.ray_session import join
+from trainrig.ray_session import end_own, join, while_ray_lives
 from trainrig.train.control import Control
 from trainrig.train.crew import Crew
-from trainrig.train.decisions import Node
+from trainrig.train.decisions import Failure, Node
 from trainrig.train.job import Job
 from trainrig.train.rank import Work
 from trainrig.train.ray_group import RayGroup
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.spares import idle_beyond_need, servers_of, spares_of
 from trainrig.train.stop import StopRequests
-from trainrig.train.supervise import Outcome, supervise
+from trainrig.train.supervise import Group, Outcome, supervise
+from trainrig.train.watch import Beat
 from trainrig.train.wish import Wish
 from trainrig.train.workers import Bounds, bounds
 
@@ -34,8 +37,8 @@ __all__ = ["Outcome", "check_fit", "fork_servers", "run", "warn_of_emulation"]
 
 log = logging.getLogger(__name__)
 
+ENDS_WITHIN = 3.0  # s for what is asked of a Ray that was lost, as far as it still does anything
 MOST_WAITING = 100_000  # calls of the post office: two of each keeper
-ANSWER = 1.0  # s that a node has to answer a knock at its door
 KNOCKS = 64  # doors knocked at together
 
 
@@ -85,13 +88,20 @@ def fork_servers() -> dict[str, str]:
 
 
 class RayCluster:
-    """The Ray that this process is connected to."""
+    """The Ray that this process is connected to, and the one that follows it if it is lost."""
 
     def __init__(self, wanted: Bounds) -> None:
+        self._wanted = wanted
+        self._lost: ClusterLost | None = None  # until there is another
+        self._ours = False  # that one: it was started for this process
+        self._group: RayGroup | None = None  # of the last attempt
+        self._connect()
+
+    def _connect(self) -> None:
         import ray
 
         pools = known_pools()
-        self._need, self._most = _need(pools), wanted.most
+        self._need, self._most = _need(pools), self._wanted.most
         self._what = "GPU" if "GPU" in self._need else "CPU"
         self._scaled = pools != []  # nodes may come and go at its word
         self._wish = Wish()
@@ -105,7 +115,41 @@ class RayCluster:
         self._fit: frozenset[str] = frozenset()  # nodes to be on, when they were last looked at
         self._spares = spares_of(here.get_node_id(), here.get_job_id())
 
+    def abandon(self, lost: ClusterLost) -> None:
+        """See Cluster."""
+        keep_logs()
+        self._lost, self._ours = lost, end_own()
+        if self._group and not self._ours:
+            aside = threading.Thread(target=self._group.end_soon, name="abandon", daemon=True)
+            aside.start()
+            aside.join(ENDS_WITHIN)
+        self._group = None
+
+    def begin_again(self) -> None:
+        """See Cluster."""
+        if self._lost is None:
+            return
+        if not self._ours:
+            raise self._lost
+        join()
+        self._connect()
+        self._lost = None
+
     def nodes(self) -> Sequence[Node]:
+        """See Cluster."""
+        return while_ray_lives(self._nodes)
+
+    def start(self, job: Job, attempt: Attempt, resume_from: str | None, workers: int) -> Group:
+        """See Cluster. By the crew of the attempt before, if that stands by where it should."""
+        self._group = while_ray_lives(self._start, job, attempt, resume_from, workers)
+        return Watched(self._group)
+
+    def close(self) -> None:
+        """Ask for no nodes any more, and hold none."""
+        with contextlib.suppress(ClusterLost):
+            while_ray_lives(self._close)
+
+    def _nodes(self) -> Sequence[Node]:
         """Those that answer now, with a place for a worker in each whole CPU or GPU that is free
         or ours."""
         import ray
@@ -139,8 +183,7 @@ class RayCluster:
         self._spares.fork_servers.serve(node.id for node in nodes if node.id not in beyond)
         return nodes
 
-    def close(self) -> None:
-        """Ask for no nodes any more, and hold none."""
+    def _close(self) -> None:
         import ray
 
         if not ray.is_initialized():
@@ -151,8 +194,7 @@ class RayCluster:
             self._wish.take_back()
             self._spares.fork_servers.leave(list(self._spares.fork_servers.by_node))
 
-    def start(self, job: Job, attempt: Attempt, resume_from: str | None, workers: int) -> RayGroup:
-        """See Cluster. By the crew of the attempt before, if that stands by where it should."""
+    def _start(self, job: Job, attempt: Attempt, resume_from: str | None, workers: int) -> RayGroup:
         from ray import cloudpickle
 
         work: bytes = cloudpickle.dumps(Work(job, attempt, resume_from))  # type: ignore[no-untyped-call]
@@ -174,6 +216,38 @@ class RayCluster:
         return RayGroup(folder, attempt, self._control, self._crew, _answer)
 
 
+class Watched:
+    """A group of a Ray that may be lost while something is asked of it."""
+
+    def __init__(self, group: RayGroup) -> None:
+        self._group = group
+
+    def ended(self, wait: float) -> bool:
+        """See Group."""
+        return while_ray_lives(self._group.ended, wait)
+
+    def failure(self) -> Failure | None:
+        """See Group."""
+        return while_ray_lives(self._group.failure)
+
+    def beats(self) -> Mapping[int, Beat]:
+        """See Group."""
+        return self._group.beats()
+
+    def ask_to_stop(self) -> None:
+        """See Group."""
+        while_ray_lives(self._group.ask_to_stop)
+
+    def kill(self) -> None:
+        """See Group."""
+        while_ray_lives(self._group.kill)
+
+    def release(self) -> None:
+        """See Group."""
+        keep_logs()
+        while_ray_lives(self._group.release)
+
+
 def _answer(nodes: Set[str]) -> bool:
     """Whether those `nodes` are all there."""
     import ray
@@ -192,12 +266,4 @@ def _answering(doors: Sequence[tuple[str, int]]) -> list[bool]:
     """Whether somebody opens each of `doors`, address and port: knocked at many at a time, as the
     machines that vanished in a storm would else be waited for one after the other."""
     with ThreadPoolExecutor(min(KNOCKS, len(doors)) or 1) as threads:
-        return list(threads.map(_answers, doors))
-
-
-def _answers(door: tuple[str, int]) -> bool:
-    try:
-        socket.create_connection(door, timeout=ANSWER).close()
-    except OSError:
-        return False
-    return True
+        return list(threads.map(answers, doors))

@@ -1,0 +1,63 @@
+"""The Ray that a run was started with goes: its raylet, its GCS."""
+
+import contextlib
+import time
+
+import psutil
+import pytest
+import trouble
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+SOON = 30.0  # s: a bound for what is broken
+
+
+def family(driver):
+    """A driver's processes, and those of the ranks that hang on them."""
+    return psutil.Process(driver.pid).children(recursive=True)
+
+
+def kill(driver, name):
+    """SIGKILL to the daemon of that name of a driver's Ray; all of that Ray's processes."""
+    those = family(driver)
+    (daemon,) = [process for process in those if process.name() == name]
+    daemon.kill()
+    return those
+
+
+@pytest.mark.timeout(600)
+def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
+    start_driver, undisturbed, assert_equal, chaos, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    straight = undisturbed(40)
+    job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
+    events = chaos.events(job.folder)
+    driver = start_driver(job, 2)
+    old = []
+    for count, name in enumerate(("raylet", "gcs_server"), start=1):
+        events.wait_for_a_step()
+        old += kill(driver, name)
+        events.wait("attempt_failed", count)
+        assert not [process for process in old if process.is_running() and alive(process)]
+    assert driver.wait(timeout=300) == 0, driver.stderr.read()
+    lost = [event["problem"] for event in events.all("cluster_lost")]
+    assert [problem.split(" (")[0] for problem in lost] == [
+        "the raylet of this machine's Ray",
+        "the GCS of this machine's Ray",
+    ]
+    assert all(problem.endswith("was killed by SIGKILL") for problem in lost)
+    assert_equal(job, straight)
+    gone = time.monotonic() + SOON
+    while left := [each for each in tmp_path.glob("trainrig-fork-*")]:
+        assert time.monotonic() < gone, left
+        time.sleep(0.1)
+    kept = list(tmp_path.glob("ray/session_2*"))
+    assert [[path.name for path in each.iterdir()] for each in kept] == [["logs"]] * len(kept)
+
+
+def alive(process):
+    """Whether it is more than what its parent has not heard of yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
