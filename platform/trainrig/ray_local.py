@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from trainrig.processes import Process
+from trainrig.process_identity import Process
 
 log = logging.getLogger(__name__)
 OWNER = "trainrig-owner.json"  # in a session folder: the process that the session is of
@@ -208,7 +208,7 @@ def send_known_words_to_log() -> None:
 
     if worker.print_to_stdstream is not _say_or_log:
         _say.append(worker.print_to_stdstream)
-        worker.print_to_stdstream = _say_or_log
+        worker.print_to_stdstream = _say_or_log  # type: ignore[assignment]
 
 
 _say: list[Callable[..., None]] = []  # as Ray prints

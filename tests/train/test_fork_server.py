@@ -1,14 +1,17 @@
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from trainrig.train import keeper
+from trainrig.train import fork_server, keeper
 from trainrig.train.fork_server import Forked, ForkServer, ProcessDied
 
 HERE = str(Path(__file__).parent)
@@ -156,7 +159,37 @@ def test_a_server_whose_imports_fail_says_where_to_look(tmp_path):
         Forked(broken._address, "forked:stay", "here")
 
 
-def test_what_killed_servers_have_left_the_next_one_removes(server, monkeypatch):
+@pytest.fixture
+def in_folders(monkeypatch):
+    """Addresses as on systems that have no others."""
+    monkeypatch.setattr(fork_server, "ABSTRACT", False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next server removes it")
+def test_a_server_that_is_killed_leaves_no_file_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = ForkServer("wave")
+    killed._server.kill()
+    killed._server.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_user_is_not_forked_for(server):
+    name = f"\0{server.address()[1:]}"
+    pid = os.fork()
+    if pid == 0:
+        told = b""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            os.setuid(65534)
+            client.connect(name)
+            socket.send_fds(client, [b"fork"], [0, 1, 2])
+            told = client.recv(9)  # the number of a process, if one was forked
+        os._exit(len(told))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_what_killed_servers_have_left_the_next_one_removes(in_folders, server, monkeypatch):
     killed = ForkServer("wave")
     killed._server.kill()
     killed._server.wait()
@@ -168,7 +201,7 @@ def test_what_killed_servers_have_left_the_next_one_removes(server, monkeypatch)
     another._server.wait()
 
 
-def test_an_address_that_was_removed_is_made_anew(server):
+def test_an_address_that_was_removed_is_made_anew(in_folders, server):
     before = server.address()
     Path(before).unlink()
     assert server.address() != before

@@ -14,10 +14,12 @@ import ctypes
 import gc
 import importlib
 import os
+import secrets
 import selectors
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-PREFIX = "trainrig-fork-"  # of the folders with the servers' addresses
+PREFIX = "trainrig-fork-"  # of the servers' addresses
+# Names without files, which go with the server however it dies; other systems have folders alone.
+ABSTRACT = sys.platform == "linux"
 IMPORTED = 120.0  # s that a server may take to import everything; on a busy machine it takes ten
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 ASK = b"fork"  # comes with three descriptors: of the channel, standard output, standard error
@@ -50,19 +54,23 @@ class ForkServer:
     def address(self) -> str:
         """Where a `Forked` is to be had."""
         dead = self._server is None or self._server.poll() is not None
-        if dead or not Path(self._address).exists():
+        if dead or not (_is_abstract(self._address) or Path(self._address).exists()):
             self._start()
         return self._address
 
     def _start(self) -> None:
         if self._server and self._server.stdin:
             self._server.stdin.close()
-        _sweep()
+        folder = ""
+        if ABSTRACT:
+            self._address = f"@{PREFIX}{secrets.token_hex(16)}"
+        else:
+            _sweep()
+            folder = tempfile.mkdtemp(prefix=PREFIX)  # its owner's alone: what is asked for is run
+            self._address = str(Path(folder, "fork"))
         # Bound here, so that one can ask at once; the answer comes when all is imported.
-        folder = tempfile.mkdtemp(prefix=PREFIX)  # its owner's alone: what is asked for is run
-        self._address = str(Path(folder, "fork"))
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._address)
+            listener.bind(_name(self._address))
             listener.listen()
             number = listener.fileno()
             self._server = subprocess.Popen(
@@ -71,6 +79,15 @@ class ForkServer:
                 pass_fds=[number],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
+
+
+def _is_abstract(address: str) -> bool:
+    return address.startswith("@")
+
+
+def _name(address: str) -> str:
+    """What the kernel knows `address` by."""
+    return f"\0{address[1:]}" if _is_abstract(address) else address
 
 
 def _sweep() -> None:
@@ -98,7 +115,7 @@ class Forked:
         self._control = socket.socket(socket.AF_UNIX)
         self._control.settimeout(IMPORTED)
         try:
-            self._control.connect(address)
+            self._control.connect(_name(address))
             self._lines = self._control.makefile("r")
             with its_end:  # not closed before it has arrived
                 socket.send_fds(self._control, [ASK], [its_end.fileno(), 1, 2])
@@ -193,6 +210,9 @@ class _Server:
 
     def _fork(self) -> None:
         client, _ = self._listener.accept()
+        if not _is_ours(client):
+            client.close()
+            return
         asked, descriptors, _, _ = socket.recv_fds(client, len(ASK), 3)
         if asked != ASK:  # gone before it had asked
             client.close()
@@ -243,6 +263,16 @@ class _Server:
             os._exit(status)
 
 
+def _is_ours(client: socket.socket) -> bool:
+    """Whether the user of this process asks. Where not Linux, the folder keeps others out."""
+    if sys.platform != "linux":
+        return True
+    size = struct.calcsize("3i")
+    asking = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, user, _ = struct.unpack("3i", asking)
+    return bool(user == os.getuid())
+
+
 def _die_with(parent: int) -> None:
     """Have this process killed when its `parent` is, who then cannot do it any more.
 
@@ -280,7 +310,8 @@ def _main(number: str, folder: str, *modules: str) -> None:
         gc.freeze()  # what is imported stays, and a collection would copy its pages in each fork
         _Server(socket.socket(fileno=int(number))).serve()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

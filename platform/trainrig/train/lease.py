@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainrig import storage
 from trainrig.errors import ClusterError, OutputTaken
-from trainrig.processes import began, boot
+from trainrig.process_identity import began, boot
 
 log = logging.getLogger(__name__)
 FILE = "lease.json"
