@@ -1,5 +1,39 @@
-"""`python -m trainrig`: the command line, for an interpreter whose scripts are not on the path."""
+"""The command line as a process: `trainrig`, and `python -m trainrig` for an interpreter whose
+scripts are not on the path.
 
-from trainrig.cli import main
+SIGTERM means the same from its first instant to its last: while it imports, and while it takes down
+what it started.
+"""
 
-main()
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+UNFINISHED = 75
+STOPPED = b"trainrig: stopped by SIGTERM; the same command goes on from the last that was whole\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process with its exit code."""
+    code: int | None = None  # until it has said how it ends
+
+    def stop(number: int, frame: object) -> None:
+        if code is None:
+            os.write(2, STOPPED)
+        os._exit(UNFINISHED if code is None else code)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        from trainrig import cli
+
+        cli.main(arguments)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        sys.stdout.flush()
+        raise
+
+
+if __name__ == "__main__":
+    main()

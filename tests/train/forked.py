@@ -35,6 +35,15 @@ def stay(channel):
         time.sleep(60)
 
 
+def take(channel):
+    """Say that it is there; once told to, take all memory that there is."""
+    channel.send(channel.recv())
+    channel.recv()
+    taken = []
+    while True:
+        taken.append(b"\1" * 2**20)
+
+
 def keep_one(address, path):
     """Have a process that stays, write its number to `path`, and stay as well."""
     kept = Forked(address, "forked:stay", "here")

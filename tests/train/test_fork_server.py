@@ -79,6 +79,31 @@ def test_several_live_side_by_side_and_each_ends_by_itself(server):
     assert gone(several[2].pid)
 
 
+@pytest.fixture
+def little_memory():
+    """A control group of 64 MiB, where the kernel lets this process make one; its folder."""
+    for folder, limit in (("memory/", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path(f"/sys/fs/cgroup/{folder}trainrig-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            (group / limit).write_text(str(64 * 2**20))
+            yield group
+            group.rmdir()
+            return
+    pytest.skip("no control group of memory may be made here")
+
+
+def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, little_memory):
+    before = server.ran_out_of_memory()
+    forked = Forked(server.address(), "forked:take", "here")
+    assert forked.receive() == "here"
+    (little_memory / "cgroup.procs").write_text(str(forked.pid))
+    forked.send("now")
+    with pytest.raises(ProcessDied, match=r"^killed by the kernel, as memory ran out$"):
+        forked.receive()
+    assert (before, server.ran_out_of_memory(), server.ran_out_of_memory()) == (False, True, False)
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
     forked = Forked(server.address(), "forked:stay", "here")

@@ -1,6 +1,7 @@
 """The supervisor against a cluster that plays what it is told, on a clock of its own."""
 
 import dataclasses
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.errors import ClusterError, DataError, Unfinished
+from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
 from trainrig.train import supervise as module
 from trainrig.train.checkpoint import Checkpoint
 from trainrig.train.decisions import Failure, Node
@@ -74,6 +75,8 @@ class Group:
             self._end(None)
         elif self.step() >= self.play.steps and self.play.stuck_at is None:
             self._end(self.play.problem)
+            if isinstance(self.play.problem, ClusterLost):
+                raise self.play.problem
         return self.over
 
     def _end(self, problem):
@@ -113,6 +116,14 @@ class FakeCluster:
         self.clock, self.plays = clock, list(plays)
         self.groups, self.checkpoints, self.rooms, self.draining = [], [], {"node0": 1}, set()
         self.waits = []  # s between looks at attempts
+        self.lost, self.ours = [], True
+
+    def abandon(self, lost):
+        self.lost.append(lost)
+
+    def begin_again(self):
+        if self.lost and not self.ours:
+            raise self.lost[-1]
 
     def nodes(self):
         return [
@@ -337,6 +348,47 @@ def test_room_that_is_not_yet_seen_as_free_shrinks_nothing(play):
     )
     assert [group.workers for group in cluster.groups] == [2, 2]
     assert whys(play.folder) == ["start", "fault"]
+
+
+LOST = "the raylet of this machine's Ray (process 7) was killed by SIGKILL"
+
+
+def test_a_cluster_that_is_lost_is_left_and_begun_again(play):
+    cluster, outcome = play(Play(4, ClusterLost(LOST)), Play())
+    assert [str(lost) for lost in cluster.lost] == [LOST]
+    assert not cluster.groups[0].released  # there is nobody to ask for it
+    assert only(play.folder, "cluster_lost")["problem"] == LOST
+    assert only(play.folder, "attempt_failed")["problem"] == LOST
+    assert (resumed(play.folder), outcome.checkpoint.step) == ([0, 4], STEPS)
+
+
+def test_anothers_cluster_that_is_lost_ends_the_run_whole(play):
+    _, error = play(Play(4, ClusterLost(LOST)), at=[(0, is_anothers)])
+    assert isinstance(error, Unfinished)
+    saved = "step 4 of 12 is saved, and the same command goes on from there"
+    assert str(error) == f"{play.folder.path}: {LOST}; {saved}"
+
+
+def is_anothers(cluster):
+    cluster.ours = False
+
+
+def test_a_cluster_that_is_lost_time_and_again_is_given_up(play):
+    _, error = play(*[Play(0, ClusterLost(LOST))] * 9, max_restarts=2)
+    assert isinstance(error, ClusterError) and str(error).endswith(LOST)
+    assert len(resumed(play.folder)) == 3
+
+
+def test_a_stop_names_the_step_that_is_saved_by_then(play):
+    def saved_late(cluster):
+        cluster.save(8, cluster.groups[-1].attempt)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    _, error = play(
+        Play(4, "its node lost"), at=[(3.5, goes("node0")), (9.0, saved_late)], wait_for_nodes=60
+    )
+    assert "step 8 of 12 is saved" in str(error)
+    assert only(play.folder, "run_stopped")["step"] == 8
 
 
 def test_with_too_few_nodes_a_run_waits_for_more(play):

@@ -7,7 +7,6 @@ up after it, which a run that lost a worker would wait for. Nothing here imports
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ray.train.backend import Backend, BackendConfig
@@ -22,16 +21,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.result import Result
 
 from trainrig.train.keeper import MEETING, keep, meeting_here
-
-
-@dataclass(frozen=True)
-class Group:
-    """What Ray is told of an attempt's workers."""
-
-    name: str  # one that was used before would make Ray resume by its own record
-    workers: int
-    gpus: bool
-    environment: Mapping[str, str]
+from trainrig.train.orders import Group
 
 
 class _NoBarrier:
@@ -52,16 +42,13 @@ worker_group.SynchronizationActor = _NoBarrier()  # type: ignore[assignment, att
 state._shutdown_sync_actor = lambda sync_actor: None
 
 
-class Conductor:
-    """An actor on the driver's node."""
-
-    def fit(self, group: Group, config: Mapping[str, Any]) -> Exception | None:
-        """Let each worker of `group` `keep(config)`; what Ray raised in the end, if anything."""
-        try:
-            _trainer(group, config).fit()
-        except Exception as error:
-            return error
-        return None
+def fit(group: Group, config: Mapping[str, Any]) -> Exception | None:
+    """Let each worker of `group` `keep(config)`; what Ray raised in the end, if anything."""
+    try:
+        _trainer(group, config).fit()
+    except Exception as error:
+        return error
+    return None
 
 
 def _trainer(group: Group, config: Mapping[str, Any]) -> "_Trainer":

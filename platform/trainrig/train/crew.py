@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from trainrig.ray_session import WORKER_ENVIRONMENT
-from trainrig.train.orders import End
+from trainrig.train.orders import End, Group
 from trainrig.train.spares import Spares, only_on
 
+ANSWER = 1.0  # s for a fork server's actor to say what its node has seen
 ENDS_WITHIN = 3.0  # s; Ray Train looks every half second whether its workers are done, or dead
 
 
@@ -29,8 +30,6 @@ class Crew:
 
         `control`: the handle of the Control actor.
         """
-        from trainrig.train.conductor import Group
-
         self.number: int = config["attempt"]  # of its first attempt
         self.workers = workers
         self.nodes: dict[int, str] = {}  # by rank, as far as they have said so
@@ -95,6 +94,27 @@ class Crew:
                 ray.remote(_kill).options(num_cpus=0, scheduling_strategy=only_on(node)).remote(
                     left
                 )
+
+    def ended_for_memory(self, node: str, pid: int) -> bool:
+        """Whether the keeper of that `pid`, which died, was ended by Ray or the kernel of its
+        `node` for want of memory."""
+        import ray
+        import ray.exceptions
+        from ray._private.state import state
+        from ray.core.generated import common_pb2, gcs_pb2
+
+        table: Any = gcs_pb2.WorkerTableData  # type: ignore[attr-defined]
+        by_ray: int = common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY  # type: ignore[attr-defined]
+        for written in state._connect_and_get_accessor().get_worker_table():
+            worker = table.FromString(written)
+            there = worker.worker_address.node_id.hex() == node
+            if there and worker.pid == pid and worker.exit_type == by_ray:
+                return True
+        server = self._spares.fork_servers.by_node.get(node)
+        with contextlib.suppress(ray.exceptions.RayError):
+            if server is not None:
+                return bool(ray.get(server.ran_out_of_memory.remote(), timeout=ANSWER))
+        return False
 
     def leave(self) -> None:
         """Let the keepers go that stand by; free what they hold."""

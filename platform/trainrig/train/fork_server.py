@@ -33,6 +33,7 @@ PREFIX = "trainrig-fork-"  # of the servers' addresses
 # Names without files, which go with the server however it dies; other systems have folders alone.
 ABSTRACT = sys.platform == "linux"
 IMPORTED = 120.0  # s that a server may take to import everything; on a busy machine it takes ten
+VMSTAT = Path("/proc/vmstat")
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 ASK = b"fork"  # comes with three descriptors: of the channel, standard output, standard error
 
@@ -49,7 +50,13 @@ class ForkServer:
         self._modules = modules
         self._server: subprocess.Popen[bytes] | None = None
         self._address = ""
+        self._oom_kills = oom_kills()
         self.address()
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel of this machine had to end a process since this was last asked."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        return self._oom_kills > before
 
     def address(self) -> str:
         """Where a `Forked` is to be had."""
@@ -111,6 +118,7 @@ class Forked:
         It has this process's environment, working directory, search path and output; the first
         that its channel gives is `first`. Raises ProcessDied if the server is gone.
         """
+        self._oom_kills = oom_kills()
         self._channel, its_end = Pipe()
         self._control = socket.socket(socket.AF_UNIX)
         self._control.settimeout(IMPORTED)
@@ -147,7 +155,9 @@ class Forked:
                 os.kill(self.pid, signal.SIGKILL)
         self.close()
         raise ProcessDied(
-            _how_it_ended(int(how)) if how else "its fork server ended, or its machine"
+            how_it_ended(int(how), oom_kills() > self._oom_kills)
+            if how
+            else "its fork server ended, or its machine"
         )
 
     def ask_to_end(self) -> None:
@@ -169,10 +179,24 @@ class Forked:
             self._lines.close()
 
 
-def _how_it_ended(status: int) -> str:
+def how_it_ended(status: int, short_of_memory: bool) -> str:
+    """In words; `short_of_memory`: the kernel ended a process for want of it meanwhile."""
+    if status == -signal.SIGKILL and short_of_memory:
+        return "killed by the kernel, as memory ran out"
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"ended with {status}"
+
+
+def oom_kills() -> int:
+    """Processes that the kernel of this machine has ended for want of memory, in whatever limits;
+    0 where it does not say."""
+    with contextlib.suppress(OSError):
+        for line in VMSTAT.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
 
 
 class _Server:

@@ -45,3 +45,13 @@ class Seen:
 
     beats: Mapping[int, Beat]
     ends: Mapping[int, End]
+
+
+@dataclass(frozen=True)
+class Group:
+    """What Ray is told of an attempt's workers."""
+
+    name: str  # one that was used before would make Ray resume by its own record
+    workers: int
+    gpus: bool
+    environment: Mapping[str, str]

@@ -71,6 +71,9 @@ class RayGroup:
 
     def failure(self) -> Failure | None:
         """See Group."""
+        if not self._ends and self._crew.over() and self._crew.error() is None:
+            return None
+        # Here: who imports Ray Train imports pandas, too.
         from ray.exceptions import OutOfMemoryError
         from ray.train import TrainingFailedError
         from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
@@ -84,7 +87,7 @@ class RayGroup:
         if isinstance(error, WorkerGroupError):
             for rank, each in error.worker_failures.items():
                 if isinstance(each, WorkerHealthCheckFailedError):
-                    dead[rank] = "killed, out of memory, or its node lost"
+                    dead[rank] = self._how_keeper_died(rank)
                 else:
                     raised.setdefault(rank, each)
         elif error and not self._has_own_reason():
@@ -135,6 +138,17 @@ class RayGroup:
             self._crew.stand_by(self._ends)
         else:
             self._crew.free()
+
+    def _how_keeper_died(self, rank: int) -> str:
+        """As far as its node tells: not even Ray knows which signal it was."""
+        node, beat = self._crew.nodes.get(rank), self._beats.get(rank)
+        if node is None or beat is None:
+            return "its Ray worker died before it had said anything"
+        if not self._answer({node}):
+            return f"its node is lost ({node[:8]})"
+        if self._crew.ended_for_memory(node, beat.pids[-1]):
+            return f"its Ray worker was ended, as its node ran out of memory ({node[:8]})"
+        return "its Ray worker was killed or crashed; its node is well, and has memory"
 
     def _failed(self) -> bool:
         """Whether there is a reason not to wait any longer."""

@@ -2,14 +2,16 @@
 have imported."""
 
 import functools
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainrig.ray_session import WORKER_ENVIRONMENT
 from trainrig.train.decisions import Node
 from trainrig.train.fork_server import ForkServer
 from trainrig.train.keeper import MODULES
+from trainrig.train.orders import Group
 
 
 def idle_beyond_need(nodes: Sequence[Node], ours: Counter[str], most: int) -> set[str]:
@@ -92,19 +94,38 @@ class Spares:
         self._conductor = None
 
 
+class Conductor:
+    """An actor on the driver's node. It alone imports Ray Train: a second, and pandas."""
+
+    def __init__(self) -> None:
+        from trainrig.train import conductor
+
+        self._fit = conductor.fit
+
+    def fit(self, group: Group, config: Mapping[str, Any]) -> Exception | None:
+        """See the module that it imports."""
+        return self._fit(group, config)
+
+
 def _start_conductor() -> Any:
     import ray
-    from ray.train.v2._internal.constants import get_env_vars_to_propagate
-
-    from trainrig.train.conductor import Conductor
 
     actor: Any = ray.remote(Conductor)
     blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # as Ray Train's controller does
     return actor.options(
         num_cpus=0,
         scheduling_strategy=only_on(ray.get_runtime_context().get_node_id()),
-        runtime_env={"env_vars": WORKER_ENVIRONMENT | get_env_vars_to_propagate() | blocks},
+        runtime_env={"env_vars": WORKER_ENVIRONMENT | _train_settings() | blocks},
     ).remote()
+
+
+def _train_settings() -> dict[str, str]:
+    """What Ray Train itself hands on, from the environment of this process."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("RAY_TRAIN_") or name == "NCCL_RAS_ADDR"
+    }
 
 
 def _start_fork_server(node: str) -> Any:

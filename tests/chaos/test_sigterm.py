@@ -1,0 +1,88 @@
+"""A SIGTERM before there is anything to stop: while modules are imported, while Ray starts."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainrig.config import to_toml
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+PATIENCE = 300.0  # s: a bound for what is broken
+LINE = "trainrig: stopped by SIGTERM; the same command goes on from the last that was whole"
+
+
+@pytest.fixture
+def start(make_run, tmp_path, monkeypatch):
+    """`start()`: the command line that trains a run, writing below a temporary folder alone."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "t"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "run.toml").write_text(to_toml(make_run(tmp_path / "run", workers=2)))
+    started = []
+
+    def begin():
+        command = [sys.executable, "-m", "trainrig", "pretrain", str(tmp_path / "run.toml")]
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ended_by_sigterm(process):
+    """How a process ended that is sent one: its code, and its last line."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=PATIENCE)[1]
+    _, left = psutil.wait_procs(family, timeout=PATIENCE)
+    assert not left
+    return process.returncode, said.strip().splitlines()
+
+
+def imports(process, what):
+    maps = Path(f"/proc/{process.pid}/maps")
+    return maps.exists() and what in maps.read_text()
+
+
+def has_child(process, name):
+    return any(name in child.name() for child in psutil.Process(process.pid).children())
+
+
+INSTANTS = {
+    "it imports torch": lambda process, folder: imports(process, "libtorch_cpu"),
+    "Ray has a session": lambda process, folder: list(folder.glob("t/ray/session_*/logs")),
+    "Ray has a GCS": lambda process, folder: has_child(process, "gcs_server"),
+    "Ray has a raylet": lambda process, folder: has_child(process, "raylet"),
+}
+
+
+@pytest.mark.timeout(600)
+def test_a_sigterm_while_a_run_starts_ends_it_as_unfinished_with_one_line(start, tmp_path):
+    for instant, has_come in INSTANTS.items():
+        process = start()
+        until = time.monotonic() + PATIENCE
+        while not has_come(process, tmp_path):
+            assert process.poll() is None and time.monotonic() < until, instant
+        assert ended_by_sigterm(process) == (75, [LINE]), instant
+        assert list(tmp_path.glob("t/ray/session_*")) == [], instant
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_sigterm_at_forty_instants_before_the_first_step(start, tmp_path):
+    dice = random.Random(int(time.time()))
+    for number in range(40):
+        process = start()
+        time.sleep(0.2 + dice.uniform(0.0, 15.0))
+        code, lines = ended_by_sigterm(process)
+        assert code == 75 and "stopped by SIGTERM" in lines[-1], (number, code, lines)
+        assert list(tmp_path.glob("t/ray/session_*")) == []
