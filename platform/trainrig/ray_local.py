@@ -5,6 +5,7 @@ Ray's own processes are found by the files that they hold open in their session 
 outlive a raylet that was killed, and are nobody's children then.
 """
 
+import atexit
 import contextlib
 import logging
 import os
@@ -12,12 +13,15 @@ import shutil
 import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
+from trainrig.errors import ClusterLost
 from trainrig.process_identity import Process
 
 log = logging.getLogger(__name__)
@@ -30,10 +34,13 @@ SAID_BETTER = (
     "A worker died or was killed while executing a task",
 )
 ANSWER = 1.0  # s that a server on another machine has to answer a knock
+LOOK_AT_RAY = 0.5  # s between two looks whether it lives
 SILENT = 5.0  # s without an answer, after which it is taken to be lost
 # Of what is started with Ray: the autoscaler, for clusters that grow; the server of the dashboard,
 # which is off; and who copies logs to a driver that wants none.
 NOT_NEEDED = ("start_monitor", "start_api_server", "start_log_monitor")
+
+_Result = TypeVar("_Result")
 
 
 @contextlib.contextmanager
@@ -61,6 +68,8 @@ _failed = False
 
 class Session:
     """A Ray that this process has started."""
+
+    in_doubt = False  # whether it lives: never
 
     def __init__(self, folder: Path, daemons: dict[str, Any]) -> None:
         """`daemons`: by their name, as processes that can be polled."""
@@ -115,6 +124,7 @@ class Joined:
         """`doors`: by what is behind them, addresses and ports."""
         self._doors = doors
         self._answered = dict.fromkeys(doors, time.monotonic())
+        self.in_doubt = False  # whether it lives: somebody has not answered, the last time
 
     @classmethod
     def of_this_process(cls) -> "Joined":
@@ -129,18 +139,87 @@ class Joined:
         for each in ray.nodes():  # type: ignore[no-untyped-call]
             if each["NodeID"] == here:
                 door = each["NodeManagerAddress"], each["NodeManagerPort"]
-                doors["the raylet of this machine"] = door
+                doors["the raylet of this machine in its cluster"] = door
         return cls(doors)
 
     def problem(self) -> str | None:
         """Why this process cannot use it any more; None while it can."""
-        now = time.monotonic()
+        self.in_doubt = False
         for what, door in self._doors.items():
             if answers(door):
                 self._answered[what] = time.monotonic()
-            elif now - self._answered[what] > SILENT:
-                return f"{what} of the cluster does not answer"
+            elif time.monotonic() - self._answered[what] > SILENT:
+                return f"{what} does not answer"
+            else:
+                self.in_doubt = True
         return None
+
+
+def enter(connection: Session | Joined) -> None:
+    """`ray.init` has just made it; it is left again when this process ends."""
+    global _joined
+    if not _registered:
+        _registered.append(atexit.register(leave))
+    _joined = connection
+
+
+_joined: Session | Joined | None = None  # what this process is connected to
+_registered: list[object] = []  # once
+
+
+def leave() -> None:
+    """Disconnect from Ray, and remove what one that was started for this process has written."""
+    global _joined
+    import ray
+
+    ray.shutdown()
+    if isinstance(_joined, Session):
+        _joined.remove()
+    _joined = None
+
+
+def end_own() -> bool:
+    """End all processes of the Ray that was started for this process, however many still live;
+    False if this process has joined another's."""
+    if not isinstance(_joined, Session):
+        return False
+    _joined.end()
+    leave()
+    return True
+
+
+def while_ray_lives(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What `function` gives of these `arguments`; raises ClusterLost once Ray is no more.
+
+    Without its head, Ray's own calls wait for it, and after a minute they end the process. So the
+    call is made in a thread of its own, which is left to itself then. It is there for another
+    reason as well: Ray swallows some of what the handlers of signals raise in its code.
+    """
+    result: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function(*arguments))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name=function.__name__, daemon=True).start()
+    while not wait([result], timeout=LOOK_AT_RAY).done:
+        raise_if_lost()
+    if result.exception():
+        raise_if_lost(surely=True)
+    return result.result()
+
+
+def raise_if_lost(surely: bool = False) -> None:
+    """Raise ClusterLost if the Ray that this process is connected to is no more; `surely`: also if
+    that takes a while to know."""
+    while _joined:
+        if problem := _joined.problem():
+            raise ClusterLost(problem)
+        if not (surely and _joined.in_doubt):
+            return
+        time.sleep(LOOK_AT_RAY)
 
 
 def answers(door: tuple[str, int]) -> bool:

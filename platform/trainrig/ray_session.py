@@ -5,7 +5,6 @@ stand here once. What travels through Ray is the split's name and task and its n
 and tokens never enter the object store.
 """
 
-import atexit
 import contextlib
 import itertools
 import json
@@ -17,17 +16,28 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
 from trainrig import errors
-from trainrig.errors import ClusterError, ClusterLost, ConfigError
-from trainrig.ray_local import Joined, Session, only_what_is_needed, send_known_words_to_log, sweep
+from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
+from trainrig.ray_local import (
+    LOOK_AT_RAY,
+    Joined,
+    Session,
+    end_own,
+    enter,
+    leave,
+    only_what_is_needed,
+    raise_if_lost,
+    send_known_words_to_log,
+    sweep,
+)
 from trainrig.ray_pools import Need, Pool, cpu_selector, known_pools, room
 from trainrig.splits import Phase, Split, Work
 
+log = logging.getLogger(__name__)
 # Each must be set before Ray is imported or started; what the user has set stays.
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # else whoever reaches the port commands the machine
@@ -65,10 +75,7 @@ WORKER_ENVIRONMENT = {
 TOKEN = Path("~/.ray/auth_token")  # where Ray keeps a user's own, and makes it if there is none
 OBJECT_STORE_BYTES = 256 * 2**20  # paths and counts only: far less is ever used
 
-LOOK_AT_RAY = 0.5  # s between two looks whether it lives
-
 _Row = TypeVar("_Row")
-_Result = TypeVar("_Result")
 
 Progress = Callable[[int, int], None]
 """Called with (splits done, splits in all) as a phase advances."""
@@ -87,7 +94,6 @@ def connect(workers: int, what: str) -> None:
 
 def join() -> None:
     """Join the cluster that RAY_ADDRESS names, or start a local one; once a process."""
-    global _joined
     address = os.environ.get("RAY_ADDRESS", "local")
     alone = address == "local"
     for name, value in (ENVIRONMENT | (UNWATCHED if alone else {})).items():
@@ -96,8 +102,6 @@ def join() -> None:
 
     if ray.is_initialized():
         return
-    if _joined is None:
-        atexit.register(leave)
     leave()  # what somebody has shut down
     sweep()
     extent = only_what_is_needed() if alone else contextlib.nullcontext()
@@ -111,66 +115,11 @@ def join() -> None:
                 runtime_env={"env_vars": WORKER_ENVIRONMENT},
                 **local,
             )
-            _joined = Session.of_this_process() if alone else Joined.of_this_process()
+            enter(Session.of_this_process() if alone else Joined.of_this_process())
     except ConnectionError as error:
         raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
     _keep_token()
     send_known_words_to_log()
-
-
-def leave() -> None:
-    """Disconnect from Ray, and remove what one that was started for this process has written."""
-    global _joined
-    import ray
-
-    ray.shutdown()
-    if isinstance(_joined, Session):
-        _joined.remove()
-    _joined = None
-
-
-def end_own() -> bool:
-    """End all processes of the Ray that was started for this process, however many still live;
-    False if this process has joined another's."""
-    if not isinstance(_joined, Session):
-        return False
-    _joined.end()
-    leave()
-    return True
-
-
-def while_ray_lives(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """What `function` gives of these `arguments`; raises ClusterLost once Ray is no more.
-
-    Without its head, Ray's own calls wait for it, and after a minute they end the process. So the
-    call is made in a thread of its own, which is left to itself then. It is there for another
-    reason as well: Ray swallows some of what the handlers of signals raise in its code.
-    """
-    result: Future[_Result] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(function(*arguments))
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name=function.__name__, daemon=True).start()
-    while True:
-        try:
-            return result.result(timeout=LOOK_AT_RAY)
-        except TimeoutError:
-            if result.done():  # it was the function's own
-                raise
-            raise_if_lost()
-
-
-def raise_if_lost() -> None:
-    """Raise ClusterLost if the Ray that this process is connected to is no more."""
-    if _joined and (problem := _joined.problem()):
-        raise ClusterLost(problem)
-
-
-_joined: Session | Joined | None = None  # what this process is connected to by `join`
 
 
 @contextlib.contextmanager
@@ -293,17 +242,30 @@ def map_splits(
     `brief`: one of many passes of tenths of a second, which setting up Ray Data would outweigh: by
     bare tasks. The first error of a split ends the phase; splits that were done stay done.
     """
-    left = phase.left_to_do(splits)
-    done = len(splits) - len(left)
     advance = progress or (lambda done, all_: None)
-    advance(done, len(splits))
-    if not workers:
-        finished = _in_process(phase, left)
-    else:
-        finished = (_by_tasks if brief else _by_ray_data)(phase, left, workers)
-    for _ in finished:
-        done += 1
+    while left := phase.left_to_do(splits):
+        done = len(splits) - len(left)
         advance(done, len(splits))
+        try:
+            for _ in _finished(phase, left, workers, brief):
+                done += 1
+                advance(done, len(splits))
+        except ClusterLost as lost:
+            if not end_own():
+                again = "what was done stays done, and the same command goes on from there"
+                raise Unfinished(f"{lost}; {again}") from None
+            log.warning("%s; another is started, for what is left", lost)
+            join()
+        else:
+            return
+    advance(len(splits), len(splits))
+
+
+def _finished(phase: Phase, left: Sequence[Split], workers: int, brief: bool) -> Iterator[str]:
+    """The names of `left`, as each is done."""
+    if not workers:
+        return _in_process(phase, left)
+    return (_by_tasks if brief else _by_ray_data)(phase, left, workers)
 
 
 def _in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
@@ -397,8 +359,13 @@ def _aside(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
 
     threading.Thread(target=run, name="splits", daemon=True).start()
     while True:
-        row, error = results.get()
+        try:
+            row, error = results.get(timeout=LOOK_AT_RAY)
+        except queue.Empty:
+            raise_if_lost()
+            continue
         if error is not None:
+            raise_if_lost(surely=True)
             raise error
         if row is None:
             return

@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -217,6 +218,15 @@ def several_raylets() -> Iterator[Any]:
         yield found
         ray.shutdown()
         found.shutdown()
+
+
+@pytest.fixture
+def short_folder(monkeypatch) -> Iterator[Path]:
+    """The temporary folder of processes that the test starts: names of sockets must be short."""
+    with tempfile.TemporaryDirectory(prefix="trc-", dir="/tmp") as folder:
+        for name in ("TMPDIR", "RAY_TMPDIR"):
+            monkeypatch.setenv(name, folder)
+        yield Path(folder)
 
 
 @pytest.fixture

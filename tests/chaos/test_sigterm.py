@@ -18,12 +18,9 @@ LINE = "trainrig: stopped by SIGTERM; the same command goes on from the last tha
 
 
 @pytest.fixture
-def start(make_run, tmp_path, monkeypatch):
-    """`start()`: the command line that trains a run, writing below a temporary folder alone."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "t"))
+def start(make_run, tmp_path, short_folder, monkeypatch):
+    """`start()`: the command line that trains a run, writing below temporary folders alone."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    (tmp_path / "t").mkdir()
     (tmp_path / "run.toml").write_text(to_toml(make_run(tmp_path / "run", workers=2)))
     started = []
 
@@ -59,30 +56,30 @@ def has_child(process, name):
 
 INSTANTS = {
     "it imports torch": lambda process, folder: imports(process, "libtorch_cpu"),
-    "Ray has a session": lambda process, folder: list(folder.glob("t/ray/session_*/logs")),
+    "Ray has a session": lambda process, folder: list(folder.glob("ray/session_*/logs")),
     "Ray has a GCS": lambda process, folder: has_child(process, "gcs_server"),
     "Ray has a raylet": lambda process, folder: has_child(process, "raylet"),
 }
 
 
 @pytest.mark.timeout(600)
-def test_a_sigterm_while_a_run_starts_ends_it_as_unfinished_with_one_line(start, tmp_path):
+def test_a_sigterm_while_a_run_starts_ends_it_as_unfinished_with_one_line(start, short_folder):
     for instant, has_come in INSTANTS.items():
         process = start()
         until = time.monotonic() + PATIENCE
-        while not has_come(process, tmp_path):
+        while not has_come(process, short_folder):
             assert process.poll() is None and time.monotonic() < until, instant
         assert ended_by_sigterm(process) == (75, [LINE]), instant
-        assert list(tmp_path.glob("t/ray/session_*")) == [], instant
+        assert list(short_folder.glob("ray/session_*")) == [], instant
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_sigterm_at_forty_instants_before_the_first_step(start, tmp_path):
+def test_a_sigterm_at_forty_instants_before_the_first_step(start, short_folder):
     dice = random.Random(int(time.time()))
     for number in range(40):
         process = start()
         time.sleep(0.2 + dice.uniform(0.0, 15.0))
         code, lines = ended_by_sigterm(process)
         assert code == 75 and "stopped by SIGTERM" in lines[-1], (number, code, lines)
-        assert list(tmp_path.glob("t/ray/session_*")) == []
+        assert list(short_folder.glob("ray/session_*")) == []

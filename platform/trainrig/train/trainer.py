@@ -15,10 +15,10 @@ from typing import Any
 from trainrig import hardware
 from trainrig.errors import ClusterLost
 from trainrig.parallel.precision import Precision
-from trainrig.ray_local import answers, keep_logs
+from trainrig.ray_local import answers, end_own, keep_logs, while_ray_lives
 from trainrig.ray_pools import ON_THE_HEAD, Need, Pool, has_gpus, known_pools
 from trainrig.ray_session import check_fit as check_room
-from trainrig.ray_session import end_own, join, while_ray_lives
+from trainrig.ray_session import join
 from trainrig.train.control import Control
 from trainrig.train.crew import Crew
 from trainrig.train.decisions import Failure, Node
