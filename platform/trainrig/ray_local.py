@@ -57,15 +57,6 @@ def only_what_is_needed() -> Iterator[None]:
         yield
 
 
-def keep_logs() -> None:
-    """Something failed of which the logs of Ray's processes may tell more: leave them behind."""
-    global _failed
-    _failed = True
-
-
-_failed = False
-
-
 class Session:
     """A Ray that this process has started."""
 
@@ -74,6 +65,7 @@ class Session:
     def __init__(self, folder: Path, daemons: dict[str, Any]) -> None:
         """`daemons`: by their name, as processes that can be polled."""
         self.folder, self._daemons = folder, daemons
+        self.keeps_logs = False  # once something has failed of which they may tell more
         with contextlib.suppress(OSError):
             (folder / OWNER).write_text(Process.here().model_dump_json())
 
@@ -108,7 +100,7 @@ class Session:
 
     def remove(self) -> None:
         """Its folder; but for its logs, if something has failed."""
-        if not _failed or not self.logs.is_dir():
+        if not self.keeps_logs or not self.logs.is_dir():
             remove_session(self.folder)
             return
         log.warning("what Ray's processes said is in %s", self.logs)
@@ -165,6 +157,13 @@ def enter(connection: Session | Joined) -> None:
 
 _joined: Session | Joined | None = None  # what this process is connected to
 _registered: list[object] = []  # once
+
+
+def keep_logs() -> None:
+    """Something failed of which the logs of Ray's processes may tell more: if they are of this
+    process's own Ray, leave them behind."""
+    if isinstance(_joined, Session):
+        _joined.keeps_logs = True
 
 
 def leave() -> None:
