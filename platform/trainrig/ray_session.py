@@ -58,6 +58,9 @@ ENVIRONMENT = {
 # logs, for nobody. It would take 1.3% of a core.
 UNWATCHED = {
     "RAY_enable_metrics_collection": "0",
+    # s; by default, 60 s after a GCS died Ray ends its driver, which has begun another: a client
+    # of the old one stays in it. Milliseconds must fit 31 bits.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "2000000",
     "RAY_prestart_worker_first_driver": "0",  # workers without our environment: nobody takes them
     "RAY_event_stats": "0",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",  # 5,000 by default
