@@ -48,7 +48,7 @@ def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
     assert all(problem.endswith("was killed by SIGKILL") for problem in lost)
     assert_equal(job, straight)
     kept = list(short_folder.glob("ray/session_2*"))
-    assert [[path.name for path in each.iterdir()] for each in kept] == [["logs"]] * 3
+    assert [[path.name for path in each.iterdir()] for each in kept] == [["logs"]] * 2  # the third failed in nothing
     assert list(short_folder.glob("trainrig-*")) == []
 
 

@@ -4,6 +4,9 @@ import torch
 from trainrig.errors import DataError
 from trainrig.train.causes import cause, out_of_memory
 from trainrig.train.checkpoint import DamagedCheckpoint
+from trainrig.train.decisions import GiveUp, Patience
+from trainrig.train.faults import Faults
+from trainrig.train.fork_server import how_it_ended
 
 BROKEN = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4")
 
@@ -74,3 +77,20 @@ def test_torchs_own_words_for_too_large_a_tensor_are_known():
     with pytest.raises(RuntimeError) as too_large:
         torch.empty(2**55, dtype=torch.uint8)
     assert cause({0: too_large.value}, {}, {}, 3).memory
+
+
+def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then_told_what_to_set():
+    by_kernel, by_hand = how_it_ended(-9, True), how_it_ended(-9, False)
+    patience = Patience(Faults(max_restarts=9), step=4)
+    short = cause({0: BROKEN}, {1: by_kernel}, {0: 4}, 4)
+    assert short.memory
+    assert patience.after(short, newest=4) == 0.0
+    verdict = patience.after(short, newest=4)
+    assert isinstance(verdict, GiveUp) and "lower batches.micro_batch" in verdict.reason
+    assert not cause({0: BROKEN}, {1: by_hand}, {0: 4}, 4).memory
+
+
+def test_of_several_dead_ranks_the_one_that_had_no_memory_is_the_cause():
+    failure = cause({}, {0: "ended with 1", 1: how_it_ended(-9, True)}, {}, 0)
+    assert failure.memory
+    assert failure.problem.startswith("the process of rank 1 died (and 1 more): killed by the kern")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from trainrig.errors import InputError
 from trainrig.train.checkpoint import DamagedCheckpoint
 from trainrig.train.decisions import Failure
+from trainrig.train.fork_server import MEMORY_RAN_OUT
 
 # In what torch's allocators and the system say when there is no more memory.
 NO_MEMORY = (
@@ -26,9 +27,9 @@ def cause(
 ) -> Failure:
     """The failure behind `failures`, by rank. Raises it if it is for the user to mend.
 
-    A dead process is the cause, and broken collectives follow it. `dead`: how a rank's process
-    died; `steps`: updates that ranks had done when they raised; `step`: as far as is known of the
-    group.
+    A dead process is the cause, and broken collectives follow it; of several, one that had too
+    little memory. `dead`: how a rank's process died; `steps`: updates that ranks had done when
+    they raised; `step`: as far as is known of the group.
     """
     for error in failures.values():
         if isinstance(error, DamagedCheckpoint):
@@ -36,9 +37,11 @@ def cause(
         if isinstance(error, InputError):
             raise error from None
     if dead:
+        short = [rank for rank, how in dead.items() if MEMORY_RAN_OUT in how]
+        rank = min(short or dead)
         others = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
-        problem = f"the process of rank {min(dead)} died{others}: {dead[min(dead)]}"
-        return Failure(problem, "Ray", step)
+        problem = f"the process of rank {rank} died{others}: {dead[rank]}"
+        return Failure(problem, "Ray", step, memory=bool(short))
     own = [rank for rank, error in failures.items() if not follows_another(str(error))]
     rank = min(own or failures)
     at = steps.get(rank, step)

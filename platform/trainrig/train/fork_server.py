@@ -33,6 +33,7 @@ PREFIX = "trainrig-fork-"  # of the servers' addresses
 # Names without files, which go with the server however it dies; other systems have folders alone.
 ABSTRACT = sys.platform == "linux"
 IMPORTED = 120.0  # s that a server may take to import everything; on a busy machine it takes ten
+MEMORY_RAN_OUT = "memory ran out"  # in how a process ended of which that is known
 VMSTAT = Path("/proc/vmstat")
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 ASK = b"fork"  # comes with three descriptors: of the channel, standard output, standard error
@@ -182,7 +183,7 @@ class Forked:
 def how_it_ended(status: int, short_of_memory: bool) -> str:
     """In words; `short_of_memory`: the kernel ended a process for want of it meanwhile."""
     if status == -signal.SIGKILL and short_of_memory:
-        return "killed by the kernel, as memory ran out"
+        return f"killed by the kernel, as {MEMORY_RAN_OUT}"
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"ended with {status}"

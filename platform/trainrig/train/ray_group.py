@@ -12,6 +12,7 @@ from trainrig.train.causes import cause, follows_another, last_line, out_of_memo
 from trainrig.train.channel import Raised
 from trainrig.train.crew import Crew
 from trainrig.train.decisions import Failure
+from trainrig.train.fork_server import MEMORY_RAN_OUT
 from trainrig.train.orders import End, Order, Word
 from trainrig.train.run_folder import Attempt, RunFolder
 from trainrig.train.watch import Beat
@@ -147,7 +148,7 @@ class RayGroup:
         if not self._answer({node}):
             return f"its node is lost ({node[:8]})"
         if self._crew.ended_for_memory(node, beat.pids[-1]):
-            return f"its Ray worker was ended, as its node ran out of memory ({node[:8]})"
+            return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
         return "its Ray worker was killed or crashed; its node is well, and has memory"
 
     def _failed(self) -> bool:
