@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 UNFINISHED = 75
-STOPPED = b"trainrig: stopped by SIGTERM; the same command goes on from the last that was whole\n"
+STOPPED = b"trainrig: stopped by SIGTERM; the same command goes on from what was whole\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -39,16 +39,19 @@ def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
         old += kill(driver, name)
         events.wait("attempt_failed", count)
         assert not [process for process in old if process.is_running() and alive(process)]
-    assert driver.wait(timeout=300) == 0, driver.stderr.read()
+    said = driver.communicate(timeout=300)[1]
+    assert driver.returncode == 0, said
     lost = [event["problem"] for event in events.all("cluster_lost")]
     assert [problem.split(" (")[0] for problem in lost] == [
         "the raylet of this machine's Ray",
         "the GCS of this machine's Ray",
     ]
     assert all(problem.endswith("was killed by SIGKILL") for problem in lost)
+    assert all(f"{problem}; ending what is left of it\n" in said for problem in lost)
     assert_equal(job, straight)
     kept = list(short_folder.glob("ray/session_2*"))
-    assert [[path.name for path in each.iterdir()] for each in kept] == [["logs"]] * 2  # the third failed in nothing
+    # The third failed in nothing.
+    assert [[path.name for path in each.iterdir()] for each in kept] == [["logs"]] * 2
     assert list(short_folder.glob("trainrig-*")) == []
 
 

@@ -14,7 +14,7 @@ from trainrig.config import to_toml
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 PATIENCE = 300.0  # s: a bound for what is broken
-LINE = "trainrig: stopped by SIGTERM; the same command goes on from the last that was whole"
+LINE = "trainrig: stopped by SIGTERM; the same command goes on from what was whole"
 
 
 @pytest.fixture

@@ -362,6 +362,13 @@ def test_a_cluster_that_is_lost_is_left_and_begun_again(play):
     assert (resumed(play.folder), outcome.checkpoint.step) == ([0, 4], STEPS)
 
 
+def test_a_loss_is_told_before_what_is_left_is_ended_which_takes_seconds(play, caplog, monkeypatch):
+    told = []
+    monkeypatch.setattr(FakeCluster, "abandon", lambda self, lost: told.append(caplog.messages[-1]))
+    play(Play(4, ClusterLost(LOST)), Play())
+    assert told == [f"{LOST}; ending what is left of it"]
+
+
 def test_anothers_cluster_that_is_lost_ends_the_run_whole(play):
     _, error = play(Play(4, ClusterLost(LOST)), at=[(0, is_anothers)])
     assert isinstance(error, Unfinished)

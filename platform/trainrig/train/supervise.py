@@ -137,6 +137,8 @@ class _Run:
         return asked, failure
 
     def _lost(self, lost: ClusterLost) -> None:
+        """Told first: to end what is left takes seconds."""
+        log.warning("%s; ending what is left of it", lost)
         self.folder.record("cluster_lost", problem=str(lost)[:500])
         self.cluster.abandon(lost)
 
@@ -195,7 +197,6 @@ class _Run:
             try:
                 return self.cluster.nodes()
             except ClusterLost as lost:
-                log.warning("%s", lost)
                 self._lost(lost)
                 self._pause(LOOK_AT_NODES)
 
