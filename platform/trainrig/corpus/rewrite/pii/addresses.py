@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trainrig.corpus.rewrite.pii.views import Place, Views
 
 _IPV4_SHAPE = re.compile(rb"0\.0{1,3}\.0{1,3}\.0")
+_IPV4_BEGIN = re.compile(rb"0(?<![a0_.-]0)(?=0{0,2}\.0{1,3}\.0{1,3}\.0)")
 _IPV4 = re.compile(r"(?<![\w.-])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w-]|\.[0-9])")
 # What stands before four numbers that count something: a version, a section, a table.
 _COUNTED = (
@@ -54,7 +55,7 @@ def find_ipv4(views: Views) -> Iterator[Place]:
     if not _IPV4_SHAPE.search(views.shape):
         return
     last, was_address = -1, False
-    for found in _IPV4.finditer(views.text):
+    for found in views.found(_IPV4, _IPV4_BEGIN):
         start, end = found.span()
         before = views.lower[max(0, start - _LONGEST_BEFORE) : start]
         follows = last >= 0 and _AND_ANOTHER.fullmatch(views.lower, last, start)

@@ -19,9 +19,10 @@ _AMERICAN = re.compile(
     r"(?<![\w.+/-])(?:1[ .-])?(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[.-])[2-9][0-9]{2}[ .-][0-9]{4}"
     r"(?![\w/-]|[.,][0-9])"
 )
-# One slash, after the area code; else space, dot, dash, and brackets.
+# One slash, after the area code; else space, dot, dash, and brackets. Seven digits at the least:
+# most numbers are shorter, and given up at once.
 _NATIONAL_SHAPE = re.compile(
-    rb"0(?<![A-Za-z0-9_.+/-]0)(?:[0)]{1,6} ?/ ?0)?(?:[ ().-]{0,3}0){2,17}(?![\w/-]|[.,]0)"
+    rb"0(?<![A-Za-z0-9_.+/-]0)(?=(?:[ ()./-]{0,9}0){6})(?:[0)]{1,6} ?/ ?0)?(?:[ ().-]{0,3}0){2,17}(?![\w/-]|[.,]0)"
 )
 _NATIONAL_DIGITS = range(7, 19)  # with what relays ask to be dialled before
 _LABEL = re.compile(
@@ -64,10 +65,12 @@ _PAIR_OF_DECIMALS = re.compile(r"[0-9]{1,3}\.[0-9]{3,}[ ,-]+[0-9]{1,3}\.[0-9]{3,
 _DATE = re.compile(r"[12][0-9]{3}-[01][0-9]-[0-3][0-9]|[0-3]?[0-9][.-][01]?[0-9][.-][12][0-9]{3}")
 _DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine)"
 _SPELT = re.compile(rf"(?<![\w-]){_DIGIT}(?:[ -]{_DIGIT}){{6,14}}(?![\w-])", re.IGNORECASE)
-_SPELT_ANYWHERE = re.compile(
-    rb"[ -](?:zero|oh|one|two|three|four|five|six|seven|eight|nine)(?=[ -])"
-    rb"(?:[ -](?:zero|oh|one|two|three|four|five|six|seven|eight|nine)){5}"
+# Their letters, spaces and dashes as " ", the rest as "x"; the least that seven of them take.
+_OF_DIGITS = bytes(
+    ord(" " if chr(code).lower() in "zeroohonetwothreefourfivesixseveneightnine -" else "x")
+    for code in range(256)
 )
+_SEVEN_DIGITS = b" " * 20
 
 
 def find_international(views: Views) -> Iterator[Place]:
@@ -132,9 +135,14 @@ def _is_spoken_of(views: Views, start: int, text: str) -> bool:
 
 def find_spelt(views: Views) -> Iterator[Place]:
     """The places of ten digits in words, as they begin in North America, or of 7 to 15 if told."""
-    if _SPELT_ANYWHERE.search(views.lower):
-        for found in _SPELT.finditer(views.text):
+    letters = views.raw.translate(_OF_DIGITS)
+    begin = end = letters.find(_SEVEN_DIGITS)
+    while begin >= 0:
+        end = letters.find(b"x", begin)
+        end = len(letters) if end < 0 else end
+        for found in _SPELT.finditer(views.text, begin, end + 1):
             words = re.split("[ -]", found.group().lower())
             american = len(words) == 10 and not {words[0], words[3]} & {"zero", "oh", "one"}
             if american or _is_labelled(views, found.start()):
                 yield found.span()
+        begin = letters.find(_SEVEN_DIGITS, end)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from trainrig.corpus.rewrite.pii.views import Place, Views
 
 _SHAPE = re.compile(rb"000-00-0000|000 00 0000|000000000")
+_BEGIN = re.compile(rb"0(?<![a0_.+/-]0)(?=00-00-0000|00 00 0000|00000000)")
 _SSN = re.compile(
     r"(?<![\w.+/-])(?<!\+[0-9] )(?<!\+[0-9]{2} )(?<!\+[0-9]{3} )"
     r"(?!000|666|9)[0-9]{3}([ -]?)(?!00)[0-9]{2}\1(?!0000)[0-9]{4}(?![\w/-]|[.,][0-9])"
@@ -27,7 +28,7 @@ def find(views: Views) -> Iterator[Place]:
     """The places of social security numbers."""
     if not _SHAPE.search(views.shape):
         return
-    for found in _SSN.finditer(views.text):
+    for found in views.found(_SSN, _BEGIN):
         start = found.start()
         if re.sub("[ -]", "", found.group()) in _ADVERTISED:
             continue

@@ -4,16 +4,13 @@ Most texts hold nothing that a finder looks for. To find that out by its pattern
 a character; by a search for a few bytes, one.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-# Digits as "0", capitals as "A".
-_SHAPES = bytes(
-    ord("0") if chr(code) in "0123456789" else ord("A") if 65 <= code <= 90 else code
-    for code in range(256)
-)
 # Digits as "0", letters of either case as "a".
-_LETTERS = bytes(
+_SHAPES = bytes(
     ord("0") if chr(code) in "0123456789" else ord("a") if chr(code).isalpha() else code
     for code in range(128)
 ) + bytes(range(128, 256))
@@ -37,13 +34,20 @@ class Views:
 
     @cached_property
     def shape(self) -> bytes:
-        """Digits as "0", capitals of ASCII as "A"."""
+        """Digits as "0", letters of ASCII as "a"."""
         return self.raw.translate(_SHAPES)
 
-    @cached_property
-    def letters(self) -> bytes:
-        """Digits as "0", letters of ASCII as "a"."""
-        return self.raw.translate(_LETTERS)
+    def found(self, pattern: re.Pattern[str], begin: re.Pattern[bytes]) -> Iterator[re.Match[str]]:
+        """What `pattern.finditer` yields; `begin` matches the shape wherever a find can begin.
+
+        `begin` should match a single entry: what it takes, no other can begin in.
+        """
+        end = 0
+        for at in begin.finditer(self.shape):
+            start = at.start()
+            if start >= end and (whole := pattern.match(self.text, start)):
+                end = whole.end()
+                yield whole
 
 
 Place = tuple[int, int]  # of a find in the text: its first character, and the one after its last
