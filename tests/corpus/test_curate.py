@@ -248,7 +248,7 @@ def test_the_manifest_lists_every_file_with_its_sum(curated: str) -> None:
         for folder, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
         for split in ("web-00000", "web-00001", "wiki-00000")
     ]
-    tallies = ("histograms", "pairs", "quarantine", "samples", "sources", "steps")
+    tallies = ("histograms", "hosts", "pairs", "quarantine", "samples", "sources", "steps")
     copies = [
         f"copies/{part}/{split}.{ending}"
         for part, ending in (("documents", "npz"), ("pairs", "parquet"))

@@ -15,6 +15,7 @@ therefore starts at *judge*, from the documents that it kept and dropped.
 import contextlib
 import functools
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from trainrig import manifest, storage
 from trainrig.config import identity
 from trainrig.corpus import copies
 from trainrig.corpus.account.cut_away import CutAccount, CutRow
+from trainrig.corpus.account.hosts import warning
 from trainrig.corpus.account.nothing import why_nothing_was_kept, why_nothing_was_read
 from trainrig.corpus.account.tallies import Account, account
 from trainrig.corpus.copies import (
@@ -63,10 +65,12 @@ from trainrig.splits import Phase, Split, Work, total
 
 __all__ = ["DROPPED", "KEPT", "Curation", "curate", "read_rows"]
 
+log = logging.getLogger(__name__)
+
 REPORT_PAGE = "report.html"
 # Of the files that the passes after the first leave for each other. A run that another version
 # began goes on from the pages read alone, where those files are not these: count up.
-PASSES_FORMAT = 2
+PASSES_FORMAT = 3
 READ = "read"  # where the records of the first pass are; those of the others are a decision's own
 
 JUDGED_HERE = 500  # splits: judging reads columns of numbers alone, and workers take time to start
@@ -313,6 +317,8 @@ class _Passes:
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= copies.write_index(self.run, folder, search, found)
         told = self._account()
+        if thin := warning(told.hosts):
+            log.warning("%s: %s", self.run.output, thin)
         files |= told.save(folder)
         files |= cut.save(folder)
         rules = {source.name: rules_for(self.run, source) for source in self.run.sources}

@@ -3,6 +3,7 @@
 import dataclasses
 import heapq
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from trainrig.corpus.staying import CUT_STEPS, Cutter, Staying, cut_steps
 from trainrig.manifest import FileSum
 from trainrig.splits import Work
 
+_HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?([^/?#:]+)")
 _TOLD = ("source", "language")
 _AFTER_RULES = (*COPIES, *CUT_STEPS)
 SAMPLES = 3  # documents told of for each reason
@@ -167,6 +169,7 @@ class _Counts:
             name: Counter() for name in ("kept_of", "dropped_by", "masked")
         }
         self._dropped_of: dict[str, Counter[str]] = {}
+        self._hosts: dict[str, Counter[int]] = {}
         self._told: dict[str, Any] = {"kept": {}, "copies": {}}
 
     def add(self, rows: pa.Table, stays: pa.ChunkedArray) -> None:
@@ -182,8 +185,17 @@ class _Counts:
         sizes = pc.binary_length(rows["text"])  # of what is left
         told = rows.select([*_TOLD, "dropped_by"]).append_column("bytes", sizes)
         self._tell(told.to_pylist())
+        self._tell_shares(rows["url"].to_pylist(), rows["extracted_share"].to_pylist())
         for spans in rows["pii"].to_pylist():
             self._tables["masked"].update(span["kind"] for span in spans)
+
+    def _tell_shares(self, urls: Sequence[str | None], shares: Sequence[float | None]) -> None:
+        """Count by host how much of each page was extracted, in percent, where that is known."""
+        for url, share in zip(urls, shares, strict=True):
+            if share is not None:
+                found = _HOST.match(url or "")
+                host = found.group(1).lower() if found else "(no host)"
+                self._hosts.setdefault(host, Counter())[round(100 * share)] += 1
 
     def _tell(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Count kept documents and copies by source and language."""
@@ -201,7 +213,7 @@ class _Counts:
 
     def told(self, quarantined: Sequence[str]) -> dict[str, Any]:
         """What the account needs beside the tallies of the rules."""
-        return {**self._told, "quarantined": dict(Counter(quarantined))}
+        return {**self._told, "hosts": self._hosts, "quarantined": dict(Counter(quarantined))}
 
     def as_table(self, quarantined: Sequence[str]) -> dict[str, Any]:
         return {

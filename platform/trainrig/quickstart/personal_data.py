@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-HARD_SHARE = 0.1  # of all items are disguised (`anna at example dot org`), so that some are missed
+HARD_SHARE = 0.1  # of all items are disguised (`anna at example dot org`), harder to find
 
 
 @dataclass(frozen=True)

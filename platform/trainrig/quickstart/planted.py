@@ -46,7 +46,7 @@ class Plant:
     language: str | None = None  # of foreign pages: ISO 639-1
     what: str | None = None  # of personal data: "EMAIL", "IP", "PHONE", "CARD", "IBAN"
     value: str | None = None  # of personal data: as it stands in the text
-    hard: bool = False  # of personal data: disguised, expected to be missed
+    hard: bool = False  # of personal data: disguised, harder to find
 
 
 def write_plants(path: str, plants: Sequence[Plant]) -> None:

@@ -47,6 +47,12 @@ WRITTEN = {
     "kept": {"web": {"en": {"bytes": 600, "documents": 4}}},
     "copies": {"web": {"near_duplicate": {"en": {"documents": 1, "bytes": 100}}}},
     "quarantined": {"not_text": 1, "revisit": 7},
+    "hosts": {
+        "whole.example": {"100": 5, "97": 1},
+        "thin.example": {"31": 3, "30": 1, "90": 2},
+        "small.example": {"10": 4},
+        "<i>.example": {"49": 5},
+    },
 }
 SAMPLES = {"Length.too_short": [{"id": "1", "url": "http://a", "language": "en", "text": "<b>x"}]}
 PAIRS = [
@@ -93,7 +99,7 @@ def test_tables_come_back_from_disk(tmp_path) -> None:
     files = TOLD.save(str(tmp_path))
     assert sorted(files) == [
         f"tallies/{name}.parquet"
-        for name in ("histograms", "pairs", "quarantine", "samples", "sources", "steps")
+        for name in ("histograms", "hosts", "pairs", "quarantine", "samples", "sources", "steps")
     ]
     rows = pq.read_table(tmp_path / "tallies" / "steps.parquet").to_pylist()
     assert [StepRow(**row) for row in rows] == list(TOLD.steps)
@@ -124,6 +130,14 @@ def test_the_page_says_what_fell_and_shows_it() -> None:
     assert "revisit" in html and "9.0 records/s" not in html
 
 
+def test_the_page_warns_of_hosts_whose_pages_were_hardly_extracted() -> None:
+    html = page()
+    assert "Of 2 hosts the median page kept less than 0.5 of its main content" in html
+    assert "(thin.example 0.31, &lt;i&gt;.example 0.49): see the part on extraction." in html
+    whole = account(JUDGED, {**WRITTEN, "hosts": {}}, SAMPLES, PAIRS, frozenset({"words"}))
+    assert "the median page kept" not in page(whole)
+
+
 def test_a_near_duplicate_stands_beside_what_was_kept_and_differences_are_marked() -> None:
     html = page()
     assert "u/3: 0.812 of all shingles in common" in html
@@ -132,7 +146,7 @@ def test_a_near_duplicate_stands_beside_what_was_kept_and_differences_are_marked
 
 
 def test_the_page_of_nothing_says_so() -> None:
-    nothing = Account((), (), (), (), (), ())
+    nothing = Account((), (), (), (), (), (), ())
     html = curation_page(
         nothing,
         dict.fromkeys(COUNTS, 0),

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trainrig import report
 from trainrig.corpus.account.charts import signal_charts, steps_chart, steps_in_all
 from trainrig.corpus.account.differences import differences
+from trainrig.corpus.account.hosts import hosts_section, warning
 from trainrig.corpus.account.match_chart import match_chart
 from trainrig.corpus.account.tallies import BYTES_PER_TOKEN, Account, SampleRow
 from trainrig.corpus.decide import Rule
@@ -46,6 +47,7 @@ def curation_page(
             Section("samples", "What fell, to read", _samples(account)),
             _copies(account, near),
             *more,
+            hosts_section(account.hosts),
             Section("quarantine", "What gave no document", (_quarantine(account),)),
         ),
         commands=(
@@ -68,6 +70,8 @@ def _verdict(account: Account, counts: Mapping[str, Any]) -> report.Verdict:
         some = ", ".join(idle[:4]) + (", …" if len(idle) > 4 else "")
         rules = "1 rule" if len(idle) == 1 else f"{len(idle)} rules"
         warnings.append(f"{rules} would drop nothing: {some}.")
+    if thin := warning(account.hosts):
+        warnings.append(f"{thin[0].upper()}{thin[1:]}: see the part on extraction.")
     lost = sum(row.records for row in account.quarantine)
     if lost > came / 2:
         warnings.append(

@@ -3,6 +3,7 @@
 tallies/steps.parquet       documents and bytes that each step dropped first, and by itself
 tallies/sources.parquet     documents and bytes seen and kept
 tallies/histograms.parquet  documents by the value of each signal that a rule bounds
+tallies/hosts.parquet       pages of each host, and how much of them was extracted
 tallies/quarantine.parquet  records that gave no document, by reason
 tallies/samples.parquet     a few documents that fell, for each step
 """
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
+from trainrig.corpus.account.hosts import HostRow, host_rows
 from trainrig.corpus.decide import NO_LANGUAGE, edges_of
 from trainrig.manifest import FileSum
 
@@ -101,6 +103,7 @@ class Account:
     quarantine: tuple[QuarantineRow, ...]
     samples: tuple[SampleRow, ...]
     pairs: tuple[PairRow, ...]
+    hosts: tuple[HostRow, ...]  # those of which the least was extracted first
 
     def save(self, folder: str) -> dict[str, FileSum]:
         """Write the tables below `folder`; their sums by their names below it."""
@@ -112,6 +115,7 @@ class Account:
             ("quarantine", QuarantineRow, self.quarantine),
             ("samples", SampleRow, self.samples),
             ("pairs", PairRow, self.pairs),
+            ("hosts", HostRow, self.hosts),
         ):
             below = f"{TALLIES}/{name}.parquet"
             path = storage.join(folder, below)
@@ -151,7 +155,8 @@ def account(
 
     Args:
         rules: what judging counted: "tally" and "histograms" by source.
-        written: what writing counted: "kept", "copies" by source and language; "quarantined".
+        written: what writing counted: "kept", "copies" by source and language; "quarantined";
+            "hosts", documents by host and by the share extracted, in percent.
         samples: documents that fell, by step.
         pairs: near-duplicates beside what was kept.
         integers: the signals whose histograms are cut as counts.
@@ -172,6 +177,7 @@ def account(
             for each in found
         ),
         pairs=tuple(PairRow(**pair) for pair in pairs),
+        hosts=host_rows(written["hosts"]),
     )
 
 

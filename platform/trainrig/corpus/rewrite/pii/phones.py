@@ -22,7 +22,8 @@ _AMERICAN = re.compile(
 # One slash, after the area code; else space, dot, dash, and brackets. Seven digits at the least:
 # most numbers are shorter, and given up at once.
 _NATIONAL_SHAPE = re.compile(
-    rb"0(?<![A-Za-z0-9_.+/-]0)(?=(?:[ ()./-]{0,9}0){6})(?:[0)]{1,6} ?/ ?0)?(?:[ ().-]{0,3}0){2,17}(?![\w/-]|[.,]0)"
+    rb"0(?<![A-Za-z0-9_.+/-]0)(?=(?:[ ()./-]{0,9}0){6})"
+    rb"(?:[0)]{1,6} ?/ ?0)?(?:[ ().-]{0,3}0){2,17}(?![\w/-]|[.,]0)"
 )
 _NATIONAL_DIGITS = range(7, 19)  # with what relays ask to be dialled before
 _LABEL = re.compile(

@@ -1,0 +1,89 @@
+"""How much of their pages' main content extraction kept, host by host.
+
+A template that the extractor misreads is the same on all pages of a host, and its texts look whole:
+nothing else tells that half of each is gone.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainrig.report import Section, Table, Text
+
+FAR_BELOW = 0.5  # a host's median share that is worth a warning
+ENOUGH = 5  # pages of a host: of fewer, one odd page makes the median
+SHOWN = 20  # hosts
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """The pages of one host of which the extractor said how much it kept."""
+
+    host: str
+    documents: int
+    median_share: float  # to a hundredth
+    below: int  # documents whose share is below FAR_BELOW
+
+
+def host_rows(told: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...]:
+    """The hosts, those of the lowest median first; `told`: documents by host and percent kept."""
+    shares = {
+        host: Counter({int(percent): documents for percent, documents in counts.items()})
+        for host, counts in told.items()
+    }
+    rows = (
+        HostRow(
+            host,
+            counts.total(),
+            _median(counts) / 100,
+            sum(n for percent, n in counts.items() if percent < 100 * FAR_BELOW),
+        )
+        for host, counts in shares.items()
+    )
+    return tuple(sorted(rows, key=lambda row: (row.median_share, -row.documents, row.host)))
+
+
+def _median(counts: Counter[int]) -> int:
+    """The lower of the two in the middle, where there are two."""
+    left = (counts.total() + 1) // 2
+    for percent in sorted(counts):
+        left -= counts[percent]
+        if left <= 0:
+            return percent
+    raise AssertionError("a host without pages")
+
+
+def doubtful(rows: Sequence[HostRow]) -> list[HostRow]:
+    """Those hosts of enough pages whose median is far below 1."""
+    return [row for row in rows if row.documents >= ENOUGH and row.median_share < FAR_BELOW]
+
+
+def warning(rows: Sequence[HostRow]) -> str | None:
+    """One sentence about the doubtful hosts; None if there is none."""
+    found = doubtful(rows)
+    if not found:
+        return None
+    named = ", ".join(f"{row.host} {row.median_share:.2f}" for row in found[:3])
+    more = ", …" if len(found) > 3 else ""
+    hosts = "1 host" if len(found) == 1 else f"{len(found):,} hosts"
+    return (
+        f"of {hosts} the median page kept less than {FAR_BELOW} of its main content ({named}{more})"
+    )
+
+
+def hosts_section(rows: Sequence[HostRow]) -> Section:
+    """The hosts whose pages lost most, worst first."""
+    return Section("extraction", "How much of the pages was extracted", (_block(rows),))
+
+
+def _block(rows: Sequence[HostRow]) -> Table | Text:
+    worst = [row for row in rows if row.documents >= ENOUGH][:SHOWN]
+    if not worst:
+        return Text(f"No host has {ENOUGH} pages whose extractor says how much it kept.")
+    return Table(
+        f"Share of the main content kept (extracted_share); the {len(worst):,} lowest medians of "
+        f"hosts with {ENOUGH} pages or more. Below {FAR_BELOW} a host is warned of; "
+        "tallies/hosts.parquet has all",
+        ("host", "documents", "median share", f"documents below {FAR_BELOW}"),
+        tuple((row.host, row.documents, row.median_share, row.below) for row in worst),
+    )
