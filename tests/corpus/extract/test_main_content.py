@@ -90,6 +90,31 @@ def test_trafilatura_is_an_extractor_too():
     assert extract(Page("", "text/html", b"<p>", "", None), Trafilatura()) == NotExtracted("empty")
 
 
+CAPTIONS = (
+    "The wheel of the old mill in the winter of 1913, seen from the bridge.",
+    "The miller and his two sons stand in front of the store with their horses.",
+)
+SLIDES = "".join(f'<div><img alt="{each}"><div>{each}</div></div>' for each in CAPTIONS)
+THUMBNAILS = "".join(f'<li><a href="#"><span>{each}</span></a></li>' for each in CAPTIONS)
+
+
+@pytest.mark.parametrize("quality", ["balanced", "precise"])
+@pytest.mark.parametrize(
+    "gallery", [f"{SLIDES}<ul>{THUMBNAILS}</ul>", f"<ul>{THUMBNAILS}</ul>{SLIDES}"]
+)
+def test_captions_of_a_gallery_are_told_once(gallery: str, quality: str):
+    text = text_of(ARTICLE.replace(BODY, BODY + gallery + BODY), quality=quality)
+    assert [text.count(each) for each in CAPTIONS] == [1, 1]
+
+
+def test_lines_of_text_may_repeat_each_other():
+    refrain = "<p>And the wheel goes round and round until the morning comes.</p>"
+    html = ARTICLE.replace("<p>In the", f"{refrain}<p>In the").replace(
+        "<p>What", f"{refrain}<p>What"
+    )
+    assert text_of(html).count("until the morning comes") == 2
+
+
 tags = [
     "<p>",
     "</p>",

@@ -9,6 +9,7 @@ from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import trafilatura_text
 from trainrig.corpus.extract.block_model.trees import Name
+from trainrig.corpus.extract.captions import without_thumbnails
 from trainrig.corpus.extract.declarations import is_gutted
 from trainrig.corpus.extract.judged import Judged, judge
 from trainrig.corpus.extract.kinds import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
@@ -63,6 +64,9 @@ def by_blocks(judged: Callable[[Name], Judged], ask: Ask | None, bullets: bool) 
     if ask is not None and best.certainty < UNSURE:
         best = vote(main, whole or judged("whole"), ask)
         text = best.text(bullets)
+    once = without_thumbnails(best)
+    if once is not best:
+        text = once.text(bullets)
     return Content(text, _share(best, main))
 
 
