@@ -1,10 +1,16 @@
-"""The whole path, small, by the command line, in a process of its own: Ray ends with it."""
+"""The whole path, small, as a user has it: the wheel, installed in an environment of its own, in a
+folder where no checkout is near; then README's commands, each in the state the one before left."""
 
 import hashlib
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +18,17 @@ from typing import Any
 import pytest
 import torch
 
+from trainrig import config
 from trainrig.posttrain.speak import Speaker
+from trainrig.quickstart.path import PageMaking
+from trainrig.toml_text import to_toml
 from trainrig.train import checkpoint, metrics
 from trainrig.train.run_folder import RunFolder
+from trainrig.verbs import VERBS
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
+ROOT = Path(__file__).parents[2]
 # The run files of `jobs/configs/quickstart`, so much smaller.
 SIZES = {
     "pages": [
@@ -31,7 +42,7 @@ SIZES = {
     "pretrain": [
         *("model.layers=2", "model.channels=64", "model.heads=4", "model.kv_heads=2"),
         *("batches.sequence_length=64", "batches.global_batch=16", "batches.micro_batch=8"),
-        *("training.steps=60", "training.checkpoints.every=10"),
+        *("training.steps=160", "training.checkpoints.every=20"),  # README traces step 150
     ],
     "posttrain": [
         *("batches.sequence_length=256", "batches.global_batch=8", "batches.micro_batch=4"),
@@ -43,15 +54,6 @@ SIZES = {
         *("batches.sequence_length=64", "training.fewest_steps=12"),
     ],
 }
-SMALLER = """
-import functools, json, sys
-from trainrig import cli
-from trainrig.quickstart import path
-
-sizes, *arguments = sys.argv[1:]
-path.Quickstart = functools.partial(path.Quickstart, changes=json.loads(sizes))
-cli.main(arguments)
-"""
 SUMMARY = {
     *("documents_in", "documents_kept", "duplicates_planted", "duplicates_caught"),
     *("pii_planted", "pii_caught", "train_tokens", "parameters", "loss_first", "loss_last"),
@@ -62,6 +64,68 @@ FOLDERS = {
     *("pages", "documents", "tokenizer", "tokens", "model", "tuned"),
     *("scores-early", "scores-model", "scores-tuned"),
 }
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The wheel in an environment of its own, and an empty folder but for README's run files."""
+
+    bin: Path
+    package: Path
+    work: Path
+
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        """`trainrig WORDS`, which must end well."""
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "VIRTUAL_ENV", "RAY_ADDRESS")
+        }
+        environment["OMP_NUM_THREADS"] = "1"
+        ended = subprocess.run(
+            [self.bin / "trainrig", *words],
+            capture_output=True,
+            text=True,
+            cwd=self.work,
+            env=environment,
+        )
+        assert ended.returncode == 0, f"{shlex.join(map(str, words))}\n{ended.stderr}"
+        return ended
+
+    def answer(self, *words: str | Path) -> dict[str, Any]:
+        """What `trainrig WORDS --json` prints."""
+        printed = self.run(*words, "--json").stdout
+        assert printed.count("\n") == 1
+        return json.loads(printed)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    at = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    alone = ["--no-deps", "--no-index"]
+    built = [*pip, "wheel", "--no-build-isolation", *alone, "-w", at, ROOT]
+    subprocess.run(built, check=True)
+    (wheel,) = at.glob("trainrig-*.whl")
+    venv.create(at / "venv", symlinks=True)
+    python = at / "venv" / "bin" / "python"
+    subprocess.run([*pip, "--python", python, "install", *alone, wheel], check=True)
+    (site,) = (at / "venv" / "lib").glob("python*/site-packages")
+    # What we depend on, and not this checkout: of a folder so named no .pth file is read.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    work = at / "work"
+    shutil.copytree(ROOT / "jobs", work / "jobs")
+    for folder in (work / "jobs" / "configs", site / "trainrig" / "configs"):
+        make_smaller(folder / "quickstart")
+    return Installed(python.parent, site / "trainrig", work)
+
+
+def make_smaller(run_files: Path) -> None:
+    """Change the sizes of the quickstart's run files."""
+    for name, changes in SIZES.items():
+        model = PageMaking if name == "pages" else VERBS[name].load_model()
+        path = run_files / f"{name}.toml"
+        path.write_text(to_toml(config.load(model, str(path), changes)), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -77,27 +141,22 @@ class Walk:
         return json.loads(self.stdout)
 
 
-def walk(out: Path, *more: str) -> Walk:
-    command = [sys.executable, "-c", SMALLER, json.dumps(SIZES)]
-    command += [
-        "quickstart",
-        "--json",
-        "--workers",
-        "2",
-        "--out",
-        out.name,  # relative, as users have it
-        *more,
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment.pop("RAY_ADDRESS", None)
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=out.parent)
-    assert ended.returncode == 0, ended.stderr
-    return Walk(out, ended.stdout, ended.stderr)
+def walk(installed: Installed, *more: str) -> Walk:
+    ended = installed.run("quickstart", "--json", *more)
+    return Walk(installed.work / "quickstart", ended.stdout, ended.stderr)
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Walk:
-    return walk(tmp_path_factory.mktemp("quickstart") / "out")
+def first(installed: Installed) -> Walk:
+    return walk(installed)
+
+
+def test_the_wheel_brings_run_files_and_clusters(installed: Installed) -> None:
+    assert "trainrig 0." in installed.run("--version").stdout
+    for name in SIZES.keys() - {"pages"}:  # the quickstart's own: no verb takes it
+        run_file = installed.package / "configs" / "quickstart" / f"{name}.toml"
+        assert "stage = " in installed.run("check", run_file).stdout
+    assert str(installed.package) in installed.run("cluster", "check", "local").stdout
 
 
 def test_the_summary_is_one_json_object_alone_on_stdout(first: Walk) -> None:
@@ -119,7 +178,7 @@ def test_the_figures_of_the_summary_are_those_of_the_folders(first: Walk) -> Non
     assert 0 < summary["documents_kept"] < summary["documents_in"]
     opened = checkpoint.open_model(str(first.out / "model"))
     assert summary["parameters"] == sum(p.numel() for p in opened.build().parameters())
-    assert summary["train_tokens"] == 64 * 16 * 60
+    assert summary["train_tokens"] == 64 * 16 * 160
 
 
 def test_both_models_learnt_something(first: Walk) -> None:
@@ -149,7 +208,7 @@ def test_steps_taken_twice_have_the_same_loss_to_the_last_bit(first: Walk) -> No
     assert {step: attempts[1][step] for step in twice} == {
         step: attempts[2][step] for step in twice
     }
-    assert sorted(attempts[1].keys() | attempts[2].keys()) == list(range(1, 61))
+    assert sorted(attempts[1].keys() | attempts[2].keys()) == list(range(1, 161))
 
 
 def test_the_report_holds_the_verdict(first: Walk) -> None:
@@ -172,21 +231,61 @@ def contents(out: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-def test_a_second_call_does_nothing_says_so_and_tells_the_same(first: Walk) -> None:
+def test_a_second_call_does_nothing_says_so_and_tells_the_same(
+    first: Walk, installed: Installed
+) -> None:
     before = contents(first.out)
     report = (first.out / "report.html").read_bytes()
-    second = walk(first.out)
+    second = walk(installed)
     assert contents(first.out) == before
     assert (first.out / "report.html").read_bytes() == report
     assert second.stdout == first.stdout
     for folder in FOLDERS:
         assert f"/{folder}: made before" in second.stderr
+    for stage in ("curate", "tokenize", "pretrain", "posttrain"):  # nor is old speed told as new
+        lines = [line for line in second.stderr.splitlines() if line.startswith(f"{stage}: ")]
+        assert len(lines) == 1 and lines[0].startswith(f"{stage}: quickstart/")
 
 
-def test_a_sweep_adds_a_law_and_a_plan_and_repeats_nothing_of_the_rest(first: Walk) -> None:
+def commands_after_the_quickstart() -> list[list[str]]:
+    """Those of the first block under README's `## Then`."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Then\n")[2]
+    block = re.search(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert block
+    return [shlex.split(line, comments=True) for line in block[1].splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def followed(first: Walk, installed: Installed) -> dict[str, Walk]:
+    """README's commands, in its order, by what each begins with: all of them have ended well.
+
+    But for the quickstart once more, which would be all of the above again: tests/test_readme.py
+    has it parsed.
+    """
+    said = {}
+    for program, *words in commands_after_the_quickstart():
+        assert program == "trainrig"
+        if words[0] != "quickstart":
+            ended = installed.run(*words)
+            said[words[0]] = Walk(first.out, ended.stdout, ended.stderr)
+    return said
+
+
+def test_the_readmes_commands_work_one_after_the_other(
+    followed: dict[str, Walk], installed: Installed
+) -> None:
+    for stage in ("curate", "tokenizer", "tokenize", "posttrain", "evaluate"):
+        assert "made before" in followed[stage].stderr, "the quickstart's own run files differ"
+    for made in ("runs/shorter/report.html", "llama-folder/config.json", "laws/web", "mix"):
+        assert (installed.work / made).exists()
+
+
+def test_a_sweep_adds_a_law_and_a_plan_and_repeats_nothing_of_the_rest(
+    first: Walk, installed: Installed, followed: dict[str, Walk]
+) -> None:
     before = contents(first.out)
-    swept = walk(first.out, "--sweep")
-    assert contents(first.out).items() >= before.items()
+    swept = walk(installed, "--sweep")
+    assert contents(first.out).items() >= before.items()  # the sweep's too: README has made it
     assert set(swept.summary["seconds"]) == STAGES | {"sweep"}
     found = swept.summary["scaling"]
     assert found["points"] == 9
@@ -197,32 +296,26 @@ def test_a_sweep_adds_a_law_and_a_plan_and_repeats_nothing_of_the_rest(first: Wa
         return
     law = json.loads((first.out / "sweep" / "law.json").read_text())
     assert law["form"]["kind"] == "Parametric" and found["worst_error"] < 0.5
-    assert trainrig("check", first.out / "planned.toml")["run"]["stage"] == "pretrain"
+    planned = installed.answer("check", first.out / "planned.toml")
+    assert planned["run"]["stage"] == "pretrain"
 
 
-def trainrig(*arguments: str | Path) -> dict[str, Any]:
-    """What `trainrig ARGUMENTS --json` prints."""
-    command = [str(Path(sys.executable).with_name("trainrig")), *map(str, arguments), "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("\n") == 1
-    return json.loads(ended.stdout)
-
-
-def test_the_model_goes_on_from_a_prompt(first: Walk) -> None:
+def test_the_model_goes_on_from_a_prompt(first: Walk, installed: Installed) -> None:
     arguments = ("generate", first.out / "model", "--prompt", "The module", "--tokens", "8")
-    spoken = trainrig(*arguments, "--seed", "3")
+    spoken = installed.answer(*arguments, "--seed", "3")
     assert spoken["prompt"] == "The module"
     assert spoken["text"]
     assert spoken["stopped"] in {"end", "length"}
-    assert trainrig(*arguments, "--seed", "3") == spoken
+    assert installed.answer(*arguments, "--seed", "3") == spoken
 
 
-def test_a_checkpoint_goes_to_transformers_and_back(first: Walk, tmp_path: Path) -> None:
+def test_a_checkpoint_goes_to_transformers_and_back(
+    first: Walk, installed: Installed, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tuned = str(first.out / "tuned")
-    written = trainrig("export", tuned, tmp_path / "hf")
+    written = installed.answer("export", tuned, tmp_path / "hf")
     assert (written["step"], written["output"]) == (6, str(tmp_path / "hf"))
     ours = Speaker.open(tuned)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
@@ -234,7 +327,9 @@ def test_a_checkpoint_goes_to_transformers_and_back(first: Walk, tmp_path: Path)
         torch.testing.assert_close(
             ours.model(torch.tensor([ids])).logits, expected, rtol=0, atol=1e-5
         )
-    back = trainrig("import", tmp_path / "hf", tmp_path / "back")
+    back = installed.answer("import", tmp_path / "hf", tmp_path / "back")
     assert back["parameters"] == first.summary["parameters"]
     greedy = ("--prompt", "What does `json.dumps` do?", "--chat", "--temperature", "0")
-    assert trainrig("generate", tmp_path / "back", *greedy) == trainrig("generate", tuned, *greedy)
+    assert installed.answer("generate", tmp_path / "back", *greedy) == installed.answer(
+        "generate", tuned, *greedy
+    )
