@@ -1,6 +1,8 @@
 """A Ray of a process's own: how it is lost, and what is left of it."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +14,7 @@ import psutil
 import pytest
 
 from trainrig import ray_local
+from trainrig.errors import ClusterError
 from trainrig.process_identity import Process
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -116,6 +119,28 @@ def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
     assert gone(lost["actor"]) and gone(first["actor"])
     assert process.wait(LONG) == 0
     assert gone(another["actor"])
+    assert list(temporary.iterdir()) == []
+
+
+def test_one_that_fails_to_start_is_an_error_in_one_line_and_leaves_nothing(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(temporary))
+    session = temporary / f"ray/session_2026_{os.getpid()}"
+    daemons = list[subprocess.Popen[bytes]]()
+
+    def start_in_vain() -> None:
+        session.mkdir(parents=True)
+        with (session / "raylet.out").open("w") as log:
+            daemons.append(subprocess.Popen(["sleep", "600"], stdout=log))
+        raise Exception("The current node timed out\nduring startup.")  # as Ray does
+
+    with (
+        pytest.raises(ClusterError, match=r"^no Ray could be started .*timed out during startup"),
+        ray_local.whole_or_nothing(),
+    ):
+        start_in_vain()
+    assert daemons[0].wait(LONG) == -signal.SIGKILL
     assert list(temporary.iterdir()) == []
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-from trainrig.errors import ClusterLost
+from trainrig.errors import ClusterError, ClusterLost
 from trainrig.process_identity import Process
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,35 @@ def only_what_is_needed() -> Iterator[None]:
         for name in NOT_NEEDED:
             stack.enter_context(mock.patch.object(Node, name, lambda self, **arguments: None))
         yield
+
+
+@contextlib.contextmanager
+def whole_or_nothing() -> Iterator[None]:
+    """Have a Ray that starts in the block start no more than is needed, and leave neither processes
+    nor a folder behind if it fails.
+
+    Raises ClusterError then. On a machine that is far too busy Ray gives up after 30 s.
+    """
+    before = _begun_here()
+    try:
+        with only_what_is_needed():
+            yield
+    except Exception as error:
+        for folder in _begun_here() - before:
+            kill_users(folder)
+            remove_session(folder)
+        raise ClusterError(
+            f"no Ray could be started on this machine, which may be too busy or out of memory: "
+            f"{' '.join(str(error).split())}; the same command tries again"
+        ) from error
+
+
+def _begun_here() -> set[Path]:
+    """The sessions that bear the number of this process, as Ray names them."""
+    from ray._common.utils import get_default_ray_temp_dir
+
+    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
+    return set(Path(folder).glob(f"session_*_{os.getpid()}"))
 
 
 class Session:

@@ -29,10 +29,10 @@ from trainrig.ray_local import (
     end_own,
     enter,
     leave,
-    only_what_is_needed,
     raise_if_lost,
     send_known_words_to_log,
     sweep,
+    whole_or_nothing,
 )
 from trainrig.ray_pools import Need, Pool, cpu_selector, known_pools, room
 from trainrig.splits import Phase, Split, Work
@@ -107,7 +107,7 @@ def join() -> None:
         return
     leave()  # what somebody has shut down
     sweep()
-    extent = only_what_is_needed() if alone else contextlib.nullcontext()
+    extent = whole_or_nothing() if alone else contextlib.nullcontext()
     local = _local_options() if alone else {}
     try:
         with _stderr_closed(), _sigterm_waits(), _on_loopback(alone), extent:
