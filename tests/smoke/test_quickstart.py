@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 # The run files of `jobs/configs/quickstart`, so much smaller.
 SIZES = {
     "pages": [
-        *("pages.docs_pages=150", "pages.code_pages=40", "pages.docs_files=2"),
+        *("pages.docs_pages=150", "pages.code_pages=80", "pages.docs_files=2"),
         *("pages.duplicates=4", "pages.near_duplicates=4", "pages.foreign=4"),
         *("pages.personal_data=10", "pages.instructions=60", "pages.held_out_instructions=8"),
         "pages.code_files=1",
