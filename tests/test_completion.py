@@ -54,7 +54,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_tab_completes_verbs_run_files_devices_clusters_and_runs(place: Path) -> None:
-    assert {"pretrain", "posttrain", "plan"} == set(press_tab(place, "p"))
+    assert {"pretrain", "posttrain", "plan", "predict"} == set(press_tab(place, "p"))
     files = ["configs/web/curate.toml", "configs/web/pretrain.toml"]
     assert press_tab(place, "curate", "") == [*files]  # the only folder is entered
     assert press_tab(place, "check", "configs/web/pre") == files[1:]

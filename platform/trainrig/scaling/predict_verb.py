@@ -49,7 +49,7 @@ def predict(
     """Predict the loss of N parameters trained on D tokens by a scaling law, with its interval.
 
     The interval is of the law's expected loss under its bootstrap draws; the noise of a single run
-    comes on top. Published laws (hoffmann, besiroglu, kaplan, muennighoff, ...) have no draws, so
+    comes on top. Published laws (such as hoffmann and besiroglu) have no draws, so
     no interval. What lies beyond the law's runs is said, with the factor.
     """
     from trainrig.scaling.plan_answer import find_law

@@ -123,7 +123,8 @@ def test_the_example_s_share_is_yours_to_put_in() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\xff\xfe", "not UTF-8"),
+        (b"\xff\xfe", "UTF-16 by its first two bytes; save it as UTF-8"),
+        (b"\xe9", "not UTF-8"),
         (b"a" * 2**21, "a cluster file has 1,048,576 at most"),
     ],
 )
