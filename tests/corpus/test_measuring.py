@@ -121,7 +121,7 @@ def test_any_page_at_all_gets_a_row_that_can_be_written_or_a_reason(
     run = run_of()
     found = made(run, [(0, Page("", content_type, body, DATE, charset))])
     if found.quarantined:
-        assert found.quarantined[0]["reason"] in ("not_text", "empty")
+        assert found.quarantined[0]["reason"] in ("not_text", "binary", "empty")
         assert len(found.rows) == 0
     else:
         (text,) = found.rows["text"].to_pylist()
