@@ -10,7 +10,7 @@ import json
 
 from trainrig.job import exit_codes
 from trainrig.models.hf import HubFolder
-from trainrig.posttrain.exchange import export_checkpoint
+from trainrig.posttrain.huggingface import export_checkpoint
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write a checkpoint as a Hugging Face folder.")

@@ -6,7 +6,7 @@ On a cluster that has trainrig installed (README says how on another):
 """
 
 from trainrig import job
-from trainrig.posttrain.run import FineTuning
+from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain
 
 if __name__ == "__main__":

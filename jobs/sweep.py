@@ -6,7 +6,7 @@ On a cluster that has trainrig installed (README says how on another):
 """
 
 from trainrig import job
-from trainrig.scaling.sweep import Sweep, sweep
+from trainrig.scaling.sweep.sweep import Sweep, sweep
 
 if __name__ == "__main__":
     job.main(Sweep, sweep)

@@ -21,7 +21,8 @@ from hypothesis import settings
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
-from trainrig import ray_session, storage
+from trainrig import storage
+from trainrig.ray_runtime import ray_session
 
 PLATFORM = Path(__file__).parents[1] / "platform"
 

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from trainrig import s3_retries, storage
+from trainrig import storage
+from trainrig.storage import s3_retries
 
 
 @dataclass

@@ -8,16 +8,16 @@ from trainrig import hardware
 from trainrig.check import Machine, describe
 from trainrig.config import build
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.curation import Source
+from trainrig.corpus.run_file import Source
 from trainrig.errors import ConfigError
+from trainrig.estimate.flops import token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.models.flops import token_flops
 from trainrig.parallel.precision import Precision
 from trainrig.posttrain.sft import FineTuning
 from trainrig.tokens.batches import BatchSizes
 from trainrig.tokens.mixing.stages import BatchSettings, Stage
 from trainrig.train.checkpoint import write_model
-from trainrig.train.run import Pretraining, Training
+from trainrig.train.run_file import Pretraining, Training
 
 SIZES = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
 BATCHES = BatchSettings(sequence_length=32, global_batch=8, micro_batch=2)

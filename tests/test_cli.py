@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from trainrig import cli, config
 from trainrig.corpus.read import Page
-from trainrig.corpus.read.warc import write_warc
+from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.train.checkpoint import write_model
 from trainrig.verbs import VERBS

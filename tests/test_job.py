@@ -211,7 +211,8 @@ def test_a_script_keeps_results_and_talk_apart(
 
 SIGTERM_DRIVER = """
 import os, signal, sys
-from trainrig import job, ray_session
+from trainrig import job
+from trainrig.ray_runtime import ray_session
 from trainrig.splits import Phase, Split
 
 def make_work():

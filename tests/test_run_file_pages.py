@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from trainrig.config import PLACE, RunFile, Settings
+from trainrig.config.run_file_schema import descriptions, json_schema
 from trainrig.run_file_pages import PAGE, SCHEMAS, generated, models
-from trainrig.run_file_schema import descriptions, json_schema
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))

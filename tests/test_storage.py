@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
-from trainrig import s3_retries, storage
+from trainrig import storage
 from trainrig.errors import ClusterError, DataError
+from trainrig.storage import s3_retries
 
 _proxies = runpy.run_path(str(Path(__file__).with_name("s3_proxy.py")))
 Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]

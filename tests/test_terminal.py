@@ -22,7 +22,7 @@ from rich.console import Console
 
 from trainrig import terminal
 from trainrig.terminal import Terminal
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
 
 # A stage of a hundred steps that takes a moment, so that a live panel has something to redraw.
 STAGE = """

@@ -15,10 +15,10 @@ from trainrig.tokens.packing.plans import PackingPlan
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.trace import trace
-from trainrig.train.metrics import series
 from trainrig.train.pretrain import pretrain
-from trainrig.train.run import Pretraining
-from trainrig.train.run_page import write_report
+from trainrig.train.run.metrics import series
+from trainrig.train.run.run_page import write_report
+from trainrig.train.run_file import Pretraining
 
 globals().update(runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py")))
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from trainrig.ray_session import ENVIRONMENT
+from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 OBJECT_STORE = 80 * 2**20  # bytes: the least that Ray takes
 # Not handed down to the nodes: what the tests know of the cluster, or of our own code.

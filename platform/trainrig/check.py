@@ -13,13 +13,13 @@ from trainrig.manifest import MANIFEST
 # What a run file of one stage needs is imported for that stage: all of it takes seconds, and none
 # of it torch.
 if TYPE_CHECKING:
-    from trainrig.corpus.curation import Curation
-    from trainrig.corpus.dedup.minhash import MinHash
+    from trainrig.corpus.dedup.signatures.minhash import MinHash
+    from trainrig.corpus.run_file import Curation
+    from trainrig.estimate.cost import Assumptions, Cost
     from trainrig.models.decoder_config import DecoderConfig
-    from trainrig.posttrain.run import FineTuning
-    from trainrig.scaling.cost import Assumptions, Cost
-    from trainrig.scaling.sweep_run import Sweep
-    from trainrig.train.run import Pretraining
+    from trainrig.posttrain.run_file import FineTuning
+    from trainrig.scaling.sweep.run_file import Sweep
+    from trainrig.train.run_file import Pretraining
 
 _SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 
@@ -47,7 +47,7 @@ class Machine:
     @property
     def assumed(self) -> "Assumptions":
         """With the usual assumptions. Raises ConfigError for a share that is none."""
-        from trainrig.scaling.cost import Assumptions
+        from trainrig.estimate.cost import Assumptions
 
         if self.utilisation is None:
             return Assumptions()
@@ -107,7 +107,7 @@ def _of_tuning(run: "FineTuning", _: Machine) -> dict[str, Any]:
 def _of_sweep(run: "Sweep", _: Machine) -> dict[str, Any]:
     if not storage.exists(storage.join(run.tokens, MANIFEST)):
         return {}
-    from trainrig.scaling.trials import foreseen
+    from trainrig.scaling.sweep.trials import foreseen
 
     return foreseen(run)
 
@@ -124,11 +124,11 @@ def _of_pairs(near: "MinHash") -> dict[str, Any]:
 def _takes(run: "Pretraining", model: "DecoderConfig", machine: Machine) -> dict[str, Any]:
     """Operations, memory a device, time, money and energy, for the most workers that `run` may
     have."""
+    from trainrig.estimate.cost import cost
+    from trainrig.estimate.flops import six_n_d
+    from trainrig.estimate.memory import step_memory
     from trainrig.models.decoder_config import count_parameters
-    from trainrig.models.flops import six_n_d
-    from trainrig.scaling.cost import cost
-    from trainrig.scaling.memory import step_memory
-    from trainrig.train.workers import bounds
+    from trainrig.train.worker_bounds import bounds
 
     offers, workers = hardware.load(machine.table), bounds(run.workers).most
     device, compute = machine.named(offers), run.training.precision.compute
@@ -170,7 +170,7 @@ def _rented(taken: "Cost") -> str:
 
 def _flops(run: "Pretraining", model: "DecoderConfig") -> float:
     """Of all steps, each stage's rows as long as they are."""
-    from trainrig.models.flops import token_flops
+    from trainrig.estimate.flops import token_flops
 
     stages = run.batches.resolved()
     ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]

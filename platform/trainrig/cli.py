@@ -12,9 +12,19 @@ from typing import Annotated, Any
 
 import typer
 
-from trainrig import completion, config, job
-from trainrig.command_help import CLUSTERS, CONTEXT, DATA, MODELS, SCALING, START, Group, command
-from trainrig.command_options import (
+from trainrig import config, job
+from trainrig.command_line import completion
+from trainrig.command_line.help import (
+    CLUSTERS,
+    CONTEXT,
+    DATA,
+    MODELS,
+    SCALING,
+    START,
+    Group,
+    command,
+)
+from trainrig.command_line.options import (
     Borders,
     Changes,
     Checkpoint,
@@ -30,11 +40,11 @@ from trainrig.errors import ConfigError
 from trainrig.job import exit_codes
 from trainrig.launch import launch_verbs
 from trainrig.launch.cluster_verbs import cluster_app
-from trainrig.scaling.fit_verb import fit
+from trainrig.scaling.laws.fit_options import fit
 from trainrig.scaling.mixture.verb import mixture
-from trainrig.scaling.plan_verb import plan
-from trainrig.scaling.predict_verb import predict
-from trainrig.tokens_verbs import tokens_app
+from trainrig.scaling.plan.plan_options import plan
+from trainrig.scaling.plan.predict_options import predict
+from trainrig.tokens.tokens_verbs import tokens_app
 from trainrig.verbs import VERBS
 
 RUNS = "trainrig {0} jobs/configs/{1}/{0}.toml"
@@ -210,7 +220,7 @@ def sweep(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> 
 @command(app, START, "trainrig schema pretrain > pretrain.schema.json")
 def schema(verb: Verb) -> None:
     """Print the JSON schema of a command's run file, for editors to complete keys by."""
-    from trainrig.run_file_schema import json_schema
+    from trainrig.config.run_file_schema import json_schema
 
     if verb not in VERBS:
         raise ConfigError(f"schema: no run file for '{verb}'{config.did_you_mean(verb, VERBS)}")
@@ -241,7 +251,7 @@ def generate(
 ) -> None:
     """Generate text with a checkpoint, from a prompt."""
     from trainrig.models.generate import Sampling
-    from trainrig.posttrain.speak import Speaker
+    from trainrig.posttrain.text_generator import Speaker
 
     sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed, maximum_tokens=tokens)
     speaker = Speaker.open(checkpoint)
@@ -303,7 +313,7 @@ def report(
 
     Also works while the run is under way.
     """
-    from trainrig.train.run_page import write_report
+    from trainrig.train.run.run_page import write_report
 
     path = write_report(run.rstrip("/"))
     print(json.dumps({"report": path}) if as_json else path)
@@ -338,7 +348,7 @@ def export(
 ) -> None:
     """Export a checkpoint as a Hugging Face folder that Transformers can load."""
     from trainrig.models.hf import HubFolder
-    from trainrig.posttrain.exchange import export_checkpoint
+    from trainrig.posttrain.huggingface import export_checkpoint
 
     settings = config.build(HubFolder, {"dtype": dtype}, "export --dtype")
     facts = export_checkpoint(checkpoint, out, settings)
@@ -354,7 +364,7 @@ def import_folder(
     as_json: Json = False,
 ) -> None:
     """Import a Hugging Face Llama folder as a checkpoint to train, evaluate or fine-tune."""
-    from trainrig.posttrain.exchange import import_checkpoint
+    from trainrig.posttrain.huggingface import import_checkpoint
 
     facts = import_checkpoint(folder, out)
     print(json.dumps(facts) if as_json else f"{out}: {facts['parameters']:,} parameters")

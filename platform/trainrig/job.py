@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from trainrig import config, ray_local, storage
+from trainrig import config, storage
 from trainrig.config import Run, RunFile
 from trainrig.errors import ClusterError, InputError, TrainrigError, Unfinished
 from trainrig.manifest import MANIFEST, Manifest
-from trainrig.writable import check_folder
+from trainrig.ray_runtime import ray_local
+from trainrig.storage.writable import check_folder
 
 OUTCOME = "TRAINRIG_OUTCOME"  # names a local file for {"kind", "message", "exit_code"}
 GOES_ON = "the same command goes on from what was whole"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainrig.config import RunFile, toml_value
+from trainrig.config.run_file_schema import json_schema
 from trainrig.quickstart.path import PageMaking
-from trainrig.run_file_schema import json_schema
 from trainrig.verbs import VERBS
 
 SCHEMAS = "jobs/configs/schema"  # beside the configs, whose first line names one

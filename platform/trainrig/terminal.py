@@ -28,11 +28,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from trainrig import s3_retries
 from trainrig.errors import ClusterError
 from trainrig.manifest import Manifest
-from trainrig.train.progress import Follower
-from trainrig.train.progress import Progress as RunProgress
+from trainrig.storage import s3_retries
+from trainrig.train.run.progress import Follower
+from trainrig.train.run.progress import Progress as RunProgress
 
 LINE_SECONDS = 30.0  # off a terminal: a line at least this often,
 LINES = 10  # and at every tenth of the way

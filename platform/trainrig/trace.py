@@ -23,10 +23,11 @@ from trainrig.tokens.batches import IGNORE, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.row_view import Piece, padding, row_text
-from trainrig.train import metrics, pretrain
-from trainrig.train.run import Pretraining
-from trainrig.train.run_folder import RunFolder
-from trainrig.train.samples import trained_samples
+from trainrig.train import pretrain
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run_file import Pretraining
 
 RUN_FILE = "run.toml"
 

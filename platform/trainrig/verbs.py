@@ -34,7 +34,7 @@ def _named(place: str) -> Any:
 
 
 VERBS = {
-    "curate": Verb("corpus.curate:curate", "corpus.curation:Curation"),
+    "curate": Verb("corpus.curate:curate", "corpus.run_file:Curation"),
     "classifier": Verb(
         "corpus.models.training:train_classifier", "corpus.models.training:ClassifierTraining"
     ),
@@ -43,8 +43,8 @@ VERBS = {
     ),
     "tokenizer": Verb("tokens.tokenizer:make_tokenizer", "tokens.tokenizer:TokenizerTraining"),
     "tokenize": Verb("tokens.prepare:tokenize", "tokens.prepare:Tokenization"),
-    "pretrain": Verb("train.pretrain:pretrain", "train.run:Pretraining"),
-    "posttrain": Verb("posttrain.sft:posttrain", "posttrain.run:FineTuning"),
-    "evaluate": Verb("evaluate.perplexity:evaluate", "evaluate.run:Evaluation"),
-    "sweep": Verb("scaling.sweep:sweep", "scaling.sweep_run:Sweep"),
+    "pretrain": Verb("train.pretrain:pretrain", "train.run_file:Pretraining"),
+    "posttrain": Verb("posttrain.sft:posttrain", "posttrain.run_file:FineTuning"),
+    "evaluate": Verb("evaluate.perplexity:evaluate", "evaluate.run_file:Evaluation"),
+    "sweep": Verb("scaling.sweep.sweep:sweep", "scaling.sweep.run_file:Sweep"),
 }

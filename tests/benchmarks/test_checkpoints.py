@@ -17,8 +17,8 @@ from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.parallel.mesh import join_group, local_device
 from trainrig.train.checkpoint import Saver, load, newest_valid
 from trainrig.train.job import Job
-from trainrig.train.run import Training
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run_file import Training
 from trainrig.train.state import fresh_state
 
 pytestmark = pytest.mark.bench

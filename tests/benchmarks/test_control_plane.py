@@ -25,17 +25,17 @@ import psutil
 import pytest
 
 from trainrig.manifest import FileSum
-from trainrig.ray_pools import ON_THE_HEAD
-from trainrig.ray_session import connect, map_splits
+from trainrig.processes.heartbeats import Beat
+from trainrig.ray_runtime.ray_pools import ON_THE_HEAD
+from trainrig.ray_runtime.ray_session import connect, map_splits
 from trainrig.splits import Phase, Split, Work
-from trainrig.train.control import Control
-from trainrig.train.decisions import HangDetector
-from trainrig.train.faults import Faults
-from trainrig.train.orders import End, Order, Word
-from trainrig.train.rank import exchange_every
-from trainrig.train.trainer import MOST_WAITING, RayCluster, _answering
-from trainrig.train.watch import Beat
-from trainrig.train.workers import Bounds
+from trainrig.train.elastic.coordinator import Control
+from trainrig.train.elastic.messages import End, Order, Word
+from trainrig.train.elastic.rank import exchange_every
+from trainrig.train.elastic.restart_policy import HangDetector
+from trainrig.train.elastic.trainer import MOST_WAITING, RayCluster, _answering
+from trainrig.train.fault_settings import Faults
+from trainrig.train.worker_bounds import Bounds
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation import Curation, Source
-from trainrig.ray_session import connect
+from trainrig.corpus.run_file import Curation, Source
+from trainrig.ray_runtime.ray_session import connect
 
 pytestmark = pytest.mark.bench
 
@@ -18,7 +18,7 @@ MEASURED = """
 import gc, json, re, resource, sys, time
 from pathlib import Path
 from trainrig.corpus.curate import Curation, curate
-from trainrig.corpus.curation import Source, WipeOut
+from trainrig.corpus.run_file import Source, WipeOut
 from trainrig.corpus.filters import Language, Length
 
 def cpu_seconds():

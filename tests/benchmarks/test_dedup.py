@@ -16,16 +16,16 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation import Curation, Source
-from trainrig.corpus.dedup.buckets import CANDIDATE
-from trainrig.corpus.dedup.documents import BY_URL
-from trainrig.corpus.dedup.minhash import MinHash
-from trainrig.corpus.dedup.names import places_of
-from trainrig.corpus.dedup.runs import read_part
-from trainrig.corpus.dedup.signing import Signatures, keys_and_shingles
-from trainrig.corpus.dedup.texts import Texts
-from trainrig.corpus.dedup.verify import common_shingles
+from trainrig.corpus.dedup.decisions.documents import BY_URL
+from trainrig.corpus.dedup.pairs.buckets import CANDIDATE
+from trainrig.corpus.dedup.pairs.document_reference import places_of
+from trainrig.corpus.dedup.pairs.sorted_runs import read_part
+from trainrig.corpus.dedup.pairs.verify import common_shingles
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.sign_split import Signatures, keys_and_shingles
+from trainrig.corpus.dedup.signatures.texts import Texts
 from trainrig.corpus.document import document_id
+from trainrig.corpus.run_file import Curation, Source
 
 pytestmark = pytest.mark.bench
 

@@ -23,6 +23,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
 
+from trainrig.corpus.datatrove_signals import measure_datatrove
 from trainrig.corpus.filters import (
     C4,
     Filter,
@@ -34,8 +35,7 @@ from trainrig.corpus.filters import (
 )
 from trainrig.corpus.language import identify_all, language_codes
 from trainrig.corpus.signals import measure
-from trainrig.corpus.signals.batch import batch_of
-from trainrig.corpus.signals.datatrove import measure_datatrove
+from trainrig.corpus.signals.text_arrays.batch import batch_of
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from trainrig import hardware
+from trainrig.estimate.flops import token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.models.flops import token_flops
 from trainrig.parallel.mesh import local_device
-from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.job import Job
 from trainrig.train.loop import train
-from trainrig.train.run import Training
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run_file import Training
 
 TESTS = Path(__file__).parents[1]
 globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))

@@ -20,13 +20,13 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.dedup.by_datasketch import words_of
-from trainrig.corpus.dedup.minhash import MinHash
-from trainrig.corpus.dedup.shingles import shingles_of
-from trainrig.corpus.dedup.signature import signatures
-from trainrig.corpus.dedup.signing import Signatures, keys_and_shingles
-from trainrig.corpus.dedup.texts import Texts
-from trainrig.corpus.row_files import ROW_GROUP, read_columns
+from trainrig.corpus.dedup.signatures.by_datasketch import words_of
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.shingles import shingles_of
+from trainrig.corpus.dedup.signatures.sign_split import Signatures, keys_and_shingles
+from trainrig.corpus.dedup.signatures.signature import signatures
+from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.files.row_files import ROW_GROUP, read_columns
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 
@@ -56,8 +56,8 @@ with tempfile.TemporaryDirectory() as folder:
 MEGA = """
 import resource, sys, time
 from pathlib import Path
-from trainrig.corpus.dedup.minhash import MinHash
-from trainrig.corpus.dedup.signing import Signatures
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.sign_split import Signatures
 text = Path(sys.argv[1]).read_text()
 Signatures.of([("a", "", text[:1000])], MinHash())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

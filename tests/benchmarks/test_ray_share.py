@@ -23,8 +23,8 @@ CHAOS = Path(__file__).parents[1] / "chaos"
 sys.path.insert(0, str(CHAOS))
 globals().update(runpy.run_path(str(CHAOS / "conftest.py")))
 
-from trainrig.train import trainer  # noqa: E402
-from trainrig.train.metrics import METRICS  # noqa: E402
+from trainrig.train.elastic import trainer  # noqa: E402
+from trainrig.train.run.metrics import METRICS  # noqa: E402
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 ROUNDS = int(os.environ.get("TRAINRIG_REPEATS", "5"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainrig.corpus.read import Page, files_of
-from trainrig.corpus.read.warc import read_warc
+from trainrig.corpus.read.web_archives.warc import read_warc
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

@@ -22,7 +22,8 @@ globals().update(runpy.run_path(str(CHAOS / "conftest.py")))
 import trouble  # noqa: E402
 
 from trainrig.errors import Unfinished  # noqa: E402
-from trainrig.train import goodput, metrics, trainer  # noqa: E402
+from trainrig.train.elastic import trainer  # noqa: E402
+from trainrig.train.run import goodput, metrics  # noqa: E402
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(3600)]
 REPEATS = int(os.environ.get("TRAINRIG_REPEATS", "5"))

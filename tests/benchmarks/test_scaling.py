@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.scaling.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.minimise import Lad
-from trainrig.scaling.parametric import ParametricFit, fit_parametric
-from trainrig.scaling.profile import profiles
-from trainrig.scaling.runs import Runs
+from trainrig.scaling.laws.read_table import read_table
+from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.laws.regression.minimise import Lad
+from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
+from trainrig.scaling.laws.regression.profile import profiles
 
 pytestmark = [
     pytest.mark.bench,
@@ -38,7 +38,7 @@ def seconds(what):
 
 
 def test_fitting_240_runs():
-    runs = Runs.read(
+    runs = read_table(
         str(Path(os.environ["TRAINRIG_TEST_DATA"], "scaling/chinchilla_extracted.csv"))
     )
     runs = runs.select(runs.loss < np.sort(runs.loss)[-5])

@@ -13,14 +13,14 @@ import pytest
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from trainrig.estimate.memory import step_memory
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group, local_device
-from trainrig.scaling.memory import step_memory
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
 from trainrig.train.job import Job
-from trainrig.train.run import Training
+from trainrig.train.run_file import Training
 from trainrig.train.state import fresh_state
 from trainrig.train.step import Stepper
 

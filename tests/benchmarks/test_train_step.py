@@ -17,7 +17,7 @@ from trainrig.parallel.mesh import join_group, local_device
 from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
 from trainrig.train.job import Job
-from trainrig.train.run import Training
+from trainrig.train.run_file import Training
 from trainrig.train.state import fresh_state
 from trainrig.train.step import Stepper
 

@@ -47,8 +47,8 @@ from trainrig.corpus.extract.block_model.blocks import CHARACTERS, Blocks
 from trainrig.corpus.extract.block_model.features import features
 from trainrig.corpus.extract.block_model.text import lines_of
 from trainrig.corpus.extract.decode import decode
-from trainrig.corpus.extract.judged import Judged, minimal_html
 from trainrig.corpus.extract.kinds import Favour
+from trainrig.corpus.extract.verdict import Judged, minimal_html
 
 SETTINGS = {
     "objective": "binary",

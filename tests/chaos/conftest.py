@@ -18,12 +18,12 @@ from unittest import mock
 import psutil
 import pytest
 
-from trainrig.ray_session import connect
-from trainrig.train import metrics
+from trainrig.ray_runtime.ray_session import connect
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.job import Job
-from trainrig.train.run_folder import RunFolder
-from trainrig.train.samples import trained_samples
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
 
 HERE = str(Path(__file__).parent)
 # The workers of Ray import `trouble` too.

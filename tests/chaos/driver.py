@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from trainrig.job import exit_codes
-from trainrig.train import trainer
+from trainrig.train.elastic import trainer
 
 if __name__ == "__main__":
     job = pickle.loads(Path(sys.argv[1]).read_bytes())

@@ -3,7 +3,7 @@
 import os
 import time
 
-from trainrig.ray_session import ENVIRONMENT
+from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 MEMORY = 80 * 2**20  # of an object store: the least that Ray takes
 DEADLINE_MS = 30_000  # of a drain notice

@@ -6,10 +6,11 @@ import pytest
 import trouble
 
 from trainrig import storage
-from trainrig.train import metrics, trainer
 from trainrig.train.checkpoint import newest_valid
-from trainrig.train.run_folder import RunFolder
-from trainrig.train.samples import trained_samples
+from trainrig.train.elastic import trainer
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 

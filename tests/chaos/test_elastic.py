@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import trouble
 
-from trainrig.train import trainer
 from trainrig.train.checkpoint import newest_valid
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.elastic import trainer
+from trainrig.train.run.run_folder import RunFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 

@@ -11,7 +11,8 @@ import psutil
 import pytest
 import trouble
 
-from trainrig.train import goodput, trainer
+from trainrig.train.elastic import trainer
+from trainrig.train.run import goodput
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 

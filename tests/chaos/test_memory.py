@@ -6,8 +6,8 @@ import psutil
 import pytest
 import trouble
 
-from trainrig.ray_session import connect
-from trainrig.train import trainer
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.train.elastic import trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 GIB = 2**30

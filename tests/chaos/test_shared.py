@@ -3,7 +3,7 @@
 import pytest
 import trouble
 
-from trainrig.train import trainer
+from trainrig.train.elastic import trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 

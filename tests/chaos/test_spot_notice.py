@@ -13,7 +13,7 @@ import pytest
 import trouble
 
 from trainrig.launch.spot.aws import INTERRUPTION, REBALANCE
-from trainrig.train import trainer
+from trainrig.train.elastic import trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 

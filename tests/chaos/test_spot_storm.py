@@ -17,13 +17,13 @@ import trouble
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation import Curation, Source
 from trainrig.corpus.filters import Length
 from trainrig.corpus.read import Reading
+from trainrig.corpus.run_file import Curation, Source
 from trainrig.launch.spot import trace
 from trainrig.launch.spot.rehearse import Replay, cluster_for, environment_of
 from trainrig.launch.spot.trace import LOST
-from trainrig.train import goodput
+from trainrig.train.run import goodput
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -63,7 +63,7 @@ def train(job, cluster, tmp_path):
 import pickle, sys
 from pathlib import Path
 from trainrig.job import exit_codes
-from trainrig.train import trainer
+from trainrig.train.elastic import trainer
 
 if __name__ == "__main__":
     with exit_codes():

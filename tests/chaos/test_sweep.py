@@ -17,15 +17,16 @@ import pytest
 from trainrig import config
 from trainrig.corpus.curate import Curation, curate
 from trainrig.errors import DataError
-from trainrig.scaling.fit import LawFit, fit_law
-from trainrig.scaling.held_out import HoldOut
-from trainrig.scaling.law import Law
-from trainrig.scaling.runs import RUNS_FILE, Runs
-from trainrig.scaling.sweep import Sweep, sweep
-from trainrig.scaling.trial import is_over
+from trainrig.scaling.laws.fit import LawFit, fit_law
+from trainrig.scaling.laws.law import Law
+from trainrig.scaling.laws.read_table import read_table
+from trainrig.scaling.laws.regression.held_out import HoldOut
+from trainrig.scaling.laws.runs_table import RUNS_FILE, Runs
+from trainrig.scaling.sweep.sweep import Sweep, sweep
+from trainrig.scaling.sweep.trial import is_over
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
 
 pytestmark = pytest.mark.ray
 
@@ -269,11 +270,11 @@ def swept(form: Form, test_data: Path, folder: Path) -> dict[str, Any]:
     # One more of what was under way: nobody of the killed driver's has trained on.
     attempts = max(len(RunFolder(name).attempts()) for name in over(run))
     assert attempts <= 2
-    law, told = law_of(Runs.read(run.output), form.largest)
+    law, told = law_of(read_table(run.output), form.largest)
     (folder / "foretold.json").write_text(json.dumps(told))
     larger = build(tokens, folder / "sweep", [*form.pairs, form.largest], **form.settings)
     grown = gone_on(larger, folder)
-    runs = Runs.read(larger.output)
+    runs = read_table(larger.output)
     cost = printed.pop("cost")
     return {
         "largest": judged(told, runs),

@@ -16,19 +16,19 @@ import pytest
 from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
 from trainrig.corpus.curate import DROPPED, KEPT, REPORT_PAGE, Curation, curate, read_rows
-from trainrig.corpus.curation import Buckets, Source, WipeOut
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.search import steps
-from trainrig.corpus.dedup.shingles import jaccard, shingle
+from trainrig.corpus.dedup.signatures.shingles import jaccard, shingle
 from trainrig.corpus.extract import PlainText
+from trainrig.corpus.files.measured_documents import QUARANTINE
 from trainrig.corpus.filters import GopherQuality, Language, Length, Score
 from trainrig.corpus.models import WordList
-from trainrig.corpus.pool import QUARANTINE
 from trainrig.corpus.read import Page, Reading
-from trainrig.corpus.read.warc import write_warc
+from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
-from trainrig.corpus.rows import row_schema
+from trainrig.corpus.row_schema import row_schema
+from trainrig.corpus.run_file import Buckets, Source, WipeOut
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 

@@ -17,9 +17,9 @@ import pytest
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation import Curation, Source
 from trainrig.corpus.filters import Length
 from trainrig.corpus.read import Reading
+from trainrig.corpus.run_file import Curation, Source
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
 Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]

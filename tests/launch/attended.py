@@ -5,8 +5,8 @@ import threading
 import time
 from pathlib import Path
 
-from trainrig.launch.attendant import Attendant, Pace
-from trainrig.launch.limits import Limits
+from trainrig.launch.supervise.job_supervisor import Attendant, Pace
+from trainrig.launch.supervise.limits import Limits
 
 PATIENCE = 60.0  # s: a bound for what is broken
 PACE = Pace(beat=0.1, look=0.05, poll=0.02)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from trainrig import config, storage
-from trainrig.corpus.curation import Curation, Source
 from trainrig.corpus.filters import Length
-from trainrig.launch.limits import Limits
-from trainrig.launch.record import Home
+from trainrig.corpus.run_file import Curation, Source
+from trainrig.launch.record.run_record import Home
+from trainrig.launch.supervise.limits import Limits
 
 lines = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))["lines"]
 
@@ -53,7 +53,7 @@ def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tm
     record.take_attempt("job-{attempt}", "http://here", "", limits)
     environment = {**os.environ, **SECRETS, "RAY_TMPDIR": ray_folder}
     environment.pop("RAY_ADDRESS", None)
-    attend = [sys.executable, "-m", "trainrig.launch.attend", f"--home={home}"]
+    attend = [sys.executable, "-m", "trainrig.launch.supervise.entrypoint", f"--home={home}"]
     done = subprocess.run(
         [*attend, f"--run={record.id}", "--attempt=1"], env=environment, capture_output=True
     )

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from trainrig import cli
-from trainrig.launch import preflight, ray_jobs, watch
-from trainrig.launch.follow import Following
-from trainrig.launch.limits import Limits
+from trainrig.launch import ray_jobs
+from trainrig.launch.follow import resubmit
+from trainrig.launch.follow.follow import Following
 from trainrig.launch.ray_jobs import RayJobs, Unreachable
-from trainrig.launch.record import Home
+from trainrig.launch.record.run_record import Home
+from trainrig.launch.submit import preflight
+from trainrig.launch.supervise.limits import Limits
 
 SERVER = """
 import runpy, sys, threading
@@ -104,7 +106,7 @@ def test_submit_says_what_it_waits_for_and_ends(
 def test_a_run_is_followed_from_storage_while_its_dashboard_hangs(
     dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(resubmit, "SILENT_SECONDS", 0.3)
     run = Home(str(tmp_path / "home")).create("evaluate", "/data/out")
     run.take_attempt("job-1", dashboard.address, "", {})
     run.record("started", 1)
@@ -118,7 +120,7 @@ def test_a_run_is_followed_from_storage_while_its_dashboard_hangs(
             run.record("ended", 1, state="done", exit_code=0)
 
     following = Following(run, lambda line: None, say)
-    ended = watch.Watch(following, Limits(), None, say).until_end()
+    ended = resubmit.Watch(following, Limits(), None, say).until_end()
     assert ended["exit_code"] == 0
     assert any(
         "no Ray dashboard answers (nothing in 0.3 s; its process may hang)" in s for s in said

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from trainrig import cli, storage
-from trainrig.launch.record import Home, RunRecord
+from trainrig.launch.record.run_record import Home, RunRecord
 
 _server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
 NEVER_DONE = 50_000  # pages: most of a minute of a core, and a test has stopped the run long before
@@ -275,7 +275,7 @@ def test_no_secret_of_the_submitter_travels_with_a_job(user: User) -> None:
     assert ended.returncode == 0, ended.stderr
     said = b"".join(user.cluster.heard) + (ended.stdout + ended.stderr).encode()
     kept = [path.read_bytes() for path in (user.folder / "home").rglob("*") if path.is_file()]
-    assert b"trainrig.launch.attend" in said and kept
+    assert b"trainrig.launch.supervise.entrypoint" in said and kept
     for canary in (*canaries.values(), user.environment["RAY_AUTH_TOKEN"]):
         assert not any(canary.encode() in text for text in (said, *kept))
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from trainrig import cli, hardware
-from trainrig.launch.attendant import Attendant
-from trainrig.launch.limits import Limits
-from trainrig.launch.metering import Kind
-from trainrig.launch.record import Home
-from trainrig.launch.spending import price
+from trainrig.launch.cost.metering import Kind
+from trainrig.launch.cost.spending import price
+from trainrig.launch.record.run_record import Home
+from trainrig.launch.supervise.job_supervisor import Attendant
+from trainrig.launch.supervise.limits import Limits
 
 _server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import trainrig
-from trainrig.ray_session import TOKEN
+from trainrig.ray_runtime.ray_session import TOKEN
 
 PLATFORM = Path(trainrig.__file__).parent
 
@@ -81,9 +81,9 @@ def test_the_token_stands_in_no_command_line_which_every_user_can_read(local_ray
 CHANNELS = {
     "corpus/extract/guard.py",
     "corpus/extract/guarded.py",
-    "scaling/work.py",
-    "train/rank.py",
-    "train/ray_group.py",
+    "scaling/sweep/trial_process.py",
+    "train/elastic/rank.py",
+    "train/elastic/ray_attempt.py",
 }
 RUNS_CODE = {
     ("pickle", "load"),

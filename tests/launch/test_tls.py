@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from trainrig.ray_session import TOKEN
+from trainrig.ray_runtime.ray_session import TOKEN
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -24,7 +24,7 @@ NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 STAGE = """
 import sys
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation import Curation, Source
+from trainrig.corpus.run_file import Curation, Source
 from trainrig.corpus.filters import Length
 
 if __name__ == "__main__":

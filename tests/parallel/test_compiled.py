@@ -10,7 +10,7 @@ from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel import compiled
 from trainrig.parallel.compiled import Compile, check_compiler, compile_layers
 from trainrig.parallel.recompute import Full, Selective, recompute
-from trainrig.train import trainer
+from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import pretrain
 
 CONFIG = DecoderConfig(layers=3, channels=32, heads=4, vocabulary=64, positions=64)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from trainrig.parallel import numerics
-from trainrig.train import metrics
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from trainrig.parallel.precision import Precision, policy, set_products
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
 
 BFLOAT16 = {"compute": "bfloat16"}
 

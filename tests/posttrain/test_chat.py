@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trainrig.errors import DataError
 from trainrig.models.hf import HubFolder
 from trainrig.posttrain.chat import Message, prompt_ids, read_conversations, render
-from trainrig.posttrain.exchange import export_checkpoint
+from trainrig.posttrain.huggingface import export_checkpoint
 
 END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN = range(5)
 any_text = st.text(st.characters(exclude_categories=["Cs"]))

@@ -19,12 +19,13 @@ from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.posttrain.chat import Message, render
 from trainrig.posttrain.sft import ConversationBatches, FineTuning, posttrain, prepare
 from trainrig.tokens.batches import IGNORE, BatchSizes
-from trainrig.train import metrics, trainer
 from trainrig.train.checkpoint import open_model
+from trainrig.train.elastic import trainer
+from trainrig.train.elastic.trainer import run as run_on_ray
 from trainrig.train.held_out import HeldOut
 from trainrig.train.pretrain import pretrain
-from trainrig.train.run_folder import RunFolder
-from trainrig.train.trainer import run as run_on_ray
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
 
 PAD = 1
 CHATS = [
@@ -317,7 +318,7 @@ class Deadly:
 @pytest.fixture
 def ray_of_two():
     """A Ray whose workers get what is defined here by value."""
-    from trainrig.ray_session import connect
+    from trainrig.ray_runtime.ray_session import connect
 
     connect(2, "workers")
     import ray

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from trainrig.corpus.read import Page
-from trainrig.corpus.read.warc import write_warc
+from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.errors import ConfigError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

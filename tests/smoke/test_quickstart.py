@@ -19,11 +19,12 @@ import pytest
 import torch
 
 from trainrig import config
-from trainrig.posttrain.speak import Speaker
+from trainrig.config.toml_text import to_toml
+from trainrig.posttrain.text_generator import Speaker
 from trainrig.quickstart.path import PageMaking
-from trainrig.toml_text import to_toml
-from trainrig.train import checkpoint, metrics
-from trainrig.train.run_folder import RunFolder
+from trainrig.train import checkpoint
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
 from trainrig.verbs import VERBS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1_800)]

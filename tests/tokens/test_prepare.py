@@ -11,7 +11,7 @@ import pytest
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.curation import Source
+from trainrig.corpus.run_file import Source
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.tokens.documents.document_set import JSONL, Column, Parquet

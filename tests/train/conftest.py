@@ -8,7 +8,7 @@ import pytest
 
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.job import Job
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
 
 globals().update(runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 

@@ -35,19 +35,19 @@ from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import SummedByRank, shard
 from trainrig.parallel.mesh import data_mesh, join_group, local_device
 from trainrig.parallel.precision import set_products
+from trainrig.parallel.stop_consensus import Agreement
+from trainrig.processes.heartbeats import UNWATCHED
 from trainrig.tokens.batches import IDS, TOKENS, MicroBatch, Turn, read_share, token_arrays
 from trainrig.train import checkpoint, loop
-from trainrig.train.agreement import Agreement
 from trainrig.train.checkpoint import reader, saver
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.held_out import evaluate
 from trainrig.train.job import Job
-from trainrig.train.run import Training
-from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.loss_table import Loss
+from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run_file import Training
 from trainrig.train.state import TrainState, fresh_state
 from trainrig.train.step import Stepper
-from trainrig.train.sums import Loss
-from trainrig.train.watch import UNWATCHED
 
 TIMEOUT = timedelta(seconds=60)  # no test waits for it: ranks whose peers die fail at once
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.pretrain import prepare
-from trainrig.train.run_folder import RunFolder
-from trainrig.train.samples import trained_samples
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
 
 STEPS = 20  # of the undisturbed runs
 EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")

@@ -3,11 +3,11 @@
 import pytest
 
 from trainrig import storage
-from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.pretrain import prepare
-from trainrig.train.run_folder import RunFolder
-from trainrig.train.samples import trained_samples
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
 
 TIMES = ("time", "speed/step_seconds", "speed/tokens_per_second")
 TRAINING = {

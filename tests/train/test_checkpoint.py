@@ -32,7 +32,7 @@ from trainrig.train.checkpoint.chunks import write_file
 from trainrig.train.checkpoint.clean_up import clean_up
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.retention import Checkpoints
-from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import Attempt, RunFolder
 from trainrig.train.state import fresh_state
 
 FILES = (

@@ -21,7 +21,7 @@ from trainrig.train.checkpoint import (
 from trainrig.train.checkpoint import chunks as chunks_of_files
 from trainrig.train.checkpoint.chunks import read_chunk, write_file
 from trainrig.train.checkpoint.manifest import CheckpointManifest, commit, folder_of
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import fresh_state
 
 TENSORS = [f"shard-0000{n}-model-00001-of-00001.safetensors" for n in (1, 2)]

@@ -10,11 +10,11 @@ from trainrig.evaluate.perplexity import Evaluation, score, score_all
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
-from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid, open_model
 from trainrig.train.held_out import HeldOut, HeldOutSets, RowSizes, open_held_out
 from trainrig.train.pretrain import prepare
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
 
 SIZES = RowSizes(rows=5, length=32, micro_batch=2, by_document=False)
 

@@ -11,11 +11,11 @@ from torch.nn import functional
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.optim.groups import group_by_decay
 from trainrig.tokens.batches import IGNORE, TOKENS, read_share
-from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid, open_model
 from trainrig.train.loop import Ended, train
-from trainrig.train.run_folder import Attempt, RunFolder
-from trainrig.train.samples import trained_samples
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run.sample_log import trained_samples
 
 STEPS = 20  # of the undisturbed runs
 

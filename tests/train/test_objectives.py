@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.tokens.batches import IGNORE
-from trainrig.train import metrics
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
 
 STEPS = 3
 

@@ -14,10 +14,11 @@ from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import read_manifest
 from trainrig.models.decoder import count_parameters
-from trainrig.train import metrics, trainer
+from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import prepare, pretrain
-from trainrig.train.run import Pretraining
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run_file import Pretraining
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from trainrig.parallel.mesh import local_device
 from trainrig.train.checkpoint import Saver, load, newest_valid, open_model, saver
 from trainrig.train.checkpoint.manifest import folder_of
 from trainrig.train.checkpoint.shares import held
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import fresh_state
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))

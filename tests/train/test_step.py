@@ -7,12 +7,12 @@ import math
 import pytest
 
 from trainrig import storage
-from trainrig.train import metrics
 from trainrig.train.checkpoint import newest_valid, open_model
-from trainrig.train.run_folder import RunFolder
-from trainrig.train.samples import trained_samples
+from trainrig.train.loss_table import Loss
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
 from trainrig.train.step import StepFigures
-from trainrig.train.sums import Loss
 
 STEPS = 8
 BATCH = 8  # sequences, in 4 micro-batches

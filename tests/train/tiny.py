@@ -22,17 +22,17 @@ import torch.distributed as dist
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.curation import Source
+from trainrig.corpus.run_file import Source
 from trainrig.parallel.mesh import join_group
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
-from trainrig.train import trainer
 from trainrig.train.checkpoint import newest_valid
+from trainrig.train.elastic import trainer
 from trainrig.train.job import Job
 from trainrig.train.pretrain import prepare
-from trainrig.train.run import Pretraining
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run_file import Pretraining
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 ENTRIES = 320  # of the tiny tokenizer: 256 bytes, 7 special tokens, 57 merges

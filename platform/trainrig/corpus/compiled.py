@@ -127,13 +127,17 @@ def _place() -> Path:
 
 @functools.cache
 def _digest(file: Path) -> str:
-    """Of what `file` and the files of trainrig that it imports hold."""
+    """Of what `file` and the files of trainrig that it imports are called and hold: what was
+    compiled names its module."""
     found, waiting = {file}, [file]
     for each in waiting:  # grows while it is walked
         new = _imported(each) - found
         found |= new
         waiting += sorted(new)
-    contents = (hashlib.sha256(_source(each).encode()).hexdigest() for each in sorted(found))
+    contents = (
+        hashlib.sha256(f"{each.relative_to(_ROOT)}\n{_source(each)}".encode()).hexdigest()
+        for each in sorted(found)
+    )
     return hashlib.sha256("".join(contents).encode()).hexdigest()[:16]
 
 

@@ -27,12 +27,25 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.config import identity
-from trainrig.corpus import copies
-from trainrig.corpus.account.cut_away import CutAccount, CutRow
-from trainrig.corpus.account.hosts import warning
-from trainrig.corpus.account.nothing import why_nothing_was_kept, why_nothing_was_read
-from trainrig.corpus.account.tallies import Account, account
-from trainrig.corpus.copies import (
+from trainrig.corpus.decontaminate import check_examples, fingerprint
+from trainrig.corpus.dedup.decisions.documents import COPIES
+from trainrig.corpus.dedup.pairs.document_reference import Shelf
+from trainrig.corpus.dedup.passes import Search
+from trainrig.corpus.dedup.search import Found, find_copies, nth_step, steps
+from trainrig.corpus.files.measured_documents import DROPPED, KEPT, Decided, Parts, Pool
+from trainrig.corpus.files.replace import Replacement
+from trainrig.corpus.filters.rule_verdicts import wiped_out
+from trainrig.corpus.report.duplicate_samples import MOST as PAIRS
+from trainrig.corpus.report.empty_output import why_nothing_was_kept, why_nothing_was_read
+from trainrig.corpus.report.hosts import warning
+from trainrig.corpus.report.removal_counts import CutAccount, CutRow
+from trainrig.corpus.report.tallies import Account, account
+from trainrig.corpus.row_schema import pool_schema
+from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.stages import near_duplicates
+from trainrig.corpus.stages.apply_rules import Place, bucket_cuts_of, cuts_of, judging, rules_for
+from trainrig.corpus.stages.inputs import splits_of
+from trainrig.corpus.stages.near_duplicates import (
     check_earlier,
     earlier_shelves,
     forget_torn,
@@ -41,26 +54,13 @@ from trainrig.corpus.copies import (
     paths_of,
     search_for,
 )
-from trainrig.corpus.curation import Curation, Source
-from trainrig.corpus.cutting import Cutting, cut_passes
-from trainrig.corpus.decide import wiped_out
-from trainrig.corpus.decontaminate import check_examples, fingerprint
-from trainrig.corpus.dedup.documents import COPIES
-from trainrig.corpus.dedup.names import Shelf
-from trainrig.corpus.dedup.passes import Search
-from trainrig.corpus.dedup.search import Found, find_copies, nth_step, steps
-from trainrig.corpus.inputs import splits_of
-from trainrig.corpus.judging import Place, bucket_cuts_of, cuts_of, judging, rules_for
-from trainrig.corpus.pool import DROPPED, KEPT, Decided, Parts, Pool
-from trainrig.corpus.reading import reading
-from trainrig.corpus.replace import Replacement
-from trainrig.corpus.rows import pool_schema
-from trainrig.corpus.side_by_side import MOST as PAIRS
-from trainrig.corpus.staying import Staying, cut_steps
-from trainrig.corpus.writing import SAMPLES, signing, writing_out
+from trainrig.corpus.stages.read_pages import reading
+from trainrig.corpus.stages.span_removal import Cutting, cut_passes
+from trainrig.corpus.stages.surviving_documents import Staying, cut_steps
+from trainrig.corpus.stages.write_documents import SAMPLES, signing, writing_out
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
-from trainrig.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, total
 
 __all__ = ["DROPPED", "KEPT", "Curation", "curate", "read_rows"]
@@ -215,7 +215,7 @@ class _Passes:
         """Which of the documents that passed the rules repeat another: the search, what it left."""
         known = self.stage.before is not None and pairs_are_known(self.run)
         if known:
-            folder = storage.join(self.run.output, copies.FOLDER)
+            folder = storage.join(self.run.output, near_duplicates.FOLDER)
             counts = known_splits(self.run)
             self._tell(3 * len(self.splits))
         else:
@@ -231,7 +231,7 @@ class _Passes:
         with self._timed("search"):
             found = find_copies(search, self._step, known)
         if known:
-            found = copies.with_known_pairs(self.run, found)
+            found = near_duplicates.with_known_pairs(self.run, found)
         for number, source in enumerate(self.run.sources):
             of_source = [n for n, split in enumerate(self.splits) if split.task["source"] == number]
             passed = sum(own[n].count for n in of_source)
@@ -315,7 +315,7 @@ class _Passes:
         if not counts["documents_kept"]:
             raise DataError(f"{self.run.output}: nothing was kept; {why_nothing_was_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
-        files |= copies.write_index(self.run, folder, search, found)
+        files |= near_duplicates.write_index(self.run, folder, search, found)
         told = self._account()
         if thin := warning(told.hosts):
             log.warning("%s: %s", self.run.output, thin)
@@ -326,7 +326,7 @@ class _Passes:
         cost = {**cost, **{name: round(took, 3) for name, took in self.seconds.items()}}
         more = cut.sections()
         # Here, as workers and `check` import this module and would load matplotlib for it.
-        from trainrig.corpus.account.page import curation_page
+        from trainrig.corpus.report.page import curation_page
 
         page = curation_page(told, counts, rules, cost, self._provenance(), near, more)
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.run import Evaluation
+from trainrig.evaluate.run_file import Evaluation
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder
 from trainrig.objectives.cross_entropy import token_nats

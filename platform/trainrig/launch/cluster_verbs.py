@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from trainrig import completion
-from trainrig.command_help import CLUSTERS, CONTEXT, Group, command
-from trainrig.command_options import HardwareTable, Json, RecordsHome
+from trainrig.command_line import completion
+from trainrig.command_line.help import CLUSTERS, CONTEXT, Group, command
+from trainrig.command_line.options import HardwareTable, Json, RecordsHome
 from trainrig.job import if_stopped
 
 cluster_app = typer.Typer(
@@ -96,7 +96,7 @@ def status(
     """Show the nodes of a cluster, their cost by the hour, its runs and when it expires."""
     from trainrig.launch.clusters.kinds import open_cluster
     from trainrig.launch.clusters.status import status as look_at
-    from trainrig.launch.record import Home
+    from trainrig.launch.record.run_record import Home
 
     found = look_at(open_cluster(name), Home.named(home), hardware)
     print(json.dumps(found.as_json()) if as_json else "\n".join(found.lines()))
@@ -120,7 +120,7 @@ def down(
     """
     from trainrig.launch.clusters.down import down as take_down
     from trainrig.launch.clusters.kinds import open_cluster
-    from trainrig.launch.record import Home
+    from trainrig.launch.record.run_record import Home
 
     cluster = open_cluster(name)
     with if_stopped("machines may be left; the same command goes on with ending them"):

@@ -12,16 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
-from trainrig import completion, config
-from trainrig.command_options import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
+from trainrig import config
+from trainrig.command_line import completion
+from trainrig.command_line.options import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.job import if_stopped
-from trainrig.launch.limits import Limits
+from trainrig.launch.supervise.limits import Limits
 
 
 def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     """Ids of runs whose records lie on this machine: a bucket would take too long at a TAB."""
-    from trainrig.launch.record import Home as Records
+    from trainrig.launch.record.run_record import Home as Records
 
     records = Records.named(ctx.params.get("home"))
     if "://" in records.path:
@@ -110,7 +111,7 @@ def submit(
     Ends with the exit code of the run's own command. Ctrl-C leaves the run to itself. Submitted
     again, it follows a run that is under way and continues one that was stopped.
     """
-    from trainrig.launch.preflight import Request, examine
+    from trainrig.launch.submit.preflight import Request, examine
 
     _listen()
     if environment not in ("cluster", "pinned"):
@@ -150,9 +151,9 @@ def _run(
     as_json: bool,
 ) -> None:
     """Follow the run to its end; submit it first, unless it is under way."""
-    from trainrig.launch.follow import Following, exit_code
-    from trainrig.launch.submit import Submission
-    from trainrig.launch.watch import Watch
+    from trainrig.launch.follow.follow import Following, exit_code
+    from trainrig.launch.follow.resubmit import Watch
+    from trainrig.launch.submit.submit import Submission
 
     record = found.record()
     attached = record is not None and record.status().alive
@@ -189,7 +190,7 @@ def _in_force(
     record: Any, limits: Limits, environment: str, given: Collection[str]
 ) -> tuple[Limits, str]:
     """What a run under way was submitted with. Raises ConfigError if `given` asks for other."""
-    from trainrig.launch.record import PINNED
+    from trainrig.launch.record.run_record import PINNED
 
     attempt = record.status().attempt
     there = config.build(Limits, attempt.limits, f"{record.id}: limits")
@@ -228,7 +229,7 @@ def _shown(option: str, value: Any) -> str:
 
 def _send(submission: Any) -> Any:
     """Submit, and put on record with whose libraries: the next attempt gets the same."""
-    from trainrig.launch.record import PINNED
+    from trainrig.launch.record.run_record import PINNED
 
     attempt = submission.submit()
     if submission.environment == "pinned":
@@ -241,9 +242,9 @@ def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
 
     Reads the records in storage; no cluster is asked.
     """
-    from trainrig.launch.jobs_table import as_json as row_as_json
-    from trainrig.launch.jobs_table import lines, rows
-    from trainrig.launch.record import Home as Records
+    from trainrig.launch.follow.jobs_table import as_json as row_as_json
+    from trainrig.launch.follow.jobs_table import lines, rows
+    from trainrig.launch.record.run_record import Home as Records
 
     found = rows(Records.named(home))
     if as_json:
@@ -263,8 +264,8 @@ def logs(
     ] = False,
 ) -> None:
     """Print the log of a run, over all attempts, even when its cluster is gone."""
-    from trainrig.launch.follow import Following, exit_code
-    from trainrig.launch.record import Home as Records
+    from trainrig.launch.follow.follow import Following, exit_code
+    from trainrig.launch.record.run_record import Home as Records
 
     records = Records.named(home)
     record = records.find(run)
@@ -296,9 +297,9 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop a run once it has saved a checkpoint, and say what was saved."""
-    from trainrig.launch.follow import in_words
-    from trainrig.launch.record import Home as Records
-    from trainrig.launch.stop import stop as stop_run
+    from trainrig.launch.follow.follow import in_words
+    from trainrig.launch.follow.stop import stop as stop_run
+    from trainrig.launch.record.run_record import Home as Records
 
     _listen()
     record = Records.named(home).find(run)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainrig import storage, utf8
+from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.storage import utf8
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.special import ASSISTANT, END_OF_TEXT, END_OF_TURN, USER
 

@@ -15,7 +15,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.posttrain.chat import Message, RefusedRow, Rendered, read_conversations, render
-from trainrig.posttrain.run import FineTuning
+from trainrig.posttrain.run_file import FineTuning
 from trainrig.tokens.batches import IGNORE, TOKENS, BatchSizes, MicroBatch, token_arrays
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers, permuted
@@ -24,7 +24,7 @@ from trainrig.train import checkpoint
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
 from trainrig.train.job import Job
 from trainrig.train.pretrain import drive
-from trainrig.train.run import check_positions
+from trainrig.train.run_file import check_positions
 
 QUARANTINE = "quarantine/conversations.jsonl"  # rows that are none: file, line and reason
 log = logging.getLogger(__name__)

@@ -12,27 +12,28 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import trainrig
-from trainrig import config, manifest, ray_session, storage
+from trainrig import config, manifest, storage
 from trainrig.config import PLACE, Field, Run, RunFile
 from trainrig.corpus.curate import Curation, curate
 from trainrig.errors import ConfigError
 from trainrig.evaluate.perplexity import evaluate
-from trainrig.evaluate.run import Evaluation
+from trainrig.evaluate.run_file import Evaluation
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.run import FineTuning
+from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain
-from trainrig.quickstart.fault import kill_one_worker
+from trainrig.quickstart.fault_injection import kill_one_worker
 from trainrig.quickstart.folders import Folders
-from trainrig.quickstart.pages import PagesSettings, build_pages
-from trainrig.quickstart.storyboard import quickstart_page
-from trainrig.quickstart.telling import summarise, tell
-from trainrig.scaling.sweep import Sweep, sweep
+from trainrig.quickstart.report.collect import summarise, tell
+from trainrig.quickstart.report.page import quickstart_page
+from trainrig.quickstart.site.pages import PagesSettings, build_pages
+from trainrig.ray_runtime import ray_session
+from trainrig.scaling.sweep.sweep import Sweep, sweep
+from trainrig.storage.writable import check_folder
 from trainrig.terminal import Terminal, show
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.train.pretrain import pretrain
-from trainrig.train.run import Pretraining
-from trainrig.writable import check_folder
+from trainrig.train.run_file import Pretraining
 
 
 class PageMaking(RunFile):

@@ -18,7 +18,7 @@ from trainrig import manifest, storage
 from trainrig.config import PLACE, Field, RunFile
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, total
 from trainrig.tokens.documents.document_set import (
     SPLIT_BYTES,

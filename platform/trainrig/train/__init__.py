@@ -1,1 +1,1 @@
-"""From batches to checkpoints: one loop for pretraining and post-training."""
+"""Pretraining: the verb, the loop, the step and the state."""

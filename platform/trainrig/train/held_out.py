@@ -25,7 +25,7 @@ from trainrig.tokens.shards.token_shards import TokenShards
 if TYPE_CHECKING:
     import torch
 
-    from trainrig.train.sums import Loss
+    from trainrig.train.loss_table import Loss
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def evaluate(
     import torch.distributed as dist
 
     from trainrig.parallel.mesh import local_device
-    from trainrig.train.sums import LossTable
+    from trainrig.train.loss_table import LossTable
 
     count, device = sets.micro_batches(), local_device()
     table = LossTable(objective, sets.sources, count, device, double=True)

@@ -7,7 +7,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives import CausalLM, Objective
 from trainrig.tokens.batches import Batches
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
-from trainrig.train.run import Training
+from trainrig.train.run_file import Training
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,18 @@ import torch.distributed as dist
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import local_device
 from trainrig.parallel.precision import set_products
+from trainrig.parallel.stop_consensus import Agreement
+from trainrig.processes.heartbeats import UNWATCHED, Watch
 from trainrig.tokens.batches import Batches, read_share
 from trainrig.tokens.mixing.prefetch import Prefetch
-from trainrig.train import checkpoint, metrics
-from trainrig.train.agreement import Agreement
+from trainrig.train import checkpoint
 from trainrig.train.held_out import evaluate
 from trainrig.train.job import Job
-from trainrig.train.record import Record
-from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run.step_logger import Record
 from trainrig.train.state import TrainState, fresh_state
 from trainrig.train.step import Stepper
-from trainrig.train.watch import UNWATCHED, Watch
 
 
 @dataclass(frozen=True)

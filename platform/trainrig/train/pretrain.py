@@ -6,29 +6,31 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from trainrig import manifest, storage
-from trainrig.absolute_paths import with_absolute_paths
 from trainrig.config import RunFile, to_toml
+from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.parallel.compiled import check_compiler
+from trainrig.processes import lease
+from trainrig.storage.writable import check_folder
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
-from trainrig.train import checkpoint, lease, metrics
-from trainrig.train.continued import beginning, warn_of_high_rate
+from trainrig.train import checkpoint
+from trainrig.train.disk_space import check_room
 from trainrig.train.held_out import HeldOutSets, RowSizes, nothing_held_out, open_held_out
+from trainrig.train.initial_weights import beginning, warn_of_high_rate
 from trainrig.train.job import Job
-from trainrig.train.prediction import parse_prediction
-from trainrig.train.room import check_room
-from trainrig.train.run import Pretraining
-from trainrig.train.run_folder import PLAN, RunFolder
-from trainrig.writable import check_folder
+from trainrig.train.run import metrics
+from trainrig.train.run.prediction import parse_prediction
+from trainrig.train.run.run_folder import PLAN, RunFolder
+from trainrig.train.run_file import Pretraining
 
 if TYPE_CHECKING:
-    from trainrig.train.supervise import Outcome
+    from trainrig.train.elastic.supervise import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +161,7 @@ def drive(
     Raises InputError for what cannot work, before any worker starts. `counted`: see `finish`.
     """
     # Here, as whoever is refused before should not wait for torch.
-    from trainrig.train import trainer
+    from trainrig.train.elastic import trainer
 
     with lease.held(job.folder):
         with stage.undone_if_refused():
@@ -175,7 +177,7 @@ def drive(
             trainer.warn_of_emulation(job.training.precision)
         storage.write(stage.path("run.toml"), to_toml(with_absolute_paths(run)).encode())
         # Here, as each worker imports this module and would load matplotlib for it.
-        from trainrig.train.run_page import reported
+        from trainrig.train.run.run_page import reported
 
         with reported(job.folder):
             outcome = trainer.run(job, workers)

@@ -18,8 +18,8 @@ from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, units
 from trainrig.tokens.batches import TOKENS, Share
 from trainrig.train.job import Job
+from trainrig.train.loss_table import Loss, LossTable, add_rows
 from trainrig.train.state import TrainState
-from trainrig.train.sums import Loss, LossTable, add_rows
 
 # Of torch.nn.utils.clip_grad_norm_, so that a norm of 0 divides nothing by 0.
 NORM_FLOOR = 1e-6

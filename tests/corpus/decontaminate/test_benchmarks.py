@@ -186,7 +186,7 @@ def test_settings_that_cannot_work_are_refused(given, told):
 
 
 def test_the_settings_that_the_docs_show_load():
-    text = (Path(__file__).parents[3] / "docs/decontamination.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "decontamination.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     settings = build(Decontamination, tomllib.loads(shown)["decontamination"], "docs")
     assert settings.fields["arc_easy"] == ("query", "choices")

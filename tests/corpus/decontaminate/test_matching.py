@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainrig.corpus.decontaminate import matching
+from trainrig.corpus.decontaminate.benchmark_overlap import needed
 from trainrig.corpus.decontaminate.benchmarks import Examples
 from trainrig.corpus.decontaminate.grams import grams_of, hits_in
-from trainrig.corpus.decontaminate.holding import needed
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import Matches, Totals, match, merge
 from trainrig.corpus.decontaminate.settings import (

@@ -9,7 +9,6 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.cuts import cut
 from trainrig.corpus.decontaminate import (
     GPT3,
     Benchmark,
@@ -23,6 +22,7 @@ from trainrig.corpus.decontaminate import (
     merge,
 )
 from trainrig.corpus.decontaminate.benchmarks import read_examples
+from trainrig.corpus.files.removed_spans import cut
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.documents import Documents
-from trainrig.corpus.dedup.minhash import MinHash
-from trainrig.corpus.dedup.names import Shelf, id_texts
-from trainrig.corpus.dedup.signature_file import save_columns
+from trainrig.corpus.dedup.decisions.documents import Documents
+from trainrig.corpus.dedup.pairs.document_reference import Shelf, id_texts
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.signature_file import save_columns
 
 SHINGLES = 24  # a document
 MEMBERS = 10

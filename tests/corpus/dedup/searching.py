@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from trainrig.corpus.dedup import passes
-from trainrig.corpus.dedup.documents import Documents, Fates
-from trainrig.corpus.dedup.keep import KeepRule, Longest, Measured
-from trainrig.corpus.dedup.minhash import MinHash
-from trainrig.corpus.dedup.names import Shelf, id_texts, id_words
+from trainrig.corpus.dedup.decisions.documents import Documents, Fates
+from trainrig.corpus.dedup.decisions.keep import KeepRule, Longest, Measured
+from trainrig.corpus.dedup.pairs.document_reference import Shelf, id_texts, id_words
+from trainrig.corpus.dedup.pairs.partition_plan import Plan
+from trainrig.corpus.dedup.pairs.verify import Verification
 from trainrig.corpus.dedup.passes import Search
-from trainrig.corpus.dedup.plan import Plan
 from trainrig.corpus.dedup.search import Found, find_copies
-from trainrig.corpus.dedup.signing import Signatures
-from trainrig.corpus.dedup.verify import Verification
-from trainrig.ray_session import map_splits
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.sign_split import Signatures
+from trainrig.ray_runtime.ray_session import map_splits
 from trainrig.splits import Phase, Split, Work
 
 LONGEST, DEFAULT = Longest(), Verification()

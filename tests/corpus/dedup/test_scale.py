@@ -18,16 +18,16 @@ import pytest
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.dedup.buckets import MOST_MET
-from trainrig.corpus.dedup.documents import KEPT, Fates
-from trainrig.corpus.dedup.keep import Longest
-from trainrig.corpus.dedup.minhash import MinHash
-from trainrig.corpus.dedup.names import Shelf
+from trainrig.corpus.dedup.decisions.documents import KEPT, Fates
+from trainrig.corpus.dedup.decisions.keep import Longest
+from trainrig.corpus.dedup.pairs.buckets import MOST_MET
+from trainrig.corpus.dedup.pairs.document_reference import Shelf
+from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
+from trainrig.corpus.dedup.pairs.verify import Verification
 from trainrig.corpus.dedup.passes import Search
-from trainrig.corpus.dedup.plan import MIB, plan
-from trainrig.corpus.dedup.verify import Verification
+from trainrig.corpus.dedup.signatures.minhash import MinHash
 
-_planted = runpy.run_path(str(Path(__file__).parent / "planted.py"))
+_planted = runpy.run_path(str(Path(__file__).with_name("planted.py")))
 SETTINGS = MinHash()
 
 SEARCH = """
@@ -65,7 +65,7 @@ def searched(
     place = functools.partial(storage.join, str(folder))
     search = Search(tuple(shelves), cut, SETTINGS, Verification(), Longest(), False, place)
     (folder / "search").write_bytes(pickle.dumps(search))
-    command = [str(folder), str(folder / "search"), str(Path(__file__).parent / "searching.py")]
+    command = [str(folder), str(folder / "search"), str(Path(__file__).with_name("searching.py"))]
     told = subprocess.run(
         [sys.executable, "-c", SEARCH, *command],
         stdout=subprocess.PIPE,

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.documents import BY_LIKENESS, BY_TEXT, BY_URL
-from trainrig.corpus.dedup.equals import DIGEST
-from trainrig.corpus.dedup.exact import text_digest
-from trainrig.corpus.dedup.keep import ContentHash, Longest
-from trainrig.corpus.dedup.minhash import MinHash
-from trainrig.corpus.dedup.shingles import shingle
-from trainrig.corpus.dedup.signing import Signatures
-from trainrig.corpus.dedup.verify import Verification
+from trainrig.corpus.dedup.decisions.documents import BY_LIKENESS, BY_TEXT, BY_URL
+from trainrig.corpus.dedup.decisions.keep import ContentHash, Longest
+from trainrig.corpus.dedup.pairs.equals import DIGEST
+from trainrig.corpus.dedup.pairs.verify import Verification
+from trainrig.corpus.dedup.signatures.exact import text_digest
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.shingles import shingle
+from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.corpus.urls.key import url_key
 
-_searching = runpy.run_path(str(Path(__file__).parent / "searching.py"))
+_searching = runpy.run_path(str(Path(__file__).with_name("searching.py")))
 look, shelve = _searching["look"], _searching["shelve"]
 
 # Bands of one row over single words: of a few words, many pairs meet, and in several bands.
@@ -99,9 +99,9 @@ def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_
     documents = named(files)
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch("trainrig.corpus.dedup.buckets.BATCH", held),
-        mock.patch("trainrig.corpus.dedup.guests.MOST_HELD", held),
-        mock.patch("trainrig.corpus.dedup.evidence._ROW_GROUP", held),
+        mock.patch("trainrig.corpus.dedup.pairs.buckets.BATCH", held),
+        mock.patch("trainrig.corpus.dedup.pairs.remote_documents.MOST_HELD", held),
+        mock.patch("trainrig.corpus.dedup.pairs.evidence._ROW_GROUP", held),
     ):
         searched = search(Path(folder), documents, apart=apart, urls=by_url)
         assert same(searched.fates(), one_after_the_other(documents, by_url))
@@ -230,11 +230,11 @@ def test_how_many_pairs_are_held_at_a_time_changes_no_evidence(tmp_path, held):
     files = [pages[:20], pages[20:45], pages[45:]]
     expected = evidence_of(find(tmp_path / "whole", files))
     with (
-        mock.patch("trainrig.corpus.dedup.buckets.BATCH", held),
-        mock.patch("trainrig.corpus.dedup.guests.MOST_HELD", held),
-        mock.patch("trainrig.corpus.dedup.evidence._ROW_GROUP", held),
-        mock.patch("trainrig.corpus.dedup.comparing._SLICE", held),
-        mock.patch("trainrig.corpus.dedup.runs.PIECE", held),
+        mock.patch("trainrig.corpus.dedup.pairs.buckets.BATCH", held),
+        mock.patch("trainrig.corpus.dedup.pairs.remote_documents.MOST_HELD", held),
+        mock.patch("trainrig.corpus.dedup.pairs.evidence._ROW_GROUP", held),
+        mock.patch("trainrig.corpus.dedup.pairs.verify_candidates._SLICE", held),
+        mock.patch("trainrig.corpus.dedup.pairs.sorted_runs.PIECE", held),
     ):
         assert evidence_of(find(tmp_path / "apart", files, apart=True)) == expected
     assert sum(map(len, expected)) > 400

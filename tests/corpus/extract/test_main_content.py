@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import Extracted, MainContent, NotExtracted, Trafilatura, extract
-from trainrig.corpus.extract.judged import judge
 from trainrig.corpus.extract.main_content import LITTLE
+from trainrig.corpus.extract.verdict import judge
 from trainrig.corpus.read import Page
 
 SENTENCES = (

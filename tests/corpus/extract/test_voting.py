@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from trainrig.corpus.extract.block_model.blocks import Blocks
-from trainrig.corpus.extract.judged import Judged
 from trainrig.corpus.extract.kinds import Favour
+from trainrig.corpus.extract.verdict import Judged
 from trainrig.corpus.extract.voting import vote
 
 # Four blocks of equal length, each of more than three words.

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS
 from trainrig.corpus.filters import (
     C4,
     Filter,
@@ -20,7 +21,6 @@ from trainrig.corpus.filters import (
 from trainrig.corpus.filters.presets import NAMES
 from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
 from trainrig.corpus.signals import SIGNALS
-from trainrig.corpus.signals.datatrove.names import DATATROVE_SIGNALS
 
 MEASURED = {*SIGNALS, *DATATROVE_SIGNALS, *RefinedWebLines.columns, "language", "language_score"}
 

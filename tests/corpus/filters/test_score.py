@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig import config
-from trainrig.corpus.curation import Curation
-from trainrig.corpus.filters.cut_off import CutOff
+from trainrig.corpus.filters.percentile_threshold import CutOff
 from trainrig.corpus.filters.score import Score
+from trainrig.corpus.run_file import Curation
 from trainrig.errors import ConfigError
 
 COLUMNS = {

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trainrig.corpus import language
 from trainrig.corpus.language import NONE, PREFIX, identify, identify_all, language_codes
-from trainrig.corpus.signals.batch import batch_of
+from trainrig.corpus.signals.text_arrays.batch import batch_of
 
 ENGLISH = "The mill stands by the river, and its wheel has turned there for two hundred years. "
 GERMAN = "Die Mühle steht am Fluss, und ihr Rad dreht sich dort seit zweihundert Jahren. "

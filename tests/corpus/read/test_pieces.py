@@ -39,7 +39,7 @@ from trainrig.corpus.read.pieces import (
 )
 from trainrig.corpus.read.plain import read_text
 from trainrig.corpus.read.settings import Fields
-from trainrig.corpus.read.warc import read_warc, write_warc
+from trainrig.corpus.read.web_archives.warc import read_warc, write_warc
 from trainrig.errors import ClusterError
 
 _proxies = runpy.run_path(str(Path(__file__).parents[2] / "s3_proxy.py"))

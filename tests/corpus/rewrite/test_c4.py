@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.c4 import C4Lines
-from trainrig.corpus.signals.batch import batch_of
+from trainrig.corpus.signals.text_arrays.batch import batch_of
 
 pieces = st.sampled_from(
     [

@@ -7,7 +7,7 @@ import pytest
 from trainrig.corpus.rewrite.pii import PII, mask
 from trainrig.corpus.rewrite.pii.cards import passes_luhn
 from trainrig.corpus.rewrite.pii.ibans import LENGTHS
-from trainrig.quickstart.personal_data import personal_items
+from trainrig.quickstart.site.personal_data import personal_items
 
 SECTIONS = """Section 4.2.1.3 says more|see 8.1.2.3 for details|§ 5.3.2.1|§5.3.2.1
 1.2.3.4 Introduction

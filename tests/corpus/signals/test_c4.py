@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.c4 import C4Lines
 from trainrig.corpus.signals import measure
-from trainrig.corpus.signals.batch import batch_of
-from trainrig.corpus.signals.sentences import sentences_in
+from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.sentences import sentences_in
 
 PIECES = (
     *("[1]", "[edit]", "[citation needed]", "[", "]", "Hello there my good friend. ", "he said. "),

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.signals.batch import batch_of
 from trainrig.corpus.signals.c4_lines import _is_decimal, line_at
+from trainrig.corpus.signals.text_arrays.batch import batch_of
 
 texts = st.text(st.sampled_from([*"ab [{\t\n\r\x0b\x1c\x85\u2028\xa0"]) | st.characters())
 

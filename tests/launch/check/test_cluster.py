@@ -9,7 +9,7 @@ from trainrig import cli
 from trainrig.errors import ConfigError
 from trainrig.launch.check import shipped
 from trainrig.launch.check.cluster import check_cluster
-from trainrig.launch.check.quantities import number
+from trainrig.launch.check.kubernetes.quantities import number
 from trainrig.launch.check.secrets import secrets_in
 from trainrig.launch.check.shape import differences
 from trainrig.launch.check.shipped import find_cluster

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from trainrig.ray_session import ENVIRONMENT
+from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 MEMORY = 80 * 2**20  # bytes of an object store: the least that Ray takes
 HEAD_ID = "f" * 51 + "00000"  # what the provider believes the head's to be

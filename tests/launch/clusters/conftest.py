@@ -21,7 +21,7 @@ def scaled():
     import ray
     from autoscaled import Autoscaled
 
-    from trainrig import ray_session
+    from trainrig.ray_runtime import ray_session
 
     cluster = Autoscaled(idle_seconds=4, cpu=(1, 3), gpu=(1, 2))
     try:

@@ -11,15 +11,16 @@ import time
 import pytest
 import trouble
 
-from trainrig import manifest, ray_session, storage
+from trainrig import manifest, storage
 from trainrig.corpus.curate import REPORT_PAGE, Curation, curate
-from trainrig.corpus.curation import Source
 from trainrig.corpus.read import Page, Reading
-from trainrig.corpus.read.warc import write_warc
+from trainrig.corpus.read.web_archives.warc import write_warc
+from trainrig.corpus.run_file import Source
 from trainrig.errors import ConfigError
 from trainrig.manifest import CLAIM, MANIFEST
+from trainrig.ray_runtime import ray_session
 from trainrig.splits import Phase, Split
-from trainrig.train import trainer
+from trainrig.train.elastic import trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 WHEN = "2024-05-18T01:58:10Z"
@@ -149,11 +150,11 @@ def workers(events):
 
 DEAD_DRIVER = """
 import os, signal, sys, time
-from trainrig import ray_session
-from trainrig.train import wish
-wish.FORGOTTEN = 5.0
+from trainrig.ray_runtime import ray_session
+from trainrig.train.elastic import autoscaler_request
+autoscaler_request.FORGOTTEN = 5.0
 ray_session.join()
-wish.Wish().say(2, {"CPU": 1})
+autoscaler_request.Wish().say(2, {"CPU": 1})
 import ray
 while sum(node["Alive"] for node in ray.nodes()) < 3:
     time.sleep(0.1)

@@ -6,16 +6,16 @@ import pytest
 
 from trainrig import hardware
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch import known_clusters
 from trainrig.launch.check.cluster import check_cluster
 from trainrig.launch.check.shipped import find_cluster
 from trainrig.launch.clusters.down import Patience, down, end_all
 from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.machine import Machine
+from trainrig.launch.clusters.providers.machine import Machine
 from trainrig.launch.clusters.runs import runs_on
 from trainrig.launch.clusters.status import status
-from trainrig.launch.record import Home
-from trainrig.launch.submit import Submission
+from trainrig.launch.record import known_clusters
+from trainrig.launch.record.run_record import Home
+from trainrig.launch.submit.submit import Submission
 
 QUICK = Patience(total=1.0, between=0.01, settle=0.05)
 HEAD = Machine("i-1", "instance", "aws", "running", pool="head")

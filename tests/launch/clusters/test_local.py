@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters.processes import MARK, Processes
+from trainrig.launch.clusters.providers.local_processes import MARK, Processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -47,7 +47,7 @@ def trainrig(tmp_path):
 
 DRIVER = """
 import ray
-from trainrig import ray_session
+from trainrig.ray_runtime import ray_session
 ray_session.connect(8, "workers")
 where = ray.remote(lambda: ray.get_runtime_context().get_node_id())
 there = where.options(num_cpus=1, label_selector={"trainrig.io/pool": "cpu"})
@@ -85,7 +85,7 @@ def test_a_laptop_is_brought_up_used_and_left_as_it_was(file, trainrig, tmp_path
 
 @pytest.mark.soak
 def test_a_laptop_with_a_live_run_stays_up(file, trainrig, tmp_path):
-    from trainrig.launch.record import Home
+    from trainrig.launch.record.run_record import Home
 
     up = json.loads(trainrig("up", file, "--json").stdout)
     home = tmp_path / "home"

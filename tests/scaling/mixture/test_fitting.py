@@ -11,11 +11,12 @@ import pytest
 
 from trainrig import cli, config
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.mixture.fitting import MixtureFit, write_mixture
+from trainrig.scaling.mixture.fitting import MixtureFit
 from trainrig.scaling.mixture.proposal import Search
 from trainrig.scaling.mixture.runs import MixtureRuns
+from trainrig.scaling.mixture.write_mixture import write_mixture
 from trainrig.tokens.shards.token_shards import EncodedDocument, Vocabulary, write_shard
-from trainrig.train.run import Pretraining
+from trainrig.train.run_file import Pretraining
 
 QUICK = Search(candidates=10_000, finalists=100, draws=40)
 RUN = """

@@ -10,10 +10,10 @@ from scipy.stats import spearmanr
 
 from trainrig.scaling.mixture import gaussian_process
 from trainrig.scaling.mixture.gaussian_process import GaussianProcess
-from trainrig.scaling.mixture.judging import Judged, law_in_folds, left_out_once, ranks
 from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
 from trainrig.scaling.mixture.mixing_law import MixingLaw
 from trainrig.scaling.mixture.runs import MixtureRuns
+from trainrig.scaling.mixture.validation import Judged, law_in_folds, left_out_once, ranks
 
 DATA = os.environ.get("TRAINRIG_TEST_DATA")
 

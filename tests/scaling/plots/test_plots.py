@@ -5,8 +5,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from trainrig import figures
-from trainrig.scaling.forms import Parametric
-from trainrig.scaling.pages.law_views import surface
+from trainrig.scaling.laws.forms import Parametric
+from trainrig.scaling.laws.pages.law_views import surface
 from trainrig.scaling.plots.agreement import (
     Agreement,
     Residuals,

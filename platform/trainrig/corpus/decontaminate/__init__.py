@@ -14,7 +14,7 @@ styles, and where they come from, are in settings.py.
 """
 
 from trainrig.corpus.decontaminate.benchmarks import check_examples, fingerprint
-from trainrig.corpus.decontaminate.deciding import CONTAMINATED, Decision, Touch, decide
+from trainrig.corpus.decontaminate.decide import CONTAMINATED, Decision, Touch, decide
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import Matches, Totals, match, merge
 from trainrig.corpus.decontaminate.settings import (

@@ -19,7 +19,7 @@ from trainrig.corpus.decontaminate.vocabulary import (
     number_of,
 )
 from trainrig.corpus.decontaminate.words import Words
-from trainrig.corpus.signals.hashing import mixed, table_size
+from trainrig.corpus.signals.text_arrays.hashing import mixed, table_size
 
 NONE = np.uint32(0xFFFFFFFF)  # no n-gram begins here
 _Whole = int | np.int64

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.decontaminate.benchmark_overlap import Holding
 from trainrig.corpus.decontaminate.grams import Hits
-from trainrig.corpus.decontaminate.holding import Holding
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import GPT3, BySize
 from trainrig.corpus.models.array_file import open_arrays, write_arrays

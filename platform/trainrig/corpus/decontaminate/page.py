@@ -1,6 +1,6 @@
 """The part of a curation's page that tells of benchmarks: a pure function of its account."""
 
-from trainrig.corpus.decontaminate.account import (
+from trainrig.corpus.decontaminate.tallies import (
     LEAST_SHARES,
     BenchmarkRow,
     ContaminationAccount,

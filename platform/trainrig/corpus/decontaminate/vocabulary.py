@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.decontaminate.words import Words
-from trainrig.corpus.signals.hashing import table_size
+from trainrig.corpus.signals.text_arrays.hashing import table_size
 
 UNKNOWN = np.uint32(0xFFFFFFFF)  # the number of a word that no benchmark has
 NOT_ASKED = np.uint32(0xFFFFFFFE)  # of a word whose number nobody has wanted yet

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.batch import batch_of
-from trainrig.corpus.signals.characters import (
+from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.characters import (
     CAPITAL_I_WITH_DOT,
     CAPITAL_SIGMA,
     DOT_ABOVE,
@@ -22,7 +22,7 @@ from trainrig.corpus.signals.characters import (
     SYMBOL,
     characters,
 )
-from trainrig.corpus.signals.hashing import PRIME, SEED, mixed
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed
 
 
 class Words(NamedTuple):

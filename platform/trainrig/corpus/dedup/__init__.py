@@ -4,7 +4,7 @@ A new way to find near-duplicates: a file beside this, and its name in `NearDupl
 now; pydantic discriminates from two on.)
 """
 
-from trainrig.corpus.dedup.minhash import MinHash
+from trainrig.corpus.dedup.signatures.minhash import MinHash
 
 __all__ = ["MinHash", "NearDuplicates"]
 

@@ -19,18 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.arrays import save_arrays
-from trainrig.corpus.dedup import (
-    buckets,
-    comparing,
-    decision,
-    equals,
-    evidence,
-    fates,
-    ranges,
-    sharing,
-)
-from trainrig.corpus.dedup.documents import (
+from trainrig.corpus.dedup.decisions import decision, dedup_decisions
+from trainrig.corpus.dedup.decisions.documents import (
     BY_LIKENESS,
     BY_TEXT,
     BY_URL,
@@ -40,10 +30,10 @@ from trainrig.corpus.dedup.documents import (
     Fates,
     keep_order,
 )
-from trainrig.corpus.dedup.guests import GUEST, Once, guests_of, told_names
-from trainrig.corpus.dedup.keep import KeepRule
-from trainrig.corpus.dedup.minhash import MinHash
-from trainrig.corpus.dedup.names import (
+from trainrig.corpus.dedup.decisions.keep import KeepRule
+from trainrig.corpus.dedup.pairs import buckets, equals, evidence, key_ranges, verify_candidates
+from trainrig.corpus.dedup.pairs import shared_keys as sharing
+from trainrig.corpus.dedup.pairs.document_reference import (
     NAME,
     Shelf,
     digest_words,
@@ -54,8 +44,9 @@ from trainrig.corpus.dedup.names import (
     refs,
     shelves_of,
 )
-from trainrig.corpus.dedup.plan import Plan
-from trainrig.corpus.dedup.runs import (
+from trainrig.corpus.dedup.pairs.partition_plan import Plan
+from trainrig.corpus.dedup.pairs.remote_documents import GUEST, Once, guests_of, told_names
+from trainrig.corpus.dedup.pairs.sorted_runs import (
     Part,
     Rows,
     Run,
@@ -64,8 +55,10 @@ from trainrig.corpus.dedup.runs import (
     write_run,
     writing_run,
 )
-from trainrig.corpus.dedup.signature_file import load_columns
-from trainrig.corpus.dedup.verify import Verification
+from trainrig.corpus.dedup.pairs.verify import Verification
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.signature_file import load_columns
+from trainrig.corpus.files.arrays import save_arrays
 from trainrig.corpus.urls.key import url_key
 from trainrig.manifest import FileSum
 from trainrig.splits import Work
@@ -278,7 +271,7 @@ def meet(search: Search) -> Work:
 
     def pair(task: Task) -> Done:
         entries = search.part("bands", search.stretches, task["number"], buckets.ENTRY)
-        pairs = ranges.candidates(entries, len(search.parts), search.plan.entries, earlier)
+        pairs = key_ranges.candidates(entries, len(search.parts), search.plan.entries, earlier)
         with search.writing("candidates", task) as run, search.writing("wanted", task) as wanted:
             guests = Once(lambda rows: wanted.add(rows, stretch_of[shelves_of(rows["ref"])]))
             for found in pairs:
@@ -301,7 +294,9 @@ def carry(search: Search) -> Work:
         ):
 
             def hand_on(rows: Rows) -> None:
-                sets = comparing.carried(rows, len(search.stretches), search.shelves, search.order)
+                sets = verify_candidates.carried(
+                    rows, len(search.stretches), search.shelves, search.order
+                )
                 names.add_grouped([sets.names], sets.first_names)
                 shingles.add_grouped(sets.shingles(), sets.first_shingles)
 
@@ -314,17 +309,19 @@ def carry(search: Search) -> Work:
     return write
 
 
-def _carried(search: Search, stretch: int) -> Iterator[comparing.Sets]:
+def _carried(search: Search, stretch: int) -> Iterator[verify_candidates.Sets]:
     """What was carried to a stretch, from one after the other, lot by lot."""
     for names_run, shingles_run in zip(
         search.runs("carried-names", search.stretches),
         search.runs("carried-shingles", search.stretches),
         strict=True,
     ):
-        shingles = Part.of([shingles_run], stretch, comparing.SHINGLE).chunks()
-        for names in Part.of([names_run], stretch, comparing.SET).chunks():
+        shingles = Part.of([shingles_run], stretch, verify_candidates.SHINGLE).chunks()
+        for names in Part.of([names_run], stretch, verify_candidates.SET).chunks():
             # Of documents that have none, no shingle was written.
-            yield comparing.Sets(names, next(shingles, np.empty(0, comparing.SHINGLE)))
+            yield verify_candidates.Sets(
+                names, next(shingles, np.empty(0, verify_candidates.SHINGLE))
+            )
 
 
 def verify(search: Search) -> Work:
@@ -332,12 +329,14 @@ def verify(search: Search) -> Work:
 
     def compare(task: Task) -> Done:
         there = search.part("candidates", search.parts, task["number"], buckets.CANDIDATE)
-        met = comparing.Met.of(buckets.nearest_of_all(there.pieces()))
+        met = verify_candidates.Met.of(buckets.nearest_of_all(there.pieces()))
         here = slice(*np.searchsorted(met.seconds, search.refs(task["number"])))
         refs_here = np.union1d(met.firsts, met.seconds[here])
-        own = comparing.gathered(refs_here, search.shelves, search.order)
+        own = verify_candidates.gathered(refs_here, search.shelves, search.order)
         others = itertools.chain([own], _carried(search, task["number"]))
-        found, names = comparing.alike(met, own, others, search.verification.measure, search.floor)
+        found, names = verify_candidates.alike(
+            met, own, others, search.verification.measure, search.floor
+        )
         shelves = shelves_of(found["a"])
         for number, shelf in search.own(task["number"]):
             if not shelf.earlier:
@@ -407,7 +406,7 @@ def decide(search: Search, turn: int) -> Work:
             told,
             echoes.pieces,
         )
-        search.write(f"decided-{turn:05d}", task, fates.of_decided(decided), decided.refs)
+        search.write(f"decided-{turn:05d}", task, dedup_decisions.of_decided(decided), decided.refs)
         search.write(f"echoes-{turn:05d}", task, decided.echoes, decided.echoes["about"])
         guests = search.part("guests", search.stretches, stretch, GUEST)
         with search.writing(f"words-{turn:05d}", task) as words:
@@ -421,16 +420,16 @@ def decide(search: Search, turn: int) -> Work:
 def _known(search: Search, turn: int, stretch: int) -> Rows:
     """What is decided of the documents of a stretch, now or when an earlier crawl was."""
     path = search.runs(f"decided-{turn:05d}", search.stretches)[stretch]
-    tables = [read_part([path], stretch, fates.FATE)]
+    tables = [read_part([path], stretch, dedup_decisions.FATE)]
     for number, shelf in search.own(stretch):
         if shelf.earlier:
             tables.append(_fell_before(number, Fates.load(shelf.documents)))
-    return fates.in_order(*tables)
+    return dedup_decisions.in_order(*tables)
 
 
 def _fell_before(shelf: int, there: Fates) -> Rows:
     fell = np.flatnonzero(there.kinds != KEPT)
-    rows = np.zeros(len(fell), fates.FATE)
+    rows = np.zeros(len(fell), dedup_decisions.FATE)
     rows["ref"] = refs(shelf, fell)
     rows["kind"], rows["similarity"] = there.kinds[fell], there.similarities[fell]
     rows["id0"], rows["id1"] = there.repeated[fell].T
@@ -446,19 +445,19 @@ def tell(search: Search, kind: Kind, turn: int) -> Work:
         stretch = task["number"]
         known = _known(search, turn, stretch)
         if kind == "url":
-            known = fates.in_order(known, _told(search, "text", stretch, known))
+            known = dedup_decisions.in_order(known, _told(search, "text", stretch, known))
         elsewhere = search.part(f"{kind}-repeats-by-first", search.parts, stretch, equals.REPEAT)
         firsts = equals.one_of_each_first(search.own_repeats(kind, stretch))
         with search.writing(f"{kind}-told", task) as run:
             for piece in elsewhere.pieces():
-                rows = fates.of_repeats(piece, known, _FATES[kind])
+                rows = dedup_decisions.of_repeats(piece, known, _FATES[kind])
                 run.add(rows, stretch_of[shelves_of(rows["ref"])])
                 firsts = equals.one_of_each_first(np.concatenate([firsts, piece]))
             if kind == "text":
                 paths = search.runs(f"{kind}-repeats-by-ref", search.parts)
                 there = read_part(paths, stretch, equals.REPEAT)
                 firsts = firsts[~np.isin(firsts["first"], there["ref"])]
-                rows = fates.of_firsts(firsts, known)
+                rows = dedup_decisions.of_firsts(firsts, known)
                 run.add(rows, stretch_of[shelves_of(rows["ref"])])
         return {}, {}
 
@@ -467,11 +466,13 @@ def tell(search: Search, kind: Kind, turn: int) -> Work:
 
 def _told(search: Search, kind: Kind, stretch: int, known: Rows) -> Rows:
     """What becomes of the repeats of a stretch, in the order of refs; and of firsts of texts."""
-    told = fates.in_order(
-        read_part(search.runs(f"{kind}-told", search.stretches), stretch, fates.FATE)
+    told = dedup_decisions.in_order(
+        read_part(search.runs(f"{kind}-told", search.stretches), stretch, dedup_decisions.FATE)
     )
-    own = fates.of_own_repeats(search.own_repeats(kind, stretch), told, known, _FATES[kind])
-    return fates.in_order(told, own)
+    own = dedup_decisions.of_own_repeats(
+        search.own_repeats(kind, stretch), told, known, _FATES[kind]
+    )
+    return dedup_decisions.in_order(told, own)
 
 
 def settle(search: Search, turn: int) -> Work:
@@ -480,12 +481,12 @@ def settle(search: Search, turn: int) -> Work:
     def settle_stretch(task: Task) -> Done:
         stretch = task["number"]
         decided = search.runs(f"decided-{turn:05d}", search.stretches)[stretch]
-        tables = [read_part([decided], stretch, fates.FATE)]
+        tables = [read_part([decided], stretch, dedup_decisions.FATE)]
         known = _known(search, turn, stretch)
         kinds: tuple[Kind, ...] = ("text", "url") if search.urls else ("text",)
         for kind in kinds:
             tables.append(_told(search, kind, stretch, known))
-            known = fates.in_order(known, tables[-1])
+            known = dedup_decisions.in_order(known, tables[-1])
         rows = np.concatenate(tables)
         shelves = shelves_of(rows["ref"])
         counts, clusters = {}, 0

@@ -14,7 +14,7 @@ from trainrig.corpus.extract.block_model.blocks import (
     TEXT,
     WORDS,
 )
-from trainrig.corpus.extract.judged import Judged
+from trainrig.corpus.extract.verdict import Judged
 
 _LEAST_WORDS: Final = 5  # shorter lines are repeated for many reasons
 

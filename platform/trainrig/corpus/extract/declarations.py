@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.extract.judged import Judged
+from trainrig.corpus.extract.verdict import Judged
 
 # A name and a bracket at once (or, as Doxygen writes it, with spaces around the bracket).
 _CALL: Final = re.compile(rb"\((?:(?<=[A-Za-z0-9_>]\()|(?<=[A-Za-z0-9_>] \()(?= ))(?!\d)")

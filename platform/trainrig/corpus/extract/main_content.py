@@ -11,8 +11,8 @@ from trainrig.corpus.extract import trafilatura_text
 from trainrig.corpus.extract.block_model.trees import Name
 from trainrig.corpus.extract.captions import without_thumbnails
 from trainrig.corpus.extract.declarations import is_gutted
-from trainrig.corpus.extract.judged import Judged, judge
 from trainrig.corpus.extract.kinds import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
+from trainrig.corpus.extract.verdict import Judged, judge
 from trainrig.corpus.extract.voting import Ask, vote
 
 # The figures below are F1 of five-fold cross-validation over the hosts that the trees were trained

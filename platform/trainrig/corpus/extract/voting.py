@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.extract.agreement import shares
 from trainrig.corpus.extract.block_model.trees import SCALE
-from trainrig.corpus.extract.judged import Judged
 from trainrig.corpus.extract.kinds import Favour
+from trainrig.corpus.extract.verdict import Judged
 
 Ask = Callable[[Favour], str]  # trafilatura's text of the page at hand, "" where it finds none
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from trainrig.corpus.datatrove_signals.names import PREFIX
 from trainrig.corpus.filters.c4 import C4
 from trainrig.corpus.filters.fineweb import FineWeb
 from trainrig.corpus.filters.gopher import GopherQuality, GopherRepetition
@@ -21,7 +22,6 @@ from trainrig.corpus.filters.refinedweb import RefinedWeb
 from trainrig.corpus.filters.score import Score
 from trainrig.corpus.filters.url import Url
 from trainrig.corpus.limits import Columns
-from trainrig.corpus.signals.datatrove.names import PREFIX
 
 __all__ = [
     "C4",

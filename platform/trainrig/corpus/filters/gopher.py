@@ -15,7 +15,7 @@ from pydantic import Field
 from trainrig.corpus.filters.word_rules import CountsWords
 from trainrig.corpus.limits import Limit
 from trainrig.corpus.signals.stop_words import LANGUAGES
-from trainrig.corpus.signals.unspaced import UNSPACED
+from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
 
 
 class GopherQuality(CountsWords):

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.corpus.filters.cut_off import CutOff
+from trainrig.corpus.filters.percentile_threshold import CutOff
 from trainrig.corpus.limits import Limit
 
 

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from trainrig.config import Settings
-from trainrig.corpus.signals.datatrove.names import PREFIX
+from trainrig.corpus.datatrove_signals.names import PREFIX
 
 WordRule = Literal["spaces", "datatrove"]
 

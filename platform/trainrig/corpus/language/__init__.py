@@ -27,8 +27,8 @@ from trainrig.corpus.language.word_vectors import (
     own_words,
     text_vector,
 )
-from trainrig.corpus.signals.batch import Batch, batch_of
-from trainrig.corpus.signals.hashing import hash_of
+from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+from trainrig.corpus.signals.text_arrays.hashing import hash_of
 
 PREFIX = 100_000  # characters looked at
 _KNOWN_WORDS = 2**18  # places of a generation: 34 MB for both

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.characters import LETTER, SPACE
-from trainrig.corpus.signals.hashing import PRIME, SEED, mixed, table_size
+from trainrig.corpus.signals.text_arrays.characters import LETTER, SPACE
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed, table_size
 
 _OFFSET, _PRIME = np.uint32(2166136261), np.uint32(16777619)  # of FNV-1a in 32 bits
 _BORDERS = (ord("<"), ord(">"))

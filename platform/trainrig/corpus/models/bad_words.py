@@ -17,7 +17,7 @@ from trainrig import storage
 from trainrig.config import PLACE, Settings
 from trainrig.corpus.models.scores import Scores
 from trainrig.corpus.models.toxicity import ANY, entries_of
-from trainrig.corpus.signals.unspaced import UNSPACED
+from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
 
 _WORD = re.compile(r"\w+")
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from trainrig import storage
 from trainrig.config import PLACE, Settings
 from trainrig.corpus.models.scores import Scores, quantised
-from trainrig.corpus.signals.unspaced import UNSPACED
+from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
 from trainrig.errors import DataError
 
 ANY = ""  # the language of a list for all texts

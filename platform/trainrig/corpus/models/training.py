@@ -20,7 +20,7 @@ from trainrig.corpus.models.subwords import Pieces, Subwords, TokenizerFile, mak
 from trainrig.corpus.models.texts import Texts
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
-from trainrig.ray_session import Progress
+from trainrig.ray_runtime.ray_session import Progress
 
 CLASSIFIER_FILE = "classifier.safetensors"
 NGRAMS_FILE = "ngrams.safetensors"

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from trainrig import storage
-from trainrig.corpus.read import arc, warc
-from trainrig.corpus.read.archive import read_archive
 from trainrig.corpus.read.files import File, files_of, first_bytes
 from trainrig.corpus.read.jsonl import read_jsonl
 from trainrig.corpus.read.page import Page, Unreadable
 from trainrig.corpus.read.pieces import Piece, as_json, from_json, pieces
 from trainrig.corpus.read.plain import read_page, read_text
-from trainrig.corpus.read.records import Grammar
 from trainrig.corpus.read.settings import Fields, Reading
+from trainrig.corpus.read.web_archives import arc, warc
+from trainrig.corpus.read.web_archives.archive import read_archive
+from trainrig.corpus.read.web_archives.records import Grammar
 
 
 def read(piece: Piece, reading: Reading) -> Iterator[Page | Unreadable]:

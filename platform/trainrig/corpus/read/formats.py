@@ -8,13 +8,13 @@ from typing import cast
 
 from fastwarc.stream_io import ZstdReader
 
-from trainrig.corpus.read import arc, warc
-from trainrig.corpus.read.archive import has_a_member_for_each_record
 from trainrig.corpus.read.encoding import is_wide
 from trainrig.corpus.read.files import NAMES, File, first_bytes, format_by_name
-from trainrig.corpus.read.members import MAGIC as GZIP_MAGIC
-from trainrig.corpus.read.packed import ZSTD_MAGIC
 from trainrig.corpus.read.settings import Format, Reading
+from trainrig.corpus.read.web_archives import arc, warc
+from trainrig.corpus.read.web_archives.archive import has_a_member_for_each_record
+from trainrig.corpus.read.web_archives.members import MAGIC as GZIP_MAGIC
+from trainrig.corpus.read.web_archives.packed import ZSTD_MAGIC
 from trainrig.errors import DataError
 
 _HEAD = 2**14  # bytes that are looked at

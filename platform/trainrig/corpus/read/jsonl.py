@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from trainrig.corpus.read.lines import lines
-from trainrig.corpus.read.packed import Unpacked
 from trainrig.corpus.read.page import Page, Unreadable
 from trainrig.corpus.read.rows import page_of
 from trainrig.corpus.read.settings import Fields
+from trainrig.corpus.read.web_archives.packed import Unpacked
 
 _MARK = b"\xef\xbb\xbf"
 

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from trainrig.corpus.read.encoding import HEAD, encoding_of, is_wide
 from trainrig.corpus.read.lines import Line, lines
-from trainrig.corpus.read.packed import Unpacked
 from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
 from trainrig.corpus.read.settings import Reading
+from trainrig.corpus.read.web_archives.packed import Unpacked
 
 _BLOCK = 2**16  # bytes
 _BACK = 2**12  # bytes read at a time when looking back

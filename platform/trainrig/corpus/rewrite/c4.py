@@ -18,11 +18,11 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.batch import Batch, batch_of
 from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
-from trainrig.corpus.signals.characters import LINE_BREAK, SPACE, characters
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.phrases import (
+from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE, characters
+from trainrig.corpus.signals.text_arrays.phrases import (
     JAVASCRIPT,
     LOREM_IPSUM,
     POLICY,

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.signals.batch import Batch, batch_of
 from trainrig.corpus.signals.c4 import c4_of
 from trainrig.corpus.signals.line_ends import line_ends_of
 from trainrig.corpus.signals.marks import marks_of
@@ -25,7 +24,8 @@ from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, repetition_of
 from trainrig.corpus.signals.pieces import lines_and_paragraphs, repeated
 from trainrig.corpus.signals.shares import shares
 from trainrig.corpus.signals.stop_words import stop_words_in
-from trainrig.corpus.signals.words import words_of
+from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+from trainrig.corpus.signals.text_arrays.words import words_of
 
 __all__ = ["SIGNALS", "measure"]
 

@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.batch import Batch
 from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
-from trainrig.corpus.signals.characters import SPACE, characters
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.phrases import (
+from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.characters import SPACE, characters
+from trainrig.corpus.signals.text_arrays.phrases import (
     JAVASCRIPT,
     LOREM_IPSUM,
     POLICY,
     may_have_phrases,
     phrases_in,
 )
-from trainrig.corpus.signals.sentences import sentences_in
+from trainrig.corpus.signals.text_arrays.sentences import sentences_in
 
 _MAX_WORD_LENGTH = 1000
 _MIN_WORDS, _MIN_WORDS_ANY_END = 5, 3  # of its authors' code, and of datatrove

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.characters import LINE_BREAK, SPACE
+from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE
 
 _OPEN, _CLOSE, _CURLY_BRACKET, _RETURN, _NEW_LINE = 0x5B, 0x5D, 0x7B, 0x0D, 0x0A
 _EDIT, _NEEDED = (np.array([*map(ord, each)]) for each in ("[edit]", "[citation needed]"))

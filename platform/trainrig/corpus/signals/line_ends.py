@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.batch import Batch
-from trainrig.corpus.signals.characters import BULLET, DASH, SPACE, TERMINAL
 from trainrig.corpus.signals.pieces import Pieces
+from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.characters import BULLET, DASH, SPACE, TERMINAL
 
 SHORT_LINE = 30  # characters; of FineWeb (Penedo et al. 2024, arXiv:2406.17557, section 3.6)
 _FULL_STOP, _ELLIPSIS = 0x2E, 0x2026

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.batch import Batch
-from trainrig.corpus.signals.characters import SYMBOL
+from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.characters import SYMBOL
 
 _NEW_LINE, _HASH, _FULL_STOP, _CURLY_BRACKET, _ELLIPSIS = 0x0A, 0x23, 0x2E, 0x7B, 0x2026
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.hashing import count_again, mixed, seen_table, table_size
-from trainrig.corpus.signals.words import Words
+from trainrig.corpus.signals.text_arrays.hashing import count_again, mixed, seen_table, table_size
+from trainrig.corpus.signals.text_arrays.words import Words
 
 TOPS = (2, 3, 4)
 DUPLICATES = (5, 6, 7, 8, 9, 10)

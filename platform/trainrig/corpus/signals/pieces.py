@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.batch import Batch
-from trainrig.corpus.signals.characters import SPACE
-from trainrig.corpus.signals.hashing import count_again, hash_of, seen_table, table_size
+from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.characters import SPACE
+from trainrig.corpus.signals.text_arrays.hashing import count_again, hash_of, seen_table, table_size
 
 _NEW_LINE = 10
 

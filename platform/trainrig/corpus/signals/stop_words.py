@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.batch import batch_of
-from trainrig.corpus.signals.hashing import mixed, table_size
-from trainrig.corpus.signals.words import Words, words_of
+from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.hashing import mixed, table_size
+from trainrig.corpus.signals.text_arrays.words import Words, words_of
 
 STOP_WORDS: dict[str, tuple[str, ...]] = {
     "ar": ("في", "من", "على", "إلى", "أن", "التي", "عن", "مع"),

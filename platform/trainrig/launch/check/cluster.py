@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainrig import hardware, utf8
+from trainrig import hardware
 from trainrig.errors import ConfigError
 from trainrig.hardware import Hardware
-from trainrig.launch.check.aws import aws_problems
+from trainrig.launch.check.clouds.aws import aws_problems
+from trainrig.launch.check.clouds.gcp import gcp_problems
+from trainrig.launch.check.clouds.laptop import laptop_problems
 from trainrig.launch.check.containers import docker_problems
 from trainrig.launch.check.document import (
     Document,
@@ -20,17 +22,16 @@ from trainrig.launch.check.document import (
     read_documents,
     table,
 )
-from trainrig.launch.check.gcp import gcp_problems
-from trainrig.launch.check.kuberay import groups, kuberay_pools, ray_cluster_problems
-from trainrig.launch.check.kubernetes_shape import RAY, kubernetes_differences
-from trainrig.launch.check.laptop import laptop_problems
+from trainrig.launch.check.kubernetes.kuberay import groups, kuberay_pools, ray_cluster_problems
+from trainrig.launch.check.kubernetes.kubernetes_shape import RAY, kubernetes_differences
+from trainrig.launch.check.kubernetes.rayjob import ray_job_problems
 from trainrig.launch.check.notice import notice_warnings
 from trainrig.launch.check.pools import Estimate, Pool, estimate
 from trainrig.launch.check.quotas import Quota, quotas
 from trainrig.launch.check.ray_file import ray_pools, ray_problems
-from trainrig.launch.check.rayjob import ray_job_problems
 from trainrig.launch.check.secrets import secrets_in
 from trainrig.launch.check.spot_agent import agent_problems
+from trainrig.storage import utf8
 
 KUBERNETES, LAPTOP = "kubernetes", "fake_multinode"
 PROVIDERS = ("aws", "gcp", LAPTOP)

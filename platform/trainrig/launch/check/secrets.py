@@ -6,7 +6,7 @@ from typing import Any
 
 from trainrig.config import Location
 from trainrig.launch.check.document import Found
-from trainrig.launch.masking import NAMES, SHORTEST
+from trainrig.launch.redaction import NAMES, SHORTEST
 
 # What a value looks like by itself: an AWS key's id, a private key, a GitHub, Hugging Face or
 # Google key, a JSON web token.

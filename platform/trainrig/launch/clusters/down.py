@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.machine import Machine, Provider
+from trainrig.launch.clusters.providers.machine import Machine, Provider
 from trainrig.launch.clusters.runs import runs_on
-from trainrig.launch.known_clusters import forget
-from trainrig.launch.record import Home
+from trainrig.launch.record.known_clusters import forget
+from trainrig.launch.record.run_record import Home
 
 Say = Callable[[str], None]
 

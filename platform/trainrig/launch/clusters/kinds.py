@@ -9,11 +9,11 @@ from trainrig.errors import ConfigError
 from trainrig.launch.check.cluster import KUBERNETES, LAPTOP, Checked, check_cluster
 from trainrig.launch.check.document import at, read_documents
 from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters.compute import Compute
-from trainrig.launch.clusters.ec2 import EC2
-from trainrig.launch.clusters.kubernetes import CLUSTER_LABEL, Kubernetes
-from trainrig.launch.clusters.machine import Provider
-from trainrig.launch.clusters.processes import Processes
+from trainrig.launch.clusters.providers.compute_engine import Compute
+from trainrig.launch.clusters.providers.ec2 import EC2
+from trainrig.launch.clusters.providers.kubernetes import CLUSTER_LABEL, Kubernetes
+from trainrig.launch.clusters.providers.local_processes import Processes
+from trainrig.launch.clusters.providers.machine import Provider
 
 
 @dataclass(frozen=True)

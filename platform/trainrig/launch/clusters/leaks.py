@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from trainrig.launch.check.cluster import KUBERNETES, LAPTOP
-from trainrig.launch.clusters.compute import Compute
-from trainrig.launch.clusters.ec2 import EC2
 from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.kubernetes import Kubernetes
-from trainrig.launch.clusters.machine import Machine, Provider
-from trainrig.launch.clusters.processes import Processes
+from trainrig.launch.clusters.providers.compute_engine import Compute
+from trainrig.launch.clusters.providers.ec2 import EC2
+from trainrig.launch.clusters.providers.kubernetes import Kubernetes
+from trainrig.launch.clusters.providers.local_processes import Processes
+from trainrig.launch.clusters.providers.machine import Machine, Provider
 
 
 def leaks(cluster: Cluster, regions: Sequence[str] | None, all_of_ours: bool) -> list[Machine]:

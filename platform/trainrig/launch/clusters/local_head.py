@@ -17,8 +17,8 @@ from typing import Any
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.check.document import at, entries, table
-from trainrig.launch.clusters.processes import HEAD_LABELS, MARK, PROC
-from trainrig.ray_session import ENVIRONMENT
+from trainrig.launch.clusters.providers.local_processes import HEAD_LABELS, MARK, PROC
+from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"  # as the provider has the head's

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from trainrig.errors import ClusterError
-from trainrig.ray_session import ENVIRONMENT
+from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 
 def launch(config: Path, log: Path, seconds: float) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import DataError, TrainrigError
 from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.known_clusters import addresses, noted_homes
-from trainrig.launch.live_runs import live_runs
-from trainrig.launch.record import Home, RunRecord
+from trainrig.launch.record.known_clusters import addresses, noted_homes
+from trainrig.launch.record.live_runs import live_runs
+from trainrig.launch.record.run_record import Home, RunRecord
 
 HOME = "TRAINRIG_HOME"
 SET = re.compile(HOME + r"""=["']?([^\s"';]+)""")  # as an option of docker's or in a shell's line

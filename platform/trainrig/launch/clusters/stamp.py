@@ -10,7 +10,7 @@ import datetime
 import re
 from typing import Any
 
-from trainrig.launch.clusters.machine import EXPIRES_TAG
+from trainrig.launch.clusters.providers.machine import EXPIRES_TAG
 
 HOURS = re.compile(r"([1-9]\d{0,3})h")
 LABEL = "trainrig-expires"  # on Google Cloud

@@ -9,10 +9,10 @@ from trainrig import hardware
 from trainrig.hardware import Hardware
 from trainrig.launch.check.cluster import LAPTOP
 from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.machine import Machine
+from trainrig.launch.clusters.providers.machine import Machine
 from trainrig.launch.clusters.runs import runs_on
-from trainrig.launch.known_clusters import reached
-from trainrig.launch.record import Home
+from trainrig.launch.record.known_clusters import reached
+from trainrig.launch.record.run_record import Home
 
 NODES = {"instance", "pod", "node"}  # what counts as a machine; the rest hangs on it
 

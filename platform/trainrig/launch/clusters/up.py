@@ -9,14 +9,15 @@ import yaml
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.check.cluster import KUBERNETES, LAPTOP
 from trainrig.launch.check.document import at
-from trainrig.launch.check.kubernetes_shape import RAY
-from trainrig.launch.clusters import kubernetes, local_head, ray_launcher
+from trainrig.launch.check.kubernetes.kubernetes_shape import RAY
+from trainrig.launch.clusters import local_head, ray_launcher
 from trainrig.launch.clusters.down import Patience, end_all
 from trainrig.launch.clusters.kinds import Cluster
 from trainrig.launch.clusters.mounts import check_mounts
+from trainrig.launch.clusters.providers import kubernetes
 from trainrig.launch.clusters.stamp import expiry, stamped
 from trainrig.launch.clusters.token import make_token
-from trainrig.launch.known_clusters import folder_of, launched, remember
+from trainrig.launch.record.known_clusters import folder_of, launched, remember
 
 LAUNCH = 900.0  # s for the head to be up: an instance, its image, its setup
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainrig.errors import ClusterError, ConfigError, TrainrigError
 from trainrig.launch.spot.notices import Notice
-from trainrig.ray_session import ENVIRONMENT
+from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 ANSWER = 5.0  # s for the head to answer
 ALIVE = 0  # the state of a node, as Ray numbers them

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trainrig.errors import ClusterError
 from trainrig.launch.spot.drain import live_nodes
-from trainrig.ray_session import ENVIRONMENT
+from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 HEAD = "the head"
 OBJECT_STORE = 80 * 2**20  # bytes, the least that Ray takes: no data of ours goes through it

@@ -5,20 +5,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainrig import config, storage
+from trainrig import config
 from trainrig.config import Field, Settings, toml_value
 from trainrig.errors import ConfigError
 from trainrig.manifest import environment
-from trainrig.scaling.law import Interval
-from trainrig.scaling.mixture import doubts
-from trainrig.scaling.mixture.judging import Judged, law_in_folds, left_out_once
+from trainrig.scaling.laws.law import Interval
+from trainrig.scaling.mixture import fit_warnings
 from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
 from trainrig.scaling.mixture.proposal import LEVEL, Proposal, Search, propose
 from trainrig.scaling.mixture.record import MixtureRecord, Score, SourceShare, spelt
 from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
-from trainrig.train.run import Pretraining
-from trainrig.writable import check_folder
+from trainrig.scaling.mixture.validation import Judged, law_in_folds, left_out_once
+from trainrig.train.run_file import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
 DECIMALS = 4  # of a weight: batches are mixed to hundred-thousandths, and no fit is that sure
@@ -95,27 +93,8 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
         search=settings.search,
         made_by=environment(),
     )
-    record = record.model_copy(update={"warnings": tuple(doubts.warnings(record))})
+    record = record.model_copy(update={"warnings": tuple(fit_warnings.warnings(record))})
     return MixtureResult(record, left_out, held_out)
-
-
-def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:
-    """Fit, and put the record, the run file's section and the page into the folder `out`."""
-    from trainrig.scaling.mixture.page import mixture_page
-
-    check_folder(out)
-    run = _run_file(settings)
-    result = fit_mixture(settings)
-    record = result.record
-    if run is not None:
-        _check_sources(run, settings, record)
-    data = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    storage.write(storage.join(out, RECORD), f"{data}\n".encode())
-    storage.write(storage.join(out, SECTION), section(record).encode())
-    if run is not None:
-        storage.write(storage.join(out, RUN), with_weights(run, record).encode())
-    storage.write(storage.join(out, PAGE), mixture_page(settings, result, out).encode())
-    return record
 
 
 def section(record: MixtureRecord) -> str:
@@ -138,22 +117,7 @@ def with_weights(run: Pretraining, record: MixtureRecord) -> str:
     return config.to_toml(run.model_copy(update={"batches": batches}))
 
 
-def _check_sources(run: Pretraining, settings: MixtureFit, record: MixtureRecord) -> None:
-    """Raise ConfigError if the tokens of `run`, where they are made, have other sources."""
-    folder = storage.join(run.tokens, TRAIN)
-    if not storage.list_files(folder):
-        return
-    wanted = sorted(share.source for share in record.weights)
-    there = sorted(TokenShards.open(folder).sources)
-    if wanted != there:
-        raise ConfigError(
-            f"{settings.run}: {run.tokens} has the sources {', '.join(there)}, but "
-            f"{settings.mixtures} has shares of {', '.join(wanted)}; name the run file of tokens "
-            "with the same"
-        )
-
-
-def _run_file(settings: MixtureFit) -> Pretraining | None:
+def read_run(settings: MixtureFit) -> Pretraining | None:
     """Read before anything is fitted: it may be the wrong one."""
     return None if settings.run is None else config.load(Pretraining, settings.run)
 

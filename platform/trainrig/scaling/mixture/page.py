@@ -4,7 +4,8 @@ from functools import partial
 
 from trainrig import figures, report
 from trainrig.report import Chart, Details, KeyFigure, Section, Table, Text
-from trainrig.scaling.mixture.doubts import judged as judged_score
+from trainrig.scaling.laws.figure_format import loss
+from trainrig.scaling.mixture.fit_warnings import judged as judged_score
 from trainrig.scaling.mixture.fitting import (
     RECORD,
     SECTION,
@@ -14,7 +15,6 @@ from trainrig.scaling.mixture.fitting import (
 from trainrig.scaling.mixture.record import MixtureRecord, Score, spelt
 from trainrig.scaling.plots.agreement import Agreement, plot_agreement
 from trainrig.scaling.plots.shares import Share, plot_shares
-from trainrig.scaling.spelling import loss
 
 TABLE_ROWS = 60
 

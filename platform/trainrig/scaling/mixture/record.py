@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trainrig.config import Field, Settings
-from trainrig.scaling.law import Interval
+from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.mixture.proposal import Search
 
 

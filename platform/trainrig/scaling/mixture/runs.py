@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainrig.config import did_you_mean
 from trainrig.errors import DataError
-from trainrig.scaling.csv_tables import Csv, parse
+from trainrig.scaling.laws.csv_tables import Csv, parse
 
 Array = NDArray[np.float64]
 ROUNDING = 0.02  # by which the shares of a line may miss 1 in sum: they are written rounded

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from trainrig import completion, config
-from trainrig.command_options import Json
+from trainrig import config
+from trainrig.command_line import completion
+from trainrig.command_line.options import Json
 from trainrig.errors import ConfigError
 
 
@@ -60,8 +61,9 @@ def mixture(
 ) -> None:
     """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws)."""
     from trainrig import storage
-    from trainrig.scaling.mixture.fitting import PAGE, RECORD, MixtureFit, write_mixture
+    from trainrig.scaling.mixture.fitting import PAGE, RECORD, MixtureFit
     from trainrig.scaling.mixture.record import spelt
+    from trainrig.scaling.mixture.write_mixture import write_mixture
 
     limits = dict(_limit(each) for each in at_most or ())
     given = {

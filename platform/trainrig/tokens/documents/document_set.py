@@ -17,7 +17,7 @@ from pydantic import BeforeValidator
 from trainrig import manifest, storage
 from trainrig.config import PLACE, Field, Settings
 from trainrig.corpus.document import document_id
-from trainrig.corpus.pool import KEPT
+from trainrig.corpus.files.measured_documents import KEPT
 from trainrig.errors import DataError
 from trainrig.splits import Split
 from trainrig.tokens.documents.files import named, paths_of

@@ -5,7 +5,7 @@ import re
 from trainrig import storage
 from trainrig.train.checkpoint.manifest import MANIFEST, committed, find_damage
 from trainrig.train.retention import Checkpoints
-from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import Attempt, RunFolder
 
 STEP_FOLDER = re.compile(r"step_(\d+)")
 ATTEMPT_FOLDER = re.compile(r"attempt-(\d+)")

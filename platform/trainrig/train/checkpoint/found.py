@@ -21,7 +21,7 @@ from trainrig.train.checkpoint.manifest import (
     find_damage,
     newest_valid,
 )
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 

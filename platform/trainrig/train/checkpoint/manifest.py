@@ -13,7 +13,7 @@ from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.manifest import digest
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint, FileChunks, verify_file
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
 
 FORMAT: Literal[3] = 3
 MANIFEST = "manifest.json"

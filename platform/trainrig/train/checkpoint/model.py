@@ -20,7 +20,7 @@ from trainrig.train.checkpoint.manifest import (
 )
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
-from trainrig.train.run_folder import RunFolder
+from trainrig.train.run.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

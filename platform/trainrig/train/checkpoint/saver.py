@@ -31,7 +31,7 @@ from trainrig.train.checkpoint.manifest import (
 from trainrig.train.checkpoint.shares import written
 from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
 from trainrig.train.job import Job
-from trainrig.train.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import Attempt, RunFolder
 from trainrig.train.state import TrainState
 
 log = logging.getLogger(__name__)

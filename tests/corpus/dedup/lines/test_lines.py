@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.cuts import cut
-from trainrig.corpus.dedup.cut_file import load_cuts
 from trainrig.corpus.dedup.lines import (
     COMMON_LINES,
     CommonLines,
@@ -21,6 +19,8 @@ from trainrig.corpus.dedup.lines import (
     cut_lines,
     ranges_for,
 )
+from trainrig.corpus.dedup.span_file import load_cuts
+from trainrig.corpus.files.removed_spans import cut
 
 Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
 

@@ -15,8 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.cuts import Cut, cut
-from trainrig.corpus.dedup.cut_file import load_cuts
+from trainrig.corpus.dedup.span_file import load_cuts
 from trainrig.corpus.dedup.substrings import (
     EXACT_SUBSTRINGS,
     ExactSubstrings,
@@ -32,6 +31,7 @@ from trainrig.corpus.dedup.substrings import (
     told_passages,
 )
 from trainrig.corpus.dedup.substrings.report import save_passages
+from trainrig.corpus.files.removed_spans import Cut, cut
 
 Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("spacy")
 
-from trainrig.corpus.signals.datatrove import DATATROVE_SIGNALS, measure_datatrove
-from trainrig.corpus.signals.datatrove.names import PREFIX
-from trainrig.corpus.signals.datatrove.spacy_words import english_words
+from trainrig.corpus.datatrove_signals import DATATROVE_SIGNALS, measure_datatrove
+from trainrig.corpus.datatrove_signals.names import PREFIX
+from trainrig.corpus.datatrove_signals.spacy_words import english_words
 
 PIECES = (
     *("a ", "the ", "of ", "word ", "Inc. ", "can't ", "(so) ", "1,000 ", "end. ", "- ", "• "),

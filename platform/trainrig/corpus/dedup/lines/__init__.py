@@ -12,8 +12,8 @@ more than six times go (arXiv:2407.21783, section 3.1.1).
 """
 
 from trainrig.corpus.dedup.lines.counting import common_lines, count_lines, ranges_for
-from trainrig.corpus.dedup.lines.cutting import cut_lines
 from trainrig.corpus.dedup.lines.settings import COMMON_LINES, CommonLines
+from trainrig.corpus.dedup.lines.span_removal import cut_lines
 
 __all__ = [
     "COMMON_LINES",

@@ -18,11 +18,11 @@ repeat. Into how many splits, ranges, partitions and arrays the work is cut chan
 """
 
 from trainrig.corpus.dedup.substrings.counting import count_anchors, ranges_for, repeated_anchors
-from trainrig.corpus.dedup.substrings.cutting import cut_substrings
 from trainrig.corpus.dedup.substrings.pieces import gather_pieces, partitions_for
 from trainrig.corpus.dedup.substrings.repeats import find_repeats
 from trainrig.corpus.dedup.substrings.report import Passage, told_passages
 from trainrig.corpus.dedup.substrings.settings import EXACT_SUBSTRINGS, ExactSubstrings
+from trainrig.corpus.dedup.substrings.span_removal import cut_substrings
 
 __all__ = [
     "EXACT_SUBSTRINGS",

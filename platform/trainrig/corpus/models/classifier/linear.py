@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.batch import batch_of
-from trainrig.corpus.signals.hashing import PRIME, mixed
-from trainrig.corpus.signals.words import words_of
+from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, mixed
+from trainrig.corpus.signals.text_arrays.words import words_of
 
 Weights = NDArray[np.float32]
 

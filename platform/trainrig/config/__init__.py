@@ -1,0 +1,382 @@
+"""Run files: TOML, differences only, read into frozen pydantic models.
+
+A model is the whole truth about its part: every default stands in it, beside its unit and its
+source. A choice is a union whose members carry a `kind`; that union is the registry. The loader
+adds what pydantic does not know: the file, the line, the path of the key, the nearest name.
+"""
+
+import copy
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainrig import storage
+from trainrig.config.key_places import places_of
+from trainrig.config.toml_text import to_toml, toml_value
+from trainrig.errors import ConfigError
+from trainrig.storage import utf8
+
+
+class _Place:
+    """Marks a field that says where or on how much, not what: no part of a run's identity."""
+
+    def __repr__(self) -> str:
+        return "PLACE"
+
+
+PLACE = _Place()
+
+
+class _Ahead:
+    """Marks a field that may be changed while its run is not finished."""
+
+    def __repr__(self) -> str:
+        return "AHEAD"
+
+
+AHEAD = _Ahead()
+
+Location = tuple[str | int, ...]
+
+
+class Settings(BaseModel):
+    """One part of a run file: frozen, strict about types, closed to unknown keys.
+
+    Annotate a field with `PLACE` (`workers: Annotated[int, PLACE] = 2`) when the result does not
+    depend on it: paths, whose contents are fingerprinted instead, and numbers of workers. With
+    `AHEAD` when it speaks of what is still to come: a run that is not finished may go on under
+    another value, if its stage finds that nothing done so far depends on the change.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            for key in given:
+                if key not in cls.model_fields:
+                    hint = did_you_mean(str(key), cls.model_fields)
+                    message = f"no key '{key}' in {cls.__name__}{hint}"
+                    context = {"message": message, "key": str(key)}
+                    raise PydanticCustomError("unknown_key", "{message}", context)
+        return given
+
+
+class RunFile(Settings):
+    """A whole run file. `stage` names the verb it is for, so `check` needs to be told nothing."""
+
+    stage: str  # the command that this file is for; another one refuses it
+    verb: ClassVar[str]
+    resumes: ClassVar[bool] = False  # goes on with what a stopped one left; else it begins again
+    # Of what the verb writes: count up where the same run file and inputs give other bytes.
+    output_format: ClassVar[int] = 1
+
+
+Model = TypeVar("Model", bound=Settings)
+Run = TypeVar("Run", bound=RunFile)
+
+
+def did_you_mean(name: str, choices: Sequence[str] | Mapping[str, Any]) -> str:
+    """`; did you mean 'x'?` for the nearest of `choices`, or the choices when none is near."""
+    names = list(choices)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; there are: {', '.join(sorted(names))}" if names else ""
+
+
+def load(model: type[Run], path: str, overrides: Sequence[str] = ()) -> Run:
+    """The run that the TOML file at `path` describes, changed by `overrides` (`"a.b=value"`).
+
+    Raises ConfigError, one line, for whatever cannot work.
+    """
+    text = read_text(path)
+    data = parse(text, path)
+    stage = data.get("stage")
+    if stage != model.verb:
+        found = "no `stage`" if stage is None else f'`stage = "{stage}"`'
+        raise ConfigError(
+            f"{path}: {found}, so this is no run file for `{model.verb}`; "
+            + (f"use `trainrig {stage} {path}`" if stage else f'write `stage = "{model.verb}"`')
+        )
+    if not overrides:
+        return build(model, data, path, text)
+    try:
+        return _validate(model, _changed(data, overrides))
+    except ValidationError as error:
+        raise ConfigError(_explain_changed(model, error, data, overrides, path, text)) from None
+
+
+def _changed(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    changed = copy.deepcopy(dict(data))
+    for override in overrides:
+        set_key(changed, override)
+    return changed
+
+
+def _explain_changed(
+    model: type[Run],
+    error: ValidationError,
+    data: Mapping[str, Any],
+    overrides: Sequence[str],
+    path: str,
+    text: str,
+) -> str:
+    """What is wrong: with the change that made it so, or with the file."""
+    for count in range(len(overrides)):
+        try:
+            _validate(model, _changed(data, overrides[:count]))
+        except ValidationError:
+            continue
+        try:
+            _validate(model, _changed(data, overrides[: count + 1]))
+        except ValidationError as first:
+            changed = _changed(data, overrides[: count + 1])
+            return _explain(model, first, changed, f"--set {overrides[count]}", "")
+    return _explain(model, error, _changed(data, overrides), path, text)
+
+
+def read_text(path: str, what: str = "run file") -> str:
+    """The text of a run file, or of `what` else is TOML. Raises ConfigError if there is none."""
+    try:
+        return utf8.decode(storage.read(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such {what}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; name the {what} in it") from None
+    except utf8.NotUtf8 as error:
+        raise ConfigError(f"{path}: {error}; a {what} is TOML") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse(text: str, path: str) -> dict[str, Any]:
+    """The TOML tables of `text`. Raises ConfigError naming `path` and the line."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+
+
+def build(model: type[Model], data: Mapping[str, Any], path: str, text: str = "") -> Model:
+    """A `model` from TOML tables. Raises ConfigError for the first thing wrong with them."""
+    try:
+        return _validate(model, data)
+    except ValidationError as error:
+        raise ConfigError(_explain(model, error, data, path, text)) from None
+
+
+def _validate(model: type[Model], data: Mapping[str, Any]) -> Model:
+    return model.model_validate(_frozen(data))
+
+
+def _frozen(value: Any) -> Any:
+    """TOML's arrays as tuples: frozen models hold no lists, and strict ones take none for them."""
+    if isinstance(value, Mapping):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in value)
+    return value
+
+
+def set_key(data: dict[str, Any], override: str) -> None:
+    """Apply one `a.b=value` to TOML tables in place. A bare word that is no TOML is a string."""
+    dotted, equals, raw = override.partition("=")
+    keys = [key.strip() for key in dotted.split(".")]
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: write it as --set a.b=value")
+    table: Any = data
+    for depth, key in enumerate(keys[:-1]):
+        table = _step_into(table, key, f"--set {override}: {'.'.join(keys[: depth + 1])}")
+    if isinstance(table, list):
+        index = _index(table, keys[-1], f"--set {override}")
+        table[index] = _toml_or_word(raw.strip())
+    else:
+        table[keys[-1]] = _toml_or_word(raw.strip())
+
+
+def _toml_or_word(raw: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {raw}")
+    except tomllib.TOMLDecodeError:
+        return raw
+    return parsed["value"] if len(parsed) == 1 else raw  # more: a second line set another key
+
+
+def _step_into(table: Any, key: str, where: str) -> Any:
+    if isinstance(table, list):
+        inner = table[_index(table, key, where)]
+    else:
+        inner = table.setdefault(key, {})
+    if not isinstance(inner, dict | list):
+        raise ConfigError(f"{where} is a value ({inner!r}), not a table")
+    return inner
+
+
+def _index(items: list[Any], key: str, where: str) -> int:
+    if not key.isdecimal() or int(key) >= len(items):
+        raise ConfigError(f"{where}: '{key}' is no index of its {len(items)} entries (0, 1, …)")
+    return int(key)
+
+
+# What pydantic calls by Python's names, in TOML's.
+_IN_TOML = {
+    "model_type": "should be a table",
+    "model_attributes_type": "should be a table",
+    "dict_type": "should be a table",
+    "tuple_type": "should be an array",
+}
+
+
+def _explain(
+    model: type[Settings], error: ValidationError, data: Mapping[str, Any], path: str, text: str
+) -> str:
+    first = error.errors()[0]
+    location = _without_tags(first["loc"], data)
+    message = first["msg"]
+    context = first.get("ctx", {})
+    at_fault = {"unknown_key": context.get("key"), "union_tag_invalid": "kind"}.get(first["type"])
+    line = line_of(text, (*location, at_fault) if at_fault else location)
+    if first["type"] == "union_tag_invalid":
+        choices = re.findall(r"'([^']+)'", str(context["expected_tags"]))
+        message = f"no kind '{context['tag']}'{did_you_mean(str(context['tag']), choices)}"
+    elif first["type"] == "union_tag_not_found":
+        message = "no `kind` says which one this is"
+    elif first["type"] == "missing":
+        message = f"`{location[-1]}` is missing"
+        location = location[:-1]
+    elif first["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", str(context["expected"]))
+        found = first["input"]
+        message = f"{found!r} is none of {', '.join(choices)}{_near(found, choices)}"
+    elif first["type"] == "unknown_key":
+        if elsewhere := places_of(model, str(context["key"])):
+            message = message.partition("; ")[0] + elsewhere
+    elif first["type"] == "value_error":
+        message = message.removeprefix("Value error, ")
+    else:
+        message = _IN_TOML.get(first["type"], f"{message[0].lower()}{message[1:]}")
+        message += f", found {_shown(first['input'])}"
+    at = f"{path}:{line}" if line else path
+    key = dotted(location)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{at}: {key}: {message}{more}" if key else f"{at}: {message}{more}"
+
+
+def _near(found: Any, choices: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(found), choices, n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _without_tags(location: Location, data: Any) -> Location:
+    """pydantic puts a union's chosen `kind` into the path; a run file has no such key."""
+    kept: list[str | int] = []
+    for part in location:
+        if isinstance(data, Mapping) and part not in data and data.get("kind") == part:
+            continue
+        kept.append(part)
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            data = None
+    return tuple(kept)
+
+
+def dotted(location: Location) -> str:
+    """`("filters", 0, "min_words")` as `filters[0].min_words`."""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
+
+
+_TABLE = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"']+)\s*=")
+
+
+def line_of(text: str, location: Location) -> int | None:
+    """The line of `text` (from 1) that holds the key at `location`, or its table, or None."""
+    wanted = _flat(location)
+    counts: dict[str, int] = {}
+    table: list[str] = []
+    best: tuple[int, int] | None = None  # (parts matched, line)
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _TABLE.match(line):
+            table = _header_path(header, counts)
+            here = table
+        elif key := _KEY.match(line):
+            here = [*table, *(name.strip("\"'") for name in key.group(1).split("."))]
+        else:
+            continue
+        matched = min(len(here), len(wanted))
+        if here[:matched] == wanted[:matched] and matched > (best[0] if best else 0):
+            best = (matched, number)
+    return best[1] if best else None
+
+
+def _flat(location: Location) -> list[str]:
+    return [str(part) for part in location]
+
+
+def _header_path(header: re.Match[str], counts: dict[str, int]) -> list[str]:
+    path: list[str] = []
+    names = [name.strip().strip("\"'") for name in header.group(2).split(".")]
+    for depth, name in enumerate(names):
+        path.append(name)
+        key = ".".join(path)
+        if depth == len(names) - 1 and header.group(1) == "[[":
+            counts[key] = counts.get(key, -1) + 1
+        if key in counts:
+            path.append(str(counts[key]))
+    return path
+
+
+def identity(settings: Settings, ahead: bool = True) -> dict[str, Any]:
+    """What of `settings` the result depends on: all but the fields marked PLACE, as plain JSON.
+
+    Without `ahead`, also without those marked AHEAD: what cannot change while a run goes on.
+    """
+    left_out = (PLACE,) if ahead else (PLACE, AHEAD)
+    return {
+        name: _identity_of(getattr(settings, name), ahead)
+        for name, field in type(settings).model_fields.items()
+        if not any(mark in field.metadata for mark in left_out)
+    }
+
+
+def _identity_of(value: Any, ahead: bool) -> Any:
+    if isinstance(value, Settings):
+        return identity(value, ahead)
+    if isinstance(value, list | tuple):
+        return [_identity_of(item, ahead) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _identity_of(item, ahead) for key, item in value.items()}
+    return value
+
+
+__all__ = [
+    "AHEAD",
+    "PLACE",
+    "Field",
+    "RunFile",
+    "Settings",
+    "build",
+    "did_you_mean",
+    "dotted",
+    "identity",
+    "line_of",
+    "load",
+    "parse",
+    "read_text",
+    "set_key",
+    "to_toml",
+    "toml_value",
+]

@@ -1,0 +1,179 @@
+"""What datatrove 0.10's filters measure, as they measure it, a batch at a time.
+
+For verdicts equal to its own at fifty times its pace; for rules as their papers have them there
+are the plain signals. Known to differ: n-grams are compared as words, where datatrove compares
+their letters run together ("ab c" is "a bc" to it); white space is trimmed from the end of a text
+whose last line ends in a citation; what runs on without a space for ten thousand characters is no
+URL, and of what is left to spaCy it is given a thousand at a time.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.datatrove_signals.chunks import Chunks, chunks_of
+from trainrig.corpus.datatrove_signals.lines import (
+    fineweb_lines,
+    quality_lines,
+    repeated_lines,
+    repeated_paragraphs,
+)
+from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS, PREFIX
+from trainrig.corpus.datatrove_signals.repetition import repetition_of
+from trainrig.corpus.datatrove_signals.sentences import sentences_of
+from trainrig.corpus.datatrove_signals.spacy_words import english_words
+from trainrig.corpus.datatrove_signals.token_flags import LETTERED, STOP_WORD_SHIFT, SYMBOLS_ONLY
+from trainrig.corpus.datatrove_signals.vocabulary import Tokens, vocabulary_of_this_thread
+from trainrig.corpus.rewrite.c4 import C4Lines
+from trainrig.corpus.signals.marks import Marks, marks_of
+from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS
+from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+
+__all__ = ["DATATROVE_SIGNALS", "measure_datatrove"]
+
+_ANY_END = C4Lines(reading="datatrove", terminal_punctuation=False)
+_ENDED = C4Lines(reading="datatrove")
+_LOREM_IPSUM, _CURLY_BRACKETS = map(C4Lines.columns.index, ("c4_lorem_ipsum", "c4_curly_brackets"))
+
+
+def measure_datatrove(texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Every column of DATATROVE_SIGNALS for `texts`, taken for English as datatrove takes them."""
+    batch = batch_of(texts)
+    chunks = chunks_of(batch)
+    tokens = vocabulary_of_this_thread().tokens(batch, chunks)
+    marks = marks_of(batch)
+    columns = (
+        _gopher_quality(batch, chunks, tokens, marks)
+        | _gopher_repetition(batch, chunks, tokens)
+        | _fineweb("", batch, np.diff(_first_tokens(chunks, tokens)), marks)
+        | _c4(texts, batch)
+    )
+    return {name: columns[name.removeprefix(PREFIX)] for name in DATATROVE_SIGNALS}
+
+
+def _gopher_quality(
+    batch: Batch, chunks: Chunks, tokens: Tokens, marks: Marks
+) -> dict[str, NDArray[Any]]:
+    firsts = _first_tokens(chunks, tokens)
+    counts = np.diff(firsts)
+    words, characters, lettered, stop_words = _tokens_of_kinds(tokens, firsts)
+    lines = quality_lines(batch)
+    return {
+        "words": words,
+        "mean_word_length": _quotients(characters, words),
+        "hashes_per_word": _quotients(marks.hashes, counts),
+        "ellipses_per_word": _quotients(marks.ellipses, counts),
+        "alphabetic_words": _quotients(lettered, counts),
+        "stop_words": stop_words,
+        "bullet_lines": _quotients(lines.bullets, lines.lines),
+        "ellipsis_lines": _quotients(lines.ellipses, lines.lines),
+    }
+
+
+def _gopher_repetition(batch: Batch, chunks: Chunks, tokens: Tokens) -> dict[str, NDArray[Any]]:
+    characters = np.diff(batch.starts_D1)
+    lines, paragraphs = repeated_lines(batch), repeated_paragraphs(batch)
+    firsts = _first_tokens(chunks, tokens)
+    repetition = repetition_of(tokens.hashes_T, tokens.lengths_T, firsts)
+    duplicate_lines = _quotients(lines.duplicates, lines.pieces)
+    duplicate_lines[characters == 0] = 1.0  # datatrove drops an empty text here
+    return {
+        "duplicate_lines": duplicate_lines,
+        "duplicate_line_characters": _quotients(lines.duplicate_characters, characters),
+        "duplicate_paragraphs": _quotients(paragraphs.duplicates, paragraphs.pieces),
+        "duplicate_paragraph_characters": _quotients(paragraphs.duplicate_characters, characters),
+        **{
+            f"top_{n}_gram": _quotients(repetition.tops[:, column], characters)
+            for column, n in enumerate(TOPS)
+        },
+        **{
+            f"duplicate_{n}_grams": _quotients(repetition.duplicates[:, column], characters)
+            for column, n in enumerate(DUPLICATES)
+        },
+    }
+
+
+def _fineweb(
+    prefix: str, batch: Batch, counts: NDArray[np.int64], marks: Marks
+) -> dict[str, NDArray[Any]]:
+    lines = fineweb_lines(batch, _is_terminal())
+    terminals = _quotients(lines.terminals, lines.lines)
+    terminals[lines.lines == 0] = 0.0  # datatrove drops a blank text here
+    return {
+        f"{prefix}terminal_lines": terminals,
+        f"{prefix}short_lines": _quotients(lines.short, lines.lines),
+        f"{prefix}fineweb_duplicate_line_characters": _quotients(
+            lines.duplicate_characters, lines.characters
+        ),
+        f"{prefix}new_lines_per_word": _quotients(marks.new_lines, counts),
+    }
+
+
+def _c4(texts: Sequence[str], batch: Batch) -> dict[str, NDArray[Any]]:
+    """What C4's filter counts, and FineWeb's of the text that it leaves."""
+    cut, any_end = _ANY_END.cut(batch)
+    # What drops a page of lines that end as they should also drops one of any lines.
+    (suspects,) = np.nonzero(any_end[_LOREM_IPSUM] | any_end[_CURLY_BRACKETS])
+    _, ended = _ENDED.cut(batch_of([texts[number] for number in suspects.tolist()]))
+    chunks = chunks_of(cut)
+    tokens = vocabulary_of_this_thread().tokens(cut, chunks)
+    sentences = sentences_of(cut, chunks, tokens)
+    columns: dict[str, NDArray[Any]] = {
+        "c4_sentences": sentences[1],
+        "c4_sentences_any_end": sentences[0],
+    }
+    for row, name in ((_LOREM_IPSUM, "lorem_ipsum"), (_CURLY_BRACKETS, "curly_brackets")):
+        columns[name], columns[f"{name}_any_end"] = np.zeros_like(any_end[row]), any_end[row]
+        columns[name][suspects] = ended[row]
+    counts = np.diff(_first_tokens(chunks, tokens))
+    return columns | _fineweb("c4_", cut, counts, marks_of(cut))
+
+
+def _first_tokens(chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
+    return tokens.firsts_K1[chunks.firsts_D1]
+
+
+@cache
+def _is_terminal() -> NDArray[np.bool_]:
+    found = np.zeros(0x110000, np.bool_)
+    found[[ord(character) for character in sorted(english_words().terminals)]] = True
+    return found
+
+
+def _quotients(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
+    """The quotients of pairs of counts, NaN where the second is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: NDArray[np.float64] = parts / wholes
+    found[wholes == 0] = np.nan
+    return found
+
+
+def _tokens_of_kinds(tokens: Tokens, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[4, D] words that are not symbols alone, their characters, words with letters, stop words."""
+    found = np.zeros((4, len(firsts) - 1), np.int64)
+    _count(tokens.lengths_T, tokens.flags_T, firsts, found)
+    return found
+
+
+@compiled
+def _count(
+    lengths: NDArray[np.int32],
+    flags: NDArray[np.uint8],
+    firsts: NDArray[np.int64],
+    found: NDArray[np.int64],
+) -> None:
+    for text in range(len(firsts) - 1):
+        met = 0  # a bit for each stop word
+        for token in range(firsts[text], firsts[text + 1]):
+            if flags[token] & SYMBOLS_ONLY == 0:
+                found[0, text] += 1
+                found[1, text] += lengths[token]
+            found[2, text] += flags[token] & LETTERED != 0
+            number = flags[token] >> STOP_WORD_SHIFT
+            if number and met >> number & 1 == 0:
+                met |= 1 << number
+                found[3, text] += 1

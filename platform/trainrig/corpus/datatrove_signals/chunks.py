@@ -1,0 +1,58 @@
+"""The white-space chunks of a batch: what spaCy's rules take apart."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.characters import SPACE
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed
+
+
+class Chunks(NamedTuple):
+    """All chunks, one after another. K chunks, D texts."""
+
+    starts_K: NDArray[np.int64]  # in the batch
+    ends_K: NDArray[np.int64]
+    hashes_K: NDArray[np.uint64]
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first of each text; the last is K
+
+
+def chunks_of(batch: Batch) -> Chunks:
+    """The chunks of each text."""
+    room = len(batch.codes_C) // 2 + len(batch.starts_D1)
+    places = np.empty((2, room), np.int64)
+    hashes = np.empty(room, np.uint64)
+    firsts = np.zeros(len(batch.starts_D1), np.int64)
+    _split(*batch, places[0], places[1], hashes, firsts)
+    count = int(firsts[-1])
+    return Chunks(places[0, :count], places[1, :count], hashes[:count], firsts)
+
+
+@compiled
+def _split(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    texts: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+) -> None:
+    chunk = 0
+    for text in range(len(texts) - 1):
+        place, end = texts[text], texts[text + 1]
+        while place < end:
+            if classes[place] & SPACE:
+                place += 1
+                continue
+            starts[chunk] = place
+            found = SEED
+            while place < end and classes[place] & SPACE == 0:
+                found = (found ^ np.uint64(codes[place])) * PRIME
+                place += 1
+            ends[chunk], hashes[chunk] = place, mixed(found)
+            chunk += 1
+        firsts[text + 1] = chunk

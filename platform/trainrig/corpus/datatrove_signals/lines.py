@@ -1,0 +1,166 @@
+"""datatrove's lines, of three kinds, none of them trimmed.
+
+Gopher's repetition cuts at runs of new lines (and counts the empty pieces before the first and
+after the last); Gopher's quality as `str.splitlines` does; FineWeb at each new line, blank lines
+left out. Its lines end a sentence by their very last character, a space included.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.line_ends import ends_in_dots
+from trainrig.corpus.signals.pieces import Pieces, Repeated, repeated
+from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE
+from trainrig.corpus.signals.text_arrays.hashing import count_again, hash_of, seen_table, table_size
+
+_NEW_LINE, _RETURN, _BULLET, _DASH, _ELLIPSIS = 0x0A, 0x0D, 0x2022, 0x2D, 0x2026
+_SHORT_LINE = 30
+
+
+class QualityLines(NamedTuple):
+    """Lines of each text as `str.splitlines` gives them."""
+
+    lines: NDArray[np.int64]
+    bullets: NDArray[np.int64]
+    ellipses: NDArray[np.int64]
+
+
+class FineWebLines(NamedTuple):
+    """Lines of each text that are not blank."""
+
+    lines: NDArray[np.int64]
+    terminals: NDArray[np.int64]
+    short: NDArray[np.int64]
+    duplicate_characters: NDArray[np.int64]
+    characters: NDArray[np.int64]  # of the text, new lines left out
+
+
+def repeated_lines(batch: Batch) -> Repeated:
+    """Of pieces between runs of new lines."""
+    return repeated(batch, _pieces(batch, 1))
+
+
+def repeated_paragraphs(batch: Batch) -> Repeated:
+    """Of pieces of the trimmed text between runs of two new lines and more."""
+    return repeated(batch, _pieces(batch, 2))
+
+
+def quality_lines(batch: Batch) -> QualityLines:
+    """How the lines of each text start and end."""
+    found = np.zeros((len(QualityLines._fields), len(batch.starts_D1) - 1), np.int64)
+    _count_quality(*batch, found)
+    return QualityLines(*found)
+
+
+def fineweb_lines(batch: Batch, is_terminal: NDArray[np.bool_]) -> FineWebLines:
+    """How the lines of each text end; `is_terminal` by code point."""
+    found = np.zeros((len(FineWebLines._fields), len(batch.starts_D1) - 1), np.int64)
+    table = seen_table(int(np.diff(batch.starts_D1).max(initial=0)) // 2 + 1)
+    _count_fineweb(*batch, is_terminal, *table, found)
+    return FineWebLines(*found)
+
+
+def _pieces(batch: Batch, new_lines: int) -> Pieces:
+    room = len(batch.codes_C) + len(batch.starts_D1)
+    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
+    firsts = np.zeros(len(batch.starts_D1), np.int64)
+    _split(*batch, new_lines, starts, ends, firsts)
+    count = int(firsts[-1])
+    return Pieces(starts[:count], ends[:count], firsts)
+
+
+@compiled
+def _split(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    texts: NDArray[np.int64],
+    new_lines: int,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+) -> None:
+    piece = 0
+    for text in range(len(texts) - 1):
+        place, end = texts[text], texts[text + 1]
+        if new_lines > 1:
+            while place < end and classes[place] & SPACE:
+                place += 1
+            while place < end and classes[end - 1] & SPACE:
+                end -= 1
+        starts[piece] = place
+        while place < end:
+            run = place
+            while run < end and codes[run] == _NEW_LINE:
+                run += 1
+            if run - place >= new_lines:
+                ends[piece] = place
+                piece += 1
+                starts[piece] = run
+            place = max(run, place + 1)
+        ends[piece] = end
+        piece += 1
+        firsts[text + 1] = piece
+
+
+@compiled
+def _count_quality(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    texts: NDArray[np.int64],
+    found: NDArray[np.int64],
+) -> None:
+    for text in range(len(texts) - 1):
+        place, end_of_text = texts[text], texts[text + 1]
+        while place < end_of_text:
+            start = place
+            while place < end_of_text and classes[place] & LINE_BREAK == 0:
+                place += 1
+            end = place
+            place += 1
+            if place < end_of_text and codes[end] == _RETURN and codes[place] == _NEW_LINE:
+                place += 1
+            found[0, text] += 1
+            while start < end and classes[start] & SPACE:
+                start += 1
+            while start < end and classes[end - 1] & SPACE:
+                end -= 1
+            if start < end:
+                found[1, text] += codes[start] == _BULLET or codes[start] == _DASH
+                found[2, text] += codes[end - 1] == _ELLIPSIS or ends_in_dots(codes, start, end)
+
+
+@compiled
+def _count_fineweb(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    texts: NDArray[np.int64],
+    is_terminal: NDArray[np.bool_],
+    keys: NDArray[np.uint64],
+    stamps: NDArray[np.int64],
+    counts: NDArray[np.int32],
+    found: NDArray[np.int64],
+) -> None:
+    for text in range(len(texts) - 1):
+        place, end_of_text = texts[text], texts[text + 1]
+        size = table_size((end_of_text - place) // 2 + 1)
+        while place < end_of_text:
+            start = place
+            is_blank = True
+            while place < end_of_text and codes[place] != _NEW_LINE:
+                is_blank &= classes[place] & SPACE != 0
+                place += 1
+            end = place
+            place += 1
+            found[4, text] += end - start
+            if is_blank:
+                continue
+            found[0, text] += 1
+            found[1, text] += is_terminal[codes[end - 1]]
+            found[2, text] += end - start <= _SHORT_LINE
+            again = count_again(keys, stamps, counts, text + 1, size, hash_of(codes, start, end))
+            if counts[again] > 1:
+                found[3, text] += end - start

@@ -1,0 +1,95 @@
+"""What datatrove counts as repetition of n-grams, in characters.
+
+The top n-gram is the most frequent one, the first of equally frequent ones, also where it occurs
+once; its length has the spaces between its words. Duplicates are counted from left to right: what
+follows one is not looked at until it ends, and their lengths have no spaces.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, Repetition
+from trainrig.corpus.signals.text_arrays.hashing import count_again, mixed, seen_table, table_size
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
+
+
+def repetition_of(
+    hashes_T: NDArray[np.uint64], lengths_T: NDArray[np.int32], firsts_D1: NDArray[np.int64]
+) -> Repetition:
+    """What each text repeats, from its tokens."""
+    texts = len(firsts_D1) - 1
+    most = int(np.diff(firsts_D1).max(initial=0))
+    before = np.zeros(len(lengths_T) + 1, np.int64)
+    np.cumsum(lengths_T, out=before[1:])
+    found = Repetition(
+        np.zeros((texts, len(TOPS)), np.int64), np.zeros((texts, len(DUPLICATES)), np.int64)
+    )
+    positions, places = np.empty(most, np.int64), np.empty(most, np.int64)
+    grams = np.empty(most, np.uint64)
+    table = seen_table(most)
+    _repetition(hashes_T, before, firsts_D1, *table, positions, places, grams, *found)
+    return found
+
+
+@compiled
+def _repetition(
+    hashes: NDArray[np.uint64],
+    before: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    stamps: NDArray[np.int64],
+    counts: NDArray[np.int32],
+    positions: NDArray[np.int64],
+    places: NDArray[np.int64],
+    grams: NDArray[np.uint64],
+    tops: NDArray[np.int64],
+    duplicates: NDArray[np.int64],
+) -> None:
+    generation = 0
+    for text in range(len(firsts) - 1):
+        first, end = firsts[text], firsts[text + 1]
+        size = table_size(end - first)
+        alive = end - first
+        for token in range(first, end):
+            positions[token - first] = token
+            grams[token - first] = hashes[token]
+        for n in range(2, DUPLICATES[-1] + 1):
+            generation += 1
+            looked_at = 0
+            for index in range(alive):
+                token = positions[index]
+                if token + n > end:
+                    break
+                gram = mixed(grams[index] * _MULTIPLIER + hashes[token + n - 1])
+                places[looked_at] = count_again(keys, stamps, counts, generation, size, gram)
+                positions[looked_at], grams[looked_at] = token, gram
+                looked_at += 1
+            if n <= TOPS[-1]:
+                top, most = first, 1
+                for index in range(looked_at):
+                    if counts[places[index]] > most:
+                        top, most = positions[index], counts[places[index]]
+                if top + n <= end:
+                    length = before[top + n] - before[top] + n - 1
+                    tops[text, n - TOPS[0]] = most * length
+            alive = 0
+            for index in range(looked_at):
+                if counts[places[index]] > 1:
+                    positions[alive], grams[alive] = positions[index], grams[index]
+                    alive += 1
+            if n >= DUPLICATES[0]:
+                generation += 1
+                free = first  # the first token after the last duplicate
+                for index in range(alive):
+                    token = positions[index]
+                    if token < free:
+                        continue
+                    place = count_again(keys, stamps, counts, generation, size, grams[index])
+                    if counts[place] > 1:
+                        length = before[token + n] - before[token]
+                        duplicates[text, n - DUPLICATES[0]] += length
+                        free = token + n
+            if alive == 0 and n >= TOPS[-1]:
+                break

@@ -1,0 +1,98 @@
+"""spaCy's English tokens, one white-space chunk at a time.
+
+datatrove 0.10 takes `spacy.blank("en")` for its words whatever the filter, and the default
+`sentencizer` for its sentences. Its rules are read from the spaCy that is installed: none are here.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from trainrig.corpus.datatrove_signals.affixes import Rules, rules_of
+from trainrig.corpus.datatrove_signals.splitting import Specials, specials_of
+from trainrig.corpus.datatrove_signals.token_flags import Kinds, TokenFlags
+
+_AT_ONCE = 4_000  # chunks given to spaCy in one text
+
+
+class Token(NamedTuple):
+    """One word of spaCy's."""
+
+    text: str
+    flags: int
+
+
+class Grammar(NamedTuple):
+    """What it takes to split chunks without spaCy."""
+
+    rules: Rules
+    specials: Specials
+    kinds: Kinds
+    is_url: Callable[[str], object]
+
+
+class SpacyWords:
+    """spaCy's tokenizer, asked for chunks: runs of characters without white space."""
+
+    def __init__(self) -> None:
+        import spacy
+        from spacy.tokenizer import Tokenizer
+        from spacy.vocab import Vocab
+
+        self._english: Any = spacy.blank("en")
+        rules: Any = self._english.tokenizer
+        # The rules without the vocabulary: it would work out twenty attributes of each new word.
+        self._vocabulary = Vocab()
+        self._tokenizer: Any = Tokenizer(
+            self._vocabulary,
+            rules=rules.rules,
+            prefix_search=rules.prefix_search,
+            suffix_search=rules.suffix_search,
+            infix_finditer=rules.infix_finditer,
+            token_match=rules.token_match,
+            url_match=rules.url_match,
+        )
+        sentencizer: Any = self._english.add_pipe("sentencizer")
+        flags = TokenFlags(sentencizer.punct_chars)
+        self.terminals = flags.terminals
+        self._flags = functools.lru_cache(2**16)(flags.of)
+        self._kinds = flags.kinds
+
+    @functools.cached_property
+    def grammar(self) -> Grammar | None:
+        """Its rules as tables; None if they are of other kinds than those known here."""
+        defaults = self._english.Defaults
+        rules = rules_of(defaults.prefixes, defaults.suffixes, defaults.infixes)
+        if rules is None or self._tokenizer.token_match is not None:
+            return None
+        cases: Iterable[str] = self._tokenizer.rules
+        # A chunk has no white space.
+        chunks = sorted(case for case in cases if case.split() == [case])
+        texts = [[token.text for token in tokens] for tokens in self.tokens(chunks)]
+        specials = specials_of(dict(zip(chunks, texts, strict=True)))
+        return Grammar(rules, specials, self._kinds(), self._tokenizer.url_match)
+
+    def tokens(self, chunks: Sequence[str]) -> list[list[Token]]:
+        """The words of each chunk."""
+        pieces = (chunks[n : n + _AT_ONCE] for n in range(0, len(chunks), _AT_ONCE))
+        return list(chain.from_iterable(map(self._tokens, pieces)))
+
+    def _tokens(self, chunks: Sequence[str]) -> Iterator[list[Token]]:
+        # A new line is a token of its own, which no special case reaches over.
+        with self._vocabulary.memory_zone():
+            found: list[list[Token]] = [[]]
+            for token in self._tokenizer("\n".join(chunks)):
+                text: str = token.text
+                if text == "\n":
+                    found.append([])
+                else:
+                    found[-1].append(Token(text, self._flags(text)))
+        assert len(found) == len(chunks)
+        yield from found
+
+
+@functools.cache
+def english_words() -> SpacyWords:
+    """The one of this process; a second to make."""
+    return SpacyWords()

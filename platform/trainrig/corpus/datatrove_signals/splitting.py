@@ -1,0 +1,304 @@
+"""Chunks taken apart as spaCy's tokenizer does, by the same rules in tables (affixes.py).
+
+What a chunk begins and ends with is cut off, one affix at either side at a time, until nothing is
+left to cut or the rest has tokens of its own (a special case: "can't"). The rest is whole if it is
+a URL; else it is cut at infixes.
+
+Not decided here: whether a rest is a URL, which is asked, and chunks whose tokens together make a
+special case again (":" and ")"), or that have a character beyond the tables.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.datatrove_signals.affixes import (
+    AHEAD,
+    BEHIND,
+    BEHIND_END,
+    BODY,
+    BODY_END,
+    CODES,
+    FORBIDS,
+    INFIXES,
+    NOTHING,
+    PREFIXES,
+    REPEATS,
+    SUFFIXES,
+    Rules,
+)
+from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, hash_of, mixed, table_size
+
+UNKNOWN, MAYBE_URL = 0, -1  # instead of a number of tokens
+NOT_ASKED, NO_URL, URL = -1, 0, 1
+_SURROGATES = (0xD800, 0xDFFF)
+_FULL_STOP = 0x2E
+
+
+class Specials(NamedTuple):
+    """Chunks with tokens of their own: open addressing by the hashes of their characters."""
+
+    keys: NDArray[np.uint64]
+    firsts: NDArray[np.int32]  # in `ends`; NOTHING: no chunk is here
+    counts: NDArray[np.int32]  # tokens
+    ends: NDArray[np.int32]  # of each token, in characters from the start of the chunk
+    longest: int  # characters
+
+
+def specials_of(tokens: Mapping[str, Sequence[str]]) -> Specials:
+    """The table of the tokens of each chunk."""
+    size = int(table_size(2 * len(tokens)))
+    keys, firsts = np.zeros(size, np.uint64), np.full(size, NOTHING, np.int32)
+    counts, ends = np.zeros(size, np.int32), list[int]()
+    batch = batch_of(list(tokens))
+    for number, parts in enumerate(tokens.values()):
+        key = hash_of(batch.codes_C, batch.starts_D1[number], batch.starts_D1[number + 1])
+        place = int(key) & (size - 1)
+        while firsts[place] != NOTHING:
+            place = (place + 1) & (size - 1)
+        keys[place], firsts[place], counts[place] = key, len(ends), len(parts)
+        ends.extend(accumulate(map(len, parts)))
+    longest = max(map(len, tokens), default=0)
+    return Specials(keys, firsts, counts, np.array(ends, np.int32), longest)
+
+
+@compiled
+def split(
+    codes: NDArray[np.uint32],
+    start: int,
+    end: int,
+    rules: Rules,
+    specials: Specials,
+    url: int,
+    ends: NDArray[np.int64],
+) -> int:
+    """Writes where each token of the chunk ends; how many, or UNKNOWN, or MAYBE_URL.
+
+    `ends` has room for two entries a character. After MAYBE_URL it begins with the edges of what
+    to ask about; split again with `url` answered.
+    """
+    for place in range(start, end):
+        code = codes[place]
+        if code >= CODES or _SURROGATES[0] <= code <= _SURROGATES[1]:
+            return UNKNOWN
+    first, last = start, end
+    count, cuts = 0, len(ends)  # tokens from the left; starts of suffixes, from the right
+    special = np.int64(NOTHING)
+    while first < last:
+        special = _special(codes, first, last, specials)
+        if special != NOTHING:
+            break
+        prefix = _at(codes, first, first, last, rules, PREFIXES)
+        if prefix:
+            special = _special(codes, first + prefix, last, specials)
+            if special != NOTHING:
+                first += prefix
+                ends[count] = first
+                count += 1
+                break
+        suffix = _suffix(codes, first + prefix, last, rules)
+        if suffix:
+            special = _special(codes, first, last - suffix, specials)
+            cuts -= 1
+            last -= suffix
+            ends[cuts] = last
+            if special != NOTHING:
+                break
+        if prefix:
+            first += prefix
+            ends[count] = first
+            count += 1
+        if prefix + suffix == 0:
+            break
+    if special != NOTHING:
+        for token in range(specials.counts[special]):
+            ends[count] = first + specials.ends[specials.firsts[special] + token]
+            count += 1
+    elif first < last:
+        if url == NOT_ASKED and _may_be_url(codes, first, last):
+            ends[0], ends[1] = first, last
+            return MAYBE_URL
+        if url == URL:
+            ends[count] = last
+            count += 1
+        else:
+            count = _cut_at_infixes(codes, first, last, rules, ends, count)
+    for cut in range(cuts + 1, len(ends) + 1):
+        ends[count] = ends[cut] if cut < len(ends) else end
+        count += 1
+    if count > 1 and _makes_special(codes, start, ends, count, specials):
+        return UNKNOWN
+    return count
+
+
+@compiled
+def _cut_at_infixes(
+    codes: NDArray[np.uint32],
+    first: int,
+    last: int,
+    rules: Rules,
+    ends: NDArray[np.int64],
+    count: int,
+) -> int:
+    place, token = first, first
+    while place < last:
+        infix = _at(codes, place, first, last, rules, INFIXES)
+        if infix and place > first:
+            if place > token:
+                ends[count] = place
+                count += 1
+            token = place + infix
+            ends[count] = token
+            count += 1
+        place += max(infix, 1)
+    if token < last:
+        ends[count] = last
+        count += 1
+    return count
+
+
+@compiled
+def _at(
+    codes: NDArray[np.uint32], place: int, start: int, end: int, rules: Rules, kind: int
+) -> int:
+    """The length of what the first rule that holds at `place` finds there; 0 if none does."""
+    at = rules.classes[codes[place]]
+    for number in range(rules.firsts_3K1[kind, at], rules.firsts_3K1[kind, at + 1]):
+        length = _found(codes, place, start, end, rules.rules_R7[rules.by_class[number]], rules)
+        if length:
+            return length
+    return 0
+
+
+@compiled
+def _suffix(codes: NDArray[np.uint32], start: int, end: int, rules: Rules) -> int:
+    """The length of the longest suffix of `start` to `end`."""
+    if start == end:
+        return 0
+    longest = 0
+    at = rules.classes[codes[end - 1]]
+    for number in range(rules.firsts_3K1[SUFFIXES, at], rules.firsts_3K1[SUFFIXES, at + 1]):
+        rule = rules.rules_R7[rules.by_class[number]]
+        length = rule[BODY_END] - rule[BODY]
+        if rule[REPEATS]:
+            ones = rules.holds[rules.sets_S[rule[BODY_END] - 1]]
+            place = end - 2
+            while place >= start and ones[rules.classes[codes[place]]]:
+                place -= 1
+                length += 1
+        while longest < length:
+            begin = end - length
+            if begin >= start and _found(codes, begin, start, end, rule, rules) == length:
+                longest = length
+            length -= 1
+    return longest
+
+
+@compiled
+def _found(
+    codes: NDArray[np.uint32],
+    place: int,
+    start: int,
+    end: int,
+    rule: NDArray[np.int32],
+    rules: Rules,
+) -> int:
+    """How long what `rule` finds at `place`, within `start` to `end`, is; 0 if it finds nothing."""
+    classes, holds, sets = rules.classes, rules.holds, rules.sets_S
+    least = rule[BODY_END] - rule[BODY]
+    before = place - (rule[BEHIND_END] - rule[BEHIND])
+    if before < start or place + least > end:
+        return 0
+    for n in range(least):
+        if not holds[sets[rule[BODY] + n], classes[codes[place + n]]]:
+            return 0
+    for n in range(place - before):
+        if not holds[sets[rule[BEHIND] + n], classes[codes[before + n]]]:
+            return 0
+    length = least
+    if rule[REPEATS]:
+        ones = sets[rule[BODY_END] - 1]
+        while place + length < end and holds[ones, classes[codes[place + length]]]:
+            length += 1
+    ahead = rule[AHEAD]
+    while ahead != NOTHING and length >= least:
+        follows = place + length < end and holds[ahead, classes[codes[place + length]]]
+        if follows != (rule[FORBIDS] == 1):
+            break
+        length -= 1
+    return length if length >= least else 0
+
+
+@compiled
+def _special(codes: NDArray[np.uint32], start: int, end: int, specials: Specials) -> np.int64:
+    """Where the special case from `start` to `end` stands in the table; NOTHING if none does."""
+    if start >= end or end - start > specials.longest:
+        return np.int64(NOTHING)
+    return _find(hash_of(codes, start, end), specials)
+
+
+@compiled
+def _find(key: np.uint64, specials: Specials) -> np.int64:
+    mask = len(specials.keys) - 1
+    place = np.int64(key & np.uint64(mask))
+    while specials.firsts[place] != NOTHING:
+        if specials.keys[place] == key:
+            return place
+        place = (place + 1) & mask
+    return np.int64(NOTHING)
+
+
+@compiled
+def _may_be_url(codes: NDArray[np.uint32], start: int, end: int) -> bool:
+    """Whether it has what each URL has: two letters after a full stop, or three full stops."""
+    stops = 0
+    for place in range(start, end):
+        if codes[place] == _FULL_STOP:
+            stops += 1
+            if stops == 3 or (
+                place + 2 < end
+                and _may_be_letter(codes[place + 1])
+                and _may_be_letter(codes[place + 2])
+            ):
+                return True
+    return False
+
+
+@compiled
+def _may_be_letter(code: np.uint32) -> bool:
+    return bool(code >= 0x80 or 0x61 <= code | 0x20 <= 0x7A)
+
+
+@compiled
+def _makes_special(
+    codes: NDArray[np.uint32],
+    start: int,
+    ends: NDArray[np.int64],
+    count: int,
+    specials: Specials,
+) -> bool:
+    """Whether tokens side by side make a special case, and are not its own tokens."""
+    begin = start
+    for token in range(count):
+        found, place = SEED, begin
+        for last in range(token, count):
+            if ends[last] - begin > specials.longest:
+                break
+            while place < ends[last]:
+                found = (found ^ np.uint64(codes[place])) * PRIME
+                place += 1
+            special = _find(mixed(found), specials)
+            if special == NOTHING:
+                continue
+            if specials.counts[special] != last + 1 - token:
+                return True
+            for n in range(last + 1 - token):
+                if begin + specials.ends[specials.firsts[special] + n] != ends[token + n]:
+                    return True
+        begin = ends[token]
+    return False

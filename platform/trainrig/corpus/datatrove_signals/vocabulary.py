@@ -1,0 +1,336 @@
+"""The tokens that each white-space chunk is known to have.
+
+Most chunks of a text have been met before; most new ones are taken apart by spaCy's rules without
+spaCy (splitting.py). Only the rest are given to it.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.datatrove_signals.affixes import Rules
+from trainrig.corpus.datatrove_signals.chunks import Chunks
+from trainrig.corpus.datatrove_signals.spacy_words import Grammar, Token, english_words
+from trainrig.corpus.datatrove_signals.splitting import (
+    MAYBE_URL,
+    NO_URL,
+    NOT_ASKED,
+    UNKNOWN,
+    URL,
+    Specials,
+    split,
+)
+from trainrig.corpus.datatrove_signals.token_flags import Kinds, flags_of
+from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+from trainrig.corpus.signals.text_arrays.hashing import hash_of
+
+_MOST_KNOWN = 2**19  # chunks; then all are forgotten: about 40 MB
+_FEWEST_PLACES = 2**12
+_FREE = -1  # of a place: no chunk is there
+# spaCy and its expression for URLs take time that grows with the square of what they are given.
+_LONGEST_GIVEN, _LONGEST_URL = 1_000, 10_000  # characters
+
+# Hashes, lengths in characters, and flags of tokens.
+Pool = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.uint8]]
+
+
+class Tokens(NamedTuple):
+    """All tokens, one after another. T tokens, K chunks."""
+
+    hashes_T: NDArray[np.uint64]
+    lengths_T: NDArray[np.int32]  # characters
+    flags_T: NDArray[np.uint8]  # of token_flags.py
+    firsts_K1: NDArray[np.int64]  # [K + 1] the first of each chunk; the last is T
+
+
+class Vocabulary:
+    """What chunks are known to be. A cache: what it holds changes no result."""
+
+    def __init__(self, grammar: Grammar | None) -> None:
+        self._grammar = grammar  # None: spaCy is asked for every new chunk
+        self._forget()
+
+    def tokens(self, batch: Batch, chunks: Chunks) -> Tokens:
+        """The tokens of each chunk of `batch`."""
+        if self._held[0] > _MOST_KNOWN:
+            self._forget()
+        places = self._places(batch, chunks)
+        firsts = np.zeros(len(places) + 1, np.int64)
+        np.cumsum(self._counts[places], out=firsts[1:])
+        hashes, lengths, flags = _pool(int(firsts[-1]))
+        _gather(self._firsts[places], *self._pool, hashes, lengths, flags, firsts)
+        return Tokens(hashes, lengths, flags, firsts)
+
+    def _forget(self) -> None:
+        self._keys = np.zeros(_FEWEST_PLACES, np.uint64)
+        self._firsts = np.full(_FEWEST_PLACES, _FREE, np.int64)  # in the pool
+        self._counts = np.zeros(_FEWEST_PLACES, np.int32)
+        self._pool = _pool(_FEWEST_PLACES)
+        self._held = np.zeros(2, np.int64)  # chunks, tokens
+
+    def _places(self, batch: Batch, chunks: Chunks) -> NDArray[np.int64]:
+        """[K] where the chunks are. New ones are learnt."""
+        self._make_room(len(chunks.hashes_K))
+        places = np.empty(len(chunks.hashes_K), np.int64)
+        new = np.empty(len(chunks.hashes_K), np.int64)
+        count = _look_up(chunks.hashes_K, self._keys, self._firsts, self._held, places, new)
+        new = new[:count]
+        if self._grammar and count:
+            new = self._split(self._grammar, batch, chunks, new, places[new])
+        if len(new):
+            self._ask(batch, chunks, new, places[new])
+        return places
+
+    def _split(
+        self,
+        grammar: Grammar,
+        batch: Batch,
+        chunks: Chunks,
+        new: NDArray[np.int64],
+        places: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Learns `new` chunks by `grammar`; those of them that it leaves open."""
+        asked = np.empty((len(new), 2), np.int64)
+        outcomes = self._learn(
+            grammar, batch, chunks, new, places, np.full(len(new), NOT_ASKED), asked
+        )
+        (urls,) = np.nonzero(outcomes == MAYBE_URL)
+        if len(urls):
+            texts = _texts(batch, asked[urls, 0], asked[urls, 1])
+            answers = np.array(
+                [
+                    URL if len(text) <= _LONGEST_URL and grammar.is_url(text) else NO_URL
+                    for text in texts
+                ]
+            )
+            outcomes[urls] = self._learn(
+                grammar, batch, chunks, new[urls], places[urls], answers, asked
+            )
+        return np.compress(outcomes == UNKNOWN, new)
+
+    def _learn(
+        self,
+        grammar: Grammar,
+        batch: Batch,
+        chunks: Chunks,
+        new: NDArray[np.int64],
+        places: NDArray[np.int64],
+        urls: NDArray[np.int64],
+        asked: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        starts, ends = chunks.starts_K[new], chunks.ends_K[new]
+        lengths = ends - starts
+        self._make_room_for_tokens(int(lengths.sum()))
+        outcomes = np.empty(len(new), np.int64)
+        hashes, token_lengths, flags = self._pool
+        _learn(
+            batch.codes_C,
+            starts,
+            ends,
+            places,
+            grammar.rules,
+            grammar.specials,
+            grammar.kinds,
+            urls,
+            asked,
+            np.empty(2 * int(lengths.max()), np.int64),
+            self._firsts,
+            self._counts,
+            hashes,
+            token_lengths,
+            flags,
+            self._held,
+            outcomes,
+        )
+        return outcomes
+
+    def _make_room(self, chunks: int) -> None:
+        places = len(self._keys)
+        while 4 * (self._held[0] + chunks) > 3 * places:
+            places *= 2
+        if places > len(self._keys):
+            keys, firsts, counts = self._keys, self._firsts, self._counts
+            self._keys = np.zeros(places, np.uint64)
+            self._firsts = np.full(places, _FREE, np.int64)
+            self._counts = np.zeros(places, np.int32)
+            _move(keys, firsts, counts, self._keys, self._firsts, self._counts)
+
+    def _make_room_for_tokens(self, tokens: int) -> None:
+        needed = int(self._held[1]) + tokens
+        if needed > len(self._pool[0]):
+            old, self._pool = self._pool, _pool(2 * needed)
+            _copy(old, self._pool, 0)
+
+    def _ask(
+        self, batch: Batch, chunks: Chunks, new: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> None:
+        texts = _texts(batch, chunks.starts_K[new], chunks.ends_K[new])
+        found = _given_to_spacy(texts)
+        tokens = [token for each in found for token in each]
+        self._make_room_for_tokens(len(tokens))
+        first = int(self._held[1])
+        _copy(_columns(tokens), self._pool, first)
+        counts = np.fromiter(map(len, found), np.int64, len(found))
+        self._counts[places] = counts
+        self._firsts[places] = first + np.cumsum(counts) - counts
+        self._held[1] += len(tokens)
+
+
+def _given_to_spacy(texts: Sequence[str]) -> list[list[Token]]:
+    step = _LONGEST_GIVEN
+    pieces = [[text[at : at + step] for at in range(0, len(text), step)] for text in texts]
+    found = iter(english_words().tokens([piece for each in pieces for piece in each]))
+    return [[token for _ in each for token in next(found)] for each in pieces]
+
+
+def _texts(batch: Batch, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
+    return [
+        batch.codes_C[start:end].tobytes().decode("utf-32-le", "replace")
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def _pool(tokens: int) -> Pool:
+    return np.empty(tokens, np.uint64), np.empty(tokens, np.int32), np.empty(tokens, np.uint8)
+
+
+def _copy(some: Pool, pool: Pool, first: int) -> None:
+    end = first + len(some[0])
+    pool[0][first:end], pool[1][first:end], pool[2][first:end] = some
+
+
+def _columns(tokens: list[Token]) -> Pool:
+    batch = batch_of([token.text for token in tokens])
+    hashes = np.empty(len(tokens), np.uint64)
+    _hash_all(batch.codes_C, batch.starts_D1, hashes)
+    flags = np.fromiter((token.flags for token in tokens), np.uint8, len(tokens))
+    return hashes, np.diff(batch.starts_D1).astype(np.int32), flags
+
+
+_of_this_thread = threading.local()
+
+
+def vocabulary_of_this_thread() -> Vocabulary:
+    """The one of this thread."""
+    if not hasattr(_of_this_thread, "vocabulary"):
+        _of_this_thread.vocabulary = Vocabulary(english_words().grammar)
+    known: Vocabulary = _of_this_thread.vocabulary
+    return known
+
+
+@compiled
+def _move(
+    keys: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+    counts: NDArray[np.int32],
+    new_keys: NDArray[np.uint64],
+    new_firsts: NDArray[np.int64],
+    new_counts: NDArray[np.int32],
+) -> None:
+    for old in range(len(keys)):
+        if firsts[old] != _FREE:
+            new = _place(new_keys, new_firsts, keys[old])
+            new_keys[new], new_firsts[new] = keys[old], firsts[old]
+            new_counts[new] = counts[old]
+
+
+@compiled
+def _place(keys: NDArray[np.uint64], firsts: NDArray[np.int64], key: np.uint64) -> np.int64:
+    """The place of `key`, or the free one where it would be."""
+    mask = len(keys) - 1
+    place = np.int64(key & np.uint64(mask))
+    while firsts[place] != _FREE and keys[place] != key:
+        place = (place + 1) & mask
+    return place
+
+
+@compiled
+def _look_up(
+    chunks: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+    held: NDArray[np.int64],
+    places: NDArray[np.int64],
+    new: NDArray[np.int64],
+) -> int:
+    """Fills `places`; how many `new` chunks there are, each once."""
+    count = 0
+    for chunk in range(len(chunks)):
+        place = _place(keys, firsts, chunks[chunk])
+        places[chunk] = place
+        if firsts[place] == _FREE:
+            keys[place], firsts[place] = chunks[chunk], held[1]
+            new[count] = chunk
+            count += 1
+    held[0] += count
+    return count
+
+
+@compiled
+def _learn(
+    codes: NDArray[np.uint32],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    places: NDArray[np.int64],
+    rules: Rules,
+    specials: Specials,
+    kinds: Kinds,
+    urls: NDArray[np.int64],
+    asked: NDArray[np.int64],
+    token_ends: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    counts: NDArray[np.int32],
+    hashes: NDArray[np.uint64],
+    lengths: NDArray[np.int32],
+    flags: NDArray[np.uint8],
+    held: NDArray[np.int64],
+    outcomes: NDArray[np.int64],
+) -> None:
+    """Writes the tokens of each chunk; `asked`, from where to where a URL may be."""
+    for chunk in range(len(starts)):
+        found = split(codes, starts[chunk], ends[chunk], rules, specials, urls[chunk], token_ends)
+        outcomes[chunk] = found
+        if found == MAYBE_URL:
+            asked[chunk, 0], asked[chunk, 1] = token_ends[0], token_ends[1]
+        if found <= 0:
+            continue
+        token, start = held[1], starts[chunk]
+        firsts[places[chunk]], counts[places[chunk]] = token, found
+        for number in range(found):
+            end = token_ends[number]
+            hashes[token] = hash_of(codes, start, end)
+            lengths[token] = end - start
+            flags[token] = flags_of(codes, start, end, hashes[token], kinds)
+            token, start = token + 1, end
+        held[1] = token
+
+
+@compiled
+def _gather(
+    at: NDArray[np.int64],
+    pool_hashes: NDArray[np.uint64],
+    pool_lengths: NDArray[np.int32],
+    pool_flags: NDArray[np.uint8],
+    hashes: NDArray[np.uint64],
+    lengths: NDArray[np.int32],
+    flags: NDArray[np.uint8],
+    firsts: NDArray[np.int64],
+) -> None:
+    for chunk in range(len(at)):
+        first = at[chunk] - firsts[chunk]
+        for token in range(firsts[chunk], firsts[chunk + 1]):
+            hashes[token] = pool_hashes[first + token]
+            lengths[token] = pool_lengths[first + token]
+            flags[token] = pool_flags[first + token]
+
+
+@compiled
+def _hash_all(
+    codes: NDArray[np.uint32], starts: NDArray[np.int64], hashes: NDArray[np.uint64]
+) -> None:
+    for text in range(len(hashes)):
+        hashes[text] = hash_of(codes, starts[text], starts[text + 1])

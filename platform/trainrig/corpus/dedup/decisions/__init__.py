@@ -1,0 +1,1 @@
+"""Which documents fall as duplicates of which."""

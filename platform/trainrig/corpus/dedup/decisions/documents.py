@@ -1,0 +1,102 @@
+"""What is known of the documents of one split that passed, and what became of them as copies.
+
+An .npz file, of about 100 bytes a document. It stays beside the output, so that thresholds can be
+decided again, and a later crawl be held to this one.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.dedup.decisions.keep import KeepRule, ranks_in_crawl
+from trainrig.corpus.dedup.pairs.document_reference import Shelf, id_texts
+from trainrig.corpus.files.arrays import load_arrays, save_arrays
+
+COPIES = SAME_URL, EXACT, NEAR = "url_duplicate", "exact_duplicate", "near_duplicate"
+# Kinds of fate: 0 for none, else the place in COPIES from 1.
+KEPT, BY_URL, BY_TEXT, BY_LIKENESS = range(4)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Those of one split, in their order."""
+
+    ids: NDArray[np.uint64]  # [documents, 2]
+    ranks: NDArray[np.uint64]  # [documents] by the keep rule
+    digests: NDArray[np.uint8]  # [documents, 16] of the texts
+    urls: NDArray[np.uint8]  # [documents, 16] of the normalised URLs
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Of the arrays."""
+        return [field.name for field in dataclasses.fields(cls)]
+
+    @classmethod
+    def load(cls, shelf: Shelf, rule: KeepRule) -> "Documents":
+        """Those of a shelf, with the ranks that `rule` gives to them among all crawls."""
+        there = cls.stored(shelf)
+        return dataclasses.replace(there, ranks=ranks_in_crawl(rule, there.ranks, shelf.crawl))
+
+    @classmethod
+    def stored(cls, shelf: Shelf) -> "Documents":
+        """Those of a shelf, with the ranks that they have in their own crawl."""
+        return cls(**load_arrays(shelf.documents, cls.names()))
+
+    def save(self, path: str, fates: "Fates | None" = None) -> None:
+        """Write them, and what became of them where that is known."""
+        arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        save_arrays(path, arrays | (fates.arrays() if fates else {}))
+
+
+def keep_order(shelf: Shelf, rule: KeepRule) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """What the documents of a shelf compare by: ranks among all crawls, and ids [documents, 2]."""
+    there = load_arrays(shelf.documents, ["ranks", "ids"])
+    return ranks_in_crawl(rule, there["ranks"], shelf.crawl), there["ids"]
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What became of the documents of one split."""
+
+    kinds: NDArray[np.uint8]  # [documents] KEPT, BY_URL, BY_TEXT or BY_LIKENESS
+    repeated: NDArray[np.uint64]  # [documents, 2] id of the kept document that it repeats
+    similarities: NDArray[np.float64]  # [documents] NaN where nobody compared the texts
+    clusters: NDArray[np.uint64]  # [documents, 2] lowest id of all that are alike; 0, 0 for alone
+
+    @classmethod
+    def none(cls, count: int) -> "Fates":
+        """Those of as many documents that nothing is like."""
+        return cls(
+            np.zeros(count, np.uint8),
+            np.zeros((count, 2), np.uint64),
+            np.full(count, np.nan),
+            np.zeros((count, 2), np.uint64),
+        )
+
+    @classmethod
+    def load(cls, path: str) -> "Fates":
+        """What `Documents.save` was given."""
+        return cls(**load_arrays(path, [field.name for field in dataclasses.fields(cls)]))
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """By name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def verdicts(self) -> dict[int, dict[str, str | float | None]]:
+        """By place, the columns of those that have something to tell."""
+        tells = np.flatnonzero((self.kinds != KEPT) | self.clusters.any(axis=1))
+        clusters = id_texts(self.clusters[tells])
+        repeated = id_texts(self.repeated[tells])
+        told: dict[int, dict[str, str | float | None]] = {}
+        for nth, place in enumerate(tells.tolist()):
+            kind, similarity = int(self.kinds[place]), float(self.similarities[place])
+            fell = kind != KEPT
+            told[place] = {
+                "dropped_by": COPIES[kind - 1] if fell else None,
+                "duplicate_of": repeated[nth] if fell else None,
+                "similarity": None if np.isnan(similarity) else similarity,
+                "cluster": clusters[nth] if self.clusters[place].any() else None,
+            }
+        return told

@@ -1,0 +1,80 @@
+"""The last phase: where the lines that are too often lie in a split's texts."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.dedup import key_file
+from trainrig.corpus.dedup.lines.counting import LINE, Batch
+from trainrig.corpus.dedup.lines.normal_form import NormalForm
+from trainrig.corpus.dedup.lines.settings import CommonLines
+from trainrig.corpus.dedup.lines.units import Units, units_of
+from trainrig.corpus.dedup.span_file import Spans, save_spans
+
+
+def cut_lines(
+    batches: Iterable[Batch], common: Sequence[str], settings: CommonLines, path: str
+) -> dict[str, int]:
+    """Phase 3: the spans to cut of a split, whose texts are those of phase 1, to `path`.
+
+    `common` are the files of phase 2. A line goes with its newline, a paragraph with the blank
+    lines that follow; the last of a text, if nothing follows, with what is before it. Documents
+    in the file are numbered through the split. Memory: a batch, one file of `common`, 48 bytes
+    a line. Returns `documents`, `lines`, `characters`, each also as `…_cut`.
+    """
+    normal_form = NormalForm()
+    found, numbers, documents, characters = [], [], 0, 0
+    for texts, numbers_of in batches:
+        units = units_of(texts, settings, normal_form)
+        found.append(dataclasses.replace(units, documents_U=units.documents_U + documents))
+        numbers.append(numbers_of)
+        documents += len(texts)
+        characters += sum(map(len, texts))
+    units = Units.joined(found)
+    number_D = np.concatenate([np.empty(0, np.int64), *numbers])
+    goes_U = _goes(units, number_D, common, settings)
+    spans = _spans(units, goes_U)
+    save_spans(path, spans)
+    return {
+        "documents": documents,
+        "documents_cut": len(np.unique(spans.documents)),
+        "lines": len(goes_U),
+        "lines_cut": int(goes_U.sum()),
+        "characters": characters,
+        "characters_cut": int((spans.ends - spans.starts).sum()),
+    }
+
+
+def _goes(
+    units: Units, number_D: NDArray[np.int64], common: Sequence[str], settings: CommonLines
+) -> NDArray[np.bool_]:
+    """Which units are cut."""
+    long = np.flatnonzero(units.lengths_U >= settings.min_characters)
+    keys = units.keys_U[long]
+    goes = np.zeros(len(units.keys_U), bool)
+    for records in key_file.find(keys, common, LINE):
+        there = records["key"] != 0
+        hits, firsts = long[there], records["first"][there]
+        goes[hits] = True
+        if settings.keep_first:
+            at_home = hits[number_D[units.documents_U[hits]] == firsts]
+            _, first = np.unique(units.keys_U[at_home], return_index=True)
+            goes[at_home[first]] = False
+    return goes
+
+
+def _spans(units: Units, goes_U: NDArray[np.bool_]) -> Spans:
+    """Runs of units that go, one after the other, as one span."""
+    gone = np.flatnonzero(goes_U)
+    follows = np.zeros(len(gone), bool)  # whether the unit before it goes as well
+    documents = units.documents_U[gone]
+    follows[1:] = (np.diff(gone) == 1) & (documents[1:] == documents[:-1])
+    heads, tails = gone[~follows], gone[np.append(~follows[1:], True)[: len(gone)]]
+    starts, ends = units.starts_U[heads], units.nexts_U[tails]
+    # Nothing follows the last line of a text that ends without a newline: the one before it goes.
+    before = np.maximum(heads - 1, 0)
+    inner = (heads > 0) & (units.documents_U[before] == units.documents_U[heads])
+    last = inner & (ends == units.ends_U[tails])
+    return Spans(units.documents_U[heads], np.where(last, units.ends_U[before], starts), ends)

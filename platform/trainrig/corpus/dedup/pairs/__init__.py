@@ -1,0 +1,1 @@
+"""Candidate pairs of documents, by partition of their keys, and their verification."""

@@ -1,0 +1,44 @@
+"""Documents of equal digests (of texts, or of URLs), found a range of digests at a time."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.dedup.pairs.document_reference import like_keys
+from trainrig.corpus.dedup.pairs.sorted_runs import Rows
+
+DIGEST = np.dtype([(name, "u8") for name in ("key", "more", "rank", "id0", "id1", "ref")])
+REPEAT = np.dtype([(name, "u8") for name in ("ref", "first", "id0", "id1")])
+
+
+def digest_rows(
+    words: NDArray[np.uint64],
+    ranks: NDArray[np.uint64],
+    ids: NDArray[np.uint64],
+    refs: NDArray[np.uint64],
+) -> Rows:
+    """One for each document; `words` [documents, 2] of its digest, `ids` [documents, 2]."""
+    rows = np.empty(len(refs), DIGEST)
+    rows["key"], rows["more"] = words[:, 0], words[:, 1]
+    rows["rank"], rows["id0"], rows["id1"], rows["ref"] = ranks, ids[:, 0], ids[:, 1], refs
+    return rows
+
+
+def repeats(rows: Rows) -> Rows:
+    """Each document whose digest one before it in the keep order has: beside the first of them."""
+    shared, _ = like_keys(np.ascontiguousarray(rows["key"]))
+    rows = np.take(rows, shared)
+    rows = np.take(rows, np.lexsort([rows[name] for name in reversed(DIGEST.names or ())]))
+    starts = np.ones(len(rows), bool)
+    starts[1:] = (rows["key"][1:] != rows["key"][:-1]) | (rows["more"][1:] != rows["more"][:-1])
+    firsts = np.flatnonzero(starts)[np.cumsum(starts) - 1]
+    again = np.flatnonzero(~starts)
+    found = np.empty(len(again), REPEAT)
+    found["ref"] = rows["ref"][again]
+    for name, source in (("first", "ref"), ("id0", "id0"), ("id1", "id1")):
+        found[name] = rows[source][firsts[again]]
+    return found
+
+
+def one_of_each_first(repeats: Rows) -> Rows:
+    """One of the repeats of each first, by first."""
+    return np.take(repeats, np.unique(repeats["first"], return_index=True)[1])

@@ -1,0 +1,57 @@
+"""Ranges of keys with more entries than a task may hold, paired in several turns.
+
+Keys are digests, so ranges are even, but for keys that many documents share.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.dedup.pairs import buckets
+from trainrig.corpus.dedup.pairs.document_reference import BINS, bins_of_keys
+from trainrig.corpus.dedup.pairs.partition_plan import cut
+from trainrig.corpus.dedup.pairs.sorted_runs import Part, Rows
+
+
+def candidates(entries: Part, parts: int, most: int, earlier: int | None) -> Iterator[Rows]:
+    """What `buckets.candidates` gives of one of `parts` ranges, `most` entries held at a time."""
+    if entries.count <= most:
+        yield from buckets.candidates(entries.read(), earlier)
+        return
+    counts = np.zeros(BINS, np.int64)
+    for rows in entries.pieces():
+        counts += np.bincount(bins_of_keys(rows["key"], parts), minlength=BINS)
+    for first, end in cut(counts.tolist(), most):
+        in_bins = functools.partial(_in_bins, entries, parts, first, end)
+        giants = _giants(in_bins(), most) if end == first + 1 else np.empty(0, np.uint64)
+        rest = [rows[~np.isin(rows["key"], giants)] for rows in in_bins()]
+        yield from buckets.candidates(np.concatenate(rest), earlier)
+        for key in giants:
+            yield from buckets.candidates_of_one_key(
+                functools.partial(_of_key, in_bins, key), earlier
+            )
+
+
+def _in_bins(entries: Part, parts: int, first: int, end: int) -> Iterator[Rows]:
+    """The entries of some bins of a range, a piece at a time; one piece at least."""
+    yield np.empty(0, buckets.ENTRY)
+    for rows in entries.pieces():
+        bins = bins_of_keys(rows["key"], parts)
+        yield np.compress((first <= bins) & (bins < end), rows)
+
+
+def _giants(pieces: Iterator[Rows], most: int) -> NDArray[np.uint64]:
+    """The keys that have more than half of the entries that may be held."""
+    keys, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+    for rows in pieces:
+        more, numbers = np.unique(rows["key"], return_counts=True)
+        keys, nth = np.unique(np.concatenate([keys, more]), return_inverse=True)
+        counts = np.bincount(nth, np.concatenate([counts, numbers]), len(keys)).astype(np.int64)
+    return keys[counts > most // 2]
+
+
+def _of_key(pieces: Callable[[], Iterator[Rows]], key: np.uint64) -> Iterator[Rows]:
+    for rows in pieces():
+        yield np.compress(rows["key"] == key, rows)

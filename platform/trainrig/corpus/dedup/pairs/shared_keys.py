@@ -1,0 +1,159 @@
+"""Band keys that more than one document has, found from keys alone, a range of them at a time.
+
+Most documents are like no other, and most of their keys are theirs alone. So 32 bits of each key
+are written first, an eighth of an entry; what its document goes by, once it is seen to be shared.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.dedup.pairs.buckets import ENTRY
+from trainrig.corpus.dedup.pairs.document_reference import refs
+from trainrig.corpus.dedup.pairs.key_filter import KeyFilter
+from trainrig.corpus.dedup.pairs.sorted_runs import Part, Rows
+
+KEY = np.dtype("u4")  # the low bits: the high ones say which range it lies in
+SHARED = np.dtype("?")
+
+_ENTRY_FIELDS = ENTRY.itemsize // 8  # compiled loops see rows as numbers
+_SLOTS_A_KEY = 16
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The documents of one shelf, and those of them that are searched."""
+
+    shelf: int
+    keys: NDArray[np.uint64]  # [documents, bands]
+    wanted: NDArray[np.bool_]  # [documents]
+
+
+def keys_by_part(
+    shelves: Sequence[Searched], parts: int
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """KEY of all that are wanted, as `parts` ranges, and where each begins.
+
+    Within a range they stand in the order of documents.
+    """
+    starts = np.zeros(parts + 1, np.int64)
+    for each in shelves:
+        _count(each.keys, each.wanted, starts[1:])
+    np.cumsum(starts, out=starts)
+    found, free = np.empty(starts[-1], KEY), starts.copy()
+    for each in shelves:
+        _group(each.keys, each.wanted, np.uint64(parts), free, found)
+    return found, starts
+
+
+def shared(keys: Part, distinct: int) -> Iterator[NDArray[np.bool_]]:
+    """Of each piece of KEY, which are there more than once; of one in twenty others it says so.
+
+    However many there are, it holds four to eight bytes for each of `distinct`, as many as are
+    thought to differ.
+    """
+    met = KeyFilter(min(keys.count, distinct), _SLOTS_A_KEY)
+    for piece in keys.pieces():
+        met.meet(piece)
+    for piece in keys.pieces():
+        yield met.met_again(piece)
+
+
+def entries(
+    shelves: Iterable[Searched],
+    order: Callable[[int], tuple[NDArray[np.uint64], NDArray[np.uint64]]],
+    shared: NDArray[np.bool_],
+    counts: NDArray[np.int64],
+) -> tuple[Rows, NDArray[np.int64]]:
+    """ENTRY for each shared key of a document, as ranges, and where each begins.
+
+    Args:
+        shelves: what `keys_by_part` was given.
+        order: ranks [documents] and ids [documents, 2] of a shelf.
+        shared: of all keys, in the order of `keys_by_part`.
+        counts: how many of them lie in each range.
+    """
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    places = np.stack([starts, _starts_of_shared(shared, starts)])
+    starts = places[1].copy()
+    rows = np.empty((starts[-1], _ENTRY_FIELDS), np.uint64)
+    for each in shelves:
+        ranks, ids = order(each.shelf)
+        first = refs(each.shelf, np.zeros(1, np.int64))[0]
+        of_shelf = each.keys, each.wanted, ranks, ids, first
+        _write_entries(*of_shelf, np.uint64(len(counts)), shared, places, rows)
+    return rows.reshape(-1).view(ENTRY), starts
+
+
+@compiled
+def _count(keys: NDArray[np.uint64], wanted: NDArray[np.bool_], counts: NDArray[np.int64]) -> None:
+    parts = np.uint64(len(counts))
+    for document in range(len(keys)):
+        if wanted[document]:
+            for band in range(keys.shape[1]):
+                counts[_part(keys[document, band], parts)] += 1
+
+
+@compiled
+def _group(
+    keys: NDArray[np.uint64],
+    wanted: NDArray[np.bool_],
+    parts: np.uint64,
+    free: NDArray[np.int64],
+    found: NDArray[np.uint32],
+) -> None:
+    for document in range(len(keys)):
+        if wanted[document]:
+            for band in range(keys.shape[1]):
+                key = keys[document, band]
+                part = _part(key, parts)
+                found[free[part]] = np.uint32(key & np.uint64(2**32 - 1))
+                free[part] += 1
+
+
+@compiled
+def _starts_of_shared(shared: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    found = np.zeros(len(starts), np.int64)
+    for part in range(len(starts) - 1):
+        here = 0
+        for place in range(starts[part], starts[part + 1]):
+            here += int(shared[place])
+        found[part + 1] = found[part] + here
+    return found
+
+
+@compiled
+def _write_entries(
+    keys: NDArray[np.uint64],
+    wanted: NDArray[np.bool_],
+    ranks: NDArray[np.uint64],
+    ids: NDArray[np.uint64],
+    first: np.uint64,
+    parts: np.uint64,
+    shared: NDArray[np.bool_],
+    places: NDArray[np.int64],
+    rows: NDArray[np.uint64],
+) -> None:
+    """`places` [2, parts]: the next key of each, and its next entry; `first`: a ref."""
+    for document in range(len(keys)):
+        if not wanted[document]:
+            continue
+        rank, tie, ref = ranks[document], ids[document, 0], first + np.uint64(document)
+        for band in range(keys.shape[1]):
+            key = keys[document, band]
+            part = _part(key, parts)
+            place = places[0, part]
+            places[0, part] += 1
+            if shared[place]:
+                row = places[1, part]
+                places[1, part] += 1
+                rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3] = key, rank, tie, ref
+
+
+@compiled
+def _part(key: np.uint64, parts: np.uint64) -> np.uint64:
+    """As `names.parts_of_keys` has it."""
+    return (key >> np.uint64(32)) * parts >> np.uint64(32)

@@ -1,0 +1,195 @@
+"""Candidates compared on their shingles, where the first of a pair lies.
+
+The shingles of the others are *carried* there from other stretches: each reads its own, and writes
+those that another needs into a run. So no file is opened for a pair, or a pair of shelves.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.dedup.pairs.document_reference import (
+    NAME,
+    Shelf,
+    fields_of,
+    find,
+    one_each,
+    places_of,
+    shelves_of,
+)
+from trainrig.corpus.dedup.pairs.evidence import PAIR
+from trainrig.corpus.dedup.pairs.sorted_runs import Rows
+from trainrig.corpus.dedup.pairs.verify import (
+    Measure,
+    common_shingles,
+    least_common,
+    similarities,
+    together,
+    write_together,
+)
+from trainrig.corpus.dedup.signatures.signature_file import load_columns
+
+Order = Callable[[Shelf], tuple[NDArray[np.uint64], NDArray[np.uint64]]]
+
+SET = np.dtype([*NAME.descr, ("shingles", "u8")])
+SHINGLE = np.dtype("u4")
+_SLICE = 2**17  # pairs that are compared together: some 100 bytes each
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The shingles of some documents, in the order of refs."""
+
+    names: Rows  # SET
+    shingles: NDArray[np.uint32]
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Where the shingles of each document end."""
+        return np.cumsum(self.names["shingles"].astype(np.int64))
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where they begin."""
+        return self.ends - self.names["shingles"].astype(np.int64)
+
+
+def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], order: Order) -> Sets:
+    """Those of the documents `refs`, which are in order and lie on few shelves."""
+    names = np.empty(len(refs), SET)
+    names["ref"] = refs
+    spans = []
+    for shelf, chosen in _by_shelf(refs):
+        there = load_columns(shelves[shelf].signatures, ["shingles", "ends"])
+        places = places_of(refs[chosen])
+        ends = there["ends"][places]
+        starts = np.where(places > 0, there["ends"][places - 1], 0)
+        spans.append((there["shingles"], starts, ends))
+        ranks, ids = order(shelves[shelf])
+        names["rank"][chosen] = ranks[places]
+        names["id0"][chosen], names["id1"][chosen] = ids[places].T
+        names["shingles"][chosen] = ends - starts
+    found, filled = np.empty(int(names["shingles"].sum()), SHINGLE), 0
+    for shingles, starts, ends in spans:
+        write_together(shingles, starts, ends, found[filled:])
+        filled += int((ends - starts).sum())
+    return Sets(names, _fixed(found))
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A lot of shingles for other stretches: names and shingles stand reader after reader."""
+
+    own: Sets  # of each document once
+    nth: NDArray[np.int64]  # [guests] which of them
+    first_names: NDArray[np.int64]  # [stretches + 1] where the names for each reader begin
+
+    @property
+    def names(self) -> Rows:
+        """SET, of each guest."""
+        return np.take(self.own.names, self.nth)
+
+    @property
+    def first_shingles(self) -> NDArray[np.int64]:
+        """[stretches + 1] where the shingles for each reader begin."""
+        sizes = self.own.names["shingles"].astype(np.int64)[self.nth]
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[self.first_names]
+
+    def shingles(self) -> Iterator[NDArray[np.uint32]]:
+        """Those for each reader."""
+        starts, ends = self.own.starts, self.own.ends
+        for first, end in zip(self.first_names[:-1], self.first_names[1:], strict=True):
+            if first < end:
+                chosen = self.nth[first:end]
+                yield together(self.own.shingles, starts[chosen], ends[chosen])
+
+
+def carried(guests: Rows, stretches: int, shelves: Sequence[Shelf], order: Order) -> Carried:
+    """What the readers of `guests`, which are in order and once, compare with."""
+    refs, nth = np.unique(guests["ref"], return_inverse=True)
+    first_names = np.searchsorted(guests["reader"], np.arange(stretches + 1).astype(np.uint64))
+    return Carried(gathered(refs, shelves, order), nth, first_names)
+
+
+@dataclass(frozen=True)
+class Met:
+    """Pairs that met, by the second document."""
+
+    firsts: NDArray[np.uint64]
+    seconds: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, pairs: Rows) -> "Met":
+        """Those of CANDIDATE, each once."""
+        by_b = np.argsort(pairs["b"])
+        return cls(np.take(pairs["a"], by_b), np.take(pairs["b"], by_b))
+
+
+def alike(
+    met: Met, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
+) -> tuple[Rows, Rows]:
+    """The pairs that are alike from `floor` up, in order, and the names of all their documents.
+
+    Args:
+        own: the sets of all their first documents; others among them do no harm.
+        others: those of their second ones; what is there twice is compared once.
+
+    Returns: PAIR; NAME, in the order of refs.
+    """
+    own_refs = np.ascontiguousarray(own.names["ref"])
+    own_starts, own_ends = own.starts, own.ends
+    compared = np.zeros(len(met.seconds), bool)
+    found, names = [np.empty(0, PAIR)], [fields_of(own.names, NAME)]
+    for other in others:
+        if not len(other.names):
+            continue
+        refs = np.ascontiguousarray(other.names["ref"])
+        other_starts, other_ends = other.starts, other.ends
+        of_use = np.zeros(len(refs), bool)
+        first, end = np.searchsorted(met.seconds, refs[[0, -1]] + np.array([0, 1], np.uint64))
+        for begin in range(first, end, _SLICE):
+            some = slice(begin, min(begin + _SLICE, end))
+            b, there = find(refs, met.seconds[some])
+            there &= ~compared[some]
+            compared[some] |= there
+            one, b = met.firsts[some][there], b[there]
+            a, _ = find(own_refs, one)
+            sizes = own_ends[a] - own_starts[a], other_ends[b] - other_starts[b]
+            common = common_shingles(
+                own.shingles,
+                own_starts[a],
+                own_ends[a],
+                _fixed(other.shingles),
+                other_starts[b],
+                other_ends[b],
+                least_common(measure, floor, *sizes),
+            )
+            likeness = similarities(measure, common, *sizes)
+            enough = (common >= 0) & (likeness >= floor)
+            rows = np.empty(np.count_nonzero(enough), PAIR)
+            rows["a"], rows["b"] = one[enough], refs[b[enough]]
+            rows["similarity"] = likeness[enough]
+            found.append(rows)
+            of_use[b[enough]] = True
+        if other is not own:
+            names.append(fields_of(other.names[of_use], NAME))
+    rows = np.concatenate(found)
+    found.clear()
+    rows = np.take(rows, np.lexsort((rows["b"], rows["a"])))
+    return rows, one_each(np.concatenate(names))
+
+
+def _by_shelf(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
+    """Each shelf that refs in order speak of, and where they do."""
+    there, starts = np.unique(shelves_of(refs), return_index=True)
+    bounds = [*starts.tolist(), len(refs)]
+    for nth, shelf in enumerate(there.tolist()):
+        yield shelf, slice(bounds[nth], bounds[nth + 1])
+
+
+def _fixed(shingles: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Not to be written to, as mapped ones are: the compiled functions have one form."""
+    shingles.flags.writeable = False
+    return shingles

@@ -1,0 +1,120 @@
+"""Texts that are equal but for letter case, white space and ways to write an accent."""
+
+import functools
+import hashlib
+import unicodedata
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.dedup.signatures.character_classes import (
+    CODE,
+    SPACE,
+    UNSETTLED,
+    letter_at,
+    letters,
+)
+from trainrig.corpus.dedup.signatures.texts import Texts
+
+DIGEST = 16  # bytes
+_BLANK = np.uint8(32)
+
+
+def text_digest(text: str) -> bytes:
+    """That of one text."""
+    return text_digests(Texts.of([text])).tobytes()
+
+
+def text_digests(texts: Texts) -> NDArray[np.uint8]:
+    """[texts, 16] BLAKE2b-128 of each in NFC, lower case, each run of white space one blank."""
+    folded = np.empty(_room(texts), np.uint8)
+    ends = np.empty(len(texts.starts) - 1, np.int64)
+    unsettled = np.empty(len(ends), np.bool_)
+    _fold(texts.data, texts.starts, letters(), _ascii(), folded, ends, unsettled)
+    digests = []
+    start, whole = 0, folded.data
+    for end, is_unsettled in zip(ends.tolist(), unsettled.tolist(), strict=True):
+        one: bytes | memoryview = whole[start:end]
+        if is_unsettled:
+            # Last, since lower-casing may leave letters that compose ("J̌" does not, "ǰ" does).
+            text = str(one, "utf-8", "surrogatepass")
+            one = unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass")
+        digests.append(hashlib.blake2b(one, digest_size=DIGEST).digest())
+        start = end
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST)
+
+
+def _room(texts: Texts) -> int:
+    # Lower case makes three bytes of some letters of two; a blank is written before it is dropped.
+    return int(texts.starts[-1] - texts.starts[0]) * 3 // 2 + 1
+
+
+@functools.cache
+def _ascii() -> NDArray[np.uint8]:
+    """[128] each ASCII character in lower case, white space as a blank."""
+    table = letters()[:128]
+    found = np.where(table & SPACE, _BLANK, table & CODE).astype(np.uint8)
+    found.setflags(write=False)
+    return found
+
+
+@compiled
+def _fold(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    table: NDArray[np.uint32],
+    ascii_table: NDArray[np.uint8],
+    folded: NDArray[np.uint8],
+    ends: NDArray[np.int64],
+    unsettled: NDArray[np.bool_],
+) -> None:
+    """Lower case and single blanks, and whether a text holds anything that NFC may change."""
+    filled = 0
+    for text in range(len(ends)):
+        first, place, flags = filled, starts[text], np.uint32(0)
+        after_space = True  # so that none comes first
+        while place < starts[text + 1]:
+            byte = data[place]
+            if byte < 0x80:  # nothing here for the processor to guess at
+                plain = ascii_table[byte]
+                is_space = plain == _BLANK
+                folded[filled] = plain
+                filled += 1 - (is_space & after_space)
+                after_space = is_space
+                place += 1
+                continue
+            letter, place = letter_at(data, place, table)
+            if letter & SPACE:
+                folded[filled] = _BLANK
+                filled += 1 - after_space
+                after_space = True
+                continue
+            after_space = False
+            flags |= letter
+            filled = _write(folded, filled, int(letter) & CODE)
+        filled -= after_space and filled > first
+        ends[text] = filled
+        unsettled[text] = flags & UNSETTLED != 0
+
+
+@compiled
+def _write(folded: NDArray[np.uint8], filled: int, code: int) -> int:
+    """Append a character's UTF-8; where the next one goes."""
+    if code < 0x80:
+        folded[filled] = code
+        return filled + 1
+    if code < 0x800:
+        folded[filled] = 0xC0 | code >> 6
+        folded[filled + 1] = 0x80 | code & 0x3F
+        return filled + 2
+    if code < 0x10000:
+        folded[filled] = 0xE0 | code >> 12
+        folded[filled + 1] = 0x80 | code >> 6 & 0x3F
+        folded[filled + 2] = 0x80 | code & 0x3F
+        return filled + 3
+    folded[filled] = 0xF0 | code >> 18
+    folded[filled + 1] = 0x80 | code >> 12 & 0x3F
+    folded[filled + 2] = 0x80 | code >> 6 & 0x3F
+    folded[filled + 3] = 0x80 | code & 0x3F
+    return filled + 4

@@ -1,0 +1,120 @@
+"""What is known of the texts of one file: all that deduplication looks at, texts never again."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from trainrig.corpus.dedup.signatures.exact import DIGEST, text_digests
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.shingles import shingles_of
+from trainrig.corpus.dedup.signatures.signature import band_keys, signatures
+from trainrig.corpus.dedup.signatures.signature_file import load_columns, save_columns
+from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.urls.key import url_key
+
+_BLOCK = 2**22  # bytes of text signed at a time: what is worked in takes some ten times as many
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """What is known of the texts of one file that passed the rules, in their order."""
+
+    ids: NDArray[np.str_]  # [documents]
+    characters: NDArray[np.int64]  # [documents]
+    digests: NDArray[np.uint8]  # [documents, 16] of the texts
+    urls: NDArray[np.uint8]  # [documents, 16] of the normalised URLs
+    keys: NDArray[np.uint64]  # [documents, bands]
+    shingles: NDArray[np.uint32]  # all, one document after the other
+    ends: NDArray[np.int64]  # [documents] where each document's shingles end
+
+    @classmethod
+    def of(cls, documents: Sequence[tuple[str, str, str]], settings: MinHash) -> "Signatures":
+        """Those of `(id, URL, text)` documents."""
+        ids, urls, texts = zip(*documents, strict=True) if documents else ((), (), ())
+        characters = np.fromiter(map(len, texts), np.int64, len(texts))
+        return cls._of(ids, urls, characters, Texts.of(texts), settings)
+
+    @classmethod
+    def of_table(cls, rows: pa.Table, settings: MinHash) -> "Signatures":
+        """Those of rows with the columns `id`, `url` and `text`; texts are not copied."""
+        ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
+        characters = pc.utf8_length(rows["text"]).fill_null(0).to_numpy().astype(np.int64)
+        return cls._of(ids, urls, characters, Texts.of_arrow(rows["text"]), settings)
+
+    @classmethod
+    def _of(
+        cls,
+        ids: Sequence[str],
+        urls: Sequence[str],
+        characters: NDArray[np.int64],
+        texts: Texts,
+        settings: MinHash,
+    ) -> "Signatures":
+        keys, shingles, ends = keys_and_shingles(texts, settings)
+        digests = [text_digests(texts.part(*block)) for block in texts.blocks(_BLOCK)]
+        return cls(
+            ids=np.array(ids, dtype=np.str_),
+            characters=characters,
+            digests=np.concatenate([np.empty((0, DIGEST), np.uint8), *digests]),
+            urls=np.frombuffer(b"".join(map(url_key, urls)), np.uint8).reshape(-1, DIGEST),
+            keys=keys,
+            shingles=shingles,
+            ends=ends,
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Signatures"]) -> "Signatures":
+        """Those of several pieces of a file, of which there is one at least."""
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("ids", "characters", "digests", "urls", "keys", "shingles")
+        }
+        firsts = np.cumsum([0, *(len(part.shingles) for part in parts)])
+        ends = [first + part.ends for first, part in zip(firsts.tolist(), parts, strict=False)]
+        return cls(**columns, ends=np.concatenate(ends))
+
+    def save(self, path: str) -> None:
+        """Write them, as `load_columns` reads them."""
+        save_columns(path, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    @classmethod
+    def load(cls, path: str) -> "Signatures":
+        """What `save` wrote, mapped: only what is looked at is read. Raises DataError."""
+        return cls(**load_columns(path))
+
+    def shingles_of(self, document: int) -> NDArray[np.uint32]:
+        """The shingles of one document."""
+        start = self.ends[document - 1] if document else 0
+        return self.shingles[start : self.ends[document]]
+
+
+def keys_and_shingles(
+    texts: Texts, settings: MinHash
+) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.int64]]:
+    """Band keys [texts, bands]; all shingles, one text after the other; where each text's end."""
+    keys = [np.empty((0, settings.bands), np.uint64)]
+    shingles = [np.empty(0, np.uint32)]
+    ends = [np.zeros(1, np.int64)]
+    for first, end in texts.blocks(_BLOCK):
+        block = texts.part(first, end)
+        found, ends_here = shingles_of(block, settings.shingle_words)
+        keys.append(band_keys(_signatures(block, found, ends_here, settings), settings))
+        shingles.append(found)
+        ends.append(ends[-1][-1] + ends_here)
+    return np.concatenate(keys), np.concatenate(shingles), np.concatenate(ends)[1:]
+
+
+def _signatures(
+    texts: Texts, shingles: NDArray[np.uint32], ends: NDArray[np.int64], settings: MinHash
+) -> NDArray[np.uint32] | NDArray[np.uint64]:
+    if settings.scheme == "fast":
+        return signatures(shingles, ends, settings)
+    # brings scipy
+    from trainrig.corpus.dedup.signatures.by_datasketch import signatures_by_datasketch
+
+    return signatures_by_datasketch(texts, settings)

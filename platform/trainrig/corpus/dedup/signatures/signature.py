@@ -1,0 +1,87 @@
+"""Signatures of sets of shingles: for each of bands x rows permutations, the least value."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.shingles import mixed
+
+_WIDTH = 32  # values; as many as a compiled loop takes at a time, so that none is left over
+_LARGEST = np.uint32(0xFFFFFFFF)
+_STEP = 0x9E3779B97F4A7C15
+
+
+def signatures(
+    shingles: NDArray[np.uint32], ends: NDArray[np.int64], settings: MinHash
+) -> NDArray[np.uint32]:
+    """[texts, bands x rows] of many sets, one after the other in `shingles`, by scheme "fast".
+
+    A permutation is a x + b modulo 2^32 with an odd a, one to one on shingles, which are hashes.
+    """
+    rows = settings.bands * settings.rows
+    multipliers, increments = permutations(rows, settings.seed)
+    found = np.empty((len(ends), len(multipliers)), np.uint32)
+    _least(shingles, ends, multipliers, increments, found)
+    return found[:, :rows]
+
+
+def band_keys(
+    signatures: NDArray[np.uint32] | NDArray[np.uint64], settings: MinHash
+) -> NDArray[np.uint64]:
+    """[texts, bands]. The band's number is in the key: no band meets another's."""
+    keys = np.empty((len(signatures), settings.bands), np.uint64)
+    _band_keys(np.ascontiguousarray(signatures, np.uint64), settings.rows, keys)
+    return keys
+
+
+def permutations(number: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Multipliers and increments, `number` of them and some to fill the last `_WIDTH`."""
+    whole = -(-number // _WIDTH) * _WIDTH
+    values = np.array(
+        [mixed(np.uint64((seed * 2**32 + place) * _STEP % 2**64)) for place in range(1, whole + 1)],
+        np.uint64,
+    )
+    return values.astype(np.uint32) | np.uint32(1), (values >> np.uint64(32)).astype(np.uint32)
+
+
+@compiled
+def _least(
+    shingles: NDArray[np.uint32],
+    ends: NDArray[np.int64],
+    multipliers: NDArray[np.uint32],
+    increments: NDArray[np.uint32],
+    found: NDArray[np.uint32],
+) -> None:
+    start = 0
+    for text in range(len(ends)):
+        least = found[text]
+        least[:] = _LARGEST
+        in_fours = start + (ends[text] - start) // 4 * 4
+        for place in range(start, in_fours, 4):  # one load and store of `least` for four
+            s, t, u, v = (
+                shingles[place],
+                shingles[place + 1],
+                shingles[place + 2],
+                shingles[place + 3],
+            )
+            for row in range(len(least)):
+                a, b = multipliers[row], increments[row]
+                st = min(np.uint32(s * a + b), np.uint32(t * a + b))
+                uv = min(np.uint32(u * a + b), np.uint32(v * a + b))
+                least[row] = min(least[row], min(st, uv))
+        for place in range(in_fours, ends[text]):
+            for row in range(len(least)):
+                value = np.uint32(shingles[place] * multipliers[row] + increments[row])
+                least[row] = min(least[row], value)
+        start = ends[text]
+
+
+@compiled
+def _band_keys(signatures: NDArray[np.uint64], rows: int, keys: NDArray[np.uint64]) -> None:
+    for text in range(len(keys)):
+        for band in range(keys.shape[1]):
+            key = mixed(np.uint64(band + 1))
+            for row in range(band * rows, (band + 1) * rows):
+                key = mixed(key ^ signatures[text, row])
+            keys[text, band] = key

@@ -1,0 +1,94 @@
+"""Many texts as one array of bytes: what compiled loops run over."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.dedup.signatures.character_classes import CAPITALS
+
+_STRING = pa.large_string()
+_NONE = pa.array([], _STRING)
+_CAPITALS = np.array([list(capital.encode()) for capital in CAPITALS], np.uint8)  # 2 bytes each
+
+
+class Texts(NamedTuple):
+    """UTF-8, one text after another, for which lower-casing letter by letter is right."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]  # [texts + 1] where each starts; the last is where all end
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "Texts":
+        """Those of strings. A lone surrogate is a character like others, but no letter."""
+        encoded = [_lowered(text).encode("utf-8", "surrogatepass") for text in texts]
+        starts = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(each) for each in encoded], out=starts[1:])
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
+
+    @classmethod
+    def of_arrow(cls, column: pa.ChunkedArray) -> "Texts":
+        """Those of a column of strings, without a copy where it is one chunk of large strings.
+
+        A null is an empty text. Raises pyarrow.ArrowInvalid for what is not UTF-8.
+        """
+        chunks = column.cast(_STRING).fill_null("").chunks
+        # Joined, they are copied.
+        strings = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [_NONE])
+        strings.validate(full=True)
+        texts = _of_buffers(strings)
+        found = np.zeros(len(strings), np.bool_)
+        _find_capitals(texts.data, texts.starts, _CAPITALS, found)
+        if not found.any():
+            return texts
+        mask = pa.array(found)
+        lowered = [text.lower() for text in strings.filter(mask).to_pylist()]
+        return _of_buffers(pc.replace_with_mask(strings, mask, pa.array(lowered, _STRING)))
+
+    def part(self, first: int, end: int) -> "Texts":
+        """The texts `first` to `end`."""
+        return Texts(self.data, self.starts[first : end + 1])
+
+    def blocks(self, size: int) -> list[tuple[int, int]]:
+        """First and end of runs of texts, each of at most `size` bytes or of one text."""
+        cuts = [0]
+        while cuts[-1] < len(self.starts) - 1:
+            first = cuts[-1]
+            full = int(np.searchsorted(self.starts, self.starts[first] + size, side="right")) - 1
+            cuts.append(max(first + 1, full))
+        return list(itertools.pairwise(cuts))
+
+
+def _lowered(text: str) -> str:
+    return text.lower() if any(capital in text for capital in CAPITALS) else text
+
+
+def _of_buffers(strings: pa.LargeStringArray) -> Texts:
+    if not len(strings):
+        return Texts.of([])
+    _, starts, data = strings.buffers()
+    here = np.frombuffer(starts, np.int64)[strings.offset :][: len(strings) + 1]
+    return Texts(np.frombuffer(data or b"", np.uint8), here.copy())
+
+
+@compiled
+def _find_capitals(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    capitals: NDArray[np.uint8],
+    found: NDArray[np.bool_],
+) -> None:
+    """Which texts hold one of `capitals`, of two bytes of UTF-8 each."""
+    for text in range(len(found)):
+        here = data[starts[text] : starts[text + 1]]  # places from 0: many are compared at once
+        seen = False  # no number: numba would widen it, and compare an eighth as many at once
+        for capital in capitals:
+            first, second = capital[0], capital[1]
+            for place in range(len(here) - 1):
+                seen |= (here[place] == first) & (here[place + 1] == second)
+        found[text] = seen

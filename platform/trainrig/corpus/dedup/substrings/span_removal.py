@@ -1,0 +1,98 @@
+"""The last phase: the spans to cut of a split's texts, in characters."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.dedup import sliced_file
+from trainrig.corpus.dedup.span_file import Spans, save_spans
+from trainrig.corpus.dedup.substrings.flat import bytes_of
+from trainrig.corpus.dedup.substrings.report import save_passages
+from trainrig.corpus.dedup.substrings.spans import SPAN, united
+
+
+def cut_substrings(
+    batches: Iterable[Sequence[str]],
+    repeats: Sequence[str],
+    split: int,
+    path: str,
+    passages: str,
+) -> dict[str, int]:
+    """Phase 5: the spans to cut of a split, whose texts are those of phase 1, to `path`.
+
+    `repeats` are the files of phase 4, `split` the place of this one among those of phase 3.
+    A span that begins or ends within a character is cut from the next one, up to the last whole
+    one: what goes was there before, to the byte. What is cut is counted in the file `passages`,
+    for `told_passages`. Memory: a batch twice, what is cut, 72 bytes a span.
+
+    Returns `documents`, `bytes`, each also as `…_cut`, and `spans_cut`.
+    """
+    found = [sliced_file.load(each, SPAN, split, split + 1) for each in repeats]
+    spans = united(np.concatenate([np.empty(0, SPAN), *found]))
+    columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    cut: list[bytes] = []
+    documents = size = 0
+    for texts in batches:
+        data = bytes_of(texts)
+        first, end = np.searchsorted(spans["document"], [documents, documents + len(texts)])
+        own = np.array(spans["document"][first:end]) - documents
+        base = data.starts_D1[own]
+        begins, ends, starts, stops = _whole(
+            data.data,
+            data.starts_D1,
+            own,
+            base + spans["start"][first:end],
+            base + spans["end"][first:end],
+        )
+        there = stops > starts
+        for column, values in zip(columns, (own + documents, starts, stops), strict=True):
+            column.append(values[there])
+        pairs = zip(begins[there].tolist(), ends[there].tolist(), strict=True)
+        cut += [data.data[begin:end].tobytes() for begin, end in pairs]
+        documents += len(texts)
+        size += len(data.data)
+    in_characters = Spans(*map(np.concatenate, columns))
+    save_spans(path, in_characters)
+    save_passages(passages, cut)
+    return {
+        "documents": documents,
+        "documents_cut": len(np.unique(in_characters.documents)),
+        "bytes": size,
+        "bytes_cut": sum(map(len, cut)),
+        "spans_cut": len(cut),
+    }
+
+
+@compiled
+def _whole(
+    data: NDArray[np.uint8],
+    document_starts: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The whole characters of each span: begin and end in bytes of `data`; in characters."""
+    begins, ends = begins.copy(), ends.copy()
+    starts, stops = np.empty_like(begins), np.empty_like(begins)
+    at = characters = 0
+    for span in range(len(documents)):
+        document = documents[span]
+        if span == 0 or document != documents[span - 1]:
+            at, characters = document_starts[document], 0
+        begin, end = begins[span], ends[span]
+        while begin < end and data[begin] & 0xC0 == 0x80:  # within a character
+            begin += 1
+        while end > begin and end < document_starts[document + 1] and data[end] & 0xC0 == 0x80:
+            end -= 1
+        while at < begin:
+            characters += data[at] & 0xC0 != 0x80
+            at += 1
+        starts[span] = characters
+        while at < end:
+            characters += data[at] & 0xC0 != 0x80
+            at += 1
+        stops[span] = characters
+        begins[span], ends[span] = begin, end
+    return begins, ends, starts, stops

@@ -1,0 +1,1 @@
+"""Files that stages of a curation leave for each other."""

@@ -1,0 +1,59 @@
+"""Archives of the years before WARC: ARC 1 and 1.1, the Internet Archive's format of 1996.
+
+A record is a line (URL, address, date, type, length; in version 2, more between type and length)
+and as many bytes. Its length is the last field of the line in both versions.
+"""
+
+import re
+from datetime import datetime
+
+from trainrig.corpus.read.page import Page
+from trainrig.corpus.read.web_archives.http import charset, media_type, response
+from trainrig.corpus.read.web_archives.records import Head, NoRecord
+from trainrig.corpus.read.web_archives.transfer import BadBody
+
+# A URL may hold what it should not, a space; address and date tell where it ends.
+_LINE = (
+    rb"([a-zA-Z][a-zA-Z0-9+.-]{1,20}:[^\r\n]{1,6000}?) ([0-9a-fA-F.:]{1,45}|-) (\d{8,17}) "
+    rb"([^\r\n]{0,200}?) ?(\d{1,15})[ \t]*\r?\n"
+)
+_URL, _ADDRESS, _DATE, _TYPE, _LENGTH = range(1, 6)
+
+
+class _Arc:
+    """The grammar of ARC."""
+
+    start = re.compile(_LINE)
+    anywhere = re.compile(rb"(?<=\n)" + _LINE)
+    signature = b"\0"  # none that a cut line could be known by
+    many_lines = False
+    apart = True
+
+    def head(self, head: bytes) -> Head:
+        found = self.start.match(head)
+        if found is None:
+            raise NoRecord("bad_head")
+        length = int(found.group(_LENGTH))
+        ordinary = found.group(_URL).startswith(b"filedesc:")
+        return Head(length, ordinary, fields=found)
+
+    def page(self, head: Head, block: bytes) -> Page:
+        url = head.fields.group(_URL).decode("utf-8", "replace")
+        if not url.lower().startswith(("http:", "https:")):
+            raise BadBody("not_a_page")
+        stated, body = response(block)
+        # What the line says of the type is what the server said, less its charset.
+        content_type = media_type(stated or head.fields.group(_TYPE).decode("latin-1"))
+        date = _iso_date(head.fields.group(_DATE).decode())
+        return Page(url, content_type, body, date, charset(stated))
+
+
+GRAMMAR = _Arc()
+
+
+def _iso_date(digits: str) -> str:
+    """`20080430204825` as WARC writes it; "" for what is no date."""
+    try:
+        return f"{datetime.strptime(digits[:14].ljust(14, '0'), '%Y%m%d%H%M%S'):%Y-%m-%dT%H:%M:%SZ}"
+    except ValueError:
+        return ""

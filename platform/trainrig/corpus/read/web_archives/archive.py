@@ -1,0 +1,254 @@
+"""Archives of records, WARC or ARC, plain or packed, read whole or in pieces and never given up.
+
+A *start* is a place where a record can be found without what is before it: its first byte in a
+plain file, in a packed one that of the gzip member that begins with it. A piece of an archive is
+what its starts own: their records, and whatever else is found before the next start. Reading
+depends on nothing but the place it is at, so the pieces of a file give what the file gives at once.
+
+Damage costs the record it is found in. Reading goes on at the next start that can be seen.
+"""
+
+import abc
+from collections.abc import Callable, Generator, Iterator
+from typing import BinaryIO
+
+from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
+from trainrig.corpus.read.web_archives.members import MAGIC, Member, Packed, find_member
+from trainrig.corpus.read.web_archives.packed import ZSTD_MAGIC, Frames
+from trainrig.corpus.read.web_archives.records import LONGEST_LINE, Grammar, Head, NoRecord, Records
+from trainrig.corpus.read.web_archives.transfer import BadBody
+
+# A record may hold an archive, whose records look like starts. So reading a piece begins this many
+# bytes before it: what is inside of a record that began there is then known for what it is.
+LOOK_BACK = 2 * 2**20
+_SEARCH_BLOCK = 2**20  # bytes read at a time when looking for the next record
+_BUFFER = 2**16  # bytes
+
+_Found = Page | Unreadable
+_Start = int | None
+_Owned = Generator[_Found, None, _Start]
+
+
+def read_archive(
+    stream: BinaryIO,
+    name: str,
+    grammar: Grammar,
+    magic: bytes,
+    begin: int = 0,
+    end: int | None = None,
+) -> Iterator[_Found]:
+    """The pages of the records that begin in [begin, end), in their order, and what was no page.
+
+    `magic` is the first bytes of the file. One that is packed as one stream has one start, at 0.
+    """
+    if magic.startswith(ZSTD_MAGIC):
+        yield from _records(Frames(stream), name, grammar) if begin == 0 else ()
+    elif magic.startswith(MAGIC):
+        yield from _PackedArchive(stream, name, grammar).read(begin, end)
+    else:
+        yield from _PlainArchive(stream, name, grammar).read(begin, end)
+
+
+def has_a_member_for_each_record(stream: BinaryIO, grammar: Grammar) -> bool:
+    """Whether a second gzip member that starts a record is seen behind the first."""
+    return find_member(stream, 1, _starts(grammar)) is not None
+
+
+def _starts(grammar: Grammar) -> Callable[[bytes], bool]:
+    return lambda unpacked: grammar.start.match(unpacked.lstrip()) is not None
+
+
+class _Archive(abc.ABC):
+    def __init__(self, stream: BinaryIO, name: str, grammar: Grammar) -> None:
+        self.stream, self.name, self.grammar = stream, name, grammar
+
+    def read(self, begin: int, end: int | None) -> Iterator[_Found]:
+        """What the starts in [begin, end) own."""
+        at: _Start
+        if begin <= LOOK_BACK:
+            at, reason = self.first()
+            if begin == 0 and (at is None or reason):
+                yield Unreadable(self.name, "not_an_archive" if at is None else str(reason))
+        else:
+            at = self.find(begin - LOOK_BACK)
+        while at is not None and (end is None or at < end):
+            at = yield from self.own(at, begin, end)
+
+    @abc.abstractmethod
+    def first(self) -> tuple[_Start, str | None]:
+        """The first start, and the reason to count what is before it by, if anything is."""
+
+    @abc.abstractmethod
+    def find(self, position: int) -> _Start:
+        """The first start that can be seen at or after `position`."""
+
+    @abc.abstractmethod
+    def own(self, at: int, begin: int, end: int | None) -> _Owned:
+        """What starts from `at` on own, as far as they are in [begin, end); returns the next."""
+
+
+class _PlainArchive(_Archive):
+    def first(self) -> tuple[_Start, str | None]:
+        at = self.find(0)
+        self.stream.seek(0)
+        blank = at is not None and at < LONGEST_LINE and not self.stream.read(at).strip()
+        return at, None if blank else "not_a_record"
+
+    def find(self, position: int) -> _Start:
+        self.stream.seek(position)
+        if position == 0 and self.grammar.start.match(self.stream.read(LONGEST_LINE)):
+            return 0
+        kept, at = b"", max(0, position - 1)  # the byte before a line may show that it is one
+        while True:
+            self.stream.seek(at + len(kept))
+            more = self.stream.read(_SEARCH_BLOCK)
+            block = kept + more
+            # A line that might be cut at the block's end is looked at with the next block.
+            last = len(block) - LONGEST_LINE if more else len(block)
+            for match in self.grammar.anywhere.finditer(block):
+                if position <= at + match.start() and match.start() < last:
+                    return at + match.start()
+            if not more:
+                return None
+            kept = block[-LONGEST_LINE - 1 :]
+            at += len(block) - len(kept)
+
+    def own(self, at: int, begin: int, end: int | None) -> _Owned:
+        self.stream.seek(at)
+        records = Records(self.stream, self.grammar, at)
+        # One record is held back: whether its length is right shows only behind it.
+        held: _Found | None = None
+        while True:
+            before = records.start
+            try:
+                head = records.next()
+            except NoRecord as none:
+                if not none.args:
+                    held = self.unreadable(before, "wrong_content_length")
+                if held and before >= begin:
+                    yield held
+                if none.args and end is not None and records.start >= end:
+                    return None
+                if none.args and records.start >= begin:
+                    yield self.unreadable(records.start, str(none))
+                return self.find(records.start + 1)
+            if head is None and records.short:
+                following = self.find(before + 1)
+                if before >= begin:
+                    reason = "truncated" if following is None else "wrong_content_length"
+                    yield self.unreadable(before, reason)
+                return following
+            if held:
+                yield held
+            if head is None or (end is not None and records.start >= end):
+                return None
+            held = self.judged(records, head) if records.start >= begin else None
+
+    def unreadable(self, position: int, reason: str) -> Unreadable:
+        return Unreadable(f"{self.name}: record at byte {position}", reason)
+
+    def judged(self, records: Records, head: Head) -> _Found | None:
+        return _judged(records, self.grammar, head, f"{self.name}: record at byte {records.start}")
+
+
+class _PackedArchive(_Archive):
+    def __init__(self, stream: BinaryIO, name: str, grammar: Grammar) -> None:
+        super().__init__(stream, name, grammar)
+        self.packed = Packed(stream, 0)
+        self.starts = _starts(grammar)
+        self.opened: Member | None = None  # the one that `next_start` found, not read yet
+
+    def first(self) -> tuple[_Start, str | None]:
+        self.packed.move(0)
+        return self.next_start()
+
+    def find(self, position: int) -> _Start:
+        return find_member(self.stream, position, self.starts)
+
+    def own(self, at: int, begin: int, end: int | None) -> _Owned:
+        member = self.opened
+        if member is None or member.start != at:
+            self.packed.move(at)
+            member = Member(self.packed)
+        if at >= begin:
+            yield from _records(member, self.name, self.grammar)
+        member.drain()
+        if member.state != "whole":
+            return self.find(at + 1)
+        following, reason = self.next_start()
+        if reason and at >= begin:
+            yield Unreadable(f"{self.name}: behind the record at byte {at}", reason)
+        return following
+
+    def next_start(self) -> tuple[_Start, str | None]:
+        """The next start from where reading is, and the reason to count what lies before it by."""
+        reason = None
+        while magic := self.packed.peek(len(MAGIC)):
+            at = self.packed.position
+            if magic != MAGIC:
+                cut = MAGIC.startswith(magic)
+                return self.find(at + 1), reason or ("truncated" if cut else "damaged_gzip")
+            member = Member(self.packed)
+            if self.starts(member.head):
+                self.opened = member
+                return at, reason
+            # A member of something else, or of nothing: harmless if it is blank.
+            blank = True
+            while block := member.read(_BUFFER):
+                blank = blank and not block.strip()
+            if member.state != "whole":
+                reason = reason or ("truncated" if member.state == "cut" else "damaged_gzip")
+                return self.find(at + 1), reason
+            if not blank:
+                reason = reason or "not_a_record"
+        return None, reason
+
+
+def _records(stream: Member | Frames, name: str, grammar: Grammar) -> Iterator[_Found]:
+    """The records of one packed stream, most often a single one. Reads the stream to its end."""
+    records = Records(stream.opened(), grammar)
+    held: _Found | None = None
+    number, begun, lost = 0, "", False
+    try:
+        while (head := records.next()) is not None:
+            if held:
+                yield held
+            number += 1
+            held = _judged(records, grammar, head, _where(name, stream, number))
+    except NoRecord as none:
+        begun, lost = str(none), not none.args
+    short = records.short
+    stream.drain()
+    last = _where(name, stream, max(1, number))
+    if stream.state == "broken":
+        yield Unreadable(last, stream.damage)
+    elif short or (lost and number):
+        yield Unreadable(last, "truncated" if stream.state == "cut" else "wrong_content_length")
+    else:
+        if held:
+            yield held
+        # Cut behind its only record, a stream has lost nothing but what keeps records apart.
+        if begun or number == 0 or (stream.state == "cut" and number > 1):
+            reason = "truncated" if stream.state == "cut" else begun or "not_a_record"
+            yield Unreadable(_where(name, stream, number + 1), reason)
+
+
+def _where(name: str, stream: Member | Frames, number: int) -> str:
+    if number == 1:
+        return f"{name}: record at byte {stream.start}"
+    return f"{name}: record {number} of those packed together at byte {stream.start}"
+
+
+def _judged(records: Records, grammar: Grammar, head: Head, where: str) -> _Found | None:
+    """The record as a page, or why it is none; None for one that is ordinary, or cut short."""
+    if head.ordinary:
+        return None
+    if head.reason or head.length > LARGEST_BODY:
+        return Unreadable(where, head.reason or "too_large")
+    block = records.block()
+    if records.short:
+        return None
+    try:
+        return grammar.page(head, block)
+    except BadBody as bad:
+        return Unreadable(where, str(bad))

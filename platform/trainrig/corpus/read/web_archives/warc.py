@@ -1,0 +1,136 @@
+"""Web archives: WARC 0.17 to 1.1 (ISO 28500), with WET and WAT, which are WARC; and writing them.
+
+What cannot be used is reported, not raised: real archives hold cut-off tails, bodies that are no
+HTTP, lengths that lie.
+"""
+
+import gzip
+import hashlib
+import io
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+
+from trainrig import storage
+from trainrig.corpus.read.files import first_bytes
+from trainrig.corpus.read.page import Page, Unreadable
+from trainrig.corpus.read.web_archives.archive import read_archive
+from trainrig.corpus.read.web_archives.http import charset, media_type, response
+from trainrig.corpus.read.web_archives.records import Head, NoRecord
+from trainrig.corpus.read.web_archives.transfer import BadBody
+from trainrig.errors import DataError
+
+_START = re.compile(rb"WARC/[01]\.\d{1,2}[ \t]*\r?\n")
+_FIELD = re.compile(
+    rb"^(warc-type|warc-target-uri|warc-date|content-type|content-length)[ \t]*:([^\n]*)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_GOES_ON = re.compile(rb"\r?\n[ \t]+")
+_ORDINARY = {"warcinfo", "request", "metadata"}
+_PAGES = {"response", "resource", "conversion"}
+_REFERRING = {"revisit", "continuation"}
+
+
+class _Warc:
+    """The grammar of WARC."""
+
+    start = anywhere = _START
+    signature = b"WARC/"
+    many_lines = True
+    apart = False
+
+    def head(self, head: bytes) -> Head:
+        fields = _fields(head)
+        kind = fields.get("warc-type", "").lower()
+        if not kind:
+            raise NoRecord("bad_head")
+        length = fields.get("content-length", "")
+        # A length that is none: the next record is not where it should be, or the block is empty.
+        number = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0
+        if kind in _ORDINARY:
+            return Head(number, ordinary=True)
+        if kind not in _PAGES:
+            return Head(number, reason=kind if kind in _REFERRING else "unknown_type")
+        return Head(number, fields=fields)
+
+    def page(self, head: Head, block: bytes) -> Page:
+        fields: Mapping[str, str] = head.fields
+        url = fields.get("warc-target-uri", "")
+        if url.startswith("<") and url.endswith(">"):  # the WARC 1.0 grammar, taken literally
+            url = url[1:-1]
+        if url.startswith(("dns:", "metadata:")):
+            raise BadBody("not_a_page")
+        stated, body = fields.get("content-type", ""), block
+        if fields["warc-type"].lower() == "response":
+            stated, body = response(block)
+        date = fields.get("warc-date", "")
+        return Page(url, media_type(stated), body, date, charset(stated))
+
+
+GRAMMAR = _Warc()
+
+
+def _fields(head: bytes) -> dict[str, str]:
+    """The fields that are asked for, names in lower case, the first of equals."""
+    if b"\n " in head or b"\n\t" in head:  # a line that begins with a space goes on
+        head = _GOES_ON.sub(b" ", head)
+    return {
+        name.lower().decode(): value.decode("utf-8", "replace").strip()
+        for name, value in reversed(_FIELD.findall(head))
+    }
+
+
+def read_warc(path: str) -> Iterator[Page | Unreadable]:
+    """The pages of an archive (a path or an `s3://` URL) in their order, and what was no page.
+
+    A page is a `response` with HTTP status 200, a `resource` or a `conversion` (WET). Requests,
+    warcinfo and metadata records are what an archive is made of and pass in silence.
+
+    Reasons: "not_an_archive" (no record at all), "not_a_record" (something else between records),
+    "bad_head", "revisit", "continuation", "unknown_type", "not_http_200", "not_http", "not_a_page"
+    (DNS answers and the like), "truncated", "wrong_content_length" (the next record is not where
+    this one says it ends), "damaged_gzip", "damaged_zstd", "bad_chunks", "bad_content_encoding",
+    "too_large".
+    """
+    with storage.open_read(path) as stream:
+        yield from read_archive(stream, path.rpartition("/")[2], GRAMMAR, first_bytes(path, 4))
+
+
+def write_warc(path: str, pages: Iterable[Page]) -> None:
+    """Write `pages` as responses with status 200, each in a gzip member of its own.
+
+    The bytes depend on the pages alone (and on zlib's version): record ids are hashes of the
+    pages, gzip carries no time. No pages give an empty file, which `read_warc` calls no archive.
+
+    Raises DataError for a page whose URL, type, date or charset does not fit a header line.
+    """
+    with storage.atomic_file(path) as local, io.FileIO(local, "w") as file:
+        for page in pages:
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as member:
+                member.write(_record(page))
+
+
+def _record(page: Page) -> bytes:
+    stated = page.content_type + (f"; charset={page.charset}" if page.charset else "")
+    for name, value in (("url", page.url), ("content type", stated), ("date", page.date)):
+        if value != value.strip() or not value.replace(" ", "_").isprintable():
+            raise DataError(f"{page.url!r}: the {name} {value!r} does not fit a WARC header line")
+    if page.charset and not page.content_type:
+        raise DataError(f"{page.url!r}: a charset ({page.charset}) without a content type")
+    head = ["HTTP/1.1 200 OK", f"Content-Length: {len(page.body)}"]
+    if stated:
+        head.append(f"Content-Type: {stated}")
+    block = ("\r\n".join(head) + "\r\n\r\n").encode() + page.body
+    key = hashlib.blake2b(digest_size=16)
+    for part in (page.url.encode(), page.date.encode(), block):
+        key.update(len(part).to_bytes(8, "big") + part)
+    lines = [
+        "WARC/1.1",
+        "WARC-Type: response",
+        f"WARC-Record-ID: <{uuid.UUID(bytes=key.digest(), version=4).urn}>",
+        f"WARC-Date: {page.date}",
+        f"WARC-Target-URI: {page.url}",
+        "Content-Type: application/http; msgtype=response",
+        f"Content-Length: {len(block)}",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + block + b"\r\n\r\n"

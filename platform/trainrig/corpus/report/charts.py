@@ -1,0 +1,145 @@
+"""The charts of a curation's page: each a finding with its drawing, worded from the numbers."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+
+from trainrig import figures
+from trainrig.corpus.filters.rule_verdicts import Rule
+from trainrig.corpus.limits import Limit
+from trainrig.corpus.report.tallies import Account, BinRow, StepRow
+from trainrig.figures import C1, C2, MUTED, Part, Row
+from trainrig.report import Chart, Table, percent, short
+
+MOST_ROWS = 14  # in a chart; its table has all
+ROW_HEIGHT = 34  # CSS pixels
+
+
+def steps_chart(account: Account, seen: int) -> Chart:
+    """What each step dropped: the first to do so, and what it alone would have besides."""
+    steps = steps_in_all(account.steps)
+    order = sorted(steps, key=lambda step: (-steps[step][0], -steps[step][1], step))
+    drawn = [step for step in order if steps[step][1]][:MOST_ROWS]
+    rows = [
+        Row(
+            step,
+            (float(steps[step][0]), float(steps[step][1] - steps[step][0])),
+            f"{steps[step][0]:,} / {steps[step][1]:,}",
+        )
+        for step in drawn
+    ]
+    parts = (Part("the first to drop", C1), Part("dropped before, breaks it too", C2, hatched=True))
+    worst = order[0]
+    return Chart(
+        f"{worst} drops the most: {steps[worst][0]:,} documents, {percent(steps[worst][0], seen)}",
+        figures.draw(
+            partial(figures.plot_rows, rows=rows, parts=parts, x_label="documents"),
+            70 + ROW_HEIGHT * len(rows),
+        ),
+        label="Bars of documents dropped by each step, first and by itself.",
+        caption=f"n = {seen:,} documents. Steps are tried in the order of the run file, and copies "
+        "are looked for among what is left. "
+        + (f"The {len(drawn)} largest of {len(order)} steps." if len(order) > len(drawn) else ""),
+        table=steps_table(account.steps),
+    )
+
+
+def steps_in_all(rows: Sequence[StepRow]) -> dict[str, tuple[int, int]]:
+    """Step → documents that it was the first to drop, and that it would drop by itself."""
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        sums[row.step][0] += row.first_documents
+        sums[row.step][1] += row.any_documents
+    return {step: (first, any_) for step, (first, any_) in sums.items()}
+
+
+def steps_table(rows: Sequence[StepRow]) -> Table:
+    """Documents and bytes by step, in the order of the steps."""
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for row in rows:
+        values = (row.first_documents, row.any_documents, row.first_bytes, row.any_bytes)
+        sums[row.step] = [a + b for a, b in zip(sums[row.step], values, strict=True)]
+    return Table(
+        "Dropped by each step",
+        ("step", "first: documents", "by itself: documents", "first: bytes", "by itself: bytes"),
+        tuple((step, *values) for step, values in sums.items()),
+    )
+
+
+def signal_charts(account: Account, rules: Mapping[str, Sequence[Rule]]) -> tuple[Chart, ...]:
+    """The distribution of each bounded signal, its bounds drawn in."""
+    by_signal: dict[str, list[BinRow]] = defaultdict(list)
+    for row in account.bins:
+        by_signal[row.signal].append(row)
+    return tuple(_signal_chart(signal, rows, rules) for signal, rows in by_signal.items())
+
+
+def _signal_chart(
+    signal: str, rows: Sequence[BinRow], rules: Mapping[str, Sequence[Rule]]
+) -> Chart:
+    bins: dict[tuple[float, float | None], int] = defaultdict(int)
+    for row in rows:
+        bins[row.least, row.below] += row.documents
+    ordered = sorted(bins.items())
+    bounds = sorted(
+        {
+            (bound, side)
+            for of_source in rules.values()
+            for rule in of_source
+            if isinstance(rule.limit, Limit) and rule.limit.signal == signal
+            for bound, side in ((rule.limit.least, "least"), (rule.limit.most, "most"))
+            if bound is not None
+        }
+    )
+    documents = sum(bins.values())
+    return Chart(
+        f"{signal}: {_bounds_in_words(bounds)}",
+        figures.draw(partial(_plot_bins, bins=ordered, bounds=bounds), 180),
+        label=f"Histogram of {signal} with its bounds.",
+        caption=f"n = {documents:,} documents, all sources; a bar is a bin of the table.",
+        table=Table(
+            f"Documents by {signal}",
+            ("from", "to below", "documents"),
+            tuple((least, below, number) for (least, below), number in ordered),
+        ),
+    )
+
+
+def _bounds_in_words(bounds: Sequence[tuple[float, str]]) -> str:
+    return ", ".join(f"at {side} {short(bound)}" for bound, side in bounds) or "no bound"
+
+
+def _plot_bins(
+    ax: Axes,
+    bins: Sequence[tuple[tuple[float, float | None], int]],
+    bounds: Sequence[tuple[float, str]],
+) -> Axes:
+    """Documents by bin. Values over 2 stand on a scale of logarithms, shares on their own."""
+    edges = np.array([least for (least, _), _ in bins])
+    ends = np.array([below if below is not None else least * 2 for (least, below), _ in bins])
+    heights = np.array([number for _, number in bins])
+    is_share = ends.max() <= 2
+    if not is_share:
+        ax.set_xscale("symlog", linthresh=1)
+        ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    ax.bar(edges, heights, ends - edges, align="edge", color=C1, linewidth=0)
+    for bound, _ in bounds:
+        ax.axvline(bound, color=C2, linewidth=1.5)
+        ax.annotate(
+            short(bound),
+            (bound, 1),
+            (3, -3),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="top",
+            color=MUTED,
+            fontsize=11,
+        )
+    ax.set_xlim(left=0)
+    ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
+    ax.set(ylabel="documents")
+    return ax

@@ -1,0 +1,66 @@
+"""A few near-duplicates of a split beside the documents that stand for them, for the report."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainrig.corpus.dedup.decisions.documents import BY_LIKENESS, KEPT
+from trainrig.corpus.dedup.pairs.document_reference import id_texts
+from trainrig.corpus.files.arrays import load_arrays
+
+MOST = 3  # pairs told of
+EXCERPT = 2000  # characters of each text
+
+
+@dataclass(frozen=True, order=True)
+class LikePair:
+    """A document that fell and the one it fell for, as they were compared."""
+
+    id: str  # of the one that fell
+    url: str
+    text: str
+    kept_url: str
+    kept_text: str
+    similarity: float
+
+
+class LikePairs:
+    """The pairs of the lowest ids of which both are in one split: ids are digests, so these are
+    any; and nothing has to be looked for elsewhere."""
+
+    def __init__(self, settled: str) -> None:
+        there = load_arrays(settled, ["ids", "kinds", "repeated", "similarities"])
+        fell = np.flatnonzero(there["kinds"] == BY_LIKENESS)
+        kept = there["ids"][there["kinds"] == KEPT]
+        fell = fell[np.isin(there["repeated"][fell, 0], kept[:, 0])]
+        order = np.lexsort((there["ids"][fell, 1], there["ids"][fell, 0]))
+        chosen = fell[order][:MOST]
+        ids, partners = id_texts(there["ids"][chosen]), id_texts(there["repeated"][chosen])
+        self._partners = dict(zip(ids, partners, strict=True))
+        self._similarities = dict(zip(ids, there["similarities"][chosen].tolist(), strict=True))
+        self._rows: dict[str, dict[str, str]] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        """Look for them in some rows of the split, whose texts nothing was cut out of."""
+        wanted = pa.array([*self._partners, *self._partners.values()], pa.string())
+        found = rows.select(["id", "url", "text"]).filter(pc.is_in(rows["id"], wanted))
+        for row in found.to_pylist():
+            self._rows[row["id"]] = row | {"text": row["text"][:EXCERPT]}
+
+    def told(self) -> list[dict[str, Any]]:
+        """The pairs, as JSON has them."""
+        return [
+            asdict(
+                LikePair(
+                    **self._rows[fell],
+                    kept_url=self._rows[kept]["url"],
+                    kept_text=self._rows[kept]["text"],
+                    similarity=self._similarities[fell],
+                )
+            )
+            for fell, kept in self._partners.items()
+            if fell in self._rows and kept in self._rows
+        ]

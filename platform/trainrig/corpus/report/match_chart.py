@@ -1,0 +1,58 @@
+"""How likely two texts are to be compared, by how alike they are: the curve of a MinHash."""
+
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from trainrig import figures
+from trainrig.corpus.dedup.signatures.minhash import MinHash, curve
+from trainrig.figures import C1, C2, MUTED
+from trainrig.report import Chart, Table, percent
+
+_HEIGHT = 200  # CSS pixels
+
+
+def match_chart(settings: MinHash) -> Chart:
+    """The curve, with the threshold drawn in."""
+    similarities, probabilities = curve(settings)
+    found = percent(settings.candidate_probability(settings.threshold), 1)
+    steps = slice(0, None, 5)
+    return Chart(
+        f"{found} of the pairs at the threshold are compared",
+        figures.draw(partial(_plot_curve, settings=settings), _HEIGHT),
+        label="A curve that rises from 0 to 1 below the threshold.",
+        caption=f"Computed, not counted: 1 - (1 - s^{settings.rows})^{settings.bands} for "
+        f"{settings.bands} bands of {settings.rows} rows. What is compared falls only at a Jaccard "
+        f"similarity of {settings.threshold:g} or more.",
+        table=Table(
+            "Probability that a pair is compared",
+            ("Jaccard similarity", "probability"),
+            tuple(
+                (round(float(similarity), 2), round(float(probability), 4))
+                for similarity, probability in zip(
+                    similarities[steps], probabilities[steps], strict=True
+                )
+            ),
+        ),
+    )
+
+
+def _plot_curve(ax: Axes, settings: MinHash) -> Axes:
+    ax.plot(*curve(settings), color=C1, linewidth=2.2)
+    ax.axvline(settings.threshold, color=C2, linewidth=1.5)
+    ax.annotate(
+        f"threshold {settings.threshold:g}",
+        (settings.threshold, 0),
+        (-4, 4),
+        textcoords="offset points",
+        ha="right",
+        color=MUTED,
+        fontsize=11,
+    )
+    ax.set(
+        xlim=(0, 1),
+        ylim=(0, 1.02),
+        xlabel="Jaccard similarity of two texts",
+        ylabel="probability",
+    )
+    return ax

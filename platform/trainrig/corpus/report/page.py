@@ -1,0 +1,206 @@
+"""The page that a curation is read on: a pure function of its account.
+
+What fell and why, by rule, source and language; where the thresholds lie in what was measured; a
+few documents that fell for each rule, as they are; what could not be read.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from trainrig import report
+from trainrig.corpus.dedup import MinHash
+from trainrig.corpus.filters.rule_verdicts import Rule
+from trainrig.corpus.report.charts import signal_charts, steps_chart, steps_in_all
+from trainrig.corpus.report.differences import differences
+from trainrig.corpus.report.duplicate_samples import EXCERPT
+from trainrig.corpus.report.hosts import hosts_section, warning
+from trainrig.corpus.report.match_chart import match_chart
+from trainrig.corpus.report.tallies import BYTES_PER_TOKEN, Account, SampleRow
+from trainrig.report import Chart, Details, Group, Sample, Section, Table, Text, duration, percent
+from trainrig.report import short as shortened
+
+
+def curation_page(
+    account: Account,
+    counts: Mapping[str, Any],
+    rules: Mapping[str, Sequence[Rule]],
+    cost: Mapping[str, float],
+    provenance: Mapping[str, Mapping[str, str]],
+    near: MinHash,
+    more: tuple[Section, ...] = (),
+) -> str:
+    """The page as HTML text; `rules` are those of each source, `counts`, `cost` the manifest's.
+
+    `near` is how near-duplicates were looked for; `more` are sections about what happened to
+    documents that no rule drops.
+    """
+    seen = counts["documents_extracted"]
+    page = report.Page(
+        title="Curation",
+        verdict=_verdict(account, counts),
+        figures=_key_figures(counts, cost),
+        sections=(
+            Section("dropped", "What fell, and why", _dropped(account, seen)),
+            Section("sources", "By source and language", (_sources(account),)),
+            Section("signals", "Where the thresholds lie", _signals(account, rules)),
+            Section("samples", "What fell, to read", _samples(account)),
+            _copies(account, near),
+            *more,
+            hosts_section(account.hosts),
+            Section("quarantine", "What gave no document", (_quarantine(account),)),
+        ),
+        commands=(
+            report.Command(
+                "trainrig curate RUN.toml --set …",
+                "Decide again by other thresholds",
+            ),
+            report.Command("trainrig tokenizer RUN.toml", "Train a tokenizer on what was kept"),
+        ),
+        provenance=provenance,
+    )
+    return page.html()
+
+
+def _verdict(account: Account, counts: Mapping[str, Any]) -> report.Verdict:
+    kept, came = counts["documents_kept"], counts["documents_in"]
+    idle = [step for step, (_, any_) in steps_in_all(account.steps).items() if not any_]
+    warnings = []
+    if idle:
+        some = ", ".join(idle[:4]) + (", …" if len(idle) > 4 else "")
+        rules = "1 rule" if len(idle) == 1 else f"{len(idle)} rules"
+        warnings.append(f"{rules} would drop nothing: {some}.")
+    if thin := warning(account.hosts):
+        warnings.append(f"{thin[0].upper()}{thin[1:]}: see the part on extraction.")
+    lost = sum(row.records for row in account.quarantine)
+    if lost > came / 2:
+        warnings.append(
+            f"{percent(lost, came)} of the records gave no document: see the last part."
+        )
+    state: Literal["done", "warning"] = "warning" if lost > came / 2 else "done"
+    sentence = f"{kept:,} of {came:,} records were kept as documents: {percent(kept, came)}."
+    return report.Verdict(sentence, state, tuple(warnings))
+
+
+def _key_figures(
+    counts: Mapping[str, Any], cost: Mapping[str, float]
+) -> tuple[report.KeyFigure, ...]:
+    kept, came = counts["documents_kept"], counts["documents_in"]
+    a_second = came / cost["cpu_seconds"] if cost["cpu_seconds"] else 0.0
+    return (
+        report.KeyFigure("Records in", f"{came:,}", "", f"{shortened(cost['page_bytes'])} bytes"),
+        report.KeyFigure(
+            "Extracted",
+            f"{counts['documents_extracted']:,}",
+            "documents",
+            f"{percent(counts['documents_extracted'], came)} of the records",
+        ),
+        report.KeyFigure(
+            "Kept",
+            f"{kept:,}",
+            "documents",
+            f"{percent(kept, counts['documents_extracted'])} of those extracted",
+        ),
+        report.KeyFigure(
+            "Text kept",
+            shortened(counts["bytes_kept"]),
+            "bytes",
+            f"about {shortened(counts['bytes_kept'] / BYTES_PER_TOKEN)} tokens of "
+            f"{BYTES_PER_TOKEN} bytes",
+        ),
+        report.KeyFigure(
+            "Speed",
+            shortened(a_second),
+            "records/s a core",
+            f"{duration(cost['cpu_seconds'])} of CPU to read, extract and measure",
+        ),
+        report.KeyFigure(
+            "Memory",
+            f"{cost['peak_bytes'] / 2**20:,.0f}",
+            "MiB",
+            "resident at most, of one process",
+        ),
+    )
+
+
+def _dropped(account: Account, seen: int) -> tuple[Chart | Text, ...]:
+    if not any(row.any_documents for row in account.steps):
+        return (Text("Nothing: no rule was set, or no document breaks one."),)
+    return (steps_chart(account, seen),)
+
+
+def _sources(account: Account) -> Table:
+    return Table(
+        "Documents and bytes; tokens are estimated at "
+        f"{BYTES_PER_TOKEN} bytes, which another language or vocabulary changes",
+        (
+            "source",
+            "language",
+            "seen",
+            "kept",
+            "kept of seen",
+            "seen: bytes",
+            "kept: bytes",
+            "kept: tokens, about",
+        ),
+        tuple(
+            (
+                row.source,
+                row.language,
+                row.seen_documents,
+                row.kept_documents,
+                percent(row.kept_documents, row.seen_documents),
+                row.seen_bytes,
+                row.kept_bytes,
+                round(row.kept_bytes / BYTES_PER_TOKEN),
+            )
+            for row in sorted(account.sources, key=lambda row: (row.source, -row.seen_documents))
+        ),
+    )
+
+
+def _signals(account: Account, rules: Mapping[str, Sequence[Rule]]) -> tuple[Details | Text, ...]:
+    charts = signal_charts(account, rules)
+    if not charts:
+        return (Text("No rule bounds a number."),)
+    return tuple(Details(chart.title, (chart,)) for chart in charts)
+
+
+def _samples(account: Account) -> tuple[Details | Text, ...]:
+    by_step: dict[str, list[SampleRow]] = defaultdict(list)
+    for row in account.samples:
+        by_step[row.step].append(row)
+    if not by_step:
+        return (Text("Nothing fell, or its texts were not kept (keep_dropped)."),)
+    return tuple(
+        Details(
+            step,
+            (Group(tuple(Sample(row.url, row.text, row.language) for row in rows)),),
+        )
+        for step, rows in by_step.items()
+    )
+
+
+def _copies(account: Account, near: MinHash) -> Section:
+    blocks: list[Chart | Details | Text] = [match_chart(near)]
+    if account.pairs:
+        blocks.append(Text("Near-duplicates beside what was kept, with what differs marked:"))
+    for row in account.pairs:
+        gone, stayed = differences(row.text, row.kept_text)
+        if max(len(row.text), len(row.kept_text)) >= EXCERPT:  # where an excerpt ends is no finding
+            gone, stayed = gone[:-1], stayed[:-1]
+        fell = Sample(row.url, row.text, "fell", gone)
+        kept = Sample(row.kept_url, row.kept_text, "was kept", stayed)
+        title = f"{row.url}: {row.similarity:.3f} of all shingles in common"
+        blocks.append(Details(title, (Group((fell, kept)),)))
+    return Section("copies", "Near-duplicates", tuple(blocks))
+
+
+def _quarantine(account: Account) -> Table | Text:
+    if not account.quarantine:
+        return Text("Every record gave a document.")
+    return Table(
+        "Records by the reason why they gave no document; quarantine/*.jsonl has each",
+        ("reason", "records"),
+        tuple((row.reason, row.records) for row in account.quarantine),
+    )

@@ -1,0 +1,115 @@
+"""What was cut out of documents: numbers and passages, and the parts of the page with them."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import manifest, storage
+from trainrig.corpus.decontaminate.page import contamination_section
+from trainrig.corpus.decontaminate.tallies import ContaminationAccount
+from trainrig.corpus.dedup.substrings import Passage
+from trainrig.corpus.report.tallies import TALLIES
+from trainrig.manifest import FileSum
+from trainrig.report import Details, Group, Sample, Section, Table, Text, percent
+
+MOST = 10  # passages shown of a kind
+
+
+@dataclass(frozen=True)
+class CutRow:
+    """What one step did to the documents of one source that reached it."""
+
+    step: str
+    source: str
+    documents: int
+    documents_cut: int
+    unit: str  # of the sizes: "characters" or "bytes"
+    size: int  # of the texts before the step
+    size_cut: int
+
+    @classmethod
+    def of(cls, step: str, source: str, counts: Mapping[str, Any]) -> "CutRow":
+        """From the sum of a step's counts over the splits of a source."""
+        unit = "bytes" if "bytes" in counts else "characters"
+        return cls(
+            step,
+            source,
+            counts["documents"],
+            counts.get("documents_cut", counts.get("contaminated_cut", 0)),
+            unit,
+            counts[unit],
+            counts[f"{unit}_cut"],
+        )
+
+
+@dataclass(frozen=True)
+class CutAccount:
+    """All that a report shows of it; empty where a run cuts nothing."""
+
+    rows: tuple[CutRow, ...] = ()
+    passages: Mapping[str, Sequence[Passage]] = dataclasses.field(default_factory=dict)
+    contamination: ContaminationAccount | None = None
+
+    def save(self, folder: str) -> dict[str, FileSum]:
+        """Write it below `folder`, where there is anything; sums by the names below it."""
+        if not self.rows:
+            return {}
+        below = f"{TALLIES}/cut.json"
+        path = storage.join(folder, below)
+        storage.write(path, json.dumps(dataclasses.asdict(self), indent=1).encode())
+        return {below: manifest.file_sum(path)}
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What the manifest says of it, nothing where there is nothing to say."""
+        if not self.rows:
+            return {}
+        cut: Counter[str] = Counter()
+        for row in self.rows:
+            cut[f"{row.step}_documents"] += row.documents_cut
+            cut[f"{row.step}_{row.unit}"] += row.size_cut
+        of_benchmarks = self.contamination.benchmarks if self.contamination else ()
+        found = {row.benchmark: row.documents for row in of_benchmarks if row.documents}
+        return {"cut": dict(cut), **({"contaminated_by": found} if self.contamination else {})}
+
+    def sections(self) -> tuple[Section, ...]:
+        """The parts of the page."""
+        found = []
+        if self.rows:
+            found.append(Section("cut", "What was cut out of documents", self._blocks()))
+        if self.contamination:
+            found.append(contamination_section(self.contamination))
+        return tuple(found)
+
+    def _blocks(self) -> tuple[Table | Details | Text, ...]:
+        table = Table(
+            "Documents that reached each step, and what it took from them; the column `cut` of a "
+            "kept document has it",
+            ("step", "source", "documents", "cut", "unit", "size", "size cut", "of it"),
+            tuple(
+                (
+                    row.step,
+                    row.source,
+                    row.documents,
+                    row.documents_cut,
+                    row.unit,
+                    row.size,
+                    row.size_cut,
+                    percent(row.size_cut, row.size),
+                )
+                for row in self.rows
+            ),
+        )
+        titles = {"frequent": "Passages cut most often", "long": "The longest passages cut"}
+        return table, *(
+            Details(titles[kind], (Group(tuple(map(_shown, passages))),))
+            for kind, passages in self.passages.items()
+            if passages
+        )
+
+
+def _shown(passage: Passage) -> Sample:
+    times = "once" if passage.copies == 1 else f"{passage.copies:,} times"
+    return Sample(f"{passage.length:,} bytes", passage.excerpt, f"cut {times}")

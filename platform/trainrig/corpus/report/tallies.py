@@ -1,0 +1,226 @@
+"""The numbers of a curation: rows of Parquet tables, each step by source and language.
+
+tallies/steps.parquet       documents and bytes that each step dropped first, and by itself
+tallies/sources.parquet     documents and bytes seen and kept
+tallies/histograms.parquet  documents by the value of each signal that a rule bounds
+tallies/hosts.parquet       pages of each host, and how much of them was extracted
+tallies/quarantine.parquet  records that gave no document, by reason
+tallies/samples.parquet     a few documents that fell, for each step
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainrig import manifest, storage
+from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE, edges_of
+from trainrig.corpus.report.hosts import HostRow, host_rows
+from trainrig.manifest import FileSum
+
+TALLIES = "tallies"
+# A rule of thumb for English and byte-pair encodings of 32,000 entries and more; the tokenizer's
+# own report has the number for its vocabulary.
+BYTES_PER_TOKEN = 4.3
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """What one step did to the documents of one source in one language."""
+
+    step: str  # "GopherQuality.word_count", "near_duplicate"
+    source: str
+    language: str
+    first_documents: int  # that no step before dropped
+    first_bytes: int
+    any_documents: int  # that it would drop by itself
+    any_bytes: int
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """The documents of one source in one language."""
+
+    source: str
+    language: str
+    seen_documents: int
+    seen_bytes: int
+    kept_documents: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class BinRow:
+    """How many documents of a source have a signal from `least` to below `below`."""
+
+    signal: str
+    source: str
+    least: float
+    below: float | None
+    documents: int
+
+
+@dataclass(frozen=True)
+class QuarantineRow:
+    """Records that gave no document."""
+
+    reason: str
+    records: int
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """A document that fell, as far as it is shown."""
+
+    step: str
+    id: str
+    url: str
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """A near-duplicate, and the document that was kept in its place."""
+
+    id: str  # of the one that fell
+    url: str
+    text: str
+    kept_url: str
+    kept_text: str
+    similarity: float  # of their shingles
+
+
+@dataclass(frozen=True)
+class Account:
+    """All tables of one curation."""
+
+    steps: tuple[StepRow, ...]
+    sources: tuple[SourceRow, ...]
+    bins: tuple[BinRow, ...]
+    quarantine: tuple[QuarantineRow, ...]
+    samples: tuple[SampleRow, ...]
+    pairs: tuple[PairRow, ...]
+    hosts: tuple[HostRow, ...]  # those of which the least was extracted first
+
+    def save(self, folder: str) -> dict[str, FileSum]:
+        """Write the tables below `folder`; their sums by their names below it."""
+        files = {}
+        for name, model, rows in (
+            ("steps", StepRow, self.steps),
+            ("sources", SourceRow, self.sources),
+            ("histograms", BinRow, self.bins),
+            ("quarantine", QuarantineRow, self.quarantine),
+            ("samples", SampleRow, self.samples),
+            ("pairs", PairRow, self.pairs),
+            ("hosts", HostRow, self.hosts),
+        ):
+            below = f"{TALLIES}/{name}.parquet"
+            path = storage.join(folder, below)
+            table = pa.Table.from_pylist([asdict(row) for row in rows], _schema(model))
+            with storage.atomic_file(path) as temporary:
+                pq.write_table(table, temporary, compression="zstd")
+            files[below] = manifest.file_sum(path)
+        return files
+
+
+_TYPES = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "float | None": pa.float64(),
+}
+
+
+def _schema(model: type[Any]) -> pa.Schema:
+    return pa.schema(
+        [(name, _TYPES[_name_of(kind)]) for name, kind in model.__annotations__.items()]
+    )
+
+
+def _name_of(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def account(
+    rules: Mapping[str, Any],
+    written: Mapping[str, Any],
+    samples: Mapping[str, Sequence[Mapping[str, Any]]],
+    pairs: Sequence[Mapping[str, Any]],
+    integers: frozenset[str],
+) -> Account:
+    """The account of a curation from the counts of its passes.
+
+    Args:
+        rules: what judging counted: "tally" and "histograms" by source.
+        written: what writing counted: "kept", "copies" by source and language; "quarantined";
+            "hosts", documents by host and by the share extracted, in percent.
+        samples: documents that fell, by step.
+        pairs: near-duplicates beside what was kept.
+        integers: the signals whose histograms are cut as counts.
+    """
+    return Account(
+        steps=tuple(_steps(rules["tally"], written["copies"])),
+        sources=tuple(_sources(rules["tally"], written["kept"])),
+        bins=tuple(_bins(rules["histograms"], integers)),
+        quarantine=tuple(
+            QuarantineRow(reason, records)
+            for reason, records in sorted(
+                written["quarantined"].items(), key=lambda item: (-item[1], item[0])
+            )
+        ),
+        samples=tuple(
+            SampleRow(step, each["id"], each["url"], each["language"], each["text"])
+            for step, found in samples.items()
+            for each in found
+        ),
+        pairs=tuple(PairRow(**pair) for pair in pairs),
+        hosts=host_rows(written["hosts"]),
+    )
+
+
+def _steps(tally: Mapping[str, Any], copies: Mapping[str, Any]) -> list[StepRow]:
+    rows = [
+        StepRow(
+            rule,
+            source,
+            language,
+            found.get("first_documents", 0),
+            found.get("first_bytes", 0),
+            found.get("any_documents", 0),
+            found.get("any_bytes", 0),
+        )
+        for source, of_source in tally.items()
+        for rule, languages in of_source["rules"].items()
+        for language, found in (languages or {NO_LANGUAGE: {}}).items()
+    ]
+    # Copies are looked for among what passed: first and by itself are one.
+    return rows + [
+        StepRow(step, source, language, *(found["documents"], found["bytes"]) * 2)
+        for source, steps in copies.items()
+        for step, languages in steps.items()
+        for language, found in languages.items()
+    ]
+
+
+def _sources(tally: Mapping[str, Any], kept: Mapping[str, Any]) -> list[SourceRow]:
+    rows = []
+    for source, of_source in tally.items():
+        for language, seen in of_source["seen"].items():
+            stays = kept.get(source, {}).get(language, {"documents": 0, "bytes": 0})
+            sizes = (seen["documents"], seen["bytes"], stays["documents"], stays["bytes"])
+            rows.append(SourceRow(source, language, *sizes))
+    return rows
+
+
+def _bins(histograms: Mapping[str, Any], integers: frozenset[str]) -> list[BinRow]:
+    rows = []
+    for source, signals in histograms.items():
+        for signal, counts in signals.items():
+            edges = edges_of(signal in integers)
+            for number, documents in sorted((int(key), value) for key, value in counts.items()):
+                below = float(edges[number + 1]) if number + 1 < len(edges) else None
+                rows.append(BinRow(signal, source, float(edges[number]), below, documents))
+    return rows

@@ -1,0 +1,231 @@
+"""The run file of `trainrig curate`."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainrig.config import AHEAD, PLACE, RunFile, Settings, did_you_mean
+from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS
+from trainrig.corpus.decontaminate import Decontamination
+from trainrig.corpus.dedup import MinHash, NearDuplicates
+from trainrig.corpus.dedup.decisions.keep import KeepRule, Longest, SourcePriority
+from trainrig.corpus.dedup.lines import CommonLines
+from trainrig.corpus.dedup.pairs.verify import Verification
+from trainrig.corpus.dedup.substrings import ExactSubstrings
+from trainrig.corpus.extract import Extractor, MainContent
+from trainrig.corpus.filters import (
+    Filters,
+    GopherQuality,
+    GopherRepetition,
+    Language,
+    Length,
+    RepeatedLines,
+    Symbols,
+    columns_read,
+    need_datatrove,
+)
+from trainrig.corpus.models import BadWords, Scorer
+from trainrig.corpus.read import Reading
+from trainrig.corpus.rewrite import C4Lines, RefinedWebLines, Rewrite
+from trainrig.corpus.rewrite.pii import PII
+from trainrig.corpus.signals import SIGNALS
+from trainrig.corpus.urls.blocklist import URL_COLUMNS, UrlLists
+
+# Columns of numbers that every document has.
+MEASURED = (*SIGNALS, "language", "language_score", "extracted_share", "bytes", "pii_finds")
+
+# What documents of prose are held to unless a run file says otherwise.
+PROSE: Filters = (
+    Length(),
+    Language(),
+    GopherRepetition(),
+    GopherQuality(),
+    Symbols(),
+    RepeatedLines(),
+)
+
+
+def _what_measures(column: str) -> str:
+    """What to write for a column that not every run has; "" for one that no run has."""
+    if column in URL_COLUMNS:
+        return "; name lists of domains and words in [urls]"
+    if column == BadWords.model_fields["column"].default:
+        return '; add [[scorers]] with kind = "BadWords" and the path of your list'
+    return "".join(
+        f'; add {{ kind = "{kind.__name__}" }} to its rewrites'
+        for kind in (C4Lines, RefinedWebLines)
+        if column in kind.columns
+    )
+
+
+class WipeOut(Settings):
+    """When a step takes so much of a source that the run stops and says so.
+
+    Unverified copies once took 859,092 documents to 2; a threshold in percent where a share was
+    meant does as much. Nothing is lost by stopping: what was read stays, and the run goes on under
+    other rules.
+    """
+
+    # Largest share of the documents that reach a step which it may drop.
+    max_share: float = Field(default=0.9, gt=0, le=1)
+    # Documents below which a step is not judged: a few say nothing.
+    min_documents: int = Field(default=100, ge=1)
+
+
+class Buckets(Settings):
+    """Names each document "head", "middle" or "tail" by where a column stands in its language.
+
+    CCNet's (Wenzek et al. 2019, arXiv:1911.00359): the lowest 30% of perplexities, the next 30%,
+    the rest. All documents read count, dropped ones as well.
+    """
+
+    signal: str = "perplexity"  # column to divide documents by
+    # Share of documents, from the lowest values, up to which "head" and "middle" reach.
+    shares: tuple[float, float] = (0.3, 0.6)
+
+    @model_validator(mode="after")
+    def _shares_rise(self) -> Self:
+        if not 0 < self.shares[0] < self.shares[1] < 1:
+            raise ValueError(f"shares: {self.shares[0]}, {self.shares[1]} do not rise from 0 to 1")
+        return self
+
+
+class Source(Settings):
+    """One domain of the mixture: where its pages are, and what they are held to."""
+
+    # Name of the source in the mixture: letters, digits, "_" and "-".
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    # Files, folders and patterns (* and ? are wildcards) to read, on disk or in buckets.
+    paths: Annotated[tuple[str, ...], PLACE] = Field(min_length=1)
+    reading: Reading = Reading()  # how its files are split into pages
+    extractor: Extractor = MainContent()  # how the text of a page is found
+    # Changes made to each text, in this order, before personal data are masked.
+    rewrites: tuple[Rewrite, ...] = ()
+    # Rules that a document must meet; those of prose (`PROSE`) unless told otherwise.
+    filters: Annotated[Filters, AHEAD] = PROSE
+    # When to stop because a step drops nearly everything.
+    wipe_out: Annotated[WipeOut, AHEAD] = WipeOut()
+
+    def check_rules(self, measured: Iterable[str]) -> None:
+        """Raise ValueError for a rule about what is neither `measured` nor counted by a rewrite."""
+        there = {*measured, *(name for each in self.rewrites for name in each.columns)}
+        for column, rule in columns_read(self.filters).items():
+            if column not in there:
+                raise ValueError(
+                    f"{rule} bounds '{column}', which nothing measures in source '{self.name}'"
+                    f"{_what_measures(column) or did_you_mean(column, sorted(there))}"
+                )
+
+
+class Curation(RunFile):
+    """`trainrig curate`: pages to documents.
+
+    What is marked AHEAD can be changed and decided again without a page being read.
+    """
+
+    verb: ClassVar[str] = "curate"
+    resumes: ClassVar[bool] = True
+    output_format: ClassVar[int] = 2
+
+    stage: Literal["curate"] = "curate"
+    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    # Worker processes; 0: work in this process, without Ray.
+    workers: Annotated[int, PLACE] = Field(default=2, ge=0)
+    # The domains of the mixture, each a `[[sources]]` table.
+    sources: tuple[Source, ...] = Field(min_length=1)
+    pii: PII = PII()  # which personal data to mask
+    urls: UrlLists = UrlLists()  # lists of domains and words to judge URLs by
+    # Models that score each text, each into a column that rules may bound.
+    scorers: tuple[Scorer, ...] = ()
+    # How to fill the column `bucket`; None: it stays empty.
+    buckets: Annotated[Buckets | None, AHEAD] = None
+    # Whether to drop all but one document of the same URL.
+    url_duplicates: Annotated[bool, AHEAD] = False
+    # How documents that resemble each other are found.
+    near_duplicates: Annotated[NearDuplicates, AHEAD] = MinHash()
+    # How a pair that was found is compared before one of it is dropped.
+    verification: Annotated[Verification, AHEAD] = Verification()
+    # Which of several near-duplicates stays.
+    keep_rule: Annotated[KeepRule, AHEAD] = Field(default=Longest(), discriminator="kind")
+    # Outputs of earlier crawls made with `index = true`; documents that repeat one of theirs are
+    # dropped.
+    against: Annotated[tuple[str, ...], PLACE] = ()
+    # Whether to write an index that later crawls can name in `against`: 0.7 bytes for each byte of
+    # text.
+    index: Annotated[bool, AHEAD] = False
+    # MiB that a worker may use to find duplicates.
+    memory: Annotated[int, PLACE] = Field(default=2048, ge=384)
+    # Cut lines that many documents share; None: cut none.
+    common_lines: Annotated[CommonLines | None, AHEAD] = None
+    # Cut spans that occur more than once; None: cut none.
+    exact_substrings: Annotated[ExactSubstrings | None, AHEAD] = None
+    # Cut or drop what benchmarks contain; None: nothing.
+    decontamination: Annotated[Decontamination | None, AHEAD] = None
+    # What to keep of dropped documents: everything, everything but the text, or nothing.
+    keep_dropped: Annotated[Literal["text", "signals", "none"], AHEAD] = "text"
+
+    @model_validator(mode="after")
+    def _no_two_sources_share_a_name(self) -> Self:
+        name, number = Counter(source.name for source in self.sources).most_common(1)[0]
+        if number > 1:
+            raise ValueError(f"{number} sources are named '{name}'; give each a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _rules_speak_of_what_is_measured(self) -> Self:
+        for source in self.sources:
+            source.check_rules(self.measured)
+        if self.buckets and self.buckets.signal not in self.measured:
+            hint = did_you_mean(self.buckets.signal, self.measured)
+            raise ValueError(f"buckets: nothing measures '{self.buckets.signal}'{hint}")
+        return self
+
+    @model_validator(mode="after")
+    def _evidence_reaches_down_to_the_threshold(self) -> Self:
+        floor, threshold = self.verification.evidence_floor, self.near_duplicates.threshold
+        if floor > threshold:
+            raise ValueError(
+                f"verification.evidence_floor ({floor}) is above near_duplicates.threshold "
+                f"({threshold}), so what falls would have no evidence; lower it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_keep_rule_speaks_of_what_there_is(self) -> Self:
+        for column in self.keep_rule.columns:
+            if column not in (*self.measured, "date"):
+                hint = did_you_mean(column, self.measured)
+                raise ValueError(f"keep_rule: nothing measures '{column}'{hint}")
+        there = [source.name for source in self.sources]
+        if isinstance(self.keep_rule, SourcePriority) and not self.against:
+            for name in self.keep_rule.sources:
+                if name not in there:
+                    raise ValueError(f"keep_rule: no source '{name}'{did_you_mean(name, there)}")
+        return self
+
+    @model_validator(mode="after")
+    def _no_two_columns_share_a_name(self) -> Self:
+        number = Counter((*self.measured, *(each.column for each in self.scorers)))
+        for each in self.scorers:
+            if number[each.column] > 2:
+                raise ValueError(
+                    f"scorers: the column '{each.column}' is there already; set another `column`"
+                )
+        return self
+
+    @property
+    def needs_datatrove(self) -> bool:
+        """Whether a rule goes by that library's words."""
+        return any(need_datatrove(source.filters) for source in self.sources)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The columns of numbers that each source has, whatever rewrites it has besides."""
+        return (
+            *MEASURED,
+            *(DATATROVE_SIGNALS if self.needs_datatrove else ()),
+            *(URL_COLUMNS if self.urls != UrlLists() else ()),
+            *(each.column for each in self.scorers),
+        )

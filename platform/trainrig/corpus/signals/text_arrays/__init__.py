@@ -1,0 +1,1 @@
+"""Many texts as flat arrays: characters, words, sentences, hashes."""

@@ -1,0 +1,37 @@
+"""Many texts as flat arrays: what compiled loops run over."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.text_arrays.characters import characters
+
+
+class Batch(NamedTuple):
+    """The characters of all texts, one after another. C characters, D texts."""
+
+    codes_C: NDArray[np.uint32]  # code points
+    classes_C: NDArray[np.uint16]  # flags of signals/characters.py
+    starts_D1: NDArray[np.int64]  # [D + 1] where each text starts; the last is C
+
+
+def batch_of(texts: Sequence[str]) -> Batch:
+    """The flat arrays of `texts`. Lone surrogates are characters of no class."""
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    starts = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=starts[1:])
+    classes = np.empty(len(codes), np.uint16)
+    _look_up(codes, characters().classes, classes)
+    return Batch(codes, classes, starts)
+
+
+@compiled
+def _look_up(
+    codes: NDArray[np.uint32], table: NDArray[np.uint16], classes: NDArray[np.uint16]
+) -> None:
+    # numpy would widen every code to 64 bits first.
+    for place in range(len(codes)):
+        classes[place] = table[codes[place]]

@@ -1,0 +1,79 @@
+"""Phrases that rules look for in lines, found in one pass, whatever their case."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.text_arrays.characters import CAPITAL_I_WITH_DOT
+
+LOREM_IPSUM, JAVASCRIPT, POLICY = 1, 2, 4  # flags
+# Each phrase and the place of a letter in it that is rare in English: the others are looked at
+# only where that stands.
+_PHRASES = (
+    (LOREM_IPSUM, "lorem ipsum", 7),
+    (JAVASCRIPT, "javascript", 0),
+    (POLICY, "terms of use", 7),
+    (POLICY, "privacy policy", 3),
+    (POLICY, "cookie policy", 3),
+    (POLICY, "uses cookies", 8),
+    (POLICY, "use of cookies", 10),
+    (POLICY, "use cookies", 7),
+)
+_FLAGS = np.array([flag for flag, _, _ in _PHRASES])
+_RARE = np.array([rare for _, _, rare in _PHRASES])
+_LETTERS = np.array([ord(letter) for _, phrase, _ in _PHRASES for letter in phrase])
+_STARTS = np.cumsum([0, *(len(phrase) for _, phrase, _ in _PHRASES)])
+# A bit for each letter from "a".
+_IS_RARE = sum({1 << ord(phrase[rare]) - ord("a") for _, phrase, rare in _PHRASES})
+_A, _E, _F, _I, _J, _K, _P, _S, _U, _V, _Y, _BLANK = (np.uint32(ord(_)) for _ in "aefijkpsuvy ")
+_CASE = np.uint32(0x20)  # the bit that parts a capital letter of ASCII from its small one
+_KELVIN = np.uint32(0x212A)  # the only sign beyond ASCII whose small letter is one of those: "k"
+
+
+@compiled
+def may_have_phrases(codes: NDArray[np.uint32], start: int, end: int) -> bool:
+    """False where no three signs in a row are three that a phrase has."""
+    some = codes[start:end]
+    found = 0
+    # Without branches, so that many characters are looked at together.
+    for place in range(len(some) - 2):
+        a, b, c = some[place] | _CASE, some[place + 1] | _CASE, some[place + 2] | _CASE
+        found += (
+            ((a == _J) & (b == _A) & (c == _V))  # javascript
+            | ((a == _P) & (b == _S) & (c == _U))  # lorem ipsum
+            | ((a == _F) & (b == _BLANK) & (c == _U))  # terms of use
+            | ((a == _Y) & (b == _BLANK) & (c == _P))  # privacy policy
+            | (((a == _K) | (a == _KELVIN)) & (b == _I) & (c == _E))  # cookies
+        )
+    return found > 0
+
+
+@compiled
+def phrases_in(codes: NDArray[np.uint32], lower: NDArray[np.uint32], start: int, end: int) -> int:
+    """The flags of all phrases from `start` to `end`; `lower` is the table of small letters."""
+    found = 0
+    for place in range(start, end):
+        code = np.int64(codes[place])
+        if code >= 128:
+            if code != _KELVIN:
+                continue
+            code = np.int64(lower[code])
+        letter = (code | 0x20) - 0x61  # a to z are 0 to 25, and no other sign below 128 is
+        if letter < 0 or letter > 25 or not _IS_RARE >> letter & 1:
+            continue
+        code = letter + 0x61
+        for phrase in range(len(_FLAGS)):
+            first, length = _STARTS[phrase], _STARTS[phrase + 1] - _STARTS[phrase]
+            begin = place - _RARE[phrase]
+            if begin < start or begin + length > end or _LETTERS[first + _RARE[phrase]] != code:
+                continue
+            same = 0
+            while (
+                same < length
+                and lower[codes[begin + same]] == _LETTERS[first + same]
+                and codes[begin + same] != CAPITAL_I_WITH_DOT  # two signs, in small letters
+            ):
+                same += 1
+            if same == length:
+                found |= _FLAGS[phrase]
+    return found

@@ -1,0 +1,115 @@
+"""The words of a batch of texts: runs of characters without white space, in lower case.
+
+Languages without spaces have a rule of their own (signals/unspaced.py).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compiled
+from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.characters import (
+    CAPITAL_I_WITH_DOT,
+    CAPITAL_SIGMA,
+    CASED,
+    DOT_ABOVE,
+    FINAL_SIGMA,
+    IGNORABLE,
+    LETTER,
+    SIGMA,
+    SPACE,
+    characters,
+)
+from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed
+from trainrig.corpus.signals.text_arrays.unspaced import are_unspaced, unspaced_end
+
+
+class Words(NamedTuple):
+    """All words, one after another. W words, D texts."""
+
+    hashes_W: NDArray[np.uint64]  # of the word in lower case
+    before_W1: NDArray[np.int64]  # [W + 1] characters of all words before each, in lower case
+    ends_W: NDArray[np.int64]  # where each ends in the batch
+    lettered_W: NDArray[np.bool_]  # whether it has a letter
+    firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
+
+
+def words_of(batch: Batch, languages: Sequence[str]) -> Words:
+    """The words of the texts, one language each."""
+    room = len(batch.codes_C)
+    hashes = np.empty(room, np.uint64)
+    before = np.zeros(room + 1, np.int64)
+    ends = np.empty(room, np.int64)
+    lettered = np.empty(room, np.bool_)
+    firsts = np.zeros(len(batch.starts_D1), np.int64)
+    unspaced = are_unspaced(languages)
+    lower = characters().lower
+    _split(*batch, lower, unspaced, hashes, before, ends, lettered, firsts)
+    count = int(firsts[-1])
+    return Words(hashes[:count], before[: count + 1], ends[:count], lettered[:count], firsts)
+
+
+@compiled
+def _split(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+    lower: NDArray[np.uint32],
+    unspaced: NDArray[np.bool_],
+    hashes: NDArray[np.uint64],
+    before: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    lettered: NDArray[np.bool_],
+    firsts: NDArray[np.int64],
+) -> None:
+    word = 0
+    for text in range(len(starts) - 1):
+        start, end = starts[text], starts[text + 1]
+        place = start
+        while place < end:
+            if classes[place] & SPACE:
+                place += 1
+                continue
+            stop = end
+            if unspaced[text]:
+                stop = place + 1
+                while stop < end and classes[stop] & SPACE == 0:
+                    stop += 1
+                stop = unspaced_end(classes, place, stop)
+            found, seen, first = SEED, np.uint16(0), place
+            length = 0
+            while place < stop and classes[place] & SPACE == 0:
+                code = lower[codes[place]]
+                # The lower case of two letters is not in a table; both lie above 0xFF.
+                if codes[place] == CAPITAL_SIGMA:
+                    code = np.uint32(_lower_sigma(classes, start, place, end))
+                found = (found ^ np.uint64(code)) * PRIME
+                if codes[place] == CAPITAL_I_WITH_DOT:
+                    found = (found ^ np.uint64(DOT_ABOVE)) * PRIME
+                    length += 1
+                seen |= classes[place]
+                place += 1
+            length += place - first
+            hashes[word] = mixed(found)
+            before[word + 1] = before[word] + length
+            ends[word] = place
+            lettered[word] = seen & LETTER != 0
+            word += 1
+        firsts[text + 1] = word
+
+
+@compiled
+def _lower_sigma(classes: NDArray[np.uint16], start: int, place: int, end: int) -> int:
+    """The sigma that `str.lower` writes for the capital at `place` of the text `start` to `end`."""
+    left = place - 1
+    while left >= start and classes[left] & IGNORABLE:
+        left -= 1
+    if left < start or classes[left] & CASED == 0:
+        return SIGMA
+    right = place + 1
+    while right < end and classes[right] & IGNORABLE:
+        right += 1
+    return SIGMA if right < end and classes[right] & CASED else FINAL_SIGMA

@@ -1,0 +1,126 @@
+"""A few hundred pages at a time to rows of text and measured columns. No rule is looked at here.
+
+Personal data are masked before anything is measured: no signal, no digest and no row sees them.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from trainrig.corpus.datatrove_signals import measure_datatrove
+from trainrig.corpus.document import document_id
+from trainrig.corpus.extract import Extracted, NotExtracted
+from trainrig.corpus.language import identify_all
+from trainrig.corpus.read import Page
+from trainrig.corpus.rewrite.pii import PII, Span, mask
+from trainrig.corpus.row_schema import pool_schema
+from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.signals import measure
+from trainrig.corpus.signals.text_arrays.batch import batch_of
+from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What pages gave: rows, and why some gave none."""
+
+    rows: pa.Table  # by `pool_schema`
+    quarantined: dict[int, dict[str, str]]  # by number: "where", "reason"
+
+
+Extract = Callable[[Iterable[Page]], Iterable[Extracted | NotExtracted]]
+"""What makes texts of pages, one outcome for each, in order."""
+
+
+def measured(
+    run: Curation, source: Source, pages: Sequence[tuple[int, Page]], extract: Extract
+) -> Measured:
+    """The rows of `pages`, each with its number, in their order."""
+    numbers: list[int] = []
+    taken: list[tuple[Page, Extracted]] = []
+    quarantined = {}
+    outcomes = extract([page for _, page in pages])
+    for (number, page), extracted in zip(pages, outcomes, strict=True):
+        if isinstance(extracted, NotExtracted):
+            where = masked_url(page.url, run.pii)
+            quarantined[number] = {"where": where, "reason": extracted.reason}
+        else:
+            numbers.append(number)
+            taken.append((page, extracted))
+    written, counts = _rewritten(source, [extracted.text for _, extracted in taken])
+    masked = [mask(text, run.pii) for text in written]
+    texts = [text for text, _ in masked]
+    batch = batch_of(texts)
+    languages, language_scores = identify_all(texts, batch)
+    columns: dict[str, Any] = {
+        "id": [document_id(source.name, page.url, page.body) for page, _ in taken],
+        "url": [masked_url(page.url, run.pii) for page, _ in taken],
+        "text": texts,
+        "source": [source.name] * len(taken),
+        "language": languages,
+        "date": [page.date for page, _ in taken],
+        "metadata": [_metadata(page, extracted, run.pii) for page, extracted in taken],
+        "row": numbers,
+        "bytes": [len(text.encode()) for text in texts],
+        "language_score": language_scores,
+        "extracted_share": [extracted.share for _, extracted in taken],
+        "pii": [_places(spans) for _, spans in masked],
+        "pii_finds": [len(spans) for _, spans in masked],
+    }
+    columns |= measure(texts, languages, batch)
+    if run.needs_datatrove:
+        columns |= measure_datatrove(texts)
+    if run.urls != UrlLists():
+        columns |= _url_signals(run.urls).measure([page.url for page, _ in taken])
+    columns |= {each.column: each.score(texts, languages) for each in run.scorers}
+    schema = pool_schema(run)
+    columns |= {name: counts.get(name) for name in schema.names if name not in columns}
+    nothing = [None] * len(taken)
+    columns = {name: nothing if values is None else values for name, values in columns.items()}
+    return Measured(pa.table(columns, schema), quarantined)
+
+
+@functools.lru_cache(maxsize=1)
+def _url_signals(lists: UrlLists) -> UrlSignals:
+    """The lists, read once a process."""
+    return UrlSignals(lists)
+
+
+def _rewritten(source: Source, texts: Sequence[str]) -> tuple[list[str], dict[str, list[int]]]:
+    """The texts after all rewrites of `source`, and what those changed, by column."""
+    counts: dict[str, list[int]] = {}
+    if not source.rewrites:
+        return list(texts), counts
+    languages, _ = identify_all(texts)
+    for each in source.rewrites:
+        changed = [each.apply(text, code) for text, code in zip(texts, languages, strict=True)]
+        texts = [text for text, _ in changed]
+        counts |= {name: [found[name] for _, found in changed] for name in each.columns}
+    return list(texts), counts
+
+
+def _metadata(page: Page, extracted: Extracted, pii: PII) -> str:
+    """What the page and its file say beside the text, as a JSON object."""
+    said = {
+        **page.metadata,
+        "title": extracted.title,
+        "id": page.id,
+        "published": extracted.date,
+        "language_hint": extracted.language_hint,
+    }
+    told = {name: mask(value, pii)[0] for name, value in said.items() if value or name == "title"}
+    return json.dumps(told, ensure_ascii=False)
+
+
+def _places(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    return [{"kind": span.kind, "start": span.start, "length": span.length} for span in spans]
+
+
+def masked_url(url: str, pii: PII) -> str:
+    """`url` without personal data. Addresses of hosts stay: they say where, not who."""
+    kinds = tuple(kind for kind in pii.kinds if kind != "IP")
+    return mask(url, pii.model_copy(update={"kinds": kinds}))[0]

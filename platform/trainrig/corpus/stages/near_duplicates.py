@@ -1,0 +1,308 @@
+"""What a curation keeps of its search for copies, and what it takes from that of earlier ones.
+
+    OUTPUT/copies/  index.json  documents/SPLIT.npz  pairs/SPLIT.parquet  revoked.parquet
+                    signatures/SPLIT.arrow (`index = true`)
+
+With the first three, another threshold is decided on without a text being signed again; with the
+signatures, a later crawl is held to this one.
+"""
+
+import dataclasses
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainrig import manifest, storage
+from trainrig.config import identity
+from trainrig.corpus.dedup.decisions.documents import COPIES, Documents
+from trainrig.corpus.dedup.decisions.keep import Measured
+from trainrig.corpus.dedup.pairs.document_reference import Shelf, id_texts, id_words
+from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
+from trainrig.corpus.dedup.passes import Search, revoked_file
+from trainrig.corpus.dedup.search import Found
+from trainrig.corpus.dedup.signatures.sign_split import Signatures
+from trainrig.corpus.files.arrays import load_arrays
+from trainrig.corpus.run_file import Curation
+from trainrig.corpus.stages.apply_rules import Place, as_numpy
+from trainrig.errors import DataError
+from trainrig.manifest import FileSum, Manifest
+from trainrig.splits import Phase, Split
+
+FOLDER = "copies"
+INDEX = f"{FOLDER}/index.json"
+REVOKED = f"{FOLDER}/revoked.parquet"
+FORMAT = 1
+_PARTS = {"documents": "npz", "pairs": "parquet", "signatures": "arrow"}
+
+# What no signature and no pair follows from.
+_LATER = (
+    "keep_dropped",
+    "buckets",
+    "index",
+    "common_lines",
+    "exact_substrings",
+    "decontamination",
+)
+_LATER_OF_SIGNATURES = ("threshold", "permutations", "recall")
+
+_REVOKED = pa.schema(
+    [
+        ("against", pa.int64()),  # which of `against`, from 0
+        ("id", pa.string()),
+        ("dropped_by", pa.string()),
+        ("duplicate_of", pa.string()),
+        ("similarity", pa.float64()),
+    ]
+)
+
+log = logging.getLogger(__name__)
+
+
+def paths_of(folder: str, split: str) -> dict[str, str]:
+    """Where each part of what is known of a split lies, below `folder`."""
+    return {
+        part: storage.join(folder, part, f"{split}.{ending}") for part, ending in _PARTS.items()
+    }
+
+
+def save_documents(
+    run: Curation,
+    source: int,
+    signatures: Signatures,
+    columns: Sequence[pa.Table],
+    folder: str,
+    split: str,
+) -> dict[str, int]:
+    """Write what is known of the documents of a split; `columns`, in pieces, of the keep rule.
+
+    Returns: counts, and the bytes of files by which a torn one is known.
+    """
+    measured = Measured(
+        signatures.characters,
+        signatures.digests,
+        run.sources[source].name,
+        source,
+        {
+            name: np.concatenate([as_numpy(piece[name]) for piece in columns])
+            for name in (run.keep_rule.columns if columns else ())
+        },
+    )
+    paths = paths_of(folder, split)
+    Documents(
+        id_words(signatures.ids.tolist()),
+        run.keep_rule.ranks(measured),
+        signatures.digests,
+        signatures.urls,
+    ).save(paths["documents"])
+    signatures.save(paths["signatures"])
+    return {
+        "documents": len(signatures.ids),
+        "shingles": len(signatures.shingles),
+        "documents_bytes": storage.size(paths["documents"]),
+        "signatures_bytes": storage.size(paths["signatures"]),
+    }
+
+
+def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
+    """Take back the records of splits whose files have other sizes than were written; say so."""
+    left = {split.name for split in phase.left_to_do(splits)}
+    done = [split for split in splits if split.name not in left]
+    there = storage.list_sizes(folder) if done else {}
+    for record in phase.results(done):
+        for part in ("documents", "signatures"):
+            path = paths_of(folder, record.name)[part]
+            wanted = record.counts[f"{part}_bytes"]
+            if there.get(path) != wanted:
+                log.warning(
+                    "%s: %s bytes of %s: torn; its texts are signed again",
+                    path,
+                    there.get(path, 0),
+                    wanted,
+                )
+                storage.delete(storage.join(phase.records, f"{record.name}.json"))
+                break
+
+
+def search_for(run: Curation, shelves: Sequence[Shelf], place: Place, bands: int) -> Search:
+    """The search that `run` asks for, cut so that it stays within its memory; which is said."""
+    cut = plan(shelves, bands, run.memory * MIB)
+    log.info(
+        "%s: copies are looked for among %s documents, in %s and %s; a worker takes %s MiB at most",
+        run.output,
+        f"{sum(shelf.count for shelf in shelves):,}",
+        f"{len(cut.stretches):,} {'stretch' if len(cut.stretches) == 1 else 'stretches'}",
+        f"{cut.parts:,} {'part' if cut.parts == 1 else 'parts'}",
+        f"{-(-cut.bytes // MIB):,}",
+    )
+    return Search(
+        tuple(shelves),
+        cut,
+        run.near_duplicates,
+        run.verification,
+        run.keep_rule,
+        run.url_duplicates,
+        place,
+    )
+
+
+# What pairs follow from
+
+
+def _of_signatures(run: Curation) -> dict[str, Any]:
+    """What two crawls must have in common to be compared."""
+    near = identity(run.near_duplicates)
+    kept = {name: value for name, value in near.items() if name not in _LATER_OF_SIGNATURES}
+    return {"near_duplicates": kept, "keep_rule": identity(run.keep_rule)}
+
+
+def _signed(run: Curation) -> str:
+    """Fingerprint of all that pairs follow from; the inputs are the output's own."""
+    whole = identity(run)
+    for name in _LATER:
+        whole.pop(name)
+    for source in whole["sources"]:
+        source.pop("wipe_out")
+    for name in _LATER_OF_SIGNATURES:
+        whole["near_duplicates"].pop(name)
+    return manifest.digest(whole)
+
+
+def pairs_are_known(run: Curation) -> bool:
+    """Whether the pairs that `run` decides on stand in its finished output."""
+    path = storage.join(run.output, INDEX)
+    if not storage.exists(path):
+        return False
+    there = json.loads(storage.read(path))
+    if there["format"] != FORMAT or there["signed"] != _signed(run):
+        return False
+    folder = storage.join(run.output, FOLDER)
+    needed = [paths_of(folder, name)["signatures"] for name in there["splits"]]
+    return not run.index or set(needed) <= set(storage.list_files(folder))
+
+
+def known_splits(run: Curation) -> Mapping[str, tuple[int, int]]:
+    """Of an output whose pairs are known: documents and shingles, by split."""
+    index: dict[str, Any] = json.loads(storage.read(storage.join(run.output, INDEX)))
+    return index["splits"]  # type: ignore[no-any-return]
+
+
+def with_known_pairs(run: Curation, found: Found) -> Found:
+    """`found`, and how many pairs were compared and kept when such an output's were."""
+    pairs: dict[str, int] = json.loads(storage.read(storage.join(run.output, INDEX)))["pairs"]
+    return dataclasses.replace(found, candidates=pairs["candidates"], evidence=pairs["evidence"])
+
+
+def write_index(run: Curation, folder: str, search: Search, found: Found) -> dict[str, FileSum]:
+    """Write what the copies of an output were found by, and which of earlier ones would fall."""
+    own = [shelf for shelf in search.shelves if not shelf.earlier]
+    index = {
+        "format": FORMAT,
+        "made_with": _of_signatures(run),
+        "signed": _signed(run),
+        "splits": {shelf.name: [shelf.count, shelf.shingles] for shelf in own},
+        "pairs": {"candidates": found.candidates, "evidence": found.evidence},
+    }
+    storage.write(storage.join(folder, INDEX), json.dumps(index, indent=1).encode())
+    names = [INDEX]
+    if run.against:
+        _write_revoked(run, storage.join(folder, REVOKED), search)
+        names.append(REVOKED)
+    return {name: manifest.file_sum(storage.join(folder, name)) for name in names}
+
+
+def keep_files(run: Curation, shelf: Shelf, place: Place, folder: str) -> dict[str, str]:
+    """Copy what is kept of a split into the output; name below the output → path."""
+    sources = {"documents": place("settled", f"{shelf.name}.npz"), "pairs": shelf.pairs}
+    if run.index:
+        sources["signatures"] = shelf.signatures
+    targets = paths_of(storage.join(folder, FOLDER), shelf.name)
+    files = {}
+    for part, source in sources.items():
+        with storage.atomic_file(targets[part]) as temporary:
+            shutil.copyfile(storage.local_path(source), temporary)
+        files[f"{FOLDER}/{part}/{targets[part].rpartition('/')[2]}"] = targets[part]
+    return files
+
+
+# Earlier crawls
+
+
+def check_earlier(run: Curation) -> dict[str, str]:
+    """Fingerprints of the outputs that `run` is held to, by their place.
+
+    Raises DataError for one that has no index, or one made otherwise.
+    """
+    found = {}
+    for number, path in enumerate(run.against):
+        made = manifest.read_input(path, run.verb)
+        _index_of(run, path, made)
+        found[f"against {number}"] = made.content
+    return found
+
+
+def earlier_shelves(run: Curation) -> list[Shelf]:
+    """The documents of the outputs that `run` is held to."""
+    shelves = []
+    for crawl, path in enumerate(run.against):
+        splits = _index_of(run, path, manifest.read_manifest(path))["splits"]
+        for name, (count, shingles) in sorted(splits.items()):
+            paths = paths_of(storage.join(path, FOLDER), name)
+            shelves.append(Shelf(name, crawl, True, **paths, count=count, shingles=shingles))
+    return shelves
+
+
+def _index_of(run: Curation, path: str, made: Manifest) -> Mapping[str, Any]:
+    if INDEX not in made.files:
+        raise DataError(f"{path}: has no {INDEX}; curate it again with `index = true`")
+    index: dict[str, Any] = json.loads(storage.read(storage.join(path, INDEX)))
+    if index["format"] > FORMAT:
+        raise DataError(
+            f"{path}: its index has format {index['format']}, but this trainrig reads up to "
+            f"{FORMAT}; upgrade it"
+        )
+    if differing := manifest.difference_of(index["made_with"], _of_signatures(run)):
+        raise DataError(
+            f"{path}: its index was made otherwise ({differing}), so nothing can be held to it; "
+            "set the same here, or curate it again"
+        )
+    if not all(f"{FOLDER}/signatures/{name}.arrow" in made.files for name in index["splits"]):
+        raise DataError(
+            f"{path}: kept no signatures; curate it again with `index = true`, no page will be "
+            "read again"
+        )
+    return index
+
+
+def _write_revoked(run: Curation, path: str, search: Search) -> None:
+    tables = [_REVOKED.empty_table()]
+    for number, shelf in enumerate(search.shelves):
+        if shelf.earlier:
+            found = load_arrays(revoked_file(search, number))
+            tables.append(
+                pa.table(
+                    {
+                        "against": np.full(len(found["ids"]), shelf.crawl),
+                        "id": id_texts(found["ids"]),
+                        "dropped_by": [COPIES[kind - 1] for kind in found["kinds"].tolist()],
+                        "duplicate_of": id_texts(found["repeated"]),
+                        "similarity": pa.array(found["similarities"], from_pandas=True),
+                    },
+                    _REVOKED,
+                )
+            )
+    table = pa.concat_tables(tables)
+    with storage.atomic_file(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+    if len(table):
+        log.warning(
+            "%s: %s kept in earlier outputs repeat better ones here: see %s",
+            run.output,
+            f"{len(table):,} documents",
+            REVOKED,
+        )

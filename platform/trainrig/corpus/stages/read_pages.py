@@ -1,0 +1,159 @@
+"""The first pass of curation: pages to measured documents. Nothing is decided here.
+
+A split is read in parts, cut by count and bytes of what is read, and a part is done when both its
+files are there. So a killed run reads a split again from its start, which is cheap, and extracts
+again only what no part holds.
+"""
+
+import dataclasses
+import hashlib
+import json
+import resource
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args
+
+import pyarrow.parquet as pq
+
+from trainrig import storage
+from trainrig.corpus.extract import Extracted, NotExtracted
+from trainrig.corpus.extract.guard import Cause, Guard, Victim
+from trainrig.corpus.files.measured_documents import Parts
+from trainrig.corpus.files.row_files import writing
+from trainrig.corpus.read import Page, Unreadable, from_json, read
+from trainrig.corpus.row_schema import pool_schema
+from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.stages.measure_signals import Extract, Measured, measured
+from trainrig.manifest import SCRATCH, FileSum
+from trainrig.splits import Work
+
+PART = 500  # records: some seconds of work for one core, and some tens of MB while it is done
+PART_BYTES = 64 * 2**20  # of pages' bodies
+CAUSES = frozenset(get_args(Cause))
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of getrusage's maximum
+
+Record = Page | Unreadable
+
+
+def reading(run: Curation) -> Work:
+    """The work of the pass."""
+    schema = pool_schema(run)
+    files = Parts(run.output, {})
+    extractors = _Extractors(run)
+
+    def read_split(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        name, source = task["name"], run.sources[task["source"]]
+        parts = first = size = documents = 0
+        reasons: Counter[str] = Counter()
+        began = time.process_time() + extractors.cpu_seconds
+        pieces = [from_json(piece) for piece in task["pieces"]]
+        records = (record for piece in pieces for record in read(piece, source.reading))
+        for part in cut(records):
+            if not files.is_done(name, parts):
+                found = _measured(run, source, part, first, extractors.of(source))
+                with writing(files.page_file(name, parts), schema) as file:
+                    file.add(found.rows)
+                storage.write(files.quarantine_file(name, parts), _lines(found.quarantined))
+            documents += _rows_in(files.page_file(name, parts))
+            reasons.update(_reasons_in(files.quarantine_file(name, parts)))
+            parts, first = parts + 1, first + len(part)
+            size += sum(len(record.body) for record in part if isinstance(record, Page))
+        ended = time.process_time() + extractors.cpu_seconds
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+        cost = {"cpu_seconds": ended - began, "page_bytes": size}
+        counts = {"documents": documents, "quarantined": dict(reasons)}
+        return {"parts": parts, "found": counts, "cost": cost, "peak_bytes": peak}, {}
+
+    return read_split
+
+
+def cut(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """`records` in parts, by what they are alone: a run that goes on cuts them alike."""
+    part: list[Record] = []
+    size = 0
+    for record in records:
+        part.append(record)
+        size += len(record.body) if isinstance(record, Page) else 0
+        if len(part) == PART or size >= PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+class _Extractors:
+    """A child process for each source, and the pages that one did not survive.
+
+    Those are written down at once: whoever goes on where this process stopped does not try them.
+    """
+
+    def __init__(self, run: Curation) -> None:
+        self._folder = storage.join(run.output, SCRATCH, "victims")
+        self._guards: dict[str, Guard] = {}
+        weakref.finalize(self, _close, self._guards)
+
+    def of(self, source: Source) -> Extract:
+        """What extracts the pages of `source`."""
+
+        def extract(pages: Iterable[Page]) -> Iterator[Extracted | NotExtracted]:
+            for outcome in guard.extract(pages):
+                if isinstance(outcome, NotExtracted) and outcome.reason in CAUSES:
+                    self._write_down(guard.victims)
+                yield outcome
+
+        if source.name not in self._guards:
+            self._guards[source.name] = Guard(source.extractor, self._known())
+        guard = self._guards[source.name]
+        return extract
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of all children that are alive."""
+        return sum(guard.cpu_seconds for guard in self._guards.values())
+
+    def _known(self) -> list[Victim]:
+        paths = storage.list_files(self._folder, ".json")
+        return [Victim(**json.loads(storage.read(path))) for path in paths]
+
+    def _write_down(self, victims: Iterable[Victim]) -> None:
+        for victim in victims:
+            name = hashlib.sha256(f"{victim.url}\n{victim.sha256}".encode()).hexdigest()
+            path = storage.join(self._folder, f"{name}.json")
+            if not storage.exists(path):
+                storage.write(path, json.dumps(dataclasses.asdict(victim)).encode())
+
+
+def _close(guards: Mapping[str, Guard]) -> None:
+    for guard in guards.values():
+        guard.close()
+
+
+def _measured(
+    run: Curation, source: Source, part: list[Record], first: int, extract: Extract
+) -> Measured:
+    """What `part` gives; its records are numbered from `first`, the reasons stay in their order."""
+    pages = [(first + n, record) for n, record in enumerate(part) if isinstance(record, Page)]
+    found = measured(run, source, pages, extract)
+    unreadable = {
+        first + n: {"where": record.where, "reason": record.reason}
+        for n, record in enumerate(part)
+        if isinstance(record, Unreadable)
+    }
+    return Measured(found.rows, dict(sorted((found.quarantined | unreadable).items())))
+
+
+def _rows_in(path: str) -> int:
+    with storage.open_read(path) as file:
+        return int(pq.read_metadata(file).num_rows)
+
+
+def _reasons_in(path: str) -> list[str]:
+    return [json.loads(line)["reason"] for line in storage.read(path).splitlines()]
+
+
+def _lines(quarantined: Mapping[int, Mapping[str, str]]) -> bytes:
+    lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in quarantined.values())
+    return "".join(lines).encode("utf-8", "surrogatepass")

@@ -1,0 +1,364 @@
+"""The passes that cut text out of the documents that stay, once copies have fallen.
+
+Three steps, each left out unless the run file has a section for it: lines that many documents have,
+spans that were there before, benchmarks. Each sees the texts as the step before leaves them, and
+the documents of each split in their order, whatever it leaves of them. Documents before lines is
+the order of Llama 3 (arXiv:2407.21783, section 3.1.1): what a copy holds is not counted again.
+
+    numbers                                             the keep order of all that stay
+    line-keys, common-lines, cut-lines                  (dedup.lines)
+    anchors, repeated, pieces, repeats, cut-substrings  (dedup.substrings)
+    benchmarks, matches, matched, decontaminate         (decontaminate)
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainrig import storage
+from trainrig.corpus.decontaminate import (
+    CONTAMINATED,
+    Decision,
+    Decontamination,
+    Index,
+    Matches,
+    Totals,
+    Touch,
+    decide,
+    match,
+    merge,
+)
+from trainrig.corpus.decontaminate.tallies import (
+    ContaminationAccount,
+    SampleRow,
+    account,
+    lowest,
+    sample,
+)
+from trainrig.corpus.dedup.decisions.documents import KEPT, Documents, Fates
+from trainrig.corpus.dedup.decisions.keep import KeepRule
+from trainrig.corpus.dedup.lines import (
+    COMMON_LINES,
+    CommonLines,
+    common_lines,
+    count_lines,
+    cut_lines,
+)
+from trainrig.corpus.dedup.lines import ranges_for as ranges_for_lines
+from trainrig.corpus.dedup.pairs.document_reference import Shelf
+from trainrig.corpus.dedup.pairs.partition_plan import MIB
+from trainrig.corpus.dedup.span_file import Spans, save_spans
+from trainrig.corpus.dedup.substrings import (
+    EXACT_SUBSTRINGS,
+    ExactSubstrings,
+    Passage,
+    count_anchors,
+    cut_substrings,
+    find_repeats,
+    gather_pieces,
+    partitions_for,
+    repeated_anchors,
+    told_passages,
+)
+from trainrig.corpus.dedup.substrings import ranges_for as ranges_for_anchors
+from trainrig.corpus.files.arrays import save_arrays
+from trainrig.corpus.report.removal_counts import MOST, CutAccount, CutRow
+from trainrig.corpus.run_file import Curation
+from trainrig.corpus.stages.apply_rules import Place
+from trainrig.corpus.stages.surviving_documents import Staying, cut_steps
+from trainrig.manifest import FileSum
+from trainrig.splits import Phase, Split, Work, total
+
+BENCHMARKS_INDEX, BENCHMARKS_TOTALS = "benchmarks.index", "benchmarks.totals"
+
+Task = Mapping[str, Any]
+Done = tuple[dict[str, Any], dict[str, FileSum]]
+Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
+"""Does a pass over tasks, those at least that have left no record; by its name."""
+
+
+_PASSES = {
+    COMMON_LINES: ("line-keys", "common-lines", "cut-lines"),
+    EXACT_SUBSTRINGS: ("anchors", "repeated", "pieces", "repeats", "cut-substrings"),
+    CONTAMINATED: ("benchmarks", "matches", "matched", "decontaminate"),
+}
+
+
+def cut_passes(run: Curation) -> list[str]:
+    """The names of all passes of `run`, in order, without the numbers that some end in."""
+    numbered = ["numbers"] if run.common_lines or run.exact_substrings else []
+    return [*numbered, *(name for step in cut_steps(run) for name in _PASSES[step])]
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """All passes of one run."""
+
+    run: Curation
+    staying: Staying
+    splits: Sequence[Split]
+    do: Do
+
+    @property
+    def place(self) -> Place:
+        """The location of a file of this decision."""
+        return self.staying.place
+
+    def cut(self, shelves: Sequence[Shelf]) -> CutAccount:
+        """Do them; what they did."""
+        run, found = self.run, dict[str, dict[str, Any]]()
+        passages: Mapping[str, Sequence[Passage]] = {}
+        contamination = None
+        if run.common_lines or run.exact_substrings:
+            work = functools.partial(_numbering, shelves, run.keep_rule, self.place)
+            self.do("numbers", work, [Split("all", {})])
+        if run.common_lines:
+            found[COMMON_LINES] = self._lines(run.common_lines)
+        if run.exact_substrings:
+            found[EXACT_SUBSTRINGS] = self._substrings(run.exact_substrings)
+            passages = told_passages(self._files("passages", "keys"), MOST, run.memory * MIB)
+        if run.decontamination:
+            found[CONTAMINATED] = self._benchmarks(run.decontamination)
+            contamination = self._contamination(total(found[CONTAMINATED].values()))
+        rows = [
+            CutRow.of(
+                step,
+                source.name,
+                total(
+                    counts[split.name] for split in self.splits if split.task["source"] == number
+                ),
+            )
+            for step, counts in found.items()
+            for number, source in enumerate(run.sources)
+        ]
+        return CutAccount(tuple(rows), passages, contamination)
+
+    def _contamination(self, counts: Mapping[str, Any]) -> ContaminationAccount:
+        samples = [
+            SampleRow(**row)
+            for path in self._files("touched", "json")
+            for row in json.loads(storage.read(path))
+        ]
+        index = Index.load(self.place(BENCHMARKS_INDEX))
+        return account(index, Totals.load(self.place(BENCHMARKS_TOTALS)), counts, samples)
+
+    def _lines(self, settings: CommonLines) -> dict[str, Any]:
+        counted = self._each("line-keys", _line_keys, settings)
+        parts = ranges_for_lines(total(counted.values())["distinct"], self.run.memory * MIB)
+        keys = self._files("lines", "keys")
+        work = functools.partial(_common_lines, keys, parts, settings, self.place)
+        self.do(f"common-lines-{parts}", work, _numbered(parts))
+        common = [self.place("common", f"{part:05d}.keys") for part in range(parts)]
+        return self._each("cut-lines", _cut_lines, settings, common)
+
+    def _substrings(self, settings: ExactSubstrings) -> dict[str, Any]:
+        counted = self._each("anchors", _anchors, settings)
+        parts = ranges_for_anchors(total(counted.values())["distinct"], self.run.memory * MIB)
+        keys = self._files("anchors", "keys")
+        work = functools.partial(_repeated, keys, parts, self.place)
+        records = self.do(f"repeated-{parts}", work, _numbered(parts)).results(_numbered(parts))
+        copies = total(record.counts for record in records)["copies"]
+        partitions = partitions_for(copies, settings)
+        repeated = [self.place("repeated", f"{part:05d}.keys") for part in range(parts)]
+        self._each(f"pieces-{partitions}", _pieces, settings, repeated, partitions)
+        work = functools.partial(_repeats, self._files("pieces", "pieces"), settings, self.place)
+        self.do(f"repeats-{partitions}", work, _numbered(partitions))
+        repeats = [self.place("repeats", f"{part:05d}.spans") for part in range(partitions)]
+        nth = {split.name: number for number, split in enumerate(self.splits)}
+        return self._each("cut-substrings", _cut_substrings, repeats, nth)
+
+    def _benchmarks(self, settings: Decontamination) -> dict[str, Any]:
+        index = self.place(BENCHMARKS_INDEX)
+        self.do("benchmarks", functools.partial(_indexing, settings, index), [Split("all", {})])
+        self._each("matches", _matching, index)
+        paths, totals = self._files("matches", "npz"), self.place(BENCHMARKS_TOTALS)
+        self.do("matched", functools.partial(_adding_up, index, paths, totals), [Split("all", {})])
+        return self._each("decontaminate", _decontaminating, index, totals)
+
+    def _each(self, name: str, make: Callable[..., Work], *more: Any) -> dict[str, Any]:
+        """A pass over all splits; what it counted of each."""
+        phase = self.do(name, functools.partial(make, self.staying, *more), self.splits)
+        return {record.name: record.counts for record in phase.results(self.splits)}
+
+    def _files(self, folder: str, ending: str) -> list[str]:
+        return [self.place(folder, f"{split.name}.{ending}") for split in self.splits]
+
+
+def _numbered(tasks: int) -> list[Split]:
+    return [Split(f"{number:05d}", {"number": number}) for number in range(tasks)]
+
+
+def _numbering(shelves: Sequence[Shelf], rule: KeepRule, place: Place) -> Work:
+    """The place of each document that stays in the keep order; 40 bytes a document, here."""
+
+    def number(task: Task) -> Done:
+        ranks, ids, counts = [np.empty(0, np.uint64)], [np.empty((0, 2), np.uint64)], []
+        for shelf in shelves:
+            stays = Fates.load(place("settled", f"{shelf.name}.npz")).kinds == KEPT
+            documents = Documents.load(shelf, rule)
+            ranks.append(documents.ranks[stays])
+            ids.append(documents.ids[stays])
+            counts.append(int(stays.sum()))
+        first, second = np.concatenate(ids).T
+        order = np.lexsort((second, first, np.concatenate(ranks)))
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.arange(len(order))
+        for shelf, own in zip(shelves, np.split(numbers, np.cumsum(counts)[:-1]), strict=True):
+            save_arrays(place("numbers", f"{shelf.name}.npz"), {"numbers": own})
+        return {"documents": len(order)}, {}
+
+    return number
+
+
+def _line_keys(staying: Staying, settings: CommonLines) -> Work:
+    def count(task: Task) -> Done:
+        name = task["name"]
+        batches = staying.numbered(COMMON_LINES, name)
+        return count_lines(batches, settings, staying.place("lines", f"{name}.keys")), {}
+
+    return count
+
+
+def _common_lines(paths: Sequence[str], parts: int, settings: CommonLines, place: Place) -> Work:
+    def find(task: Task) -> Done:
+        part = task["number"]
+        return common_lines(paths, part, parts, settings, place("common", f"{part:05d}.keys")), {}
+
+    return find
+
+
+def _cut_lines(staying: Staying, settings: CommonLines, common: Sequence[str]) -> Work:
+    def cut_split(task: Task) -> Done:
+        name = task["name"]
+        batches = staying.numbered(COMMON_LINES, name)
+        path = staying.cuts_file(COMMON_LINES, name)
+        return cut_lines(batches, common, settings, path), {}
+
+    return cut_split
+
+
+def _anchors(staying: Staying, settings: ExactSubstrings) -> Work:
+    def count(task: Task) -> Done:
+        name = task["name"]
+        batches = staying.texts(EXACT_SUBSTRINGS, name)
+        return count_anchors(batches, settings, staying.place("anchors", f"{name}.keys")), {}
+
+    return count
+
+
+def _repeated(paths: Sequence[str], parts: int, place: Place) -> Work:
+    def find(task: Task) -> Done:
+        part = task["number"]
+        return repeated_anchors(paths, part, parts, place("repeated", f"{part:05d}.keys")), {}
+
+    return find
+
+
+def _pieces(
+    staying: Staying, settings: ExactSubstrings, repeated: Sequence[str], partitions: int
+) -> Work:
+    def gather(task: Task) -> Done:
+        name = task["name"]
+        batches = staying.numbered(EXACT_SUBSTRINGS, name)
+        path = staying.place("pieces", f"{name}.pieces")
+        return gather_pieces(batches, repeated, partitions, settings, path), {}
+
+    return gather
+
+
+def _repeats(pieces: Sequence[str], settings: ExactSubstrings, place: Place) -> Work:
+    def find(task: Task) -> Done:
+        part = task["number"]
+        return find_repeats(pieces, part, settings, place("repeats", f"{part:05d}.spans")), {}
+
+    return find
+
+
+def _cut_substrings(staying: Staying, repeats: Sequence[str], nth: Mapping[str, int]) -> Work:
+    def cut_split(task: Task) -> Done:
+        name = task["name"]
+        counts = cut_substrings(
+            staying.texts(EXACT_SUBSTRINGS, name),
+            repeats,
+            nth[name],
+            staying.cuts_file(EXACT_SUBSTRINGS, name),
+            staying.place("passages", f"{name}.keys"),
+        )
+        return counts, {}
+
+    return cut_split
+
+
+def _indexing(settings: Decontamination, path: str) -> Work:
+    def index(task: Task) -> Done:
+        Index.of(settings).save(path)
+        return {}, {}
+
+    return index
+
+
+def _matching(staying: Staying, path: str) -> Work:
+    index = Index.load(path)
+
+    def match_split(task: Task) -> Done:
+        name = task["name"]
+        texts = (text for batch in staying.texts(CONTAMINATED, name) for text in batch)
+        match(index, texts).save(staying.place("matches", f"{name}.npz"))
+        return {}, {}
+
+    return match_split
+
+
+def _adding_up(index: str, matches: Sequence[str], path: str) -> Work:
+    def add(task: Task) -> Done:
+        merge(Index.load(index), matches).save(path)
+        return {}, {}
+
+    return add
+
+
+def _decontaminating(staying: Staying, path: str, totals_path: str) -> Work:
+    index, totals = Index.load(path), Totals.load(totals_path)
+
+    def decide_split(task: Task) -> Done:
+        name = task["name"]
+        matches = Matches.load(staying.place("matches", f"{name}.npz"))
+        decision = decide(index, matches, totals)
+        save_spans(staying.cuts_file(CONTAMINATED, name), _spans(decision))
+        fallen = np.array(sorted(decision.fallen), np.int64)
+        save_arrays(staying.fallen_file(name), {"fallen": fallen})
+        told = json.dumps([dataclasses.asdict(each) for each in _samples(staying, name, decision)])
+        storage.write(staying.place("touched", f"{name}.json"), told.encode())
+        counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
+        return {**counts, **decision.counts()}, {}
+
+    return decide_split
+
+
+def _spans(decision: Decision) -> Spans:
+    found = [
+        (document, each.start, each.end)
+        for document, cuts in sorted(decision.cuts.items())
+        for each in cuts
+    ]
+    return Spans(*np.array(found, np.int64).reshape(-1, 3).T)
+
+
+def _samples(staying: Staying, split: str, decision: Decision) -> list[SampleRow]:
+    touches: dict[int, list[Touch]] = {}
+    for touch in decision.touches:
+        touches.setdefault(touch.document, []).append(touch)
+    found = []
+    before = 0
+    for rows, texts in staying.before(CONTAMINATED, split, ["id", "url"]):
+        ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
+        for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
+            found += [sample(touch, identity, url, text) for touch in touches.get(nth, ())]
+        found = lowest(found)
+        before += len(texts)
+    return found

@@ -1,0 +1,111 @@
+"""The documents that passed the rules and repeat none, and what later steps cut out of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from trainrig.corpus.decontaminate import CONTAMINATED
+from trainrig.corpus.dedup.decisions.documents import KEPT, Fates
+from trainrig.corpus.dedup.lines import COMMON_LINES
+from trainrig.corpus.dedup.span_file import load_cuts
+from trainrig.corpus.dedup.substrings import EXACT_SUBSTRINGS
+from trainrig.corpus.files.arrays import load_arrays
+from trainrig.corpus.files.measured_documents import Pool
+from trainrig.corpus.files.removed_spans import Cut, Removed, carried_back, cut
+from trainrig.corpus.run_file import Curation
+from trainrig.corpus.stages.apply_rules import Place, judged
+
+CUT_STEPS = (COMMON_LINES, EXACT_SUBSTRINGS, CONTAMINATED)  # in their order
+
+
+def cut_steps(run: Curation) -> tuple[str, ...]:
+    """The steps that `run` takes."""
+    sections = (run.common_lines, run.exact_substrings, run.decontamination)
+    return tuple(
+        step for step, section in zip(CUT_STEPS, sections, strict=True) if section is not None
+    )
+
+
+@dataclass(frozen=True)
+class Staying:
+    """The documents of each split that passed the rules and repeat none, and what cuts them."""
+
+    pool: Pool
+    place: Place
+    steps: tuple[str, ...]
+
+    def rows(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Those of a split, a few at a time."""
+        stays = Fates.load(self.place("settled", f"{split}.npz")).kinds == KEPT
+        at = 0
+        for rows, first in judged(self.pool, self.place, split, columns):
+            passed = rows.filter(pa.array(first < 0))
+            yield passed.filter(pa.array(stays[at : at + len(passed)]))
+            at += len(passed)
+
+    def before(
+        self, step: str, split: str, columns: Sequence[str] = ()
+    ) -> Iterator[tuple[pa.Table, list[str]]]:
+        """Rows of a split with `columns`, and their texts as the steps before leave them."""
+        cutter = Cutter.of(self, split, self.steps[: self.steps.index(step)])
+        for rows in self.rows(split, ["text", *columns]):
+            yield rows, [cutter.left(text)[0] for text in rows["text"].to_pylist()]
+
+    def texts(self, step: str, split: str) -> Iterator[list[str]]:
+        """The same without their rows."""
+        return (texts for _, texts in self.before(step, split))
+
+    def numbered(self, step: str, split: str) -> Iterator[tuple[list[str], NDArray[np.int64]]]:
+        """Texts, and the place of each document in the keep order of the corpus."""
+        numbers = load_arrays(self.place("numbers", f"{split}.npz"))["numbers"]
+        at = 0
+        for texts in self.texts(step, split):
+            yield texts, numbers[at : at + len(texts)]
+            at += len(texts)
+
+    def cuts_file(self, step: str, split: str) -> str:
+        """Where the spans to cut of a split are."""
+        return self.place(step, f"{split}.cuts")
+
+    def fallen_file(self, split: str) -> str:
+        """Where the documents are that fall for the benchmarks they hold."""
+        return self.place(CONTAMINATED, f"{split}.npz")
+
+
+class Cutter:
+    """Cuts the texts of one split, given in their order."""
+
+    def __init__(self, cuts: Mapping[str, dict[int, list[Cut]]], fallen: frozenset[int]) -> None:
+        self._cuts, self._fallen = cuts, fallen
+        self._document = 0
+
+    @classmethod
+    def of(cls, staying: Staying, split: str, steps: Sequence[str]) -> "Cutter":
+        """That of the cuts which `steps` left."""
+        cuts = {step: load_cuts(staying.cuts_file(step, split), step) for step in steps}
+        fallen: list[int] = []
+        if CONTAMINATED in steps:
+            fallen = load_arrays(staying.fallen_file(split))["fallen"].tolist()
+        return cls(cuts, frozenset(fallen))
+
+    def left(self, text: str) -> tuple[str, list[Removed], str | None]:
+        """The next document: what is left of it, what went, and the step it falls by, if any.
+
+        Places are those of `text`. A document of which nothing is left falls by the last step that
+        cut it.
+        """
+        document, self._document = self._document, self._document + 1
+        left, removed = text, list[Removed]()
+        all_cuts = list[Cut]()
+        last = None
+        for step, cuts in self._cuts.items():
+            if document in cuts:
+                all_cuts += carried_back(cuts[document], removed)
+                left, removed = cut(text, all_cuts)
+                last = step
+        if document in self._fallen:
+            return left, removed, CONTAMINATED
+        return left, removed, last if last and not left.strip() else None

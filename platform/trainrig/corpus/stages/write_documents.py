@@ -1,0 +1,263 @@
+"""The passes of curation that see texts again: signatures of those that passed, and the output."""
+
+import dataclasses
+import heapq
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainrig import manifest, storage
+from trainrig.corpus.dedup.decisions.documents import COPIES, Fates
+from trainrig.corpus.dedup.pairs.document_reference import Shelf
+from trainrig.corpus.dedup.signatures.sign_split import Signatures
+from trainrig.corpus.files.measured_documents import DROPPED, KEPT, QUARANTINE, Pool
+from trainrig.corpus.files.row_files import writing
+from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
+from trainrig.corpus.models.perplexity import buckets
+from trainrig.corpus.report.duplicate_samples import LikePairs
+from trainrig.corpus.row_schema import VERDICT, pool_schema, row_schema
+from trainrig.corpus.run_file import Curation
+from trainrig.corpus.stages import near_duplicates
+from trainrig.corpus.stages.apply_rules import Place, judged, rules_for
+from trainrig.corpus.stages.surviving_documents import CUT_STEPS, Cutter, Staying, cut_steps
+from trainrig.manifest import FileSum
+from trainrig.splits import Work
+
+_HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?([^/?#:]+)")
+_TOLD = ("source", "language")
+_AFTER_RULES = (*COPIES, *CUT_STEPS)
+SAMPLES = 3  # documents told of for each reason
+EXCERPT = 2000  # characters of a sample
+NOT_KEPT = {"text", "metadata"}  # of dropped documents, where only signals are
+
+
+def signing(run: Curation, pool: Pool, place: Place) -> Work:
+    """The work of the third pass: signatures of the texts that passed the rules."""
+
+    def sign(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        name = task["name"]
+        needed = run.keep_rule.columns
+        parts, ranking = [Signatures.of([], run.near_duplicates)], []
+        for rows, first in judged(pool, place, name, ["id", "url", "text", *needed]):
+            passed = rows.filter(pa.array(first < 0))
+            parts.append(Signatures.of_table(passed, run.near_duplicates))
+            ranking.append(passed.select(list(needed)))
+        signatures = Signatures.joined(parts)
+        return near_duplicates.save_documents(
+            run, task["source"], signatures, ranking, place(), name
+        ), {}
+
+    return sign
+
+
+def writing_out(
+    run: Curation, pool: Pool, place: Place, folder: str, shelves: Mapping[str, Shelf]
+) -> Work:
+    """The work of the last pass: each document to where it belongs, below `folder`."""
+    cuts = json.loads(storage.read(place("bucket_cuts.json")))
+    schema = pool_schema(run)
+    whole = row_schema(run)
+    hidden = NOT_KEPT if run.keep_dropped == "signals" else set()
+    shown = pa.schema([field for field in whole if field.name not in hidden])
+
+    def write(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        name = task["name"]
+        rules = [rule.name for rule in rules_for(run, run.sources[task["source"]])]
+        fates = Fates.load(place("settled", f"{name}.npz")).verdicts()
+        staying = Staying(pool, place, cut_steps(run))
+        cutter = Cutter.of(staying, name, staying.steps)
+        counts = _Counts()
+        samples = _Samples()
+        pairs = LikePairs(place("settled", f"{name}.npz"))
+        target = {
+            part: storage.join(folder, part, f"{name}.{ending}")
+            for part, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
+        }
+        with writing(target[KEPT], whole) as kept, writing(target[DROPPED], shown) as dropped:
+            passed_before = 0
+            for rows, first in judged(pool, place, name, schema.names):
+                rows, passed_before = _with_verdicts(rows, first, rules, fates, passed_before)
+                pairs.add(rows)
+                if staying.steps:
+                    rows = _with_cuts(rows, cutter)
+                if run.buckets is not None:
+                    rows = _with_buckets(rows, run.buckets.signal, cuts)
+                stays = pc.is_null(rows["dropped_by"])
+                kept.add(rows.filter(stays))
+                dropped.add(rows.filter(pc.invert(stays)))
+                counts.add(rows, stays)
+                samples.add(rows.filter(pc.invert(stays)))
+        if run.keep_dropped == "none":
+            storage.delete(target.pop(DROPPED))
+        lines = pool.quarantined(name)
+        storage.write(target[QUARANTINE], lines)
+        files = {f"{part}/{path.rpartition('/')[2]}": path for part, path in target.items()}
+        files |= near_duplicates.keep_files(run, shelves[name], place, folder)
+        reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
+        told = {
+            "samples": samples.lowest(),
+            "pairs": pairs.told(),
+            "counts": counts.told(reasons),
+        }
+        storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
+        sums = {below: manifest.file_sum(path) for below, path in files.items()}
+        return counts.as_table(reasons), sums
+
+    return write
+
+
+def _with_verdicts(
+    rows: pa.Table,
+    first: np.ndarray[Any, np.dtype[np.int64]],
+    rules: Sequence[str],
+    fates: Mapping[int, Mapping[str, Any]],
+    passed_before: int,
+) -> tuple[pa.Table, int]:
+    """`rows` with the columns of VERDICT, and how many documents of the split have passed by now.
+
+    `fates` are known by their place among those of the split that passed.
+    """
+    verdicts: list[dict[str, Any]] = []
+    for index in first.tolist():
+        verdict: dict[str, Any] = dict.fromkeys(VERDICT.names)
+        if index >= 0:
+            verdict["dropped_by"] = rules[index]
+        else:
+            verdict |= fates.get(passed_before, {})
+            passed_before += 1
+        verdicts.append(verdict)
+    added = pa.Table.from_pylist(verdicts, VERDICT)
+    for field in VERDICT:
+        rows = rows.append_column(field, added[field.name])
+    return rows, passed_before
+
+
+def _with_cuts(rows: pa.Table, cutter: Cutter) -> pa.Table:
+    """`rows` with what is left of the texts that stay, and what falls by being cut."""
+    columns = {name: rows[name].to_pylist() for name in ("text", "dropped_by", "cut")}
+    for nth, (text, fell) in enumerate(zip(columns["text"], columns["dropped_by"], strict=True)):
+        if fell is None:
+            left, removed, falls_by = cutter.left(text)
+            if falls_by:
+                columns["dropped_by"][nth] = falls_by
+            elif removed:
+                columns["text"][nth] = left
+                columns["cut"][nth] = [dataclasses.asdict(each) for each in removed]
+    for name, values in columns.items():
+        place = rows.column_names.index(name)
+        rows = rows.set_column(place, name, pa.array(values, rows.schema.field(name).type))
+    return rows
+
+
+def _with_buckets(rows: pa.Table, signal: str, cuts: Mapping[str, tuple[float, float]]) -> pa.Table:
+    values = rows[signal].to_numpy().astype(np.float64)
+    names = buckets(values, rows["language"].to_pylist(), cuts)
+    column = pa.array([name or None for name in names], pa.string())
+    return rows.set_column(rows.column_names.index("bucket"), "bucket", column)
+
+
+class _Counts:
+    """What the manifest says of a split, added up chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._numbers: Counter[str] = Counter()
+        self._tables: dict[str, Counter[str]] = {
+            name: Counter() for name in ("kept_of", "dropped_by", "masked")
+        }
+        self._dropped_of: dict[str, Counter[str]] = {}
+        self._hosts: dict[str, Counter[int]] = {}
+        self._told: dict[str, Any] = {"kept": {}, "copies": {}}
+
+    def add(self, rows: pa.Table, stays: pa.ChunkedArray) -> None:
+        kept = rows.filter(stays)
+        self._numbers["documents"] += len(rows)
+        self._numbers["kept"] += len(kept)
+        self._numbers["bytes"] += pc.sum(pc.binary_length(kept["text"])).as_py() or 0
+        self._tables["kept_of"].update(kept["source"].to_pylist())
+        fell = rows.filter(pc.invert(stays)).select(["source", "dropped_by"]).to_pydict()
+        self._tables["dropped_by"].update(fell["dropped_by"])
+        for source, step in zip(fell["source"], fell["dropped_by"], strict=True):
+            self._dropped_of.setdefault(source, Counter())[step] += 1
+        sizes = pc.binary_length(rows["text"])  # of what is left
+        told = rows.select([*_TOLD, "dropped_by"]).append_column("bytes", sizes)
+        self._tell(told.to_pylist())
+        self._tell_shares(rows["url"].to_pylist(), rows["extracted_share"].to_pylist())
+        for spans in rows["pii"].to_pylist():
+            self._tables["masked"].update(span["kind"] for span in spans)
+
+    def _tell_shares(self, urls: Sequence[str | None], shares: Sequence[float | None]) -> None:
+        """Count by host how much of each page was extracted, in percent, where that is known."""
+        for url, share in zip(urls, shares, strict=True):
+            if share is not None:
+                found = _HOST.match(url or "")
+                host = found.group(1).lower() if found else "(no host)"
+                self._hosts.setdefault(host, Counter())[round(100 * share)] += 1
+
+    def _tell(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count kept documents and copies by source and language."""
+        for row in rows:
+            if row["dropped_by"] is None:
+                place = self._told["kept"].setdefault(row["source"], {})
+            elif row["dropped_by"] in _AFTER_RULES:
+                steps = self._told["copies"].setdefault(row["source"], {})
+                place = steps.setdefault(row["dropped_by"], {})
+            else:
+                continue
+            there = place.setdefault(row["language"] or NO_LANGUAGE, {"documents": 0, "bytes": 0})
+            there["documents"] += 1
+            there["bytes"] += row["bytes"]
+
+    def told(self, quarantined: Sequence[str]) -> dict[str, Any]:
+        """What the account needs beside the tallies of the rules."""
+        return {**self._told, "hosts": self._hosts, "quarantined": dict(Counter(quarantined))}
+
+    def as_table(self, quarantined: Sequence[str]) -> dict[str, Any]:
+        return {
+            "documents_in": self._numbers["documents"] + len(quarantined),
+            "documents_extracted": self._numbers["documents"],
+            "documents_kept": self._numbers["kept"],
+            "bytes_kept": self._numbers["bytes"],
+            "quarantined": dict(Counter(quarantined)),
+            **{name: dict(counts) for name, counts in self._tables.items()},
+            "dropped_of": {source: dict(steps) for source, steps in self._dropped_of.items()},
+        }
+
+
+@dataclasses.dataclass(order=True, frozen=True)
+class Sample:
+    """A document that fell, as a report shows it; ids are digests, so the lowest are any."""
+
+    id: str
+    url: str
+    text: str
+    language: str
+
+
+class _Samples:
+    """The dropped documents of the lowest ids, for each reason."""
+
+    def __init__(self) -> None:
+        self._lowest: dict[str, list[Sample]] = {}
+
+    def add(self, dropped: pa.Table) -> None:
+        names = ["id", "url", "text", "language", "dropped_by"]
+        for row in dropped.select(names).to_pylist():
+            reason = row.pop("dropped_by")
+            there = self._lowest.setdefault(reason, [])
+            if len(there) == SAMPLES and row["id"] > there[-1].id:
+                continue
+            sample = Sample(**{**row, "text": (row["text"] or "")[:EXCERPT]})
+            self._lowest[reason] = heapq.nsmallest(SAMPLES, [*there, sample])
+
+    def lowest(self) -> dict[str, list[dict[str, str]]]:
+        """By reason, the chosen ones in the order of their ids."""
+        return {
+            reason: [dataclasses.asdict(sample) for sample in there]
+            for reason, there in sorted(self._lowest.items())
+        }

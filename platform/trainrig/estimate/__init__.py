@@ -1,0 +1,1 @@
+"""What a run takes: FLOPs, memory, hours, money, on which devices."""

@@ -1,0 +1,154 @@
+"""A parallel layout whose step fits the memory of a device, among those that runs accept."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainrig.estimate.memory import MASTER, MOMENTS, Memory, step_memory
+from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.recompute import Full, Recompute, Selective
+from trainrig.train.run_file import Training
+
+# Tokens of a micro-batch beyond which a device's products get no faster.
+ENOUGH_TOKENS = 16_384
+MOST_DEVICES = 65_536
+RECOMPUTED: dict[str, Recompute | None] = {
+    "nothing": None,
+    "selective": Selective(),
+    "full": Full(),
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of a step."""
+
+    global_batch: int
+    sequence_length: int
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A way to train that fits: settings of a run file, and what a step takes."""
+
+    training: Training
+    micro_batch: int
+    memory: Memory
+
+
+def fitting(
+    model: DecoderConfig, training: Training, batch: Batch, devices: int, machines: int, room: float
+) -> Fitting | None:
+    """The first of the ways below whose step fits `room` bytes a device; None if none does.
+
+    Deterministic FSDP that keeps what the backward pass needs, then such that computes some of it
+    again; then sums whose bits depend on the number of workers, which need less: whole models on
+    each machine, FSDP over all, and such that lets each layer go once it is done. In each, the
+    largest micro-batch that fits.
+    """
+    for way in _ways(training, devices, machines):
+        for micro_batch in _micro_batches(batch, devices):
+            memory = step_memory(
+                model, way, devices, batch.global_batch, micro_batch, batch.sequence_length
+            )
+            if memory.fits(room):
+                return Fitting(way, micro_batch, memory)
+    return None
+
+
+def least(
+    model: DecoderConfig, training: Training, batch: Batch, devices: int, machines: int
+) -> Fitting:
+    """The way that takes the least memory, whether it fits or not."""
+    found = []
+    for way in _ways(training, devices, machines):
+        memory = step_memory(model, way, devices, batch.global_batch, 1, batch.sequence_length)
+        found.append(Fitting(way, 1, memory))
+    return min(found, key=lambda each: each.memory.total)
+
+
+def devices_needed(
+    model: DecoderConfig, training: Training, batch: Batch, per_machine: int, room: float
+) -> int | None:
+    """The fewest devices, a power of two, for which something fits; None: not even one sequence a
+    device fits, however many there are."""
+    devices = 1
+    while devices <= min(MOST_DEVICES, batch.global_batch):
+        machines = math.ceil(devices / per_machine)
+        if fitting(model, training, batch, devices, machines, room):
+            return devices
+        devices *= 2
+    return None
+
+
+def _ways(training: Training, devices: int, machines: int) -> Iterator[Training]:
+    same_bits = {"deterministic": True, "virtual_workers": devices, "parallel": FSDP()}
+    yield from _recomputing(training, same_bits)
+    layouts: list[FSDP | HSDP] = [FSDP(), FSDP(reshard="layer")]
+    if machines > 1 and devices % machines == 0:
+        layouts.insert(0, HSDP(replicas=machines))
+    for layout in layouts:
+        yield from _recomputing(training, {"deterministic": False, "parallel": layout})
+
+
+def _recomputing(training: Training, changes: dict[str, object]) -> Iterator[Training]:
+    for again in RECOMPUTED.values():
+        yield training.model_copy(update={**changes, "recompute": again})
+
+
+def _micro_batches(batch: Batch, devices: int) -> Iterator[int]:
+    """Powers of two that divide the global batch and leave each device one, largest first."""
+    most = min(batch.global_batch // devices, max(1, ENOUGH_TOKENS // batch.sequence_length))
+    size = 2 ** int(math.log2(max(1, most)))
+    while size >= 1:
+        if batch.global_batch % size == 0:
+            yield size
+        size //= 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """Memory of one way to slice a model, by what is computed again."""
+
+    layout: str
+    offered: bool  # by run files
+    bytes_by_recompute: dict[str, float]
+
+
+def table(
+    model: DecoderConfig, training: Training, batch: Batch, micro_batch: int, devices: int
+) -> list[Row]:
+    """Bytes a device by ZeRO stage (Rajbhandari et al. 2020, arXiv:1910.02054) and recompute.
+
+    Stages 1 and 2 are there to compare: they slice the optimizer, and gradients too; no run file
+    asks for them.
+    """
+    offered = {
+        "0 (DDP)": {"deterministic": False, "parallel": DDP()},
+        "3 (FSDP, deterministic)": {
+            "deterministic": True,
+            "parallel": FSDP(),
+            "virtual_workers": devices,
+        },
+        "3 (FSDP)": {"deterministic": False, "parallel": FSDP()},
+        "3 (FSDP, by layer)": {"deterministic": False, "parallel": FSDP(reshard="layer")},
+    }
+    rows = {}
+    for name, changes in offered.items():
+        found = {}
+        for again, settings in RECOMPUTED.items():
+            way = training.model_copy(update={**changes, "recompute": settings})
+            found[again] = step_memory(
+                model, way, devices, batch.global_batch, micro_batch, batch.sequence_length
+            ).total
+        rows[name] = Row(name, True, found)
+    whole = rows.pop("0 (DDP)")
+    total = count_parameters(model).total
+    elsewhere = total * (1 - 1 / devices)
+    saved = {"1": MOMENTS * elsewhere, "2": (MOMENTS + MASTER) * elsewhere}
+    compared = [
+        Row(stage, False, {k: v - less for k, v in whole.bytes_by_recompute.items()})
+        for stage, less in saved.items()
+    ]
+    return [whole, *compared, *rows.values()]

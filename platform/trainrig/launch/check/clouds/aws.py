@@ -1,0 +1,164 @@
+"""What holds for AWS: shape by botocore's model of EC2, and what safe and cheap machines need."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainrig.hardware import Hardware
+from trainrig.launch.check.clouds.ec2_shape import node_schema
+from trainrig.launch.check.clouds.expiry import tag_problems
+from trainrig.launch.check.document import Found, at, entries, table
+from trainrig.launch.check.pools import INSTANCE, MARKET
+from trainrig.launch.check.ray_file import node_types
+from trainrig.launch.check.shape import differences
+
+Where = tuple[str | int, ...]
+TAGS = ("trainrig:cluster", "trainrig:expires")
+RAYS_OWN = "ray-autoscaler-v1"  # role and profile that Ray makes with all of EC2 and S3
+HOPS = 2  # from a container to the metadata service and back: one more than from the machine
+
+
+def aws_problems(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
+    """What is wrong with a cluster file whose provider is AWS, beside what Ray's rules say."""
+    yield from _provider(table(data.get("provider")))
+    profiles: dict[str, str] = {}
+    for name, each in node_types(data).items():
+        where: Where = ("available_node_types", name, "node_config")
+        config = table(each.get("node_config"))
+        yield from differences(config, node_schema(), where)
+        yield from _machine(config, each, where, hardware)
+        yield from _metadata(config, where)
+        yield from _disks(config, where)
+        yield from _network(config, where)
+        yield from _tags(config, where, data.get("cluster_name"))
+        yield from _profile(config, where)
+        profiles[name] = str(at(config, "IamInstanceProfile", "Arn") or "")
+    yield from _shared_profile(profiles, data.get("head_node_type"))
+
+
+def _provider(provider: dict[str, Any]) -> Iterator[Found]:
+    if provider.get("cache_stopped_nodes", True) is not False:
+        what = "stopped machines keep their disks, which cost; write false"
+        yield ("provider", "cache_stopped_nodes"), what
+    if provider.get("use_internal_ips") is not True:
+        yield ("provider", "use_internal_ips"), "machines would get public addresses; write true"
+    region, zones = provider.get("region"), str(provider.get("availability_zone", ""))
+    if not region:
+        yield ("provider",), "`region` is missing"
+    for zone in filter(None, zones.split(",")):
+        if region and not zone.startswith(str(region)):
+            yield ("provider", "availability_zone"), f"'{zone}' is not in region {region}"
+    for index, rule in enumerate(entries(at(provider, "security_group", "IpPermissions"))):
+        if "0.0.0.0/0" in str(rule) or "::/0" in str(rule):
+            where = ("provider", "security_group", "IpPermissions", index)
+            yield where, "open to all the world; name the addresses that you log in from"
+
+
+def _machine(
+    config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
+) -> Iterator[Found]:
+    instance, labels = config.get("InstanceType"), table(node_type.get("labels"))
+    if instance is None:
+        yield where, "`InstanceType` is missing"
+        return
+    of_labels = (*where[:-1], "labels")
+    if labels.get(INSTANCE, instance) != instance:
+        what = f"'{labels[INSTANCE]}', but InstanceType is '{instance}'; costs go by the label"
+        yield (*of_labels, INSTANCE), what
+    rented = at(config, "InstanceMarketOptions", "MarketType")
+    if labels.get(MARKET) == "spot" and rented != "spot":
+        what = "the label says spot, but no InstanceMarketOptions: { MarketType: spot } asks for it"
+        yield (*of_labels, MARKET), what
+    elif labels.get(MARKET) == "on-demand" and rented == "spot":
+        yield (*where, "InstanceMarketOptions", "MarketType"), "the label says on-demand"
+    behaviour = at(config, "InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior")
+    if behaviour in {"hibernate", "stop"}:
+        yield (
+            (*where, "InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior"),
+            f"{behaviour}: no notice to save in, or disks that go on costing; write terminate",
+        )
+    yield from resource_problems(table(node_type.get("resources")), str(instance), where, hardware)
+
+
+def resource_problems(
+    resources: dict[str, Any], instance: str, where: Where, hardware: Hardware
+) -> Iterator[Found]:
+    """A node must not promise more than its machine has: work for it would wait for ever."""
+    offer = hardware.instances.get(instance)
+    if offer is None:
+        return
+    has = {"CPU": offer.vcpus, "GPU": hardware.accelerators(instance)}
+    for kind, count in has.items():
+        asked = resources.get(kind, 0)
+        if isinstance(asked, int) and asked > count:
+            yield (*where[:-1], "resources", kind), f"{asked}, but {instance} has {count}"
+
+
+def _metadata(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    options, here = table(config.get("MetadataOptions")), (*where, "MetadataOptions")
+    if options.get("HttpTokens") != "required":
+        what = "version 1 gives credentials to any request; write HttpTokens: required"
+        yield (*here, "HttpTokens"), what
+    if options.get("HttpPutResponseHopLimit") != HOPS:
+        what = f"a container reaches the service over {HOPS} hops; write {HOPS}"
+        yield (*here, "HttpPutResponseHopLimit"), what
+    if options.get("HttpEndpoint") == "disabled":
+        yield (*here, "HttpEndpoint"), "without it no notice is heard; write enabled"
+
+
+def _disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    disks = entries(config.get("BlockDeviceMappings"))
+    if not disks:
+        yield where, "no BlockDeviceMappings; the image's own disk is small and not encrypted"
+    for index, disk in enumerate(disks):
+        ebs, here = table(table(disk).get("Ebs")), (*where, "BlockDeviceMappings", index, "Ebs")
+        if not ebs:
+            continue
+        if ebs.get("Encrypted") is not True:
+            yield here, "the disk is not encrypted; write Encrypted: true"
+        if ebs.get("DeleteOnTermination") is not True:
+            yield here, "the disk stays when the machine goes; write DeleteOnTermination: true"
+        if ebs.get("VolumeType") != "gp3":
+            yield here, "gp3 is faster and cheaper than what comes without; write VolumeType: gp3"
+
+
+def _network(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    cards = entries(config.get("NetworkInterfaces"))
+    for index, card in enumerate(cards):
+        if table(card).get("AssociatePublicIpAddress") is True:
+            here = (*where, "NetworkInterfaces", index, "AssociatePublicIpAddress")
+            yield here, "a public address; write false"
+    for key in ("SubnetIds", "SecurityGroupIds"):
+        if not cards and not config.get(key):
+            yield where, f"`{key}` is missing; Ray would choose, and may choose a public one"
+
+
+def _tags(config: dict[str, Any], where: Where, cluster: Any) -> Iterator[Found]:
+    given: dict[str, tuple[int, dict[str, Any]]] = {}
+    for index, each in enumerate(entries(config.get("TagSpecifications"))):
+        pairs = [table(pair) for pair in entries(table(each).get("Tags"))]
+        tags = {str(pair.get("Key")): pair.get("Value") for pair in pairs}
+        given[str(table(each).get("ResourceType"))] = (index, tags)
+    for kind in ("instance", "volume"):
+        if kind not in given:
+            yield where, f"no TagSpecifications of ResourceType {kind}; what leaks is found by tags"
+            continue
+        index, tags = given[kind]
+        here = (*where, "TagSpecifications", index, "Tags")
+        yield from tag_problems(tags, here, cluster, TAGS)
+
+
+def _profile(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    profile = table(config.get("IamInstanceProfile"))
+    name = str(profile.get("Arn") or profile.get("Name") or "")
+    if not name:
+        yield where, f"no IamInstanceProfile; Ray would make {RAYS_OWN}, with all of EC2 and S3"
+    elif RAYS_OWN in name:
+        what = f"{RAYS_OWN} may do all of EC2 and S3; make one of cluster/iam (docs/aws.md)"
+        yield (*where, "IamInstanceProfile"), what
+
+
+def _shared_profile(profiles: dict[str, str], head: Any) -> Iterator[Found]:
+    for name, profile in profiles.items():
+        if name != head and profile and profile == profiles.get(str(head)):
+            where = ("available_node_types", name, "node_config", "IamInstanceProfile")
+            yield where, "the head's own profile, which may rent machines; workers need not"

@@ -1,0 +1,133 @@
+"""What holds for Google Cloud: shape by the service's own description, and what machines need."""
+
+import functools
+import json
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+from trainrig.hardware import Hardware
+from trainrig.launch.check.clouds.aws import Where, resource_problems
+from trainrig.launch.check.clouds.expiry import tag_problems
+from trainrig.launch.check.document import Found, at, entries, table
+from trainrig.launch.check.pools import INSTANCE, MARKET
+from trainrig.launch.check.ray_file import node_types
+from trainrig.launch.check.shape import differences
+
+LABELS = ("trainrig-cluster", "trainrig-expires")
+DEFAULT_ACCOUNT = "-compute@developer.gserviceaccount.com"  # may do almost all in its project
+RAYS_ACCOUNT = "ray-autoscaler-sa-v1"
+
+
+@functools.cache
+def node_schema() -> dict[str, Any]:
+    """What `node_config` of a machine may hold. Where it is from, the file says."""
+    text = resources.files("trainrig.launch.check").joinpath("schemas/gcp_instance.json")
+    schema: dict[str, Any] = json.loads(text.read_text())
+    return {"$ref": "#/definitions/Instance", "definitions": schema["definitions"]}
+
+
+def gcp_problems(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
+    """What is wrong with a cluster file whose provider is GCP, beside what Ray's rules say."""
+    yield from _provider(table(data.get("provider")))
+    accounts: dict[str, str] = {}
+    for name, each in node_types(data).items():
+        where: Where = ("available_node_types", name, "node_config")
+        config = table(each.get("node_config"))
+        yield from differences(config, node_schema(), where)
+        yield from _machine(config, each, where, hardware)
+        yield from _scheduling(config, each, where, hardware)
+        yield from _disks(config, where)
+        yield from _network(config, where)
+        labels, here = table(config.get("labels")), (*where, "labels")
+        yield from tag_problems(labels, here, data.get("cluster_name"), LABELS)
+        yield from _account(config, where)
+        accounts[name] = str(at(config, "serviceAccounts", 0, "email") or "")
+    head = accounts.get(str(data.get("head_node_type")))
+    for name, account in accounts.items():
+        if name != data.get("head_node_type") and account and account == head:
+            here = ("available_node_types", name, "node_config", "serviceAccounts")
+            yield here, "the head's own account, which may rent machines; workers need not"
+
+
+def _provider(provider: dict[str, Any]) -> Iterator[Found]:
+    for key in ("project_id", "region", "availability_zone"):
+        if not provider.get(key):
+            yield ("provider",), f"`{key}` is missing"
+    zone, region = str(provider.get("availability_zone", "")), str(provider.get("region", ""))
+    if zone and region and not zone.startswith(region):
+        yield ("provider", "availability_zone"), f"'{zone}' is not in region {region}"
+    if provider.get("use_internal_ips") is not True:
+        yield ("provider", "use_internal_ips"), "machines would get public addresses; write true"
+    if provider.get("cache_stopped_nodes", False) is not False:
+        what = "stopped machines keep their disks, which cost; write false"
+        yield ("provider", "cache_stopped_nodes"), what
+
+
+def _machine(
+    config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
+) -> Iterator[Found]:
+    machine, labels = config.get("machineType"), table(node_type.get("labels"))
+    if machine is None:
+        yield where, "`machineType` is missing"
+        return
+    short = str(machine).rpartition("/")[2]
+    if labels.get(INSTANCE, short) != short:
+        what = f"'{labels[INSTANCE]}', but machineType is '{short}'; costs go by the label"
+        yield (*where[:-1], "labels", INSTANCE), what
+    yield from resource_problems(table(node_type.get("resources")), short, where, hardware)
+
+
+def _scheduling(
+    config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
+) -> Iterator[Found]:
+    scheduling, here = table(config.get("scheduling")), (*where, "scheduling")
+    market = table(node_type.get("labels")).get(MARKET)
+    is_spot = scheduling.get("provisioningModel") == "SPOT"
+    if scheduling.get("preemptible") is True:
+        yield (*here, "preemptible"), "ends after 24 hours whatever runs; provisioningModel: SPOT"
+    elif market == "spot" and not is_spot:
+        what = "the label says spot, but no scheduling: { provisioningModel: SPOT } asks for it"
+        yield (*where[:-1], "labels", MARKET), what
+    elif market == "on-demand" and is_spot:
+        yield (*here, "provisioningModel"), "the label says on-demand"
+    if not is_spot:
+        return
+    if scheduling.get("instanceTerminationAction") != "DELETE":
+        what = "a preempted machine must be deleted, else its disks go on costing; write DELETE"
+        yield (*here, "instanceTerminationAction"), what
+    if scheduling.get("automaticRestart") is not False:
+        yield (*here, "automaticRestart"), "a spot machine cannot be restarted; write false"
+    machine = str(config.get("machineType"))
+    has_gpus = machine in hardware.instances and hardware.accelerators(machine) > 0
+    if has_gpus and scheduling.get("onHostMaintenance") != "TERMINATE":
+        yield (*here, "onHostMaintenance"), "GPUs cannot move while they run; write TERMINATE"
+
+
+def _disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    disks = entries(config.get("disks"))
+    if not any(table(disk).get("boot") is True for disk in disks):
+        yield where, "no disk of `disks` is the one to boot from; write boot: true"
+    for index, disk in enumerate(disks):
+        if table(disk).get("autoDelete") is not True:
+            yield (*where, "disks", index), "stays when the machine goes; write autoDelete: true"
+
+
+def _network(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    cards = entries(config.get("networkInterfaces"))
+    if not cards:
+        yield where, "`networkInterfaces` is missing; Ray would choose, with a public address"
+    for index, card in enumerate(cards):
+        if table(card).get("accessConfigs"):
+            here = (*where, "networkInterfaces", index, "accessConfigs")
+            yield here, "a public address; leave it out"
+
+
+def _account(config: dict[str, Any], where: Where) -> Iterator[Found]:
+    accounts = entries(config.get("serviceAccounts"))
+    email = str(at(accounts, 0, "email") or "")
+    if not email:
+        yield where, "no serviceAccounts; the machine would be the project's default, which may all"
+    elif email.endswith(DEFAULT_ACCOUNT) or RAYS_ACCOUNT in email or email == "default":
+        what = f"'{email}' may do far more than it needs; make two of your own (docs/gcp.md)"
+        yield (*where, "serviceAccounts", 0, "email"), what

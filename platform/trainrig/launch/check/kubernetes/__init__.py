@@ -1,0 +1,1 @@
+"""What holds for RayClusters and RayJobs of KubeRay."""

@@ -1,0 +1,141 @@
+"""What holds for a RayCluster, or a RayJob's, beyond its shape: bounds, labels, the token."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainrig.config import Location
+from trainrig.launch.check.clouds.expiry import EXPIRY
+from trainrig.launch.check.document import Found, at, entries, table
+from trainrig.launch.check.kubernetes.pods import pod_problems
+from trainrig.launch.check.kubernetes.quantities import number
+from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, Pool
+from trainrig.launch.check.ray_file import LONGEST_IDLE, label_problems
+
+WHOSE, UNTIL = "trainrig.io/cluster", "trainrig.io/expires"
+GPU = "nvidia.com/gpu"
+
+
+def cluster_spec(data: Any) -> tuple[dict[str, Any], Location]:
+    """The RayClusterSpec of a RayCluster or a RayJob, and where it is."""
+    where: Location = ("spec", "rayClusterSpec") if at(data, "kind") == "RayJob" else ("spec",)
+    return table(at(data, *where)), where
+
+
+def groups(data: Any) -> Iterator[tuple[str, dict[str, Any], Location]]:
+    """The head and the groups of workers: name, spec, where."""
+    spec, where = cluster_spec(data)
+    if "headGroupSpec" in spec:
+        yield HEAD, table(spec["headGroupSpec"]), (*where, "headGroupSpec")
+    for index, each in enumerate(entries(spec.get("workerGroupSpecs"))):
+        name = str(table(each).get("groupName", index))
+        yield name, table(each), (*where, "workerGroupSpecs", index)
+
+
+def ray_cluster_problems(data: Any) -> Iterator[Found]:
+    """What is wrong with the cluster in a RayCluster or a RayJob, beside its shape."""
+    spec, where = cluster_spec(data)
+    yield from _whose(table(data))
+    yield from _token(spec, where)
+    yield from _autoscaler(spec, where)
+    names: set[str] = set()
+    for name, group, here in groups(data):
+        if name in names:
+            yield (*here, "groupName"), f"a second group called '{name}'"
+        names.add(name)
+        yield from label_problems(table(group.get("labels")), (*here, "labels"), name)
+        yield from _head(group, here) if name == HEAD else _bounds(group, here)
+        yield from pod_problems(group, here, name)
+    if names <= {HEAD}:
+        yield (*where, "workerGroupSpecs"), "no group of workers; nothing would ever run"
+
+
+def kuberay_pools(data: Any) -> list[Pool]:
+    """A pool for the head and for each group of workers."""
+    return [_pool(name, group) for name, group, _ in groups(data)]
+
+
+def _pool(name: str, group: dict[str, Any]) -> Pool:
+    labels = table(group.get("labels"))
+    limits = at(group, "template", "spec", "containers", 0, "resources", "limits")
+    least, most = group.get("minReplicas"), group.get("maxReplicas")
+    hosts = group.get("numOfHosts", 1)
+    return Pool(
+        name=name,
+        instance=str(labels.get(INSTANCE, "")),
+        market=str(labels.get(MARKET, "")),
+        least=1 if name == HEAD else _whole(least) * _whole(hosts),
+        most=1 if name == HEAD else _whole(most) * _whole(hosts),
+        cpus=0.0 if name == HEAD else number(table(limits).get("cpu")) or 0.0,
+        gpus=number(table(limits).get(GPU)) or 0.0,
+    )
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _whose(data: dict[str, Any]) -> Iterator[Found]:
+    metadata = table(data.get("metadata"))
+    name, labels = metadata.get("name"), table(metadata.get("labels"))
+    until = table(metadata.get("annotations")).get(UNTIL)
+    if not name:
+        yield ("metadata",), "`name` is missing"
+    if labels.get(WHOSE) != name:
+        yield ("metadata", "labels"), f"label `{WHOSE}` must be '{name}'; what leaks is found by it"
+    if until is None:
+        what = f"no annotation `{UNTIL}`; write hours from the start on (24h), or a time in UTC"
+        yield ("metadata", "annotations"), what
+    elif not EXPIRY.match(str(until)):
+        what = f"'{until}'; write hours (24h), or a time (2026-11-30T18:00:00Z)"
+        yield ("metadata", "annotations", UNTIL), what
+
+
+def _token(spec: dict[str, Any], where: Location) -> Iterator[Found]:
+    options = table(spec.get("authOptions"))
+    if options.get("mode") != "token":
+        here = (*where, "authOptions", "mode") if options else where
+        yield here, "whoever reaches the head commands it; write authOptions: { mode: token, … }"
+    elif not options.get("secretName"):
+        what = "`secretName` is missing; KubeRay would make a token that no one here holds"
+        yield (*where, "authOptions"), what
+    head = (*where, "headGroupSpec")
+    if at(spec, "headGroupSpec", "serviceType") in {"LoadBalancer", "NodePort"}:
+        yield (*head, "serviceType"), "the dashboard would face the network; ClusterIP"
+    if at(spec, "headGroupSpec", "enableIngress") is True:
+        yield (*head, "enableIngress"), "the dashboard would face the network; false"
+
+
+def _autoscaler(spec: dict[str, Any], where: Location) -> Iterator[Found]:
+    options, here = table(spec.get("autoscalerOptions")), (*where, "autoscalerOptions")
+    if spec.get("enableInTreeAutoscaling") is not True:
+        yield (*where, "enableInTreeAutoscaling"), "groups stay at their replicas; write true"
+    if options.get("version") != "v2":
+        yield (*here, "version"), "version 1 leaves idle nodes where they are at times; write v2"
+    idle = options.get("idleTimeoutSeconds")
+    if idle is None:
+        yield here, "`idleTimeoutSeconds` is missing; say how long machines may wait for work"
+    elif isinstance(idle, int) and not 0 < idle <= LONGEST_IDLE * 60:
+        what = f"{idle} s; machines at rest cost as much as others: 1 to {LONGEST_IDLE * 60}"
+        yield (*here, "idleTimeoutSeconds"), what
+
+
+def _head(group: dict[str, Any], where: Location) -> Iterator[Found]:
+    cpus = table(group.get("rayStartParams")).get("num-cpus")
+    of_resources = table(group.get("resources")).get("CPU")
+    if cpus != "0" and of_resources != "0":
+        what = 'the head must have num-cpus: "0"; a task there can take the cluster down'
+        yield (*where, "rayStartParams", "num-cpus"), what
+
+
+def _bounds(group: dict[str, Any], where: Location) -> Iterator[Found]:
+    least, most = group.get("minReplicas"), group.get("maxReplicas")
+    replicas = group.get("replicas", least)
+    if not isinstance(least, int) or not isinstance(most, int):
+        return
+    if least > most:
+        yield (*where, "minReplicas"), f"{least} is more than maxReplicas ({most})"
+    elif least > 0:
+        yield (*where, "minReplicas"), f"{least} pods would never leave; write 0"
+    elif isinstance(replicas, int) and not least <= replicas <= most:
+        what = f"{replicas} is not between minReplicas ({least}) and maxReplicas ({most})"
+        yield (*where, "replicas"), what

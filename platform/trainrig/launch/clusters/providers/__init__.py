@@ -1,0 +1,1 @@
+"""Whose machines a cluster is made of: EC2, Compute Engine, Kubernetes, this one."""

@@ -1,0 +1,67 @@
+"""Instances of a Google Cloud project, by their labels, through gcloud."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainrig.launch.clusters.providers.commands import ask, tell
+from trainrig.launch.clusters.providers.machine import Machine
+
+CLUSTER_LABEL, EXPIRES_LABEL = "trainrig-cluster", "trainrig-expires"
+RAY_LABEL, POOL_LABEL, KIND_LABEL = "ray-cluster-name", "ray-user-node-type", "ray-node-type"
+DELETED = 600.0  # s that gcloud may wait for it
+
+
+class Compute:
+    """What is ours in `project`, over all its zones."""
+
+    def __init__(self, project: str) -> None:
+        self._project = project
+
+    def machines(self, cluster: str | None) -> Sequence[Machine]:
+        """See Provider."""
+        ours = (
+            f"labels.{CLUSTER_LABEL}={cluster} OR labels.{RAY_LABEL}={cluster}"
+            if cluster
+            else f"labels.{CLUSTER_LABEL}:* OR labels.{RAY_LABEL}:*"
+        )
+        found = ask([*self._gcloud("instances", "list"), f"--filter={ours}", "--format=json"])
+        loose = f"({ours}) AND -users:*"  # disks that no instance holds
+        disks = ask([*self._gcloud("disks", "list"), f"--filter={loose}", "--format=json"])
+        return [
+            *(_machine("instance", each) for each in found),
+            *(_machine("disk", each) for each in disks),
+        ]
+
+    def end(self, machines: Sequence[Machine]) -> None:
+        """See Provider. Heads first: they would start others."""
+        for leading in (True, False):
+            for what in ("instance", "disk"):
+                for zone in sorted({m.place for m in machines}):
+                    names = [
+                        m.id
+                        for m in machines
+                        if (m.kind, m.place, m.head) == (what, zone, leading)
+                        and m.state != "STOPPING"
+                    ]
+                    if names:
+                        command = [*self._gcloud(f"{what}s", "delete"), *names, f"--zone={zone}"]
+                        tell([*command, "--quiet"], DELETED)
+
+    def _gcloud(self, *what: str) -> list[str]:
+        return ["gcloud", "compute", *what, f"--project={self._project}"]
+
+
+def _machine(kind: str, found: Mapping[str, Any]) -> Machine:
+    labels = found.get("labels") or {}
+    spot = (found.get("scheduling") or {}).get("provisioningModel") == "SPOT"
+    return Machine(
+        found["name"],
+        kind,
+        labels.get(CLUSTER_LABEL) or labels.get(RAY_LABEL, ""),
+        found["status"],
+        found["zone"].rpartition("/")[2],
+        "head" if labels.get(KIND_LABEL) == "head" else labels.get(POOL_LABEL, ""),
+        found.get("machineType", "").rpartition("/")[2],
+        ("spot" if spot else "on-demand") if kind == "instance" else "",
+        labels.get(EXPIRES_LABEL, ""),
+    )

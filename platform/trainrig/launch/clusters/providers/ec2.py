@@ -1,0 +1,154 @@
+"""Instances, spot requests and volumes of an AWS account, by their tags."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from trainrig.errors import ClusterError
+from trainrig.launch.clusters.providers.machine import CLUSTER_TAG, EXPIRES_TAG, Machine
+
+RAY_TAG, POOL_TAG, KIND_TAG = "ray-cluster-name", "ray-user-node-type", "ray-node-type"
+# What costs nothing any more; a stopped instance's disks do, and it may be started again.
+GONE = {"terminated", "shutting-down"}
+LIVE = ["pending", "running", "stopping", "stopped", "shutting-down"]
+REGIONS_AT_ONCE = 16
+
+
+class EC2:
+    """What is ours in `regions`; None: in all that the account may use."""
+
+    def __init__(self, regions: Sequence[str] | None = None) -> None:
+        self._regions = regions
+        self._clients: dict[str, Any] = {}
+
+    def machines(self, cluster: str | None) -> Sequence[Machine]:
+        """See Provider."""
+        regions = self._regions or self._all_regions()
+        with ThreadPoolExecutor(REGIONS_AT_ONCE) as threads:
+            found = list(threads.map(lambda region: self._in_region(region, cluster), regions))
+        return [machine for each in found for machine in each]
+
+    def end(self, machines: Sequence[Machine]) -> None:
+        """See Provider. Heads first: they would start others."""
+        leading = [machine for machine in machines if machine.head]
+        for some in (leading, [machine for machine in machines if not machine.head]):
+            for region in sorted({machine.place for machine in some}):
+                ids: dict[str, list[str]] = {}
+                for machine in some:
+                    if machine.place == region and machine.state not in GONE:
+                        ids.setdefault(machine.kind, []).append(machine.id)
+                with _said(region):
+                    self._end_in(region, ids)
+
+    def _end_in(self, region: str, ids: Mapping[str, list[str]]) -> None:
+        client = self._client(region)
+        if requests := ids.get("spot request"):  # first: an open one may still start an instance
+            client.cancel_spot_instance_requests(SpotInstanceRequestIds=requests)
+        if instances := ids.get("instance"):
+            client.terminate_instances(InstanceIds=instances)
+        for volume in ids.get("volume", []):
+            client.delete_volume(VolumeId=volume)
+
+    def _all_regions(self) -> Sequence[str]:
+        with _said("the regions of the account (name some with --region)"):
+            found = self._client(None).describe_regions()["Regions"]
+        return [each["RegionName"] for each in found]
+
+    def _in_region(self, region: str, cluster: str | None) -> list[Machine]:
+        with _said(region):
+            client = self._client(region)
+            return [
+                *_instances(client, region, cluster),
+                *_spot_requests(client, region, cluster),
+                *_volumes(client, region, cluster),
+            ]
+
+    def _client(self, region: str | None) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        name = region or "us-east-1"
+        if name not in self._clients:
+            retries = {"mode": "standard", "max_attempts": 5}
+            settings = Config(retries=retries, connect_timeout=10, read_timeout=30)
+            self._clients[name] = boto3.client("ec2", region_name=name, config=settings)
+        return self._clients[name]
+
+
+def _instances(client: Any, region: str, cluster: str | None) -> Iterator[Machine]:
+    """By either tag: one that was started without ours has Ray's."""
+    seen = set()
+    for ours in _filters(cluster):
+        states = {"Name": "instance-state-name", "Values": LIVE}
+        pages = client.get_paginator("describe_instances").paginate(Filters=[ours, states])
+        for page in pages:
+            for each in (i for r in page["Reservations"] for i in r["Instances"]):
+                if each["InstanceId"] not in seen:
+                    seen.add(each["InstanceId"])
+                    yield _machine(
+                        each["InstanceId"],
+                        "instance",
+                        each["State"]["Name"],
+                        region,
+                        each,
+                        instance=each["InstanceType"],
+                        market="spot" if each.get("InstanceLifecycle") == "spot" else "on-demand",
+                    )
+
+
+def _spot_requests(client: Any, region: str, cluster: str | None) -> Iterator[Machine]:
+    seen = set()
+    for ours in _filters(cluster):
+        state = {"Name": "state", "Values": ["open"]}
+        pages = client.get_paginator("describe_spot_instance_requests")
+        for page in pages.paginate(Filters=[ours, state]):
+            for each in page["SpotInstanceRequests"]:
+                id_ = each["SpotInstanceRequestId"]
+                if id_ not in seen:
+                    seen.add(id_)
+                    yield _machine(id_, "spot request", each["State"], region, each, market="spot")
+
+
+def _volumes(client: Any, region: str, cluster: str | None) -> Iterator[Machine]:
+    """Those that no instance holds: the others go with theirs."""
+    seen = set()
+    for ours in _filters(cluster):
+        status = {"Name": "status", "Values": ["available", "error"]}
+        for page in client.get_paginator("describe_volumes").paginate(Filters=[ours, status]):
+            for each in page["Volumes"]:
+                if each["VolumeId"] not in seen:
+                    seen.add(each["VolumeId"])
+                    yield _machine(each["VolumeId"], "volume", each["State"], region, each)
+
+
+def _filters(cluster: str | None) -> list[dict[str, Any]]:
+    if cluster is None:
+        return [{"Name": "tag-key", "Values": [CLUSTER_TAG, RAY_TAG]}]
+    return [{"Name": f"tag:{tag}", "Values": [cluster]} for tag in (CLUSTER_TAG, RAY_TAG)]
+
+
+def _machine(
+    id_: str, kind: str, state: str, region: str, found: Mapping[str, Any], **more: str
+) -> Machine:
+    tags = {tag["Key"]: tag["Value"] for tag in found.get("Tags") or []}
+    pool = "head" if tags.get(KIND_TAG) == "head" else tags.get(POOL_TAG, "")
+    cluster = tags.get(CLUSTER_TAG) or tags.get(RAY_TAG, "")
+    return Machine(
+        id_, kind, cluster, state, region, pool, expires=tags.get(EXPIRES_TAG, ""), **more
+    )
+
+
+class _said:
+    """What AWS or the network says against it, as a ClusterError with the place."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if isinstance(error, BotoCoreError | ClientError):
+            raise ClusterError(f"AWS, {self._place}: {error}") from None

@@ -1,0 +1,70 @@
+"""What KubeRay made of a RayCluster or a RayJob, through kubectl."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainrig.launch.clusters.providers.commands import ANSWER, ask, tell
+from trainrig.launch.clusters.providers.machine import Machine
+
+CLUSTER_LABEL, EXPIRES = "trainrig.io/cluster", "trainrig.io/expires"
+OBJECTS, GROUP = "rayclusters.ray.io,rayjobs.ray.io", "ray.io/group"
+HEAD_UP = "HeadPodReady"  # as KubeRay calls that condition of a RayCluster
+
+
+class Kubernetes:
+    """What is ours in the cluster that kubectl speaks to; `namespace` None: in all."""
+
+    def __init__(self, namespace: str | None) -> None:
+        self._where = ["--all-namespaces"] if namespace is None else [f"--namespace={namespace}"]
+
+    def machines(self, cluster: str | None) -> Sequence[Machine]:
+        """See Provider. Pods count for themselves: they may outlive what made them."""
+        ours = f"{CLUSTER_LABEL}={cluster}" if cluster else CLUSTER_LABEL
+        return [_machine(each) for what in (OBJECTS, "pods") for each in self._get(what, ours)]
+
+    def end(self, machines: Sequence[Machine]) -> None:
+        """See Provider. With the object its pods go; those of an object that is gone one by one."""
+        objects = [machine for machine in machines if machine.kind != "pod"]
+        for machine in objects or machines:
+            what = [machine.kind.lower(), machine.id, f"--namespace={machine.place}"]
+            tell(["kubectl", "delete", *what, "--ignore-not-found", "--wait=false"])
+
+    def _get(self, what: str, selector: str) -> list[dict[str, Any]]:
+        command = ["kubectl", "get", what, f"--selector={selector}", *self._where]
+        found: list[dict[str, Any]] = ask([*command, "--output=json"])["items"]
+        return found
+
+
+def apply(path: str) -> str:
+    """Hand the file to Kubernetes; what it said. Raises ClusterError."""
+    return tell(["kubectl", "apply", f"--filename={path}"])
+
+
+def wait_for_head(about: Mapping[str, Any], seconds: float) -> None:
+    """Return once the head of the RayCluster with this metadata is up. Raises ClusterError."""
+    command = ["kubectl", "wait", f"rayclusters.ray.io/{about['name']}"]
+    command += [f"--namespace={about.get('namespace') or 'default'}"]
+    tell([*command, f"--for=condition={HEAD_UP}", f"--timeout={seconds:.0f}s"], seconds + ANSWER)
+
+
+def labelled(document: dict[str, Any], cluster: str) -> dict[str, Any]:
+    """A copy of a RayCluster or RayJob whose pods say which cluster they are of: those that
+    outlive it are found by that."""
+    document = copy.deepcopy(document)
+    spec = document["spec"].get("rayClusterSpec") or document["spec"]
+    for group in [spec["headGroupSpec"], *(spec.get("workerGroupSpecs") or [])]:
+        about = group["template"].setdefault("metadata", {})
+        for each in (about, group):  # of the pods, of Ray's nodes
+            each["labels"] = (each.get("labels") or {}) | {CLUSTER_LABEL: cluster}
+    return document
+
+
+def _machine(found: Mapping[str, Any]) -> Machine:
+    about, status = found["metadata"], found.get("status") or {}
+    labels, notes = about.get("labels") or {}, about.get("annotations") or {}
+    state = status.get("phase") or status.get("jobDeploymentStatus") or status.get("state") or ""
+    pool = {"headgroup": "head"}.get(labels.get(GROUP, ""), labels.get(GROUP, ""))
+    kind = "pod" if found["kind"] == "Pod" else found["kind"]
+    cluster, expires = labels.get(CLUSTER_LABEL, ""), notes.get(EXPIRES, "")
+    return Machine(about["name"], kind, cluster, state, about["namespace"], pool, expires=expires)

@@ -1,0 +1,85 @@
+"""Ray's processes on this machine, for a cluster that is one laptop.
+
+Each process that `up` starts, and each that those start, carries a mark in its environment. By it
+they are found again and ended, and no other Ray of this machine is touched.
+"""
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from trainrig.launch.check.pools import INSTANCE, MARKET, POOL
+from trainrig.launch.clusters.providers.machine import Machine
+
+MARK = "TRAINRIG_LOCAL_CLUSTER"
+# Where a node's labels stand: those that the autoscaler started have the first.
+LABELS, HEAD_LABELS = "RAY_OVERRIDE_LABELS", "TRAINRIG_LOCAL_HEAD_LABELS"
+PROC = Path("/proc")
+
+
+class Processes:
+    """Those of this machine that carry a mark."""
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()  # to end, by id
+
+    def machines(self, cluster: str | None) -> Sequence[Machine]:
+        """See Provider."""
+        return [machine for machine in _marked() if cluster is None or machine.cluster == cluster]
+
+    def end(self, machines: Sequence[Machine]) -> None:
+        """See Provider. Who is asked a second time is not asked any more."""
+        for machine in machines:
+            number = signal.SIGKILL if machine.id in self._asked else signal.SIGTERM
+            self._asked.add(machine.id)
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(int(machine.id))
+                try:  # while we hold it no other process can get its number
+                    if _environment(int(machine.id)).get(MARK) == machine.cluster:
+                        signal.pidfd_send_signal(handle, number)
+                finally:
+                    os.close(handle)
+
+
+def _marked() -> Iterator[Machine]:
+    for path in PROC.glob("[0-9]*"):
+        pid = int(path.name)
+        environment = _environment(pid)
+        if MARK not in environment or pid == os.getpid():
+            continue
+        command = _read(path / "cmdline").split("\0")
+        node = command[0].endswith("/raylet")
+        labels = _labels(environment) if node else {}
+        yield Machine(
+            str(pid),
+            "node" if node else "process",
+            environment[MARK],
+            "running",
+            "this machine",
+            labels.get(POOL, ""),
+            labels.get(INSTANCE, ""),
+            labels.get(MARKET, ""),
+        )
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """Empty for one that is another user's, has ended, or waits to be reaped."""
+    words = _read(PROC / str(pid) / "environ").split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _labels(environment: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return dict(json.loads(environment.get(LABELS) or environment[HEAD_LABELS]))
+    except (KeyError, ValueError):
+        return {}

@@ -1,0 +1,1 @@
+"""What a run has cost: nodes metered, money and time spent."""

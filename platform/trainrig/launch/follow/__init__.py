@@ -1,0 +1,1 @@
+"""Runs under way: logs followed, jobs listed, stopped, submitted again."""

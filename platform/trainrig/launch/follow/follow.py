@@ -1,0 +1,146 @@
+"""What a run says, as it says it: its log and its events, from storage alone.
+
+A run can be followed from anywhere that reads its records, also when its cluster is gone.
+"""
+
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainrig import storage
+from trainrig.errors import ClusterError
+from trainrig.launch.record.run_record import DONE, ENDED, LOST, RunRecord, Status
+
+LOOK_SECONDS = 0.2  # between looks at a disk
+LOOK_SECONDS_S3 = 2.0  # each of these is a handful of requests
+SILENT_SECONDS = 600.0  # that storage may give no answer: a laptop is often without a network
+
+Hear = Callable[[bytes], None]
+"""Takes one line of the log, without its end."""
+Say = Callable[[str], None]
+"""Tells people one line about the run."""
+
+
+@dataclass
+class Following:
+    """Of the run of `record`. What `hear` and `say` were given once is not said again."""
+
+    record: RunRecord
+    hear: Hear
+    say: Say
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _state: str = ""
+    _attempt: int = 0
+    _told: int = field(default=0)  # events of that attempt
+    _lines: deque[bytes] = field(default_factory=deque)  # of the log, to be told
+    _silent_since: float | None = None  # storage; None: it answers
+
+    def __post_init__(self) -> None:
+        self._tail = self.record.tail()
+
+    def skip(self, but: int = 0) -> None:
+        """Pass over what the log holds already, `but` for the last lines of it."""
+        lines = list(self._tail.lines())
+        for line in lines[len(lines) - but :] if but else ():
+            self.hear(line)
+
+    def look(self) -> Status:
+        """Say what is new; how the run is. Raises ClusterError or OSError if storage fails."""
+        status, events = self._read()
+        while self._lines:
+            self.hear(self._lines.popleft())
+        self._tell(status, events)
+        if status.state != self._state:
+            self._state = status.state
+            if not status.ended:
+                self.say(f"{self.record.id}: {_in_words(status)}")
+        return status
+
+    def looks(self) -> Iterator[Status]:
+        """Look, as often as the storage bears, until the run has ended.
+
+        No look is given while storage does not answer. Raises ClusterError if it does not for long.
+        """
+        seconds = LOOK_SECONDS_S3 if self.record.path.startswith(storage.S3) else LOOK_SECONDS
+        while True:
+            try:
+                status = self.look()
+            except (ClusterError, OSError) as error:
+                self._bear(error)
+            else:
+                self._silent_since = None
+                yield status
+                if status.ended:
+                    return
+            self.sleep(seconds)
+
+    def _bear(self, error: Exception) -> None:
+        """Storage does not answer, which says nothing about the run."""
+        if self._silent_since is None:
+            self._silent_since = self.clock()
+            self.say(f"{self.record.id}: {error}; looked at again until storage answers")
+        if self.clock() - self._silent_since >= SILENT_SECONDS:
+            logs = f"trainrig logs {self.record.id} --home {shlex.quote(self.record.home)} --follow"
+            raise ClusterError(
+                f"{self.record.id}: no answer from storage for {SILENT_SECONDS:.0f} s ({error}); "
+                f"the run goes on without you, `{logs}` follows it again"
+            ) from error
+
+    def _read(self) -> tuple[Status, list[dict[str, Any]]]:
+        """How the run is, and the events of its newest attempt; what its log has is kept."""
+        status = self.record.status()
+        for line in self._tail.lines():  # after the status: an end comes when the log is whole
+            self._lines.append(line)  # one by one, so that none is lost with the rest
+        return status, list(self.record.events(status.attempt.number)) if status.attempt else []
+
+    def _tell(self, status: Status, events: Sequence[Mapping[str, Any]]) -> None:
+        number = status.attempt.number if status.attempt else 0
+        if number != self._attempt:
+            self._attempt, self._told = number, 0
+        for event in events[self._told :]:
+            if text := _told(event):
+                self.say(f"{self.record.id}: {text}")
+        self._told = len(events)
+
+
+def exit_code(ended: Mapping[str, Any]) -> int:
+    """What a command that stands for the run ends with: what its verb did."""
+    code = int(ended.get("exit_code", 1))
+    return code if code >= 0 else 128 - code
+
+
+def in_words(ended: Mapping[str, Any]) -> str:
+    """An end, on one line."""
+    why = f" ({ended['cause']})" if ended.get("cause", "") not in ("", ended["state"]) else ""
+    message = f": {ended['message']}" if ended.get("message") else ""
+    saved = ended.get("step")
+    kept = ""
+    if saved is not None and ended["state"] != DONE:
+        tokens = f", {ended['tokens']:,} tokens" if ended.get("tokens") else ""
+        kept = f"; saved at step {saved:,}{tokens}"
+    usd = ended.get("usd")
+    cost = f"; {usd:,.2f} USD" if usd else ""
+    return f"{ended['state']}{why}{message}{kept}{cost}"
+
+
+def _in_words(status: Status) -> str:
+    number = status.attempt.number if status.attempt else 0
+    if status.state == LOST:
+        return f"attempt {number} gives no sign of life"
+    at = f" at {status.attempt.address}" if status.attempt and status.state == "queued" else ""
+    return f"attempt {number} is {status.state}{at}"
+
+
+def _told(event: Mapping[str, Any]) -> str:
+    """What people are told of an event; nothing of most."""
+    if event["event"] == "retried":
+        return f"{event['cause']}: {event['message']}; again in {event['seconds']:.0f} s"
+    if event["event"] == "other_versions":
+        return f"the cluster has other versions ({event['differences']}): see the log"
+    if event["event"] == "notified":
+        return "the notification command was run"
+    return in_words(event) if event["event"] == ENDED else ""

@@ -1,0 +1,143 @@
+"""All runs of a home, a line each, from storage alone: no cluster is asked."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainrig import config, storage
+from trainrig.errors import TrainrigError
+from trainrig.launch.cost.spending import UNKNOWN, Spent
+from trainrig.launch.record.run_progress import TRAINING
+from trainrig.launch.record.run_record import DONE, Home, RunRecord, Status
+from trainrig.manifest import SCRATCH
+from trainrig.report import duration
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. None: not known, or it has none."""
+
+    verb: str
+    id: str
+    state: str
+    step: int | None  # updates made, of those with steps
+    steps: int | None  # in all
+    splits: int | None  # done so far, of those that work by splits
+    goodput: float | None  # share of the driven time in which it got on
+    usd: float | None  # so far, of all attempts
+    usd_at_least: float  # where some price is not known
+    usd_at_most: float | None  # None: nobody knows
+    age: float  # s since it was first submitted
+    attempts: int
+    output: str
+
+    @property
+    def progress(self) -> str:
+        """How far it is, in words."""
+        if self.step is not None and self.steps:
+            return f"{self.step:,} of {self.steps:,} steps"
+        if self.state == DONE:
+            return "all"
+        return f"{self.splits:,} splits done" if self.splits else ""
+
+
+def rows(home: Home) -> list[Row]:
+    """The runs of `home`, the newest first."""
+    return sorted((row_of(record) for record in home.list()), key=lambda row: row.age)
+
+
+def row_of(record: RunRecord) -> Row:
+    """The line of one run. What cannot be read of its output is left out."""
+    about, status = record.about(), record.status()
+    verb, output = str(about["verb"]), str(about["output"])
+    step, steps, share = None, None, None
+    cost = spent(record, status)
+    if verb in TRAINING:
+        step, steps, share = _training(record, output)
+    return Row(
+        verb=verb,
+        id=record.id,
+        state=status.state,
+        step=step,
+        steps=steps,
+        splits=_splits(output) if verb not in TRAINING and status.state != DONE else None,
+        goodput=share,
+        usd=cost.usd,
+        usd_at_least=cost.at_least,
+        usd_at_most=cost.at_most,
+        age=time.time() - float(about["created"]),
+        attempts=status.attempt.number if status.attempt else 0,
+        output=output,
+    )
+
+
+def spent(record: RunRecord, status: Status) -> Spent:
+    """What all attempts took: as their ends have it, or the newest beat of one under way."""
+    took: dict[int, Spent] = {}
+    if status.attempt and "usd" in status.beat:
+        took[status.attempt.number] = Spent.of_json(status.beat)
+    for event in record.events():
+        if "usd" in event:
+            took[event["attempt"]] = Spent.of_json(event)
+    return sum(took.values(), Spent()) if took else UNKNOWN
+
+
+def _training(record: RunRecord, output: str) -> tuple[int | None, int | None, float | None]:
+    from trainrig.train.run.goodput import goodput
+    from trainrig.train.run.progress import Follower
+
+    try:
+        steps = _steps(record)
+        progress = Follower(output, steps).look()
+        share = goodput(output).share if progress else None
+    except (TrainrigError, OSError, KeyError):
+        return None, None, None
+    return progress.step if progress else 0, steps, share
+
+
+def _steps(record: RunRecord) -> int:
+    text = config.read_text(record.run_file)
+    return int(config.parse(text, record.run_file)["training"]["steps"])
+
+
+def _splits(output: str) -> int | None:
+    try:
+        return len(storage.list_files(storage.join(output, SCRATCH), ".json"))
+    except (TrainrigError, OSError):
+        return None
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """The line for programs."""
+    return asdict(row)
+
+
+def as_text(row: Row) -> Mapping[str, str]:
+    """The line for people, by column."""
+    return {
+        "verb": row.verb,
+        "run": row.id,
+        "state": row.state,
+        "progress": row.progress,
+        "goodput": "" if row.goodput is None else f"{row.goodput:.0%}",
+        "cost": _cost(row),
+        "age": duration(row.age),
+    }
+
+
+def lines(found: Sequence[Row]) -> Iterator[str]:
+    """The table for people, a line each. No cell is cut: an id is there to be copied."""
+    texts = [as_text(row) for row in found]
+    heads = list(texts[0]) if texts else []
+    widths = {head: max(len(head), *(len(text[head]) for text in texts)) for head in heads}
+    for text in [dict(zip(heads, heads, strict=True)), *texts] if texts else ():
+        yield "  ".join(text[head].ljust(widths[head]) for head in heads).rstrip()
+
+
+def _cost(row: Row) -> str:
+    if row.usd is not None:
+        return f"{row.usd:,.2f} USD"
+    if row.usd_at_most is not None:
+        return f"{row.usd_at_least:,.2f} to {row.usd_at_most:,.2f} USD"
+    return f"over {row.usd_at_least:,.2f} USD" if row.usd_at_least else ""

@@ -1,0 +1,139 @@
+"""Follows a run that this process submitted, and submits it again when its cluster drops it.
+
+Its attendant retries what fails below it; what can go wrong with the attendant itself (a head that
+is replaced, a job that never starts) is seen from here alone.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainrig.errors import ClusterError
+from trainrig.launch.follow.follow import Following
+from trainrig.launch.follow.stop import end_as_stopped
+from trainrig.launch.ray_jobs import PENDING, SILENT_SECONDS, Job, RayJobs
+from trainrig.launch.record.run_record import LOST, LOST_SECONDS, QUEUED, Attempt, Status
+from trainrig.launch.submit.submit import give_up
+from trainrig.launch.supervise.limits import Limits
+
+ASK_SECONDS = 1.0  # between questions to the cluster
+END_SECONDS = 2.0  # that an end may take to show in storage once its job is over
+HUNG_SECONDS = 120.0  # without a sign of life, though Ray says that the job runs
+GONE_SECONDS = 60.0  # that neither the run nor its cluster gives one
+STARTS_AGAIN = 1  # of a job that stays pending
+
+
+@dataclass
+class Watch:
+    """Of the run that `following` follows. `again` submits it once more; None: this process may
+    not, for it has found problems."""
+
+    following: Following
+    limits: Limits
+    again: Callable[[], Attempt] | None
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _dropped: dict[str, int] = field(default_factory=dict)  # attempts, by what became of them
+    _next: float = 0.0
+    _trouble: tuple[str, float] = ("", 0.0)  # what it is in, and since when
+    _heard: tuple[object, float] = (None, 0.0)  # the newest sign of life, and since when it is that
+
+    def until_end(self) -> Mapping[str, Any]:
+        """The run's end. Raises ClusterError if it is lost and cannot be submitted again."""
+        for status in self.following.looks():
+            if status.ended:
+                return status.ended
+            self._hear(status)
+            if status.attempt and self.clock() >= self._next:
+                self._next = self.clock() + ASK_SECONDS
+                self._ask(status, status.attempt)
+        raise AssertionError("looks end with an end")
+
+    def _hear(self, status: Status) -> None:
+        sign = (status.attempt, status.beat)
+        if sign != self._heard[0]:
+            self._heard = (sign, self.clock())
+
+    def _lost(self, status: Status) -> bool:
+        """Whether there is no sign of life, by our clock too: that of the run may be another."""
+        return status.state == LOST and self.clock() - self._heard[1] >= LOST_SECONDS
+
+    def _ask(self, status: Status, attempt: Attempt) -> None:
+        """See what the cluster makes of the attempt, and act on it."""
+        jobs = RayJobs(attempt.address, SILENT_SECONDS)  # the log is not followed meanwhile
+        try:
+            job = jobs.job(attempt.submission_id)
+            trouble, seconds = self._trouble_of(status, job)
+            if not trouble:
+                self._trouble = ("", 0.0)
+            elif self._lasts(trouble, seconds):
+                if job and not job.over:
+                    jobs.stop(attempt.submission_id)
+                self._again(attempt, trouble, _why(trouble, job, attempt))
+        except (ClusterError, OSError) as error:  # of the cluster, or of storage
+            self._unreachable(status, error)
+
+    def _trouble_of(self, status: Status, job: Job | None) -> tuple[str, float]:
+        """What is wrong with an attempt that has no end on record, and for how long it may be."""
+        if job is not None and job.over:
+            return "over", END_SECONDS
+        if job is not None and job.status == PENDING:
+            return "pending", self.limits.pending
+        if status.state == QUEUED:
+            return ("unknown", END_SECONDS) if job is None else ("silent", self.limits.pending)
+        if self._lost(status):  # while somebody gives signs of life, a head that knows nothing errs
+            return ("unknown", END_SECONDS) if job is None else ("silent", HUNG_SECONDS)
+        return "", 0.0
+
+    def _lasts(self, trouble: str, seconds: float) -> bool:
+        """Whether it has been in this trouble for so long."""
+        if self._trouble[0] != trouble:
+            self._trouble = (trouble, self.clock())
+        return self.clock() - self._trouble[1] >= seconds
+
+    def _unreachable(self, status: Status, error: Exception) -> None:
+        if self._trouble[0] != "unreachable":
+            self.say(f"{error}; followed from storage meanwhile")
+        if self._lasts("unreachable", GONE_SECONDS) and self._lost(status):
+            raise ClusterError(
+                f"{self.following.record.id}: lost with its cluster; submit it again when there is "
+                "one, it will go on"
+            ) from error
+
+    def _again(self, attempt: Attempt, trouble: str, why: str) -> None:
+        """Submit once more, if that is left and wanted; else put the end on record."""
+        record = self.following.record
+        if record.status().ended:  # it came while we looked
+            return
+        if record.newest_attempt() != attempt.number:  # somebody else submitted it again
+            return
+        self._trouble = ("", 0.0)
+        if record.stop_requested(attempt.number):
+            end_as_stopped(record, attempt)
+            return
+        cause = "cluster" if trouble == "pending" else "lost node"
+        self._dropped[cause] = self._dropped.get(cause, 0) + 1
+        budget = STARTS_AGAIN if trouble == "pending" else self.limits.budget("lost node")
+        if self.again is None or self._dropped[cause] > budget:
+            give_up(record, attempt, why, cause)
+            return
+        self.say(f"{record.id}: {why}; submitted again")
+        record.record("resubmitted", attempt.number, cause=cause, message=why)
+        self.again()
+
+
+def _why(trouble: str, job: Job | None, attempt: Attempt) -> str:
+    lines = job.message.strip().splitlines() if job else []
+    said = lines[-1] if lines else ""
+    waited = time.time() - attempt.submitted_at
+    if trouble == "pending":
+        for_what = said or "a place on the head"
+        return f"its job did not start within {waited:.0f} s; it waited for: {for_what}"
+    if trouble == "unknown":
+        return "its cluster knows nothing of its job: another head answers there"
+    if trouble == "silent":
+        return "Ray says that its job runs, but it gives no sign of life"
+    status = job.status if job else ""
+    why = said or "it does not say why"
+    return f"its job ended ({status}) and left no end on record: {why}"

@@ -1,0 +1,90 @@
+"""Stops a run: asks it to save and end, waits, and only then ends its job.
+
+Ray alone would kill it 3 s after it was told.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainrig.errors import ClusterError, Unfinished
+from trainrig.launch.follow.follow import Following
+from trainrig.launch.ray_jobs import RayJobs
+from trainrig.launch.record.run_record import ENDED, LOST, STOPPED, Attempt, RunRecord
+from trainrig.launch.supervise.limits import Limits
+
+MARGIN_SECONDS = 30.0  # beyond the grace: until it is noticed, and until the end is on record
+JOB_SECONDS = 15.0  # for Ray to end a job
+
+
+def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[str, Any] | None:
+    """Stop the run of `record`; its end. None: it is lost, and nothing tells that it runs.
+
+    `now` skips the wait for a checkpoint: what was done since the last one is lost.
+    """
+    status = record.status()
+    if status.ended or status.attempt is None:
+        return status.ended or None
+    attempt, jobs = status.attempt, RayJobs(status.attempt.address)
+    record.request_stop()
+    if not now and status.state != LOST:
+        if end := _wait(record, attempt, jobs, say):
+            return end
+        say(f"{record.id}: did not end within its grace; its job is ended now")
+    return _end_job(record, attempt, jobs, say)
+
+
+def _wait(
+    record: RunRecord, attempt: Attempt, jobs: RayJobs, say: Callable[[str], None]
+) -> Mapping[str, Any] | None:
+    """The end, if it comes within the grace; None also if its job never began."""
+    grace = float(attempt.limits.get("grace", Limits().grace))
+    until = time.monotonic() + grace + MARGIN_SECONDS
+    following = Following(record, lambda line: None, say)
+    for status in following.looks():
+        if status.ended:
+            return status.ended
+        if time.monotonic() > until or not _may_run(status.state, jobs, attempt):
+            return None
+    return None
+
+
+def _may_run(state: str, jobs: RayJobs, attempt: Attempt) -> bool:
+    """Whether an end may still come: not of a job that waits for its start, or is over."""
+    if state != "queued":
+        return state != LOST
+    try:
+        job = jobs.job(attempt.submission_id)
+    except ClusterError:
+        return True
+    return job is not None and job.status == "RUNNING"
+
+
+def _end_job(
+    record: RunRecord, attempt: Attempt, jobs: RayJobs, say: Callable[[str], None]
+) -> Mapping[str, Any] | None:
+    try:
+        jobs.stop(attempt.submission_id)
+        until = time.monotonic() + JOB_SECONDS
+        while (job := jobs.job(attempt.submission_id)) and not job.over:
+            if time.monotonic() > until:
+                raise ClusterError(f"{jobs.address}: its job did not end")
+            time.sleep(0.2)
+    except ClusterError as error:
+        say(f"{record.id}: {error}")
+        return None
+    if ended := record.status().ended:
+        return ended
+    end_as_stopped(record, attempt)
+    return record.status().ended
+
+
+def end_as_stopped(record: RunRecord, attempt: Attempt) -> None:
+    """Put on record that `attempt`, which was asked to end, has no job any more."""
+    end = {
+        "state": STOPPED,
+        "cause": "stopped",
+        "exit_code": Unfinished.exit_code,
+        "message": "its job was ended; it goes on from its last checkpoint",
+    }
+    record.record(ENDED, attempt.number, **end)

@@ -1,0 +1,1 @@
+"""Records of runs in a home: attempts, events, progress, clusters they ran on."""

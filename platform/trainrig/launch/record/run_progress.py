@@ -1,0 +1,71 @@
+"""How far a run is: read from its output, as it lies in storage."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import storage
+from trainrig.processes.append_log import Tail
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+
+TRAINING = ("pretrain", "posttrain")  # verbs whose output is a run folder, with steps
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a run can go on from."""
+
+    step: (
+        int | None
+    )  # of the newest whole checkpoint; None: there is none, or the verb has no steps
+    tokens: int | None  # trained on up to there
+
+
+class Reached:
+    """Follows the output of the run of `verb`."""
+
+    def __init__(self, verb: str, output: str) -> None:
+        self._output, self.trains = output, verb in TRAINING
+        self._lines = Tail(storage.join(output, metrics.METRICS))
+        self.step = 0  # updates made; 0 where the verb has no steps
+        self.tokens = 0  # trained on
+
+    def look(self) -> None:
+        """Read what the run has put on record since the last look."""
+        if not self.trains:
+            return
+        for line in self._lines.lines():
+            try:
+                update = json.loads(line)
+            except ValueError:
+                continue
+            if "train/loss" in update and update["step"] >= self.step:
+                self.step, self.tokens = update["step"], int(update["train/tokens"])
+
+    def progress(self) -> int:
+        """A number that grows as the run gets on: updates, or whole files of the output."""
+        if not self.trains:
+            return len(storage.list_files(self._output))
+        self.look()
+        return max(self.step, self._newest_checkpoint() or 0)
+
+    def saved(self) -> Saved:
+        """What the run would go on from now. Slow: loads what reads checkpoints."""
+        step = self._newest_checkpoint()
+        if step is None:
+            return Saved(None, None)
+        at = next((line for line in metrics.series(self._output) if line["step"] == step), None)
+        return Saved(step, int(at["train/tokens"]) if at else None)
+
+    def figures(self) -> dict[str, Any]:
+        """What a beat says of it."""
+        return {"step": self.step, "tokens": self.tokens} if self.trains else {}
+
+    def _newest_checkpoint(self) -> int | None:
+        if not self.trains or not storage.list_files(RunFolder(self._output).checkpoints):
+            return None
+        from trainrig.train.checkpoint import newest_valid
+
+        newest, _ = newest_valid(RunFolder(self._output), thorough=False)
+        return newest.step if newest else None

@@ -1,0 +1,1 @@
+"""Submission: all that can be checked before it, the upload, the job."""

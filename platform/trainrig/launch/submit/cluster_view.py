@@ -1,0 +1,206 @@
+"""What a cluster is, as far as whoever submits to it can see: versions, nodes, room."""
+
+import base64
+import json
+import platform
+import secrets
+import socket
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from trainrig.hardware import Hardware
+from trainrig.launch.ray_jobs import Node, RayJobs
+from trainrig.launch.submit.resource_request import Needs
+from trainrig.ray_runtime import ray_pools
+from trainrig.ray_runtime.ray_pools import LABEL, Pool, places
+
+INSTANCE = "trainrig.io/instance"  # the label that says what was rented
+CLUSTER = "trainrig.io/cluster"  # the label that says whose node it is
+ASK_SECONDS = 60.0  # for the cluster to say what its autoscaler may start
+ANSWER = "trainrig-pools: "
+ASK = f"""
+import ray
+ray.init(address="auto", log_to_driver=False, logging_level="error")
+print({ANSWER!r} + json.dumps(read_pools()))
+"""
+
+Verdict = Literal["ok", "warning", "problem", "unknown"]
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """A cluster at one moment."""
+
+    address: str
+    ray: str
+    python: str
+    nodes: Sequence[Node]
+    pools: Sequence[Pool] | None  # None: not known; (): nothing scales it
+
+    @property
+    def here(self) -> bool:
+        """Whether all its nodes are this machine, so that they see its disks."""
+        return bool(self.nodes) and all(_is_ours(node.address) for node in self.nodes)
+
+    @property
+    def name(self) -> str:
+        """As `trainrig cluster up` has labelled its head; empty: it was brought up otherwise."""
+        heads = [node for node in self.nodes if node.head]
+        return heads[0].labels.get(CLUSTER, "") if heads else ""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether something may scale it: not what was started by hand on this machine alone."""
+        return bool(self.name) or not self.here
+
+    def in_words(self) -> str:
+        """Its nodes and what they have."""
+        count = len(self.nodes)
+        gpus = self._live("GPU")
+        having = f"{self._live('CPU'):g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
+        return f"{count} {'node' if count == 1 else 'nodes'}, {having}"
+
+    def other_versions(self) -> str | None:
+        """What is wrong with its versions for a driver that was written for ours; None: nothing.
+
+        Ray's own must be equal: its processes speak no other version's protocol. Python's may
+        differ in the last number.
+        """
+        ours, python = metadata.version("ray"), platform.python_version()
+        wrong = []
+        if self.ray != ours:
+            wrong.append(
+                f"the cluster has Ray {self.ray}, and here is {ours}; "
+                f"`pip install 'ray[data,default,train,tune]=={self.ray}'` here, or give the "
+                f"cluster {ours}"
+            )
+        if _minor(self.python) != _minor(python):
+            wrong.append(
+                f"the cluster has Python {self.python}, and here is {python}; submit from "
+                f"Python {_minor(self.python)}, or give the cluster {_minor(python)}"
+            )
+        return "; ".join(wrong) or None
+
+    def room_for(self, asked: Needs) -> tuple[Verdict, str]:
+        """Whether it has, or may grow to have, what a run cannot do without."""
+        if asked.least == 0 or not asked.each:
+            return "ok", "nothing of its own: it runs beside its attendant, on the head"
+        live = self.live_places(asked)
+        if live >= asked.least:
+            return "ok", f"{asked}: room for {live} now"
+        if self.pools is None:
+            return "unknown", f"{asked}: room for {live} now; what may be added, it does not say"
+        nodes, pools = self._meant(asked)
+        head = sum(places(node.resources, asked.each) for node in nodes if node.head)
+        later = head + sum(pool.most * places(pool.resources, asked.each) for pool in pools)
+        if (later := max(live, later)) >= asked.least:
+            grown = "; ".join(map(str, self.pools))
+            return "ok", f"{asked}: room for {live} now, for {later} with what may come ({grown})"
+        return "problem", f"{asked}, but {self._lack(asked, later)}"
+
+    def live_places(self, asked: Needs) -> int:
+        """How many workers the live nodes hold, were nothing else there."""
+        if not asked.each:
+            return asked.most
+        return sum(places(node.resources, asked.each) for node in self._meant(asked)[0])
+
+    def _meant(self, asked: Needs) -> tuple[list[Node], list[Pool]]:
+        """The nodes and pools that such workers go to: those with the label, if there are any."""
+        nodes, pools = list(self.nodes), list(self.pools or ())
+        meant = [n for n in nodes if n.labels.get(LABEL) == asked.pool]
+        coming = [p for p in pools if p.labels.get(LABEL) == asked.pool]
+        return (meant, coming) if asked.pool and (meant or coming) else (nodes, pools)
+
+    def resources(self) -> list[Mapping[str, float]]:
+        """Of each live node, and of a node of each pool."""
+        return [*(n.resources for n in self.nodes), *(p.resources for p in self.pools or ())]
+
+    def _lack(self, asked: Needs, room: int) -> str:
+        if asked.gpus and not any(each.get("GPU", 0) for each in self.resources()):
+            pools = "; ".join(map(str, self.pools or ())) or "it has none"
+            return (
+                f"no node has GPUs, and no pool has GPUs ({pools}); set {asked.key} = 0, or add a "
+                "pool with GPUs to the cluster's file"
+            )
+        fewer = f"set {asked.key} = {room} or fewer" if room else "ask for smaller ones"
+        return f"the cluster has room for {room} at most; {fewer}, or let it have more nodes"
+
+    def device(self, known: Hardware) -> str | None:
+        """What the table calls the devices that training would run on; None: unknown.
+
+        They are those of the nodes and pools with the label of an instance, GPUs first.
+        """
+        instance = self._instance(known)
+        return known.instances[instance].device if instance else None
+
+    def spot_share(self, known: Hardware) -> float | None:
+        """What its instances cost as spot machines, as a share of their price on demand."""
+        instance = self._instance(known)
+        if instance is None:
+            return None
+        offer = known.instances[instance]
+        return offer.spot_usd / offer.usd if offer.spot_usd else None
+
+    def unpriced(self, known: Hardware) -> list[str]:
+        """Its nodes and pools that have no price at all, in words."""
+        offered = [n.labels for n in self.nodes] + [p.labels for p in self.pools or ()]
+        names = {labels.get(INSTANCE, "") for labels in offered}
+        missing = {name for name in names if known.price(name, "on-demand") is None}
+        return sorted(f"'{name}'" if name else f"nodes without {INSTANCE}" for name in missing)
+
+    def _instance(self, known: Hardware) -> str | None:
+        offered = [(node.labels, node.resources) for node in self.nodes if not node.head]
+        offered += [(pool.labels, pool.resources) for pool in self.pools or ()]
+        offered.sort(key=lambda each: -each[1].get("GPU", 0))
+        names = [labels.get(INSTANCE, "") for labels, _ in offered]
+        return next((name for name in names if name in known.instances), None)
+
+    def _live(self, resource: str) -> float:
+        return sum(node.resources.get(resource, 0) for node in self.nodes)
+
+
+def look(jobs: RayJobs) -> ClusterView:
+    """The cluster behind `jobs`, without its pools. Raises ClusterError."""
+    return ClusterView(jobs.address, *jobs.versions(), jobs.nodes(), None)
+
+
+def ask_pools(jobs: RayJobs) -> Sequence[Pool] | None:
+    """What the cluster's autoscaler may start; None: it does not say. Raises ClusterError.
+
+    Its file is on the head, so the question is a job that reads it there. It brings its own text
+    along: nothing is uploaded.
+    """
+    text = Path(ray_pools.__file__).read_text() + ASK
+    packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    unpack = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
+    name = f"trainrig-pools-{secrets.token_hex(4)}"
+    jobs.submit(name, f'python -c "{unpack}"', {}, {})
+    until = time.monotonic() + ASK_SECONDS
+    while (job := jobs.job(name)) and not job.over:
+        if time.monotonic() > until:
+            jobs.stop(name)
+            return None
+        time.sleep(0.2)
+    found = [line for line in jobs.output(name).splitlines() if line.startswith(ANSWER)]
+    answer = json.loads(found[-1].removeprefix(ANSWER)) if found else None
+    return None if answer is None else [Pool(**each) for each in answer]
+
+
+def _is_ours(address: str) -> bool:
+    """Whether it is an address of this machine: only those can be listened on."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,48 @@
+"""Whether a run may write where it will: found out by doing so."""
+
+import secrets
+from pathlib import Path
+
+from trainrig import storage
+from trainrig.errors import ClusterError, ConfigError, DataError
+from trainrig.storage.writable import check_folder
+
+MOUNTS = "/proc/self/mounts"
+# File systems that several machines can have, by the names that Linux gives them.
+SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs", "smb3", "afs")
+
+
+def check_writable(folder: str) -> None:
+    """Raise ConfigError or DataError if `folder`, which need not be there yet, may not be written.
+
+    In a bucket, an object is created exclusively there, as locks and manifests are, and removed.
+    """
+    if not folder.startswith(storage.S3):
+        check_folder(folder)
+        return
+    probe = storage.join(folder, f".probe-{secrets.token_hex(8)}")
+    try:
+        storage.create(probe, probe.encode())
+        storage.delete(probe)
+    except DataError:
+        raise  # no such bucket
+    except ClusterError as error:
+        raise ConfigError(f"{folder}: may not be written from here: {error}") from None
+
+
+def shared_disk(path: str) -> str | None:
+    """The kind of file system that `path` is on, and where it is from, if machines can share it."""
+    try:
+        lines = Path(MOUNTS).read_text().splitlines()
+    except OSError:
+        return None
+    mounts = [line.split()[:3] for line in lines]
+    on = [mount for mount in mounts if _below(path, mount[1].replace("\\040", " "))]
+    if not on:
+        return None
+    source, _, kind = max(on, key=lambda mount: len(mount[1]))
+    return f"{kind} ({source})" if kind in SHARED or kind.startswith("fuse.") else None
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -1,0 +1,69 @@
+"""The entrypoint of a run's Ray job: attends one attempt, and ends as its verb does.
+
+python -m trainrig.launch.supervise.entrypoint --home HOME --run ID --attempt N
+"""
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from trainrig import config
+from trainrig.errors import ConfigError
+from trainrig.job import GOES_ON, exit_codes, if_stopped
+from trainrig.launch.record.run_record import ENDED, Home, RunRecord
+from trainrig.launch.redaction import MaskingFormatter
+from trainrig.launch.supervise.end_causes import Cause, End
+from trainrig.launch.supervise.job_supervisor import Attendant
+from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.supervise.versions import compare_versions
+
+# What is asked of the attempt by a signal to its attendant.
+SIGNALS: dict[signal.Signals, tuple[Cause, str]] = {
+    signal.SIGTERM: ("preempted", "its attendant was told to end"),
+    signal.SIGINT: ("stopped", "interrupted"),
+}
+
+
+def verb_command(record: RunRecord) -> list[str]:
+    """What does the run's verb."""
+    return [sys.executable, "-m", "trainrig", record.about()["verb"], record.run_file]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Attend the attempt that the command line names; end as its verb does."""
+    parser = argparse.ArgumentParser(description="Answer for one attempt at a run.")
+    parser.add_argument("--home", required=True, help="the folder or bucket of the runs' records")
+    parser.add_argument("--run", required=True, metavar="ID")
+    parser.add_argument("--attempt", required=True, type=int, metavar="N")
+    given = parser.parse_args(arguments)
+    handler = logging.StreamHandler()
+    handler.setFormatter(MaskingFormatter("trainrig: %(message)s"))
+    logging.basicConfig(handlers=[handler])
+    logging.getLogger("trainrig").setLevel(logging.INFO)
+    with exit_codes(), if_stopped(GOES_ON):
+        record = Home.named(given.home).open(given.run)
+        attempt = record.attempt(given.attempt)
+        compare_versions(record, attempt.number)
+        try:
+            limits = config.build(Limits, attempt.limits, f"{record.id}: limits")
+            attendant = Attendant(record, attempt, limits, verb_command(record))
+        except ConfigError as error:
+            end = End(error.exit_code, "input", str(error))
+            record.record(ENDED, attempt.number, state=end.state, **asdict(end))
+            raise
+        listen(attendant)
+        code = attendant.attend()
+    raise SystemExit(code)
+
+
+def listen(attendant: Attendant) -> None:
+    """Let signals to this process ask the attempt to end."""
+    for number, asked in SIGNALS.items():
+        signal.signal(number, lambda *_, asked=asked: attendant.ask(*asked))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,386 @@
+"""Answers for one attempt at a run.
+
+It runs the verb as a child: begins it again when that may help, has it checkpoint and end when it
+was asked to, has cost what it may or taken as long as it may, meters its cost, copies its log, and
+puts on record how it ended. It decides nothing by what Ray thinks of the job.
+
+A newer attempt supersedes it: it notices, ends its child, and leaves the last word to that one,
+which waits until then, or until nobody can be alive.
+"""
+
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import uniform
+from typing import Any
+
+from trainrig import hardware
+from trainrig.errors import TrainrigError, Unfinished
+from trainrig.job import OUTCOME
+from trainrig.launch.cost import metering, spending
+from trainrig.launch.cost.metering import Kind, Meter
+from trainrig.launch.cost.spending import Spent
+from trainrig.launch.record.run_progress import Reached
+from trainrig.launch.record.run_record import (
+    BEAT_SECONDS,
+    ENDED,
+    LOST_SECONDS,
+    RUNNING,
+    STOPPING,
+    WAITING,
+    Attempt,
+    RunRecord,
+)
+from trainrig.launch.redaction import masked
+from trainrig.launch.supervise.end_causes import Cause, End, end_of, read_outcome
+from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.supervise.live_nodes import LiveNodes
+from trainrig.launch.supervise.log_copy import LogCopy
+from trainrig.launch.supervise.notify import notify
+from trainrig.launch.supervise.previous_supervisor import settle_predecessors
+from trainrig.launch.supervise.retries import Retries, Retry
+from trainrig.processes.child_process import Child
+from trainrig.processes.lease import Owner
+
+log = logging.getLogger(__name__)
+WATCH_SECONDS = 60.0  # for a last look to come back
+LAST_WORD_SECONDS = 600.0  # for storage that does not take the end: without it a run seems lost
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds between the looks of an attendant."""
+
+    beat: float = BEAT_SECONDS  # signs of life, cost, newer attempts
+    look: float = 1.0  # at the file `stop`, which may lie in a bucket: each is a request
+    poll: float = 0.1  # at the child
+
+
+class Superseded(Exception):
+    """A newer attempt has taken over."""
+
+
+class NoNeed(Exception):
+    """It was asked to end before it began."""
+
+
+class Attendant:
+    """Of `attempt` at the run of `record`. `command` is what its verb is done by."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        attempt: Attempt,
+        limits: Limits,
+        command: Sequence[str],
+        pace: Pace = Pace(),
+    ) -> None:
+        about = record.about()
+        self._record, self._attempt, self._limits = record, attempt, limits
+        self._command, self._pace = command, pace
+        self._reached = Reached(about["verb"], about["output"])
+        self._output = about["output"]
+        self._prices = hardware.load(limits.hardware)
+        self._meter = Meter(LiveNodes(os.environ.get("RAY_ADDRESS")).look)
+        self._owner = Owner.here().model_dump()
+        self._before = Spent()  # by earlier attempts
+        self._attended_before = 0.0  # s, of them
+        self._state = WAITING
+        self._since = attempt.submitted_at  # what the deadline counts from
+        self._asked: tuple[Cause, str] | None = None  # why it has to end, and in words
+        self._told: float | None = None  # when the child was
+        self._forced = False
+        self._newer = 0  # the attempt that supersedes this one
+        self._heard = time.monotonic()  # our last beat
+        self._said: set[str] = set()
+        self._over = threading.Event()
+        # Apart from what the child is pressed by: storage may let a look wait for minutes.
+        self._watch = threading.Thread(target=self._watch_until_over, name="watch", daemon=True)
+
+    def ask(self, cause: Cause, why: str) -> None:
+        """Have it end whole. The first to ask is the cause."""
+        self._asked = self._asked or (cause, why)
+
+    def attend(self) -> int:
+        """Do the attempt; the exit code of its verb."""
+        number = self._attempt.number
+        if any(event["event"] == ENDED for event in self._record.events(number)):
+            log.warning("%s: attempt %d was given up before it began", self._record.id, number)
+            return 1
+        try:
+            self._take_over()
+            self._log = LogCopy(self._record, number)
+            self._watch.start()
+            end, tries = self._tries()
+            self._log.close()
+            self._quietly(self._check_fence)
+        except Superseded:
+            self._end_watch()
+            self._read_meter()
+            log.warning("%s: superseded by attempt %d", self._record.id, self._newer)
+            self._insist("superseded", by=self._newer, **self._figures())
+            return 1
+        except NoNeed:
+            end, tries = self._asked_before_it_began(), 0
+        except Exception as error:
+            self._finish(End(1, "unknown", f"its attendant failed: {error!r}"), 0)
+            raise
+        self._finish(end, tries)
+        return end.exit_code if end.exit_code >= 0 else 128 - end.exit_code
+
+    def _take_over(self) -> None:
+        """Wait until nobody else drives the run. Raises Superseded or NoNeed."""
+        if self._limits.deadline:
+            self._since = self._record.asked_at(self._attempt)
+        earlier = settle_predecessors(self._record, self._attempt.number, self._check_need)
+        self._before, self._attended_before = earlier.spent, earlier.attended
+        self._check_budget({})
+        # In this order: of two attempts that begin at once, one sees the other.
+        self._beat()
+        self._check_fence()
+
+    def _check_need(self) -> None:
+        self._check_fence()
+        self._look()
+        if self._asked:
+            raise NoNeed
+
+    def _asked_before_it_began(self) -> End:
+        assert self._asked is not None
+        return End(Unfinished.exit_code, *self._asked)
+
+    def _tries(self) -> tuple[End, int]:
+        """The end of the last try, and how many there were."""
+        retries, tries = Retries(self._limits), 0
+        while True:
+            self._quietly(self._look)
+            if self._asked:
+                return self._asked_before_it_began(), tries
+            tries += 1
+            end = self._one_try(tries)
+            if self._newer:
+                raise Superseded
+            if self._asked or end.cause == "done":
+                return end, tries
+            progress = self._quietly(self._reached.progress) or 0
+            decision = retries.after(end, progress)
+            if not isinstance(decision, Retry):
+                why = f" ({decision.why})" if decision.why else ""
+                return End(end.exit_code, end.cause, f"{end.message}{why}"), tries
+            self._back_off(end, progress, decision.seconds * uniform(0.5, 1.0))
+
+    def _one_try(self, number: int) -> End:
+        with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
+            outcome = str(Path(folder) / "outcome.json")
+            environment = {**os.environ, OUTCOME: outcome, "PYTHONUNBUFFERED": "1"}
+            child = Child(self._command, environment, self._log.hear)
+            self._state = RUNNING
+            try:
+                self._insist("started", **{"try": number, "pid": child.pid})
+                while (code := child.ended()) is None:
+                    self._press(child)
+                    time.sleep(self._pace.poll)
+            finally:
+                child.kill()
+            self._log.end_lines()
+            asked = self._asked[0] if self._asked else None
+            end = end_of(code, read_outcome(outcome), asked, self._log.last_words())
+        return End(end.exit_code, end.cause, self._why(end))
+
+    def _why(self, end: End) -> str:
+        if not self._asked or end.cause == "done":
+            return end.message
+        if self._forced:
+            return (
+                f"{self._asked[1]}; it did not end within {self._limits.grace:g} s and was killed"
+            )
+        return f"{self._asked[1]}: {end.message}" if end.message else self._asked[1]
+
+    def _press(self, child: Child) -> None:
+        """Tell the child to end, if it must; kill it when it takes too long."""
+        if not self._asked and not self._newer:
+            return
+        now = time.monotonic()
+        if self._told is None:
+            self._told, self._state = now, STOPPING
+            if self._newer and self._was_away():
+                child.kill()  # the newer one may believe by now that there is nobody any more
+            child.ask()
+        elif now - self._told > self._limits.grace:
+            self._forced = True
+            child.kill()
+
+    def _back_off(self, end: End, progress: int, seconds: float) -> None:
+        log.warning("%s: %s; begun again in %.0f s", end.cause, end.message, seconds)
+        self._insist(
+            "retried",
+            cause=end.cause,
+            message=end.message,
+            exit_code=end.exit_code,
+            progress=progress,
+            seconds=round(seconds, 1),
+        )
+        self._state, until = WAITING, time.monotonic() + seconds
+        while time.monotonic() < until and not self._asked:
+            if self._newer:
+                raise Superseded
+            time.sleep(self._pace.poll)
+
+    def _watch_until_over(self) -> None:
+        next_beat = time.monotonic()
+        while not self._over.wait(self._pace.look):
+            self._quietly(self._look)
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + self._pace.beat
+                self._quietly(self._read_meter)
+                self._quietly(self._beat)
+
+    def _end_watch(self) -> None:
+        self._over.set()
+        if self._watch.is_alive():
+            self._watch.join(WATCH_SECONDS)
+
+    def _look(self) -> None:
+        """See whether it has to end."""
+        limits, number = self._limits, self._attempt.number
+        if limits.deadline and time.time() > self._since + limits.deadline:
+            self.ask("deadline", f"not finished within {limits.deadline:g} s of its submission")
+        if not self._asked and self._record.stop_requested(number):
+            self.ask("stopped", "asked to stop")
+
+    def _beat(self) -> None:
+        began = time.monotonic()  # whoever is frozen in the middle has been away since then
+        self._newer = self._newer_attempt()
+        if self._newer and self._was_away():
+            return
+        self._quietly(self._reached.look)
+        figures = self._figures() | self._reached.figures()
+        self._record.beat(self._attempt.number, self._state, owner=self._owner, **figures)
+        self._heard = began
+
+    def _was_away(self) -> bool:
+        """Whether others may take us for lost: well before they all do, as clocks differ."""
+        return time.monotonic() - self._heard > LOST_SECONDS / 2
+
+    def _read_meter(self) -> None:
+        """Enter the time since the last look; ask for the end if no more may be spent.
+
+        Never before the child is started: to import what asks the cluster takes a second.
+        """
+        self._meter.read()
+        nodes = self._meter.nodes
+        if nodes is None:
+            self._say_once("no answer from the cluster yet; its cost is not known")
+            return
+        if missing := spending.unpriced(nodes, self._prices):
+            bound = "; max_cost is held against what has one" if self._limits.max_cost else ""
+            self._say_once(f"no price for {', '.join(missing)}{bound}")
+        self._check_budget(nodes)
+
+    def _check_budget(self, nodes: Mapping[Kind, int]) -> None:
+        """Ask for the end if no more may be spent.
+
+        What `nodes` cost during the grace is kept back, so that the limit holds to the end.
+        """
+        now = self._spent().counted()
+        grace = {kind: count * self._limits.grace for kind, count in nodes.items()}
+        left = spending.price(grace, self._prices).counted()
+        if self._limits.max_cost and now + left >= self._limits.max_cost:
+            kept = f" and {left:.2f} kept for its end" if left else ""
+            why = f"{now:.2f} USD are spent{kept}: max_cost is {self._limits.max_cost:g}"
+            self.ask("out of budget", why)
+
+    def _spent(self) -> Spent:
+        return self._before + self._own()
+
+    def _own(self) -> Spent:
+        return spending.price(self._meter.seconds, self._prices)
+
+    def _figures(self) -> dict[str, Any]:
+        """What this attempt took, for beats and events."""
+        return {
+            **self._own().as_json(),
+            "node_seconds": metering.as_json(self._meter.seconds),
+            "attended": round(self._meter.wall, 1),
+            "total_usd": self._spent().as_json()["usd"],  # with all earlier attempts
+        }
+
+    def _newer_attempt(self) -> int:
+        newest = self._record.newest_attempt()
+        return newest if newest > self._attempt.number else 0
+
+    def _check_fence(self) -> None:
+        self._newer = self._newer_attempt()
+        if self._newer:
+            raise Superseded
+
+    def _finish(self, end: End, tries: int) -> None:
+        self._end_watch()
+        self._read_meter()
+        self._insist(ENDED, **self._end_facts(end), tries=tries, **self._figures())
+        self._quietly(lambda: self._record.clear_stop(self._attempt.number))
+        log.info("%s: %s%s", self._record.id, end.state, f": {end.message}" if end.message else "")
+        if self._limits.notify:
+            facts = {
+                "run": self._record.id,
+                "state": end.state,
+                "cause": end.cause,
+                "message": masked(end.message),
+            }
+            how = notify(self._limits.notify, self._limits.notify_seconds, facts)
+            self._quietly(lambda: self._record.record("notified", self._attempt.number, **how))
+
+    def _end_facts(self, end: End) -> dict[str, Any]:
+        saved = self._quietly(self._reached.saved)
+        spent = self._spent()
+        tokens = saved.tokens if saved else None
+        attended = self._attended_before + self._meter.wall
+        events = self._quietly(lambda: list(self._record.events())) or []
+        split = self._reached.trains and self._quietly(
+            lambda: spending.bill(spent.usd, attended, events, self._output)
+        )
+        return {
+            "state": end.state,
+            "cause": end.cause,
+            "exit_code": end.exit_code,
+            "message": end.message,
+            "forced": self._forced,
+            "step": saved.step if saved else None,
+            "tokens": tokens,
+            "tokens_per_usd": spending.tokens_per_usd(tokens, spent),
+            "bill": split or None,
+        }
+
+    def _insist(self, event: str, **details: Any) -> None:
+        """Put on record what has to be there; storage may need some time."""
+        until = time.monotonic() + LAST_WORD_SECONDS
+        while True:
+            try:
+                return self._record.record(event, self._attempt.number, **details)
+            except (OSError, TrainrigError) as problem:
+                if time.monotonic() > until:
+                    log.error("%s: `%s` is not on record: %s", self._record.path, event, problem)
+                    return None
+                time.sleep(min(self._pace.beat, 5.0))
+
+    def _quietly(self, look: Callable[[], Any]) -> Any:
+        """What `look` gives; None if it fails: no run ends, or goes without its end, for that."""
+        try:
+            return look()
+        except (Superseded, NoNeed):
+            raise
+        except (OSError, TrainrigError) as problem:
+            self._say_once(f"storage: {problem}")
+        except Exception as bug:
+            self._say_once(f"a look failed: {bug!r}", traceback=True)
+        return None
+
+    def _say_once(self, what: str, traceback: bool = False) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s", what, exc_info=traceback)

@@ -1,0 +1,64 @@
+"""The machines that a cluster has just now, asked of Ray's control store.
+
+Not by `ray.init`: an attendant is no driver, and must neither hold the cluster nor fall with it.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from trainrig.launch.cost.metering import Kind
+from trainrig.ray_runtime.ray_session import ENVIRONMENT
+
+POOL, INSTANCE, MARKET = "trainrig.io/pool", "trainrig.io/instance", "trainrig.io/market"
+ANSWER_SECONDS = 5.0
+HERE = Kind("local", "", "")
+
+
+class LiveNodes:
+    """Of the cluster at `address` (host:port of its control store); None: this machine alone."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self._client: Any = None
+        self._asking: threading.Thread | None = None
+        self._answer: Sequence[Kind] | None = None
+
+    def look(self) -> Sequence[Kind] | None:
+        """The kind of each live node; None if the cluster does not answer in ANSWER_SECONDS."""
+        if self._address is None:
+            return [HERE]
+        if self._asking and self._asking.is_alive():
+            return None
+        # To connect to a store that is gone takes Ray 40 s, whatever time limit it is given.
+        self._answer = None
+        self._asking = threading.Thread(target=self._ask, name="live nodes", daemon=True)
+        self._asking.start()
+        self._asking.join(ANSWER_SECONDS)
+        return None if self._asking.is_alive() else self._answer
+
+    def _ask(self) -> None:
+        try:
+            self._answer = [_kind(node.labels) for node in self._nodes() if _is_alive(node)]
+        except Exception:  # whatever Ray raises: no answer is no news
+            self._client = None
+
+    def _nodes(self) -> Sequence[Any]:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+        if self._client is None:
+            self._client = GcsClient(address=self._address)
+        return list(self._client.get_all_node_info(timeout=ANSWER_SECONDS).values())
+
+
+def _is_alive(node: Any) -> bool:
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
+
+    return bool(node.state == GcsNodeInfo.GcsNodeState.ALIVE)
+
+
+def _kind(labels: Any) -> Kind:
+    return Kind(*(str(labels.get(name, "")) for name in (POOL, INSTANCE, MARKET)))

@@ -1,0 +1,31 @@
+"""The libraries of who submitted a run, against those of who does it: results may differ by them.
+
+What differs is said in the log and put on record; the run goes on. Its own promises of equal bytes
+are kept by `manifest`, which compares what a run was begun with to what goes on with it.
+"""
+
+import logging
+
+from trainrig import manifest
+from trainrig.launch.record.run_record import RunRecord
+
+log = logging.getLogger(__name__)
+SUBMITTED, OTHER_VERSIONS = "submitted", "other_versions"
+
+
+def compare_versions(record: RunRecord, attempt: int) -> str:
+    """What differs between the environment that submitted `attempt` and this one; "": nothing."""
+    submitted = next((e for e in record.events(attempt) if e["event"] == SUBMITTED), {})
+    there = submitted.get("versions")
+    if not isinstance(there, dict):
+        return ""
+    here = manifest.environment()
+    different = ", ".join(
+        f"{name} {there.get(name, 'none')} there, {here.get(name, 'none')} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    )
+    if different:
+        log.warning("submitted from other versions: %s", different)
+        record.record(OTHER_VERSIONS, attempt, differences=different)
+    return different

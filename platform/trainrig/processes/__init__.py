@@ -1,0 +1,1 @@
+"""Processes of one machine and of several: forked, listened to, leased, logged."""

@@ -1,0 +1,130 @@
+"""Whose run a folder is at the moment: what a second `pretrain` of it is told.
+
+The driver renews `lease.json` every few seconds. One that has not been renewed for a while, or
+whose process on this machine is gone, has expired and is taken over. It only saves users from a
+mistake, and so may trust clocks: what a run writes is protected by its attempts (run_folder.py).
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trainrig import storage
+from trainrig.errors import ClusterError, OutputTaken
+from trainrig.processes.process_identity import began, boot
+
+log = logging.getLogger(__name__)
+FILE = "lease.json"
+RENEW_SECONDS = 5.0
+EXPIRE_SECONDS = 30.0  # without being renewed: six misses, so that a slow disk costs nobody a run
+
+
+class Owner(BaseModel):
+    """Who holds a run folder, as far as others can tell."""
+
+    model_config = ConfigDict(frozen=True)
+
+    token: str  # of this holding of it, as no other has
+    host: str
+    boot: str  # a number of the machine's own since it was switched on; empty where there is none
+    pid: int
+    process_began: str  # in ticks since then: a number that comes again is another process
+    started: float  # time.time()
+    renewed: float
+
+    @classmethod
+    def here(cls) -> "Owner":
+        """This process, now."""
+        now, pid = time.time(), os.getpid()
+        return cls(
+            token=secrets.token_hex(8),
+            host=socket.gethostname(),
+            boot=boot(),
+            pid=pid,
+            process_began=began(pid) or "",
+            started=now,
+            renewed=now,
+        )
+
+    def gone(self) -> bool:
+        """Whether it is known, or has to be taken, to be dead."""
+        if (self.host, self.boot) == (socket.gethostname(), boot()) and self.boot:
+            return began(self.pid) != self.process_began
+        return time.time() - self.renewed > EXPIRE_SECONDS
+
+
+@contextlib.contextmanager
+def held(folder: str) -> Iterator[None]:
+    """Hold the run folder while the block runs. Raises OutputTaken if a live run holds it."""
+    path = storage.join(folder, FILE)
+    owner = Owner.here()
+    if not storage.create(path, _bytes(owner)):
+        there = _owner(path)
+        if there and not there.gone():
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there.started))
+            raise OutputTaken(
+                f"{folder}: in use by a live run (process {there.pid} on {there.host}, since "
+                f"{since}, last heard of {max(0, time.time() - there.renewed):.0f} s ago); wait "
+                f"for it, or stop it. One that is not heard of for {EXPIRE_SECONDS:.0f} s is "
+                "taken over"
+            )
+        if there:
+            log.warning(
+                "%s: taken over from process %d on %s, which is dead", folder, there.pid, there.host
+            )
+        storage.write(path, _bytes(owner))
+    ended = threading.Event()
+    thread = threading.Thread(target=_renew, args=(path, owner, ended), name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if _is_ours(path, owner):
+            storage.delete(path)
+
+
+def _renew(path: str, owner: Owner, ended: threading.Event) -> None:
+    while not ended.wait(RENEW_SECONDS):
+        try:
+            if not _is_ours(path, owner):
+                log.warning("%s: %s", path, _whose(_owner(path)))
+                return
+            storage.write(path, _bytes(owner.model_copy(update={"renewed": time.time()})))
+        except (OSError, ClusterError) as problem:  # no run ends for want of a lease
+            log.warning("%s: not renewed (%s)", path, problem)
+
+
+def _is_ours(path: str, owner: Owner) -> bool:
+    there = _owner(path)
+    return there is not None and there.token == owner.token
+
+
+def _whose(there: Owner | None) -> str:
+    """What became of a lease that is ours no more."""
+    if there is None:
+        return "gone, though nobody took it over: it, or the whole run folder, was removed"
+    return (
+        f"taken over by process {there.pid} on {there.host} while this one was not heard; what "
+        "that one does counts"
+    )
+
+
+def _owner(path: str) -> Owner | None:
+    """Who holds the lease at `path`; None if it is gone, or nothing that we wrote."""
+    try:
+        return Owner.model_validate_json(storage.read(path))
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def _bytes(owner: Owner) -> bytes:
+    return owner.model_dump_json().encode()

@@ -1,0 +1,79 @@
+"""Requests to stop a run: SIGTERM or Ctrl-C to the driver, or a file `stop` in the run folder."""
+
+import logging
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from trainrig import storage
+from trainrig.errors import ClusterError
+from trainrig.storage import s3_retries
+
+log = logging.getLogger(__name__)
+FILE = "stop"
+LOOK_EVERY = 1.0  # s, at the file: it may lie in a bucket, where each look is a request
+SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+
+
+class StopRequests:
+    """Listens while its block runs; the first request is remembered.
+
+    A first signal only asks. It also puts back the handlers that were there before, so that a
+    second one does at once what it always did.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._file = storage.join(folder, FILE)
+        self._how: str | None = None
+        self._looked = float("-inf")
+        self._failing = False  # the last look
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._handlers[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._put_back()
+
+    def wanted(self) -> str | None:
+        """How the run was asked to stop; None if it was not.
+
+        A look at the file that fails is made again: no run ends because nobody could tell it to.
+        """
+        if self._how is None and time.monotonic() - self._looked >= LOOK_EVERY:
+            try:
+                with s3_retries.briefly():
+                    if storage.exists(self._file):
+                        self._how = self._how or f"the file {self._file}"
+                self._failing = False
+            except (OSError, ClusterError) as problem:
+                if not self._failing:
+                    log.warning("%s: cannot be looked for (%s); trying on", self._file, problem)
+                self._failing = True
+            self._looked = time.monotonic()
+        return self._how
+
+    def honoured(self) -> None:
+        """Remove the file, so that the run may be started again."""
+        try:
+            storage.delete(self._file)
+        except (OSError, ClusterError) as problem:
+            log.warning("%s: remove it before you go on (%s)", self._file, problem)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._how = self._how or SIGNALS[signal.Signals(number)]
+        self._put_back()
+
+    def _put_back(self) -> None:
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())

@@ -1,0 +1,1 @@
+"""The report of the quickstart: results collected, and the page of them."""

@@ -1,0 +1,325 @@
+"""From what the stages left on disk to the story of the report, and the summary for machines.
+
+Everything is read from manifests, metrics, events and documents; nothing is remembered from the
+run, so a second call tells the same story.
+"""
+
+import itertools
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import config, manifest, storage
+from trainrig.corpus.curate import DROPPED, KEPT, read_rows
+from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
+from trainrig.evaluate.perplexity import SCORECARD
+from trainrig.manifest import Manifest
+from trainrig.models.generate import Sampling
+from trainrig.posttrain.chat import read_conversations
+from trainrig.posttrain.text_generator import Speaker, Spoken
+from trainrig.quickstart.fault_injection import KILLED
+from trainrig.quickstart.folders import Folders
+from trainrig.quickstart.report import results
+from trainrig.quickstart.report.laws import scaling_of
+from trainrig.quickstart.report.planted_results import DUPLICATES, by_kind, fates, tally
+from trainrig.quickstart.site.planted import Plant, read_plants
+from trainrig.train.pretrain import open_batches
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run_file import Pretraining
+
+EXAMPLES = 3  # dropped texts shown for each reason
+PAIRS = 8  # near-duplicates shown
+QUESTIONS = 3  # put to both models
+SPEECH = Sampling(temperature=0.7, top_k=40, seed=0, maximum_tokens=60)
+
+# In the order in which curation decides.
+REASONS = {
+    "quarantined": "could not be read",
+    "Length": "too short or too long",
+    "Language": "not English, or not clearly",
+    "GopherRepetition": "repeats itself",
+    "GopherQuality": "not built like prose",
+    "Symbols": "mostly symbols",
+    "RepeatedLines": "one line again and again",
+    "PII": "too many personal data",
+    EXACT: "same text as another page",
+    NEAR: "nearly the same as another page",
+}
+KINDS = {
+    "exact_duplicate": "pages under a second URL",
+    "near_duplicate": "pages with words changed",
+    "foreign_language": "pages in other languages",
+    "EMAIL": "e-mail addresses",
+    "IP": "public IP addresses",
+    "PHONE": "phone numbers",
+    "CARD": "payment cards",
+    "IBAN": "bank accounts (IBAN)",
+}
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The manifests of all stages."""
+
+    pages: Manifest
+    documents: Manifest
+    tokenizer: Manifest
+    tokens: Manifest
+    model: Manifest
+    tuned: Manifest
+    scores_early: Manifest
+    scores_before: Manifest
+    scores_after: Manifest
+
+    @classmethod
+    def read(cls, at: Folders) -> "_Made":
+        names = cls.__dataclass_fields__
+        return cls(**{name: manifest.read_manifest(getattr(at, name)) for name in names})
+
+
+def tell(at: Folders, with_law: bool = False) -> results.Story:
+    """The story of the finished quickstart in `at`; `with_law`: and of its sweep."""
+    made = _Made.read(at)
+    run = RunFolder(at.model)
+    lines = list(metrics.read_lines(at.model))
+    checked, lost, repeated = _check_samples(at, made.model.counts["steps"])
+    dropped, pairs = _dropped(at, made.documents)
+    return results.Story(
+        stages=_stages(made) + (_sweep_stage(at) if with_law else ()),
+        documents_in=made.documents.counts["documents_in"],
+        documents_kept=made.documents.counts["documents_kept"],
+        dropped=dropped,
+        planted=_planted(fates(read_plants(at.planted), at.documents)),
+        near_duplicates=pairs,
+        tokens_by_source=made.tokens.counts["train_tokens_of"],
+        vocabulary=made.tokens.counts["vocabulary"],
+        parameters=made.model.counts["parameters"],
+        loss=tuple(_loss_point(line) for line in lines),
+        held_out=(_held_out(at.scores_early, lines), _held_out(at.scores_before, lines)),
+        restarts=_restarts(run, lines),
+        speed=tuple(
+            results.SpeedPoint(line["step"], line["speed/tokens_per_second"])
+            for line in metrics.series(at.model)
+        ),
+        samples_checked=checked,
+        samples_lost=lost,
+        samples_repeated=repeated,
+        tuning=tuple(
+            results.TuningPoint(line["step"], line["train/loss"])
+            for line in metrics.series(at.tuned)
+        ),
+        scores=_scores(at),
+        generations=_generations(at),
+        versions=made.tuned.environment,
+        machine=f"{platform.platform()}, {os.cpu_count()} CPUs",
+        manifests={
+            name: storage.sha256(storage.join(getattr(at, name), manifest.MANIFEST))
+            for name in _Made.__dataclass_fields__
+        },
+        commands=_commands(at),
+        scaling=scaling_of(at) if with_law else None,
+    )
+
+
+def summarise(at: Folders, told: results.Story) -> dict[str, Any]:
+    """The quickstart in one JSON object."""
+    found = fates(read_plants(at.planted), at.documents)
+    duplicates = tally(found, DUPLICATES)
+    personal = tally(found, ["personal_data"])
+    made = _Made.read(at)
+    return {
+        "documents_in": told.documents_in,
+        "documents_kept": told.documents_kept,
+        "duplicates_planted": sum(duplicates.values()),
+        "duplicates_caught": duplicates["caught"],
+        "pii_planted": sum(personal.values()),
+        "pii_caught": personal["caught"],
+        "train_tokens": made.model.counts["train_tokens"],
+        "parameters": told.parameters,
+        "loss_first": made.model.counts["loss_first"],
+        "loss_last": made.model.counts["loss_last"],
+        "bits_per_byte": {score.domain: score.bits_per_byte_after for score in told.scores},
+        "bits_per_byte_before_tuning": {
+            score.domain: score.bits_per_byte_before for score in told.scores
+        },
+        "restarts": len(told.restarts),
+        "samples_lost": told.samples_lost,
+        "samples_repeated": told.samples_repeated,
+        "seconds": {stage.name: stage.seconds for stage in told.stages},
+        "report": at.report,
+        **({"scaling": _scaling(told.scaling)} if told.scaling else {}),
+    }
+
+
+def _scaling(found: results.Scaling) -> dict[str, Any]:
+    if found.plan is None:
+        return {"points": len(found.points), "problem": found.problem}
+    return {
+        "points": len(found.points),
+        "flops": found.plan.flops,
+        "parameters": found.plan.parameters,
+        "tokens": found.plan.tokens,
+        "loss": found.plan.loss,
+        "worst_error": max(abs(point.predicted / point.loss - 1) for point in found.points),
+    }
+
+
+def _stages(made: _Made) -> tuple[results.Stage, ...]:
+    pages, tuned = made.pages.counts, made.tuned.counts
+    scores = (made.scores_early, made.scores_before, made.scores_after)
+    tokens_seconds = made.tokenizer.seconds + made.tokens.seconds
+    bits = made.scores_after.counts["bits_per_byte"]
+    kept = made.documents.counts["documents_kept"]
+    return (
+        results.Stage("pages", made.pages.seconds, pages["docs"] + pages["code"], "pages"),
+        results.Stage("documents", made.documents.seconds, kept, "documents"),
+        results.Stage("tokens", tokens_seconds, made.tokens.counts["train_tokens"], "tokens"),
+        results.Stage("model", made.model.seconds, made.model.counts["parameters"], "parameters"),
+        results.Stage("tuned", made.tuned.seconds, tuned["steps"], "steps"),
+        results.Stage(
+            "scores", sum(s.seconds for s in scores), bits["docs"], "bits per byte, docs"
+        ),
+    )
+
+
+def _sweep_stage(at: Folders) -> tuple[results.Stage, ...]:
+    made = manifest.read_manifest(at.sweep)
+    return (results.Stage("sweep", made.seconds, made.counts["points"], "runs"),)
+
+
+def _dropped(
+    at: Folders, documents: Manifest
+) -> tuple[tuple[results.Dropped, ...], tuple[results.NearDuplicate, ...]]:
+    """What fell, by reason in the order of deciding; and the least alike of the near copies."""
+    counts = Counter({"quarantined": sum(documents.counts["quarantined"].values())})
+    for rule, number in documents.counts["dropped_by"].items():
+        counts[rule.partition(".")[0]] += number
+    examples: dict[str, list[str]] = {}
+    copies: list[tuple[float, str, str]] = []
+    columns = ["url", "text", "dropped_by", "duplicate_of", "similarity"]
+    for row in read_rows(at.documents, DROPPED, columns):
+        shown = examples.setdefault(row["dropped_by"].partition(".")[0], [])
+        if len(shown) < EXAMPLES:
+            shown.append(f"{row['dropped_by']}: {row['text']}")
+        if row["dropped_by"] == NEAR:
+            copies.append((row["similarity"], row["url"], row["duplicate_of"]))
+    urls = {row["id"]: row["url"] for row in read_rows(at.documents, KEPT, ["id", "url"])}
+    pairs = [results.NearDuplicate(url, urls[kept], s) for s, url, kept in sorted(copies)[:PAIRS]]
+    dropped = [
+        results.Dropped(words, counts[kind], tuple(examples.get(kind, ())))
+        for kind, words in REASONS.items()
+        if counts[kind]
+    ]
+    return tuple(dropped), tuple(pairs)
+
+
+def _planted(found: Mapping[Plant, Any]) -> tuple[results.Planted, ...]:
+    counts = by_kind(found)
+    return tuple(
+        results.Planted(words, sum(counts[kind].values()), **counts[kind])
+        for kind, words in KINDS.items()
+        if kind in counts
+    )
+
+
+def _loss_point(line: Mapping[str, Any]) -> results.LossPoint:
+    return results.LossPoint(
+        line["step"], line["train/tokens"], line["train/loss"], line["attempt"]
+    )
+
+
+def _card(scores: str) -> dict[str, Any]:
+    card: dict[str, Any] = json.loads(storage.read(storage.join(scores, SCORECARD)))
+    return card
+
+
+def _held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.HeldOutPoint:
+    """Loss over the held-out documents of all sources together; conversations are no documents."""
+    card = _card(scores)
+    documents = [score for name, score in card["scores"].items() if name != "conversations"]
+    nats = sum(score["loss"] * score["tokens"] for score in documents)
+    tokens = next(line["train/tokens"] for line in lines if line["step"] == card["step"])
+    loss = nats / sum(score["tokens"] for score in documents)
+    return results.HeldOutPoint(card["step"], tokens, loss)
+
+
+def _restarts(run: RunFolder, lines: Sequence[Mapping[str, Any]]) -> tuple[results.Restart, ...]:
+    """Each attempt that ended by our own kill, and what it cost."""
+    kills = [event for event in run.events() if event["event"] == KILLED]
+    restarts = []
+    for before, after in itertools.pairwise(run.attempts()):
+        last = max((li["step"] for li in lines if li["attempt"] == before.number), default=0)
+        again = next(
+            (li for li in lines if li["attempt"] > before.number and li["step"] > last), None
+        )
+        killed = next((kill for kill in kills if kill["attempt"] == before.number), None)
+        if killed and again:
+            seconds = again["time"] - killed["time"]
+            restarts.append(results.Restart(last, after.resumed_step, seconds, killed["victim"]))
+    return tuple(restarts)
+
+
+def _check_samples(at: Folders, steps: int) -> tuple[int, int, int]:
+    """Samples that the seed prescribes; how many of them were never trained on; and how many
+    trainings there were beyond one each."""
+    pretraining = config.load(Pretraining, storage.join(at.model, "run.toml"))
+    batches = open_batches(at.tokens, pretraining.batches)
+    trained = trained_samples(RunFolder(at.model))
+    checked = lost = repeated = 0
+    for step in range(1, steps + 1):
+        prescribed = Counter(int(s) for micro in batches.at(step - 1) for s in micro.samples)
+        seen = Counter(trained.get(step, ()))
+        checked += prescribed.total()
+        lost += (prescribed - seen).total()
+        repeated += (seen - prescribed).total()
+    return checked, lost, repeated
+
+
+def _scores(at: Folders) -> tuple[results.DomainScore, ...]:
+    before, after = _card(at.scores_before)["scores"], _card(at.scores_after)["scores"]
+    return tuple(
+        results.DomainScore(
+            domain=name,
+            bits_per_byte_before=before[name]["bits_per_byte"],
+            bits_per_byte_after=after[name]["bits_per_byte"],
+            perplexity_before=before[name]["perplexity"],
+            perplexity_after=after[name]["perplexity"],
+        )
+        for name in after
+    )
+
+
+def _generations(at: Folders) -> tuple[results.Generation, ...]:
+    """What both models answer to the first held-out questions."""
+    before, after = Speaker.open(at.model), Speaker.open(at.tuned)
+    questions = [
+        c[0].content for c in itertools.islice(read_conversations(at.questions), QUESTIONS)
+    ]
+
+    def ask(speaker: Speaker, question: str) -> Spoken:
+        return speaker.speak(question, SPEECH, chat=True)
+
+    answers = [(q, ask(before, q), ask(after, q)) for q in questions]
+    return tuple(
+        results.Generation(q, b.text, _stop(b.stopped), a.text, _stop(a.stopped))
+        for q, b, a in answers
+    )
+
+
+def _stop(stopped: str) -> str:
+    return {"end": "end of turn", "length": "length", "positions": "positions"}[stopped]
+
+
+def _commands(at: Folders) -> tuple[tuple[str, str], ...]:
+    question = "What does `json.dumps` do?"
+    return (
+        ("Ask the tuned model", f"trainrig generate {at.tuned} --chat --prompt '{question}'"),
+        ("Write it for Transformers", f"trainrig export {at.tuned} {at.out}/hugging-face"),
+        ("See what a run file says", "trainrig check jobs/configs/quickstart/pretrain.toml"),
+    )

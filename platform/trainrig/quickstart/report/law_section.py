@@ -1,0 +1,53 @@
+"""The section of the quickstart's report about its sweep, law and plan."""
+
+from functools import partial
+
+import numpy as np
+
+from trainrig import figures, report
+from trainrig.quickstart.report.results import Scaling
+from trainrig.report import Chart, Details, Sample, Section, Table, Text
+from trainrig.scaling.plots.agreement import Agreement, plot_agreement
+
+_HEIGHT = 320  # pixels of the drawing
+
+
+def law_section(found: Scaling) -> Section:
+    """What the sweep's models came to, the law of them, and what it says of a larger run."""
+    sizes = len({point.parameters for point in found.points})
+    what = f"Scaling law: {len(found.points)} runs of {sizes} sizes"
+    if found.plan is None:
+        reason = Text(f"They make no law: {found.problem}.")
+        return Section("law", f"{what}, too few or too alike for a law", (reason, _runs(found)))
+    caution = Text(
+        "So few runs of so small models bind a law loosely: see the intervals. It shows the path "
+        "from a sweep to a plan, not what a large model will do."
+    )
+    constants = Table("The law's constants", ("constant", "value", "95% interval"), found.constants)
+    plan = Sample(f"A plan for {report.short(found.plan.flops)} FLOPs", "\n".join(found.plan.lines))
+    return Section(
+        "law",
+        f"{what}, and a plan for ten times their compute",
+        (_agreement(found), caution, constants, Details("The plan", (plan,))),
+    )
+
+
+def _runs(found: Scaling) -> Table:
+    columns = ("parameters", "tokens", "loss")
+    rows = tuple((point.parameters, point.tokens, point.loss) for point in found.points)
+    return Table("The runs of the sweep", columns, rows)
+
+
+def _agreement(found: Scaling) -> Chart:
+    predicted = np.array([point.predicted for point in found.points])
+    actual = np.array([point.loss for point in found.points])
+    worst = float(np.abs(predicted / actual - 1).max())
+    plot = partial(plot_agreement, fitted=Agreement(predicted, actual))
+    rows = tuple((p.parameters, p.tokens, p.loss, p.predicted) for p in found.points)
+    return Chart(
+        f"The law is within {worst:.1%} of each of the {len(found.points)} runs it is fitted to",
+        figures.draw(plot, _HEIGHT),
+        label="Points: the loss by the law against the loss measured, with the diagonal.",
+        caption=f"n = {len(found.points)} runs, held-out loss at the end of each.",
+        table=Table("The runs of the sweep", ("parameters", "tokens", "loss", "by the law"), rows),
+    )

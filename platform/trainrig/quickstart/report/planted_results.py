@@ -1,0 +1,75 @@
+"""What became of each planted fault, read off the curated output."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trainrig.corpus.curate import DROPPED, KEPT, read_rows
+from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
+from trainrig.quickstart.site.planted import Plant
+
+Fate = Literal["caught", "missed", "gone"]
+DUPLICATES = ("exact_duplicate", "near_duplicate")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is needed of one curated document."""
+
+    text: str
+    dropped_by: str | None
+
+
+def fates(plants: Sequence[Plant], documents: str) -> dict[Plant, Fate]:
+    """Each plant's fate in the curated folder `documents`.
+
+    A copy is caught if it or its original fell as a duplicate, gone if one of them fell for another
+    reason, so that there was nothing to catch. A foreign page is caught if its language made it
+    fall. Personal data are caught if their value stands nowhere in their page, kept or dropped.
+    """
+    columns = ["url", "text", "dropped_by"]
+    rows = {
+        row["url"]: Row(row["text"], row["dropped_by"])
+        for folder in (KEPT, DROPPED)
+        for row in read_rows(documents, folder, columns)
+    }
+    return {plant: _fate(plant, rows) for plant in plants}
+
+
+def _fate(plant: Plant, rows: Mapping[str, Row]) -> Fate:
+    row = rows.get(plant.url)
+    if row is None:
+        return "gone"
+    if plant.kind == "personal_data":
+        assert plant.value is not None
+        return "missed" if plant.value in row.text else "caught"
+    if plant.kind == "foreign_language":
+        if row.dropped_by is None:
+            return "missed"
+        return "caught" if row.dropped_by.startswith("Language.") else "gone"
+    original = rows.get(plant.original_url or "")
+    reasons = [row.dropped_by, original.dropped_by if original else "absent"]
+    if any(reason in (EXACT, NEAR) for reason in reasons):
+        return "caught"
+    return "missed" if reasons == [None, None] else "gone"
+
+
+def tally(found: Mapping[Plant, Fate], wanted: Iterable[str]) -> dict[Fate, int]:
+    """How many plants of the kinds `wanted` met each fate."""
+    counts: dict[Fate, int] = {"caught": 0, "missed": 0, "gone": 0}
+    kinds = set(wanted)
+    for plant, fate in found.items():
+        if plant.kind in kinds:
+            counts[fate] += 1
+    return counts
+
+
+def by_kind(found: Mapping[Plant, Fate]) -> dict[str, dict[Fate, int]]:
+    """The same for each kind; personal data by what they are."""
+    counts: defaultdict[str, dict[Fate, int]] = defaultdict(
+        lambda: {"caught": 0, "missed": 0, "gone": 0}
+    )
+    for plant, fate in found.items():
+        counts[plant.what or plant.kind][fate] += 1
+    return dict(counts)

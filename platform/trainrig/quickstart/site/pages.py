@@ -1,0 +1,282 @@
+"""The quickstart's raw material: web archives made of the local Python installation.
+
+    folder/docs-00000.warc.gz …          HTML: manuals of the library and of installed packages
+    folder/code-00000.warc.gz …          Python sources as plain text
+    folder/planted.json                  what was hidden among the pages on purpose
+    folder/instructions-train.jsonl      questions and answers about functions and classes
+    folder/instructions-held-out.jsonl
+
+The same installation and settings give the same bytes, with any number of workers.
+"""
+
+import datetime
+import itertools
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainrig import storage
+from trainrig.config import Field, Settings
+from trainrig.corpus.read import Page
+from trainrig.corpus.read.web_archives.warc import write_warc
+from trainrig.errors import ConfigError, DataError
+from trainrig.quickstart.site import pydoc_pages, reference_topics, source_pages
+from trainrig.quickstart.site.article import Article
+from trainrig.quickstart.site.instructions import Instruction, write_instructions
+from trainrig.quickstart.site.page_frame import render
+from trainrig.quickstart.site.planted import write_plants
+from trainrig.quickstart.site.pydoc_pages import Skipped
+from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site
+from trainrig.quickstart.site.source_pages import Described, Reading, SourceFile, keyed
+
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+
+_LIBRARY_SHARE = 4  # at most one docs page in so many is pydoc's, and one a reference topic
+_CODE_ONE_IN = 6  # installed sources become code pages, the others manuals
+_LARGEST_CODE = 40_000  # bytes of a code page
+_WINDOW = 256  # sources handed out at a time, to stop soon after there are enough
+_MODULE_SECONDS = 20.0  # for pydoc to import and render one module
+
+
+class PagesSettings(Settings):
+    """How many pages of each kind. Where the installation holds fewer, fewer are made."""
+
+    # Documentation pages, before copies and foreign pages are added.
+    docs_pages: int = Field(2_400, ge=1)
+    code_pages: int = Field(800, ge=0)  # pages of source code
+    duplicates: int = Field(60, ge=0)  # pages repeated under a second URL
+    near_duplicates: int = Field(60, ge=0)  # pages copied with 0.2% to 2% of their words changed
+    foreign: int = Field(60, ge=0)  # pages in other languages
+    personal_data: int = Field(120, ge=0)  # personal data put into documentation pages
+    instructions: int = Field(3_000, ge=0)  # question-answer pairs to train on
+    # Further pairs, about other names, to evaluate on.
+    held_out_instructions: int = Field(200, ge=0)
+    # Archives of documentation pages, so that several workers have something to do.
+    docs_files: int = Field(8, ge=1)
+    code_files: int = Field(4, ge=1)  # archives of source code pages
+    seed: int = 0  # random seed
+
+
+@dataclass(frozen=True)
+class PagesReport:
+    """What was made, in numbers of pages, items or pairs, and what was passed over."""
+
+    docs: int  # all HTML pages, copies and foreign ones included
+    code: int
+    planted: dict[str, int]  # by kind
+    personal_data: dict[str, int]  # by what it is
+    instructions: int
+    held_out_instructions: int
+    skipped_modules: tuple[Skipped, ...]  # of the standard library
+    skipped_sources: dict[str, int]  # of the packages, by reason
+    bytes: int  # of all archives
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    articles: list[Article]
+    code: list[tuple[SourceFile, bytes]]
+    described: list[Described]
+    skipped_modules: tuple[Skipped, ...]
+    skipped_sources: Counter[str]
+
+
+def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesReport:
+    """Make the archives and lists in `folder`, with `workers` processes.
+
+    Raises DataError if the installation has nothing that could be made into a docs page, and
+    ConfigError if SOURCE_DATE_EPOCH is set to what is no number.
+    """
+    with _processes(workers) as run:
+        gathered = _gather(settings, workers, run)
+        if not gathered.articles:
+            raise DataError("no pages: this Python has neither its library nor packages in source")
+        wanted = Wanted(
+            settings.duplicates, settings.near_duplicates, settings.foreign, settings.personal_data
+        )
+        pages, plants = plan_site(gathered.articles, wanted, settings.seed)
+        sizes = [*run(_write_archive, _archives(folder, pages, gathered.code, settings))]
+    write_plants(storage.join(folder, "planted.json"), plants)
+    train, held_out = write_instructions(
+        gathered.described, settings.instructions, settings.held_out_instructions, settings.seed
+    )
+    _write_lines(storage.join(folder, "instructions-train.jsonl"), train)
+    _write_lines(storage.join(folder, "instructions-held-out.jsonl"), held_out)
+    return PagesReport(
+        docs=len(pages),
+        code=len(gathered.code),
+        planted=dict(sorted(Counter(plant.kind for plant in plants).items())),
+        personal_data=dict(sorted(Counter(p.what for p in plants if p.what is not None).items())),
+        instructions=len(train),
+        held_out_instructions=len(held_out),
+        skipped_modules=gathered.skipped_modules,
+        skipped_sources=dict(sorted(gathered.skipped_sources.items())),
+        bytes=sum(sizes),
+    )
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Map]:
+    """A `map` over processes that keeps the order, or the plain one for a single worker."""
+    if workers == 1:
+        yield map
+        return
+    # Spawned: forking a process that holds threads (Ray, torch) may hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        yield pool.map
+
+
+def _gather(settings: PagesSettings, workers: int, run: Map) -> _Gathered:
+    seed = settings.seed
+    articles, skipped_modules = _library(settings, workers)
+    manuals, code = _shared_out(source_pages.package_sources(source_pages.package_folders(), seed))
+    skipped: Counter[str] = Counter()
+    described: list[Described] = []
+    read: dict[str, None] = {}
+    for reading in _readings(manuals, run):
+        if len(articles) >= settings.docs_pages:
+            break
+        if reading.digest in read:
+            skipped["same_as_another"] += 1
+            continue
+        read[reading.digest] = None
+        described += reading.described
+        if reading.article is None:
+            skipped[str(reading.refused)] += 1
+        else:
+            articles.append(reading.article)
+    library = source_pages.standard_sources(seed)
+    described += _library_descriptions(library, settings, run)
+    turns = itertools.zip_longest(code, library)
+    mixed = [source for turn in turns for source in turn if source is not None]
+    # By path, so that the menus of a page lead to its neighbours.
+    articles.sort(key=lambda article: article.path)
+    return _Gathered(
+        articles, _code_pages(mixed, settings.code_pages), described, skipped_modules, skipped
+    )
+
+
+def _library(settings: PagesSettings, workers: int) -> tuple[list[Article], tuple[Skipped, ...]]:
+    """Pages that every Python has: pydoc's and the reference's."""
+    most = -(-settings.docs_pages // _LIBRARY_SHARE)
+    modules = sorted(
+        pydoc_pages.standard_modules(), key=lambda module: keyed(settings.seed, module)
+    )[:most]
+    outcomes = pydoc_pages.render(sorted(modules), workers, seconds=_MODULE_SECONDS)
+    pages = [outcome for outcome in outcomes if isinstance(outcome, Article)]
+    topics = reference_topics.topic_pages()
+    topics.sort(key=lambda page: keyed(settings.seed, page.path))
+    skipped = tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped))
+    return [*pages, *topics[:most]][: settings.docs_pages], skipped
+
+
+def _shared_out(sources: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+    """Sources for manuals and for code. By name: none becomes both."""
+    shares: tuple[list[SourceFile], list[SourceFile]] = ([], [])
+    for source in sources:
+        draw = int.from_bytes(keyed(0, f"code/{source.module}")[:4], "big")
+        shares[draw % _CODE_ONE_IN == 0].append(source)
+    return shares
+
+
+def _readings(sources: Sequence[SourceFile], run: Map) -> Iterator[Reading]:
+    for start in range(0, len(sources), _WINDOW):
+        groups = [
+            sources[at : at + 16] for at in range(start, min(start + _WINDOW, len(sources)), 16)
+        ]
+        for readings in run(_read_sources, groups):
+            yield from readings
+
+
+def _read_sources(sources: Sequence[SourceFile]) -> list[Reading]:
+    return [source_pages.read_source(source) for source in sources]
+
+
+def _library_descriptions(
+    library: Sequence[SourceFile], settings: PagesSettings, run: Map
+) -> list[Described]:
+    """Enough for all instructions, if need be, from the standard library alone."""
+    needed = settings.instructions + settings.held_out_instructions
+    found: list[Described] = []
+    for reading in _readings(library, run):
+        if len(found) >= needed:
+            break
+        found += reading.described
+    return found
+
+
+def _code_pages(sources: Iterable[SourceFile], count: int) -> list[tuple[SourceFile, bytes]]:
+    """The first `count` sources that are not huge, are UTF-8, and differ from one another."""
+    pages: dict[bytes, SourceFile] = {}
+    for source in sources:
+        if len(pages) >= count:
+            break
+        try:
+            data = Path(source.path).read_bytes()
+            data.decode("utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if len(data) <= _LARGEST_CODE:
+            pages.setdefault(data, source)
+    return [(source, data) for data, source in pages.items()]
+
+
+@dataclass(frozen=True)
+class _Archive:
+    path: str
+    pages: tuple[PlannedPage | Page, ...]
+    date: str
+
+
+def _archives(
+    folder: str,
+    docs: Sequence[PlannedPage],
+    code: Sequence[tuple[SourceFile, bytes]],
+    settings: PagesSettings,
+) -> Iterator[_Archive]:
+    date = _date()
+    sources = [
+        Page(f"{CODE}{source.module.replace('.', '/')}.py", "text/plain", data, date, "utf-8")
+        for source, data in code
+    ]
+    for name, pages, count in (
+        ("docs", docs, settings.docs_files),
+        ("code", sources, settings.code_files),
+    ):
+        for number in range(min(count, len(pages))):
+            path = storage.join(folder, f"{name}-{number:05}.warc.gz")
+            yield _Archive(path, tuple(pages[number::count]), date)
+
+
+def _date() -> str:
+    """The date of all pages, ISO 8601: SOURCE_DATE_EPOCH where the environment sets it."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if epoch is None:
+        return "2026-01-01T00:00:00Z"
+    if not epoch.isdecimal():
+        raise ConfigError(f"SOURCE_DATE_EPOCH: {epoch!r} is no number of seconds since 1970")
+    moment = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _write_archive(archive: _Archive) -> int:
+    """Render and write one archive. Returns its size in bytes."""
+    write_warc(archive.path, (_rendered(page, archive.date) for page in archive.pages))
+    return storage.size(archive.path)
+
+
+def _rendered(page: PlannedPage | Page, date: str) -> Page:
+    if isinstance(page, Page):
+        return page
+    return Page(page.url, "text/html", render(page.article, page.frame), date, "utf-8")
+
+
+def _write_lines(path: str, instructions: Sequence[Instruction]) -> None:
+    storage.write(path, "".join(item.line() for item in instructions).encode())

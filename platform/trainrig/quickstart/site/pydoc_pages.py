@@ -1,0 +1,168 @@
+"""pydoc's own pages of the standard library, made where an import can do no harm.
+
+pydoc imports what it documents. So it runs in throwaway processes, each with an empty home and
+working folder of its own, no console, no display, no browser and no site-packages. A module that
+raises, hangs or kills the interpreter costs its own page and nothing else.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainrig.quickstart.site import pydoc_child
+from trainrig.quickstart.site.article import Article, Markup
+
+# Modules of one process. Fixed, not divided by workers: what a module's page says may depend on
+# what was imported before it.
+_BATCH = 40
+
+# Imports that show something, write files, open windows, or are no documentation.
+_LEFT_OUT = frozenset(
+    [
+        "antigravity",
+        "ensurepip",
+        "idlelib",
+        "lib2to3",
+        "pydoc_data",
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "this",
+        "turtledemo",
+        "__main__",
+        "__pycache__",
+        "sitecustomize",
+        "usercustomize",
+        "xxlimited",
+        "xxlimited_35",
+    ]
+)
+# No user's or installed packages (nor their start-up files), no folder of the script on the path,
+# nothing written beside sources, UTF-8, no warnings.
+_FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8", "-W", "ignore")
+_LARGEST = 150_000  # characters of HTML; tkinter's are 1.5 million of inherited methods
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that gave no page, and why: a short code to count by."""
+
+    name: str
+    reason: str
+
+
+def standard_modules() -> list[str]:
+    """Public modules of the standard library that are safe to name in a manual, sorted."""
+    names = set(sys.stdlib_module_names)
+    for package in sorted(sys.stdlib_module_names):
+        folder = Path(sysconfig.get_path("stdlib")) / package
+        for file in sorted(folder.rglob("*.py")):
+            parts = (package, *file.relative_to(folder).with_suffix("").parts)
+            names.add(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return sorted(name for name in names if not _is_left_out(name))
+
+
+def _is_left_out(module: str) -> bool:
+    if module.startswith("encodings."):  # 120 tables with the same page
+        return True
+    return any(part.startswith("_") or part in _LEFT_OUT for part in module.split("."))
+
+
+def render(
+    modules: Sequence[str], workers: int, folders: Sequence[str] = (), seconds: float = 20.0
+) -> list[Article | Skipped]:
+    """A page for each module, or why there is none, in the order given.
+
+    `folders` are searched for modules before the standard library. A module may take `seconds`.
+    """
+    batches = [modules[start : start + _BATCH] for start in range(0, len(modules), _BATCH)]
+    with ThreadPoolExecutor(workers) as threads:
+        done = threads.map(lambda batch: list(_render_batch(batch, folders, seconds)), batches)
+        return [page for batch in done for page in batch]
+
+
+def _render_batch(
+    modules: Sequence[str], folders: Sequence[str], seconds: float
+) -> Iterator[Article | Skipped]:
+    left = list(modules)
+    while left:
+        done = list(_outcomes(*_run(left, folders, seconds)))
+        # A process that died before its first module would go on for ever.
+        done = done or [Skipped(left[0], "interpreter_did_not_start")]
+        yield from done
+        left = left[len(done) :]
+
+
+def _run(modules: Sequence[str], folders: Sequence[str], seconds: float) -> tuple[list[str], bool]:
+    """The lines that one throwaway process left, however it ended, and whether time ended it."""
+    with tempfile.TemporaryDirectory(prefix="pydoc-", ignore_cleanup_errors=True) as folder:
+        home, job, results = (Path(folder) / name for name in ("home", "job.json", "results.jsonl"))
+        home.mkdir()
+        job.write_text(
+            json.dumps({"modules": modules, "folders": folders, "seconds": seconds}), "utf-8"
+        )
+        child = subprocess.Popen(
+            [sys.executable, *_FLAGS, pydoc_child.__file__, str(job), str(results)],
+            cwd=home,
+            env={"HOME": str(home), "TMPDIR": str(home), "PATH": os.defpath, "TZ": "UTC"}
+            | {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "TERM": "dumb"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            # The child ends itself when a module is late; this is for one that prevents that.
+            child.wait(timeout=seconds * len(modules) + 10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        finally:
+            _end_group(child.pid)
+        if not results.exists():
+            return [], False
+        late = results.with_name("results.jsonl.late")
+        # A last line without its end was being written when the process died.
+        return results.read_text("utf-8").split("\n")[
+            :-1
+        ], late.exists() and late.stat().st_size > 0
+
+
+def _end_group(leader: int) -> None:
+    """End what the modules may have started and left running."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _outcomes(lines: Iterable[str], late: bool) -> Iterator[Article | Skipped]:
+    begun: str | None = None
+    for line in lines:
+        entry = json.loads(line)
+        if "begun" in entry:
+            begun = entry["begun"]
+        else:
+            begun = None
+            yield _outcome(entry)
+    if begun is not None:
+        yield Skipped(begun, "too_slow" if late else "killed_the_interpreter")
+
+
+def _outcome(entry: dict[str, str]) -> Article | Skipped:
+    name = entry["module"]
+    if "error" in entry:
+        return Skipped(name, f"raised_{entry['error']}")
+    if len(entry["html"]) > _LARGEST:
+        return Skipped(name, "too_large")
+    path = f"python/library/{name}.html"
+    return Article(path, entry["title"], "Python library", (Markup(entry["html"]),))

@@ -1,0 +1,133 @@
+"""Which pages there are, at which URLs, in which frames, with what planted in them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainrig.quickstart.site.article import Article, main_text
+from trainrig.quickstart.site.foreign import foreign_page
+from trainrig.quickstart.site.page_frame import Frame, Link
+from trainrig.quickstart.site.personal_data import personal_items
+from trainrig.quickstart.site.planted import (
+    LARGEST_EDIT,
+    SMALLEST_EDIT,
+    Plant,
+    edited,
+    good_originals,
+    shingle_jaccard,
+    with_sentence,
+)
+from trainrig.quickstart.site.source_pages import keyed
+
+DOCS = "https://docs.trainrig.example/"
+MIRROR = "https://mirror.trainrig.example/"  # exact copies
+HANDBOOK = "https://handbook.trainrig.example/"  # near copies
+NOTES = "https://notes.trainrig.example/"  # foreign languages
+CODE = "https://code.trainrig.example/"
+
+_MENU = 8  # links
+_ITEMS_A_PAGE = 4 / 3  # of personal data: some pages have two
+
+
+@dataclass(frozen=True)
+class PlannedPage:
+    """A page that is to be rendered."""
+
+    url: str
+    article: Article
+    frame: Frame
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How many of each kind to plant. Fewer are planted where the pages do not suffice."""
+
+    exact_duplicates: int
+    near_duplicates: int
+    foreign: int
+    personal_data: int
+
+
+def plan_site(
+    articles: Sequence[Article], wanted: Wanted, seed: int
+) -> tuple[list[PlannedPage], list[Plant]]:
+    """All pages, shuffled by `seed`, and the list of what is planted in them.
+
+    A page is the original of at most one copy, and pages with personal data are of none.
+    """
+    frames = _frames(articles, seed)
+    hosts = max(1, round(wanted.personal_data / _ITEMS_A_PAGE))  # of personal data
+    copies = wanted.exact_duplicates + wanted.near_duplicates
+    originals = good_originals(articles, frames, copies + hosts, seed)
+    found = min(1.0, len(originals) / (copies + hosts))  # share of what is wanted
+    exact, rest = _divide(originals, int(found * wanted.exact_duplicates))
+    near, rest = _divide(rest, int(found * wanted.near_duplicates))
+    changed, personal = _plant_personal_data(articles, rest, wanted.personal_data, seed)
+    pages = [
+        PlannedPage(DOCS + article.path, changed.get(index, article), frames[index])
+        for index, article in enumerate(articles)
+    ]
+    plants = list(personal)
+    for index in exact:
+        page = pages[index]
+        copy = PlannedPage(MIRROR + page.article.path, page.article, page.frame)
+        pages.append(copy)
+        plants.append(Plant("exact_duplicate", copy.url, original_url=page.url))
+    for number, index in enumerate(near):
+        copy, plant = _near_copy(pages[index], number / max(1, len(near) - 1), seed)
+        pages.append(copy)
+        plants.append(plant)
+    for number in range(wanted.foreign):
+        article, frame = foreign_page(number, layout=number, seed=seed)
+        pages.append(PlannedPage(NOTES + article.path, article, frame))
+        plants.append(Plant("foreign_language", pages[-1].url, language=frame.language))
+    return sorted(pages, key=lambda page: keyed(seed, page.url)), plants
+
+
+def _divide(items: list[int], count: int) -> tuple[list[int], list[int]]:
+    return items[:count], items[count:]
+
+
+def _frames(articles: Sequence[Article], seed: int) -> list[Frame]:
+    """A frame for each article; its menu leads to those beside it."""
+    links = [Link(article.title, article.path) for article in articles]
+    frames = []
+    for index, article in enumerate(articles):
+        start = max(0, min(index - _MENU // 2, len(links) - _MENU))
+        menu = tuple(links[start : start + _MENU])
+        layout = keyed(seed, f"layout/{article.section}")[0]
+        frames.append(Frame(layout, f"{article.section} documentation", menu))
+    return frames
+
+
+def _near_copy(page: PlannedPage, level: float, seed: int) -> tuple[PlannedPage, Plant]:
+    """A near copy in another frame; `level` from 0 (least changed) to 1 (most)."""
+    draw = random.Random(f"near/{seed}/{page.url}")
+    share = SMALLEST_EDIT + level * (LARGEST_EDIT - SMALLEST_EDIT)
+    article, changed = edited(page.article, share, draw)
+    frame = Frame(page.frame.layout + draw.randrange(1, 5), "The handbook", page.frame.menu[:4])
+    copy = PlannedPage(HANDBOOK + article.path, article, frame)
+    jaccard = shingle_jaccard(main_text(page.article), main_text(article))
+    return copy, Plant(
+        "near_duplicate",
+        copy.url,
+        original_url=page.url,
+        words_changed=round(changed, 4),
+        jaccard=round(jaccard, 4),
+    )
+
+
+def _plant_personal_data(
+    articles: Sequence[Article], places: Sequence[int], count: int, seed: int
+) -> tuple[dict[int, Article], list[Plant]]:
+    """The articles changed, by their index, and the plants."""
+    changed: dict[int, Article] = {}
+    plants: list[Plant] = []
+    for number, item in enumerate(personal_items(count if places else 0, seed)):
+        index = places[number % len(places)]
+        draw = random.Random(f"place/{seed}/{number}")
+        article = changed.get(index, articles[index])
+        changed[index] = with_sentence(article, item.sentence, draw)
+        url = DOCS + article.path
+        plants.append(Plant("personal_data", url, what=item.what, value=item.value, hard=item.hard))
+    return changed, plants

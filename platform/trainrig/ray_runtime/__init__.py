@@ -1,0 +1,1 @@
+"""The Ray that stages run on: started or joined, its nodes and pools, its loss."""

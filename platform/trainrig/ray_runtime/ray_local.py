@@ -1,0 +1,335 @@
+"""The Ray that this process started for itself: the least of it that is needed, whether it lives,
+and what it leaves behind.
+
+Ray's own processes are found by the files that they hold open in their session folder: workers
+outlive a raylet that was killed, and are nobody's children then.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+from trainrig.errors import ClusterError, ClusterLost
+from trainrig.processes.process_identity import Process
+
+log = logging.getLogger(__name__)
+OWNER = "trainrig-owner.json"  # in a session folder: the process that the session is of
+DIES_WITHIN = 5.0  # s for a process that was sent SIGKILL to be gone
+LOOK_AGAIN = 0.05  # s between two looks whether it is
+SAID_BETTER = (
+    "Raylet is terminated",
+    "has been marked dead because",
+    "A worker died or was killed while executing a task",
+)
+ANSWER = 1.0  # s that a server on another machine has to answer a knock
+LOOK_AT_RAY = 0.5  # s between two looks whether it lives
+SILENT = 5.0  # s without an answer, after which it is taken to be lost
+# Of what is started with Ray: the autoscaler, for clusters that grow; the server of the dashboard,
+# which is off; and who copies logs to a driver that wants none.
+NOT_NEEDED = ("start_monitor", "start_api_server", "start_log_monitor")
+
+_Result = TypeVar("_Result")
+
+
+@contextlib.contextmanager
+def only_what_is_needed() -> Iterator[None]:
+    """Have Ray start no process that nobody asks anything of.
+
+    Each is a Python that imports for a second or two, on the cores on which the first worker does.
+    """
+    from ray._private.node import Node
+
+    with contextlib.ExitStack() as stack:
+        for name in NOT_NEEDED:
+            stack.enter_context(mock.patch.object(Node, name, lambda self, **arguments: None))
+        yield
+
+
+@contextlib.contextmanager
+def whole_or_nothing() -> Iterator[None]:
+    """Have a Ray that starts in the block start no more than is needed, and leave neither processes
+    nor a folder behind if it fails.
+
+    Raises ClusterError then. On a machine that is far too busy Ray gives up after 30 s.
+    """
+    before = _begun_here()
+    try:
+        with only_what_is_needed():
+            yield
+    except Exception as error:
+        for folder in _begun_here() - before:
+            kill_users(folder)
+            remove_session(folder)
+        raise ClusterError(
+            f"no Ray could be started on this machine, which may be too busy or out of memory: "
+            f"{' '.join(str(error).split())}; the same command tries again"
+        ) from error
+
+
+def _begun_here() -> set[Path]:
+    """The sessions that bear the number of this process, as Ray names them."""
+    from ray._common.utils import get_default_ray_temp_dir
+
+    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
+    return set(Path(folder).glob(f"session_*_{os.getpid()}"))
+
+
+class Session:
+    """A Ray that this process has started."""
+
+    in_doubt = False  # whether it lives: never
+
+    def __init__(self, folder: Path, daemons: dict[str, Any]) -> None:
+        """`daemons`: by their name, as processes that can be polled."""
+        self.folder, self._daemons = folder, daemons
+        self.keeps_logs = False  # once something has failed of which they may tell more
+        with contextlib.suppress(OSError):
+            (folder / OWNER).write_text(Process.here().model_dump_json())
+
+    @classmethod
+    def of_this_process(cls) -> "Session":
+        """That of the Ray that `ray.init` has just started."""
+        from ray._private import worker
+
+        node: Any = worker._global_node
+        found = {name: each[0].process for name, each in node.all_processes.items()}
+        return cls(Path(node.get_session_dir_path()), found)
+
+    @property
+    def logs(self) -> Path:
+        """The folder of what its processes said."""
+        return self.folder / "logs"
+
+    def problem(self) -> str | None:
+        """Why it cannot go on; None while it can."""
+        for name, what in (("raylet", "raylet"), ("gcs_server", "GCS")):
+            daemon = self._daemons[name]
+            if (code := daemon.poll()) is not None:
+                return f"the {what} of this machine's Ray (process {daemon.pid}) {_ended(code)}"
+        return None
+
+    def end(self) -> None:
+        """SIGKILL to all that is left of its processes; returns once they are gone."""
+        for daemon in self._daemons.values():
+            if daemon.poll() is None:
+                daemon.kill()
+        kill_users(self.folder)
+
+    def remove(self) -> None:
+        """Its folder; but for its logs, if something has failed."""
+        if not self.keeps_logs or not self.logs.is_dir():
+            remove_session(self.folder)
+            return
+        log.warning("what Ray's processes said is in %s", self.logs)
+        for path in self.folder.iterdir():
+            if path != self.logs:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+class Joined:
+    """A Ray of somebody else's, which this process has joined."""
+
+    def __init__(self, doors: dict[str, tuple[str, int]]) -> None:
+        """`doors`: by what is behind them, addresses and ports."""
+        self._doors = doors
+        self._answered = dict.fromkeys(doors, time.monotonic())
+        self.in_doubt = False  # whether it lives: somebody has not answered, the last time
+
+    @classmethod
+    def of_this_process(cls) -> "Joined":
+        """The one that `ray.init` has just joined."""
+        import ray
+        from ray._private import worker
+
+        node: Any = worker._global_node
+        head, _, port = str(node.gcs_address).rpartition(":")
+        doors = {f"the GCS at {node.gcs_address}": (head.strip("[]"), int(port))}
+        here = ray.get_runtime_context().get_node_id()
+        for each in ray.nodes():  # type: ignore[no-untyped-call]
+            if each["NodeID"] == here:
+                door = each["NodeManagerAddress"], each["NodeManagerPort"]
+                doors["the raylet of this machine in its cluster"] = door
+        return cls(doors)
+
+    def problem(self) -> str | None:
+        """Why this process cannot use it any more; None while it can."""
+        self.in_doubt = False
+        for what, door in self._doors.items():
+            if answers(door):
+                self._answered[what] = time.monotonic()
+            elif time.monotonic() - self._answered[what] > SILENT:
+                return f"{what} does not answer"
+            else:
+                self.in_doubt = True
+        return None
+
+
+def enter(connection: Session | Joined) -> None:
+    """`ray.init` has just made it; it is left again when this process ends."""
+    global _joined
+    if not _registered:
+        _registered.append(atexit.register(leave))
+    _joined = connection
+
+
+_joined: Session | Joined | None = None  # what this process is connected to
+_registered: list[object] = []  # once
+
+
+def keep_logs() -> None:
+    """Something failed of which the logs of Ray's processes may tell more: if they are of this
+    process's own Ray, leave them behind."""
+    if isinstance(_joined, Session):
+        _joined.keeps_logs = True
+
+
+def leave() -> None:
+    """Disconnect from Ray, and remove what one that was started for this process has written."""
+    global _joined
+    import ray
+
+    ray.shutdown()
+    if isinstance(_joined, Session):
+        _joined.remove()
+    _joined = None
+
+
+def end_own() -> bool:
+    """End all processes of the Ray that was started for this process, however many still live;
+    False if this process has joined another's."""
+    if not isinstance(_joined, Session):
+        return False
+    _joined.end()
+    leave()
+    return True
+
+
+def while_ray_lives(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What `function` gives of these `arguments`; raises ClusterLost once Ray is no more.
+
+    Without its head, Ray's own calls wait for it, and after a minute they end the process. So the
+    call is made in a thread of its own, which is left to itself then. It is there for another
+    reason as well: Ray swallows some of what the handlers of signals raise in its code.
+    """
+    result: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function(*arguments))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name=function.__name__, daemon=True).start()
+    while not wait([result], timeout=LOOK_AT_RAY).done:
+        raise_if_lost()
+    if result.exception():
+        raise_if_lost(surely=True)
+    return result.result()
+
+
+def raise_if_lost(surely: bool = False) -> None:
+    """Raise ClusterLost if the Ray that this process is connected to is no more; `surely`: also if
+    that takes a while to know."""
+    while _joined:
+        if problem := _joined.problem():
+            raise ClusterLost(problem)
+        if not (surely and _joined.in_doubt):
+            return
+        time.sleep(LOOK_AT_RAY)
+
+
+def answers(door: tuple[str, int]) -> bool:
+    """Whether somebody opens `door`, address and port."""
+    try:
+        socket.create_connection(door, timeout=ANSWER).close()
+    except OSError:
+        return False
+    return True
+
+
+def kill_users(folder: Path) -> None:
+    """SIGKILL to each process but this one that writes a file below `folder`; returns once they are
+    gone."""
+    until = time.monotonic() + DIES_WITHIN
+    while (left := _users(folder)) and time.monotonic() < until:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(LOOK_AGAIN)
+
+
+def _users(folder: Path) -> set[int]:
+    """Linux alone says it."""
+    below, found = f"{folder}/", set[int]()
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            if os.readlink(path).startswith(below) and path.lstat().st_mode & stat.S_IWUSR:  # noqa: PTH115
+                found.add(int(path.parts[2]))
+    return found - {os.getpid()}
+
+
+def sweep() -> None:
+    """Remove the sessions whose owner is dead, and end what is left of their processes."""
+    from ray._common.utils import get_default_ray_temp_dir
+
+    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
+    for path in Path(folder).glob(f"session_*/{OWNER}"):
+        with contextlib.suppress(OSError, ValueError):  # another's, or torn
+            if Process.model_validate_json(path.read_text()).gone():
+                kill_users(path.parent)
+                remove_session(path.parent)
+
+
+def remove_session(folder: Path) -> None:
+    """All of a session that nobody uses any more, and the link that names it as the latest."""
+    shutil.rmtree(folder, ignore_errors=True)
+    latest = folder.parent / "session_latest"
+    with contextlib.suppress(OSError):
+        if latest.is_symlink() and not latest.exists():
+            latest.unlink()
+        folder.parent.rmdir()  # if that was all
+
+
+def _ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+
+def send_known_words_to_log() -> None:
+    """Have Ray write what we say better ourselves to its logs, not to the terminal.
+
+    Of a node that is gone it prints forty lines, the last of that node's own log among them.
+    """
+    from ray._private import worker
+
+    if worker.print_to_stdstream is not _say_or_log:
+        _say.append(worker.print_to_stdstream)
+        worker.print_to_stdstream = _say_or_log  # type: ignore[assignment]
+
+
+_say: list[Callable[..., None]] = []  # as Ray prints
+
+
+def _say_or_log(said: dict[str, Any], ignore_prefix: bool) -> None:
+    from ray._private import worker
+
+    text = "\n".join(map(str, said["lines"]))
+    if not any(words in text for words in SAID_BETTER):
+        _say[-1](said, ignore_prefix)
+        return
+    node: Any = worker._global_node
+    with contextlib.suppress(OSError, AttributeError):  # it has just been left
+        path = Path(node.get_logs_dir_path(), f"trainrig-driver-{os.getpid()}.log")
+        with path.open("a") as file:
+            file.write(f"{text}\n")

@@ -1,0 +1,1 @@
+"""Scaling laws: tables of runs in, fitted laws with intervals out."""

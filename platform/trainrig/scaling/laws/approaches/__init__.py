@@ -1,0 +1,1 @@
+"""The optimum by each published approach: envelope, isoFLOP, parametric, Kaplan."""

@@ -1,0 +1,161 @@
+"""N*(C) and D*(C) by every approach that the runs allow, each with its interval.
+
+What an approach cannot do is said in its note, not left out: a law's reader sees which of them
+spoke. Draws take whole training runs; for the parabolas within each budget, so that no draw loses
+a budget by chance.
+
+Shapes: K draws, R rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainrig.errors import DataError
+from trainrig.scaling.laws.approaches.envelope import Envelope, EnvelopeFit, curves, envelope_of
+from trainrig.scaling.laws.approaches.envelope import redrawn as redrawn_envelope
+from trainrig.scaling.laws.approaches.isoflop import IsoFlop, IsoFlopFit, fit_isoflops, redrawn
+from trainrig.scaling.laws.approaches.kaplan import KaplanLaws, fit_kaplan
+from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
+from trainrig.scaling.laws.forms import Array
+from trainrig.scaling.laws.law import Approach, Estimate, LeftOut
+from trainrig.scaling.laws.regression.bootstrap import (
+    Bootstrap,
+    Counts,
+    Draws,
+    bootstrap,
+    one_by_one,
+)
+from trainrig.scaling.laws.runs_table import Runs
+
+LEAST_OPTIMA = 3
+COSTLY = 200  # draws at most of what is refitted one by one: a millisecond each
+
+
+@dataclass(frozen=True)
+class Line:
+    """N* = k C^a with its draws [K, 2] of (ln k, a)."""
+
+    law: PowerLaw
+    draws: Draws
+
+    def approach(self, name: str, note: str) -> Approach:
+        """As a law's file says it. D* = C / 6N*, so its exponent is 1 - a.
+
+        Where too many draws have no line, the exponents stand without an interval, and it is said.
+        """
+        a, exponent = self.draws.good[:, 1], self.law.exponent
+        try:
+            of_parameters = self.draws.estimate(exponent, a)
+            of_tokens = self.draws.estimate(1 - exponent, 1 - a)
+        except DataError as why:
+            of_parameters, of_tokens = Estimate(value=exponent), Estimate(value=1 - exponent)
+            note = f"no interval: {why}" + (f"; {note}" if note else "")
+        return Approach(
+            name=name,
+            parameters_exponent=of_parameters,
+            tokens_exponent=of_tokens,
+            parameters_coefficient=self.law.coefficient,
+            note=note,
+        )
+
+
+def isoflop_line(runs: Runs, settings: IsoFlop, rules: Bootstrap) -> tuple[Line, IsoFlopFit]:
+    """Approach 2. Raises DataError where there are not two bowls."""
+    fit = fit_isoflops(runs, settings)
+    budget = np.zeros(len(runs), dtype=np.int64)
+    for number, bowl in enumerate(fit.bowls, 1):
+        budget[list(bowl.rows)] = number
+    drawn = bootstrap(lambda counts: redrawn(fit, runs, counts), runs, rules, strata=budget)
+    return Line(fit.parameters, drawn), fit
+
+
+def envelope_line(runs: Runs, settings: Envelope, rules: Bootstrap) -> tuple[Line, EnvelopeFit]:
+    """Approach 1. Raises DataError where too few sizes are ever best."""
+    drawn = curves(runs, settings)
+    fit = envelope_of(drawn)
+    of_each = bootstrap(lambda counts: redrawn_envelope(drawn, runs, counts), runs, _fewer(rules))
+    return Line(fit.parameters, of_each), fit
+
+
+def frontier_laws(runs: Runs, rules: Bootstrap) -> tuple[KaplanLaws, dict[str, Estimate]]:
+    """Kaplan's L(N), L(D) and L(C), and each one's alpha and x_c with intervals."""
+
+    def numbers(drawn: Runs) -> list[float]:
+        laws = fit_kaplan(drawn)
+        each = (laws.parameters, laws.tokens, laws.flops)
+        return [number for law in each for number in (law.alpha, law.scale)]
+
+    draws = bootstrap(_present(numbers, runs, 6), runs, _fewer(rules))
+    names = [f"L({x}).{y}" for x in ("N", "D", "C") for y in ("alpha", "scale")]
+    found = zip(names, numbers(runs), draws.good.T, strict=True)
+    return fit_kaplan(runs), {name: draws.estimate(value, drawn) for name, value, drawn in found}
+
+
+def by_each(
+    runs: Runs, along: Runs, isoflop: IsoFlop, envelope: Envelope, rules: Bootstrap
+) -> tuple[Approach, ...]:
+    """Approaches 1 and 2, or what each of them lacks. `along` are the points of whole curves."""
+
+    def by_envelope() -> Approach:
+        line, fit = envelope_line(along, envelope, rules)
+        undecayed = int((along.state == "along").sum())
+        mixed = f"{undecayed} points are from before the rate decayed; " if undecayed else ""
+        return line.approach("envelope", mixed + _listed(fit.refused))
+
+    def by_isoflop() -> Approach:
+        line, fit = isoflop_line(runs, isoflop, rules)
+        return line.approach("isoflop", _listed(fit.refused))
+
+    return _or_why("envelope", by_envelope), _or_why("isoflop", by_isoflop)
+
+
+def _or_why(name: str, find: Callable[[], Approach]) -> Approach:
+    try:
+        return find()
+    except DataError as why:
+        return Approach(
+            name=name, parameters_exponent=None, tokens_exponent=None, note=f"refused: {why}"
+        )
+
+
+def _listed(refused: Sequence[LeftOut]) -> str:
+    return "; ".join(f"left out {one.name}: {one.reason}" for one in refused)
+
+
+def _fewer(rules: Bootstrap) -> Bootstrap:
+    return rules.model_copy(update={"draws": min(rules.draws, COSTLY)})
+
+
+def _present(
+    fit: Callable[[Runs], Sequence[float]], runs: Runs, quantities: int
+) -> Callable[[Counts], Array]:
+    """Refit one by one to the rows that a draw took at all: an envelope knows no weights."""
+
+    def refit(counts: Counts) -> Array:
+        values = np.full((len(counts), quantities), np.nan)
+        for row, count in zip(values, counts, strict=True):
+            try:
+                row[:] = fit(runs.select(count > 0))
+            except DataError:
+                continue
+        return values
+
+    return refit
+
+
+def optima_line(runs: Runs, rules: Bootstrap) -> Line:
+    """N*(C) of a table whose rows are optima already, one or more for each budget.
+
+    Raises DataError where they are fewer than three.
+    """
+    if len(runs) < LEAST_OPTIMA:
+        raise DataError(f"{len(runs)} optima: a line with an interval needs {LEAST_OPTIMA}")
+
+    def line(drawn: Runs) -> list[float]:
+        law = fit_power(drawn.flops, drawn.parameters)
+        return [float(np.log(law.coefficient)), law.exponent]
+
+    law = fit_power(runs.flops, runs.parameters)
+    return Line(law, bootstrap(one_by_one(line, runs, 2), runs, rules))

@@ -1,0 +1,201 @@
+"""Approach 2 of Hoffmann et al. (arXiv:2203.15556, section 3.2): a parabola for each budget.
+
+At one budget, loss against log N is a bowl; its lowest point is N*. A line through log N* over log
+C gives N* ~ C^a. The parabola is symmetric and the bowl is not (unless alpha = beta), so that the
+estimate is biased by sizes far from N*, and by grids that are not centred on it: `within` and
+`nearest` keep those near. A budget whose lowest point is not between its sizes says nothing, and
+is refused.
+
+Shapes: B budgets, R rows, K draws.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.config import Field, Settings
+from trainrig.errors import DataError
+from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
+from trainrig.scaling.laws.law import LeftOut
+from trainrig.scaling.laws.regression.identifiability import levels
+from trainrig.scaling.laws.runs_table import Floats, Runs
+
+LEAST_SIZES = 4  # three make a parabola that fits anything
+LEAST_BUDGETS = 2  # of a line
+NEAR = 5  # sizes that are kept whatever their loss
+PLACES = NDArray[np.int64]
+
+
+class IsoFlop(Settings):
+    """How budgets are told apart, and which of their sizes are looked at."""
+
+    same_budget: float = Field(1.25, gt=1)  # FLOPs within this factor are one budget's
+    # Sizes whose loss is at most this share above the lowest of their budget, and the NEAR nearest
+    # in any case: farther up the bowl is no parabola, fewer are noise. Chosen on made-up sweeps
+    # and by leaving out runs (docs/scaling.md). None: all sizes.
+    within: float | None = Field(0.1, gt=0)
+    nearest: int | None = Field(None, ge=LEAST_SIZES)  # instead: so many sizes about the lowest
+
+
+@dataclass(frozen=True)
+class Bowl:
+    """One budget's parabola: loss = bottom + curvature (log N - log N*)^2, in nats per token."""
+
+    flops: float  # of the budget, by 6ND
+    parameters: float  # N*
+    tokens: float  # D* = C / 6N*
+    loss: float  # at the bottom
+    curvature: float
+    rows: tuple[int, ...]  # of the runs given
+
+
+@dataclass(frozen=True)
+class IsoFlopFit:
+    """N*(C) and D*(C), each budget's bowl, and the budgets that were refused."""
+
+    parameters: PowerLaw
+    tokens: PowerLaw
+    bowls: tuple[Bowl, ...]
+    refused: tuple[LeftOut, ...]
+
+
+def fit_isoflops(runs: Runs, settings: IsoFlop | None = None) -> IsoFlopFit:
+    """Approach 2. Raises DataError if fewer than two budgets have a lowest point inside."""
+    rules = settings or IsoFlop()
+    bowls: list[Bowl] = []
+    refused: list[LeftOut] = []
+    stray: list[int] = []
+    for rows in budgets(runs, rules):
+        if len(levels(runs.parameters[rows])) < LEAST_SIZES:
+            stray.append(len(rows))
+            continue
+        found = _bowl(runs, rows, rules)
+        if isinstance(found, Bowl):
+            bowls.append(found)
+        else:
+            flops = float(np.median(runs.flops_6nd[rows]))
+            refused.append(LeftOut(name=f"budget {flops:.3g}", reason=found))
+    if stray:
+        reason = f"they are {len(stray)} budgets of fewer than {LEAST_SIZES} sizes"
+        refused.append(LeftOut(name=f"{sum(stray)} runs", reason=reason))
+    if len(bowls) < LEAST_BUDGETS:
+        why = "; ".join(f"{one.name}: {one.reason}" for one in refused[:3])
+        raise DataError(
+            f"isoFLOP curves: {len(bowls)} budgets have a lowest point between their sizes, and a "
+            f"line needs {LEAST_BUDGETS}" + (f" ({why})" if why else "")
+        )
+    at = np.array([bowl.flops for bowl in bowls])
+    return IsoFlopFit(
+        parameters=fit_power(at, np.array([bowl.parameters for bowl in bowls])),
+        tokens=fit_power(at, np.array([bowl.tokens for bowl in bowls])),
+        bowls=tuple(bowls),
+        refused=tuple(refused),
+    )
+
+
+def redrawn(fit: IsoFlopFit, runs: Runs, counts: NDArray[np.int64]) -> Floats:
+    """ln coefficient and exponent of N*(C) for each draw's counts [K, R]: [K, 2].
+
+    Each draw bends its own parabola through the rows of each bowl; a budget whose parabola has no
+    lowest point inside is left out of that draw's line, and a draw without a line is NaN.
+    """
+    log_best = np.stack([_redrawn_bowl(bowl, runs, counts) for bowl in fit.bowls], axis=1)
+    log_flops = np.log([bowl.flops for bowl in fit.bowls])
+    known = np.isfinite(log_best)
+    weight = known / np.maximum(known.sum(axis=1, keepdims=True), 1)
+    y = np.where(known, log_best, 0)
+    x = np.where(known, log_flops - (weight * log_flops).sum(axis=1, keepdims=True), 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        exponent = (x * y).sum(axis=1) / (x * x).sum(axis=1)
+    middle = (weight * (y - exponent[:, None] * log_flops)).sum(axis=1)
+    found = np.stack([middle, exponent], axis=1)
+    found[known.sum(axis=1) < LEAST_BUDGETS] = np.nan
+    return found
+
+
+def _redrawn_bowl(bowl: Bowl, runs: Runs, counts: NDArray[np.int64]) -> Floats:
+    """[K] log N* of each draw; NaN where its parabola has no lowest point inside."""
+    rows = np.array(bowl.rows)
+    log_n, loss, weight = np.log(runs.parameters[rows]), runs.loss[rows], counts[:, rows]
+    x = log_n - log_n.mean()
+    powers = np.stack([np.ones_like(x), x, x * x])  # [3, R]
+    moments = np.einsum("kr,ir,jr->kij", weight, powers, powers)
+    sides = np.einsum("kr,ir,r->ki", weight, powers, loss)
+    sizes = np.unique(log_n)
+    drawn = np.stack([weight[:, log_n == size].sum(axis=1) for size in sizes], axis=1) > 0
+    enough = drawn.sum(axis=1) >= 3  # of a parabola
+    moments[~enough] = np.eye(3)
+    _, slope, curvature = np.linalg.solve(moments, sides[..., None])[..., 0].T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        best = log_n.mean() - slope / (2 * curvature)
+    least = np.where(drawn, sizes, np.inf).min(axis=1)
+    most = np.where(drawn, sizes, -np.inf).max(axis=1)
+    inside = enough & (curvature > 0) & (best > least) & (best < most)
+    return np.where(inside, best, np.nan)
+
+
+def budgets(runs: Runs, settings: IsoFlop | None = None) -> list[PLACES]:
+    """The rows of each budget, cheapest first: by the column `budget`, else by like 6ND.
+
+    Groups of FLOPs are cut at the widest gap until each is within `same_budget`.
+    """
+    rules = settings or IsoFlop()
+    if not np.isnan(runs.budget).any():
+        return [np.flatnonzero(runs.budget == value) for value in np.unique(runs.budget)]
+    order = np.argsort(runs.flops_6nd, kind="stable")
+    return _cut(order, np.log(runs.flops_6nd), float(np.log(rules.same_budget)))
+
+
+def _cut(order: PLACES, log_flops: Floats, width: float) -> list[PLACES]:
+    values = log_flops[order]
+    if values[-1] - values[0] <= width:
+        return [order]
+    at = int(np.argmax(np.diff(values))) + 1
+    return _cut(order[:at], log_flops, width) + _cut(order[at:], log_flops, width)
+
+
+def _looked_at(runs: Runs, rows: PLACES, rules: IsoFlop) -> Floats:
+    """The sizes of one budget that its parabola is fitted to."""
+    sizes = np.unique(runs.parameters[rows])
+    if rules.nearest is None and rules.within is None:
+        return sizes
+    lowest = runs.parameters[rows][int(np.argmin(runs.loss[rows]))]
+    by_distance = np.argsort(np.abs(np.log(sizes / lowest)), kind="stable")
+    kept = np.zeros(len(sizes), dtype=bool)
+    kept[by_distance[: rules.nearest or NEAR]] = True
+    if rules.nearest is None and rules.within is not None:
+        means = [runs.loss[rows][runs.parameters[rows] == size].mean() for size in sizes]
+        kept |= np.array(means) <= runs.loss[rows].min() * (1 + rules.within)
+    return sizes[kept]
+
+
+def _bowl(runs: Runs, rows: PLACES, rules: IsoFlop) -> Bowl | str:
+    """The parabola of one budget, or why there is none."""
+    flops = float(np.median(runs.flops_6nd[rows]))
+    sizes = np.unique(runs.parameters[rows])
+    lowest = runs.parameters[rows][int(np.argmin(runs.loss[rows]))]
+    if lowest in (sizes[0], sizes[-1]):
+        which, wanted = ("smallest", "smaller") if lowest == sizes[0] else ("largest", "larger")
+        return (
+            f"no minimum inside: the {which} of its {len(sizes)} sizes, {lowest:.3g}, has the "
+            f"lowest loss; train {wanted} ones"
+        )
+    rows = rows[np.isin(runs.parameters[rows], _looked_at(runs, rows, rules))]
+    x = np.log(runs.parameters[rows])
+    middle = x.mean()
+    curvature, slope, offset = np.polyfit(x - middle, runs.loss[rows], 2)
+    if curvature <= 0:
+        return "its losses make no bowl: the parabola opens downward"
+    bottom = -slope / (2 * curvature)
+    best = float(np.exp(middle + bottom))
+    if not x.min() < middle + bottom < x.max():
+        return f"no minimum inside: the parabola's lowest point, {best:.3g}, is beyond its sizes"
+    return Bowl(
+        flops=flops,
+        parameters=best,
+        tokens=flops / (6 * best),
+        loss=float(offset - curvature * bottom**2),
+        curvature=float(curvature),
+        rows=tuple(int(row) for row in rows),
+    )

@@ -1,0 +1,205 @@
+"""Which form heads a law: the one that predicts the runs kept back, unless chance may say so.
+
+Each form is fitted to the rest of the runs and predicts those kept back. The form of the least mean
+error is the best. The standard one (the first of FORMS) is taken while its mean error is within one
+standard error of the best's (the rule of Breiman et al. 1984, section 3.4.3); then the next.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from trainrig.errors import DataError
+from trainrig.scaling.laws.forms import Array
+from trainrig.scaling.laws.law import Compared
+from trainrig.scaling.laws.regression.data_constrained import (
+    DataConstrainedFit,
+    fit_data_constrained,
+)
+from trainrig.scaling.laws.regression.held_out import FitForm, Split, criterion, predict
+from trainrig.scaling.laws.regression.kaplan_form import KaplanFit, fit_kaplan_form
+from trainrig.scaling.laws.regression.minimise import Loss
+from trainrig.scaling.laws.regression.overtraining import OverTrainingFit, fit_overtraining
+from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
+from trainrig.scaling.laws.regression.regression import Fit
+from trainrig.scaling.laws.runs_table import Runs
+
+EPOCHS = 4  # repeats beyond these are worth visibly less than new tokens (arXiv:2305.16264)
+LEAST_KEPT = 3  # training runs kept back below which a standard error means nothing
+Kind = Literal["Parametric", "Kaplan", "DataConstrained", "OverTraining"]
+FORMS: tuple[Kind, ...] = ("Parametric", "OverTraining", "Kaplan", "DataConstrained")
+STANDARD = FORMS[0]
+
+
+def form_fitter(kind: Kind, loss: Loss) -> FitForm:
+    """The function that fits forms of `kind`."""
+    fitters: dict[Kind, FitForm] = {
+        "Parametric": lambda runs: fit_parametric(runs, ParametricFit(loss=loss)),
+        "Kaplan": lambda runs: fit_kaplan_form(runs, KaplanFit(loss=loss)),
+        "DataConstrained": lambda runs: fit_data_constrained(runs, DataConstrainedFit(loss=loss)),
+        "OverTraining": lambda runs: fit_overtraining(runs, OverTrainingFit(loss=loss)),
+    }
+    return fitters[kind]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One form, fitted without the runs kept back."""
+
+    fit: Fit[Any]  # to the rest
+    errors: Array  # [H] of the runs kept back, relative, without sign
+
+    @property
+    def error(self) -> float:
+        """The mean."""
+        return float(self.errors.mean())
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Every form that the runs can tell, fitted to all of them, and to the rest."""
+
+    asked: Kind | None
+    fits: Mapping[Kind, Fit[Any]]  # to all runs
+    judged: Mapping[Kind, Judged]  # nothing where no runs are kept back
+    kept: tuple[str, ...]  # the training run of each run kept back
+
+    @property
+    def best(self) -> Kind | None:
+        """The form of the least error on the runs kept back."""
+        if not self.judged:
+            return None
+        return min(self.judged, key=lambda kind: self.judged[kind].error)
+
+    @property
+    def chosen(self) -> Kind:
+        """The form that heads the law."""
+        if self.asked is not None:
+            return self.asked
+        if self.best is None or len(set(self.kept)) < LEAST_KEPT:
+            return STANDARD
+        return next(kind for kind in FORMS if kind in self.judged and self._as_good(kind))
+
+    @property
+    def why(self) -> str:
+        """Why that form, in a sentence."""
+        own, best = self.chosen, self.best
+        if self.asked is not None:
+            return f"{own}, as --form asks"
+        if best is None:
+            return f"{own}, the standard form: no runs were kept back to choose by"
+        if len(set(self.kept)) < LEAST_KEPT:
+            return (
+                f"{own}, the standard form: of {len(set(self.kept))} training runs kept back no "
+                "standard error can be had to choose by"
+            )
+        least = self.judged[best].error
+        if own == best:
+            return f"{own}: the least mean error on the runs kept back, {least:.2%}"
+        return (
+            f"{own}, whose mean error on the runs kept back, {self.judged[own].error:.2%}, is "
+            f"within one standard error ({self._standard_error:.2%}) of the best, {best}'s "
+            f"{least:.2%}"
+        )
+
+    @property
+    def _standard_error(self) -> float:
+        """Of the best's mean error; runs kept back that share a training run count as one."""
+        assert self.best is not None  # asked before
+        errors = self.judged[self.best].errors
+        _, cluster = np.unique(self.kept, return_inverse=True)
+        together = np.bincount(cluster, errors - errors.mean())
+        clusters = len(together)
+        squares = float(together @ together) * clusters / max(clusters - 1, 1)
+        return float(np.sqrt(squares)) / len(errors)
+
+    def _as_good(self, kind: Kind) -> bool:
+        assert self.best is not None  # asked before
+        return self.judged[kind].error <= self.judged[self.best].error + self._standard_error
+
+    def compared(self) -> tuple[Compared, ...]:
+        """The chosen form, then the others."""
+        others = (kind for kind in self.fits if kind != self.chosen)
+        return tuple(self._compared(kind) for kind in (self.chosen, *others))
+
+    def _compared(self, kind: Kind) -> Compared:
+        fit, judged = self.fits[kind], self.judged.get(kind)
+        return Compared(
+            form=fit.form,
+            objective=fit.objective,
+            held_out_error=judged.error if judged else None,
+            as_good=self._as_good(kind) if judged else None,
+            criterion=criterion(fit),
+        )
+
+
+def fit_forms(
+    runs: Runs,
+    halves: Split | None,
+    asked: Kind | None,
+    loss: Loss,
+    tell: Callable[[str], None] = lambda stage: None,
+) -> Forms:
+    """Fit each form to `runs` and to those not kept back. Raises DataError where the form asked
+    for, or else the standard one, cannot be fitted; others are then left out."""
+    first = asked or STANDARD
+    order = (first, *(kind for kind in kinds(runs) if kind != first))
+    fits: dict[Kind, Fit[Any]] = {}
+    judged: dict[Kind, Judged] = {}
+    for kind in order:
+        tell(f"fitting {kind}")
+        try:
+            fits[kind] = _fit(runs, kind, loss)
+            if halves is not None:
+                tell(f"fitting {kind} without the runs kept back")
+                judged[kind] = _judged(halves, form_fitter(kind, loss))
+        except DataError:
+            if kind == first:
+                raise
+            fits.pop(kind, None)
+    kept = () if halves is None else tuple(halves.largest.trial.tolist())
+    return Forms(asked, fits, judged, kept)
+
+
+def kinds(runs: Runs) -> Sequence[Kind]:
+    """The forms that may describe `runs`."""
+    return FORMS if repeating(runs) else FORMS[:-1]
+
+
+def repeating(runs: Runs) -> int:
+    """How many runs saw their tokens more than four times; NaN, for all unseen, counts not."""
+    return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
+
+
+def _judged(halves: Split, fitter: FitForm) -> Judged:
+    try:
+        fit = fitter(halves.rest)
+    except DataError as why:
+        raise DataError(
+            f"without {halves.rule}, which are kept back to judge the law: {why}; keep fewer back "
+            "with --hold-out, or none with 0"
+        ) from None
+    return Judged(fit, np.abs(predict(fit.form, halves.largest) / halves.largest.loss - 1))
+
+
+def _fit(runs: Runs, kind: Kind, loss: Loss) -> Fit[Any]:
+    """Raises DataError; it names Kaplan's form where the parametric one has no minimum and that
+    has: losses of small models alone may show nothing that cannot be reduced."""
+    try:
+        return form_fitter(kind, loss)(runs)
+    except DataError as refused:
+        if kind != "Parametric" or not _has_minimum(runs, "Kaplan", loss):
+            raise
+        raise DataError(
+            f"{refused}; or take --form Kaplan, which has no irreducible loss, and has a minimum"
+        ) from None
+
+
+def _has_minimum(runs: Runs, kind: Kind, loss: Loss) -> bool:
+    try:
+        form_fitter(kind, loss)(runs)
+    except DataError:
+        return False
+    return True

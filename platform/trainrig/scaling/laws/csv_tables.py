@@ -1,0 +1,257 @@
+"""Tables of runs in CSV: by our own names of columns, by the user's, or as published.
+
+A published table is known by its headers, and read with what its paper says of it: what N counts,
+how D follows where it is not given, which loss is the one reported.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import config, storage
+from trainrig.errors import DataError
+from trainrig.scaling.laws.runs_table import NEEDED, NUMBERS, TEXTS, Runs
+from trainrig.storage import utf8
+
+# Other names that tables give to our columns.
+SYNONYMS = {
+    "parameters": ("params", "n_params", "n", "non_embedding_parameters", "params_no_embed"),
+    "tokens": ("d", "n_tokens", "training_tokens"),
+    "flops": ("c", "compute", "training_flops"),
+    "loss": ("val_loss", "validation_loss", "final_loss"),
+    "recipe": ("dataset", "corpus"),
+    "unique_tokens": ("unique",),
+}
+# Losses in another unit, by the names that give them away.
+OTHER_UNITS = {
+    "perplexity": "perplexity",
+    "ppl": "perplexity",
+    "bits_per_byte": "bits per byte",
+    "bpb": "bits per byte",
+    "bits_per_token": "bits per token",
+    "loss_bits": "bits per token",
+}
+
+
+@dataclass(frozen=True)
+class Csv:
+    """The cells of a file, by column. `numbers` names the line at fault."""
+
+    path: str
+    cells: Mapping[str, list[str]]
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column as float64; an empty cell is NaN. Raises DataError naming the line."""
+        found = np.full(len(self.cells[name]), np.nan)
+        for row, cell in enumerate(self.cells[name]):
+            try:
+                found[row] = float(cell) if cell.strip() else np.nan
+            except ValueError:
+                line = row + 2  # the header is line 1
+                message = f"{name} should be a number, found {cell!r}"
+                raise DataError(f"{self.path}:{line}: {message}") from None
+        return found
+
+
+def read_csv(path: str, columns: Mapping[str, str]) -> Runs:
+    """The runs of a CSV with a header line. `columns`: our name of a column -> the file's.
+
+    Raises DataError.
+    """
+    table = parse(path)
+    if not columns:
+        for headers, reader in PUBLISHED.items():
+            if headers <= set(table.cells):
+                return reader(table)
+    return _read_named(table, columns)
+
+
+def parse(path: str) -> Csv:
+    """The cells of the file at `path`, which has a header line. Raises DataError."""
+    try:
+        text = utf8.decode(storage.read(path))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: is a folder, not a CSV") from None
+    except utf8.NotUtf8 as error:
+        raise DataError(f"{path}: {error}; a CSV is wanted") from None
+    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    if len(rows) < 2:
+        raise DataError(f"{path}: no rows; a table of runs has a header line and a line for each")
+    header = [name.strip() for name in rows[0]]
+    for line, row in enumerate(rows[1:], 2):
+        if len(row) != len(header):
+            raise DataError(f"{path}:{line}: {len(row)} cells under {len(header)} headers")
+    return Csv(path, {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)})
+
+
+def _read_named(table: Csv, columns: Mapping[str, str]) -> Runs:
+    ours = (*TEXTS, *NUMBERS, "total_parameters")
+    for name, header in columns.items():
+        if name not in ours:
+            hint = config.did_you_mean(name, ours)
+            raise DataError(f"{table.path}: a table of runs has no column '{name}'{hint}")
+        if header not in table.cells:
+            hint = config.did_you_mean(header, table.cells)
+            raise DataError(f"{table.path}: no column '{header}'{hint}")
+    headers = {name: _header(table, name, columns) for name in ours}
+    found = {name: header for name, header in headers.items() if header}
+    total = "total_parameters" in found and "parameters" not in found
+    if total:
+        found["parameters"] = found.pop("total_parameters")
+    found.pop("total_parameters", None)
+    _refuse_missing(table, found)
+    given: dict[str, Any] = {
+        name: table.cells[header] if name in TEXTS else table.numbers(header)
+        for name, header in found.items()
+    }
+    if "tokens" not in given:
+        given["tokens"] = given["flops"] / (6 * given["parameters"])
+    return Runs.of(**given, counts="total" if total else "non-embedding")
+
+
+def _header(table: Csv, name: str, columns: Mapping[str, str]) -> str | None:
+    """The header of the file's column that is our `name`, if there is one."""
+    if name in columns:
+        return columns[name]
+    by_lower = {header.lower().replace(" ", "_"): header for header in table.cells}
+    spellings = (name, *SYNONYMS.get(name, ()))
+    return next((by_lower[s] for s in spellings if s in by_lower), None)
+
+
+def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:
+    if "loss" not in found:
+        for header in table.cells:
+            if unit := OTHER_UNITS.get(header.lower().replace(" ", "_")):
+                raise DataError(
+                    f"{table.path}: losses in {unit} (column '{header}'); laws are fitted to nats "
+                    "per token, under one tokenizer: convert them, and name the column loss"
+                )
+    missing = [name for name in NEEDED if name not in found]
+    if "tokens" in missing and "flops" in found:
+        missing.remove("tokens")
+    if missing:
+        raise DataError(
+            f"{table.path}: no column for {', '.join(missing)} among "
+            f"{', '.join(list(table.cells)[:12])}; name it with --column {missing[0]}=HEADER"
+        )
+
+
+# --- published tables
+
+
+def _chinchilla(table: Csv) -> Runs:
+    """Points read off figure 4 of Hoffmann et al. (arXiv:2203.15556) by Besiroglu et al. 2024."""
+    parameters, flops = table.numbers("Model Size"), table.numbers("Training FLOP")
+    return Runs.of(
+        parameters=parameters,
+        tokens=flops / (6 * parameters),
+        flops=flops,
+        loss=table.numbers("loss"),
+        recipe="MassiveText",
+        tokenizer="chinchilla",
+        counts="total",
+    )
+
+
+def _datablations(table: Csv) -> Runs:
+    """Runs on repeated data, Muennighoff et al. (arXiv:2305.16264)."""
+    return Runs.of(
+        name=table.cells["name"],
+        parameters=table.numbers("params"),
+        tokens=table.numbers("tokens"),
+        unique_tokens=table.numbers("unique_tokens"),
+        loss=table.numbers("loss"),
+        recipe="C4",
+        tokenizer="gpt2",
+        counts="total",
+    )
+
+
+def _gadre(table: Csv) -> Runs:
+    """Over-trained models on three corpora, Gadre et al. (arXiv:2403.08540).
+
+    N is the total there; the loss reported is that on C4's validation part.
+    """
+    losses = {h.removeprefix("loss_"): table.numbers(h) for h in table.cells if h[:5] == "loss_"}
+    without = table.numbers("params_no_embed")
+    return Runs.of(
+        name=table.cells["name"],
+        recipe=table.cells["dataset"],
+        parameters=without,
+        embedding_parameters=table.numbers("params") - without,
+        tokens=table.numbers("tokens"),
+        flops=6 * table.numbers("params") * table.numbers("tokens"),
+        loss=losses["c4_val"],
+        losses=losses,
+        tokenizer="gpt-neox",
+    ).counted_with_embeddings()
+
+
+# Non-embedding parameters, and training FLOPs a token, of the models named in Bhagia et al.
+# (arXiv:2412.04403), table 1 and its code's `MODEL_FLOPS`.
+OLMO_SIZES = {
+    "190M": (190_354_176, 1_903_391_232),
+    "370M": (371_262_464, 3_443_922_944),
+    "760M": (758_220_288, 6_373_843_968),
+    "1B": (1_279_395_840, 10_109_071_360),
+    "3B": (3_169_537_280, 22_970_355_200),
+}
+
+
+def _olmo(table: Csv) -> Runs:
+    """The model ladder of Bhagia et al. (arXiv:2412.04403); the loss is that on C4."""
+    names = table.cells["run"]
+    for line, name in enumerate(names, 2):
+        if name.split("-")[0] not in OLMO_SIZES:
+            raise DataError(f"{table.path}:{line}: '{name}' names no size of the OLMo ladder")
+    sizes = np.array([OLMO_SIZES[name.split("-")[0]] for name in names], dtype=np.float64)
+    tokens = table.numbers("tokens")
+    return Runs.of(
+        name=names,
+        parameters=sizes[:, 0],
+        tokens=tokens,
+        flops=sizes[:, 1] * tokens,
+        loss=table.numbers("c4_val_loss"),
+        seed=[float("rerun" in name) for name in names],
+        recipe="OLMo-mix",
+        tokenizer="dolma2",
+    )
+
+
+def _porian(table: Csv) -> Runs:
+    """The best size for each budget, by study; Porian et al. (arXiv:2406.19146).
+
+    The rows are minima that the authors found: a law of N*(C) can be fitted to them, a loss in
+    both N and D cannot. FLOPs and N are counted as the study (its `param_count`) counts them.
+    """
+    cells = table.cells
+    parts = ("dataset", "hparams", "warmup", "decay", "param_count", "val")
+    study = ["/".join(values) for values in zip(*(cells[part] for part in parts), strict=True)]
+    flops = table.numbers("flops")
+    return Runs.of(
+        name=[f"{s} at {c:.3g} FLOPs" for s, c in zip(study, flops, strict=True)],
+        recipe=study,
+        parameters=table.numbers("n"),
+        tokens=table.numbers("t"),
+        flops=flops,
+        loss=table.numbers("loss"),
+        budget=flops,
+        tokenizer="gpt-neox",
+    )
+
+
+Reader = Callable[[Csv], Runs]
+PUBLISHED: dict[frozenset[str], Reader] = {
+    frozenset({"Model Size", "Training FLOP", "loss"}): _chinchilla,
+    frozenset({"name", "params", "params_no_embed", "cc_mult", "loss_c4_val"}): _gadre,
+    frozenset({"run", "step", "tokens", "c4_val_loss"}): _olmo,
+    frozenset({"flops", "n", "t", "multiplier", "loss", "hparams", "param_count"}): _porian,
+    frozenset({"name", "params", "tokens", "unique_tokens", "loss"}): _datablations,
+}

@@ -1,0 +1,246 @@
+"""Runs to a law: screened, fitted, judged on what was kept back, and held against other forms.
+
+The same runs and settings give the same `law.json`, byte for byte: whatever is drawn has a seed.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from trainrig import __version__, config, storage
+from trainrig.config import Settings
+from trainrig.errors import DataError
+from trainrig.scaling.laws.approaches.approaches import by_each, frontier_laws
+from trainrig.scaling.laws.approaches.envelope import Envelope
+from trainrig.scaling.laws.approaches.isoflop import IsoFlop
+from trainrig.scaling.laws.choose_form import EPOCHS, Kind, fit_forms, repeating
+from trainrig.scaling.laws.fit_progress import Progress
+from trainrig.scaling.laws.law import (
+    Approach,
+    Estimate,
+    Interval,
+    Law,
+    Ranges,
+    Span,
+    write_law,
+)
+from trainrig.scaling.laws.read_table import read_table
+from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
+from trainrig.scaling.laws.regression.held_out import HoldOut, judge, split
+from trainrig.scaling.laws.regression.minimise import Huber, Loss
+from trainrig.scaling.laws.regression.profile import Profile, profiles, with_profiles
+from trainrig.scaling.laws.runs_table import Counts, Floats, Runs, together
+from trainrig.scaling.laws.screening import Exclusions, Screened, screen
+
+LAW_FILE = "law.json"
+
+
+log = logging.getLogger(__name__)
+
+
+class LawFit(Settings):
+    """How runs become a law."""
+
+    form: Kind | None = None  # None: chosen by what each says of the runs kept back
+    loss: Loss = Huber()  # of the residuals of log loss
+    exclusions: Exclusions = Exclusions()
+    counts: Counts | None = None  # of N; None: as the table counts
+    tokenizer: str = ""  # of a table that does not say
+    hold_out: HoldOut = HoldOut()
+    bootstrap: Bootstrap = Bootstrap()
+    isoflop: IsoFlop = IsoFlop()
+    envelope: Envelope = Envelope()
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A law, and the runs that it was fitted to."""
+
+    law: Law
+    runs: Runs  # those fitted
+    along: Runs  # with them, the points along their curves
+    profiles: Mapping[str, Profile]  # by constant
+    settings: LawFit  # by which
+
+
+def read_runs(
+    paths: Sequence[str], columns: dict[str, str] | None = None, recipes: Sequence[str] = ()
+) -> Runs:
+    """The rows of all `paths`, of `recipes` alone where some are named. Raises DataError."""
+    runs = together([read_table(path, columns) for path in paths])
+    if not recipes:
+        return runs
+    for name in recipes:
+        if name not in runs.recipe:
+            there = [str(recipe) for recipe in dict.fromkeys(runs.recipe)]
+            raise DataError(f"{paths[0]}: no recipe '{name}'{config.did_you_mean(name, there)}")
+    return runs.select(np.isin(runs.recipe, list(recipes)))
+
+
+def fit_law(
+    runs: Runs, settings: LawFit, name: str, source: str = "", progress: Progress | None = None
+) -> Fitted:
+    """The law of `runs`. Raises DataError where they do not make one; `name` is the law's."""
+    told = progress or Progress.silent()
+    screened = screen(counted(runs, settings.counts), settings.exclusions)
+    tokenizer = _tokenizer(screened.runs, settings.tokenizer)
+    halves = split(screened.runs, settings.hold_out) if settings.hold_out.share else None
+    forms = fit_forms(screened.runs, halves, settings.form, settings.loss, told.stage)
+    fit = forms.fits[forms.chosen]
+    _warn_of_repeats(screened.runs, forms.chosen)
+    held_out = None
+    if halves is not None:
+        told.stage("judging by the runs kept back")
+        held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, told.count)
+    told.stage("bootstrap")
+    drawn = bootstrap_form(fit, settings.bootstrap, told.count)
+    quantities = {"parameters_exponent": _parameters_exponent} if _bends(forms.chosen) else {}
+    told.stage("profiles")
+    profiled = profiles(fit, quantities, settings.bootstrap.level, told.count)
+    estimates = with_profiles(_estimates(drawn, quantities), profiled)
+    told.stage("other approaches")
+    law = Law(
+        name=name,
+        form=fit.form,
+        choice=forms.why,
+        draws=drawn.forms,
+        estimates=estimates | _frontiers(screened, settings),
+        parameters_count=screened.runs.counts,
+        tokenizer=tokenizer,
+        ranges=ranges(screened.runs),
+        fit=fit.record(screened.left_out).model_copy(
+            update={"draws_failed": drawn.draws.failed, "clusters": drawn.clusters}
+        ),
+        held_out=held_out,
+        compared=forms.compared(),
+        approaches=_approaches(screened, forms.chosen, estimates, settings),
+        source=source,
+        made_by=made_by(),
+    )
+    return Fitted(law, screened.runs, screened.along, profiled, settings)
+
+
+def _warn_of_repeats(runs: Runs, kind: Kind) -> None:
+    if kind != "DataConstrained" and (count := repeating(runs)):
+        log.warning(
+            "%d of %d runs saw their tokens more than %d times, which %s takes for new ones; "
+            "--form DataConstrained does not",
+            *(count, len(runs), EPOCHS, kind),
+        )
+
+
+def _estimates(drawn: FormDraws[Any], quantities: dict[str, Any]) -> dict[str, Estimate]:
+    """With the bootstrap's intervals, or without where too many draws have no fit."""
+    try:
+        return drawn.estimates(quantities)
+    except DataError as why:
+        log.warning("%s", why)
+    form = drawn.fit.form
+    found = form.constants | {name: float(of(form)) for name, of in quantities.items()}
+    return {name: Estimate(value=value) for name, value in found.items()}
+
+
+def write_fit(folder: str, fitted: Fitted) -> str:
+    """Put `law.json` into `folder`; its path."""
+    path = storage.join(folder, LAW_FILE)
+    write_law(path, fitted.law)
+    return path
+
+
+def ranges(runs: Runs) -> Ranges:
+    """Where `runs` lie."""
+    return Ranges(
+        parameters=_span(runs.parameters),
+        tokens=_span(runs.tokens),
+        flops=_span(runs.flops_6nd),
+        tokens_per_parameter=_span(runs.tokens / runs.parameters),
+    )
+
+
+def made_by() -> dict[str, str]:
+    """Versions that a fit's last digits depend on."""
+    return {"trainrig": __version__} | {n: metadata.version(n) for n in ("numpy", "scipy")}
+
+
+def _span(values: Floats) -> Span:
+    return Span(least=float(values.min()), greatest=float(values.max()))
+
+
+def counted(runs: Runs, counts: Counts | None) -> Runs:
+    """`runs` with N counted as asked. Raises DataError where the table does not tell."""
+    if counts is None or counts == runs.counts:
+        return runs
+    if counts == "non-embedding":
+        raise DataError(
+            "the runs count embeddings among their parameters and do not say how many those are; "
+            "fit with --counts total"
+        )
+    return runs.counted_with_embeddings()
+
+
+def _tokenizer(runs: Runs, given: str) -> str:
+    named = {str(name) for name in runs.tokenizer if name}
+    if given and named - {given}:
+        raise DataError(
+            f"the runs were tokenized by '{named.pop()}', not '{given}': leave --tokenizer out"
+        )
+    return given or (named.pop() if named else "unknown")
+
+
+def _bends(kind: Kind) -> bool:
+    """Does the form say how N* goes with compute? OverTraining always says as its root."""
+    return kind in ("Parametric", "Kaplan")
+
+
+def _parameters_exponent(form: Any) -> Any:
+    return form.parameters_exponent
+
+
+def _frontiers(screened: Screened, settings: LawFit) -> dict[str, Estimate]:
+    try:
+        return frontier_laws(screened.runs, settings.bootstrap)[1]
+    except DataError:
+        return {}
+
+
+def _approaches(
+    screened: Screened, kind: Kind, estimates: dict[str, Estimate], settings: LawFit
+) -> tuple[Approach, ...]:
+    """Approaches 1 and 2, and the exponent that the fitted form itself implies."""
+    found = by_each(
+        screened.runs, screened.along, settings.isoflop, settings.envelope, settings.bootstrap
+    )
+    exponent = estimates.get("parameters_exponent")
+    if exponent is None:
+        return found
+    return (
+        *found,
+        Approach(
+            name=kind.lower(),
+            parameters_exponent=exponent,
+            tokens_exponent=_one_less(exponent),
+            note="of the fitted form, by 6ND",
+        ),
+    )
+
+
+def _one_less(exponent: Estimate) -> Estimate:
+    """The estimate of 1 - a."""
+    return Estimate(
+        value=1 - exponent.value,
+        bootstrap=_mirrored(exponent.bootstrap),
+        profile=_mirrored(exponent.profile),
+        standard_error=exponent.standard_error,
+    )
+
+
+def _mirrored(interval: Interval | None) -> Interval | None:
+    if interval is None:
+        return None
+    low = None if interval.high is None else 1 - interval.high
+    high = None if interval.low is None else 1 - interval.low
+    return Interval(low=low, high=high, level=interval.level)

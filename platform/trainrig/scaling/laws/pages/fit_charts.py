@@ -1,0 +1,303 @@
+"""The charts of a fit: each turns a part of it into a finding, worded from the numbers."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from trainrig import figures
+from trainrig.report import Cell, Chart, Table, short
+from trainrig.scaling.laws.approaches.envelope import EnvelopeFit
+from trainrig.scaling.laws.approaches.isoflop import IsoFlopFit, budgets
+from trainrig.scaling.laws.forms import Array
+from trainrig.scaling.laws.law import Law
+from trainrig.scaling.laws.pages.law_views import band, computes, power, surface
+from trainrig.scaling.laws.regression.profile import Profile
+from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.plots.agreement import (
+    Agreement,
+    Residuals,
+    plot_agreement,
+    plot_residuals,
+)
+from trainrig.scaling.plots.curves import LossCurve, Parabola, plot_isoflops, plot_loss_curves
+from trainrig.scaling.plots.frontier import Band, OtherWay, plot_contours, plot_optimum
+from trainrig.scaling.plots.profiles import Profiled, plot_profile
+
+TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all
+
+
+def agreement_chart(law: Law, runs: Runs) -> Chart:
+    """Predicted against measured loss, those held out as the law of the rest predicts them."""
+    predicted = _predicted(law, runs)
+    kept = law.held_out
+    held = np.array([row.loss for row in kept.rows] if kept else [])
+    said = np.array([row.predicted for row in kept.rows] if kept else [])
+    error = np.abs(predicted / runs.loss - 1)
+    fitted = Agreement(predicted, runs.loss)
+    title = f"It misses a run by {np.median(error):.2%} at the median, {error.max():.1%} at most"
+    caption = f"n = {len(runs):,} runs, predicted by the law."
+    if kept is not None:
+        title += f"; runs kept back by {kept.mean_absolute_error:.2%} on average"
+        caption += f" Diamonds: {kept.rule}, predicted by a fit to the others."
+    return Chart(
+        title,
+        figures.draw(
+            partial(
+                plot_agreement,
+                fitted=fitted,
+                held_out=Agreement(said, held) if kept else None,
+            ),
+            330,
+        ),
+        label="Predicted against measured loss of each run.",
+        caption=caption,
+        table=_table(
+            "Losses, nats per token",
+            ("run", "parameters", "tokens", "measured", "predicted"),
+            [
+                (str(runs.name[i]), runs.parameters[i], runs.tokens[i], runs.loss[i], predicted[i])
+                for i in range(len(runs))
+            ],
+        ),
+    )
+
+
+def residual_charts(law: Law, runs: Runs) -> tuple[Chart, Chart]:
+    """The errors against parameters, and against tokens."""
+    error = _predicted(law, runs) / runs.loss - 1
+    kept = law.held_out.rows if law.held_out else ()
+    held_error = np.array([row.error for row in kept])
+    sides = (
+        ("parameters", runs.parameters, np.array([row.parameters for row in kept])),
+        ("tokens", runs.tokens, np.array([row.tokens for row in kept])),
+    )
+    first, second = (
+        _residual_chart(unit, Residuals(sizes, error), Residuals(held, held_error))
+        for unit, sizes, held in sides
+    )
+    return first, second
+
+
+def _residual_chart(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
+    least, most = np.quantile(fitted.size, (0.2, 0.8))
+    few = fitted.error[fitted.size <= least].mean()
+    many = fitted.error[fitted.size >= most].mean()
+    title = f"Off by {few:+.2%} where {unit} are fewest, by {many:+.2%} where they are most"
+    rows = zip(fitted.size.tolist(), (100 * fitted.error).tolist(), strict=True)
+    return Chart(
+        title,
+        figures.draw(partial(plot_residuals, fitted=fitted, unit=unit, held_out=held_out), 240),
+        label=f"Relative errors of the runs against {unit}.",
+        caption=f"n = {len(fitted.size):,} runs. The title has the means of the fifth of runs at "
+        "either end; a trend is what the form cannot say.",
+        table=_table("Errors", (unit, "predicted above measured, %"), list(rows)),
+    )
+
+
+def optimum_charts(
+    law: Law, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
+) -> tuple[Chart, Chart]:
+    """N* and D* against compute, by the law with its band and by the other approaches."""
+    flops = computes(law)
+    sizes = band(law, flops, lambda best: best.parameters)
+    tokens = band(law, flops, lambda best: best.tokens)
+    return (
+        _optimum_chart(law, sizes, "parameters", _others(flops, isoflop, envelope, "parameters")),
+        _optimum_chart(law, tokens, "tokens", _others(flops, isoflop, envelope, "tokens")),
+    )
+
+
+def _optimum_chart(law: Law, found: Band, quantity: str, others: Sequence[OtherWay]) -> Chart:
+    assert law.ranges is not None  # a fitted law has them
+    span = law.ranges.flops
+    slope = np.log(found.value[-1] / found.value[0]) / np.log(found.x[-1] / found.x[0])
+    drawn = len(law.draws)
+    sure = f" The band holds 95% of {drawn:,} bootstrap draws." if found.low is not None else ""
+    few = np.unique(np.linspace(0, len(found.x) - 1, 16).astype(int))
+    ends = (found.low, found.high) if found.low is not None and found.high is not None else None
+    rows: list[tuple[Cell, ...]] = [
+        (
+            power(found.x[i], 3),
+            short(found.value[i]),
+            *((short(ends[0][i]), short(ends[1][i])) if ends else (None, None)),
+        )
+        for i in few
+    ]
+    return Chart(
+        f"The best {quantity} grow as compute to the power {slope:.3f}",
+        figures.draw(
+            partial(
+                plot_optimum,
+                band=found,
+                quantity=f"best {quantity}",
+                others=others,
+                fitted=(span.least, span.greatest),
+            ),
+            300,
+        ),
+        label=f"The best {quantity} against compute, with a band.",
+        caption=f"Shaded: the computes of the runs, {power(span.least)} to "
+        f"{power(span.greatest)} FLOPs; beyond, the law extrapolates.{sure}",
+        table=_table(f"Best {quantity}", ("FLOPs", quantity, "low", "high"), rows),
+    )
+
+
+def _others(
+    flops: Array, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None, quantity: str
+) -> list[OtherWay]:
+    found = []
+    if isoflop is not None:
+        line = getattr(isoflop, quantity)
+        found.append(OtherWay("parabolas", flops, line.coefficient * flops**line.exponent))
+        at = np.array([bowl.flops for bowl in isoflop.bowls])
+        lowest = np.array([getattr(bowl, quantity) for bowl in isoflop.bowls])
+        found.append(OtherWay("their lowest points", at, lowest, points=True))
+    if envelope is not None:
+        line = getattr(envelope, quantity)
+        found.append(OtherWay("envelope", flops, line.coefficient * flops**line.exponent))
+    return found
+
+
+def contour_chart(law: Law, runs: Runs) -> Chart:
+    """The surface of the loss, the runs on it, and the best way through."""
+    assert law.ranges is not None  # a fitted law has them
+    wide = 3.0  # times what was run, on either side
+    sizes, seen = law.ranges.parameters, law.ranges.tokens
+    ends = (sizes.least / wide, sizes.greatest * wide), (seen.least / wide, seen.greatest * wide)
+    best = law.form.optimum(computes(law))
+    ratios = runs.tokens / runs.parameters
+    return Chart(
+        f"The runs lie from {short(ratios.min())} to {short(ratios.max())} tokens a parameter",
+        figures.draw(
+            partial(
+                plot_contours,
+                surface=surface(law.form, *ends),
+                frontier=(best.parameters, best.tokens),
+                runs=(runs.parameters, runs.tokens),
+            ),
+            340,
+        ),
+        label="Lines of equal loss over parameters and tokens.",
+        caption=f"n = {len(runs):,} runs. Lines: loss by the law, nats per token. Where no run is "
+        "near, nothing but the form holds the lines.",
+        table=_table(
+            "The best division of each compute",
+            ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
+            [
+                (power(c, 3), short(n), short(d), loss)
+                for c, n, d, loss in zip(
+                    computes(law)[::5],
+                    best.parameters[::5],
+                    best.tokens[::5],
+                    best.loss[::5].tolist(),
+                    strict=True,
+                )
+            ],
+        ),
+    )
+
+
+def isoflop_chart(runs: Runs, fit: IsoFlopFit) -> Chart:
+    """A parabola for each budget, with its lowest point."""
+    by_rows = {bowl.rows: bowl for bowl in fit.bowls}
+    drawn = []
+    for rows in budgets(runs):
+        bowl = by_rows.get(tuple(int(row) for row in rows))
+        if bowl is None and len(rows) < 4:
+            continue
+        drawn.append(
+            Parabola(
+                flops=float(np.median(runs.flops_6nd[rows])),
+                parameters=runs.parameters[rows],
+                loss=runs.loss[rows],
+                lowest=(bowl.parameters, bowl.loss) if bowl else None,
+                curvature=bowl.curvature if bowl else 0.0,
+            )
+        )
+    lowest = [bowl for bowl in drawn if bowl.lowest]
+    refused = len(drawn) - len(lowest)
+    title = f"{len(lowest)} budgets have their lowest loss between the sizes tried"
+    return Chart(
+        f"{title}, {refused} do not" if refused else title,
+        figures.draw(partial(plot_isoflops, budgets=drawn), 320),
+        label="Loss against parameters, one parabola a budget, its lowest point marked.",
+        caption=f"n = {sum(len(b.loss) for b in drawn):,} runs of {len(drawn)} budgets (FLOPs, "
+        "written beside). Dotted: a budget whose lowest point is not inside, which says nothing.",
+        table=_table(
+            "Lowest points",
+            ("FLOPs", "parameters", "loss (nats per token)"),
+            [(power(b.flops, 3), short(b.lowest[0]), b.lowest[1]) for b in lowest if b.lowest],
+        ),
+    )
+
+
+def envelope_chart(along: Runs, fit: EnvelopeFit | None) -> Chart:
+    """Every training curve, and the least loss at each compute."""
+    drawn = []
+    for trial in dict.fromkeys(along.trial.tolist()):
+        rows = np.flatnonzero(along.trial == trial)
+        order = rows[np.argsort(along.flops_6nd[rows], kind="stable")]
+        drawn.append(LossCurve(along.flops_6nd[order], along.loss[order]))
+    least = None if fit is None else (fit.flops, fit.loss)
+    sizes = 0 if fit is None else len(np.unique(fit.best))
+    title = f"{len(drawn):,} training curves"
+    return Chart(
+        title if fit is None else f"{title}; {sizes} sizes are the best at some compute",
+        figures.draw(partial(plot_loss_curves, curves=drawn, envelope=least), 300),
+        label="Loss against compute, one line a training run, with their envelope.",
+        caption=f"n = {len(along):,} points of {len(drawn):,} training runs.",
+        table=_table(
+            "Points",
+            ("run", "FLOPs", "loss (nats per token)"),
+            [
+                (str(along.trial[i]), power(along.flops_6nd[i], 3), along.loss[i])
+                for i in range(len(along))
+            ],
+        ),
+    )
+
+
+def profile_charts(profiles: Mapping[str, Profile]) -> tuple[Chart, ...]:
+    """How far each constant can be pushed before the runs object."""
+    return tuple(_profile_chart(name, profile) for name, profile in profiles.items())
+
+
+def _profile_chart(name: str, profile: Profile) -> Chart:
+    interval = profile.interval
+    ends = (
+        "no bound below" if interval.low is None else f"from {interval.low:.4g}",
+        "no bound above" if interval.high is None else f"to {interval.high:.4g}",
+    )
+    drawn = Profiled(
+        name=name,
+        values=profile.values,
+        rise=profile.rises / profile.cutoff,
+        best=profile.best,
+        low=interval.low,
+        high=interval.high,
+    )
+    rows = zip(profile.values.tolist(), (profile.rises / profile.cutoff).tolist(), strict=True)
+    return Chart(
+        f"{name}: {', '.join(ends)}",
+        figures.draw(partial(plot_profile, profile=drawn), 200),
+        label=f"Rise of the objective as {name} is held away from its best value.",
+        caption="Below the dashed line the runs do not object. All other constants are fitted "
+        "again at each point.",
+        table=_table(f"Profile of {name}", (name, "rise, 1 at the end"), list(rows)),
+    )
+
+
+def _predicted(law: Law, runs: Runs) -> Array:
+    unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
+    return law.form.loss(runs.parameters, runs.tokens, unique)
+
+
+def _table(caption: str, columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]) -> Table:
+    """At most TABLE_ROWS of the rows, evenly spread."""
+    if len(rows) <= TABLE_ROWS:
+        return Table(caption, columns, tuple(rows))
+    chosen = np.unique(np.linspace(0, len(rows) - 1, TABLE_ROWS).astype(int))
+    return Table(
+        f"{caption}, {TABLE_ROWS} of {len(rows):,}", columns, tuple(rows[i] for i in chosen)
+    )

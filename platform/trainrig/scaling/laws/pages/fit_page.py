@@ -1,0 +1,288 @@
+"""`report.html` of a fit: whether to believe the law, and what to do with it."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from trainrig import report, storage
+from trainrig.errors import DataError
+from trainrig.report import Chart, Details, KeyFigure, Section, Table, Text
+from trainrig.scaling.laws.approaches.envelope import EnvelopeFit, fit_envelope
+from trainrig.scaling.laws.approaches.isoflop import IsoFlopFit, fit_isoflops
+from trainrig.scaling.laws.figure_format import count, interval, loss
+from trainrig.scaling.laws.fit import LAW_FILE, Fitted
+from trainrig.scaling.laws.law import Estimate, Law
+from trainrig.scaling.laws.pages.fit_charts import (
+    agreement_chart,
+    contour_chart,
+    envelope_chart,
+    isoflop_chart,
+    optimum_charts,
+    profile_charts,
+    residual_charts,
+)
+from trainrig.scaling.laws.pages.fit_warnings import grave, warnings
+from trainrig.scaling.laws.pages.law_views import ends, formula, power
+from trainrig.scaling.laws.runs_table import Runs
+
+F = TypeVar("F")
+PAGE = "report.html"
+NEXT = 10.0  # times the largest compute: what is commonly asked of a law
+LISTED = 60  # rows of a table
+
+
+def write_fit_page(folder: str, fitted: Fitted) -> str:
+    """Put `report.html` of the fit into `folder`, beside its law; its path."""
+    path = storage.join(folder, PAGE)
+    storage.write(path, fit_page(fitted, folder).encode())
+    return path
+
+
+def fit_page(fitted: Fitted, folder: str) -> str:
+    """The page as HTML text, of a fit whose `law.json` lies in `folder`."""
+    law, runs = fitted.law, fitted.runs
+    isoflop = _or_none(lambda: fit_isoflops(runs, fitted.settings.isoflop))
+    envelope = _or_none(lambda: fit_envelope(fitted.along, fitted.settings.envelope))
+    curves: list[Chart] = []
+    if isoflop is not None:
+        curves.append(isoflop_chart(runs, isoflop))
+    if len(set(fitted.along.trial.tolist())) < len(fitted.along):
+        curves.append(envelope_chart(fitted.along, envelope))
+    sections = [
+        Section(
+            "fit", "How well it fits", (agreement_chart(law, runs), *residual_charts(law, runs))
+        ),
+        Section("constants", "How sure its constants are", _constants(fitted)),
+        Section("frontier", "What it says of compute", _frontier(law, runs, isoflop, envelope)),
+        Section("approaches", "By other ways", (*curves, *_approaches(law))),
+        Section("rows", "What was fitted", _rows(law)),
+    ]
+    page = report.Page(
+        title=f"Scaling law: {law.name}",
+        verdict=report.Verdict(_sentence(law), "warning" if grave(law) else "done", warnings(law)),
+        figures=_key_figures(law),
+        sections=tuple(sections),
+        commands=_commands(law, folder),
+        provenance={
+            "Files": {"law": f"{folder}/{LAW_FILE}", "runs": law.source or "–"},
+            "Made by": dict(law.made_by),
+        },
+    )
+    return page.html()
+
+
+def _sentence(law: Law) -> str:
+    ask = _ask(law)
+    best = law.form.optimum(ask)
+    found = law.interval(lambda form: float(form.optimum(ask).loss))
+    factor = f"{NEXT:g} times the largest run's compute"
+    chosen = f" The form: {law.choice}." if law.choice else ""
+    return (
+        f"At {power(ask)} FLOPs, {factor}, {count(float(best.parameters))} parameters on "
+        f"{count(float(best.tokens))} tokens are best, with a loss of {loss(float(best.loss))}"
+        f"{'' if found is None else f' {interval(found)}'} nats per token."
+        f"{chosen}"
+    )
+
+
+def _ask(law: Law) -> float:
+    """What is asked of the law: NEXT times the largest compute, to two digits."""
+    assert law.ranges is not None  # a fitted law has them
+    return float(f"{law.ranges.flops.greatest * NEXT:.1e}")
+
+
+def _key_figures(law: Law) -> tuple[KeyFigure, ...]:
+    ask = _ask(law)
+    ratio = float(law.form.optimum(ask).tokens_per_parameter)
+    ratio_interval = law.interval(lambda form: float(form.optimum(ask).tokens_per_parameter))
+    figures = [
+        KeyFigure(
+            "D/N",
+            f"{ratio:.3g}",
+            "tokens a parameter",
+            f"at {power(ask)} FLOPs; {interval(ratio_interval)}",
+        )
+    ]
+    for name, title in (("parameters_exponent", "N* grows as C to the"), ("E", "E, least loss")):
+        if name in law.estimates:
+            each = law.estimates[name]
+            unit = "nats per token" if name == "E" else ""
+            figures.append(KeyFigure(title, f"{each.value:.5g}", unit, interval(each.bootstrap)))
+    held = law.held_out
+    if held is not None:
+        worst = f"{held.worst_absolute_error:.2%} at worst, n = {len(held.rows)}"
+        figures.append(KeyFigure("Error, held out", f"{held.mean_absolute_error:.2%}", "", worst))
+    fit = law.fit
+    if fit is not None:
+        figures += [
+            KeyFigure(
+                "Starts that agree",
+                f"{fit.starts_that_agree:.0%}",
+                f"of {fit.starts}",
+                f"gradient norm {fit.gradient_norm:.1e}",
+            ),
+            KeyFigure(
+                "Runs fitted", f"{fit.rows_used:,}", "", f"{len(fit.rows_left_out)} left out"
+            ),
+        ]
+    return tuple(figures[:6])
+
+
+def _constants(fitted: Fitted) -> tuple[Text | Table | Details, ...]:
+    law = fitted.law
+    rows = tuple(
+        (
+            name.replace("_", " "),
+            f"{each.value:.5g}",
+            *ends(each.bootstrap),
+            *ends(each.profile),
+            "–" if each.standard_error is None else f"{each.standard_error:.3g}",
+        )
+        for name, each in law.estimates.items()
+    )
+    table = Table(
+        "Constants; 95% by bootstrap and by profile, standard error by bootstrap",
+        ("constant", "value", "bootstrap low", "high", "profile low", "high", "standard error"),
+        rows,
+    )
+    chosen = f" Chosen: {law.choice}." if law.choice else ""
+    text = Text(
+        f"{formula(law.form)}, N {law.parameters_count}, losses in {law.loss_unit}.{chosen}"
+    )
+    fit = law.fit
+    proof = (
+        ""
+        if fit is None
+        else (
+            f"{fit.loss} of the residuals of log loss"
+            + ("" if fit.delta is None else f", delta {fit.delta:g}")
+            + f", summed over {fit.rows_used} rows: {fit.objective:.6g}; gradient norm "
+            f"{fit.gradient_norm:.1e}; {fit.starts_that_agree:.0%} of {fit.starts} starts agree."
+        )
+    )
+    charts = profile_charts(fitted.profiles)
+    folded = tuple(Details(chart.title, (chart,)) for chart in charts)
+    return text, table, *((Text(proof),) if proof else ()), *folded
+
+
+def _frontier(
+    law: Law, runs: Runs, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
+) -> tuple[Chart, ...]:
+    return (*optimum_charts(law, isoflop, envelope), contour_chart(law, runs))
+
+
+def _approaches(law: Law) -> tuple[Table | Text, ...]:
+    approaches = Table(
+        "N* and D* against compute, by each approach; 95% by bootstrap",
+        ("approach", "N* ~ C^", "low", "high", "D* ~ C^", "low", "high"),
+        tuple(
+            (
+                each.name,
+                *_exponent(each.parameters_exponent),
+                *_exponent(each.tokens_exponent),
+            )
+            for each in law.approaches
+        ),
+    )
+    forms = Table(
+        "Forms, fitted to the same rows",
+        ("form", "objective", "held-out error", "criterion, above the best"),
+        tuple(
+            (
+                each.form.kind,
+                f"{each.objective:.6g}",
+                None if each.held_out_error is None else f"{each.held_out_error:.2%}",
+                None if each.criterion is None else f"{each.criterion - _least(law):+.1f}",
+            )
+            for each in law.compared
+        ),
+    )
+    notes = (Text(f"{each.name}: {each.note}.") for each in law.approaches if each.note)
+    return (approaches, *notes, *((forms,) if len(law.compared) > 1 else ()))
+
+
+def _exponent(estimate: Estimate | None) -> tuple[str, str, str]:
+    if estimate is None:
+        return "–", "–", "–"
+    return f"{estimate.value:.4f}", *ends(estimate.bootstrap)
+
+
+def _least(law: Law) -> float:
+    return min(each.criterion for each in law.compared if each.criterion is not None)
+
+
+def _rows(law: Law) -> tuple[Table | Text, ...]:
+    blocks: list[Table | Text] = []
+    if law.ranges is not None:
+        spans = law.ranges
+        blocks.append(
+            Table(
+                "Where the runs lie",
+                ("", "least", "greatest"),
+                tuple(
+                    (name, f"{span.least:.3g}", f"{span.greatest:.3g}")
+                    for name, span in (
+                        ("parameters", spans.parameters),
+                        ("tokens", spans.tokens),
+                        ("FLOPs, 6ND", spans.flops),
+                        ("tokens a parameter", spans.tokens_per_parameter),
+                    )
+                ),
+            )
+        )
+    if law.held_out is not None:
+        largest = sorted(law.held_out.rows, key=lambda row: -row.parameters * row.tokens)
+        blocks.append(
+            Table(
+                f"Kept back: {law.held_out.rule}{_some(len(largest))}",
+                ("run", "parameters", "tokens", "measured", "predicted", "95%", "error"),
+                tuple(
+                    (
+                        r.name,
+                        f"{r.parameters:.3g}",
+                        f"{r.tokens:.3g}",
+                        loss(r.loss),
+                        loss(r.predicted),
+                        interval(r.interval),
+                        f"{r.error:+.2%}",
+                    )
+                    for r in largest[:LISTED]
+                ),
+            )
+        )
+    left_out = law.fit.rows_left_out if law.fit else ()
+    if left_out:
+        blocks.append(
+            Table(
+                f"Left out, by rule{_some(len(left_out))}",
+                ("row", "reason"),
+                tuple((row.name, row.reason) for row in left_out[:LISTED]),
+            )
+        )
+    else:
+        blocks.append(Text("No row was left out."))
+    return tuple(blocks)
+
+
+def _some(rows: int) -> str:
+    return f", {LISTED} of {rows:,}" if rows > LISTED else ""
+
+
+def _commands(law: Law, folder: str) -> tuple[report.Command, ...]:
+    ask = power(_ask(law))
+    return (
+        report.Command(
+            f"trainrig plan {folder}/{LAW_FILE} --flops {ask}", "Plan a run of that compute"
+        ),
+        report.Command(
+            f"trainrig plan {folder}/{LAW_FILE} --flops {ask} "
+            "--out RUN.toml --tokens-folder TOKENS",
+            "Write the run file that pretrain accepts",
+        ),
+    )
+
+
+def _or_none(fit: Callable[[], F]) -> F | None:
+    try:
+        return fit()
+    except DataError:
+        return None

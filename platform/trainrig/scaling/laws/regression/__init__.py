@@ -1,0 +1,1 @@
+"""Laws as regressions of log loss: minimised, checked, with intervals."""

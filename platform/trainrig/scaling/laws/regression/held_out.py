@@ -1,0 +1,119 @@
+"""Fitted on the small, judged on the large: the one test of a law that is like its use.
+
+The largest runs are kept back, the form is fitted to the rest, and each run kept back is compared
+with what that fit said: how far off, and whether within the interval it gave. The interval holds
+the bootstrap draws' predictions, each with the noise of one of the fit's own residuals.
+
+Shapes: R rows, H rows kept back, K draws.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.config import Field, Settings
+from trainrig.errors import DataError
+from trainrig.scaling.laws.fit_progress import Tell, quiet
+from trainrig.scaling.laws.forms import Array, Form
+from trainrig.scaling.laws.law import HeldOut, HeldOutRow, percentiles, refuse_draws
+from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
+from trainrig.scaling.laws.regression.regression import Fit
+from trainrig.scaling.laws.runs_table import Floats, Runs
+
+Mask = NDArray[np.bool_]
+FitForm = Callable[[Runs], Fit[Any]]
+TIED = 1.02  # runs within this factor of the threshold are kept back with it
+
+
+class HoldOut(Settings):
+    """Which runs are kept from the fit that is judged; the law itself is fitted to all."""
+
+    by: Literal["flops", "parameters", "tokens"] = "flops"  # the largest by this
+    share: float = Field(0.1, ge=0, lt=1)  # of the runs; 0: none, no judgement
+
+
+@dataclass(frozen=True)
+class Split:
+    """The table in two, and the rule in words."""
+
+    rest: Runs
+    largest: Runs
+    rule: str
+
+
+def split(runs: Runs, rules: HoldOut) -> Split:
+    """The largest `share` of `runs`, those that tie with the last of them, and the rest.
+
+    Raises DataError where that would be none, or all.
+    """
+    values: Floats = runs.flops_6nd if rules.by == "flops" else getattr(runs, rules.by)
+    count = int(np.ceil(rules.share * len(runs)))
+    threshold = np.sort(values)[-count] if count else np.inf
+    held: Mask = values >= threshold / TIED
+    if not held.any() or held.all():
+        raise DataError(
+            f"{int(held.sum())} of {len(runs)} runs would be kept back as the largest by "
+            f"{rules.by}; a share between 0 and 1 of runs of different {rules.by} can be judged"
+        )
+    many = "run" if held.sum() == 1 else f"{int(held.sum())} runs"
+    rule = f"the {many} of {threshold / TIED:.3g} {rules.by} or more"
+    return Split(runs.select(~held), runs.select(held), rule)
+
+
+def judge(halves: Split, fit: Fit[Any], rules: Bootstrap, tell: Tell = quiet) -> HeldOut:
+    """What `fit`, of the rest, says of the largest."""
+    largest = halves.largest
+    predicted = predict(fit.form, largest)
+    draws = bootstrap_form(fit, rules, tell)
+    refused = refuse_draws(len(draws.draws.good), draws.draws.failed)
+    drawn = None if refused else predicted_draws(draws, largest, rules.seed)
+    rows = tuple(
+        HeldOutRow(
+            name=str(largest.name[i]),
+            parameters=float(largest.parameters[i]),
+            tokens=float(largest.tokens[i]),
+            loss=float(largest.loss[i]),
+            predicted=float(predicted[i]),
+            interval=None if drawn is None else percentiles(drawn[:, i], rules.level),
+        )
+        for i in range(len(largest))
+    )
+    errors = np.abs(predicted / largest.loss - 1)
+    return HeldOut(
+        rule=halves.rule,
+        rows=rows,
+        mean_absolute_error=float(errors.mean()),
+        worst_absolute_error=float(errors.max()),
+        law_of_the_rest=fit.form,
+        no_interval=refused,
+    )
+
+
+def predict(form: Form, runs: Runs) -> Array:
+    """[R] the loss of each run by `form`; its repeats counted where they are known."""
+    unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
+    return form.loss(runs.parameters, runs.tokens, unique)
+
+
+def predicted_draws(draws: FormDraws[Any], runs: Runs, seed: int) -> Array:
+    """[K, H] what each draw says of `runs`, with the noise of a residual drawn for each.
+
+    Residuals are smaller than the noise by what the constants took up; they are scaled up for it.
+    """
+    residuals = draws.fit.residuals
+    freed = len(residuals) / max(len(residuals) - len(draws.fit.theta), 1)
+    rng = np.random.default_rng(seed)
+    clean = np.stack([predict(form, runs) for form in draws.forms])
+    return np.asarray(clean * np.exp(rng.choice(residuals * np.sqrt(freed), clean.shape)))
+
+
+def criterion(fit: Fit[Any]) -> float:
+    """Akaike's criterion under Laplace's noise: 2 R ln(mean |residual|) + 2 x constants.
+
+    Of the residuals of log loss. Laplace's, because what Huber's loss minimises is near it.
+    """
+    constants = len(fit.form.constants)
+    return float(2 * len(fit.residuals) * np.log(np.abs(fit.residuals).mean()) + 2 * constants)

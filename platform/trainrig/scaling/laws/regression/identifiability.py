@@ -1,0 +1,91 @@
+"""Can these runs tell a form's constants apart? Asked before any is fitted.
+
+A fit always gives numbers. Runs on one line of the (log N, log D) plane, whether at one D/N, one
+budget or one N, leave the two terms of a law to be divided at will between them.
+"""
+
+import numpy as np
+
+from trainrig.errors import DataError
+from trainrig.scaling.laws.forms import Array
+from trainrig.scaling.laws.runs_table import Runs
+
+SPARE = 2  # runs beyond the constants: without them nothing is left to judge the fit by
+LEVELS = 3  # of N, and of D: a power law above a floor has three constants
+SAME = 1.05  # sizes within this factor are one size
+LEAST_FACTOR = 1.3  # by which the runs must leave their common line
+
+
+def check_numbers(runs: Runs) -> None:
+    """Raises DataError naming the first run whose numbers no law can be fitted to."""
+    for column in ("parameters", "tokens", "loss"):
+        values = getattr(runs, column)
+        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+        if len(bad):
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            raise DataError(
+                f"{runs.name[bad[0]]}: {column} is {values[bad[0]]:g}{more}; a law needs positive"
+                " numbers: leave such runs out by a rule"
+            )
+
+
+def check_spread(runs: Runs, form: str, constants: int) -> None:
+    """Raises DataError if `runs` cannot tell the form's `constants` apart; says what would."""
+    check_numbers(runs)
+    sizes, lengths = levels(runs.parameters), levels(runs.tokens)
+    needed = constants + SPARE
+    if len(runs) < needed or len(sizes) < LEVELS or len(lengths) < LEVELS:
+        missing = max(needed - len(runs), LEVELS - len(sizes), LEVELS - len(lengths))
+        raise DataError(
+            f"{len(runs)} runs with {_many(sizes, 'size')} and {_many(lengths, 'token count')}:"
+            f" {form} has {constants} constants and needs {needed} runs, {LEVELS} sizes and"
+            f" {LEVELS} token counts; add at least {missing}, {_where(runs, sizes, lengths)}"
+        )
+    slope, factor = _line(np.log(runs.parameters), np.log(runs.tokens))
+    if factor < LEAST_FACTOR:
+        raise DataError(
+            f"all {len(runs)} runs lie {_named(runs, slope)} (within a factor {factor:.3g}), where"
+            f" {form} cannot tell what parameters do from what tokens do; add runs off it: the"
+            " same sizes with, say, a quarter and four times the tokens"
+        )
+
+
+def levels(values: Array) -> Array:
+    """The different values, those within a factor SAME of the one before taken as one."""
+    ordered = np.sort(values)
+    new = np.r_[True, ordered[1:] > ordered[:-1] * SAME] if len(ordered) else np.array([], bool)
+    return np.asarray(ordered[new])
+
+
+def _line(log_n: Array, log_d: Array) -> tuple[float, float]:
+    """The slope of the line through the runs, and by what factor they leave it at most."""
+    centred = np.stack([log_n - log_n.mean(), log_d - log_d.mean()])
+    _, vectors = np.linalg.eigh(centred @ centred.T)
+    across, along = vectors[:, 0], vectors[:, 1]
+    with np.errstate(divide="ignore"):
+        return float(along[1] / along[0]), float(np.exp(np.ptp(across @ centred)))
+
+
+def _named(runs: Runs, slope: float) -> str:
+    if abs(slope - 1) < 0.1:
+        return f"on one ray of D/N = {np.median(runs.tokens / runs.parameters):.3g}"
+    if abs(slope + 1) < 0.1:
+        return f"on one budget of {np.median(6 * runs.parameters * runs.tokens):.3g} FLOPs"
+    return f"on one line D ~ N^{slope:.2f}"
+
+
+def _where(runs: Runs, sizes: Array, lengths: Array) -> str:
+    if not len(runs):
+        return "over a tenfold range of both"
+    places = []
+    if len(sizes) < LEVELS:
+        low, high = runs.parameters.min() / 4, runs.parameters.max() * 4
+        places.append(f"of N from {low:.2g} to {high:.2g}")
+    if len(lengths) < LEVELS:
+        low, high = runs.tokens.min() / 4, runs.tokens.max() * 4
+        places.append(f"with D from {low:.2g} to {high:.2g}")
+    return " and ".join(places) if places else "at other pairs of N and D"
+
+
+def _many(values: Array, noun: str) -> str:
+    return f"{len(values)} {noun}{'' if len(values) == 1 else 's'}"

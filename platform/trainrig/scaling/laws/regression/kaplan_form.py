@@ -1,0 +1,87 @@
+"""Kaplan's law of parameters and tokens, fitted to all runs at once.
+
+L(N, D) = ((n_c/N)^(alpha_n/alpha_d) + d_c/D)^alpha_d (Kaplan et al. 2020, arXiv:2001.08361,
+equation 1.5), by the same robust regression of log loss as the parametric law.
+
+Shapes: K thetas, R runs, S starts.
+"""
+
+import itertools
+
+import numpy as np
+
+from trainrig.config import Field, Settings
+from trainrig.scaling.laws.forms import Array, Kaplan, Positive
+from trainrig.scaling.laws.regression.identifiability import check_spread
+from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, Point, Search
+from trainrig.scaling.laws.regression.regression import Fit, Regression
+from trainrig.scaling.laws.runs_table import Runs
+
+
+class KaplanFit(Settings):
+    """How Kaplan's law is fitted: from each pair of exponents, with n_c and d_c that suit them."""
+
+    loss: Loss = Huber()
+    exponents: tuple[Positive, ...] = (0.03, 0.06, 0.1, 0.2, 0.4)  # of alpha_n and alpha_d
+    search: Search = Field(Search())
+
+
+def fit_kaplan_form(runs: Runs, settings: KaplanFit | None = None) -> Fit[Kaplan]:
+    """Kaplan's law of `runs`. Raises DataError where they cannot tell its constants."""
+    rules = settings or KaplanFit()
+    check_spread(runs, "Kaplan", constants=4)
+    log_n, log_d = np.log(runs.parameters), np.log(runs.tokens)
+    middle = float(log_n.mean()), float(log_d.mean())
+    log_n, log_d = log_n - middle[0], log_d - middle[1]
+
+    def forms(theta: Array) -> Kaplan:
+        s, t, power, alpha_d = np.moveaxis(theta, -1, 0)
+        with np.errstate(over="ignore"):  # a bootstrap draw may leave n_c without a bound
+            n_c, d_c = np.exp(s / power + middle[0]), np.exp(t + middle[1])
+        return Kaplan.model_construct(n_c=n_c, d_c=d_c, alpha_n=power * alpha_d, alpha_d=alpha_d)
+
+    starts = _starts(log_n, log_d, runs.loss, rules.exponents)
+    curve = _Curve(log_n, log_d)
+    return Regression(runs, curve, starts, rules.loss, forms, rules.search).fit()
+
+
+class _Curve:
+    """f = alpha_d log(e^(s - p log N) + e^(t - log D)) at theta = (s, t, p, alpha_d).
+
+    p is alpha_n / alpha_d; N and D are counted from the middle of the runs.
+    """
+
+    def __init__(self, log_n: Array, log_d: Array) -> None:
+        one, zero = np.ones_like(log_n), np.zeros_like(log_n)
+        # The fourth coordinate of the inner sum is always 1: what no constant multiplies.
+        first, second = [one, zero, -log_n, zero], [zero, one, zero, -log_d]
+        self._inner = LogSumExp(np.array([first, second]).transpose(0, 2, 1))
+
+    def __call__(self, theta: Array) -> Point:
+        alpha_d = theta[:, 3, None]
+        inner = self._inner(np.concatenate([theta[:, :3], np.ones_like(alpha_d)], axis=1))
+        slope = np.concatenate(
+            [alpha_d[..., None] * inner.slope[..., :3], inner.value[..., None]], axis=-1
+        )
+
+        def bend(coefficients: Array) -> Array:
+            bent = alpha_d[..., None] * inner.bend(coefficients)
+            cross = (coefficients[:, None] @ inner.slope)[:, 0]
+            bent[:, 3, :] = bent[:, :, 3] = cross
+            bent[:, 3, 3] = 0
+            return bent
+
+        return Point(alpha_d * inner.value, slope, bend)
+
+
+def _starts(log_n: Array, log_d: Array, loss: Array, exponents: tuple[float, ...]) -> Array:
+    """[S, 4]. L^(1/alpha_d) is linear in n_c^p and d_c; both stay positive."""
+    starts = []
+    for alpha_n, alpha_d in itertools.product(exponents, exponents):
+        power = alpha_n / alpha_d
+        whole = (loss / loss.min()) ** (1 / alpha_d)
+        terms = np.stack([np.exp(-power * log_n), np.exp(-log_d)], axis=1) / whole[:, None]
+        best = np.linalg.lstsq(terms, np.ones_like(loss))[0]
+        s, t = np.log(np.maximum(best, 1e-2 / terms.mean(axis=0))) + np.log(loss.min()) / alpha_d
+        starts.append([s, t, power, alpha_d])
+    return np.array(starts)

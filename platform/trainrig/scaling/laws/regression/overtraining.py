@@ -1,0 +1,61 @@
+"""The over-training law fitted: one exponent for both, intercepts that move with D/N.
+
+Gadre et al. 2024 (arXiv:2403.08540, section 3). Four constants where the parametric law has five:
+from few runs it says more, as long as alpha = beta is true enough.
+
+Shapes: R runs, S starts.
+"""
+
+import itertools
+
+import numpy as np
+
+from trainrig.config import Field, Settings
+from trainrig.scaling.laws.forms import FLOPS_PER_PARAMETER_AND_TOKEN, Array, OverTraining
+from trainrig.scaling.laws.regression.identifiability import check_spread
+from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, Search
+from trainrig.scaling.laws.regression.parametric import Shares, above_the_floor
+from trainrig.scaling.laws.regression.regression import Fit, Regression
+from trainrig.scaling.laws.runs_table import Runs
+
+
+class OverTrainingFit(Settings):
+    """How the over-training law is fitted: as the parametric one is.
+
+    Starts: each eta and E of these, with the a and b that fit best by least squares then.
+    """
+
+    loss: Loss = Huber()
+    exponents: Shares = (0.05, 0.1, 0.2, 0.3, 0.5)  # of eta to start from
+    floors: Shares = (0.2, 0.4, 0.6, 0.8, 0.95)  # of E to start from: shares of the least loss
+    search: Search = Field(Search())
+
+
+def fit_overtraining(runs: Runs, settings: OverTrainingFit | None = None) -> Fit[OverTraining]:
+    """The over-training law of `runs`. Raises DataError where they cannot tell its constants."""
+    settings = settings or OverTrainingFit()
+    check_spread(runs, "OverTraining", constants=4)
+    flops = FLOPS_PER_PARAMETER_AND_TOKEN * runs.parameters * runs.tokens
+    multiplier = runs.tokens / runs.parameters
+    # M^eta C^-eta and M^-eta C^-eta, each about its own middle: better told apart.
+    rising, falling = np.log(multiplier / flops), -np.log(multiplier * flops)
+    middle = float(rising.mean()), float(falling.mean())
+    rising, falling = rising - middle[0], falling - middle[1]
+    one, zero = np.ones_like(rising), np.zeros_like(rising)
+    designs = np.array(
+        [[one, zero, zero, rising], [zero, one, zero, falling], [zero, zero, one, zero]]
+    ).transpose(0, 2, 1)
+
+    def forms(theta: Array) -> OverTraining:
+        a, b, e, eta = np.moveaxis(theta, -1, 0)
+        return OverTraining.model_construct(
+            E=np.exp(e), a=np.exp(a - eta * middle[0]), b=np.exp(b - eta * middle[1]), eta=eta
+        )
+
+    starts = []
+    for eta, floor in itertools.product(settings.exponents, settings.floors):
+        terms = np.exp(eta * np.stack([rising, falling], axis=1))
+        starts.append([*above_the_floor(terms, runs.loss, floor), eta])
+    return Regression(
+        runs, LogSumExp(designs), np.array(starts), settings.loss, forms, settings.search
+    ).fit()

@@ -1,0 +1,223 @@
+"""How sure a fit is, by how far a quantity can be pushed before the runs object.
+
+The quantity is tied to a value, everything else fitted again, and the rise of the objective
+watched. Where the rise passes what noise explains is an end of the interval; where it never does
+the end is open, and said to be. No draw of runs is needed, so few runs are no obstacle, and
+intervals may be as lopsided as the runs make them.
+
+For a robust loss the rise is compared with chi-squared after scaling by tau = E psi^2 / E psi'
+(Ronchetti's likelihood-ratio type test; Hampel et al. 1986, Robust Statistics, section 7.2). With
+Huber's delta far below the noise, E psi' is the density of residuals near 0, taken over a wider
+window than delta: inside delta lie hardly more rows than the fit itself put there.
+
+Shapes: R rows, P coordinates of theta, M points of a profile.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from scipy.stats import f as f_distribution
+
+from trainrig.scaling.laws.fit_progress import Tell, quiet
+from trainrig.scaling.laws.forms import Array, Constants
+from trainrig.scaling.laws.law import Estimate, Interval
+from trainrig.scaling.laws.regression.minimise import Curve, Differenced, Minima, Point, minimise
+from trainrig.scaling.laws.regression.regression import Fit
+
+F = TypeVar("F", bound=Constants)
+Quantity = Callable[[F], Array | float]  # of a form whose constants may be arrays; positive
+
+# Standard errors from the best at which the profile is looked at, on each side, until it ends.
+STEPS = (0.7, 1.4, 2.1, 2.8, 4.0, 6.0, 9.0, 14.0, 20.0, 40.0, 80.0, 160.0)
+FARTHEST = np.log(1e4)  # a quantity that can change by this factor unopposed has no bound
+TIE = 100.0  # how stiffly the quantity is tied: this many times its own curvature
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The best that can be done at each value of a quantity."""
+
+    values: Array  # [M], ascending
+    rises: Array  # [M], of the objective in units in which noise makes chi-squared of one degree
+    best: float
+    cutoff: float  # the rise at the ends of the interval
+    interval: Interval
+
+
+def profile(fit: Fit[F], quantity: Quantity[F], level: float = 0.95) -> Profile:
+    """Fit again with `quantity` tied to values around its best, until the runs object."""
+    view = _View(fit, quantity)
+    cutoff = float(f_distribution.ppf(level, 1, view.spare))
+    below, above = view.walk(-1, cutoff), view.walk(1, cutoff)
+    logs = np.r_[below[0][:0:-1], above[0]]
+    rises = np.r_[below[1][:0:-1], above[1]]
+    # Tied, the search may come upon a lower minimum than the fit's: the runs compare with that.
+    rises -= rises.min()
+    low, high = _crossing(logs[::-1], rises[::-1], cutoff), _crossing(logs, rises, cutoff)
+    return Profile(
+        np.exp(logs), rises, float(np.exp(view.best)), cutoff,
+        Interval(low=low, high=high, level=level),
+    )  # fmt: skip
+
+
+def profiles(
+    fit: Fit[F],
+    quantities: Mapping[str, Quantity[F]] | None = None,
+    level: float = 0.95,
+    tell: Tell = quiet,
+) -> dict[str, Profile]:
+    """The profile of each fitted constant, then of each of `quantities`."""
+    asked = {name: _constant(name) for name in fit.fitted} | dict(quantities or {})
+    found = {}
+    for name, quantity in asked.items():
+        found[name] = profile(fit, quantity, level)
+        tell(len(found), len(asked))
+    return found
+
+
+def with_profiles(
+    estimates: Mapping[str, Estimate], found: Mapping[str, Profile]
+) -> dict[str, Estimate]:
+    """`estimates` with the profile's interval beside the bootstrap's."""
+    return {
+        name: estimate.model_copy(update={"profile": found[name].interval})
+        if name in found
+        else estimate
+        for name, estimate in estimates.items()
+    }
+
+
+def _constant(name: str) -> Quantity[Constants]:
+    return lambda form: form.constants[name]
+
+
+class _View:
+    """A fit seen from one quantity."""
+
+    def __init__(self, fit: Fit[F], quantity: Quantity[F]) -> None:
+        self.fit = fit
+        regression = fit.regression
+        self.log_quantity = Differenced(
+            lambda theta: np.log(np.asarray(quantity(regression.forms(theta))))[:, None]
+        )
+        self.tied = _Tied(regression.curve, self.log_quantity)
+        at = self.log_quantity(fit.theta[None])
+        self.best = float(at.value[0, 0])
+        slope = regression.curve(fit.theta[None]).slope[0]  # [R, P]
+        self.spare = slope.shape[0] - slope.shape[1]
+        self.tau, self.step, window = _noise(fit, slope, at.slope[0, 0], self.spare)
+        # A finer delta makes the search long, and the profile, seen across the noise, no other.
+        last = regression.loss.deltas[-1]
+        self.delta = max(last, window / 50)
+        widened = 1 if np.isinf(last) else self.delta / last
+        self.stiffness = TIE * widened * self.tau / self.step**2
+
+    def walk(self, sign: int, cutoff: float) -> tuple[Array, Array]:
+        """Logs of the quantity and rises from the best outwards, past the cutoff or to the end."""
+        logs, rises = [self.best], [0.0]
+        theta = self.fit.theta
+        for step in STEPS:
+            found = self._tied_to(self.best + sign * step * self.step, theta)
+            here = float(self.log_quantity(found.theta).value[0, 0])
+            if abs(here - logs[-1]) < 1e-3 * self.step:
+                break  # the quantity goes no farther, whatever the pull
+            theta = found.theta[0]
+            logs.append(here)
+            rises.append(self._rise(found))
+            if rises[-1] > cutoff or abs(here - self.best) > FARTHEST:
+                break
+        return np.array(logs), np.array(rises)
+
+    def _tied_to(self, goal: float, start: Array) -> Minima:
+        """The minimum with a spring from the quantity to `goal`.
+
+        Where the spring lets it come to rest is the best of its own value of the quantity, so
+        that value is as good a point of the profile as the goal.
+        """
+        regression = self.fit.regression
+        rows = len(regression.runs)
+        weights = np.r_[np.ones(rows), self.stiffness][None]
+        targets = np.r_[regression.log_loss, goal]
+        delta = np.r_[np.full(rows, self.delta), np.inf]
+        starts = np.concatenate([start[None], self.fit.rivals])
+        weights = np.tile(weights, (len(starts), 1))
+        found = minimise(self.tied, starts, targets, weights, (delta,), regression.search)
+        return found.take(np.array([np.argmin(found.objective)]))
+
+    def _rise(self, found: Minima) -> float:
+        regression = self.fit.regression
+        residual = np.abs(regression.curve(found.theta).value[0] - regression.log_loss)
+        capped = np.minimum(residual, regression.loss.deltas[-1])
+        objective = float((capped * (residual - capped / 2)).sum())
+        return 2 * (objective - float(self.fit.minimum.objective[0])) / self.tau
+
+
+class _Tied:
+    """A curve with one more row: the quantity."""
+
+    def __init__(self, curve: Curve, log_quantity: Curve) -> None:
+        self.curve, self.log_quantity = curve, log_quantity
+
+    def __call__(self, theta: Array) -> Point:
+        rows, tie = self.curve(theta), self.log_quantity(theta)
+        return Point(
+            np.concatenate([rows.value, tie.value], axis=1),
+            np.concatenate([rows.slope, tie.slope], axis=1),
+            # Logs of quantities bend little: without theirs the search takes as many steps.
+            lambda c: rows.bend(c[:, :-1]),
+        )
+
+
+def _noise(fit: Fit[F], slope: Array, direction: Array, spare: int) -> tuple[float, float, float]:
+    """tau and the standard error of a quantity that changes by `direction` [P], and the window.
+
+    By the larger of two: rows alike and independent, or each training run as it is (the sandwich
+    of Huber's theory). The first is steadier with few rows, the second holds where some runs
+    scatter more than others, or where points of one run go wrong together.
+    """
+    size = np.abs(fit.residuals)
+    delta = fit.regression.loss.deltas[-1]
+    pull = np.copysign(np.minimum(size, delta), fit.residuals)
+    near, window = _near(size, delta, spare)
+    density = max(near.sum() - (len(size) - spare) * near.max(), near.max()) / spare
+    # The objective rises by half the squared change over these, by the delta method.
+    alike = direction @ np.linalg.pinv(slope.T @ slope * density) @ direction
+    influence = slope @ np.linalg.pinv(slope.T @ (slope * near[:, None])) @ direction
+    own = float(influence @ (influence * near))
+    _, cluster = np.unique(fit.regression.runs.trial, return_inverse=True)
+    together = np.bincount(cluster, influence * pull)
+    clusters = len(together)
+    correction = clusters / (clusters - 1) * len(size) / spare
+    variances = (
+        float(pull @ pull) / spare / density * alike,
+        float(together @ together) * correction,
+    )
+    tau = max(variances[0] / alike, variances[1] / own)
+    return float(tau), float(np.sqrt(max(variances))), window
+
+
+def _near(size: Array, delta: float, spare: int) -> tuple[Array, float]:
+    """psi' of each row [R], smoothed over the window of residuals that is given with it."""
+    rows = len(size)
+    if np.isinf(delta):
+        return np.ones(rows), 0.0
+    # The noise by the median residual, which of normal noise is .6745 of its standard deviation.
+    noise = float(np.median(size)) / 0.6745 * np.sqrt(rows / spare)
+    window = max(delta, 1.15 * noise * rows**-0.2)
+    return (size <= window) * delta / window, window
+
+
+def _crossing(logs: Array, rises: Array, cutoff: float) -> float | None:
+    """The quantity where the rise last passes `cutoff`, None if it ends below it.
+
+    Between two points by the root of the rise, which is straight where the objective is a
+    parabola.
+    """
+    if rises[-1] <= cutoff:
+        return None
+    before = int(np.flatnonzero(rises <= cutoff)[-1])
+    roots = np.sqrt(rises[before : before + 2])
+    share = (np.sqrt(cutoff) - roots[0]) / (roots[1] - roots[0])
+    return float(np.exp(logs[before] + share * (logs[before + 1] - logs[before])))

@@ -1,0 +1,219 @@
+"""Runs: the losses of trained models as one table, from which laws are fitted.
+
+A row is a point (N, D, loss): the end of a training run, or a place on its curve. Several rows of
+one `trial` are points of the same training run. `runs.parquet` is the table on disk; a sweep
+writes it, and published tables are read by `csv_tables.py`.
+
+Shapes: R rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import ArrayLike, NDArray
+
+from trainrig import storage
+from trainrig.errors import DataError
+
+RUNS_FILE = "runs.parquet"
+NATS = "nats per token"
+Counts = Literal["non-embedding", "total"]  # what N counts
+Floats = NDArray[np.float64]
+Texts = NDArray[np.str_]
+
+# How a row came to be. Laws are fitted to ends; the envelope also looks at what lies along curves.
+STATES = (
+    "end",  # the rate has decayed: a finished run's loss, or a decayed branch's
+    "along",  # measured on the way, before the rate decayed
+    "unfinished",  # the last seen of a run that stopped before its end
+    "diverged",  # of a run that was given up
+)
+
+RUNS_SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),  # of this row
+        ("trial", pa.string()),  # the training run that it is a point of
+        ("recipe", pa.string()),  # the corpus trained on; a law holds for one
+        ("state", pa.string()),  # one of STATES
+        ("parameters", pa.float64()),  # N; without embeddings, unless the metadata says "total"
+        ("embedding_parameters", pa.float64()),
+        ("tokens", pa.float64()),  # D, those trained on, repeats counted
+        ("unique_tokens", pa.float64()),  # those there were to see; null: none was seen twice
+        ("flops", pa.float64()),  # counted exactly, or 6ND where nobody did
+        ("flops_6nd", pa.float64()),
+        ("loss", pa.float64()),  # held out, in `unit`
+        ("unit", pa.string()),
+        ("budget", pa.float64()),  # FLOPs of the isoFLOP curve that the row is on
+        ("seed", pa.float64()),
+        ("seconds", pa.float64()),  # trained up to this row
+        ("cost", pa.float64()),  # dollars up to this row
+        ("tokenizer", pa.string()),  # its fingerprint or name; "" where unknown
+        ("losses", pa.map_(pa.string(), pa.float64())),  # by source of the held-out text
+    ]
+)
+TEXTS = tuple(f.name for f in RUNS_SCHEMA if f.type == pa.string())
+NUMBERS = tuple(f.name for f in RUNS_SCHEMA if f.type == pa.float64())
+NEEDED = ("parameters", "tokens", "loss")
+_COUNTS_KEY = b"parameters_count"
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Columns of one length R, as RUNS_SCHEMA describes them; NaN where a number is not known."""
+
+    name: Texts
+    trial: Texts
+    recipe: Texts
+    state: Texts
+    parameters: Floats
+    embedding_parameters: Floats
+    tokens: Floats
+    unique_tokens: Floats
+    flops: Floats
+    flops_6nd: Floats
+    loss: Floats
+    unit: Texts
+    budget: Floats
+    seed: Floats
+    seconds: Floats
+    cost: Floats
+    tokenizer: Texts
+    losses: Mapping[str, Floats]
+    counts: Counts = "non-embedding"
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in (*TEXTS, *NUMBERS)}
+        assert len(set(lengths.values())) == 1, lengths
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        parameters: ArrayLike,
+        tokens: ArrayLike,
+        loss: ArrayLike,
+        losses: Mapping[str, ArrayLike] | None = None,
+        counts: Counts = "non-embedding",
+        **more: ArrayLike,
+    ) -> "Runs":
+        """A table from the columns that are known; a single value stands for all rows.
+
+        Left out, `name` numbers the rows, each row is a trial of its own, `flops` is 6ND.
+        """
+        given = {"parameters": parameters, "tokens": tokens, "loss": loss, **more}
+        assert set(given) <= {*TEXTS, *NUMBERS}, set(given) - {*TEXTS, *NUMBERS}
+        rows = max(np.size(value) for value in given.values())
+        numbers = {n: _numbers(given.get(n, np.nan), rows) for n in NUMBERS}
+        six = 6 * numbers["parameters"] * numbers["tokens"]
+        numbers["flops_6nd"] = _known(numbers["flops_6nd"], six)
+        numbers["flops"] = _known(numbers["flops"], numbers["flops_6nd"])
+        name = _texts(given.get("name", [f"row {i}" for i in range(1, rows + 1)]), rows)
+        unsaid = {"name": name, "trial": name, "recipe": "", "state": "end", "unit": NATS}
+        texts = {n: _texts(given.get(n, unsaid.get(n, "")), rows) for n in TEXTS}
+        by_source = {source: _numbers(values, rows) for source, values in (losses or {}).items()}
+        columns: dict[str, Any] = {**texts, **numbers}
+        return cls(**columns, losses=by_source, counts=counts)
+
+    def write(self, path: str) -> None:
+        """Put the table at `path` (…/runs.parquet): the same rows, the same bytes."""
+        with storage.atomic_file(path) as temporary:
+            pq.write_table(self.as_arrow(), temporary, compression="zstd")
+
+    def as_arrow(self) -> pa.Table:
+        """The rows as RUNS_SCHEMA has them; what is not known is null, a loss of NaN is NaN."""
+        arrays: dict[str, Any] = {name: pa.array(getattr(self, name).tolist()) for name in TEXTS}
+        for name in NUMBERS:
+            column = getattr(self, name)
+            arrays[name] = pa.array(column, mask=None if name == "loss" else np.isnan(column))
+        arrays["losses"] = [
+            [(source, values[row]) for source, values in self.losses.items()]
+            for row in range(len(self))
+        ]
+        schema = RUNS_SCHEMA.with_metadata({_COUNTS_KEY: self.counts.encode()})
+        return pa.table({name: arrays[name] for name in RUNS_SCHEMA.names}, schema=schema)
+
+    def select(self, rows: NDArray[Any]) -> "Runs":
+        """The rows of a mask, or those of an array of indices, in its order."""
+        columns = {name: getattr(self, name)[rows] for name in (*TEXTS, *NUMBERS)}
+        return replace(self, **columns, losses={s: v[rows] for s, v in self.losses.items()})
+
+    def counted_with_embeddings(self) -> "Runs":
+        """The same runs with N the total count, and 6ND counted by it.
+
+        Raises DataError where the embeddings' parameters are not known.
+        """
+        if self.counts == "total":
+            return self
+        if unknown := int(np.isnan(self.embedding_parameters).sum()):
+            raise DataError(
+                f"{unknown} of {len(self)} runs do not say how many parameters their embeddings "
+                "have, so none can be counted in; fit with counts = non-embedding"
+            )
+        total = self.parameters + self.embedding_parameters
+        six = 6 * total * self.tokens
+        return replace(self, parameters=total, flops_6nd=six, counts="total")
+
+
+def together(tables: Sequence[Runs]) -> Runs:
+    """The rows of several tables in one; sources that one of them lacks are NaN there."""
+    kinds = {table.counts for table in tables}
+    if len(kinds) > 1:
+        raise DataError(f"one table counts parameters as {', the other as '.join(sorted(kinds))}")
+    joined = {
+        name: np.concatenate([getattr(t, name) for t in tables]) for name in (*TEXTS, *NUMBERS)
+    }
+    sources = dict.fromkeys(source for table in tables for source in table.losses)
+    by_source = {
+        source: np.concatenate([t.losses.get(source, np.full(len(t), np.nan)) for t in tables])
+        for source in sources
+    }
+    return Runs(**joined, losses=by_source, counts=tables[0].counts)
+
+
+def read_parquet(path: str) -> Runs:
+    """Read the table at `path`. Raises DataError."""
+    try:
+        with storage.open_read(path) as file:
+            table = pq.read_table(file)
+    except (FileNotFoundError, IsADirectoryError):
+        raise DataError(f"{path}: no such table; a finished sweep writes it") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not Parquet: {str(error).splitlines()[0]}") from None
+    if missing := [name for name in NEEDED if name not in table.column_names]:
+        raise DataError(f"{path}: no column {', '.join(missing)}; a table of runs needs it")
+    given = {name: table[name].to_pylist() for name in table.column_names}
+    known: dict[str, Any] = {name: given[name] for name in (*TEXTS, *NUMBERS) if name in given}
+    maps = [dict(row or ()) for row in given.get("losses", [()] * table.num_rows)]
+    names = dict.fromkeys(source for row in maps for source in row)
+    sources: dict[str, Any] = {name: [row.get(name) for row in maps] for name in names}
+    counts = (table.schema.metadata or {}).get(_COUNTS_KEY, b"non-embedding").decode()
+    if counts not in get_args(Counts):
+        raise DataError(f"{path}: counts parameters as {counts!r}; there are: non-embedding, total")
+    try:
+        return Runs.of(**known, losses=sources, counts=cast(Counts, counts))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: a column of the wrong type: {error}") from None
+
+
+def _numbers(values: Any, rows: int) -> Floats:
+    """float64 of `rows`, None as NaN."""
+    return np.broadcast_to(np.asarray(values, dtype=np.float64), (rows,)).copy()
+
+
+def _texts(values: Any, rows: int) -> Texts:
+    filled = values if isinstance(values, str) else ["" if v is None else v for v in values]
+    return np.broadcast_to(np.asarray(filled, dtype=np.str_), (rows,)).copy()
+
+
+def _known(values: Floats, otherwise: Floats) -> Floats:
+    return np.where(np.isnan(values), otherwise, values)
+
+
+assert {*TEXTS, *NUMBERS, "losses", "counts"} == {field.name for field in fields(Runs)}

@@ -1,0 +1,158 @@
+"""Which runs a law may be fitted to: rows left out by rule and listed, tables refused whole.
+
+No row falls silently: each has its reason in the law's file. Mixed units, tokenizers and recipes
+are no row's fault, so the table is refused.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.config import Field, Settings
+from trainrig.errors import DataError
+from trainrig.scaling.laws.law import LeftOut
+from trainrig.scaling.laws.runs_table import NATS, Runs
+
+Mask = NDArray[np.bool_]
+
+
+class Exclusions(Settings):
+    """Rows that are not fitted, beside those without a loss."""
+
+    # Besiroglu et al. (arXiv:2404.10102) drop 5: runs too short for their size, read off a figure.
+    highest_losses: int = Field(0, ge=0)
+    # An outlier is worse by this share than a run with no more parameters and no more tokens. No
+    # row of the published tables (Hoffmann, Muennighoff, Gadre, Bhagia) is worse by .04.
+    outliers: Literal["drop", "keep"] = "drop"
+    worse_than_a_smaller_run: Annotated[float, Field(gt=0)] = 0.1
+    above: float = Field(float("inf"), gt=0)  # nats per token; ln(vocabulary) is a blind guess's
+
+
+@dataclass(frozen=True)
+class Screened:
+    """`runs` may be fitted; `along` are whole curves, for the envelope, which include them."""
+
+    runs: Runs
+    along: Runs
+    left_out: tuple[LeftOut, ...]
+
+
+def screen(runs: Runs, exclusions: Exclusions | None = None) -> Screened:
+    """Take from `runs` what no law should be fitted to.
+
+    Raises DataError for a table that mixes units, tokenizers or recipes, or keeps nothing.
+    """
+    rules = exclusions or Exclusions()
+    refuse_mixtures(runs)
+    left_out: list[LeftOut] = []
+    kept = np.ones(len(runs), dtype=bool)
+    for reasons in (_invalid, _not_ended, _out_of_line(rules), _highest(rules)):
+        for row, reason in reasons(runs, kept):
+            left_out.append(LeftOut(name=str(runs.name[row]), reason=reason))
+            kept[row] = False
+    ends = kept & (runs.state == "end")
+    if not ends.any():
+        why = f"; the first: {left_out[0].name}: {left_out[0].reason}" if left_out else ""
+        raise DataError(f"none of the {len(runs)} runs can be fitted{why}")
+    return Screened(runs.select(ends), runs.select(kept), tuple(left_out))
+
+
+def refuse_mixtures(runs: Runs) -> None:
+    """Raise DataError unless all losses are in nats per token, of one tokenizer and recipe."""
+    for unit in dict.fromkeys(runs.unit):
+        if unit != NATS:
+            count = int((runs.unit == unit).sum())
+            raise DataError(
+                f"{count} of {len(runs)} runs give their loss in {unit}, first "
+                f"'{runs.name[runs.unit == unit][0]}'; laws are fitted to {NATS}"
+            )
+    tokenizers = [str(name) for name in dict.fromkeys(runs.tokenizer) if name]
+    if len(tokenizers) > 1:
+        raise DataError(
+            f"the runs come from {len(tokenizers)} tokenizers ({_some(tokenizers)}), and nats per "
+            "token of one are not those of another: fit one tokenizer's runs at a time"
+        )
+    recipes = [str(name) for name in dict.fromkeys(runs.recipe)]
+    if len(recipes) > 1:
+        raise DataError(
+            f"the runs come from {len(recipes)} recipes ({_some(recipes)}), each with a law of its "
+            "own: choose one with --recipe, or several to compare them"
+        )
+
+
+Reasons = Iterator[tuple[int, str]]
+Rule = Callable[[Runs, Mask], Reasons]
+
+
+def _invalid(runs: Runs, kept: Mask) -> Reasons:
+    for row in np.flatnonzero(kept):
+        loss, sizes = runs.loss[row], (runs.parameters[row], runs.tokens[row])
+        if not np.isfinite(loss):
+            yield int(row), f"its loss is {loss}, which is no number to fit"
+        elif loss <= 0:
+            yield int(row), f"its loss is {loss:g}, which no text has"
+        elif not (np.isfinite(sizes).all() and min(sizes) > 0):
+            yield int(row), f"its parameters and tokens are {sizes[0]:g} and {sizes[1]:g}"
+
+
+_STATES = {
+    "unfinished": "it stopped before its end: the rate had not decayed",
+    "diverged": "it was given up as diverged",
+}
+
+
+def _not_ended(runs: Runs, kept: Mask) -> Reasons:
+    for row in np.flatnonzero(kept):
+        if reason := _STATES.get(str(runs.state[row])):
+            yield int(row), reason
+
+
+def _out_of_line(rules: Exclusions) -> Rule:
+    def reasons(runs: Runs, kept: Mask) -> Reasons:
+        for row in np.flatnonzero(kept & (runs.loss > rules.above)):
+            yield int(row), f"its loss, {runs.loss[row]:.4g}, is above {rules.above:g}"
+        if rules.outliers == "keep":
+            return
+        ends = kept & (runs.loss <= rules.above) & (runs.state == "end")
+        rows = np.flatnonzero(ends)
+        of = runs.select(ends)
+        fresh = np.fmin(of.tokens, of.unique_tokens)  # repeats may well make a run worse
+        within = (of.parameters[None, :] <= of.parameters[:, None]) & (
+            of.tokens[None, :] <= fresh[:, None]
+        )
+        best = np.where(within, of.loss[None, :], np.inf)  # [row, a smaller one]
+        for i, row in enumerate(rows):
+            smaller = int(np.argmin(best[i]))
+            worse = of.loss[i] / best[i, smaller] - 1
+            if worse > rules.worse_than_a_smaller_run:
+                yield int(row), _outlier(of, i, smaller, worse)
+
+    return reasons
+
+
+def _outlier(of: Runs, row: int, smaller: int, worse: float) -> str:
+    return (
+        f"outlier (residual {worse:+.0%}): its loss, {of.loss[row]:.4g}, against that of "
+        f"'{of.name[smaller]}', with no more parameters and no more tokens; --outliers keep fits it"
+    )
+
+
+def _highest(rules: Exclusions) -> Rule:
+    def reasons(runs: Runs, kept: Mask) -> Reasons:
+        ends = np.flatnonzero(kept & (runs.state == "end"))
+        highest = ends[np.argsort(-runs.loss[ends], kind="stable")][: rules.highest_losses]
+        for place, row in enumerate(highest, 1):
+            yield int(row), f"its loss, {runs.loss[row]:.4g}, is the {_ordinal(place)}highest"
+
+    return reasons
+
+
+def _ordinal(place: int) -> str:
+    return "" if place == 1 else f"{place}{ {2: 'nd', 3: 'rd'}.get(place, 'th') } "
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")

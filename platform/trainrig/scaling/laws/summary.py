@@ -1,0 +1,114 @@
+"""A fitted law in words: what `trainrig fit` prints."""
+
+from collections.abc import Iterator
+
+from trainrig.scaling.laws.law import Approach, Estimate, HeldOut, Law
+
+LISTED = 8  # rows of any list that are printed; the file has all
+
+
+def lines(law: Law) -> Iterator[str]:
+    """One line for each thing to know, the law first."""
+    yield f"{law.name}: {law.form.kind}, losses in {law.loss_unit}, tokenizer {law.tokenizer}"
+    if law.choice:
+        yield f"form: {law.choice}"
+    if law.ranges is not None:
+        n, d, c = law.ranges.parameters, law.ranges.tokens, law.ranges.flops
+        yield (
+            f"fitted where N = {n.least:.3g} to {n.greatest:.3g} ({law.parameters_count}), "
+            f"D = {d.least:.3g} to {d.greatest:.3g}, 6ND = {c.least:.3g} to {c.greatest:.3g}"
+        )
+    yield ""
+    yield f"{'':22}{'value':>12}  {'95% by bootstrap':24}95% by profile".replace(
+        "95%", f"{_level(law):.0%}"
+    )
+    for name, estimate in law.estimates.items():
+        yield f"{name:22}{estimate.value:>12.5g}  {_bootstrap(estimate):24}{_profile(estimate)}"
+    yield from _found(law)
+    for approach in law.approaches:
+        yield from _approach(approach)
+    if law.held_out is not None:
+        yield from _held_out(law.held_out)
+    yield from _compared(law)
+
+
+def _level(law: Law) -> float:
+    found = (estimate.bootstrap for estimate in law.estimates.values() if estimate.bootstrap)
+    return next((interval.level for interval in found), 0.95)
+
+
+def _bootstrap(estimate: Estimate) -> str:
+    return str(estimate.bootstrap) if estimate.bootstrap else "none"
+
+
+def _profile(estimate: Estimate) -> str:
+    return str(estimate.profile) if estimate.profile else ""
+
+
+def _found(law: Law) -> Iterator[str]:
+    fit = law.fit
+    if fit is None:
+        return
+    delta = "" if fit.delta is None else f", delta {fit.delta:g}"
+    of = "" if fit.clusters is None else f" of {fit.clusters} training runs"
+    yield ""
+    yield (
+        f"minimum: {fit.loss} of log loss{delta}, sum {fit.objective:.6g} over {fit.rows_used} "
+        f"rows{of}"
+    )
+    yield (
+        f"  {fit.starts_that_agree:.0%} of {fit.starts} starts agree, gradient norm "
+        f"{fit.gradient_norm:.1e}, {fit.draws_failed} of {len(law.draws) + fit.draws_failed} "
+        "bootstrap draws failed"
+    )
+    if fit.rows_left_out:
+        yield f"left out: {len(fit.rows_left_out)} rows"
+        for row in fit.rows_left_out[:LISTED]:
+            yield f"  {row.name}: {row.reason}"
+        if len(fit.rows_left_out) > LISTED:
+            yield f"  and {len(fit.rows_left_out) - LISTED} more, listed in the law's file"
+
+
+def _approach(approach: Approach) -> Iterator[str]:
+    a, b = approach.parameters_exponent, approach.tokens_exponent
+    if a is None or b is None:
+        yield f"{approach.name}: {approach.note}"
+        return
+    yield (
+        f"{approach.name}: N* ~ C^{a.value:.4f} {_bootstrap(a)}, D* ~ C^{b.value:.4f} "
+        f"{_bootstrap(b)}" + (f" ({approach.note})" if approach.note else "")
+    )
+
+
+def _held_out(held_out: HeldOut) -> Iterator[str]:
+    known = [row for row in held_out.rows if row.interval is not None]
+    inside = sum(row.interval.contains(row.loss) for row in known if row.interval)
+    within = (
+        f"{inside} of {len(known)} within the interval"
+        if known
+        else f"no interval: {held_out.no_interval}"
+    )
+    yield ""
+    yield (
+        f"held out: {held_out.rule}: mean error {held_out.mean_absolute_error:.2%}, worst "
+        f"{held_out.worst_absolute_error:.2%}, {within}"
+    )
+    for row in sorted(held_out.rows, key=lambda row: -row.parameters * row.tokens)[:LISTED]:
+        yield (
+            f"  {row.name}: N = {row.parameters:.3g}, D = {row.tokens:.3g}: measured "
+            f"{row.loss:.4f}, predicted {row.predicted:.4f} {row.interval or ''} ({row.error:+.2%})"
+        )
+
+
+def _compared(law: Law) -> Iterator[str]:
+    if len(law.compared) < 2:
+        return
+    least = min(other.criterion or 0.0 for other in law.compared)
+    yield ""
+    yield "forms, fitted to the same rows:"
+    for other in law.compared:
+        held = "" if other.held_out_error is None else f", held-out {other.held_out_error:.2%}"
+        if other.as_good is False:
+            held += " (more than one standard error above the best)"
+        more = "" if other.criterion is None else f", AIC {other.criterion - least:+.1f}"
+        yield f"  {other.form.kind:16} objective {other.objective:.6g}{held}{more}"

@@ -1,0 +1,63 @@
+"""What a reader must know before training on a proposed mixture."""
+
+from collections.abc import Iterator
+
+from trainrig.scaling.laws.figure_format import loss
+from trainrig.scaling.mixture.record import MixtureRecord, Score, spelt
+
+ORDERED = 0.9  # rank correlation below which the best of many may be the luckiest
+EXPLAINED = 0.5  # of the baseline's error, above which losses are hardly predicted at all
+SHARED = 0.7  # of the error, above which it is one shift of all runs
+
+
+def judged(record: MixtureRecord) -> Score:
+    """The score of the processes: on the held-out runs where there are some."""
+    held = (score for score in record.scores if "held-out" in score.judged_on)
+    return next(held, record.scores[0])
+
+
+def warnings(record: MixtureRecord) -> Iterator[str]:
+    """Gravest first."""
+    score = judged(record)
+    yield from _of_losses(score)
+    low = record.gain_interval.low
+    if low is None or low <= 0:
+        yield (
+            f"The gain's interval {spelt(record.gain_interval)} holds 0: the runs do not show that "
+            "this mixture is better than their average. Train more of them."
+        )
+    if not score.rank_correlation >= ORDERED:
+        yield (
+            f"New mixtures are ordered with a rank correlation of {score.rank_correlation:.4f} "
+            f"alone on {score.judged_on}, so the best of many may be the luckiest of them."
+        )
+    if not record.loss_interval.contains(record.loss):
+        yield (
+            f"The interval of the expected loss, {spelt(record.loss_interval)}, does not hold it: "
+            "the regression is unsure of itself. Train more runs."
+        )
+    if record.runs_left_out:
+        yield (
+            f"Runs that only one file has, or with a loss that is no number: {record.runs_left_out}"
+        )
+
+
+def _of_losses(score: Score) -> Iterator[str]:
+    error, baseline = score.error, score.baseline_error
+    if baseline is None or error <= EXPLAINED * baseline:
+        return
+    than = "no better than" if error >= baseline else "hardly better than"
+    said = (
+        f"Losses are not predicted: on {score.judged_on} the error is {loss(error)} nats per "
+        f"token, {than} saying the mean of the runs fitted for each ({loss(baseline)})."
+    )
+    shift = score.shift or 0.0
+    if abs(shift) > SHARED * error:
+        side = "above" if shift > 0 else "below"
+        yield (
+            f"{said} Of it {loss(abs(shift))} is the same for all, {side} what was measured: were "
+            "they of another model size, tokens or text? Their order, not the expected loss, is "
+            "what the proposal rests on. Hold out runs like those fitted."
+        )
+        return
+    yield f"{said} Do not train on this mixture: check the columns, or train more runs."

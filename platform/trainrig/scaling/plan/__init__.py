@@ -1,0 +1,1 @@
+"""Plans: from a law and a budget to a run file."""

@@ -1,0 +1,153 @@
+"""The loss that a law predicts for a model of some size after some tokens."""
+
+from collections.abc import Iterator
+
+from trainrig.config import Field, Settings
+from trainrig.errors import ConfigError
+from trainrig.estimate.flops import six_n_d
+from trainrig.scaling.laws.figure_format import count, flops, loss
+from trainrig.scaling.laws.forms import DataConstrained, Form
+from trainrig.scaling.laws.law import Interval, Law
+from trainrig.scaling.plan import allocation, plan_warnings
+
+Positive = Field(gt=0, allow_inf_nan=False)
+MOST_EPOCHS = 100.0  # no published run on which fading was fitted has seen its tokens more often
+
+
+class Prediction(Settings):
+    """What `trainrig predict --json` prints."""
+
+    law: str
+    law_source: str
+    form: str
+    parameters: float = Positive  # N, as the law counts them
+    parameters_count: str
+    tokens: float = Positive  # D, repeats included
+    unique_tokens: float | None  # None: each token is seen once
+    epochs: float
+    tokens_per_parameter: float
+    flops_6nd: float
+    loss: float  # nats per token, of a run that ends there, its rate decayed
+    loss_interval: Interval | None  # of the law's loss, without the noise of one run
+    no_interval: str  # why there is none
+    loss_if_new: float | None  # were no token seen twice
+    warnings: tuple[str, ...]
+
+
+def predict_loss(
+    law: Law,
+    parameters: float,
+    tokens: float,
+    epochs: float | None = None,
+    unique_tokens: float | None = None,
+) -> Prediction:
+    """What `law` says of N and D, the tokens seen `epochs` times, or of `unique_tokens` alone.
+
+    Raises ConfigError for numbers that no run has, and for repeats under a law that knows none.
+    """
+    _check(parameters, tokens, epochs, unique_tokens)
+    if epochs is not None:
+        unique_tokens = tokens / epochs
+    if unique_tokens is not None and unique_tokens >= tokens:
+        unique_tokens = None
+    form = law.form if unique_tokens is None else _repeating(law.form)
+
+    def said(of: Form) -> float:
+        asked = of if unique_tokens is None else _repeating(of)
+        return float(asked.loss(parameters, tokens, unique_tokens))
+
+    found = law.interval(said)
+    expected = float(form.loss(parameters, tokens, unique_tokens))
+    return Prediction(
+        law=law.name,
+        law_source=law.source,
+        form=form.kind,
+        parameters=parameters,
+        parameters_count=law.parameters_count,
+        tokens=tokens,
+        unique_tokens=unique_tokens,
+        epochs=1.0 if unique_tokens is None else tokens / unique_tokens,
+        tokens_per_parameter=tokens / parameters,
+        flops_6nd=six_n_d(parameters, tokens),
+        loss=expected,
+        loss_interval=found,
+        no_interval=law.no_interval,
+        loss_if_new=None if unique_tokens is None else float(form.loss(parameters, tokens)),
+        warnings=tuple(_warnings(law, form, parameters, tokens, unique_tokens, expected, found)),
+    )
+
+
+def lines(found: Prediction) -> Iterator[str]:
+    """The prediction, the loss first."""
+    sure = f" (no interval: {found.no_interval})"
+    if found.loss_interval is not None:
+        sure = f" {found.loss_interval}, {found.loss_interval.level:.0%} by the law's draws"
+    yield f"loss {loss(found.loss)} nats per token{sure}"
+    yield (
+        f"  {count(found.parameters)} parameters ({found.parameters_count}), "
+        f"{count(found.tokens)} tokens, D/N {found.tokens_per_parameter:.3g}, "
+        f"{flops(found.flops_6nd)} FLOPs by 6ND"
+    )
+    if found.unique_tokens is not None and found.loss_if_new is not None:
+        yield (
+            f"  {found.epochs:.3g} epochs of {count(found.unique_tokens)} tokens; with new ones "
+            f"the loss would be {loss(found.loss_if_new)}"
+        )
+    yield f"  by {found.law}, {found.form}: {found.law_source or 'no source named'}"
+    for warning in found.warnings:
+        yield f"! {warning}"
+
+
+def _check(
+    parameters: float, tokens: float, epochs: float | None, unique_tokens: float | None
+) -> None:
+    for option, value in (
+        ("params", parameters),
+        ("tokens", tokens),
+        ("epochs", epochs),
+        ("unique-tokens", unique_tokens),
+    ):
+        if value is not None and value <= 0:
+            raise ConfigError(f"predict: --{option} {value:g}: give a number above 0")
+    if epochs is not None and unique_tokens is not None:
+        raise ConfigError("predict: --epochs and --unique-tokens say the same; give one of them")
+    if epochs is not None and epochs < 1:
+        raise ConfigError(
+            f"predict: --epochs {epochs:g}: each token is seen once at least; give 1 or more"
+        )
+
+
+def _repeating(form: Form) -> DataConstrained:
+    try:
+        return allocation.repeating(form)
+    except ConfigError:
+        raise ConfigError(
+            f"predict: a {form.kind} law cannot tell repeated tokens from new ones; leave out "
+            "--epochs and --unique-tokens, or use a Parametric, OverTraining or DataConstrained law"
+        ) from None
+
+
+def _warnings(
+    law: Law,
+    form: Form,
+    parameters: float,
+    tokens: float,
+    unique_tokens: float | None,
+    expected: float,
+    found: Interval | None,
+) -> Iterator[str]:
+    yield from plan_warnings.beyond(law, parameters, tokens)
+    if unique_tokens is not None and not isinstance(law.form, DataConstrained):
+        yield (
+            f"The law '{law.name}' was fitted without repeats: they fade as Muennighoff et al. "
+            "(arXiv:2305.16264) found."
+        )
+    if unique_tokens is not None and tokens / unique_tokens > MOST_EPOCHS:
+        yield (
+            f"Extrapolated: {tokens / unique_tokens:.3g} epochs; published runs have seen their "
+            f"tokens {MOST_EPOCHS:g} times at most."
+        )
+    if unique_tokens is None and isinstance(form, DataConstrained):
+        yield "Every token is taken for new; --epochs or --unique-tokens says that they repeat."
+    if found is not None and not found.contains(expected):
+        yield "The interval does not hold the loss: draws of the law's runs go elsewhere."

@@ -1,0 +1,245 @@
+"""The page of a plan: what to train, what will come of it, and what that hangs on."""
+
+from functools import partial
+
+import numpy as np
+
+from trainrig import figures, report, storage
+from trainrig.report import Cell, Chart, KeyFigure, Section, Table, Text
+from trainrig.scaling.laws.figure_format import count, flops, four_digits, interval, loss, usd
+from trainrig.scaling.laws.forms import OverTraining, Parametric
+from trainrig.scaling.laws.law import Law
+from trainrig.scaling.laws.pages.law_views import surface
+from trainrig.scaling.plan import allocation
+from trainrig.scaling.plan.plan import Plan
+from trainrig.scaling.plots.frontier import Band, plot_contours
+from trainrig.scaling.plots.serving import Repeated, Served, plot_epochs, plot_served
+from trainrig.scaling.plots.trajectory import plot_trajectory
+
+GIB = 2**30
+EPOCHS = 100.0  # to which the worth of repeated tokens is drawn
+WIDE = 30.0  # times the plan's size and tokens, on either side of the surface
+SERVED = (0.01, 1000.0)  # times the plan's tokens
+
+
+def write_plan_page(path: str, plan: Plan, law: Law, run_file: str) -> str:
+    """Put the page of `plan` at `path`; `run_file` is what was written of it. The path."""
+    storage.write(path, plan_page(plan, law, run_file).encode())
+    return path
+
+
+def plan_page(plan: Plan, law: Law, run_file: str) -> str:
+    """The page as HTML text."""
+    page = report.Page(
+        title="Plan of a run",
+        verdict=_verdict(plan),
+        figures=_key_figures(plan),
+        sections=(
+            Section("size", "How large, on how many tokens", _size(plan, law)),
+            Section("loss", "What will come of it", (_trajectory(plan),)),
+            *_beyond_training(plan, law),
+            Section("memory", "Where it fits", (_memory(plan),)),
+            Section("assumed", "What it hangs on", _assumed(plan)),
+        ),
+        commands=(
+            report.Command(f"trainrig check {run_file}", "See what would run"),
+            report.Command(f"trainrig pretrain {run_file}", "Train it"),
+        ),
+        provenance={
+            "Law": {"name": plan.law, "source": plan.law_source, "counts": plan.parameters_count},
+            "Asked": {plan.target.replace("_", " "): f"{plan.asked:g}"},
+        },
+    )
+    return page.html()
+
+
+def _verdict(plan: Plan) -> report.Verdict:
+    size = plan.size
+    sure = f" {interval(plan.loss_interval)}" if plan.loss_interval else ""
+    sentence = (
+        f"{count(size.parameters)} parameters on {count(size.tokens)} tokens are expected to reach "
+        f"{loss(plan.loss)}{sure} nats per token, in {four_digits(plan.cost.hours)} h on "
+        f"{plan.cost.devices:,} {plan.cost.device}."
+    )
+    return report.Verdict(sentence, "warning" if plan.warnings else "done", plan.warnings)
+
+
+def _key_figures(plan: Plan) -> tuple[KeyFigure, ...]:
+    size, cost = plan.size, plan.cost
+    sure = interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
+    sizes = size.parameters_interval
+    best = f"best: {interval(sizes)}" if sizes else f"{size.non_embedding:,} in layers"
+    price = "–" if cost.usd is None else usd(cost.usd)
+    machines = "no price" if cost.machines is None else f"{cost.machines:,} {cost.instance}"
+    by_6nd = f"{flops(size.flops_6nd)} by 6ND"
+    days = f"{four_digits(cost.device_days)} device days"
+    return (
+        KeyFigure("Loss", loss(plan.loss), "nats per token", sure),
+        KeyFigure("Parameters", count(size.parameters), plan.parameters_count, best),
+        KeyFigure("Tokens", count(size.tokens), "", f"{size.tokens_per_parameter:.3g} a parameter"),
+        KeyFigure("Compute", flops(size.flops), "FLOPs", by_6nd),
+        KeyFigure("Money", price, "USD", machines),
+        KeyFigure("Energy", four_digits(cost.kwh), "kWh", days),
+    )
+
+
+def _size(plan: Plan, law: Law) -> tuple[Chart | Table, ...]:
+    size, recipe = plan.size, plan.recipe
+    shape = plan.model.shape
+    rows: list[tuple[Cell, ...]] = [
+        ("layers", f"{shape.layers:,} of {shape.channels:,} channels, {shape.heads} heads"),
+        ("parameters in layers", f"{size.non_embedding:,}"),
+        ("in the embedding", f"{size.embedding:,}"),
+        ("global batch", f"{recipe.global_batch:,} sequences of {recipe.sequence_length:,} tokens"),
+        ("steps", f"{recipe.steps:,}"),
+        ("learning rate", f"{recipe.rate:.2g}, by {recipe.rule.kind}"),
+        ("checkpoints", f"every {plan.saving.every:,} steps"),
+    ]
+    return _contours(plan, law), Table("The run", ("", "value"), tuple(rows))
+
+
+def _contours(plan: Plan, law: Law) -> Chart:
+    size = plan.size
+    sizes = (size.parameters / WIDE, size.parameters * WIDE)
+    tokens = (size.tokens / WIDE, size.tokens * WIDE)
+    budgets = np.geomspace(size.flops_6nd / WIDE, size.flops_6nd * WIDE, 40)
+    best = law.form.optimum(budgets)
+    return Chart(
+        f"{size.tokens_per_parameter:.3g} tokens a parameter",
+        figures.draw(
+            partial(
+                plot_contours,
+                surface=surface(law.form, sizes, tokens),
+                frontier=(best.parameters, best.tokens),
+                chosen=(size.parameters, size.tokens),
+            ),
+            330,
+        ),
+        label="Lines of equal loss over parameters and tokens, with the plan on them.",
+        caption="Lines: loss by the law, nats per token, every token new.",
+        table=Table(
+            "The best division of each compute",
+            ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
+            tuple(
+                (
+                    flops(budgets[i]),
+                    count(best.parameters[i]),
+                    count(best.tokens[i]),
+                    loss(best.loss[i]),
+                )
+                for i in range(0, len(budgets), 3)
+            ),
+        ),
+    )
+
+
+def _trajectory(plan: Plan) -> Chart:
+    points = plan.curve
+    losses = np.array([point.loss for point in points])
+    known = all(point.low is not None and point.high is not None for point in points)
+    ends = [(point.low or 0.0, point.high or 0.0) for point in points] if known else []
+    low, high = np.array(ends).T if ends else (None, None)
+    band = Band(np.array([point.tokens for point in points]), losses, low, high)
+    reached = f"{loss(plan.loss)} {interval(plan.loss_interval)}"
+    return Chart(
+        f"Loss {reached} after {count(plan.size.tokens)} tokens",
+        figures.draw(partial(plot_trajectory, band=band), 250),
+        label="The predicted loss of this size against the tokens that it ends after.",
+        caption="Each point is of a run that ends there, its rate decayed. The run's own report "
+        "draws this under the losses that come.",
+        table=Table(
+            "Loss by tokens, nats per token",
+            ("tokens", "loss", "low", "high"),
+            tuple((count(p.tokens), loss(p.loss), _end(p.low), _end(p.high)) for p in points),
+        ),
+    )
+
+
+def _end(of_interval: float | None) -> str:
+    return "–" if of_interval is None else loss(of_interval)
+
+
+def _beyond_training(plan: Plan, law: Law) -> tuple[Section, ...]:
+    charts = []
+    if plan.service is not None and isinstance(law.form, Parametric | OverTraining):
+        charts.append(_served(plan, law))
+    if plan.data is not None:
+        charts.append(_epochs(plan))
+    return (Section("beyond", "Beyond training alone", tuple(charts)),) if charts else ()
+
+
+def _served(plan: Plan, law: Law) -> Chart:
+    assert plan.service is not None  # asked before
+    service = plan.service
+    alone = allocation.Division(*service.best_trained)
+    served = np.geomspace(SERVED[0] * alone.tokens, SERVED[1] * alone.tokens, 24)
+    found = [allocation.for_serving(law.form, alone, float(each)) for each in served]
+    ratio = np.array([each.tokens / each.parameters for each in found])
+    drawn = Served(served, ratio, alone.tokens / alone.parameters)
+    chosen = (service.tokens_served, plan.size.tokens_per_parameter)
+    return Chart(
+        f"Serving {count(service.tokens_served)} tokens: {service.saved:.2%} of all compute"
+        " saved by a smaller model",
+        figures.draw(partial(plot_served, served=drawn, chosen=chosen), 260),
+        label="Tokens per parameter of the cheapest model of one loss, against tokens served.",
+        caption="All models of the line have the loss of the best one for training alone, every "
+        "token new; the plan lies off it where its tokens repeat.",
+        table=Table(
+            "The cheapest model of that loss",
+            ("tokens served", "parameters", "tokens", "tokens a parameter"),
+            tuple(
+                (count(s), count(each.parameters), count(each.tokens), r)
+                for s, each, r in zip(served.tolist(), found, ratio.tolist(), strict=True)
+            ),
+        ),
+    )
+
+
+def _epochs(plan: Plan) -> Chart:
+    assert plan.data is not None  # asked before
+    data = plan.data
+    epochs = np.geomspace(1, max(EPOCHS, 2 * data.epochs), 60)
+    # Muennighoff et al. 2023, arXiv:2305.16264, equation 5.
+    effective = data.unique_tokens * (1 - data.fading * np.expm1(-(epochs - 1) / data.fading))
+    drawn = Repeated(epochs, effective, data.unique_tokens)
+    few = range(0, len(epochs), 4)
+    return Chart(
+        f"{data.epochs:.3g} epochs are worth {count(data.worth)} new tokens, and no number of them "
+        f"more than {count(data.wall)}",
+        figures.draw(partial(plot_epochs, repeated=drawn, chosen=(data.epochs, data.worth)), 260),
+        label="What repeated tokens are worth in new ones, against epochs.",
+        caption=f"{count(data.unique_tokens)} different tokens; a repeat fades with R_D* = "
+        f"{data.fading:.3g}.",
+        table=Table(
+            "Worth of epochs",
+            ("epochs", "worth, tokens"),
+            tuple((float(epochs[i]), count(effective[i])) for i in few),
+        ),
+    )
+
+
+def _memory(plan: Plan) -> Table:
+    placement = plan.placement
+    columns = tuple(next((row.bytes_by_recompute for row in placement.table), {}))
+    return Table(
+        f"GiB of a device, of {placement.room / GIB:,.1f}, by layout and by what is computed again",
+        ("layout", *columns, ""),
+        tuple(
+            (
+                row.layout,
+                *(f"{each / GIB:,.1f}" for each in row.bytes_by_recompute.values()),
+                "" if row.offered else "not offered here",
+            )
+            for row in placement.table
+        ),
+    )
+
+
+def _assumed(plan: Plan) -> tuple[Table | Text, ...]:
+    rows = tuple((k.replace("_", " "), v) for k, v in plan.assumptions.model_dump().items())
+    price = Text(
+        f"Prices are of {plan.cost.as_of}, on demand."
+        if plan.cost.usd is not None
+        else "The table of hardware has no price for this device."
+    )
+    return Table("Assumptions", ("", "value"), rows), price

@@ -1,0 +1,100 @@
+"""A plan as a run file that `trainrig pretrain` accepts."""
+
+import math
+
+from trainrig import manifest, storage
+from trainrig.config import to_toml
+from trainrig.errors import ConfigError
+from trainrig.manifest import Manifest
+from trainrig.optim import AdamW
+from trainrig.parallel.precision import Precision
+from trainrig.scaling.plan.plan import Plan, write_plan
+from trainrig.scaling.plan.planner import Request
+from trainrig.tokens.mixing.stages import EPOCHS, BatchSettings
+from trainrig.train.pretrain import open_batches
+from trainrig.train.retention import Checkpoints
+from trainrig.train.run_file import Pretraining, Training
+
+
+def fitted_to(tokens: str, request: Request) -> Request:
+    """`request` with the vocabulary of the folder that `tokenize` wrote.
+
+    Raises DataError if `tokens` is no such folder.
+    """
+    counts = _read(tokens).counts
+    entries = -(-int(counts["vocabulary"]) // 64) * 64
+    return request.model_copy(update={"vocabulary": entries})
+
+
+def tokens_in(tokens: str) -> int:
+    """Different tokens to train on in the folder that `tokenize` wrote."""
+    return int(_read(tokens).counts["train_tokens"])
+
+
+def _read(tokens: str) -> Manifest:
+    return manifest.read_input(tokens, "tokenize")
+
+
+def run_file(plan: Plan, compute: str, tokens: str, output: str, plan_path: str) -> Pretraining:
+    """The run that `plan` describes, on the folder `tokens`, into the folder `output`.
+
+    Raises ConfigError where no layout fits, or the folder has too little to make whole windows of.
+    """
+    if not plan.placement.fits:
+        raise ConfigError(
+            f"no run file: {plan.warnings[-1]} Plan for more --devices, or larger ones"
+        )
+    recipe, placement = plan.recipe, plan.placement
+    batches = BatchSettings(
+        sequence_length=recipe.sequence_length,
+        global_batch=recipe.global_batch,
+        micro_batch=recipe.micro_batch,
+        epochs=_epochs(plan, tokens),
+    )
+    return Pretraining(
+        tokens=tokens,
+        output=output,
+        plan=plan_path,
+        workers=plan.cost.devices,
+        model=plan.model,
+        batches=batches,
+        training=Training(
+            steps=recipe.steps,
+            optimizer=AdamW(lr=recipe.rate),
+            parallel=placement.parallel,
+            precision=Precision.model_validate({"compute": compute}),
+            recompute=placement.recompute,
+            deterministic=placement.deterministic,
+            virtual_workers=plan.cost.devices,
+            checkpoints=Checkpoints(every=plan.saving.every),
+        ),
+    )
+
+
+def _epochs(plan: Plan, tokens: str) -> float:
+    """The usual cap, or what the plan needs: windows leave some tokens of each source out."""
+    uncapped = BatchSettings(
+        sequence_length=plan.recipe.sequence_length,
+        global_batch=plan.recipe.global_batch,
+        micro_batch=plan.recipe.micro_batch,
+        epochs=math.inf,
+    )
+    needed = open_batches(tokens, uncapped).check_epochs(plan.recipe.steps)
+    return max(EPOCHS, math.ceil(max(needed.values())))
+
+
+def write_run(path: str, plan: Plan, compute: str, tokens: str, output: str | None) -> str:
+    """Write the run file to `path` and the plan beside it; where the plan is.
+
+    The run's folder, if none is named, is called like the run file. Raises ConfigError if another
+    run file is there.
+    """
+    stem = path.removesuffix(".toml")
+    beside = f"{stem}.plan.json"
+    run = run_file(plan, compute, tokens, output or stem, beside)
+    text = to_toml(run).encode()
+    if storage.exists(path) and storage.read(path) != text:
+        raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
+    write_plan(beside, plan)
+    storage.write(path, text)
+    return beside

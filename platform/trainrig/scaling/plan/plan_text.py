@@ -1,0 +1,194 @@
+"""A plan as lines to read, and the table of best sizes."""
+
+from collections.abc import Iterator, Sequence
+
+from trainrig.estimate.flops import six_n_d
+from trainrig.parallel.recompute import Full, Selective
+from trainrig.scaling.laws.figure_format import count, flops, four_digits, loss, usd
+from trainrig.scaling.laws.law import Interval, Law
+from trainrig.scaling.laws.published import HOFFMANN_SIZES
+from trainrig.scaling.plan import allocation
+from trainrig.scaling.plan.plan import Placement, Plan
+
+GIB = 2**30
+_WIDTH = 22
+_SIZES = (400e6, 1e9, 10e9, 67e9, 175e9, 280e9, 520e9, 1e12, 10e12)
+_ASKED = {
+    "flops": "{:.3g} FLOPs",
+    "gpu_days": "{:,.4g} device days",
+    "budget_usd": "{:,.2f} USD",
+    "parameters": "{:.3g} parameters",
+    "tokens": "{:.3g} tokens",
+}
+
+
+def lines(plan: Plan) -> Iterator[str]:
+    """The plan, most wanted first; warnings last, where they are read."""
+    yield f"{plan.law}: {plan.law_source}"
+    yield f"the best for {_ASKED[plan.target].format(plan.asked)}"
+    yield ""
+    for name, text in (*_size(plan), *_data(plan), *_recipe(plan), *_cost(plan)):
+        yield f"  {name:<{_WIDTH}}{text}"
+    yield ""
+    yield from _memory(plan)
+    yield ""
+    yield from _assumed(plan)
+    for warning in plan.warnings:
+        yield f"! {warning}"
+
+
+def _size(plan: Plan) -> Iterator[tuple[str, str]]:
+    size = plan.size
+    yield (
+        "parameters N",
+        f"{count(size.parameters)} {plan.parameters_count}{_within(size.parameters_interval)}: "
+        f"{size.non_embedding:,} in layers, {size.embedding:,} in the embedding",
+    )
+    yield "tokens D", f"{count(size.tokens)}{_within(size.tokens_interval)}"
+    yield "D/N", f"{size.tokens_per_parameter:.3g}"
+    interval = plan.loss_interval
+    sure = _within(interval) if interval else f" (no interval: {plan.no_interval})"
+    yield "loss", f"{loss(plan.loss)} nats per token{sure}"
+    yield "FLOPs", f"{flops(size.flops)} exact, {flops(size.flops_6nd)} by 6ND"
+    shape = plan.model.shape
+    yield (
+        "decoder",
+        f"{shape.layers} layers of {shape.channels} channels, {shape.heads} heads, "
+        f"{shape.feedforward_channels} between, vocabulary {shape.vocabulary:,}",
+    )
+
+
+def _data(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.data:
+        data = plan.data
+        yield (
+            "epochs",
+            f"{data.epochs:.3g} of {count(data.unique_tokens)} tokens, worth "
+            f"{count(data.worth)} new ones; with new ones the loss were {loss(data.loss_if_new)}",
+        )
+        yield (
+            "data wall",
+            f"no number of epochs is worth more than {count(data.wall)} new tokens "
+            f"(R_D* {data.fading:.3g})",
+        )
+    if plan.service:
+        service = plan.service
+        parameters, tokens = service.best_trained
+        yield (
+            "serving",
+            f"{count(service.tokens_served)} tokens: {service.saved:.2%} of all compute saved "
+            f"over the best to train alone ({count(parameters)}, {count(tokens)} tokens); "
+            f"training takes {service.training_factor:.3g} times its compute",
+        )
+
+
+def _recipe(plan: Plan) -> Iterator[tuple[str, str]]:
+    recipe, saving = plan.recipe, plan.saving
+    yield (
+        "batch",
+        f"{recipe.global_batch:,} sequences of {recipe.sequence_length:,} = "
+        f"{count(recipe.batch_tokens)} tokens, {recipe.steps:,} steps",
+    )
+    yield (
+        "learning rate",
+        f"{recipe.rate:.2g}, as the batch by {recipe.rule.kind} (fitted on "
+        f"{recipe.rule.fitted_on})",
+    )
+    yield (
+        "checkpoints",
+        f"every {saving.every:,} steps = {_duration(saving.seconds)}: one holds steps up for "
+        f"{saving.stalled:.2g} s, a fault comes every {saving.hours_between_faults:,.3g} h",
+    )
+
+
+def _cost(plan: Plan) -> Iterator[tuple[str, str]]:
+    cost = plan.cost
+    yield (
+        "time",
+        f"{four_digits(cost.hours)} h on {cost.devices:,} {cost.device}, "
+        f"{four_digits(cost.device_days)} device days",
+    )
+    if cost.usd is not None:
+        spot = f", {usd(cost.usd_spot)} on spot" if cost.usd_spot is not None else ""
+        yield (
+            "money",
+            f"{usd(cost.usd)} USD{spot}: {cost.machines:,} {cost.instance} (price of {cost.as_of})",
+        )
+    else:
+        yield "money", "no price: the table of hardware has no instance with it"
+    yield "energy", f"{four_digits(cost.kwh)} kWh"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    placement = plan.placement
+    words = layout_words(placement)
+    if placement.fits:
+        yield (
+            f"  {'layout':<{_WIDTH}}{words}: {placement.memory / GIB:,.1f} of "
+            f"{placement.room / GIB:,.1f} GiB a device, micro-batches of "
+            f"{plan.recipe.micro_batch} x {plan.recipe.sequence_length:,} tokens"
+        )
+    else:
+        yield f"  {'layout':<{_WIDTH}}none fits; nearest: {words}"
+    yield f"  {'GiB, ZeRO stage':<26}{'kept: all':>12}{'selective':>12}{'full':>12}  recomputed"
+    for row in placement.table:
+        cells = "".join(f"{each / GIB:>12,.1f}" for each in row.bytes_by_recompute.values())
+        yield f"  {row.layout:<26}{cells}{'' if row.offered else '  (not offered here)'}"
+
+
+def layout_words(placement: Placement) -> str:
+    """The layout in a few words."""
+    parallel = placement.parallel
+    words: list[str] = [parallel.kind]
+    if parallel.kind == "HSDP":
+        words.append(f"of {parallel.replicas} replicas")
+    words.append("deterministic" if placement.deterministic else "not deterministic")
+    if parallel.reshard == "layer":
+        words.append("layer by layer")
+    again = placement.recompute
+    if isinstance(again, Full):
+        words.append("recomputing every layer")
+    elif isinstance(again, Selective):
+        words.append("recomputing what is cheap")
+    return f"{words[0]}, " + ", ".join(words[1:])
+
+
+def _assumed(plan: Plan) -> Iterator[str]:
+    assumed = plan.assumptions
+    yield (
+        f"Assumed: {assumed.utilisation:.0%} of the peak; a machine draws {assumed.machine:g} "
+        f"times its devices, the building {assumed.building:g} times its machines; a fault every "
+        f"{assumed.device_hours_between_faults:,.0f} device hours; checkpoints copied at "
+        f"{assumed.copied_per_second / 1e9:g} GB/s a device."
+    )
+
+
+def table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[str]:
+    """What compute and tokens are best for each size: by the law, and as Hoffmann et al. print."""
+    yield f"{law.name}: {law.source}"
+    heads = f"{'N':>8}{'FLOPs':>11}{'D':>9}{'D/N':>8}{'loss':>8}"
+    printed = law.name.startswith("hoffmann")
+    yield heads + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
+    for size in sizes:
+        best = allocation.for_parameters(law.form, size)
+        reached = allocation.loss_of(law.form, best)
+        row = (
+            f"{count(size):>8}{six_n_d(size, best.tokens):>11.2e}{count(best.tokens):>9}"
+            f"{best.tokens / size:>8.3g}{loss(reached):>8}"
+        )
+        yield row + (_as_printed(size) if printed else "")
+
+
+def _as_printed(size: float) -> str:
+    found = next(row for row in HOFFMANN_SIZES if row.parameters == size)
+    return "".join(f"   {flops:.2e} {count(tokens):>6}" for flops, tokens in found.approaches)
+
+
+def _within(interval: Interval | None) -> str:
+    return f" {interval}" if interval else ""
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 3600:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.3g} min" if seconds >= 60 else f"{seconds:.3g} s"

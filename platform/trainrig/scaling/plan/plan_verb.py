@@ -1,0 +1,122 @@
+"""What `trainrig plan` answers: a plan, and the run file that was asked for."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainrig import config, hardware, storage
+from trainrig.errors import ConfigError
+from trainrig.scaling.laws import published
+from trainrig.scaling.laws.forms import Kaplan
+from trainrig.scaling.laws.law import Law, read_law
+from trainrig.scaling.plan import plan_run, plan_text, plan_warnings
+from trainrig.scaling.plan.plan import Plan
+from trainrig.scaling.plan.planner import Request, make_plan
+from trainrig.storage.writable import check_file
+
+_OPTIONS = {"assumptions.utilisation": "mfu", "rule.kind": "rule"}
+
+
+@dataclass(frozen=True)
+class RunWanted:
+    """The run file to write, if any."""
+
+    out: str | None = None
+    tokens_folder: str | None = None
+    output: str | None = None
+
+
+def answer(
+    name: str, given: Mapping[str, Any], table: str | None, wanted: RunWanted
+) -> tuple[Plan, list[str]]:
+    """The plan by the law called `name` for what is `given`, and lines that tell it.
+
+    Raises InputError for what cannot be, before anything is written.
+    """
+    if wanted.out is not None:
+        check_file(wanted.out)
+    law = find_law(name)
+    request = _request(given)
+    if wanted.out is None and (wanted.tokens_folder or wanted.output):
+        raise ConfigError(
+            "plan: --tokens-folder and --output are of a run file; add --out RUN.toml"
+        )
+    found = _fitted(law, request, table, wanted)
+    lines = list(plan_text.lines(found))
+    if wanted.out and wanted.tokens_folder:
+        # Here, as it draws: a refused plan should not wait for that.
+        from trainrig.scaling.plan.plan_page import write_plan_page
+
+        folder, output = wanted.tokens_folder, wanted.output
+        beside = plan_run.write_run(wanted.out, found, request.compute, folder, output)
+        lines.append(f"{wanted.out}: `trainrig pretrain` runs it; the plan: {beside}")
+        page = f"{beside.removesuffix('.json')}.html"
+        lines.append(f"its page: {write_plan_page(page, found, law, wanted.out)}")
+    return found, lines
+
+
+def _fitted(law: Law, request: Request, table: str | None, wanted: RunWanted) -> Plan:
+    """The plan, its vocabulary and its data those of the folder of tokens where one is named."""
+    offers = hardware.load(table)
+    if wanted.out is None:
+        return make_plan(law, request, offers)
+    if wanted.tokens_folder is None:
+        raise ConfigError("plan: --out needs --tokens-folder, which `tokenize` wrote")
+    request = plan_run.fitted_to(wanted.tokens_folder, request)
+    found = make_plan(law, request, offers)
+    there = plan_run.tokens_in(wanted.tokens_folder)
+    if request.tokens_available is None and found.size.tokens > there:
+        if isinstance(law.form, Kaplan):
+            return found.model_copy(
+                update={
+                    "warnings": (
+                        *found.warnings,
+                        plan_warnings.of_repeats(found.size.tokens, there),
+                    )
+                }
+            )
+        again = request.model_copy(update={"tokens_available": float(there)})
+        return make_plan(law, again, offers)
+    return found
+
+
+def sizes(name: str) -> Iterator[str]:
+    """The table of what is best for each size."""
+    return plan_text.table(find_law(name))
+
+
+def find_law(name: str) -> Law:
+    """The law in the file `name`, or the published one of that name.
+
+    Raises ConfigError with the nearest name if there is neither.
+    """
+    if storage.exists(name):
+        return read_law(name)
+    if name.endswith(".json") or "/" in name:
+        return read_law(name)  # says that there is none
+    return published.law(name)
+
+
+def _request(given: Mapping[str, Any]) -> Request:
+    """Raises ConfigError in terms of options, where config speaks of keys."""
+    try:
+        return Request.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"] if part != "Request")
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "union_tag_invalid":
+            kinds = [kind.strip("' ") for kind in first["ctx"]["expected_tags"].split(",")]
+            near = difflib.get_close_matches(str(first["ctx"]["tag"]), kinds, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(kinds)}"
+            raise ConfigError(f"plan: --rule: no rule '{first['ctx']['tag']}'; {hint}") from None
+        if not key:
+            raise ConfigError(f"plan: {message}") from None
+        option = _OPTIONS.get(key, key).replace("_", "-")
+        found = config.toml_value(first["input"])
+        raise ConfigError(
+            f"plan: --{option}: {message[0].lower()}{message[1:]}, found {found}"
+        ) from None

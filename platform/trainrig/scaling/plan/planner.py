@@ -1,0 +1,391 @@
+"""From a law and one thing that is given to a plan."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from pydantic import model_validator
+
+from trainrig.config import Field, Settings
+from trainrig.errors import ConfigError
+from trainrig.estimate import layouts
+from trainrig.estimate.cost import Assumptions, Cost, affordable, cost, days_for, saving
+from trainrig.estimate.flops import six_n_d, token_flops
+from trainrig.estimate.layouts import Batch
+from trainrig.estimate.memory import MASTER, MOMENTS, slices
+from trainrig.hardware import Compute, Hardware
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.optim import AdamW
+from trainrig.parallel.precision import Precision
+from trainrig.scaling.batch_rate_rules import DeepSeek, Rule, whole_sequences
+from trainrig.scaling.laws.forms import Form
+from trainrig.scaling.laws.law import Interval, Law
+from trainrig.scaling.model_ladder import Rung, rung_of
+from trainrig.scaling.plan import allocation, plan_warnings
+from trainrig.scaling.plan.allocation import Division
+from trainrig.scaling.plan.plan import (
+    Data,
+    MemoryRow,
+    Placement,
+    Plan,
+    Point,
+    Recipe,
+    Service,
+    Size,
+    Target,
+)
+from trainrig.train.run_file import Training
+
+TARGETS: tuple[Target, ...] = ("flops", "gpu_days", "budget_usd", "parameters", "tokens")
+CURVE_POINTS = 40
+CURVE_BEGINS = 0.02  # share of the tokens
+# Steps under which warm-up and decay have no room.
+FEWEST_STEPS = 100
+USUAL_DEVICE = "h100"
+# Days that a run should take at most, where the number of devices is left to the plan.
+MOST_DAYS = 30.0
+SETTLING_ROUNDS = 4
+
+Positive = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class Request(Settings):
+    """What is asked for. Exactly one of the first five."""
+
+    flops: float | None = Positive  # by 6ND
+    gpu_days: float | None = Positive  # of `device`
+    budget_usd: float | None = Positive  # on demand
+    parameters: float | None = Positive  # as the law counts them
+    tokens: float | None = Positive
+    tokens_available: float | None = Positive  # different ones
+    tokens_served: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    device: str | None = None  # None: that of `instance`, or USUAL_DEVICE, or the first
+    # None: those of one machine, or the fewest that hold the model and end within MOST_DAYS.
+    devices: int | None = Field(default=None, ge=1)
+    instance: str | None = None
+    compute: Compute = "bfloat16"
+    vocabulary: int = Field(default=32_768, ge=2)
+    sequence_length: int = Field(default=2048, ge=1)
+    rule: Rule = DeepSeek()
+    assumptions: Assumptions = Assumptions()
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        options = [f"--{name.replace('_', '-')}" for name in TARGETS]
+        given = [f"--{n.replace('_', '-')}" for n in TARGETS if getattr(self, n) is not None]
+        if len(given) != 1:
+            found = "none of them" if not given else " and ".join(given)
+            raise ValueError(f"give exactly one of {', '.join(options)}; found {found}")
+        return self
+
+    @property
+    def target(self) -> tuple[Target, float]:
+        """What is given, and how much of it."""
+        name = next(name for name in TARGETS if getattr(self, name) is not None)
+        return name, float(getattr(self, name))
+
+
+@dataclass(frozen=True)
+class _Where:
+    """What it is to run on."""
+
+    hardware: Hardware
+    device: str
+    instance: str | None
+
+
+def make_plan(law: Law, request: Request, hardware: Hardware) -> Plan:
+    """The plan for what `request` gives. Raises ConfigError for what cannot be.
+
+    The law says how compute is best divided; a decoder of that size is taken from the ladder, and
+    what follows (operations, memory, hours, the loss predicted) is of that decoder and of whole
+    steps.
+    """
+    where = _where(request, hardware)
+    form = law.form if request.tokens_available is None else allocation.repeating(law.form)
+    wanted, service = _divided(law, form, request, where)
+    found = _rung(law, request, wanted.parameters)
+    batch, steps = _batch(request, wanted, found)
+    tokens = float(steps * batch.global_batch * batch.sequence_length)
+    placed = _place(found.model, request, where, batch, tokens)
+    counted = _counted(law, found)
+    each = token_flops(found.model, request.sequence_length)
+    flops = each.training * tokens
+    priced = _cost(flops, where, request, placed.devices)
+    return Plan(
+        law=law.name,
+        law_source=law.source,
+        parameters_count=law.parameters_count,
+        target=request.target[0],
+        asked=request.target[1],
+        size=Size(
+            parameters=counted,
+            tokens=tokens,
+            parameters_interval=_best(law, request, wanted, lambda d: d.parameters),
+            tokens_interval=_best(law, request, wanted, lambda d: d.tokens),
+            tokens_per_parameter=tokens / counted,
+            non_embedding=found.parameters,
+            embedding=found.embedding_parameters,
+            flops=flops,
+            flops_6nd=six_n_d(counted, tokens),
+        ),
+        loss=float(form.loss(counted, tokens, request.tokens_available)),
+        loss_interval=law.interval(_loss_at(request, counted, tokens)),
+        no_interval=law.no_interval,
+        curve=_curve(law, form, request, counted, tokens),
+        model=found.model,
+        recipe=Recipe(
+            rule=request.rule,
+            sequence_length=request.sequence_length,
+            global_batch=batch.global_batch,
+            micro_batch=placed.micro_batch,
+            steps=steps,
+            rate=_two_digits(request.rule.rate(wanted.parameters, wanted.tokens)),
+        ),
+        data=_data(form, request, counted, tokens),
+        service=service,
+        placement=placed.placement,
+        cost=priced,
+        saving=saving(
+            state=(MASTER + MOMENTS) * found.total / placed.sliced,
+            devices=placed.devices,
+            step_seconds=priced.hours * 3600 / steps,
+            steps=steps,
+            assumed=request.assumptions,
+        ),
+        assumptions=request.assumptions,
+        warnings=(
+            *plan_warnings.beyond(law, counted, tokens),
+            *plan_warnings.of_decoder(wanted.parameters, counted),
+            *plan_warnings.of_placement(placed.placement, placed.devices),
+            *plan_warnings.of_budget(request.budget_usd, priced, service is not None),
+        ),
+    )
+
+
+def _where(request: Request, hardware: Hardware) -> _Where:
+    if request.instance is None:
+        usual = USUAL_DEVICE if USUAL_DEVICE in hardware.devices else next(iter(hardware.devices))
+        device = request.device or usual
+        hardware.device(device)
+        return _Where(hardware, device, hardware.cheapest(device))
+    offer = hardware.instance(request.instance)
+    if request.device not in (None, offer.device):
+        raise ConfigError(
+            f"--instance {request.instance} has devices '{offer.device}', not "
+            f"'{request.device}'; leave out one of the two"
+        )
+    return _Where(hardware, offer.device, request.instance)
+
+
+def _divided(
+    law: Law, form: Form, request: Request, where: _Where
+) -> tuple[Division, Service | None]:
+    """N and D by the law, and what serving changes of them."""
+    trained = _trained(law, form, request, where)
+    if not request.tokens_served:
+        return trained, None
+    served = request.tokens_served
+    found = allocation.for_serving(form, trained, served, request.tokens_available)
+    whole = [
+        each.flops + allocation.FLOPS_PER_SERVED * each.parameters * served
+        for each in (found, trained)
+    ]
+    return found, Service(
+        tokens_served=served,
+        best_trained=(trained.parameters, trained.tokens),
+        training_factor=found.flops / trained.flops,
+        saved=1 - whole[0] / whole[1],
+    )
+
+
+def _trained(law: Law, form: Form, request: Request, where: _Where) -> Division:
+    target, asked = request.target
+    unique = request.tokens_available
+    if target == "parameters":
+        return allocation.for_parameters(law.form, asked)
+    if target == "tokens":
+        return allocation.for_tokens(law.form, asked)
+    if target == "flops":
+        return allocation.for_flops(form, asked, unique)
+    days = asked
+    if target == "budget_usd":
+        days = days_for(asked, where.hardware, where.device, where.instance, request.devices)
+    budget = affordable(days, where.hardware, where.device, request.compute, _share(request))
+    return _settled(law, form, request, budget)
+
+
+def _settled(law: Law, form: Form, request: Request, budget: float) -> Division:
+    """The best division of exactly `budget` operations: 6ND leaves some of them out."""
+    found = allocation.for_flops(form, budget, request.tokens_available)
+    for _ in range(SETTLING_ROUNDS):
+        model = _rung(law, request, found.parameters).model
+        exact = token_flops(model, request.sequence_length).training * found.tokens
+        found = allocation.for_flops(form, found.flops * budget / exact, request.tokens_available)
+    model = _rung(law, request, found.parameters).model
+    tokens = budget / token_flops(model, request.sequence_length).training
+    return Division(found.parameters, tokens)
+
+
+def _rung(law: Law, request: Request, parameters: float) -> Rung:
+    return rung_of(
+        parameters, law.parameters_count, request.vocabulary, positions=request.sequence_length
+    )
+
+
+def _counted(law: Law, found: Rung) -> float:
+    return float(found.total if law.parameters_count == "total" else found.parameters)
+
+
+def _batch(request: Request, wanted: Division, found: Rung) -> tuple[Batch, int]:
+    length = request.sequence_length
+    by_rule = request.rule.batch(wanted.parameters, wanted.tokens)
+    sequences = whole_sequences(by_rule, length, wanted.tokens, FEWEST_STEPS)
+    steps = round(wanted.tokens / (sequences * length))
+    if steps < 1:
+        raise ConfigError(
+            f"{wanted.tokens:.3g} tokens are not one sequence of {length}; plan for more, or "
+            "lower --sequence-length"
+        )
+    return Batch(sequences, length), steps
+
+
+@dataclass(frozen=True)
+class _Placed:
+    devices: int
+    sliced: int
+    micro_batch: int
+    placement: Placement
+
+
+def _place(
+    model: DecoderConfig, request: Request, where: _Where, batch: Batch, tokens: float
+) -> _Placed:
+    """The layout; where devices are left open: a whole machine, or the fewest that hold the model
+    and end within MOST_DAYS."""
+    room = where.hardware.device(where.device).memory
+    offer = where.hardware.instance(where.instance) if where.instance else None
+    per_machine = offer.devices if offer else 1
+    base = Training(steps=1, optimizer=AdamW(), precision=Precision(compute=request.compute))
+    needed = layouts.devices_needed(model, base, batch, per_machine, room)
+    devices = request.devices or min(
+        batch.global_batch,
+        max(per_machine, needed or 1, _quick(model, request, where, batch, tokens)),
+    )
+    if devices > batch.global_batch:
+        raise ConfigError(
+            f"{devices} devices share a global batch of {batch.global_batch} sequences; at most "
+            f"{batch.global_batch} have something to do, or lower --sequence-length"
+        )
+    machines = math.ceil(devices / per_machine)
+    found = layouts.fitting(model, base, batch, devices, machines, room)
+    nearest = found or layouts.least(model, base, batch, devices, machines)
+    rows = layouts.table(model, base, batch, nearest.micro_batch, devices)
+    return _Placed(
+        devices=devices,
+        sliced=slices(nearest.training, devices),
+        micro_batch=nearest.micro_batch,
+        placement=Placement(
+            fits=found is not None,
+            parallel=nearest.training.parallel,
+            deterministic=nearest.training.deterministic,
+            recompute=nearest.training.recompute,
+            room=room,
+            memory=nearest.memory.total,
+            devices_needed=None if found else needed,
+            table=tuple(
+                MemoryRow(
+                    layout=row.layout,
+                    offered=row.offered,
+                    bytes_by_recompute=row.bytes_by_recompute,
+                )
+                for row in rows
+            ),
+        ),
+    )
+
+
+def _quick(
+    model: DecoderConfig, request: Request, where: _Where, batch: Batch, tokens: float
+) -> int:
+    """The fewest devices, a power of two, with which the run ends within MOST_DAYS."""
+    one = affordable(1.0, where.hardware, where.device, request.compute, _share(request))
+    flops = token_flops(model, batch.sequence_length).training * tokens
+    return int(2 ** max(0, math.ceil(math.log2(flops / one / MOST_DAYS))))
+
+
+def _share(request: Request) -> float:
+    return request.assumptions.utilisation
+
+
+def _cost(flops: float, where: _Where, request: Request, devices: int) -> Cost:
+    return cost(
+        flops,
+        where.hardware,
+        where.device,
+        devices,
+        request.compute,
+        request.assumptions,
+        where.instance,
+    )
+
+
+def _data(form: Form, request: Request, parameters: float, tokens: float) -> Data | None:
+    unique = request.tokens_available
+    if unique is None:
+        return None
+    repeating = allocation.repeating(form)
+    _, worth = repeating.effective(parameters, tokens, unique)
+    return Data(
+        unique_tokens=unique,
+        epochs=tokens / unique,
+        worth=float(worth),
+        loss_if_new=float(form.loss(parameters, tokens)),
+        wall=unique * (1 + repeating.r_d),
+        fading=repeating.r_d,
+    )
+
+
+def _loss_at(request: Request, parameters: float, tokens: float) -> Callable[[Form], float]:
+    """What to ask each draw of a law."""
+    unique = request.tokens_available
+
+    def loss(form: Form) -> float:
+        asked = form if unique is None else allocation.repeating(form)
+        return float(asked.loss(parameters, tokens, unique))
+
+    return loss
+
+
+def _best(
+    law: Law, request: Request, wanted: Division, quantity: Callable[[Division], float]
+) -> Interval | None:
+    """Where the best size lies, under the law's draws, for the compute of `wanted`."""
+    if request.tokens_served or request.target[0] in ("parameters", "tokens"):
+        return None
+    return law.interval(
+        lambda form: quantity(allocation.for_flops(form, wanted.flops, request.tokens_available))
+    )
+
+
+def _curve(
+    law: Law, form: Form, request: Request, parameters: float, tokens: float
+) -> tuple[Point, ...]:
+    points = []
+    for seen in np.geomspace(CURVE_BEGINS * tokens, tokens, CURVE_POINTS):
+        interval = law.interval(_loss_at(request, parameters, float(seen)))
+        points.append(
+            Point(
+                tokens=float(seen),
+                loss=float(form.loss(parameters, seen, request.tokens_available)),
+                low=interval.low if interval else None,
+                high=interval.high if interval else None,
+            )
+        )
+    return tuple(points)
+
+
+def _two_digits(number: float) -> float:
+    return float(f"{number:.1e}")

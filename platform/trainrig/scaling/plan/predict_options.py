@@ -1,0 +1,63 @@
+"""`trainrig predict`: its options. What they need is imported when it runs."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from trainrig.command_line.options import Json
+from trainrig.command_line.quantity import quantity_of
+
+
+def predict(
+    law: Annotated[
+        str,
+        typer.Argument(
+            metavar="LAW.json|NAME", help="The law.json of `fit`, or a published law's name."
+        ),
+    ],
+    params: Annotated[
+        float,
+        typer.Option(
+            metavar="N",
+            parser=quantity_of("--params"),
+            help="Parameters, as the law counts them: 1.3B, 1.3e9.",
+        ),
+    ],
+    tokens: Annotated[
+        float,
+        typer.Option(
+            metavar="D",
+            parser=quantity_of("--tokens"),
+            help="Tokens trained on, repeats included: 26B.",
+        ),
+    ],
+    epochs: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="How often each token is seen, on average.  [default: 1]"),
+    ] = None,
+    unique_tokens: Annotated[
+        float | None,
+        typer.Option(
+            metavar="U",
+            parser=quantity_of("--unique-tokens"),
+            help="Unique tokens among them, instead of --epochs.  [default: all]",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict the loss of N parameters trained on D tokens by a scaling law, with its interval.
+
+    The interval is of the law's expected loss under its bootstrap draws; the noise of a single run
+    comes on top. Published laws (such as hoffmann and besiroglu) have no draws, so
+    no interval. What lies beyond the law's runs is said, with the factor.
+    """
+    from trainrig.scaling.plan.loss_prediction import lines, predict_loss
+    from trainrig.scaling.plan.plan_verb import find_law
+
+    found = predict_loss(find_law(law), params, tokens, epochs, unique_tokens)
+    if as_json:
+        print(json.dumps(found.model_dump(mode="json")))
+        return
+    for line in lines(found):
+        print(line)

@@ -1,0 +1,79 @@
+"""The trials of a search: trained rung by rung, compared, and the best pair of them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainrig import storage
+from trainrig.errors import DataError, Diverged
+from trainrig.manifest import MANIFEST
+from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.search_settings import Pair, Search, Tried, best, named_pair, rungs
+from trainrig.scaling.sweep.trial import Alone, claimed, is_over, read_diverged, write_diverged
+from trainrig.scaling.sweep.trials import SEARCH, Data, Trial, folder_of, run_file
+from trainrig.train.run import metrics
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+def train_searched(
+    sweep: Sweep, search: Search, trial: Trial, data: Data, alone: Alone, report: Report
+) -> None:
+    """Train `trial`, and report at each rung the held-out loss and how far it is, in percent.
+
+    `report` may not return: the trial is then stopped there. Raises Unfinished when asked to stop.
+    """
+    (length,) = trial.lengths
+    folder = folder_of(sweep, trial, length)
+    for step in rungs(search.scheduler, length.steps):
+        if not is_over(folder):
+            stage, job = claimed(run_file(sweep, trial, length, data))
+            try:
+                if step == length.steps:
+                    alone(stage, job)
+                elif not alone.reaches(job, step):
+                    return
+            except Diverged as error:
+                write_diverged(folder, str(error))
+        loss = math.inf if read_diverged(folder) else _losses(folder).get(step, math.inf)
+        report({"loss": loss, "percent": 100 * step / length.steps})
+
+
+def pairs_tried(sweep: Sweep) -> tuple[Pair, ...]:
+    """All pairs that have a trial on disk, by name."""
+    folders = storage.list_folders(storage.join(sweep.output, SEARCH))
+    names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
+    return tuple(named_pair(name) for name in names)
+
+
+def tried(sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[Pair]) -> tuple[Tried, ...]:
+    """What came of each of `pairs`, by its trial, which stands at the same place."""
+    found = []
+    for trial, pair in zip(trials, pairs, strict=True):
+        (length,) = trial.lengths
+        folder = folder_of(sweep, trial, length)
+        whole = storage.exists(storage.join(folder, MANIFEST))
+        losses = _losses(folder)
+        last = max(losses, default=0)
+        loss = math.nan if read_diverged(folder) else losses.get(last, math.nan)
+        found.append(Tried(pair, loss, last, whole))
+    return tuple(found)
+
+
+def chosen(sweep: Sweep, found: Sequence[Tried]) -> Pair:
+    """The best of what was tried. Raises DataError if nothing came to its end."""
+    pair = best(found)
+    if pair is None:
+        raise DataError(
+            f"{storage.join(sweep.output, SEARCH)}: all {len(found)} pairs of rate and batch "
+            "diverged or were stopped; search lower search.rate_factors"
+        )
+    return pair
+
+
+def _losses(folder: str) -> dict[int, float]:
+    """Held-out losses by step; what is no number is infinite."""
+    return {
+        line["step"]: math.inf if line["eval/loss"] is None else line["eval/loss"]
+        for line in metrics.held_out_series(folder)
+    }

@@ -1,0 +1,375 @@
+"""A sweep: its trials on Ray Tune, and the table that laws are fitted to.
+
+Tune places trials, as many at a time as there is room for, and starts those again whose processes
+died. That is all it is told: which are finished, and where the others go on, the run folders say.
+So a sweep outlives its driver, and a second one repeats nothing.
+
+Small models are trained within Tune's actors, which live on from trial to trial with all that they
+imported. Large ones have a group of workers each, one after another, as `pretrain` has.
+"""
+
+import contextlib
+import logging
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainrig import errors, manifest, storage
+from trainrig.errors import ClusterError, ConfigError, TrainrigError, Unfinished
+from trainrig.manifest import SCRATCH, Manifest, Stage
+from trainrig.processes import lease
+from trainrig.processes.stop_file import FILE, StopRequests
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.scaling.laws.runs_table import RUNS_FILE
+from trainrig.scaling.sweep import search_trials
+from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.search_settings import (
+    FOUND,
+    Optuna,
+    Pair,
+    Search,
+    pairs,
+    read_found,
+    write_found,
+)
+from trainrig.scaling.sweep.sweep_progress import Board, Show
+from trainrig.scaling.sweep.sweep_table import stated, summary, table, usd_an_hour
+from trainrig.scaling.sweep.trial_process import Config, SearchedPairs, TrainedTrials, Work
+from trainrig.scaling.sweep.trials import Data, Trial, look_at, plan, plan_search, points_of
+from trainrig.train.elastic.trainer import fork_servers
+
+__all__ = ["Sweep", "sweep"]
+
+STATED = "trials.json"
+log = logging.getLogger(__name__)
+POLL = 1.0  # s between two looks at the trials
+# What Tune reads when it starts; what the user has set stays.
+ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # run folders have all that they would write
+    "RAY_AIR_NEW_OUTPUT": "0",  # nor shall it print
+}
+
+
+def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
+    """Train all points of `run`, going on where an earlier call stopped; its manifest.
+
+    Raises InputError for what cannot work, before anything is trained; ClusterError if trials
+    failed more often than they may; Unfinished when asked to stop.
+    """
+    run = run.model_copy(
+        update={name: storage.absolute(getattr(run, name)) for name in ("tokens", "output")}
+    )
+    tokens = manifest.read_input(run.tokens, "tokenize")
+    data, given = look_at(run), Pair(run.rate_factor, run.batch_factor)
+    points = points_of(run, data)
+    plan(run, points, data, given)  # what cannot work is refused here,
+    if run.search:
+        plan_search(run, run.search, data, pairs(run.search))
+    usd_an_hour(run)  # before anything is trained
+    inputs = {"tokens": tokens.content}
+    stage = manifest.claim(run.output, run, inputs, changes_what_is_finished=True)
+    if stage.finished:
+        return stage.finished
+    with lease.held(run.output):
+        _connect(run)
+        driver = _Driver(stage, run, data, show)
+        found = driver.search(run.search) if run.search else Pair(1.0, 1.0)
+        trials = plan(run, points, data, Pair(given.rate * found.rate, given.batch * found.batch))
+        driver.train(trials)
+        runs = table(run, trials, data)
+        runs.write(stage.path(RUNS_FILE))
+        storage.write(stage.path(STATED), stated(run, trials))
+        names = [RUNS_FILE, STATED, *([FOUND] if run.search else [])]
+        files = {name: manifest.file_sum(stage.path(name)) for name in names}
+        return stage.finish(summary(trials, data, runs), files, driver.cost())
+
+
+def _connect(run: Sweep) -> None:
+    """Join or start Ray. Raises ConfigError if it has no room for one trial."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    connect(1, "trials")
+    import ray
+
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what matters is said here
+
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    wanted = [("trials.cpus", "CPU", run.trials.cpus), ("trials.gpus", "GPU", run.trials.gpus)]
+    if run.large:
+        wanted.append(("large.workers", "CPU", run.large.workers))
+    for key, kind, amount in wanted:
+        if amount > there.get(kind, 0):
+            raise ConfigError(
+                f"{key} = {amount:g}, but Ray has {there.get(kind, 0):g} {kind}s; lower it, or "
+                "add nodes"
+            )
+
+
+class _Driver:
+    """Has the trials of one sweep trained."""
+
+    def __init__(self, stage: Stage, run: Sweep, data: Data, show: Show) -> None:
+        self._stage, self._run, self._data, self._show = stage, run, data, show
+        self._groups: list[_OnTune] = []
+
+    def train(self, trials: Sequence[Trial]) -> None:
+        """Make all runs of `trials` that are not over: the costliest first, so that none is
+        waited for alone."""
+        from_ = self._run.large.parameters if self._run.large else float("inf")
+        board = Board(self._run, sum(len(each.lengths) for each in trials), over=trials)
+        left = [trial for trial in trials if not board.is_over(trial)]
+        left.sort(key=lambda each: (-each.work, each.name))
+        small = {each.name: each for each in left if each.rung.parameters < from_}
+        if small:
+            self._on_tune(TrainedTrials(self._run, self._data, small), board, list(small), {})
+        for trial in left:
+            if trial.name not in small:
+                self._train_large(trial, board)
+
+    def search(self, search: Search) -> Pair:
+        """The best factors, by the search of this call or of one before it."""
+        if there := read_found(self._run.output):
+            return there
+        drawn = search.searcher.draws if isinstance(search.searcher, Optuna) else 0
+        names = [] if drawn else [each.name for each in pairs(search)]
+        board = Board(self._run, drawn or len(names))
+        work = SearchedPairs(self._run, self._data, search)
+        self._on_tune(work, board, names, _search_settings(search))
+        tried_pairs = search_trials.pairs_tried(self._run)
+        trials = plan_search(self._run, search, self._data, tried_pairs)
+        tried = search_trials.tried(self._run, trials, tried_pairs)
+        found = search_trials.chosen(self._run, tried)
+        write_found(self._run.output, search, found, tried)
+        return found
+
+    def cost(self) -> dict[str, float]:
+        """What trials took, and what of it beside training them, in seconds of wall time."""
+        trials = sum(each.trials for each in self._groups)
+        seconds = sum(each.seconds for each in self._groups)
+        training = sum(each.training_seconds for each in self._groups)
+        found = {"trial_seconds": round(seconds, 3), "training_seconds": round(training, 3)}
+        if trials:
+            found["overhead_seconds_a_trial"] = round((seconds - training) / trials, 3)
+        return found
+
+    def _on_tune(
+        self, work: Work, board: Board, names: Sequence[str], settings: Mapping[str, Any]
+    ) -> None:
+        group = _OnTune(self._stage, self._run, work, board)
+        self._groups.append(group)
+        with StopRequests(self._run.output) as stop:
+            stop.honoured()  # a file that a driver left which was killed while it stopped
+            group.train(names, settings, stop, self._show)
+
+    def _train_large(self, trial: Trial, board: Board) -> None:
+        """Make the runs of one trial, each by a group of workers that Ray Train starts."""
+        from trainrig.scaling.sweep.trial import check_sane, train_trial
+        from trainrig.train.elastic import trainer
+        from trainrig.train.job import Job
+        from trainrig.train.pretrain import finish
+
+        assert self._run.large is not None
+        workers = self._run.large.workers
+
+        def train_run(stage: Stage, job: Job) -> None:
+            outcome = trainer.run(job, workers)
+            check_sane(job)
+            finish(stage, job, outcome)
+
+        board.started(trial)
+        with _shown(board, self._show):
+            train_trial(self._run, trial, self._data, train_run)
+        board.ended(trial)
+        board.show(self._show)
+
+
+@contextlib.contextmanager
+def _shown(board: Board, show: Show) -> Iterator[None]:
+    """Show `board` from a thread of its own while the block runs."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(POLL):
+            board.show(show)
+
+    thread = threading.Thread(target=look, name="trials", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class _OnTune:
+    """Trials of one kind, on Ray Tune."""
+
+    def __init__(self, stage: Stage, run: Sweep, work: Work, board: Board) -> None:
+        self._stage, self._run, self._work, self._board = stage, run, work, board
+        self.trials = 0  # ended
+        self.seconds = 0.0  # from the start of each to its end, together
+        self.training_seconds = 0.0  # of which updates and held-out losses took
+        self._began: dict[str, float] = {}
+        self._problem: TrainrigError | None = None
+        self._stopped = False
+        self._results: Any = None
+        self._error: BaseException | None = None
+
+    def train(
+        self, names: Sequence[str], settings: Mapping[str, Any], stop: StopRequests, show: Show
+    ) -> None:
+        """Have the trials of these names done, or those that `settings` draw."""
+        over = threading.Event()
+
+        def fit() -> None:
+            try:
+                self._results = self._tuner(names, settings).fit()
+            except BaseException as error:
+                self._error = error
+            finally:
+                over.set()
+
+        # In a thread of its own: a signal finds this one waiting, and Tune sets no handlers.
+        threading.Thread(target=fit, name="tune", daemon=True).start()
+        asked = False
+        while not over.wait(POLL):
+            self._board.show(show)
+            if not asked and (stop.wanted() or self._problem):
+                storage.write(storage.join(self._run.output, FILE), b"")
+                asked = True
+        self._board.show(show)
+        how = stop.wanted()
+        stop.honoured()
+        if self._error:
+            raise self._error
+        self._conclude(how)
+
+    def _conclude(self, stopped_by: str | None) -> None:
+        """Raise what the trials ended with, unless all is well."""
+        if self._problem:
+            raise self._problem
+        if self._stopped:
+            raise Unfinished(
+                f"{self._run.output}: stopped by {stopped_by}; each trial is saved, and the same "
+                "command goes on"
+            )
+        if failed := [result.error for result in self._results if result.error]:
+            lines = str(failed[0]).strip().splitlines()
+            raise ClusterError(
+                f"{self._run.output}: {len(failed)} trials failed more than trials.retries = "
+                f"{self._run.trials.retries} times ({lines[-1] if lines else 'no reason given'}); "
+                "the others are done, and the same command goes on"
+            )
+
+    def _tuner(self, names: Sequence[str], settings: Mapping[str, Any]) -> Any:
+        from ray import tune
+
+        servers, work = fork_servers(), pickle.dumps(self._work)
+
+        # Pickled by value, being nobody's attribute: Tune's actors do not import this module, and
+        # torch with it.
+        def kept(config: Config) -> None:
+            import ray
+            from ray import tune
+
+            from trainrig.scaling.sweep.trial_agent import keep
+
+            here = ray.get_runtime_context().get_node_id()
+            keep(servers.get(here), work, config, lambda result: tune.report(dict(result)))
+
+        told, wanted = dict(settings), self._run.trials
+        space = told.pop("space", {"name": tune.grid_search(list(names))})
+        resources = {"cpu": wanted.cpus} | ({"gpu": wanted.gpus} if wanted.gpus else {})
+        return tune.Tuner(
+            tune.with_resources(kept, resources),
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                reuse_actors=True, max_concurrent_trials=wanted.at_once, **told
+            ),
+            run_config=tune.RunConfig(
+                name=f"{os.getpid()}-{time.time_ns()}",  # one that is there would be gone on with
+                storage_path=self._stage.path(SCRATCH, "tune"),
+                verbose=0,
+                failure_config=tune.FailureConfig(max_failures=wanted.retries),
+                callbacks=[self._listener()],
+            ),
+        )
+
+    def _listener(self) -> Any:
+        from ray import tune
+
+        outer = self
+
+        class Listener(tune.Callback):
+            """Hears of trials, in the thread that Tune runs in."""
+
+            def on_trial_start(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
+                outer._begin(trial.trial_id, trial.config)
+
+            def on_trial_complete(
+                self, iteration: int, trials: Any, trial: Any, **more: Any
+            ) -> None:
+                outer._end(trial.trial_id, trial.config, trial.last_result or {})
+
+            def on_trial_recover(
+                self, iteration: int, trials: Any, trial: Any, **more: Any
+            ) -> None:
+                named = outer._work.trial(trial.config).name
+                log.warning("trial %s: its process died; it goes on from where it was", named)
+
+            def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
+                outer._end(trial.trial_id, trial.config, {})
+
+        return Listener()
+
+    def _begin(self, name: str, config: Config) -> None:
+        self._began.setdefault(name, time.monotonic())
+        self._board.started(self._work.trial(config))
+
+    def _end(self, name: str, config: Config, last: Config) -> None:
+        self.trials += 1
+        self.seconds += time.monotonic() - self._began.pop(name)
+        self.training_seconds += last.get("training", 0.0)
+        self._stopped |= last.get("stopped", False)
+        if "problem" in last and not self._problem:
+            self._problem = getattr(errors, last["kind"])(last["problem"])
+        self._board.ended(self._work.trial(config))
+
+
+def _search_settings(search: Search) -> dict[str, Any]:
+    """What Tune is told of a search: its space, its searcher, its scheduler."""
+    from ray import tune
+    from ray.tune.schedulers import AsyncHyperBandScheduler
+
+    settings: dict[str, Any] = {"metric": "loss", "mode": "min"}
+    if search.scheduler:
+        settings["scheduler"] = AsyncHyperBandScheduler(
+            time_attr="percent",
+            max_t=101,  # beyond the end, which no trial is stopped at
+            grace_period=round(100 * search.scheduler.first),
+            reduction_factor=search.scheduler.keep,
+        )
+    if not isinstance(search.searcher, Optuna):
+        return settings
+    try:
+        from ray.tune.search.optuna import OptunaSearch
+
+        drawn = OptunaSearch(metric="loss", mode="min", seed=search.searcher.seed)
+    except (ImportError, AssertionError):
+        raise ConfigError(
+            "search.searcher: Optuna is not installed; pip install 'trainrig[optuna]', or use "
+            'searcher = { kind = "Grid" }'
+        ) from None
+    bounds = {"rate": search.rate_factors, "batch": search.batch_factors}
+    return settings | {
+        "space": {
+            name: tune.loguniform(min(factors), max(factors))
+            for name, factors in bounds.items()
+            if len(set(factors)) > 1
+        },
+        "search_alg": drawn,
+        "num_samples": search.searcher.draws,
+    }

@@ -1,0 +1,75 @@
+"""What is shown of a sweep while it goes on: how many of its runs are over, and those under way.
+
+It reads run folders and is told which trials have started and ended; it knows no Ray.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.trial import is_over
+from trainrig.scaling.sweep.trials import Length, Trial, folder_of
+from trainrig.train.run.progress import Follower
+
+Show = Callable[[int, int, Sequence[Mapping[str, str]]], None]
+"""Called with (runs over, runs in all, a row of texts by column for each trial under way)."""
+
+
+class Board:
+    """Of one set of trials, which come to `runs` runs; those of `over` are over already."""
+
+    def __init__(self, sweep: Sweep, runs: int, over: Iterable[Trial] = ()) -> None:
+        self._sweep, self._runs = sweep, runs
+        self._running: dict[str, Trial] = {}  # in the order of starts
+        self._over: set[str] = set()  # run folders
+        self._followed: dict[str, Follower] = {}  # by run folder
+        for trial in over:
+            self._look(trial)
+
+    def is_over(self, trial: Trial) -> bool:
+        """Whether all its runs are."""
+        return self._look(trial) is None
+
+    def started(self, trial: Trial) -> None:
+        """It runs."""
+        self._running[trial.name] = trial
+
+    def ended(self, trial: Trial) -> None:
+        """It does not any more."""
+        self._running.pop(trial.name, None)
+        self._look(trial)
+
+    def show(self, show: Show) -> None:
+        """Look at what runs, and hand it on."""
+        rows = [self._row(trial) for trial in list(self._running.values())]
+        show(len(self._over), self._runs, rows)
+
+    def _look(self, trial: Trial) -> Length | None:
+        """The run of `trial` that is being made; None if all are over."""
+        for length in reversed(trial.lengths):
+            folder = folder_of(self._sweep, trial, length)
+            if folder in self._over:
+                continue
+            if not is_over(folder):
+                return length
+            self._over.add(folder)
+            self._followed.pop(folder, None)
+        return None
+
+    def _row(self, trial: Trial) -> dict[str, str]:
+        row = {
+            "trial": trial.name,
+            "parameters": f"{trial.rung.parameters:,}",
+            "tokens": "",
+            "rate": f"{trial.rate:.2g}",
+            "batch": f"{trial.batch * self._sweep.batches.sequence_length:,}",
+            "step": "",
+            "": "ending",
+        }
+        if length := self._look(trial):
+            folder = folder_of(self._sweep, trial, length)
+            follower = self._followed.setdefault(folder, Follower(folder, length.steps))
+            progress = follower.look()
+            row["tokens"] = f"{length.tokens:,}"
+            row["step"] = f"{progress.step if progress else 0:,} of {length.steps:,}"
+            row[""] = progress.note() if progress else "starting"
+        return row

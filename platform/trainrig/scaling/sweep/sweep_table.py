@@ -1,0 +1,181 @@
+"""The table of a sweep, from the run folders of its trials: a row for each point."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainrig import hardware, storage
+from trainrig.manifest import MANIFEST
+from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.trial import read_diverged
+from trainrig.scaling.sweep.trials import (
+    Data,
+    Length,
+    Trial,
+    flops_per_token,
+    folder_of,
+    stable_steps,
+)
+from trainrig.train.run import metrics
+
+Row = dict[str, Any]
+
+
+def table(sweep: Sweep, trials: Sequence[Trial], data: Data) -> Runs:
+    """The rows of all trials, in the order of size, seed and tokens.
+
+    A run that is not over has none.
+    """
+    rows: list[Row] = []
+    for trial in trials:
+        trunk = metrics.series(folder_of(sweep, trial, trial.trunk))
+        for length in trial.lengths:
+            rows += _rows(sweep, trial, length, trunk)
+    sources = sorted({source for row in rows for source in row["losses"]})
+    of = {trial.name: trial for trial in trials}
+    each = [of[row["trial"]] for row in rows]
+
+    def column(name: str) -> list[Any]:
+        return [row[name] for row in rows]
+
+    tokens = np.array(column("tokens"), dtype=np.float64)
+    seconds = np.array(column("seconds"), dtype=np.float64)
+    per_token = np.array([flops_per_token(sweep, trial.rung) for trial in each])
+    return Runs.of(
+        name=column("name"),
+        trial=column("trial"),
+        recipe=sweep.recipe,
+        state=column("state"),
+        parameters=[float(trial.rung.parameters) for trial in each],
+        embedding_parameters=[float(trial.rung.embedding_parameters) for trial in each],
+        tokens=tokens,
+        unique_tokens=float(data.unique_tokens),
+        flops=per_token * tokens,
+        loss=column("loss"),
+        losses={source: [row["losses"].get(source) for row in rows] for source in sources},
+        budget=column("budget"),
+        seed=[float(trial.seed) for trial in each],
+        seconds=seconds,
+        cost=seconds / 3600 * usd_an_hour(sweep),
+        tokenizer=data.tokenizer,
+    )
+
+
+def _rows(sweep: Sweep, trial: Trial, length: Length, trunk: Sequence[Row]) -> list[Row]:
+    """Of one run: what was measured on its way, and its end."""
+    folder = folder_of(sweep, trial, length)
+    name = f"{trial.name}-d{length.tokens}"
+    common = {"trial": trial.name, "budget": length.budget}
+    if gone := read_diverged(folder):
+        return [
+            common
+            | {"name": name, "state": "diverged", "tokens": gone["tokens"] or length.tokens}
+            | {"loss": math.nan, "losses": {}, "seconds": _seconds(trunk, gone["step"])}
+        ]
+    if not storage.exists(storage.join(folder, MANIFEST)):
+        return []
+    stable = stable_steps(sweep, trial, length)
+    updates = {line["step"]: line for line in trunk if line["step"] <= stable}
+    updates |= {line["step"]: line for line in metrics.series(folder)}
+    rows = []
+    for line in metrics.held_out_series(folder):
+        ends = line["step"] == length.steps
+        if not ends and line["step"] > stable:
+            continue  # neither at the constant rate nor at the end of the fall
+        rows.append(
+            common
+            | {"name": name if ends else f"{name}-at{line['step']}"}
+            | {"state": "end" if ends else "along", "loss": line["eval/loss"]}
+            | {"tokens": updates[line["step"]]["train/tokens"], "losses": _by_source(line)}
+            | {"seconds": _seconds(list(updates.values()), line["step"])}
+            | ({} if ends else {"budget": None})
+        )
+    return rows
+
+
+def _seconds(updates: Sequence[Row], step: int) -> float:
+    """That the first `step` updates took."""
+    return float(sum(line["speed/step_seconds"] for line in updates if line["step"] <= step))
+
+
+def _by_source(line: Row) -> dict[str, float]:
+    return {
+        name.removeprefix("eval/").removesuffix("/loss"): loss
+        for name, loss in line.items()
+        if name.startswith("eval/") and name != "eval/loss"
+    }
+
+
+def usd_an_hour(sweep: Sweep) -> float:
+    """Of one trial; NaN where no instance is named. Raises ConfigError for an unknown one."""
+    wanted = sweep.trials
+    if wanted.instance is None:
+        return math.nan
+    machine = hardware.load().instance(wanted.instance)
+    share = wanted.gpus / machine.devices if wanted.gpus else wanted.cpus / machine.vcpus
+    return share * machine.usd
+
+
+def noise(runs: Runs) -> tuple[float | None, int]:
+    """Standard deviation of the loss between seeds, in nats, and its degrees of freedom.
+
+    Pooled over all points that more than one seed came to; None and 0 where there is none.
+    """
+    groups: dict[tuple[float, float], list[float]] = defaultdict(list)
+    for index in np.flatnonzero(runs.state == "end"):
+        groups[runs.parameters[index], runs.tokens[index]].append(float(runs.loss[index]))
+    squares = sum(float(np.var(each)) * len(each) for each in groups.values())
+    freedom = sum(len(each) - 1 for each in groups.values())
+    return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
+
+
+def summary(trials: Sequence[Trial], data: Data, runs: Runs) -> dict[str, Any]:
+    """The sweep in a few figures."""
+    ends = runs.select(runs.state == "end")
+    spread, freedom = noise(runs)
+    return {
+        "trials": len(trials),
+        "points": len(ends),
+        "diverged": int((runs.state == "diverged").sum()),
+        "parameters_least": min(trial.rung.parameters for trial in trials),
+        "parameters_most": max(trial.rung.parameters for trial in trials),
+        "unique_tokens": data.unique_tokens,
+        "epochs_most": float(ends.tokens.max() / data.unique_tokens) if len(ends) else 0.0,
+        "flops_6nd_of_points": float(ends.flops_6nd.sum()),
+        "loss_least": float(ends.loss.min()) if len(ends) else None,
+        "noise_nats": spread,
+        "noise_degrees_of_freedom": freedom,
+    }
+
+
+def stated(sweep: Sweep, trials: Sequence[Trial]) -> bytes:
+    """What was made of the design and the rule: each trial's model, batch, rate and lengths."""
+    entries = [
+        {
+            "trial": trial.name,
+            "parameters": trial.rung.parameters,
+            "embedding_parameters": trial.rung.embedding_parameters,
+            "layers": trial.rung.model.layers,
+            "channels": trial.rung.model.channels,
+            "seed": trial.seed,
+            "batch_tokens": trial.batch * sweep.batches.sequence_length,
+            "rate": trial.rate,
+            "warmup_steps": trial.warmup,
+            "runs": [
+                {
+                    "tokens": length.tokens,
+                    "steps": length.steps,
+                    "branches_at": stable_steps(sweep, trial, length),
+                    "budget": length.budget,
+                }
+                for length in trial.lengths
+            ],
+        }
+        for trial in trials
+    ]
+    return json.dumps(entries, indent=1).encode()

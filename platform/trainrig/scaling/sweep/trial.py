@@ -1,0 +1,230 @@
+"""One trial of a sweep, trained in this process as the only rank there is.
+
+What is finished is told by run folders alone: a run with a manifest is, one with `diverged.json`
+was given up. So a trial that was cut short goes on from its own last checkpoint, and nothing is
+trained twice.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from trainrig import manifest, storage
+from trainrig.config import to_toml
+from trainrig.config.absolute_paths import with_absolute_paths
+from trainrig.errors import ClusterError, Diverged, Unfinished
+from trainrig.manifest import Stage
+from trainrig.parallel.mesh import join_group, use_device
+from trainrig.processes.heartbeats import UNWATCHED, Watch
+from trainrig.processes.stop_file import LOOK_EVERY
+from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.trials import Data, Length, Trial, folder_of, run_file, stable_steps
+from trainrig.train.checkpoint import DamagedCheckpoint, content_key, find_damage, newest_valid
+from trainrig.train.checkpoint.manifest import committed
+from trainrig.train.elastic.supervise import Outcome
+from trainrig.train.job import Job
+from trainrig.train.loop import train
+from trainrig.train.pretrain import finish, prepare
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run_file import Pretraining
+
+DIVERGED = "diverged.json"
+Train = Callable[[Stage, Job], None]
+"""Brings a claimed run to its end: the manifest of its folder, or an error."""
+
+
+def train_trial(sweep: Sweep, trial: Trial, data: Data, train_run: Train) -> None:
+    """Make all runs of `trial` that are not finished: the trunk, then the branches from it.
+
+    Raises Unfinished when asked to stop, InputError for what no trial can work with. A run that
+    diverges is put on record as such, and is no error.
+    """
+    for length in reversed(trial.lengths):
+        folder = folder_of(sweep, trial, length)
+        if is_over(folder):
+            continue
+        at = None if length == trial.trunk else _branching(sweep, trial, length)
+        gone = _diverged_before(sweep, trial, length)
+        run = run_file(sweep, trial, length, data)
+        stage, job = claimed(run, at)
+        if stage.finished:
+            continue
+        try:
+            if gone:
+                raise Diverged(gone)
+            train_run(stage, job)
+        except Diverged as error:
+            write_diverged(folder, str(error))
+
+
+def is_over(folder: str) -> bool:
+    """Whether the run in `folder` is finished, or was given up."""
+    return any(storage.exists(storage.join(folder, name)) for name in (manifest.MANIFEST, DIVERGED))
+
+
+def write_diverged(folder: str, reason: str) -> None:
+    """Put on record that the run in `folder` was given up, and where."""
+    losses = metrics.series(folder)
+    last = losses[-1] if losses else {"step": 0, "train/tokens": 0}
+    entries = {"reason": reason, "step": last["step"], "tokens": last["train/tokens"]}
+    storage.write(storage.join(folder, DIVERGED), json.dumps(entries, indent=1).encode())
+
+
+def read_diverged(folder: str) -> dict[str, Any] | None:
+    """What is on record of a run that was given up; None if it was not."""
+    path = storage.join(folder, DIVERGED)
+    if not storage.exists(path):
+        return None
+    entries: dict[str, Any] = json.loads(storage.read(path))
+    return entries
+
+
+def claimed(run: Pretraining, branch_from: str | None = None) -> tuple[Stage, Job]:
+    """The folder of `run`, claimed, and its job; a branch takes the state of `branch_from` over."""
+    inputs = {"tokens": manifest.read_input(run.tokens, "tokenize").content}
+    if branch_from:
+        inputs["branch_from"] = content_key(branch_from)
+    job = dataclasses.replace(prepare(run), branch_from=branch_from)
+    stage = manifest.claim(job.folder, run, inputs)
+    if not stage.finished:
+        storage.write(stage.path("run.toml"), to_toml(with_absolute_paths(run)).encode())
+    return stage, job
+
+
+def _branching(sweep: Sweep, trial: Trial, length: Length) -> str | None:
+    """The trunk's checkpoint that the run of `length` goes on from.
+
+    None where there is none that is whole: the run then begins at its first step, and comes to the
+    same.
+    """
+    wanted = stable_steps(sweep, trial, length)
+    trunk = RunFolder(folder_of(sweep, trial, trial.trunk))
+    for path, step, _ in committed(trunk, trunk.checkpoints):
+        if step == wanted and find_damage(path) is None:
+            return path
+    return None
+
+
+def _diverged_before(sweep: Sweep, trial: Trial, length: Length) -> str | None:
+    """Why the run of `length` need not be made: the trunk diverged before it would leave it."""
+    if length == trial.trunk:
+        return None
+    gone = read_diverged(folder_of(sweep, trial, trial.trunk))
+    if gone is None or gone["step"] >= stable_steps(sweep, trial, length):
+        return None
+    return f"as the longest run of its trial, of whose steps it has the first: {gone['reason']}"
+
+
+class Alone:
+    """Trains runs in this process, as the only rank of a group."""
+
+    def __init__(self, watch: Watch = UNWATCHED) -> None:
+        self._watch = watch
+        self.training_seconds = 0.0  # that updates and held-out losses took
+
+    def __call__(self, stage: Stage, job: Job) -> None:
+        """See Train."""
+        if not self.reaches(job, job.training.steps):
+            raise Unfinished(f"{job.folder}: stopped; its last step is saved")
+        folder = RunFolder(job.folder)
+        newest, _ = newest_valid(folder, thorough=False)
+        assert newest is not None
+        check_sane(job)
+        finish(stage, job, Outcome(newest, restarts=max(0, len(folder.attempts()) - 1)))
+
+    def reaches(self, job: Job, step: int) -> bool:
+        """Train until `step` updates are saved; false: asked to stop before.
+
+        Raises ClusterError once another process has the run: one of two must give way, or each
+        would make the other's work count for nothing for ever.
+        """
+        folder = RunFolder(job.folder)
+        while True:
+            newest, _ = newest_valid(folder, thorough=False)
+            if newest and newest.step >= step:
+                return True
+            attempt = folder.take_attempt(newest.step if newest else 0)
+            watch = _Until(step, self._watch)
+            try:
+                train(job, attempt, newest.path if newest else None, watch)
+            except DamagedCheckpoint:
+                continue  # it is marked as such: the one before is taken
+            finally:
+                self.training_seconds += metrics.attempt_seconds(job.folder, attempt.number)
+            if folder.attempts()[-1].number > attempt.number:
+                raise ClusterError(
+                    f"{job.folder}: another process took the run over from attempt "
+                    f"{attempt.number}; that one goes on, and this one ends"
+                )
+            if self._watch.stop_wanted():
+                return False
+
+
+class _Until:
+    """Wants a stop once so many updates are done, or when another watch does."""
+
+    def __init__(self, step: int, other: Watch) -> None:
+        self._step, self._other = step, other
+        self._there = False
+
+    def beat(self, step: int, doing: str) -> None:
+        """See Watch. What is measured after the last of these updates is measured to its end."""
+        self._there = step >= self._step and doing == "train"
+        self._other.beat(step, doing)
+
+    def stop_wanted(self) -> bool:
+        """See Watch."""
+        return self._there or self._other.stop_wanted()
+
+
+class StopFile:
+    """Wants a stop while there is a file: whoever drives the sweep may be on another machine."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._wanted, self._looked = False, float("-inf")
+
+    def beat(self, step: int, doing: str) -> None:
+        """See Watch: who follows a trial reads its run folder."""
+
+    def stop_wanted(self) -> bool:
+        """See Watch."""
+        if not self._wanted and time.monotonic() - self._looked >= LOOK_EVERY:
+            self._looked = time.monotonic()
+            self._wanted = storage.exists(self._path)
+        return self._wanted
+
+
+def check_sane(job: Job) -> None:
+    """Raise Diverged if the model ended worse than one that has learnt nothing."""
+    measured = metrics.held_out_series(job.folder)
+    if not measured:
+        return
+    guess = math.log(job.model.shape.vocabulary)
+    loss = measured[-1]["eval/loss"]
+    if loss is None or loss > guess:
+        raise Diverged(
+            f"its held-out loss is {'not finite' if loss is None else f'{loss:.3f}'}, that of a "
+            f"guess among {job.model.shape.vocabulary} entries {guess:.3f}"
+        )
+
+
+@contextlib.contextmanager
+def only_rank() -> Iterator[None]:
+    """This process as a group of one, for as long as the block runs."""
+    use_device(0)
+    with tempfile.TemporaryDirectory(prefix="trainrig-trial-") as meeting:
+        join_group(0, 1, f"file://{meeting}/store", timedelta(minutes=5))
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()

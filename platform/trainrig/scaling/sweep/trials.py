@@ -1,0 +1,305 @@
+"""The trials of a sweep: from points (N, D) to training runs that give them.
+
+A trial is one model at one seed. Its longest run is the trunk: a rise, a constant rate, a fall at
+the end. Until the fall the rate does not depend on where the end is, so each shorter run branches
+from a checkpoint of the trunk, where its own fall begins, and is, to the last bit, what it would
+have been alone (Hägele et al. 2024, arXiv:2405.18392). So k lengths cost one of them and the falls
+of the others.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainrig import manifest, storage
+from trainrig.errors import ConfigError, DataError
+from trainrig.estimate.flops import six_n_d, token_flops
+from trainrig.models.decoder_config import ALIGNMENT
+from trainrig.optim import AdamW, WarmupStableDecay
+from trainrig.scaling.batch_rate_rules import whole_sequences
+from trainrig.scaling.model_ladder import Rung, rung
+from trainrig.scaling.sweep.designs import Model, Point
+from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.search_settings import Pair, Search, rungs
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.train.held_out import HeldOut
+from trainrig.train.retention import Checkpoints
+from trainrig.train.run_file import Pretraining, Training
+
+TRIALS = "trials"
+SEARCH = "search"
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a sweep has to know of its tokens."""
+
+    tokenizer: str  # its fingerprint
+    vocabulary: int  # of the models: the tokenizer's, rounded up
+    unique_tokens: int  # of the training split
+    held_out_windows: int  # of the largest held-out source
+
+
+@dataclass(frozen=True)
+class Length:
+    """One run of a trial: how long it is, and which point it gives."""
+
+    steps: int
+    tokens: int  # positions of all its rows
+    budget: float | None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One model at one seed, and its runs."""
+
+    name: str
+    rung: Rung
+    seed: int
+    batch: int  # sequences
+    rate: float  # peak
+    warmup: int  # steps
+    lengths: tuple[Length, ...]  # ascending; the last is the trunk
+    place: str = TRIALS  # the folder, below the sweep's, that its own lies in
+
+    @property
+    def trunk(self) -> Length:
+        """The longest."""
+        return self.lengths[-1]
+
+    @property
+    def work(self) -> float:
+        """What it costs beside others: the longest go first, so that none is waited for alone."""
+        return float(self.rung.total * self.trunk.tokens)
+
+
+def plan(sweep: Sweep, points: Sequence[Point], data: Data, factors: Pair) -> tuple[Trial, ...]:
+    """The trials that give `points`, by size and seed; each point once for each seed.
+
+    Raises ConfigError for points that are too short for their batch, that need more passes over
+    the data than `batches.epochs`, or whose sizes come to the same decoder.
+    """
+    by_size: dict[float, list[Point]] = defaultdict(list)
+    for point in points:
+        by_size[point.parameters].append(point)
+    found: dict[int, float] = {}  # N → as it was asked for
+    trials = []
+    for asked, of_size in sorted(by_size.items()):
+        model = decoder(sweep, asked, data)
+        if model.parameters in found:
+            raise ConfigError(
+                f"design.parameters: {found[model.parameters]:,.0f} and {asked:,.0f} come to the "
+                f"same decoder, of {model.parameters:,}; leave one out"
+            )
+        found[model.parameters] = asked
+        repeated = sweep.seeds_up_to is None or asked <= sweep.seeds_up_to
+        seeds = sweep.seeds if repeated else sweep.seeds[:1]
+        trials += [_trial(sweep, model, seed, of_size, factors) for seed in seeds]
+    _check_epochs(sweep, trials, data)
+    return tuple(trials)
+
+
+def look_at(sweep: Sweep) -> Data:
+    """What `sweep` has to know of its tokens. Raises DataError if nothing of them is held out."""
+    tokenizer = manifest.read_file(sweep.tokens, "tokenizer.json").decode()
+    encoder = Encoder(tokenizer)
+    train, held_out = (
+        TokenShards.open(storage.join(sweep.tokens, split), sweep.cache)
+        for split in (TRAIN, HELD_OUT)
+    )
+    length = sweep.batches.sequence_length
+    windows = [-(-(held_out.tokens(s) - 1) // length) for s in held_out.sources]
+    if max(windows, default=0) < 1:
+        raise DataError(
+            f"{sweep.tokens}: nothing is held out, and a law is of the loss on text that was not "
+            "trained on; tokenize with a larger `held_out`"
+        )
+    return Data(
+        tokenizer=encoder.fingerprint,
+        vocabulary=-(-encoder.vocabulary_size // ALIGNMENT) * ALIGNMENT,
+        unique_tokens=sum(train.tokens(source) for source in train.sources),
+        held_out_windows=max(windows),
+    )
+
+
+def points_of(sweep: Sweep, data: Data) -> tuple[Point, ...]:
+    """The points of the design of `sweep`."""
+
+    def model(parameters: float) -> Model:
+        made = decoder(sweep, parameters, data)
+        return Model(made.parameters, flops_per_token(sweep, made))
+
+    return sweep.design.points(model)
+
+
+def flops_per_token(sweep: Sweep, model: Rung) -> float:
+    """Of training, each operation counted."""
+    return token_flops(model.model, sweep.batches.sequence_length).training
+
+
+def decoder(sweep: Sweep, parameters: float, data: Data) -> Rung:
+    """The decoder of about so many parameters, for the sequences and tokens of `sweep`."""
+    length = sweep.batches.sequence_length
+    return rung(parameters, data.vocabulary, length, sweep.tie_embeddings)
+
+
+def _trial(sweep: Sweep, model: Rung, seed: int, points: Sequence[Point], factors: Pair) -> Trial:
+    settings, length = sweep.training, sweep.batches.sequence_length
+    wanted = sorted(point.tokens for point in points)
+    middle = math.sqrt(wanted[0] * wanted[-1])
+    rule = sweep.rule
+    batch = whole_sequences(
+        rule.batch(model.parameters, middle) * factors.batch,
+        length,
+        wanted[0],
+        settings.fewest_steps,
+    )
+    budgets = {point.tokens: point.budget for point in points}
+    lengths: dict[int, Length] = {}
+    for tokens in wanted:
+        steps = round(tokens / (batch * length))
+        if steps < settings.fewest_steps / 2:  # the smallest batch there is, and still so few
+            raise ConfigError(
+                f"design: {tokens:,.0f} tokens for {model.parameters:,} parameters are {steps} "
+                f"steps of {batch} x {length} tokens, of training.fewest_steps = "
+                f"{settings.fewest_steps}; leave the point out, or make batches.sequence_length "
+                "shorter"
+            )
+        lengths.setdefault(steps, Length(steps, steps * batch * length, budgets[tokens]))
+    return Trial(
+        name=f"n{model.parameters}-s{seed}",
+        rung=model,
+        seed=seed,
+        batch=batch,
+        rate=rule.rate(model.parameters, middle) * factors.rate,
+        warmup=max(1, round(settings.warmup * min(lengths))),
+        lengths=tuple(lengths[steps] for steps in sorted(lengths)),
+    )
+
+
+def plan_search(sweep: Sweep, search: Search, data: Data, pairs: Sequence[Pair]) -> list[Trial]:
+    """A trial for each of `pairs`, at the one N and D of `search`."""
+    model = decoder(sweep, search.parameters, data)
+    points = [Point(search.parameters, search.tokens)]
+    found = []
+    for pair in pairs:
+        factors = Pair(sweep.rate_factor * pair.rate, sweep.batch_factor * pair.batch)
+        trial = _trial(sweep, model, sweep.seeds[0], points, factors)
+        found.append(dataclasses.replace(trial, name=pair.name, place=SEARCH))
+    _check_epochs(sweep, found, data)
+    return found
+
+
+def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: Data) -> None:
+    """Raise ConfigError, with all that can be done, if some points see their data too often."""
+    allowed = sweep.batches.epochs
+    beyond = [
+        (length.tokens / data.unique_tokens, trial, length)
+        for trial in trials
+        for length in trial.lengths
+        if length.tokens > allowed * data.unique_tokens
+    ]
+    if not beyond:
+        return
+    epochs, trial, length = max(beyond, key=lambda each: each[0])
+    raise ConfigError(
+        f"design: {len(beyond)} of its points go more than {allowed:g} times through the "
+        f"{data.unique_tokens:,} unique tokens of {sweep.tokens}, the longest "
+        f"{epochs:.1f} times ({length.tokens:,} tokens for {trial.rung.parameters:,} parameters). "
+        "There repeated tokens teach less than new ones: leave these points out, tokenize more "
+        f"text, or set batches.epochs = {math.ceil(epochs)} and fit the data-constrained form"
+    )
+
+
+def folder_of(sweep: Sweep, trial: Trial, length: Length) -> str:
+    """The run folder of one run of a trial."""
+    return storage.join(sweep.output, trial.place, trial.name, f"d{length.tokens}")
+
+
+def run_file(sweep: Sweep, trial: Trial, length: Length, data: Data) -> Pretraining:
+    """The run of one length, as `pretrain` would be told it."""
+    rows, training = sweep.batches, sweep.training
+    micro = min(rows.micro_batch, trial.batch)
+    branches = [stable_steps(sweep, trial, each) for each in trial.lengths[:-1]]
+    is_trunk = length == trial.trunk
+    measured = length.steps
+    if trial.place == SEARCH and sweep.search:
+        measured = rungs(sweep.search.scheduler, length.steps)[0]
+    elif sweep.along and is_trunk:
+        measured = max(1, length.steps // (sweep.along + 1))
+    return Pretraining(
+        tokens=sweep.tokens,
+        output=folder_of(sweep, trial, length),
+        cache=sweep.cache,
+        model=trial.rung.model,
+        batches=BatchSettings(
+            sequence_length=rows.sequence_length,
+            global_batch=trial.batch,
+            micro_batch=micro,
+            seed=trial.seed,
+            weights=rows.weights,
+            packing=rows.packing,
+            attend=rows.attend,
+            epochs=rows.epochs,
+        ),
+        training=Training(
+            steps=length.steps,
+            seed=trial.seed,
+            optimizer=AdamW(
+                lr=trial.rate, betas=training.betas, weight_decay=training.weight_decay
+            ),
+            schedule=schedule(sweep, trial),
+            clip_norm=training.clip_norm,
+            threads=training.threads,
+            precision=training.precision,
+            compile=training.compile,
+            deterministic=training.deterministic,
+            checkpoints=Checkpoints(
+                every=training.checkpoint_every, keep_at=tuple(branches) if is_trunk else ()
+            ),
+            held_out=HeldOut(every=measured, rows=sweep.held_out_rows or data.held_out_windows),
+        ),
+    )
+
+
+def schedule(sweep: Sweep, trial: Trial) -> WarmupStableDecay:
+    """The rate of all runs of a trial."""
+    return WarmupStableDecay(warmup=trial.warmup, decay=sweep.training.decay)
+
+
+def stable_steps(sweep: Sweep, trial: Trial, length: Length) -> int:
+    """Steps of a run before its rate falls: where it branches from the trunk."""
+    return schedule(sweep, trial).stable_steps(length.steps)
+
+
+def foreseen(sweep: Sweep) -> dict[str, float]:
+    """What `sweep` is going to train, a search for its rates left out.
+
+    Raises InputError for what cannot work.
+    """
+    data = look_at(sweep)
+    trials = plan(sweep, points_of(sweep, data), data, Pair(sweep.rate_factor, sweep.batch_factor))
+    positions = [trial.trunk.tokens + _falls(sweep, trial) for trial in trials]
+    exact = [flops_per_token(sweep, trial.rung) for trial in trials]
+    sizes = [trial.rung.parameters for trial in trials]
+    return {
+        "trials": len(trials),
+        "runs": sum(len(trial.lengths) for trial in trials),
+        "parameters_least": min(sizes),
+        "parameters_most": max(sizes),
+        "unique_tokens": data.unique_tokens,
+        "epochs_most": max(t.trunk.tokens for t in trials) / data.unique_tokens,
+        "flops": sum(each * count for each, count in zip(exact, positions, strict=True)),
+        "flops_by_6nd": sum(six_n_d(*each) for each in zip(sizes, positions, strict=True)),
+    }
+
+
+def _falls(sweep: Sweep, trial: Trial) -> int:
+    """Positions that the branches of `trial` have beside the trunk."""
+    each = trial.batch * sweep.batches.sequence_length
+    branches = trial.lengths[:-1]
+    return sum(each * (at.steps - stable_steps(sweep, trial, at)) for at in branches)

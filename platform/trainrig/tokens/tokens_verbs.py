@@ -1,0 +1,71 @@
+"""`trainrig tokens …`: what is in token shards. Verbs import what they need when they run."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from trainrig.command_line import completion
+from trainrig.command_line.help import CONTEXT, DATA, Group, command
+from trainrig.command_line.options import Borders, Json
+
+tokens_app = typer.Typer(
+    cls=Group,
+    context_settings=CONTEXT,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Inspect token shards.",
+)
+
+
+@command(tokens_app, DATA, "trainrig tokens inspect quickstart/tokens --rows 2")
+def inspect(
+    shards: Annotated[
+        str, typer.Argument(metavar="SHARDS", help="Folder of token shards, from `tokenize`.")
+    ],
+    source: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Show only this source; repeatable.  [default: all]"),
+    ] = None,
+    documents: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Documents to decode, of each source.")
+    ] = 2,
+    rows: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Rows to show with boundaries and masks.")
+    ] = 1,
+    sequence_length: Annotated[
+        int, typer.Option(metavar="TOKENS", min=1, help="Length of those rows, in tokens.")
+    ] = 256,
+    packing: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="How rows are packed: Concatenate or BestFit.",
+            autocompletion=completion.words("Concatenate", "BestFit"),
+        ),
+    ] = "Concatenate",
+    shuffled: Annotated[
+        bool, typer.Option("--shuffled", help="Order documents by the shuffle plan.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Random seed of what is shown.")
+    ] = 0,
+    borders: Borders = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte and compare checksums.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show counts and lengths by source, decoded samples, and rows with boundaries and masks."""
+    from rich.console import Console
+
+    from trainrig.tokens.inspection import Inspection, View, packing_of
+
+    view = View(documents, rows, sequence_length, packing_of(packing, shuffled), seed, borders)
+    inspected = Inspection.open(shards, verify)
+    if as_json:
+        print(json.dumps(inspected.as_json(view, source or ())))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for text in inspected.texts(view, source or ()):
+        console.print(text)

@@ -1,0 +1,1 @@
+"""Elastic training on Ray: attempts supervised, worker groups, agents, messages."""

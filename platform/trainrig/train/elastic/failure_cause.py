@@ -1,0 +1,77 @@
+"""What made a group of workers fail, from the errors that its ranks ended with."""
+
+import re
+from collections.abc import Mapping
+
+from trainrig.errors import InputError
+from trainrig.processes.fork_server import MEMORY_RAN_OUT
+from trainrig.train.checkpoint import DamagedCheckpoint
+from trainrig.train.elastic.restart_policy import Failure
+
+# In what torch's allocators and the system say when there is no more memory.
+NO_MEMORY = (
+    "out of memory",
+    "OutOfMemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "MemoryError",
+    "std::bad_alloc",
+)
+# In what a rank raises when it lost another, or waited for it in vain (c10d's words).
+LOST_ANOTHER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+
+
+def cause(
+    failures: Mapping[int, Exception], dead: Mapping[int, str], steps: Mapping[int, int], step: int
+) -> Failure:
+    """The failure behind `failures`, by rank. Raises it if it is for the user to mend.
+
+    A dead process is the cause, and broken collectives follow it; of several, one that had too
+    little memory. `dead`: how a rank's process died; `steps`: updates that ranks had done when
+    they raised; `step`: as far as is known of the group.
+    """
+    for error in failures.values():
+        if isinstance(error, DamagedCheckpoint):
+            return Failure(last_line(error), "Ray", step, damaged=True)
+        if isinstance(error, InputError):
+            raise error from None
+    if dead:
+        short = [rank for rank, how in dead.items() if MEMORY_RAN_OUT in how]
+        rank = min(short or dead)
+        others = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
+        problem = f"the process of rank {rank} died{others}: {dead[rank]}"
+        return Failure(problem, "Ray", step, memory=bool(short))
+    own = [rank for rank, error in failures.items() if not follows_another(str(error))]
+    rank = min(own or failures)
+    at = steps.get(rank, step)
+    if not own:
+        problem = f"rank {rank} lost its connection to another: a process or a node is gone"
+        return Failure(problem, "Ray", at)
+    line = last_line(failures[rank])
+    # Its last line may be advice: the whole of it says what happened.
+    memory = is_out_of_memory(f"{type(failures[rank]).__name__}: {failures[rank]}")
+    return Failure(f"rank {rank}: {line}", "Ray", at, exception=line, memory=memory)
+
+
+def follows_another(said: str) -> bool:
+    """Whether a rank that said so was well before another was lost."""
+    return any(words in said for words in LOST_ANOTHER)
+
+
+def is_out_of_memory(said: str) -> bool:
+    """Whether a rank that said so had too little memory."""
+    return any(words in said for words in NO_MEMORY)
+
+
+def last_line(error: BaseException) -> str:
+    """Type and last line of `error`."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+def out_of_memory(said: str) -> str:
+    """Which node had too little, from what Ray `said` of it at length."""
+    found = re.search(r"Memory on the node \(IP: ([^,)]+).*? was (\S+) used / (\S+)", said)
+    node = f"node {found[1]} ran out of memory ({found[2]} of {found[3]})" if found else "no memory"
+    return f"{node}: Ray ended the attempt to free some"

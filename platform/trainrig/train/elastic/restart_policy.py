@@ -1,0 +1,167 @@
+"""What to do next with a run, from what is known of it: no Ray, no clock, no storage here.
+
+How many workers to go on with, whether to leave a running attempt, whether it hangs, and whether
+another attempt is worth making.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from trainrig.processes.heartbeats import Beat
+from trainrig.train.fault_settings import Faults
+from trainrig.train.worker_bounds import Bounds
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster that answers."""
+
+    id: str
+    room: int  # workers of this run that it can hold, those that it holds included
+    draining: bool = False  # about to be taken away
+    places: int = 0  # workers that it could hold if nothing else ran there
+
+
+def best_size(nodes: Iterable[Node], bounds: Bounds) -> int | None:
+    """The number of workers for the next attempt; None while there are too few nodes."""
+    return bounds.within(sum(node.room for node in nodes if not node.draining))
+
+
+def may_be_freed(nodes: Iterable[Node], bounds: Bounds) -> bool:
+    """Whether there would be more workers if all that runs on `nodes` ended."""
+    nodes = list(nodes)
+    places = sum(max(node.room, node.places) for node in nodes if not node.draining)
+    return bounds.within(places) != best_size(nodes, bounds)
+
+
+def why_leave(
+    workers: int, used: frozenset[str], stepped: bool, nodes: Iterable[Node], bounds: Bounds
+) -> str | None:
+    """Why an attempt of `workers` on the nodes `used` should stop: "drain", "grow", or not at all.
+
+    Only once it has `stepped`: a run on nodes that come and go gets on nevertheless. That a node is
+    lost need not be seen here: the attempt fails.
+    """
+    nodes = list(nodes)
+    if not stepped:
+        return None
+    if any(node.draining and node.id in used for node in nodes):
+        return "drain"
+    size = best_size(nodes, bounds)
+    return "grow" if size is not None and size > workers else None
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A rank that shows no progress."""
+
+    rank: int
+    silent: float  # seconds
+    allowed: float  # seconds
+    doing: str
+
+    def __str__(self) -> str:
+        """In words."""
+        return (
+            f"rank {self.rank} hangs: no progress for {self.silent:.1f} s "
+            f"(allowed: {self.allowed:.1f} s) while it was to {self.doing}"
+        )
+
+
+class HangDetector:
+    """Follows the beats of one attempt's ranks."""
+
+    def __init__(self, faults: Faults, workers: int, now: float) -> None:
+        """`now`: in seconds, on the same clock as in `see`."""
+        self._faults, self._workers, self._began = faults, workers, now
+        self._seen: dict[int, tuple[Beat, float]] = {}  # the newest of each rank, and since when
+
+    def see(self, beats: Mapping[int, Beat], now: float) -> Hang | None:
+        """The first rank that has shown no progress for longer than it may."""
+        for rank, beat in beats.items():
+            if rank not in self._seen or beat.count != self._seen[rank][0].count:
+                self._seen[rank] = beat, now
+        if len(self._seen) < self._workers and now - self._began > self._faults.start_limit:
+            missing = next(rank for rank in range(self._workers) if rank not in self._seen)
+            return Hang(missing, now - self._began, self._faults.start_limit, "start")
+        for rank, (beat, since) in sorted(self._seen.items()):
+            allowed = self.allowed(beat)
+            if now - since > allowed:
+                return Hang(rank, now - since, allowed, beat.doing)
+        return None
+
+    def allowed(self, beat: Beat) -> float:
+        """Seconds that may pass after `beat` before the next."""
+        if not beat.usual or beat.step_seconds is None:
+            return max(self._faults.start_limit, self._faults.hang_seconds)
+        return max(self._faults.hang_seconds, self._faults.hang_steps * beat.step_seconds)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How an attempt failed."""
+
+    problem: str  # in one line
+    seen_by: str  # "keepers", "Ray", "beats", "grace"
+    step: int  # updates done when it failed, as far as is known
+    # Type and message of an exception that a worker raised of its own, not since another died.
+    exception: str | None = None
+    # It could not read the checkpoint it was to resume from; the next one takes the one before.
+    damaged: bool = False
+    memory: bool = False  # a device or a node had too little
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Another attempt would be no better; why, in words."""
+
+    reason: str
+
+
+class Patience:
+    """Decides after each failure whether to go on, and how long to wait before."""
+
+    def __init__(self, faults: Faults, step: int) -> None:
+        """`step`: of the newest checkpoint."""
+        self._faults = faults
+        self._newest = step
+        self._without_progress = 0
+        self._last: Failure | None = None
+
+    def after(self, failure: Failure, newest: int) -> float | GiveUp:
+        """Seconds to wait before the next attempt, which resumes from step `newest`."""
+        last, self._last = self._last, failure
+        if failure.damaged:
+            return 0.0  # there are only so many checkpoints, and each is tried once
+        if last and last.step == failure.step and last.memory and failure.memory:
+            return GiveUp(
+                f"out of memory at step {failure.step} twice in a row, so a third attempt would be "
+                f"too ({failure.problem}); lower batches.micro_batch, set [training.recompute] to "
+                "keep fewer activations, or use larger machines: `trainrig check` estimates what a "
+                "worker needs"
+            )
+        if last and last.step == failure.step and _alike(last.exception, failure.exception):
+            return GiveUp(
+                f"the same failure at step {failure.step} twice in a row, so a third attempt would "
+                f"meet it too: {failure.problem}"
+            )
+        self._without_progress = 0 if newest > self._newest else self._without_progress + 1
+        self._newest = max(newest, self._newest)
+        if self._without_progress > self._faults.max_restarts:
+            return GiveUp(
+                f"no progress beyond step {newest}, attempts: {self._without_progress}; the last: "
+                f"{failure.problem}"
+            )
+        if self._without_progress < 2:
+            return 0.0
+        doubled = self._faults.back_off * 2.0 ** (self._without_progress - 2)
+        return min(doubled, self._faults.longest_back_off)
+
+
+def _alike(one: str | None, other: str | None) -> bool:
+    """Whether two exceptions say the same, but for numbers: of files, processes, ports."""
+    numbers = r"[0-9a-f]*\d[0-9a-f]*"  # hexadecimal ones as well
+    return None not in (one, other) and re.sub(numbers, "", str(one)) == re.sub(
+        numbers, "", str(other)
+    )

@@ -1,0 +1,351 @@
+"""A run from its first attempt to its end, through faults, moves and requests to stop.
+
+Attempts follow each other, each a group of workers of fixed size, started and watched through a
+`Cluster`. What they achieved is read from storage: the newest whole checkpoint is the truth, and
+nothing that Ray remembers counts. So the run outlives its workers, their nodes and Ray's own
+controller, and a second driver goes on where a dead one left it.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
+from trainrig.processes.heartbeats import Beat, pause
+from trainrig.processes.stop_file import StopRequests
+from trainrig.train.checkpoint import Checkpoint, newest_valid
+from trainrig.train.elastic.restart_policy import (
+    Failure,
+    GiveUp,
+    HangDetector,
+    Node,
+    Patience,
+    best_size,
+    may_be_freed,
+    why_leave,
+)
+from trainrig.train.job import Job
+from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.worker_bounds import Bounds
+
+log = logging.getLogger(__name__)
+POLL = 0.2  # s between two looks at a running attempt, at least
+LOOK_AT_NODES = 1.0  # s between two looks at the cluster
+LOOK_AT_FOLDER = 5.0  # s between two looks whether the run folder is still there
+FREED_WITHIN = 2.0  # s in which Ray has seen that the workers of an attempt are gone
+ABANDON_AFTER = 15.0  # s after the kill: then an attempt is over even if Ray has not noticed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    checkpoint: Checkpoint  # of the last step
+    restarts: int  # over the whole life of the run folder
+
+
+class Group(Protocol):
+    """The workers of one attempt."""
+
+    def ended(self, wait: float) -> bool:
+        """Whether it is over, or part of it is that the rest cannot go on without; waits for that,
+        up to `wait` seconds."""
+
+    def failure(self) -> Failure | None:
+        """Why it failed, once it is over. Raises InputError for what the user must mend."""
+
+    def beats(self) -> Mapping[int, Beat]:
+        """The newest beat of each rank."""
+
+    def ask_to_stop(self) -> None:
+        """Tell the ranks that a stop is wanted."""
+
+    def kill(self) -> None:
+        """End the process of every rank at once. May be called again."""
+
+    def release(self) -> None:
+        """End what is left of a failed attempt, and free what the next one has no use for."""
+
+
+class Cluster(Protocol):
+    """The machines of a run. It and its groups raise ClusterLost once it is gone."""
+
+    def nodes(self) -> Sequence[Node]:
+        """Those that answer now."""
+
+    def start(self, job: Job, attempt: Attempt, resume_from: str | None, workers: int) -> Group:
+        """Start a group; returns before it is up."""
+
+    def abandon(self, lost: ClusterLost) -> None:
+        """End whatever is left of one that is gone, so that no rank trains on."""
+
+    def begin_again(self) -> None:
+        """After `abandon`: have one anew; else nothing. Raises ClusterLost if it is another's."""
+
+
+def supervise(job: Job, bounds: Bounds, cluster: Cluster, stop: StopRequests) -> Outcome:
+    """Train `job` to its last step.
+
+    Raises InputError for what the user must fix, ClusterError when attempts fail more often than
+    the job allows or too few nodes are left, Unfinished when asked to stop.
+    """
+    return _Run(job, bounds, cluster, stop, RunFolder(job.folder)).to_its_end()
+
+
+@dataclass(frozen=True)
+class _Run:
+    job: Job
+    bounds: Bounds
+    cluster: Cluster
+    stop: StopRequests
+    folder: RunFolder
+
+    def to_its_end(self) -> Outcome:
+        newest = self._newest()
+        patience = Patience(self.job.training.faults, newest.step if newest else 0)
+        why, workers = "start", 0
+        while not newest or newest.step < self.job.training.steps:
+            step = newest.step if newest else 0
+            before, workers = workers, self._size(step)
+            if why == "fault" and workers < before:
+                why = "shrink"
+            attempt = self.folder.take_attempt(step)
+            self.folder.record(
+                "attempt_started", attempt=attempt.number, step=step, workers=workers, why=why
+            )
+            asked, failure = self._attempted(attempt, newest, workers)
+            newest = self._newest()
+            why = self._ended(attempt, newest.step if newest else 0, asked, failure, patience)
+        self.folder.record("finished", step=newest.step)
+        return Outcome(newest, restarts=max(0, len(self.folder.attempts()) - 1))
+
+    def _attempted(
+        self, attempt: Attempt, newest: Checkpoint | None, workers: int
+    ) -> tuple[str | None, Failure | None]:
+        """Why the attempt was asked to stop, if it was, and how it failed, if it did."""
+        try:
+            path = newest.path if newest else None
+            group = self.cluster.start(self.job, attempt, path, workers)
+            asked, failure = _Attempting(self, group, attempt, workers).until_over()
+            if failure:
+                group.release()
+        except ClusterLost as lost:
+            self._lost(lost)
+            return None, Failure(str(lost), "Ray", newest.step if newest else 0)
+        return asked, failure
+
+    def _lost(self, lost: ClusterLost) -> None:
+        """Told first: to end what is left takes seconds."""
+        log.warning("%s; ending what is left of it", lost)
+        self.folder.record("cluster_lost", problem=str(lost)[:500])
+        self.cluster.abandon(lost)
+
+    def _newest(self) -> Checkpoint | None:
+        settings = self.job.training.checkpoints
+        newest, damages = newest_valid(self.folder, thorough=False, copy=settings.copy_to)
+        if newest and newest.step >= self.job.training.steps:  # no rank is going to load it
+            newest, damages = newest_valid(self.folder, copy=settings.copy_to)
+        if damages:
+            self._tell_of(damages)
+        return newest
+
+    def _tell_of(self, damages: Sequence[str]) -> None:
+        """Each once: every look meets them again."""
+        events = self.folder.events()
+        known = {event["problem"] for event in events if event["event"] == "checkpoint_damaged"}
+        for damage in damages:
+            if damage[:500] not in known:
+                self.folder.record("checkpoint_damaged", problem=damage[:500])
+                log.warning("passed over a damaged checkpoint: %s", damage)
+
+    def _size(self, step: int) -> int:
+        """Workers for the next attempt, once there is room for enough of them.
+
+        While something runs on the nodes it waits a moment: the room of a group that has just
+        ended is not seen as free at once.
+        """
+        faults, began, waiting = self.job.training.faults, time.monotonic(), False
+        self._pause(0)
+        while True:
+            size = best_size(nodes := self._nodes(), self.bounds)
+            waited = time.monotonic() - began
+            settled = waited >= FREED_WITHIN or not may_be_freed(nodes, self.bounds)
+            if size is not None and settled:
+                return size
+            if size is None and waited > faults.wait_for_nodes:
+                raise ClusterError(
+                    f"{self.job.folder}: stands at step {step}; for {faults.wait_for_nodes:g} s "
+                    f"there was no room for workers = {self.bounds}; add nodes and run it again, "
+                    "or allow fewer"
+                )
+            if size is None and settled and not waiting:
+                waiting = True
+                room = sum(node.room for node in nodes if not node.draining)
+                self.folder.record("waiting_for_nodes", step=step, room=room)
+                log.warning("room for %d workers of %s: waiting for nodes", room, self.bounds)
+            self._pause(LOOK_AT_NODES if waiting else POLL)
+
+    def _nodes(self) -> Sequence[Node]:
+        """Of the cluster, or of the one that follows it."""
+        while True:
+            try:
+                self.cluster.begin_again()
+            except ClusterLost as lost:
+                self._end_unfinished(str(lost))
+            try:
+                return self.cluster.nodes()
+            except ClusterLost as lost:
+                self._lost(lost)
+                self._pause(LOOK_AT_NODES)
+
+    def _pause(self, seconds: float) -> None:
+        """Do nothing for so long, but for ending the run when asked to."""
+        until = time.monotonic() + seconds
+        while True:
+            if self.stop.wanted():
+                self._end_as_asked()
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(POLL, left))
+
+    def _ended(
+        self,
+        attempt: Attempt,
+        newest: int,
+        asked: str | None,
+        failure: Failure | None,
+        patience: Patience,
+    ) -> str:
+        """Put the end of `attempt` on record; why there is another one. Raises if there is none."""
+        if failure is None and asked is None and newest < self.job.training.steps:
+            failure = Failure("it left no whole checkpoint behind", "storage", newest)
+        if failure is None:
+            self.folder.record("attempt_stopped", attempt=attempt.number, step=newest, why=asked)
+            return asked or ""
+        self.folder.record(
+            "attempt_failed",
+            attempt=attempt.number,
+            problem=failure.problem[:500],
+            seen_by=failure.seen_by,
+            step=failure.step,
+        )
+        log.warning("attempt %d failed (%s)", attempt.number, failure.problem)
+        if not self.stop.wanted():
+            verdict = patience.after(failure, newest)
+            if isinstance(verdict, GiveUp):
+                raise ClusterError(f"{self.job.folder}: {verdict.reason}")
+            if verdict:
+                self.folder.record("back_off", seconds=verdict)
+                self._pause(verdict)
+        return "fault"
+
+    def _end_as_asked(self) -> NoReturn:
+        how = self.stop.wanted()
+        self.stop.honoured()
+        self._end_unfinished(f"stopped by {how}", how)
+
+    def _end_unfinished(self, why: str, how: str | None = None) -> NoReturn:
+        newest = self._newest()  # which a rank may have saved since its attempt was given up
+        step = newest.step if newest else 0
+        self.folder.record("run_stopped", step=step, how=how or why)
+        raise Unfinished(
+            f"{self.job.folder}: {why}; step {step} of {self.job.training.steps} is saved, and the "
+            "same command goes on from there"
+        )
+
+
+class _Attempting:
+    """Watches one attempt, and moves or ends it when there is reason to."""
+
+    def __init__(self, run: _Run, group: Group, attempt: Attempt, workers: int) -> None:
+        self._run, self._group, self._attempt, self._workers = run, group, attempt, workers
+        self._faults = run.job.training.faults
+        self._hangs = HangDetector(self._faults, workers, time.monotonic())
+        self._asked: str | None = None  # why the ranks were asked to stop
+        self._grace_over = float("inf")
+        self._killed: Failure | None = None
+        self._give_up = float("inf")  # waiting for Ray to notice
+        self._larger_since: float | None = None
+        self._looked = float("-inf")
+        self._looked_at_folder = time.monotonic()
+        self._wait = POLL
+
+    def until_over(self) -> tuple[str | None, Failure | None]:
+        """Why it was asked to stop, if it was, and how it failed, if it did."""
+        try:
+            while not self._group.ended(self._wait):
+                now = time.monotonic()
+                if now > self._give_up:
+                    return self._asked, self._killed
+                self._look(now)
+            failure = self._group.failure()
+        except BaseException:
+            self._group.kill()  # a second Ctrl-C, and what the user must mend: leave nobody behind
+            raise
+        return self._asked, failure and (self._killed or failure)
+
+    def _look_at_folder(self, now: float) -> None:
+        """Raise DataError if somebody removed the run folder: nothing would come of going on."""
+        if now - self._looked_at_folder < LOOK_AT_FOLDER:
+            return
+        self._looked_at_folder = now
+        folder = self._run.folder
+        if folder.is_gone(self._attempt):
+            raise DataError(
+                f"{folder.path}: removed while the run was going on (the record of its attempt "
+                f"{self._attempt.number} is gone), so it was ended; delete what is left there, and "
+                "the same command begins anew"
+            )
+
+    def _look(self, now: float) -> None:
+        self._look_at_folder(now)
+        beats = self._group.beats()
+        pauses = (pause(POLL, beat, self._faults.hang_seconds) for beat in beats.values())
+        self._wait = min(pauses, default=POLL)
+        if hang := self._hangs.see(beats, now):
+            self._kill(Failure(str(hang), "beats", self._step(beats)), "hang_seen", now)
+        elif now > self._grace_over:
+            problem = f"it did not stop within the {self._faults.grace:g} s of grace"
+            self._kill(Failure(problem, "grace", self._step(beats)), "grace_over", now)
+        if self._asked != "stop" and (how := self._run.stop.wanted()):
+            self._ask("stop", beats, "stop_requested", how=how)
+            self._grace_over = now + self._faults.grace
+        elif self._asked is None and now - self._looked >= LOOK_AT_NODES:
+            self._looked = now
+            self._look_at_nodes(beats, now)
+
+    def _look_at_nodes(self, beats: Mapping[int, Beat], now: float) -> None:
+        used = frozenset(beat.node for beat in beats.values())
+        stepped = self._step(beats) > self._attempt.resumed_step
+        nodes = self._run.cluster.nodes()
+        why = why_leave(self._workers, used, stepped, nodes, self._run.bounds)
+        if why != "grow":
+            self._larger_since = None
+        if why == "drain":
+            draining = [node.id for node in nodes if node.draining and node.id in used]
+            self._ask("drain", beats, "node_draining", nodes=draining[:8])
+        elif why == "grow":
+            self._larger_since = self._larger_since or now
+            if now - self._larger_since >= self._faults.settle:
+                self._ask("grow", beats, "nodes_added", nodes=len(nodes))
+
+    def _ask(self, why: str, beats: Mapping[int, Beat], event: str, **details: object) -> None:
+        self._asked = why
+        step = self._step(beats)
+        self._run.folder.record(event, attempt=self._attempt.number, step=step, **details)
+        self._group.ask_to_stop()
+
+    def _kill(self, failure: Failure, event: str, now: float) -> None:
+        if self._killed is None:
+            self._killed, self._give_up = failure, now + ABANDON_AFTER
+            self._run.folder.record(
+                event, attempt=self._attempt.number, problem=failure.problem, step=failure.step
+            )
+        self._group.kill()
+
+    def _step(self, beats: Mapping[int, Beat]) -> int:
+        steps = (beat.step for beat in beats.values())
+        return max(self._attempt.resumed_step, max(steps, default=0))

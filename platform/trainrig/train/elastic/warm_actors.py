@@ -1,0 +1,143 @@
+"""What a run keeps on its nodes beside its ranks: actors that outlive attempts, with all that they
+have imported."""
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainrig.processes.fork_server import ForkServer
+from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
+from trainrig.train.elastic.messages import Group
+from trainrig.train.elastic.restart_policy import Node
+from trainrig.train.elastic.worker_agent import MODULES
+
+
+def idle_beyond_need(nodes: Sequence[Node], ours: Counter[str], most: int) -> set[str]:
+    """Nodes on which nothing runs, and onto which a run of `most` workers at the most would not
+    grow either; `ours`: its workers by node.
+
+    Ray's autoscaler ends no node that an actor lives on, and one that nobody needs costs as much
+    as one that somebody does.
+    """
+    left = most - sum(ours.values())
+    beyond = set()
+    for node in nodes:
+        free = node.room - ours[node.id]
+        if left > 0 and free > 0 and not node.draining:
+            left -= free
+        elif free == node.places:
+            beyond.add(node.id)
+    return beyond
+
+
+@functools.cache
+def spares_of(node: str, job: str) -> "Spares":
+    """Those of this connection to Ray, which is the `job` of a driver on `node`."""
+    return Spares(servers_of(node, job))
+
+
+@functools.cache
+def servers_of(node: str, job: str) -> "ForkServers":
+    """Those of this connection to Ray, as of `spares_of`."""
+    del node, job
+    return ForkServers()
+
+
+class ForkServers:
+    """One on each node that was asked for."""
+
+    def __init__(self) -> None:
+        self.by_node: dict[str, Any] = {}
+
+    def serve(self, nodes: Iterable[str]) -> None:
+        """Have a fork server on each of `nodes`, before a worker is there that asks for it."""
+        for node in nodes:
+            if node not in self.by_node:
+                self.by_node[node] = _start_fork_server(node)
+
+    def leave(self, nodes: Iterable[str]) -> None:
+        """Have none on `nodes` any more."""
+        import ray
+
+        for node in self.by_node.keys() & set(nodes):
+            ray.kill(self.by_node.pop(node))
+
+
+class Spares:
+    """Actors that outlive attempts, and runs of this process: what they imported stays so."""
+
+    def __init__(self, servers: ForkServers) -> None:
+        self.fork_servers = servers
+        self._conductor: Any = _start_conductor()
+        self._engaged: Any = None  # until this has a result
+
+    def conductor(self) -> Any:
+        """One that is alive, as far as is known, and free."""
+        import ray
+
+        busy = self._engaged is not None and not ray.wait([self._engaged], timeout=0)[0]
+        if self._conductor and busy:  # with a crew that was left to itself
+            ray.kill(self._conductor)
+            self._conductor = None
+        self._engaged = None
+        self._conductor = self._conductor or _start_conductor()
+        return self._conductor
+
+    def engaged(self, until: Any) -> None:
+        """The conductor is not free before `until`, an object of Ray's, is there."""
+        self._engaged = until
+
+    def conductor_lost(self) -> None:
+        """It died, or has to."""
+        self._conductor = None
+
+
+class Conductor:
+    """An actor on the driver's node. It alone imports Ray Train: a second, and pandas."""
+
+    def __init__(self) -> None:
+        from trainrig.train.elastic import train_controller as conductor
+
+        self._fit = conductor.fit
+
+    def fit(self, group: Group, config: Mapping[str, Any]) -> Exception | None:
+        """See the module that it imports."""
+        return self._fit(group, config)
+
+
+def _start_conductor() -> Any:
+    import ray
+
+    actor: Any = ray.remote(Conductor)
+    blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # as Ray Train's controller does
+    return actor.options(
+        num_cpus=0,
+        scheduling_strategy=only_on(ray.get_runtime_context().get_node_id()),
+        runtime_env={"env_vars": WORKER_ENVIRONMENT | _train_settings() | blocks},
+    ).remote()
+
+
+def _train_settings() -> dict[str, str]:
+    """What Ray Train itself hands on, from the environment of this process."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("RAY_TRAIN_") or name == "NCCL_RAS_ADDR"
+    }
+
+
+def _start_fork_server(node: str) -> Any:
+    import ray
+
+    actor: Any = ray.remote(ForkServer)
+    there = actor.options(num_cpus=0, scheduling_strategy=only_on(node), max_restarts=-1)
+    return there.remote(*MODULES)
+
+
+def only_on(node: str) -> Any:
+    """The placement on `node` or nowhere."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)

@@ -1,0 +1,90 @@
+"""What was predicted of a run's loss, and what came."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+
+from trainrig import figures
+from trainrig.figures import C1, C2, Numbers, thin
+from trainrig.report import Chart, Table, short
+from trainrig.train.run.prediction import Prediction
+from trainrig.train.run.run_charts import TABLE_ROWS, RunStory, values
+
+BAND = 0.22  # opacity
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The loss that came, by the tokens trained on."""
+
+    tokens: Numbers
+    loss: Numbers  # nats per token
+    held_out: bool  # else of the training batches
+
+    @property
+    def what(self) -> str:
+        """The loss by its name."""
+        return "held-out loss" if self.held_out else "training loss"
+
+
+def measured(story: RunStory) -> Measured:
+    """The held-out loss where there is one, which is what laws are fitted to."""
+    tokens_at = {line["step"]: float(line["train/tokens"]) for line in story.updates}
+    lines = [line for line in story.held_out if line["step"] in tokens_at]
+    if lines:
+        tokens = np.array([tokens_at[line["step"]] for line in lines])
+        return Measured(tokens, values(lines, "eval/loss"), True)
+    tokens = np.array(list(tokens_at.values()))
+    return Measured(tokens, values(story.updates, "train/loss"), False)
+
+
+def comparison(story: RunStory, prediction: Prediction) -> tuple[float, float, float, float]:
+    """What came at last, and what was predicted for that many tokens, with low and high."""
+    came = measured(story)
+    return float(came.loss[-1]), *prediction.at(float(came.tokens[-1]))
+
+
+def prediction_chart(story: RunStory, prediction: Prediction) -> Chart:
+    """The predicted loss, with its interval, under the loss that came."""
+    came = measured(story)
+    actual, predicted, low, high = comparison(story, prediction)
+    sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
+    ended = story.updates[-1]["step"] >= story.steps
+    title = (
+        f"{came.what.capitalize()} {actual:.3f}{'' if ended else ' so far'}; the law "
+        f"{prediction.law} said {predicted:.3f}{sure}: {actual / predicted - 1:+.1%}"
+    )
+    at = np.unique(np.linspace(0, len(came.loss) - 1, min(TABLE_ROWS, len(came.loss))).astype(int))
+    rows = tuple(
+        (short(came.tokens[i]), came.loss[i], prediction.at(float(came.tokens[i]))[0]) for i in at
+    )
+    return Chart(
+        title,
+        figures.draw(partial(plot_prediction, measured=came, prediction=prediction), 270),
+        label="The predicted loss against tokens with its interval, and the loss that came.",
+        caption="The prediction for each number of tokens is of a run that ends there, its rate "
+        "decayed: a run under way lies above it until its own end.",
+        table=Table("Loss, nats per token", ("tokens", came.what, "predicted"), rows),
+    )
+
+
+def plot_prediction(ax: Axes, measured: Measured, prediction: Prediction) -> Axes:
+    """Predicted loss dashed with its band, measured loss as points."""
+    ax.plot(
+        prediction.tokens, prediction.loss, "--", color=C2, linewidth=2, label="predicted, if ended"
+    )
+    if not np.isnan(prediction.low).any():
+        ax.fill_between(
+            prediction.tokens, prediction.low, prediction.high, color=C2, alpha=BAND, linewidth=0
+        )
+    style = "D-" if measured.held_out else "-"
+    line = thin(measured.tokens, measured.loss)
+    ax.plot(*line, style, color=C1, markersize=4, linewidth=1.4, label=measured.what)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    ax.set(xlabel="tokens trained on", ylabel="loss (nats per token)")
+    ax.set_xlim(left=0)
+    ax.legend(loc="upper right")
+    return ax

@@ -1,0 +1,128 @@
+"""What is said of a run while it goes on: from the lines that it writes, one line of text.
+
+It reads the run folder and nothing else, so it can follow a run that another process drives.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import storage
+from trainrig.processes.append_log import Tail
+from trainrig.report import duration
+from trainrig.train.run.metrics import METRICS
+from trainrig.train.run.run_folder import EVENTS
+
+RECENT = 50  # updates whose pace says how long the others will take
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    step: int  # updates done
+    loss: float | None  # None: not a number
+    held_out: float | None  # of all sources together, as last measured; None: never yet
+    tokens_per_second: float
+    workers: int
+    restarts: int
+    seconds_left: float | None  # None before the attempt has a pace
+    waiting: str | None  # for what, while no update is being made
+
+    def note(self) -> str:
+        """All but the step, in words."""
+        parts = [f"loss {'NaN' if self.loss is None else f'{self.loss:.3f}'}"]
+        if self.held_out is not None:
+            parts.append(f"held-out {self.held_out:.3f}")
+        parts += [f"{self.tokens_per_second:,.0f} tokens/s", _counted(self.workers, "worker")]
+        if self.restarts:
+            parts.append(_counted(self.restarts, "restart"))
+        if self.waiting:
+            parts.append(self.waiting)
+        elif self.seconds_left is not None:
+            parts.append(f"{duration(self.seconds_left)} left".replace("\u00a0", " "))
+        return ", ".join(parts)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+class Follower:
+    """Reads what a run of `steps` steps has written since the last look."""
+
+    def __init__(self, folder: str, steps: int) -> None:
+        self._steps = steps
+        self._metrics = Tail(storage.join(folder, METRICS))
+        self._events = Tail(storage.join(folder, EVENTS))
+        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)  # updates of one attempt
+        self._held_out: float | None = None
+        self._attempts = 0  # the number of the newest
+        self._waiting, self._awaited = "", 0  # for what; and whose update ends it
+
+    def look(self) -> Progress | None:
+        """How far the run is now; None before its first update."""
+        for event in _parsed(self._events.lines()):
+            self._hear(event)
+        for line in _parsed(self._metrics.lines()):
+            if "train/loss" in line:
+                self._count(line)
+            elif "eval/loss" in line:
+                self._held_out = line["eval/loss"]
+        if not self._recent:
+            return None
+        newest = self._recent[-1]
+        return Progress(
+            step=newest["step"],
+            loss=newest["train/loss"],
+            held_out=self._held_out,
+            tokens_per_second=newest["speed/tokens_per_second"],
+            workers=int(newest["cluster/workers"]),
+            restarts=max(0, self._attempts - 1),
+            seconds_left=self._seconds_left(),
+            waiting=self._waiting if self._waits(newest) else None,
+        )
+
+    def _waits(self, newest: Mapping[str, Any]) -> bool:
+        return bool(newest["step"] < self._steps and newest["attempt"] < self._awaited)
+
+    def _count(self, update: dict[str, Any]) -> None:
+        if self._recent and update["attempt"] < self._recent[-1]["attempt"]:
+            return  # of a worker that has outlived its attempt
+        if self._recent and update["attempt"] > self._recent[-1]["attempt"]:
+            self._recent.clear()
+        self._recent.append(update)
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "attempt_started":
+            self._attempts = event["attempt"]
+            self._waiting = f"starting {_counted(event['workers'], 'worker')}"
+            self._awaited = self._attempts
+        elif event["event"] in WAITING:
+            self._waiting = WAITING[event["event"]]
+            self._awaited = self._attempts + 1
+
+    def _seconds_left(self) -> float | None:
+        first, last = self._recent[0], self._recent[-1]
+        if last["step"] <= first["step"]:
+            return None
+        pace = (last["time"] - first["time"]) / (last["step"] - first["step"])
+        return float(pace * (self._steps - last["step"]))
+
+
+WAITING = {
+    "attempt_failed": "workers failed",
+    "attempt_stopped": "workers stopped",
+    "back_off": "waiting before the next attempt",
+    "waiting_for_nodes": "waiting for nodes",
+}
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:  # torn; who reads them for good says so
+            continue

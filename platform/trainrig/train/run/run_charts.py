@@ -1,0 +1,202 @@
+"""The charts of a run's report: each turns a part of what the run wrote into a finding.
+
+Titles are worded from the numbers, so a worse run gets a worse title.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator
+
+from trainrig import figures
+from trainrig.figures import C1, C2, C3, C4, Curve, Interruptions, Numbers, Part, Row
+from trainrig.report import Cell, Chart, Table, duration, percent, visible
+from trainrig.train.run.goodput import Goodput
+from trainrig.train.run.prediction import Prediction
+
+Line = Mapping[str, Any]
+TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
+SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
+
+
+@dataclass(frozen=True)
+class RunStory:
+    """What a run folder's files say, ready to be drawn."""
+
+    folder: str
+    verb: str
+    steps: int  # that the run file asks for
+    updates: Sequence[Line]  # one a step, of the attempt that counts
+    thrown_away: Sequence[Sequence[Line]]  # updates that a later attempt took again, by attempt
+    held_out: Sequence[Line]
+    events: Sequence[Line]
+    goodput: Goodput
+    prediction: Prediction | None = None  # of the law that it was planned by
+
+    @property
+    def moves(self) -> list[Line]:
+        """The start of every attempt after the first."""
+        return [event for event in self.events if event["event"] == "attempt_started"][1:]
+
+
+def values(lines: Sequence[Line], name: str) -> Numbers:
+    """One figure of each line; NaN where it was none."""
+    found = [line[name] for line in lines]
+    return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
+
+
+def _mean_over(points: int) -> int:
+    """Updates to smooth a curve over: a fortieth of them, but four where there are as many."""
+    return max(1, min(points, max(4, points // 40)))
+
+
+def loss_chart(story: RunStory) -> Chart:
+    """The training loss by step through every restart, with the held-out loss."""
+    steps, losses = values(story.updates, "step"), values(story.updates, "train/loss")
+    curve = Curve(steps, losses, _mean_over(len(steps)), "step", "loss (nats per token)")
+    held_out = (values(story.held_out, "step"), values(story.held_out, "eval/loss"))
+    marks = Interruptions(
+        held_out=held_out,
+        thrown_away=[(values(x, "step"), values(x, "train/loss")) for x in story.thrown_away],
+        restarts=[float(event["step"]) for event in story.moves],
+    )
+    if len(held_out[0]):
+        plot = partial(figures.plot_interrupted_curve, curve=curve, interruptions=marks)
+        title = f"Held-out loss {held_out[1][0]:.2f} → {held_out[1][-1]:.2f} nats per token"
+    else:
+        plot = partial(figures.plot_curve, curve=curve)
+        title = f"Training loss {losses[0]:.2f} → {losses[-1]:.2f} nats per token"
+    return Chart(
+        title,
+        figures.draw(plot, 290),
+        label="Line of the training loss against steps, with what happened along it.",
+        caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {curve.mean_over}"
+        + ("; diamonds: held out" if len(held_out[0]) else "")
+        + ("; numbered: where a later attempt goes on" if marks.restarts else "")
+        + ("; dotted: steps that one took again." if marks.thrown_away else "."),
+        table=_series_table("Training loss", story.updates, "train/loss", "nats per token"),
+    )
+
+
+def sources_chart(story: RunStory) -> Chart:
+    """The held-out loss of each source by step."""
+    last = story.held_out[-1]
+    names = {n: n[5:-5] for n in last if n.startswith("eval/") and n != "eval/loss"}
+    ordered = sorted(names, key=lambda name: -last[name])
+    shown = ordered[: len(SOURCE_COLOURS)]
+
+    def plot(ax: Axes) -> None:
+        for name, colour in zip(shown, SOURCE_COLOURS, strict=False):
+            lines = [line for line in story.held_out if name in line]
+            x, y = figures.thin(values(lines, "step"), values(lines, name))
+            label = visible(names[name])[:24]
+            ax.plot(x, y, "o-", color=colour, markersize=4, linewidth=1.8, label=label)
+        ax.legend(ncols=2)
+        ax.xaxis.set_major_locator(MaxNLocator(6))
+        ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        ax.set(xlabel="step", ylabel="held-out loss (nats per token)")
+
+    title = f"Hardest to predict: {names[ordered[0]]}, {last[ordered[0]]:.2f} nats per token"
+    if len(ordered) > 1:
+        title += f"; easiest: {names[ordered[-1]]}, {last[ordered[-1]]:.2f}"
+    more = f" Drawn: the {len(shown)} with the highest loss." if len(ordered) > len(shown) else ""
+    return Chart(
+        title,
+        figures.draw(plot, 260),
+        label="Lines of the held-out loss against steps, one a source.",
+        caption=f"n = {len(story.held_out):,} measurements on the same rows each time.{more}",
+        table=Table(
+            "Held-out loss by source, first and last",
+            ("source", "first", "last"),
+            tuple(
+                (names[name], next(x[name] for x in story.held_out if name in x), last[name])
+                for name in ordered
+            ),
+        ),
+    )
+
+
+def gradient_chart(story: RunStory) -> Chart:
+    """The norm of the gradient by step."""
+    norms = values(story.updates, "train/grad_norm")
+    highest = int(np.nanargmax(norms))
+    at = f"step {story.updates[highest]['step']:,}"
+    title = f"Gradient norm {np.nanmedian(norms):.3g} at the median, at most {norms[highest]:.3g} "
+    return _line_chart(story, "train/grad_norm", "gradient norm", f"{title}({at})")
+
+
+def rate_chart(story: RunStory) -> Chart:
+    """The learning rate by step."""
+    rates = values(story.updates, "train/lr")
+    title = f"Learning rate up to {rates.max():.3g}, {rates[-1]:.3g} at the end"
+    return _line_chart(story, "train/lr", "learning rate", title, smooth=False)
+
+
+def speed_chart(story: RunStory) -> Chart:
+    """Tokens per second by step."""
+    speeds = values(story.updates, "speed/tokens_per_second")
+    title = f"{np.median(speeds):,.0f} tokens/s at the median"
+    return _line_chart(story, "speed/tokens_per_second", "tokens per second", title)
+
+
+def _line_chart(story: RunStory, name: str, unit: str, title: str, smooth: bool = True) -> Chart:
+    steps, found = values(story.updates, "step"), values(story.updates, name)
+    over = _mean_over(len(steps)) if smooth else 1
+
+    def plot(ax: Axes) -> None:
+        figures.plot_curve(ax, Curve(steps, found, over, "step", unit))
+        ax.set_ylim(bottom=0)
+        if np.nanmax(found) >= 1_000:
+            ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
+        else:
+            ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+
+    caption = f"n = {len(steps):,} steps"
+    return Chart(
+        title,
+        figures.draw(plot, 220),
+        label=f"Line of the {unit} against steps.",
+        caption=f"{caption}, faint; bold: mean of the last {over}." if over > 1 else f"{caption}.",
+        table=_series_table(unit.capitalize(), story.updates, name, unit),
+    )
+
+
+def _series_table(caption: str, lines: Sequence[Line], name: str, unit: str) -> Table:
+    chosen = np.unique(np.linspace(0, len(lines) - 1, min(TABLE_ROWS, len(lines))).astype(int))
+    rows: list[tuple[Cell, ...]] = [(lines[i]["step"], lines[i][name]) for i in chosen]
+    some = f", {len(rows)} of {len(lines):,} steps" if len(rows) < len(lines) else ""
+    return Table(f"{caption}{some}", ("step", unit), tuple(rows))
+
+
+WHERE_TIME_GOES = {
+    "productive": "steps that count",
+    "lost": "steps taken again",
+    "detection": "until a fault was seen",
+    "restart": "starting and loading",
+    "stall": "held up by saving",
+    "waiting": "waiting for nodes",
+    "stopped": "nobody drove the run",
+}
+
+
+def goodput_chart(goodput: Goodput) -> Chart:
+    """Where the time went."""
+    seconds = {label: getattr(goodput, name) for name, label in WHERE_TIME_GOES.items()}
+    shown = {label: value for label, value in seconds.items() if value > 0}
+    rows = [
+        Row(label, (value,), f"{duration(value)} · {percent(value, goodput.wall)}")
+        for label, value in shown.items()
+    ]
+    plot = partial(figures.plot_rows, rows=rows, parts=(Part("seconds", C1),), x_label="seconds")
+    return Chart(
+        f"{percent(goodput.share, 1)} of the time went into steps that count",
+        figures.draw(plot, 60 + 36 * len(rows)),
+        label="Bars of seconds by what they were spent on.",
+        caption=f"{duration(goodput.wall)} in all, from the first start on. The title's share is "
+        "of the time in which somebody drove the run.",
+        table=Table("Seconds by use", ("use", "seconds"), tuple(seconds.items())),
+    )

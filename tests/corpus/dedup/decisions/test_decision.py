@@ -1,0 +1,237 @@
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
+
+from trainrig.corpus.dedup.decisions.decision import FALLS, STAYS, decide, edges_of
+from trainrig.corpus.dedup.pairs.document_reference import NAME, one_each
+from trainrig.corpus.dedup.pairs.evidence import PAIR
+from trainrig.corpus.dedup.pairs.remote_documents import guests_of
+
+COUNT = 14
+Pairs = dict[tuple[int, int], float]
+
+pairs = st.dictionaries(
+    st.tuples(st.integers(0, COUNT - 1), st.integers(0, COUNT - 1)).filter(lambda p: p[0] < p[1]),
+    st.sampled_from([0.8, 0.85, 0.9, 1.0]),
+    max_size=40,
+)
+stretches = st.lists(st.integers(0, 3), min_size=COUNT, max_size=COUNT)
+orders = st.permutations(range(COUNT))
+
+
+@dataclass(frozen=True)
+class Given:
+    """Pairs with the names of both ends; `stretches` are asked for later."""
+
+    pairs: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+
+
+@dataclass(frozen=True)
+class Told:
+    state: int
+    repeated: tuple[int, int]
+    similarity: float
+    cluster: tuple[int, int]
+
+
+def given_of(pairs: Pairs, order: list[int], ids: list[int] | None = None) -> Given:
+    """The rank of document n is half its place in `order`, its id that place, then n squared.
+
+    With `ids`, the rank is the whole place, and the id begins with the document's place in these.
+    """
+
+    def name(n: int) -> tuple[int, ...]:
+        place = order.index(n)
+        return ref_of(n), *((place // 2, place) if ids is None else (place, ids.index(n))), n**2
+
+    def names(documents: list[int]) -> np.ndarray:
+        return np.array([name(n) for n in documents], NAME)
+
+    a, b = names([a for a, _ in pairs]), names([b for _, b in pairs])
+    rows = [(*ends, s) for *ends, s in zip(a["ref"], b["ref"], pairs.values(), strict=True)]
+    return Given(np.array(rows, PAIR), a, b)
+
+
+def ref_of(document: int) -> int:
+    """Each on a shelf of its own, so that any can lie in any stretch."""
+    return document << 32
+
+
+def rounds(given: Given, stretches: list[int], most: int = 100) -> dict[int, Told]:
+    """What is decided of each document in the last round."""
+    edges, later, earlier = edges_of(given.pairs, given.a, given.b)
+    numbers = range(max(stretches) + 1)
+    # Shelf n is that of document `shelves[n]`: those of a stretch are neighbours.
+    shelves = sorted(range(COUNT), key=stretches.__getitem__)
+    moved = np.argsort(shelves).astype(np.uint64) << np.uint64(32)
+    bounds = np.searchsorted(sorted(stretches), [*numbers, len(numbers)])
+
+    def move(refs: np.ndarray) -> np.ndarray:
+        return moved[(refs >> np.uint64(32)).astype(np.int64)]
+
+    for rows, name in ((edges, "later"), (edges, "earlier"), (later, "ref"), (earlier, "ref")):
+        rows[name] = move(rows[name])
+    stretch_of = np.array(sorted(stretches))
+
+    def home(refs: np.ndarray) -> np.ndarray:
+        return stretch_of[(refs >> np.uint64(32)).astype(np.int64)]
+
+    guests = guests_of(edges["later"], edges["earlier"], stretch_of)
+    words, echoes = None, None
+    for _ in range(most):
+        decided = []
+        for number in numbers:
+            mine = home(edges["later"]) == number
+            elsewhere = home(earlier["ref"]) == number
+            names = np.concatenate([later[mine], earlier[mine], earlier[elsewhere]])
+            told = None if words is None else words[number]
+            heard = [] if echoes is None else [echoes[home(echoes["about"]) == number]]
+            own = bounds[number : number + 2].astype(np.uint64) << np.uint64(32)
+            decided.append(
+                decide(one_each(names), edges[mine], own, told, functools.partial(list, heard))
+            )
+        if not sum(each.unsettled for each in decided):
+            return {
+                shelves[row[0] >> 32]: Told(*row[1:])
+                for each in decided
+                for row in zip(
+                    each.refs.tolist(),
+                    each.states.tolist(),
+                    map(tuple, each.repeated.tolist()),
+                    each.similarities.tolist(),
+                    map(tuple, each.clusters.tolist()),
+                    strict=True,
+                )
+            }
+        echoes = np.concatenate([each.echoes for each in decided])
+        words = [
+            np.concatenate(
+                [
+                    each.words(refs[home(refs) == nth])
+                    for nth, each in enumerate(decided)
+                    for refs in [guests["ref"][guests["reader"] == number]]
+                ]
+            )
+            for number in numbers
+        ]
+    raise AssertionError("they never settle")
+
+
+def fallen(decided: dict[int, Told]) -> dict[int, tuple[int, float]]:
+    """Of each that fell, whom it repeats and how like it is."""
+    found = {}
+    for document, told in decided.items():
+        assert told.state in (STAYS, FALLS)
+        assert (told.state == FALLS) == (told.similarity == told.similarity)
+        if told.state == FALLS:
+            found[document] = (math.isqrt(told.repeated[1]), told.similarity)
+    return found
+
+
+def one_after_the_other(pairs: Pairs, order: list[int]) -> dict[int, tuple[int, float]]:
+    fell: dict[int, tuple[int, float]] = {}
+    likeness = pairs | {(b, a): s for (a, b), s in pairs.items()}
+    for place, document in enumerate(order):
+        kept = [
+            (-likeness[before, document], order.index(before))
+            for before in order[:place]
+            if before not in fell and (before, document) in likeness
+        ]
+        if kept:
+            similarity, before = min(kept)
+            fell[document] = (order[before], -similarity)
+    return fell
+
+
+@given(pairs, orders, stretches)
+@tries(deadline=None)
+def test_the_rounds_decide_as_the_plain_loop_does(pairs, order, stretches):
+    decided = rounds(given_of(pairs, order), stretches)
+    assert fallen(decided) == one_after_the_other(pairs, order)
+
+
+@given(pairs, orders, orders, stretches)
+@tries(deadline=None, max_examples=300)
+def test_a_cluster_is_named_after_the_lowest_id_of_all_that_are_linked(
+    pairs, order, ids, stretches
+):
+    clusters = {document: {document} for document in range(COUNT)}
+    for a, b in pairs:
+        both = clusters[a] | clusters[b]
+        for document in both:
+            clusters[document] = both
+    for document, told in rounds(given_of(pairs, order, ids), stretches).items():
+        lowest = min((ids.index(member), member**2) for member in clusters[document])
+        assert told.cluster == lowest
+
+
+def test_a_cluster_hears_of_its_lowest_id_when_all_is_decided_long_before():
+    # In each stretch one falls at once to one that stays; links between those that fall carry the
+    # lowest id from the first stretch to the last, a stretch a round, or back.
+    stretches = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 6]
+    pairs = {(n, n + 6): 0.9 for n in range(6)} | {(n, n + 1): 0.8 for n in range(6, 11)}
+    order = list(range(COUNT))
+    for ids in (order, order[::-1]):
+        found = rounds(given_of(pairs, order, ids), stretches)
+        lowest = min(range(12), key=ids.index)
+        assert {told.cluster for told in found.values()} == {(ids.index(lowest), lowest**2)}
+
+
+def test_the_ends_of_a_chain_are_both_kept():
+    given = given_of({(0, 1): 0.9, (1, 2): 0.9}, list(range(COUNT)))
+    assert fallen(rounds(given, [0] * COUNT)) == {1: (0, 0.9)}
+
+
+def test_a_document_falls_to_the_kept_one_it_is_most_like():
+    given = given_of({(0, 3): 0.8, (1, 3): 0.95, (2, 3): 0.99, (1, 2): 0.9}, list(range(COUNT)))
+    # 2 falls to 1, so it cannot be 3's partner, alike as they are.
+    assert fallen(rounds(given, [0] * COUNT)) == {2: (1, 0.9), 3: (1, 0.95)}
+
+
+def test_one_stretch_needs_one_round_and_a_chain_to_and_fro_as_many_as_it_has_links():
+    chain = {(n, n + 1): 0.9 for n in range(9)}
+    given = given_of(chain, list(range(COUNT)))
+    rounds(given, [0] * COUNT, most=1)
+    in_turns = [n % 2 for n in range(COUNT)]
+    kept = set(range(10)) - set(fallen(rounds(given, in_turns, most=11)))
+    assert kept == {0, 2, 4, 6, 8}
+
+
+def test_who_fell_early_still_hears_of_a_more_similar_one_that_is_kept_late():
+    # 6 falls to 5 at once; that 4 is kept is only known at the end of a chain to and fro.
+    pairs = {(n, n + 1): 0.9 for n in range(4)} | {(5, 6): 0.8, (4, 6): 1.0}
+    given = given_of(pairs, list(range(COUNT)))
+    for names in (given.a, given.b):
+        # The lowest id lies in the middle, so clusters are agreed on before the last is decided.
+        names["id0"] = np.where(names["ref"] == ref_of(2), 0, names["id0"] + 1)
+    in_turns = [0, 1, 0, 1, 0, 1, 1] + [0] * (COUNT - 7)
+    assert fallen(rounds(given, in_turns))[6] == (4, 1.0)
+
+
+@given(pairs, orders, stretches, st.randoms(use_true_random=False))
+@tries(deadline=None)
+def test_the_decision_does_not_depend_on_the_order_of_pairs(pairs, order, stretches, random):
+    items = list(pairs.items())
+    random.shuffle(items)
+    shuffled = {pair[:: random.choice([1, -1])]: likeness for pair, likeness in items}
+    expected = fallen(rounds(given_of(pairs, order), stretches))
+    assert fallen(rounds(given_of(shuffled, order), stretches)) == expected
+
+
+@given(pairs, orders, stretches)
+@tries(deadline=None)
+def test_every_fallen_document_has_a_kept_partner_of_its_own(pairs, order, stretches):
+    fell = fallen(rounds(given_of(pairs, order), stretches))
+    for document, (partner, similarity) in fell.items():
+        assert partner not in fell
+        assert pairs[min(document, partner), max(document, partner)] == similarity
+    kept = set(range(COUNT)) - set(fell)
+    assert not any(pair in pairs for pair in itertools.combinations(sorted(kept), 2))

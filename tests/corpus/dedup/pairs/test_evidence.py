@@ -1,0 +1,60 @@
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from trainrig.corpus.dedup.pairs import evidence
+from trainrig.corpus.dedup.pairs.document_reference import NAME, id_texts, refs
+from trainrig.corpus.dedup.pairs.evidence import PAIR, SCHEMA, read_pairs, write_pairs
+
+SHELF = 3
+
+
+def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of that shelf's documents with others, and the names of all."""
+    dice = np.random.default_rng(count)
+    found = np.empty(count, PAIR)
+    found["a"] = refs(SHELF, np.arange(count))
+    found["b"] = refs(dice.integers(0, 9, count), dice.integers(0, 2**32, count))
+    found["similarity"] = dice.uniform(0.5, 1, count)
+    names = np.empty(len(known := np.unique([*found["a"], *found["b"]])), NAME)
+    names["ref"] = known
+    for name in ("rank", "id0", "id1"):
+        names[name] = dice.integers(0, 2**64, len(known), np.uint64)
+    return found, names
+
+
+@pytest.mark.parametrize("count", [0, 1, 1_000])
+@pytest.mark.parametrize("threshold", [0.0, 0.8, 1.1])
+@pytest.mark.parametrize("group", [300, 100_000])
+def test_pairs_come_back_with_their_names_and_those_alike_enough_alone(
+    tmp_path: Path, count: int, threshold: float, group: int
+) -> None:
+    (written, names), path = pairs(count), str(tmp_path / "pairs.parquet")
+    with mock.patch.object(evidence, "_ROW_GROUP", group):
+        write_pairs(path, written, names)
+    there = list(read_pairs(path, SHELF, threshold))
+    assert len(there) == -(-count // group)
+    found, a, b = (
+        ([row for part in column for row in part.tolist()] for column in zip(*there, strict=True))
+        if there
+        else ([], [], [])
+    )
+    assert found == written[written["similarity"] >= threshold].tolist()
+    known = {name[0]: name for name in names.tolist()}
+    assert a == [known[ref] for ref, _, _ in found]
+    assert b == [known[ref] for _, ref, _ in found]
+
+
+def test_anybody_reads_them(tmp_path: Path) -> None:
+    (written, names), path = pairs(5), str(tmp_path / "pairs.parquet")
+    write_pairs(path, written, names)
+    table = pq.read_table(path)
+    assert table.schema.equals(SCHEMA)
+    for end in "ab":
+        rows = names[np.searchsorted(names["ref"], written[end])]
+        ids = np.stack([rows["id0"], rows["id1"]], axis=1)
+        assert table[end].to_pylist() == id_texts(ids)
+        assert table[f"{end}_rank"].to_pylist() == rows["rank"].tolist()

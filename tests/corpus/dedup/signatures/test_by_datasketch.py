@@ -1,0 +1,129 @@
+import subprocess
+import sys
+
+import datasketch
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
+
+from trainrig.corpus.dedup.signatures.by_datasketch import (
+    SCHEMES,
+    signatures_by_datasketch,
+    words_of,
+)
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.shingles import shingle
+from trainrig.corpus.dedup.signatures.sign_split import keys_and_shingles
+from trainrig.corpus.dedup.signatures.texts import Texts
+
+TEXT = "The quick brown fox — jumps over the LAZY dog; ÀÉÎ straße "
+letters = st.sampled_from("ab B_9.' é\u0130i\u0307ΣσςßЖж\ud800天気カ\u3099ทีา") | st.characters()
+texts = st.lists(st.lists(letters, max_size=30).map("".join), max_size=4)
+
+
+@given(texts, st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from(sorted(SCHEMES)))
+@tries(max_examples=60)
+def test_a_signature_is_datasketchs_own(texts, seed, n, scheme):
+    settings = MinHash(bands=3, rows=5, seed=seed, shingle_words=n, scheme=scheme)
+    ours = signatures_by_datasketch(Texts.of(texts), settings)
+    for text, found in zip(texts, ours, strict=True):
+        theirs = datasketch.MinHash(num_perm=15, seed=seed, scheme=SCHEMES[scheme])
+        split = words_of(text, n)
+        for start in range(max(0, len(split) - n) + 1):
+            theirs.update(" ".join(split[start : start + n]).encode("utf-8", "surrogatepass"))
+        assert np.array_equal(found, theirs.hashvalues)
+
+
+def test_its_default_is_what_its_documentation_shows():
+    words = [
+        "minhash",
+        "is",
+        "a",
+        "probabilistic",
+        "data",
+        "structure",
+        "for",
+        "estimating",
+        "similarity",
+    ]
+    theirs = datasketch.MinHash()
+    for word in words:
+        theirs.update(word.encode("utf8"))
+    settings = MinHash(bands=128, rows=1, shingle_words=1, scheme="datasketch")
+    ours = signatures_by_datasketch(Texts.of([" ".join(words)]), settings)
+    assert np.array_equal(ours[0], theirs.hashvalues)
+
+
+def test_a_text_longer_than_a_block_has_the_least_of_its_blocks():
+    text = " ".join(map(str, range(10_000)))
+    settings = MinHash(bands=2, rows=4, scheme="datasketch")
+    theirs = datasketch.MinHash(num_perm=8)
+    theirs.update_batch(" ".join(map(str, range(i, i + 5))).encode() for i in range(9_996))
+    assert np.array_equal(
+        signatures_by_datasketch(Texts.of([text]), settings)[0], theirs.hashvalues
+    )
+
+
+M64 = 2**64 - 1
+
+
+def mixed(value: int) -> int:
+    value = ((value ^ (value >> 33)) * 0xFF51AFD7ED558CCD) & M64
+    value = ((value ^ (value >> 33)) * 0xC4CEB9FE1A85EC53) & M64
+    return value ^ (value >> 33)
+
+
+def hash_of(word: str) -> int:
+    found = 0xCBF29CE484222325  # FNV-1a, of code points
+    for letter in word:
+        found = ((found ^ ord(letter)) * 0x100000001B3) & M64
+    return mixed(found)
+
+
+@given(texts, st.integers(1, 6))
+def test_the_fast_scheme_hashes_the_same_words(texts, n):
+    for text in texts:
+        words = words_of(text, n)
+        expected = set()
+        for start in range(max(0, len(words) - n) + 1):
+            total = 0
+            for word in words[start : start + n]:
+                total = (total * 0x9E3779B97F4A7C15 + hash_of(word)) & M64
+            expected.add(mixed(total) >> 32)
+        assert shingle(text, n).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "words"),
+    [
+        ("Ab c_d, é", 5, ["ab", "c_d", "é"]),
+        ("天気がいい", 1, ["天気", "気が", "がい", "いい", "い"]),
+        ("天気。いい", 2, ["天気", "気", "いい", "い"]),
+        ("第3章x", 1, ["第", "3", "章", "x"]),
+        ("ไทยแลนด์", 1, ["ไทยแ", "ทยแล", "ยแลน", "แลนด์", "ลนด์", "นด์", "ด์"]),
+        ("ｶﾞ", 1, ["ｶﾞ", "ﾞ"]),
+    ],
+)
+def test_words_of_each_kind_of_script(text, n, words):
+    assert words_of(text, n) == words
+
+
+def test_it_can_be_asked_for_and_keys_follow_from_it():
+    keys, texts = {}, Texts.of([TEXT * 3, TEXT])
+    for scheme in ("fast", *SCHEMES):
+        found, shingles, ends = keys_and_shingles(texts, MinHash(scheme=scheme))
+        keys[scheme] = found.tobytes()
+        assert found.shape == (2, 18)
+        assert np.array_equal(shingles[: ends[0]], shingle(TEXT * 3, 5))
+    assert len(set(keys.values())) == 4
+
+
+def test_who_does_not_ask_for_it_does_not_load_it():
+    code = (
+        "import sys, trainrig.corpus.dedup.signatures.sign_split; "
+        "print([name for name in ('datasketch', 'scipy.integrate') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"

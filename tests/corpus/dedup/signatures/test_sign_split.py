@@ -1,0 +1,101 @@
+import dataclasses
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
+
+from trainrig.corpus.dedup.signatures import sign_split
+from trainrig.corpus.dedup.signatures.exact import text_digest
+from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.signatures.shingles import shingle
+from trainrig.corpus.dedup.signatures.sign_split import Signatures, keys_and_shingles
+from trainrig.corpus.dedup.signatures.signature import band_keys, signatures
+from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.urls.key import url_key
+
+SETTINGS = MinHash()
+letters = st.sampled_from("abc ΣİÉ天ไ\n") | st.characters(codec="utf-8")
+texts = st.lists(letters, max_size=60).map("".join)
+documents = st.lists(st.tuples(st.text("0123456789abcdef"), st.just("http://a/x"), texts))
+
+
+def same(a: Signatures, b: Signatures) -> bool:
+    return all(
+        np.array_equal(getattr(a, field.name), getattr(b, field.name))
+        and getattr(a, field.name).shape == getattr(b, field.name).shape
+        for field in dataclasses.fields(Signatures)
+    )
+
+
+def as_table(documents: list[tuple[str, str, str]], chunks: int = 1) -> pa.Table:
+    schema = pa.schema({"id": pa.string(), "url": pa.string(), "text": pa.string()})
+    rows = [dict(zip(schema.names, document, strict=True)) for document in documents]
+    parts = [pa.Table.from_pylist(rows[nth::chunks], schema) for nth in range(chunks)]
+    return pa.concat_tables(parts)
+
+
+@given(documents)
+@tries(max_examples=50)
+def test_each_document_has_what_is_its_own(documents):
+    found = Signatures.of(documents, SETTINGS)
+    assert found.ids.tolist() == [identity for identity, _, _ in documents]
+    assert found.characters.tolist() == [len(text) for _, _, text in documents]
+    assert found.keys.shape == (len(documents), SETTINGS.bands)
+    for nth, (_, url, text) in enumerate(documents):
+        alone = shingle(text, 5)
+        assert np.array_equal(found.shingles_of(nth), alone)
+        rows = signatures(alone, np.array([len(alone)]), SETTINGS)
+        assert np.array_equal(found.keys[nth], band_keys(rows, SETTINGS)[0])
+        assert found.digests[nth].tobytes() == text_digest(text)
+        assert found.urls[nth].tobytes() == url_key(url)
+
+
+@given(documents, st.integers(1, 3))
+@tries(max_examples=50)
+def test_a_table_gives_what_its_documents_give(documents, chunks):
+    in_order = [document for nth in range(chunks) for document in documents[nth::chunks]]
+    found = Signatures.of_table(as_table(documents, chunks), SETTINGS)
+    assert same(found, Signatures.of(in_order, SETTINGS))
+
+
+@given(documents, st.integers(0, 5))
+@tries(max_examples=50)
+def test_pieces_give_together_what_the_whole_gives(documents, cut):
+    parts = [Signatures.of(part, SETTINGS) for part in (documents[:cut], documents[cut:])]
+    assert same(Signatures.joined(parts), Signatures.of(documents, SETTINGS))
+
+
+def test_how_texts_are_cut_into_blocks_does_not_show(monkeypatch):
+    documents = [(str(n), "http://a", f"word{n} " * (n * 37 % 90)) for n in range(40)]
+    whole = Signatures.of(documents, SETTINGS)
+    for size in (1, 100, 1000):
+        monkeypatch.setattr(sign_split, "_BLOCK", size)
+        assert same(Signatures.of(documents, SETTINGS), whole)
+
+
+@pytest.mark.parametrize("letters", ["ab c", "天気です"])
+def test_a_text_of_many_blocks_takes_memory_for_its_own_bytes(letters):
+    text = letters * (5_000_000 // len(letters.encode()))
+    texts = Texts.of([text])
+    keys_and_shingles(Texts.of(["x"]), SETTINGS)
+    tracemalloc.start()
+    keys_and_shingles(texts, SETTINGS)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Room for a word of eight bytes at every second byte, its shingle of four, as much to sort it.
+    assert peak < 9 * len(texts.data)
+
+
+def test_what_is_saved_comes_back_and_is_the_same_bytes_each_time(tmp_path):
+    documents = [("a", "http://a", "One two, three."), ("b", "", ""), ("c", "http://c/é", "天气")]
+    whole = Signatures.of(documents, SETTINGS)
+    pieces = [Signatures.of_table(as_table([document]), SETTINGS) for document in documents]
+    paths = [tmp_path / "whole.arrow", tmp_path / "pieces.arrow"]
+    for path, signed in zip(paths, (whole, Signatures.joined(pieces)), strict=True):
+        signed.save(str(path))
+        assert same(Signatures.load(str(path)), whole)
+    assert paths[0].read_bytes() == paths[1].read_bytes()

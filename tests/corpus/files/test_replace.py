@@ -1,0 +1,122 @@
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from trainrig import manifest, storage
+from trainrig.corpus.files.replace import Replacement
+from trainrig.corpus.run_file import Curation, Source
+from trainrig.errors import DataError
+from trainrig.manifest import Manifest, Stage
+
+OLD = {"kept/a": b"old a", "dropped/a": b"old dropped"}
+NEW = {"kept/a": b"new a", "kept/b": b"new b"}
+REPORT = "report.html"
+
+
+class Stopped(Exception):
+    """Stands for whatever ends a process."""
+
+
+def made(stage: Stage, below: str, files: dict[str, bytes]) -> Manifest:
+    for name, data in files.items():
+        storage.write(storage.join(below, name), data)
+    sums = {name: manifest.file_sum(storage.join(below, name)) for name in files}
+    return stage.manifest({"files": len(files)}, sums)
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "disk":
+        return str(tmp_path / "out")
+    return f"{request.getfixturevalue('s3')}/out"
+
+
+@pytest.fixture
+def begun(output: str) -> tuple[Replacement, Manifest, str]:
+    """A finished output, and what is to take its place."""
+    source = Source(name="web", paths=("a.warc",))
+    stage = manifest.claim(output, Curation(output=output, sources=(source,)), {})
+    storage.write(stage.path(REPORT), b"old report")
+    storage.write(
+        stage.path(manifest.MANIFEST), made(stage, output, OLD).model_dump_json().encode()
+    )
+    new = stage.path("scratch", "new")
+    fresh = made(stage, new, NEW)
+    storage.write(storage.join(new, REPORT), b"new report")
+    return Replacement(output), fresh, new
+
+
+def contents(output: str) -> dict[str, bytes]:
+    return {
+        path.removeprefix(f"{output}/"): storage.read(path)
+        for path in storage.list_files(output)
+        if not path.endswith((".json",))
+    }
+
+
+def test_new_files_take_the_place_of_all_old_ones(
+    output: str, begun: tuple[Replacement, Manifest, str]
+) -> None:
+    replacement, fresh, new = begun
+    replacement.begin(fresh, new, [REPORT])
+    assert contents(output) == {**NEW, REPORT: b"new report"}
+    assert manifest.read_manifest(output) == fresh
+    replacement.go_on()  # nothing is left to do
+    assert contents(output) == {**NEW, REPORT: b"new report"}
+
+
+@pytest.mark.parametrize("moment", range(1, 9))
+def test_stopped_at_any_moment_it_is_finished_by_who_comes_next(
+    output: str, begun: tuple[Replacement, Manifest, str], moment: int
+) -> None:
+    replacement, fresh, new = begun
+    left = moment
+
+    def stopping(function):  # type: ignore[no-untyped-def]
+        def call(*arguments):  # type: ignore[no-untyped-def]
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Stopped
+            return function(*arguments)
+
+        return call
+
+    changing = ("write", "delete", "move", "delete_folder")
+    patches = [
+        mock.patch.object(storage, name, stopping(getattr(storage, name))) for name in changing
+    ]
+    with pytest.raises(Stopped):
+        for patch in patches:
+            patch.start()
+        try:
+            replacement.begin(fresh, new, [REPORT])
+        finally:
+            mock.patch.stopall()
+    if moment == 1:  # before the note: all is as it was
+        assert contents(output).items() >= OLD.items()
+        return
+    replacement.go_on()
+    assert contents(output) == {**NEW, REPORT: b"new report"}
+    assert manifest.read_manifest(output) == fresh
+
+
+@pytest.mark.parametrize("key", ["old", "unlisted", "new"])
+def test_a_note_that_names_files_elsewhere_is_refused_before_anything_is_touched(
+    output: str, begun: tuple[Replacement, Manifest, str], key: str
+) -> None:
+    replacement, fresh, _ = begun
+    victim = storage.join(output, "..", "victim") if "://" not in output else f"{output}-victim"
+    storage.write(victim, b"theirs")
+    before = contents(output)
+    entries = {"new": "scratch/new", "old": [], "unlisted": []}
+    entries[key] = "../victim" if key == "new" else ["../victim"]
+    note = entries | {"manifest": fresh.model_dump(mode="json")}
+    storage.write(storage.join(output, "scratch", "replacement.json"), json.dumps(note).encode())
+    with pytest.raises(DataError, match="no name of a file below the folder"):
+        replacement.go_on()
+    assert storage.read(victim) == b"theirs"
+    assert contents(output) == before
+    assert storage.exists(storage.join(output, manifest.MANIFEST))

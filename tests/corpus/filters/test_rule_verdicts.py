@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.corpus.filters import Language, Length
+from trainrig.corpus.filters.rule_verdicts import (
+    EDGES,
+    INTEGER_EDGES,
+    Rule,
+    WipedOut,
+    columns_of,
+    decide,
+    histograms,
+    rules_of,
+    tally,
+    wiped_out,
+)
+from trainrig.corpus.limits import Among, Limit
+
+COLUMNS = {
+    "characters": np.array([10, 500, 90, 100]),
+    "share": np.array([0.1, 0.2, 0.3, np.nan]),
+    "language": np.array(["en", "de", "en", ""]),
+    "language_score": np.array([0.9, 0.9, 0.5, 0.0]),
+    "bytes": np.array([10, 600, 90, 100]),
+}
+SHORT = Rule("Length.too_short", Limit("too_short", "characters", least=100))
+SHARE = Rule("Share.high", Limit("high", "share", least=0.15, most=0.25))
+GERMAN = Rule("Share.german", Limit("high", "share", most=0.15, languages=("de",)))
+ENGLISH = Rule("Language.not_allowed", Among("not_allowed", "language", ("en",)))
+
+
+def test_rules_are_named_by_their_filter_in_its_order() -> None:
+    names = [rule.name for rule in rules_of((Length(max_characters=9_000), Language()))]
+    assert names == [
+        "Length.too_short",
+        "Length.too_long",
+        "Language.not_allowed",
+        "Language.unsure",
+    ]
+    assert columns_of(rules_of((Length(),))) == ["bytes", "characters", "language"]
+
+
+def test_a_bound_keeps_what_lies_on_it_and_what_is_no_number() -> None:
+    assert decide([SHORT], COLUMNS, 4).broken[0].tolist() == [True, False, True, False]
+    assert decide([SHARE], COLUMNS, 4).broken[0].tolist() == [True, False, True, False]
+    assert decide([GERMAN], COLUMNS, 4).broken[0].tolist() == [False, True, False, False]
+    assert decide([ENGLISH], COLUMNS, 4).broken[0].tolist() == [False, True, False, True]
+
+
+def test_the_first_broken_rule_is_the_reason() -> None:
+    assert decide([SHORT, ENGLISH], COLUMNS, 4).reasons() == [
+        SHORT.name,
+        ENGLISH.name,
+        SHORT.name,
+        ENGLISH.name,
+    ]
+    assert decide([ENGLISH, SHORT], COLUMNS, 4).reasons()[2] == SHORT.name
+    assert decide([], COLUMNS, 4).reasons() == [None] * 4
+
+
+def test_a_tally_says_what_a_rule_drops_first_and_by_itself() -> None:
+    found = tally(decide([SHORT, SHARE, ENGLISH], COLUMNS, 4), COLUMNS)
+    assert found["seen"] == {
+        "en": {"documents": 2, "bytes": 100},
+        "de": {"documents": 1, "bytes": 600},
+        "none": {"documents": 1, "bytes": 100},
+    }
+    assert found["passed"] == {}
+    assert found["rules"][SHARE.name] == {"en": {"any_documents": 2, "any_bytes": 100}}
+    assert found["rules"][ENGLISH.name]["de"] == {
+        "first_documents": 1,
+        "first_bytes": 600,
+        "any_documents": 1,
+        "any_bytes": 600,
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from(["en", "de", ""])), max_size=30))
+def test_first_drops_and_the_passed_add_up_to_the_seen(
+    documents: list[tuple[int, str]],
+) -> None:
+    columns = {
+        "characters": np.array([size for size, _ in documents], np.int64),
+        "bytes": np.array([size for size, _ in documents], np.int64),
+        "language": np.array([language for _, language in documents], np.str_),
+    }
+    found = tally(decide([ENGLISH, SHORT], columns, len(documents)), columns)
+    for what in ("documents", "bytes"):
+        seen = sum(each[what] for each in found["seen"].values())
+        passed = sum(each[what] for each in found["passed"].values())
+        first = sum(
+            each.get(f"first_{what}", 0)
+            for languages in found["rules"].values()
+            for each in languages.values()
+        )
+        assert seen == passed + first
+
+
+def test_a_histogram_holds_every_number_once() -> None:
+    found = histograms(decide([SHORT, SHARE, ENGLISH], COLUMNS, 4), COLUMNS)
+    assert set(found) == {"characters", "share"}
+    assert sum(found["characters"].values()) == 4 and sum(found["share"].values()) == 3
+    for number, documents in found["characters"].items():
+        least, below = INTEGER_EDGES[int(number)], INTEGER_EDGES[int(number) + 1]
+        inside = (COLUMNS["characters"] >= least) & (COLUMNS["characters"] < below)
+        assert inside.sum() == documents
+    assert (np.diff(EDGES) > 0).all() and (np.diff(INTEGER_EDGES) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("dropped", "documents", "found"),
+    [
+        ({"a": 91}, 100, WipedOut("web", "a", 91, 100)),
+        ({"a": 90}, 100, None),
+        ({"a": 99}, 99, None),  # of fewer than 100, a share says nothing
+        ({"a": 50, "b": 46}, 100, None),  # 50 reach b
+        ({"a": 50, "b": 140}, 200, WipedOut("web", "b", 140, 150)),
+        ({}, 100, None),
+    ],
+)
+def test_a_step_that_takes_nearly_all_that_reaches_it_is_named(
+    dropped: dict[str, int], documents: int, found: WipedOut | None
+) -> None:
+    assert wiped_out(dropped, documents, "web", share=0.9, least=100) == found

@@ -1,0 +1,32 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.corpus.report.differences import differences
+
+TEXTS = st.lists(st.sampled_from(["a", "b", "c", "\n", "dd"]), max_size=12).map(" ".join)
+
+
+def marked(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
+    return [text[start:end] for start, end in spans]
+
+
+def test_words_that_only_one_of_two_texts_has_are_found_in_it():
+    one, other = (
+        "The bridge was built in 1891 by hand.",
+        "The old bridge was built in 1892 by hand.",
+    )
+    gone, stayed = differences(one, other)
+    assert marked(one, gone) == ["1891"]
+    assert marked(other, stayed) == ["old", "1892"]
+
+
+@given(TEXTS, TEXTS)
+def test_without_what_differs_both_have_the_same_words(one, other):
+    def rest(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
+        for start, end in reversed(spans):
+            text = text[:start] + " " + text[end:]
+        return text.split()
+
+    gone, stayed = differences(one, other)
+    assert rest(one, gone) == rest(other, stayed)
+    assert differences(one, one) == ((), ())

@@ -1,0 +1,39 @@
+import pytest
+
+from trainrig.corpus.report.hosts import HostRow, doubtful, host_rows, hosts_section, warning
+
+TOLD = {
+    "whole.example": {"100": 5, "97": 1},
+    "thin.example": {"31": 3, "30": 1, "90": 2},
+    "small.example": {"10": 4},
+    "half.example": {"50": 5},
+}
+
+
+def test_hosts_are_told_by_their_median_the_lowest_first() -> None:
+    assert host_rows(TOLD) == (
+        HostRow("small.example", 4, 0.1, 4),
+        HostRow("thin.example", 6, 0.31, 4),
+        HostRow("half.example", 5, 0.5, 0),
+        HostRow("whole.example", 6, 1.0, 0),
+    )
+
+
+def test_a_host_is_warned_of_by_its_median_if_it_has_pages_enough() -> None:
+    assert [row.host for row in doubtful(host_rows(TOLD))] == ["thin.example"]
+    told = warning(host_rows(TOLD))
+    assert told is not None
+    assert told.startswith("of 1 host the median page kept less than 0.5")
+    assert "(thin.example 0.31)" in told
+
+
+@pytest.mark.parametrize("told", [{}, {"whole.example": {"100": 9}}, {"a.example": {"0": 4}}])
+def test_nothing_is_warned_of_where_pages_are_whole_or_few(told: dict[str, dict[str, int]]) -> None:
+    assert warning(host_rows(told)) is None
+
+
+def test_the_report_shows_hosts_of_enough_pages_with_their_counts() -> None:
+    page = hosts_section(host_rows(TOLD)).html()
+    assert page.index("thin.example") < page.index("half.example") < page.index("whole.example")
+    assert "small.example" not in page
+    assert "No host has" in hosts_section(()).html()

@@ -1,0 +1,16 @@
+"""The tables over all of Unicode, beside Python asked about each character by itself."""
+
+import sys
+
+from trainrig.corpus.signals.text_arrays import characters as module
+from trainrig.corpus.signals.text_arrays.characters import characters
+
+
+def test_every_character_is_what_python_says_it_is():
+    classes, lower = characters()
+    others = [
+        hex(code)
+        for code in range(sys.maxunicode + 1)
+        if classes[code] != module._classes(chr(code)) or lower[code] != ord(chr(code).lower()[0])
+    ]
+    assert others == []

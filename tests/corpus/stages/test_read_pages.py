@@ -1,0 +1,120 @@
+"""What reading does again after it was stopped in the midst of a file."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig import manifest, storage
+from trainrig.corpus.curate import curate
+from trainrig.corpus.extract import PlainText, extract
+from trainrig.corpus.extract.guard import Guard
+from trainrig.corpus.read import Page, Unreadable
+from trainrig.corpus.read.web_archives.warc import write_warc
+from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.stages import read_pages
+from trainrig.corpus.stages.read_pages import cut
+
+PAGES = 95
+PART = 10
+TEXT = "The keeper of lighthouse {0} writes to the harbor master that lamp {0} has to be mended. "
+
+
+class Stopped(Exception):
+    """Stands for whatever ends a run."""
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> str:
+    """One file, packed as a single stream: it cannot be cut."""
+    path = tmp_path / "pages.jsonl.gz"
+    rows = [{"url": f"http://a/{n}", "text": TEXT.format(n) * 9} for n in range(PAGES)]
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    return str(path)
+
+
+def run_on(archive: str, output: Path) -> Curation:
+    source = Source(name="web", paths=(archive,), filters=())
+    return Curation(output=str(output), workers=0, sources=(source,))
+
+
+def content(output: Path) -> str:
+    return manifest.read_manifest(str(output)).content
+
+
+@pytest.mark.parametrize("stops", [(1,), (PART,), (37, 38), (5, 15, 25, 35, 45, 55), (94, 95)])
+def test_what_was_extracted_is_not_extracted_again(
+    archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(read_pages, "PART", PART)
+    curate(run_on(archive, tmp_path / "whole"))
+    extracted: Counter[str] = Counter()
+
+    def counting(guard: Guard, pages: Iterable[Page]) -> Iterator[Any]:
+        for page in pages:
+            extracted[page.url] += 1
+            if extracted.total() in whens:
+                raise Stopped
+            yield extract(page, PlainText())
+
+    monkeypatch.setattr(Guard, "extract", counting)
+    whens = set(stops)
+    for _ in stops:
+        with pytest.raises(Stopped):
+            curate(run_on(archive, tmp_path / "out"))
+    curate(run_on(archive, tmp_path / "out"))
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+    assert len(extracted) == PAGES
+    assert extracted.total() - PAGES <= len(stops) * PART  # one part is in flight at a stop
+
+
+records = st.lists(
+    st.one_of(
+        st.integers(0, 60).map(lambda size: Page("", "", b"x" * size, "", None)),
+        st.just(Unreadable("a", "revisit")),
+    ),
+    max_size=60,
+)
+
+
+@given(records, st.integers(1, 7), st.integers(1, 200))
+def test_parts_are_whole_and_bounded(found: list[Any], most: int, largest: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read_pages, "PART", most)
+        patch.setattr(read_pages, "PART_BYTES", largest)
+        parts = list(cut(found))
+    assert [record for part in parts for record in part] == found
+    for part in parts:
+        sizes = [len(record.body) for record in part if isinstance(record, Page)]
+        assert 1 <= len(part) <= most
+        assert sum(sizes) - (sizes[-1] if sizes else 0) < largest
+
+
+def test_a_part_of_which_a_file_is_missing_is_done_again(
+    archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_pages, "PART", PART)
+    curate(run_on(archive, tmp_path / "whole"))
+    begun = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("trainrig.corpus.curate.judging", lambda *rest: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            curate(run_on(archive, begun))
+    pages = storage.list_files(f"{begun}/scratch/pages")
+    assert len(pages) == 10
+    storage.delete(pages[3])
+    storage.delete(storage.list_files(f"{begun}/scratch/done/read")[0])
+    curate(run_on(archive, begun))
+    assert content(begun) == content(tmp_path / "whole")
+
+
+def test_inputs_that_hold_nothing_are_told(tmp_path: Path) -> None:
+    write_warc(str(tmp_path / "pages.warc.gz"), [Page("http://a/", "image/png", b"", "", None)])
+    with pytest.raises(Exception, match=r"none of 1 records gave a document \(not_text 1\)"):
+        curate(run_on(str(tmp_path / "pages.warc.gz"), tmp_path / "out"))

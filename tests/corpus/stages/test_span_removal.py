@@ -1,0 +1,280 @@
+"""The steps that cut text out of documents, through whole curations."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainrig import config, storage
+from trainrig.corpus.curate import DROPPED, KEPT, Curation, curate, read_rows
+from trainrig.corpus.decontaminate import GPT3, Benchmark, Decontamination
+from trainrig.corpus.dedup.lines import CommonLines
+from trainrig.corpus.dedup.substrings import ExactSubstrings
+from trainrig.corpus.files.removed_spans import Removed, restore
+from trainrig.corpus.run_file import Source, WipeOut
+from trainrig.corpus.stages.span_removal import cut_passes
+from trainrig.errors import DataError
+from trainrig.manifest import read_manifest
+from trainrig.splits import Phase, Split, Work
+
+NOTICE = "Subscribe to our newsletter today!"
+QUESTION = "How many ducks can Janet feed with sixteen eggs a day if each of them needs three?"
+PASSAGE = "Of all the rivers that the old maps show, this one alone has kept its name until now. "
+MENU = "Start page | Archive | Imprint"
+STEPS: dict[str, Any] = {
+    "common_lines": CommonLines(most=3),
+    "exact_substrings": ExactSubstrings(min_bytes=60),
+}
+
+
+def words(number: int, count: int = 30) -> str:
+    """Words that no other document has."""
+    return " ".join(f"{chr(97 + number)}{chr(97 + n % 26)}{n}ing" for n in range(count))
+
+
+TEXTS = [
+    *(f"{words(n)}.\n{NOTICE}\n{words(n + 10)}." for n in range(5)),
+    f"{words(20)}. {PASSAGE}{words(21)}.",
+    f"{words(22, 90)}. {PASSAGE}{words(23)}.",
+    f"{words(24, 99)}. {QUESTION} {words(25, 99)}.",
+]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path):
+    """A function that makes the run file of a curation of texts, each a document, in two files."""
+
+    def make(texts: list[str] = TEXTS, name: str = "out", **changes: Any) -> Curation:
+        for half, place in (("a", 0), ("b", 1)):
+            lines = [
+                json.dumps({"url": f"http://web.example/{n}", "text": text})
+                for n, text in enumerate(texts)
+                if n % 2 == place
+            ]
+            (tmp_path / f"{half}.jsonl").write_text("\n".join(lines))
+        limits = changes.pop("wipe_out", WipeOut())
+        paths = (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
+        source = Source(name="web", paths=paths, filters=(), wipe_out=limits)
+        given = {"output": str(tmp_path / name), "workers": 0, "sources": (source,), **changes}
+        return Curation(**given)
+
+    return make
+
+
+@pytest.fixture
+def ducks(tmp_path: Path) -> Decontamination:
+    """A benchmark of one question, whose neighbourhood goes with it."""
+    (tmp_path / "ducks.jsonl").write_text(json.dumps({"question": QUESTION}) + "\n")
+    benchmark = Benchmark(name="ducks", path=str(tmp_path / "ducks.jsonl"), fields=("question",))
+    return Decontamination(benchmarks=(benchmark,), style=GPT3(window=0, shortest_piece=1))
+
+
+def kept(run: Curation) -> dict[str, dict[str, Any]]:
+    """The kept documents by the last part of their URLs."""
+    return rows(run, KEPT)
+
+
+def rows(run: Curation, folder: str) -> dict[str, dict[str, Any]]:
+    columns = ["url", "text", "cut", "dropped_by"]
+    return {row["url"].rpartition("/")[2]: row for row in read_rows(run.output, folder, columns)}
+
+
+def written(run: Curation) -> dict[str, str]:
+    """Sums of the files with documents, by their names."""
+    return {
+        name: entry.sha256
+        for name, entry in read_manifest(run.output).files.items()
+        if name.startswith((KEPT, DROPPED, "tallies"))
+    }
+
+
+def test_each_step_cuts_what_it_is_for_and_the_text_can_be_had_back(make_run, ducks):
+    run = make_run(**STEPS, decontamination=ducks)
+    counts = curate(run).counts
+    documents = kept(run)
+    for number, text in enumerate(TEXTS):
+        document = documents[str(number)]
+        removed = [Removed(**each) for each in document["cut"] or ()]
+        assert restore(document["text"], removed) == text
+        assert NOTICE not in document["text"]
+        assert QUESTION not in document["text"]
+    assert [removed["by"] for removed in documents["0"]["cut"]] == ["common_lines"]
+    # The longest stays as it is; of the other all that both have goes, to the byte.
+    assert documents["6"]["cut"] is None
+    assert [each["text"].strip() for each in documents["5"]["cut"]] == [f"9ing. {PASSAGE}".strip()]
+    assert documents["7"]["cut"][0]["by"] == "contaminated"
+    assert counts["contaminated_by"] == {"ducks": 1}
+    assert counts["cut"] == {
+        "common_lines_documents": 5,
+        "common_lines_characters": 5 * len(f"{NOTICE}\n"),
+        "exact_substrings_documents": 1,
+        "exact_substrings_bytes": len(documents["5"]["cut"][0]["text"]),
+        "contaminated_documents": 1,
+        "contaminated_characters": len(documents["7"]["cut"][0]["text"]),
+    }
+    assert counts["bytes_kept"] == sum(len(each["text"].encode()) for each in documents.values())
+
+
+@pytest.mark.ray
+def test_two_workers_write_the_same_bytes(make_run, ducks):
+    alone = make_run(name="alone", **STEPS, decontamination=ducks)
+    together = make_run(name="together", **STEPS, decontamination=ducks, workers=2)
+    curate(alone)
+    curate(together)
+    assert written(together) == written(alone)
+
+
+ON_EIGHT = """
+import sys
+from unittest import mock
+from trainrig import config
+from trainrig.ray_runtime import ray_session
+from trainrig.corpus.curate import Curation, curate
+
+options = {**ray_session._local_options(), "num_cpus": 8}
+with mock.patch.object(ray_session, "_local_options", lambda: options):
+    curate(config.load(Curation, sys.argv[1]).model_copy(update={"workers": 8}))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.soak
+def test_eight_workers_write_the_same_bytes(make_run, ducks, tmp_path):
+    alone = make_run(name="alone", **STEPS, decontamination=ducks)
+    curate(alone)
+    run = make_run(name="eight", **STEPS, decontamination=ducks)
+    (tmp_path / "run.toml").write_text(config.to_toml(run))
+    subprocess.run([sys.executable, "-c", ON_EIGHT, str(tmp_path / "run.toml")], check=True)
+    assert written(run) == written(alone)
+
+
+class Stopped(Exception):
+    """Stands for whatever ends a run."""
+
+
+def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
+    make_run, ducks, monkeypatch
+):
+    whole = make_run(name="whole", **STEPS, decontamination=ducks)
+    curate(whole)
+    run = make_run(**STEPS, decontamination=ducks)
+    do, done = Phase.do, []
+
+    def do_one(phase: Phase, work: Work, split: Split) -> None:
+        do(phase, work, split)
+        done.append(phase.record_path(split))
+        raise Stopped
+
+    monkeypatch.setattr(Phase, "do", do_one)
+    while True:
+        try:
+            curate(run)
+            break
+        except Stopped:
+            continue
+    assert len(done) == len(set(done)) > len(cut_passes(run))
+    assert written(run) == written(whole)
+
+
+KILLED = """
+import os, signal, sys
+from unittest import mock
+from trainrig import config, storage
+from trainrig.corpus.curate import Curation, curate
+
+write, wanted = storage.write, f"/{sys.argv[2]}"
+
+def dying(path, data):
+    folder, _, name = path.rpartition("/")
+    if "/done/" in path and folder.rstrip("-0123456789").endswith(wanted):
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(path, data)
+
+with mock.patch.object(storage, "write", dying):
+    curate(config.load(Curation, sys.argv[1]))
+"""
+PASSES = (
+    *("numbers", "line-keys", "common-lines", "cut-lines"),
+    *("anchors", "repeated", "pieces", "repeats", "cut-substrings"),
+    *("benchmarks", "matches", "matched", "decontaminate"),
+)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", PASSES)
+def test_killed_before_a_pass_has_left_a_record_it_ends_the_same(make_run, ducks, tmp_path, name):
+    whole = make_run(name="whole", **STEPS, decontamination=ducks)
+    assert tuple(cut_passes(whole)) == PASSES
+    curate(whole)
+    run = make_run(**STEPS, decontamination=ducks)
+    (tmp_path / "run.toml").write_text(config.to_toml(run))
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run.toml"), name]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    curate(run)
+    assert written(run) == written(whole)
+
+
+def test_deciding_again_starts_from_the_texts_as_they_were(make_run, ducks):
+    curate(make_run(**STEPS, decontamination=ducks))
+    for sections in (
+        {"common_lines": CommonLines(most=1, min_characters=3)},
+        {"decontamination": ducks},
+        {},
+        STEPS,
+    ):
+        again, fresh = make_run(**sections), make_run(name=f"fresh-{len(sections)}", **sections)
+        curate(again)
+        curate(fresh)
+        assert written(again) == written(fresh)
+        storage.delete_folder(fresh.output)
+
+
+def test_a_benchmark_that_changed_is_looked_for_again(make_run, ducks, tmp_path):
+    run = make_run(decontamination=ducks)
+    assert curate(run).counts["contaminated_by"] == {"ducks": 1}
+    other = (
+        "Which of the many lakes of the far north is the deepest one that anybody ever measured?"
+    )
+    (tmp_path / "ducks.jsonl").write_text(json.dumps({"question": other}) + "\n")
+    assert curate(run).counts["contaminated_by"] == {}
+    assert QUESTION in kept(run)["7"]["text"]
+
+
+def test_a_document_of_which_nothing_is_left_falls_whole(make_run):
+    texts = [f"{words(n)}.\n{MENU}" for n in range(5)] + [f"{MENU}\n{MENU}"]
+    run = make_run(texts, common_lines=CommonLines(most=3))
+    assert curate(run).counts["dropped_by"] == {"common_lines": 1}
+    (fallen,) = rows(run, DROPPED).values()
+    assert (fallen["dropped_by"], fallen["text"]) == ("common_lines", f"{MENU}\n{MENU}")
+    assert fallen["cut"] is None
+
+
+def test_a_document_that_holds_a_benchmark_may_fall(make_run, ducks):
+    style = ducks.style.model_copy(update={"remove": "document"})
+    run = make_run(decontamination=ducks.model_copy(update={"style": style}))
+    assert curate(run).counts["dropped_by"] == {"contaminated": 1}
+    assert rows(run, DROPPED)["7"]["text"] == TEXTS[7]
+
+
+def test_a_step_that_takes_nearly_all_text_of_a_source_stops_the_run(make_run):
+    texts = [f"{NOTICE}\n{words(n, 1)}" for n in range(6)]
+    lines = CommonLines(most=3)
+    with pytest.raises(DataError, match=r"common_lines cuts .* 'web' .*wipe_out\.max_share"):
+        curate(
+            make_run(texts, common_lines=lines, wipe_out=WipeOut(max_share=0.5, min_documents=3))
+        )
+    curate(make_run(texts, common_lines=lines, wipe_out=WipeOut(max_share=1.0)))
+
+
+def test_the_page_shows_what_was_cut(make_run, ducks):
+    run = make_run(**STEPS, decontamination=ducks)
+    curate(run)
+    page = storage.read(f"{run.output}/report.html").decode()
+    for shown in ("What was cut out of documents", "common_lines", "The longest passages cut"):
+        assert shown in page
+    assert "Benchmarks in the corpus" in page
+    assert "all the rivers that the old maps show" in page

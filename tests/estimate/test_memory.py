@@ -1,0 +1,138 @@
+"""Memory of a step, by its formulas and against what a real step took."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from trainrig.estimate.layouts import Batch, devices_needed, fitting, table
+from trainrig.estimate.memory import step_memory
+from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.optim import Constant
+from trainrig.parallel import numerics
+from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.mesh import join_group, local_device
+from trainrig.parallel.recompute import Full, Selective
+from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
+from trainrig.train.job import Job
+from trainrig.train.run_file import Training
+from trainrig.train.state import fresh_state
+from trainrig.train.step import Stepper
+
+MODEL = DecoderConfig(layers=4, channels=128, heads=4, vocabulary=512, positions=128)
+LARGE = DecoderConfig(layers=32, channels=4096, heads=32, vocabulary=32_768)
+
+
+class OneBatch:
+    """The same micro-batch, `count` times a step."""
+
+    def __init__(self, rows: int, count: int) -> None:
+        ids = np.random.default_rng(0).integers(0, 512, (rows, 129))
+        number = np.arange(rows)
+        pieces = np.zeros((0, 3), dtype=np.int64)
+        self._batch = MicroBatch(
+            token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), number, number * 0, pieces
+        )
+        self._count = count
+
+    def micro_batches(self, step: int) -> int:
+        return self._count
+
+    def denominators(self, step: int) -> dict[str, int]:
+        return {TOKENS: self._count * self._batch.ids.size}
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        return self._batch
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+    numerics.settle(1, deterministic=False)
+
+
+def peak(training: Training, rows: int, count: int) -> int:
+    """Bytes that the allocator had given out at most in the second step, what was there before
+    included."""
+    batches = OneBatch(rows, count)
+    numerics.settle(1, training.deterministic)
+    job = Job(folder="", model=MODEL, training=training, make_batches=lambda: batches, tokenizer="")
+    before, most = 0, 0
+    share = read_share(batches, 0, 1, 0, virtual=training.virtual_workers)
+    for stage in ("made", "first", "second"):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            if stage == "made":
+                stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
+            else:
+                stepper.take(share)
+        events = profiled.profiler.kineto_results.events()
+        changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if
+                   e.name() == "[memory]"]  # fmt: skip
+        running = before + np.cumsum(changes)
+        before, most = int(running[-1]), int(running.max())
+    return most
+
+
+def test_a_real_step_takes_what_is_reckoned(alone: None) -> None:
+    """One way; tests/benchmarks/test_step_memory.py has the others."""
+    training = Training(
+        steps=10, schedule=Constant(warmup=0), deterministic=False, recompute=Full()
+    )
+    reckoned = step_memory(MODEL, training, 1, 16, 8, 128).total
+    assert reckoned == pytest.approx(peak(training, rows=8, count=2), rel=0.12)
+
+
+def states(parallel: Any, workers: int) -> float:
+    training = Training(steps=1, parallel=parallel, deterministic=False)
+    memory = step_memory(LARGE, training, workers, 64, 1, 2048)
+    return memory.weights + memory.optimizer
+
+
+def test_slices_are_of_the_states() -> None:
+    total = count_parameters(LARGE).total
+    assert states(DDP(), 8) == 12 * total
+    assert states(FSDP(), 8) == 12 * total / 8
+    assert states(HSDP(replicas=4), 8) == 12 * total / 2
+
+
+def test_what_is_computed_again_is_not_kept() -> None:
+    kept = [
+        step_memory(
+            LARGE, Training(steps=1, recompute=again, deterministic=False), 8, 8, 1, 2048
+        ).activations
+        for again in (None, Selective(), Full(every=2), Full())
+    ]
+    assert kept[0] > kept[1] > kept[2] > kept[3] > 0
+
+
+def test_the_first_layout_that_fits_is_taken() -> None:
+    batch, base = Batch(512, 2048), Training(steps=1)
+    roomy = fitting(LARGE, base, batch, 8, 1, 640e9)
+    tight = fitting(LARGE, base, batch, 8, 1, 60e9)
+    assert roomy is not None and tight is not None
+    assert roomy.training.deterministic and roomy.training.recompute is None
+    assert roomy.micro_batch == 8  # 16,384 tokens
+    assert tight.memory.total < roomy.memory.total
+    assert tight.memory.fits(60e9)
+    assert fitting(LARGE, base, batch, 8, 1, 10e9) is None
+    needed = devices_needed(LARGE, base, batch, 8, 20e9)
+    assert needed is not None and needed > 8
+    assert fitting(LARGE, base, batch, needed, needed // 8, 20e9)
+    assert not fitting(LARGE, base, batch, needed // 2, needed // 16, 20e9)
+    assert devices_needed(LARGE, base, batch, 8, 1e9) is None
+
+
+def test_the_table_falls_with_each_stage() -> None:
+    rows = {row.layout: row for row in table(LARGE, Training(steps=1), Batch(64, 2048), 1, 8)}
+    assert [row.offered for row in rows.values()] == [True, False, False, True, True, True]
+    for again in ("nothing", "selective", "full"):
+        column = [rows[each].bytes_by_recompute[again] for each in
+                  ("0 (DDP)", "1", "2", "3 (FSDP)", "3 (FSDP, by layer)")]  # fmt: skip
+        assert column == sorted(column, reverse=True)

@@ -1,0 +1,217 @@
+"""Ray's AWS provider and what is around it, against a server that speaks EC2's protocol."""
+
+import datetime
+import re
+import socket
+
+import boto3
+import pytest
+import yaml
+
+from trainrig.errors import ClusterError, ConfigError
+from trainrig.launch.check.shipped import find_cluster
+from trainrig.launch.clusters.down import Patience, down
+from trainrig.launch.clusters.kinds import open_cluster
+from trainrig.launch.clusters.leaks import leaks
+from trainrig.launch.clusters.providers.machine import read_time
+from trainrig.launch.clusters.stamp import stamped
+from trainrig.launch.clusters.status import status
+from trainrig.launch.clusters.up import up
+from trainrig.launch.record.run_record import Home
+
+REGION, ELSEWHERE = "us-east-1", "eu-west-1"
+QUICK = Patience(total=30.0, between=0.1, settle=0.3)
+
+
+@pytest.fixture
+def account(s3_server, monkeypatch, tmp_path):
+    """An account with what the cluster file names, and nothing running."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    monkeypatch.setenv("HOME", str(tmp_path))  # Ray's provider writes keys below it
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield Account()
+    for region in (REGION, ELSEWHERE):
+        client = boto3.client("ec2", region, endpoint_url=s3_server)
+        running = [i["InstanceId"] for i in instances(client)]
+        if running:
+            client.terminate_instances(InstanceIds=running)
+
+
+class Account:
+    def __init__(self):
+        self.ec2 = boto3.client("ec2", REGION)
+        iam = boto3.client("iam")
+        for role in ("trainrig-head", "trainrig-worker"):
+            try:
+                iam.create_instance_profile(InstanceProfileName=role)
+                iam.create_role(RoleName=role, AssumeRolePolicyDocument="{}")
+                iam.add_role_to_instance_profile(InstanceProfileName=role, RoleName=role)
+            except iam.exceptions.EntityAlreadyExistsException:
+                pass  # the server is that of the whole session
+        profile = iam.get_instance_profile(InstanceProfileName="trainrig-head")
+        self.number = profile["InstanceProfile"]["Arn"].split(":")[4]
+        (zone_a,) = self.ec2.describe_subnets(
+            Filters=[{"Name": "availability-zone", "Values": [f"{REGION}a"]}]
+        )["Subnets"]
+        self.subnet, vpc = zone_a["SubnetId"], zone_a["VpcId"]
+        self.group = self.ec2.describe_security_groups(
+            Filters=[{"Name": "vpc-id", "Values": [vpc]}]
+        )["SecurityGroups"][0]["GroupId"]
+        self.image = self.ec2.describe_images()["Images"][0]["ImageId"]
+        if not self.ec2.describe_key_pairs()["KeyPairs"]:
+            self.ec2.create_key_pair(KeyName="trainrig")
+
+
+@pytest.fixture
+def cluster(account, tmp_path):
+    """The file that comes along, with what its user has to put in."""
+    text = find_cluster("aws").read_text()
+    for pattern, value in (
+        ("111122223333", account.number),
+        ("subnet-0{17}", account.subnet),
+        ("sg-0{17}", account.group),
+        ("ami-0{17}", account.image),
+        ("sha256:0{64}", f"sha256:{'1' * 64}"),
+    ):
+        text = re.sub(pattern, value, text)
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "trainrig.pem").write_text("no key\n")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return open_cluster(str(path))
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home.named(str(tmp_path / "home"))
+
+
+def instances(client):
+    states = [{"Name": "instance-state-name", "Values": ["pending", "running", "stopped"]}]
+    found = client.describe_instances(Filters=states)["Reservations"]
+    return [instance for reservation in found for instance in reservation["Instances"]]
+
+
+def start_workers(cluster, *pools):
+    """As Ray's autoscaler on the head does; its provider."""
+    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+    from ray.autoscaler._private.commands import _bootstrap_config
+
+    config = _bootstrap_config(stamped(dict(cluster.data), cluster.name), no_config_cache=True)
+    provider = AWSNodeProvider(config["provider"], config["cluster_name"])
+    for pool in pools:
+        tags = {"ray-node-type": "worker", "ray-user-node-type": pool, "ray-node-name": "w"}
+        provider.create_node(config["available_node_types"][pool]["node_config"], tags, 1)
+    return provider
+
+
+def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account, cluster, home):
+    provider = start_workers(cluster, "cpu", "gpu")
+    found = {m.pool: m for m in cluster.provider.machines("aws") if m.kind == "instance"}
+    assert {pool: (m.instance, m.market, m.cluster) for pool, m in found.items()} == {
+        "cpu": ("m7i.8xlarge", "spot", "aws"),
+        "gpu": ("p5.48xlarge", "spot", "aws"),
+    }
+    with pytest.raises(ConfigError, match="aws is up already, or something is left of it"):
+        up(cluster, print)
+    left = read_time(found["gpu"].expires) - datetime.datetime.now(datetime.UTC)
+    assert datetime.timedelta(hours=23) < left < datetime.timedelta(hours=24)
+    seen = status(cluster, home)
+    assert seen.nodes == {"cpu": 1, "gpu": 1} and seen.usd > 10 and not seen.runs
+    account.ec2.terminate_instances(InstanceIds=[found["gpu"].id])  # the cloud took it back
+    assert provider.non_terminated_nodes({}) == [found["cpu"].id]
+    assert status(cluster, home).nodes == {"cpu": 1}
+    assert down(cluster, home, print, QUICK) >= 1
+    assert instances(account.ec2) == [] and cluster.provider.machines("aws") == []
+
+
+@pytest.mark.parametrize(
+    "regions", [[REGION, ELSEWHERE], pytest.param(None, marks=pytest.mark.chaos)]
+)
+def test_an_orphan_is_seen_in_whichever_region_it_is_and_left_alone(account, cluster, regions):
+    client = boto3.client("ec2", ELSEWHERE)
+    tags = [
+        {"Key": "trainrig:cluster", "Value": "aws"},
+        {"Key": "trainrig:expires", "Value": "2026-01-31T00:00:00Z"},
+    ]
+    image = client.describe_images()["Images"][0]["ImageId"]
+    (orphan,) = client.run_instances(
+        ImageId=image,
+        MinCount=1,
+        MaxCount=1,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+    )["Instances"]
+    volume = account.ec2.create_volume(
+        AvailabilityZone=f"{REGION}a",
+        Size=1,
+        TagSpecifications=[{"ResourceType": "volume", "Tags": tags[:1]}],
+    )
+    try:
+        found = leaks(cluster, regions, all_of_ours=False)
+        assert [(m.id, m.place, m.kind, m.expired) for m in found] == [
+            (orphan["InstanceId"], ELSEWHERE, "instance", True),
+            (volume["VolumeId"], REGION, "volume", False),
+        ]
+        assert leaks(cluster, [REGION], all_of_ours=True) == found[1:]
+        assert len(instances(client)) == 1
+    finally:
+        account.ec2.delete_volume(VolumeId=volume["VolumeId"])
+
+
+def test_a_cluster_with_a_live_run_is_not_taken_down(account, cluster, home):
+    start_workers(cluster, "cpu")
+    record = home.create("pretrain", "s3://bucket/out")
+    record.take_attempt("one", "http://10.0.0.1:8265", "aws", {})
+    with pytest.raises(ConfigError, match=rf"aws: runs are live on it: {record.id} \(queued\)"):
+        down(cluster, home, print, QUICK)
+    assert len(instances(account.ec2)) == 1
+    record.record("ended", 1, state="done")
+    down(cluster, home, print, QUICK)
+    assert instances(account.ec2) == []
+
+
+def test_what_cannot_be_read_is_not_zero(cluster, home, monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    dark = open_cluster(str(cluster.path))
+    for act in (
+        lambda: down(dark, home, print, QUICK),
+        lambda: status(dark, home),
+        lambda: leaks(dark, [REGION], all_of_ours=True),
+    ):
+        with pytest.raises(ClusterError, match="AWS, "):
+            act()
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_a_head_that_never_answers_is_given_up_and_ended(account, cluster):
+    said = []
+    with pytest.raises(ClusterError, match="the head was not up after 30 s"):
+        up(cluster, said.append, seconds=30.0)
+    assert instances(account.ec2) == []
+    assert said[-1] == "nothing is left of it", said
+    heads = [{"Name": "tag:ray-node-type", "Values": ["head"]}]
+    (started,) = account.ec2.describe_instances(Filters=heads)["Reservations"]
+    tags = {tag["Key"]: tag["Value"] for tag in started["Instances"][0]["Tags"]}
+    assert tags["trainrig:cluster"] == "aws"
+    assert read_time(tags["trainrig:expires"]) is not None
+
+
+def test_nothing_is_rented_with_what_the_file_leaves_to_put_in(account):
+    with pytest.raises(ConfigError, match=r"aws\.yaml:"):
+        up(open_cluster(str(find_cluster("aws"))), print)
+
+
+def test_hours_become_a_time_and_a_time_stays():
+    text = find_cluster("aws").read_text().replace("24h", '"2026-11-30T18:00:00Z"')
+    kind = stamped(yaml.safe_load(text), "aws")["available_node_types"]["gpu"]
+    tags = {t["Key"]: t["Value"] for t in kind["node_config"]["TagSpecifications"][0]["Tags"]}
+    assert tags == {"trainrig:cluster": "aws", "trainrig:expires": "2026-11-30T18:00:00Z"}
+    assert kind["labels"]["trainrig.io/cluster"] == "aws"

@@ -1,0 +1,159 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig import config
+from trainrig.hardware import Hardware
+from trainrig.launch.cost.metering import Kind
+from trainrig.launch.cost.spending import Spent, bill, price, tokens_per_usd, unpriced
+
+MADE_UP = {"device": "core", "devices": 1, "vcpus": 1, "memory": 1.0, "as_of": "", "source": ""}
+CORE = {"flops": {"float32": 1.0}, "memory": 1.0, "watts": 1.0, "source": ""}
+TABLE = config.build(
+    Hardware,
+    {
+        "devices": {"core": CORE},
+        "instances": {
+            "small": MADE_UP | {"usd": 2.0, "spot_usd": 0.5},
+            "large": MADE_UP | {"usd": 10.0},
+        },
+    },
+    "table",
+)
+SMALL, SMALL_SPOT = Kind("cpu", "small", "on-demand"), Kind("cpu", "small", "spot")
+LARGE, LARGE_SPOT = Kind("gpu", "large", "on-demand"), Kind("gpu", "large", "spot")
+LAPTOP = Kind("cpu", "laptop", "on-demand")  # as cluster/local.yaml labels it: not rented
+STRANGE = Kind("gpu", "strange", "spot")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spent"),
+    [
+        ({}, Spent(0.0, 0.0, 0.0)),
+        ({SMALL: 3600.0, SMALL_SPOT: 7200.0}, Spent(3.0, 3.0, 3.0)),
+        ({SMALL: 3600.0, LARGE_SPOT: 360.0}, Spent(None, 2.0, 3.0)),
+        ({SMALL: 3600.0, LAPTOP: 7200.0}, Spent(2.0, 2.0, 2.0)),
+        ({SMALL: 3600.0, STRANGE: 1.0}, Spent(None, 2.0, None)),
+        ({SMALL: 3600.0, STRANGE: 0.0}, Spent(2.0, 2.0, 2.0)),
+        (None, Spent(None, 0.0, None)),
+    ],
+)
+def test_what_is_not_known_makes_the_sum_unknown_and_never_smaller(seconds, spent):
+    assert price(seconds, TABLE) == spent
+
+
+def test_a_limit_is_held_against_the_most_that_it_can_be():
+    assert Spent(3.0, 3.0, 3.0).counted() == 3.0
+    assert Spent(None, 2.0, 5.0).counted() == 5.0
+    assert Spent(None, 2.0, None).counted() == 2.0
+
+
+KINDS = st.sampled_from([SMALL, SMALL_SPOT, LARGE, LARGE_SPOT, STRANGE])
+
+
+@given(st.lists(st.tuples(KINDS, st.floats(0, 1e6)), max_size=6))
+def test_parts_add_up_and_survive_being_written_down(parts):
+    together = sum((price({kind: seconds}, TABLE) for kind, seconds in parts), Spent())
+    back = Spent.of_json(json.loads(json.dumps(together.as_json())))
+    assert (back.usd is None) == (together.usd is None)
+    assert back.counted() == pytest.approx(together.counted(), abs=1e-3)
+    if together.at_most is not None:
+        assert together.at_least <= together.at_most + 1e-9
+
+
+def test_machines_without_a_price_are_named():
+    kinds = [SMALL, LARGE_SPOT, STRANGE, Kind("", "", "")]
+    assert unpriced(kinds, TABLE) == ["?/?/?", "gpu/large/spot", "gpu/strange/spot"]
+
+
+def test_tokens_per_dollar_wants_both():
+    assert tokens_per_usd(1000, Spent(0.5, 0.5, 0.5)) == 2000
+    assert tokens_per_usd(None, Spent(0.5, 0.5, 0.5)) is None
+    assert tokens_per_usd(1000, Spent(None, 0.5, None)) is None
+    assert tokens_per_usd(1000, Spent()) is None
+
+
+def event(name, time, **details):
+    return {"event": name, "time": time, **details}
+
+
+def steps(attempt, first, count, begin):
+    """`count` steps of one second each, the first of which begins at `begin`."""
+    return [
+        {
+            "step": first + n,
+            "attempt": attempt,
+            "time": begin + n + 1,
+            "speed/step_seconds": 1.0,
+            "train/loss": 1.0,
+        }
+        for n in range(count)
+    ]
+
+
+def write(folder, events, lines):
+    for name, entries in (("events.jsonl", events), ("metrics.jsonl", lines)):
+        (folder / name).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def test_the_bill_tells_what_the_dollars_went_to(tmp_path):
+    """Two tries: the first is killed after 6 steps, 2 of which are taken again by the second."""
+    inside = [
+        event("attempt_started", 10.0, attempt=1),
+        event("attempt_started", 40.0, attempt=2),
+        event("checkpoint", 54.0, attempt=2, seconds=1.0, stall_seconds=0.5),
+        event("attempt_stopped", 56.0, attempt=2),
+    ]
+    write(tmp_path, inside, steps(1, 1, 6, begin=14.0) + steps(2, 5, 6, begin=48.0))
+    record = [
+        event("started", 5.0, attempt=1),
+        event("retried", 21.0, attempt=1, seconds=10.0),
+        event("started", 31.0, attempt=1),
+    ]
+    found = bill(55.0, 55.0, record, str(tmp_path))  # a dollar a second, from 5.0 to 60.0
+    assert found == {
+        "useful": 9.5,  # steps 1–4 and 5–10, but for the half second of a checkpoint
+        "redone": 2.0,
+        "waiting": 10.0,
+        "start-up": (10 - 5 + 4) + (40 - 31 + 8),
+        "stall": 2.5,
+        "idle": 5.0,
+    }
+    assert sum(found.values()) == 55.0
+
+
+def test_waiting_inside_of_a_try_and_between_tries_is_waiting(tmp_path):
+    inside = [
+        event("attempt_started", 0.0, attempt=1),
+        event("attempt_failed", 4.0, attempt=1),
+        event("back_off", 4.0, seconds=3.0),
+        event("attempt_started", 8.0, attempt=2),
+        event("attempt_stopped", 20.0, attempt=2),
+    ]
+    write(tmp_path, inside, steps(2, 1, 10, begin=10.0))
+    record = [event("started", 0.0), event("retried", 20.0, seconds=5.0)]
+    found = bill(25.0, 25.0, record, str(tmp_path))
+    assert (found["waiting"], found["start-up"], found["useful"]) == (
+        3.0 + 5.0,
+        4.0 + 1.0 + 2.0,
+        10,
+    )
+
+
+def test_a_bill_adds_up_to_what_was_paid_also_if_clocks_differ(tmp_path):
+    inside = [event("attempt_started", 10.0, attempt=1)]
+    write(tmp_path, inside, steps(1, 1, 90, begin=10.0))
+    found = bill(8.0, 80.0, [event("started", 10.0, attempt=1)], str(tmp_path))
+    assert found["useful"] == 8.0 and sum(found.values()) == 8.0
+
+
+def test_no_bill_without_a_price_or_a_start(tmp_path):
+    assert bill(None, 10.0, [event("started", 1.0)], str(tmp_path)) is None
+    assert bill(1.0, 10.0, [], str(tmp_path)) is None
+
+
+def test_a_run_that_never_took_a_step_has_been_idle(tmp_path):
+    found = bill(1.0, 10.0, [event("started", 1.0)], str(tmp_path))
+    assert found["idle"] == 1.0 and sum(found.values()) == 1.0

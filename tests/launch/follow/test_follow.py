@@ -1,0 +1,105 @@
+"""What is told of a run, by a storage that does not always answer."""
+
+import pytest
+from clocked import Clock
+
+from trainrig import storage
+from trainrig.errors import ClusterError
+from trainrig.launch.follow.follow import SILENT_SECONDS, Following
+
+NO_ANSWER = [ClusterError("s3://bucket: no answer"), OSError(5, "no answer")]
+
+
+class Followed:
+    """A run that is followed, and what was heard of it."""
+
+    def __init__(self, home):
+        self.run = home.create("evaluate", "/data/out")
+        self.run.take_attempt("job", "http://here", "", {})
+        self.lines, self.said, self.clock = [], [], Clock()
+        self.following = Following(
+            self.run, self.lines.append, self.said.append, self.clock, self.clock.sleep
+        )
+
+    def log(self, line):
+        appender = self.run.open_log(1, len(self.lines))
+        appender.write(line)
+        appender.close()
+
+
+@pytest.fixture
+def followed(home):
+    return Followed(home)
+
+
+@pytest.fixture
+def fail(monkeypatch):
+    """`fail(name, when, error)`: a function of storage's raises while `when()`."""
+
+    def make(name, when, error):
+        done = getattr(storage, name)
+
+        def asked(*arguments):
+            if when():
+                raise error
+            return done(*arguments)
+
+        monkeypatch.setattr(storage, name, asked)
+
+    return make
+
+
+@pytest.mark.parametrize("error", NO_ANSWER)
+def test_a_storage_that_answers_again_is_read_on(followed, fail, error):
+    clock = followed.clock
+    fail("list_files", lambda: 5.0 < clock.now < SILENT_SECONDS, error)
+
+    def end():
+        if clock.now > SILENT_SECONDS + 5.0 and not followed.following.record.status().ended:
+            followed.run.record("ended", 1, state="done", exit_code=0)
+
+    clock.each = end
+    states = [status.state for status in followed.following.looks()]
+    assert (states[0], states[-1]) == ("queued", "done")
+    assert sum("no answer" in line for line in followed.said) == 1
+
+
+@pytest.mark.parametrize("error", NO_ANSWER)
+def test_a_storage_that_stays_silent_is_told_of_and_how_to_go_on(followed, fail, error):
+    clock = followed.clock
+    fail("list_files", lambda: clock.now > 5.0, error)
+    with pytest.raises(ClusterError, match="the run goes on without you") as told:
+        list(followed.following.looks())
+    run = followed.run
+    assert f"`trainrig logs {run.id} --home {run.home} --follow` follows it" in str(told.value)
+    assert clock.now >= 5.0 + SILENT_SECONDS
+    assert sum("no answer" in line for line in followed.said) == 1
+
+
+def test_no_line_is_lost_or_told_twice_when_storage_fails_between(followed, monkeypatch):
+    clock, read = followed.clock, type(followed.run).events
+    followed.log(b"first\n")
+    followed.following.look()
+    followed.log(b"second\n")
+
+    def events(run, attempt=None):
+        if 5.0 < clock.now < 10.0 and followed.following._lines:
+            raise ClusterError("no answer")
+        return read(run, attempt)
+
+    monkeypatch.setattr(type(followed.run), "events", events)
+
+    def end():
+        if clock.now > 6.0 and b"third" not in followed.lines:
+            monkeypatch.setattr(clock, "each", lambda: None)
+            followed.log(b"third\n")
+            followed.run.record("ended", 1, state="done", exit_code=0)
+
+    clock.each = end
+    list(followed.following.looks())
+    assert followed.lines == [b"first", b"second", b"third"]
+    assert any("no answer" in line for line in followed.said)
+
+
+def test_the_home_of_a_run_is_where_it_was_begun(followed, home):
+    assert followed.run.home == home.path

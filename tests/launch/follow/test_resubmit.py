@@ -1,0 +1,189 @@
+"""Runs that are followed by who submitted them, on jobs that need no Ray, by a clock of our own."""
+
+import contextlib
+import runpy
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from clocked import Clock
+
+from trainrig.errors import ClusterError
+from trainrig.launch.follow.follow import Following
+from trainrig.launch.follow.resubmit import GONE_SECONDS, HUNG_SECONDS, Watch
+from trainrig.launch.record.run_record import LOST_SECONDS
+from trainrig.launch.supervise.limits import Limits
+
+_server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
+AHEAD = LOST_SECONDS + 31.0  # s that the clock here is ahead of that of the run
+
+
+class Watched:
+    """A run that is watched; what is submitted again is a new attempt that is done."""
+
+    def __init__(self, home, cluster):
+        self.run, self.cluster = home.create("evaluate", "/data/out"), cluster
+        self.clock, self.said, self.sent = Clock(), [], 0
+        self.attempt = self.take()
+        following = Following(
+            self.run, lambda line: None, self.said.append, self.clock, self.clock.sleep
+        )
+        self.watch = Watch(following, Limits(), self.again, self.said.append, self.clock)
+
+    def take(self):
+        return self.run.take_attempt("job-{attempt}", self.cluster.address, "", {})
+
+    def again(self):
+        self.sent += 1
+        attempt = self.take()
+        self.run.record("ended", attempt.number, state="done", exit_code=0)
+        return attempt
+
+    def job(self, *command):
+        """The attempt's job is this."""
+        process = subprocess.Popen(command, start_new_session=True)
+        self.cluster.jobs[self.attempt.submission_id] = process
+        return process
+
+    def begun(self):
+        self.run.record("started", 1)
+        self.run.beat(1, "running")
+
+    def end(self):
+        self.run.record("ended", 1, state="done", exit_code=0)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", _server["TOKEN"])
+    with _server["serving"]() as found:
+        yield found
+
+
+@pytest.fixture
+def watched(local, cluster):
+    return Watched(local, cluster)
+
+
+@pytest.fixture
+def other_clock(monkeypatch):
+    """A block in which the time is that of the run's machine; elsewhere it is ahead."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + AHEAD)
+
+    @contextlib.contextmanager
+    def there():
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", now)
+            yield
+
+    return there
+
+
+def beating(watched, there, until):
+    """The run beats, by its own machine's clock, and ends after so long."""
+    last = [0.0]
+
+    def each():
+        if watched.clock.now - last[0] >= 5.0:
+            last[0] = watched.clock.now
+            with there():
+                watched.run.beat(1, "running", step=int(watched.clock.now))
+        if watched.clock.now >= until:
+            watched.end()
+
+    watched.clock.each = each
+
+
+def test_a_run_whose_job_is_over_without_an_end_is_submitted_again(watched):
+    watched.begun()
+    watched.job("false").wait()
+    assert watched.watch.until_end()["attempt"] == 2
+    assert watched.sent == 1
+    assert [e["cause"] for e in watched.run.events(1) if e["event"] == "resubmitted"]
+
+
+def test_a_run_that_was_asked_to_stop_is_not_submitted_again(watched):
+    watched.begun()
+    watched.job("false").wait()
+    watched.run.request_stop()
+    ended = watched.watch.until_end()
+    assert (ended["attempt"], ended["state"], ended["cause"]) == (1, "stopped", "stopped")
+    assert ended["exit_code"] == 75
+    assert watched.sent == 0 and watched.run.newest_attempt() == 1
+
+
+def test_what_somebody_else_has_submitted_again_is_followed(watched, cluster):
+    watched.begun()
+    watched.job("false").wait()
+    answer = cluster.answer
+
+    def late(*asked):  # between the last look at the record and the decision
+        if watched.clock.now >= 2.0 and watched.run.newest_attempt() == 1:
+            watched.take()
+        return answer(*asked)
+
+    cluster.answer = late
+
+    def each():
+        if watched.clock.now >= 4.0 and not watched.run.status().ended:
+            watched.run.record("ended", 2, state="done", exit_code=0)
+
+    watched.clock.each = each
+    assert watched.watch.until_end()["attempt"] == 2
+    assert watched.sent == 0 and watched.run.newest_attempt() == 2
+
+
+def test_a_run_that_beats_is_not_silent_by_a_clock_that_is_ahead(watched, cluster, other_clock):
+    with other_clock():
+        watched.begun()
+    assert watched.run.state() == "lost"
+    watched.job("sleep", "600")
+    beating(watched, other_clock, LOST_SECONDS + HUNG_SECONDS + 10.0)
+    assert watched.watch.until_end()["attempt"] == 1
+    assert watched.sent == 0 and not cluster.stopped
+
+
+def test_a_run_that_beats_is_not_gone_with_its_cluster(watched, cluster, other_clock):
+    with other_clock():
+        watched.begun()
+    cluster.answer = lambda *_: (503, "gone")
+    beating(watched, other_clock, LOST_SECONDS + GONE_SECONDS + 10.0)
+    assert watched.watch.until_end()["attempt"] == 1
+
+
+def test_a_run_that_is_silent_by_our_clock_is_submitted_again(watched, cluster, other_clock):
+    with other_clock():
+        watched.begun()
+    watched.job("sleep", "600")
+    assert watched.watch.until_end()["attempt"] == 2
+    assert cluster.stopped == {"job-1"}
+    assert watched.clock.now >= LOST_SECONDS + HUNG_SECONDS
+
+
+def test_a_run_that_is_silent_with_its_cluster_is_given_up(watched, cluster, other_clock):
+    with other_clock():
+        watched.begun()
+    cluster.answer = lambda *_: (503, "gone")
+    with pytest.raises(ClusterError, match="lost with its cluster"):
+        watched.watch.until_end()
+    assert watched.clock.now >= LOST_SECONDS
+
+
+def test_storage_that_fails_while_it_decides_ends_nothing(watched, monkeypatch):
+    watched.begun()
+    watched.job("false").wait()
+    asked, times = type(watched.run).stop_requested, []
+
+    def once(run, attempt):
+        if watched.clock.now >= 2.0 and not times:
+            times.append(1)
+            raise OSError(5, "no answer")
+        return asked(run, attempt)
+
+    monkeypatch.setattr(type(watched.run), "stop_requested", once)
+    monkeypatch.setattr(watched.watch.following, "_bear", None)  # not by a look
+    monkeypatch.setattr(type(watched.run), "_state_before_end", lambda *_: "running")
+    assert watched.watch.until_end()["attempt"] == 2
+    assert times

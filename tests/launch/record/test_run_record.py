@@ -1,0 +1,239 @@
+import json
+import threading
+import time
+
+import pytest
+
+from trainrig import storage
+from trainrig.errors import ConfigError
+from trainrig.launch.record import run_record as records
+from trainrig.launch.record.run_record import Home, run_id
+from trainrig.processes.append_log import LINE_LIMIT
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def home(request, tmp_path):
+    """A home of either kind."""
+    return Home.named(str(tmp_path) if request.param == "disk" else request.getfixturevalue("s3"))
+
+
+@pytest.fixture
+def run(home):
+    return home.create("curate", "/data/out")
+
+
+def attempt(run, **limits):
+    return run.take_attempt("job-{attempt}", "http://head", "here", limits)
+
+
+def shift(monkeypatch, seconds):
+    """Let time have passed."""
+    now = time.time
+    monkeypatch.setattr(records.time, "time", lambda: now() + seconds)
+
+
+def test_the_id_follows_from_verb_and_output_however_the_output_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_id("curate", "out") == run_id("curate", f"{tmp_path}/out")
+    assert run_id("curate", "out") != run_id("tokenize", "out")
+    assert run_id("curate", "a/out") != run_id("curate", "b/out")
+    assert records.ID.fullmatch(run_id("curate", "s3://bucket/my runs/größe 7"))
+
+
+def test_home_is_the_option_else_the_variable_else_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("TRAINRIG_HOME", raising=False)
+    assert Home.named().path == f"{tmp_path}/state/trainrig"
+    monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "home"))
+    assert Home.named().path == f"{tmp_path}/home"
+    assert Home.named("s3://bucket/home/").path == "s3://bucket/home"
+
+
+def test_a_run_that_is_created_again_is_the_same_run(home, run):
+    before = run.about()
+    again = home.create("curate", "/data/out")
+    assert (again, again.about()) == (run, before)
+    assert home.list() == [run] and home.open(run.id) == run
+    assert (before["verb"], before["output"]) == ("curate", "/data/out")
+
+
+@pytest.mark.parametrize("name", ["curate-out", "..", "../runs/x", "a/b", ""])
+def test_a_run_that_is_not_there_is_named_with_the_nearest_that_is(home, run, name):
+    with pytest.raises(ConfigError, match="no run") as refused:
+        home.open(name)
+    assert run.id in str(refused.value)
+
+
+def test_of_attempts_taken_at_once_each_has_a_number_of_its_own(run):
+    threads = [threading.Thread(target=attempt, args=(run,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    taken = run.attempts()
+    assert [each.number for each in taken] == list(range(1, 9)) and run.newest_attempt() == 8
+    assert {each.submission_id for each in taken} == {f"job-{n}" for n in range(1, 9)}
+    assert run.attempt(3) == taken[2]
+
+
+def test_states_follow_from_what_was_put_on_record(run, monkeypatch):
+    assert run.state() == "queued"
+    attempt(run)
+    assert run.state() == "queued"
+    run.record("started", 1)
+    assert run.state() == "running"
+    run.beat(1, "waiting")
+    assert run.state() == "waiting"
+    run.beat(1, "running")
+    assert run.state() == "running"
+    run.request_stop()
+    assert run.state() == "stopping"
+    run.record("ended", 1, state="stopped", cause="stopped")
+    assert run.state() == "stopped" and not run.status().alive
+    attempt(run)
+    assert run.state() == "queued" and run.status().beat == {}
+    run.record("ended", 1, state="failed")  # of an attempt that counts no more
+    assert run.state() == "queued"
+    run.beat(2, "running")
+    assert run.state() == "running", "the request to stop was for the attempt before"
+
+
+def test_who_is_not_heard_of_is_lost(run, monkeypatch):
+    attempt(run)
+    run.beat(1, "running")
+    shift(monkeypatch, 59)
+    assert run.state() == "running"
+    shift(monkeypatch, 3)
+    assert run.state() == "lost"
+    run.beat(1, "running")
+    assert run.state() == "running"
+
+
+def test_what_others_put_on_record_is_no_sign_of_life(run, monkeypatch):
+    attempt(run)
+    run.record("started", 1)
+    run.beat(1, "running")
+    shift(monkeypatch, 62)
+    run.request_stop()
+    for event in ("spent", "resubmitted"):
+        run.record(event, 1)
+    run.begin_anew()
+    assert run.state() == "lost"
+    run.record("retried", 1)
+    assert run.state() == "stopping"
+
+
+def test_an_attempt_that_never_begins_is_lost_once_it_has_been_pending_too_long(run, monkeypatch):
+    attempt(run, pending=20.0)
+    shift(monkeypatch, 19)
+    assert run.state() == "queued"
+    shift(monkeypatch, 2)
+    assert run.state() == "lost"
+
+
+def test_a_stop_is_asked_of_attempts_up_to_the_newest(run):
+    attempt(run)
+    assert not run.stop_requested(1)
+    run.request_stop()
+    assert run.stop_requested(1) and not run.stop_requested(2)
+    run.clear_stop(1)
+    assert not run.stop_requested(1)
+
+
+def test_a_request_is_removed_by_the_end_of_whom_it_names_and_by_later_ones_alone(run):
+    attempt(run)
+    attempt(run)
+    run.request_stop()
+    run.clear_stop(1)
+    assert run.stop_requested(2), "the end of an attempt before it leaves it alone"
+    run.clear_stop(3)
+    assert not run.stop_requested(1)
+
+
+def test_an_attempt_that_nobody_asked_for_counts_from_the_first(run, monkeypatch):
+    first = attempt(run)
+    shift(monkeypatch, 100)
+    second = attempt(run)
+    third = attempt(run)
+    assert run.asked_at(first) == run.asked_at(third) == first.submitted_at
+    assert run.asked_at(second) == first.submitted_at
+    run.record("ended", 3, state="failed")
+    assert run.asked_at(fourth := attempt(run)) == fourth.submitted_at
+    run.begin_anew()  # the fourth is lost, say
+    fifth = attempt(run)
+    sixth = attempt(run)
+    assert run.asked_at(fifth) == run.asked_at(sixth) == fifth.submitted_at
+
+
+def test_a_file_made_by_hand_asks_as_well(run):
+    storage.write(storage.join(run.path, "stop"), b"")
+    assert run.stop_requested(7)
+    run.clear_stop(7)
+    assert not run.stop_requested(7)
+
+
+def test_events_come_back_in_order_and_torn_ones_are_left_out(run):
+    for number in range(5):
+        run.record("retried", 1, seconds=number)
+    run.record("retried", 2, seconds=9)
+    if not run.path.startswith("s3://"):
+        with open(f"{run.path}/events.jsonl", "a") as file:  # noqa: PTH123
+            file.write('{"event": "ended", "atte')
+        run.record("started", 3)
+    assert [event["seconds"] for event in run.events(1)] == [0, 1, 2, 3, 4]
+    assert len(list(run.events(2))) == 1
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\0", "\ud800", "𝔘"])
+def test_an_event_is_a_whole_line_however_much_there_is_to_say(run, letter):
+    run.record("ended", 1, state="failed", message=letter * 9_000, other="fine")
+    (event,) = run.events()
+    assert event["other"] == "fine" and event["message"].endswith("…")
+    assert len(json.dumps(event, ensure_ascii=False).encode(errors="replace")) < LINE_LIMIT
+
+
+def test_secrets_of_this_process_do_not_reach_events(run, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_canary0123")
+    run.record("ended", 1, message="401 for hf_canary0123", deep={"list": ["hf_canary0123"]})
+    (event,) = run.events()
+    assert event["message"] == "401 for [masked]" and event["deep"] == {"list": ["[masked]"]}
+
+
+def test_the_log_is_read_back_in_the_order_of_attempts(run):
+    tail = run.tail()
+    for number in (1, 2):
+        appender = run.open_log(number)
+        appender.write(b"attempt %d\nits second line\n" % number)
+        appender.close()
+    again = run.open_log(2, 1)
+    again.write(b"the last\n")
+    again.close()
+    expected = [b"attempt 1", b"its second line", b"attempt 2", b"its second line", b"the last"]
+    assert list(tail.lines()) == expected
+    assert list(tail.lines()) == []
+
+
+def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
+    home = Home(str(tmp_path))
+    model, tokens = home.create("pretrain", "/x/model"), home.create("tokenize", "/x/tokens")
+    other = home.create("pretrain", "/y/model")
+    assert home.find(model.id) == model
+    assert home.find("tok") == tokens
+    with pytest.raises(ConfigError) as refused:
+        home.find("pretrain-m")
+    assert str(refused.value) == (
+        f"{tmp_path}: several runs begin with 'pretrain-m': "
+        f"{', '.join(sorted([model.id, other.id]))}; write more of the id"
+    )
+    with pytest.raises(ConfigError, match="no run 'tokenise-tokens'; did you mean 'tokenize-"):
+        home.find("tokenise-tokens")
+    with pytest.raises(ConfigError):
+        home.find("")
+    with pytest.raises(ConfigError):  # programs name a run whole
+        home.open("tok")
+
+
+def test_a_home_that_is_a_file_is_no_empty_home(tmp_path):
+    (tmp_path / "home").write_text("")
+    with pytest.raises(ConfigError, match="home: a file; --home names the folder"):
+        Home(str(tmp_path / "home")).list()

@@ -1,0 +1,73 @@
+"""The upload: our package, all of it, nothing else, the same bytes wherever it was installed."""
+
+import io
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import trainrig
+from trainrig.launch.submit import package_upload
+from trainrig.launch.submit.package_upload import pack, pinned
+
+HERE = Path(trainrig.__file__).parent
+
+
+def test_the_package_is_packed_and_nothing_beside_it() -> None:
+    with zipfile.ZipFile(io.BytesIO(pack().data)) as archive:
+        names = set(archive.namelist())
+    assert all(name.startswith("trainrig/") for name in names)
+    assert {
+        "trainrig/__init__.py",
+        "trainrig/hardware.toml",
+        "trainrig/launch/supervise/entrypoint.py",
+    } <= names
+    wrong = [n for n in names if "/tests/" in n or "/." in n or n.endswith(".pyc")]
+    assert not wrong
+    sources = {p.relative_to(HERE.parent).as_posix() for p in HERE.rglob("*.py")}
+    assert sources <= names
+
+
+def test_an_installed_copy_packs_to_the_same_bytes(tmp_path: Path) -> None:
+    installed = tmp_path / "site-packages" / "trainrig"
+    shutil.copytree(HERE, installed, ignore=shutil.ignore_patterns("__pycache__"))
+    (installed / "__pycache__").mkdir()
+    (installed / "__pycache__" / "cli.pyc").write_bytes(b"of this interpreter")
+    for folder in (".git", ".venv", "tests"):
+        (installed / folder).mkdir()
+        (installed / folder / "large").write_bytes(b"x" * 1000)
+    (installed / "cli.py").touch()
+    assert pack(installed) == pack(HERE)
+    (installed / "cli.py").write_text("# changed\n")
+    assert pack(installed).name != pack(HERE).name
+
+
+def test_the_upload_alone_is_a_trainrig(tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(pack().data)) as archive:
+        archive.extractall(tmp_path)
+    code = (
+        "import trainrig.launch.supervise.entrypoint, trainrig.hardware as h; "
+        "h.load(); print(h.__file__)"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}
+    )
+    assert ended.stdout.strip() == str(tmp_path / "trainrig" / "hardware.py"), ended.stderr
+
+
+def test_pinned_are_the_versions_here_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = dict(each.split("==") for each in pinned())
+    assert found["numpy"] == metadata.version("numpy")
+    assert found["torch"] == metadata.version("torch").partition("+")[0]
+    assert "ray" not in found
+
+    def not_installed(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(package_upload.metadata, "requires", not_installed)
+    assert dict(each.split("==") for each in pinned()).items() <= found.items()

@@ -1,0 +1,468 @@
+"""What cannot work is said before anything is uploaded, all of it at once.
+
+The cluster is a dashboard of the tests' own: Ray's would have to be of another version.
+"""
+
+import contextlib
+import json
+import platform
+import runpy
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.s3.responses import S3Response
+
+from trainrig import cli, storage
+from trainrig.launch.ray_jobs import Node, RayJobs
+from trainrig.launch.record.run_record import Home
+from trainrig.launch.submit import package_upload
+from trainrig.launch.submit.cluster_view import ClusterView
+from trainrig.launch.submit.preflight import Preflight, Request, examine
+from trainrig.launch.submit.resource_request import Needs
+from trainrig.launch.supervise.limits import Limits
+from trainrig.ray_runtime.ray_pools import Pool
+
+ELSEWHERE = "203.0.113.7"  # an address for documentation: nobody's
+
+_server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
+node, TOKEN = _server["node"], _server["TOKEN"]
+
+
+@pytest.fixture
+def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    with _server["serving"]() as found:
+        yield found
+        assert not found.uploads and not found.jobs, "something was sent before all was well"
+
+
+CURATE = """
+stage = "curate"
+output = "{place}/documents"
+workers = {workers}
+
+[[sources]]
+name = "pages"
+paths = ["{place}/pages.jsonl"]
+filters = [{{ kind = "Length", min_characters = 5 }}]
+"""
+SWEEP = """
+stage = "sweep"
+tokens = "{place}/tokens"
+output = "{place}/sweep"
+trials.gpus = 1.0
+
+[design]
+kind = "Grid"
+parameters = [20_000, 40_000]
+tokens = [80_000, 160_000]
+"""
+
+
+@pytest.fixture
+def make_request(tmp_path: Path, dashboard: Any) -> Callable[..., Request]:
+    """A request whose run can work, but for what is changed."""
+
+    def make(
+        text: str = CURATE, place: str | None = None, workers: str = "2", **changes: Any
+    ) -> Request:
+        place = place or str(tmp_path)
+        with contextlib.suppress(Exception):  # of a bucket that is not there
+            storage.write(f"{place}/pages.jsonl", b'{"text": "a page"}\n')
+        run_file = tmp_path / "run.toml"
+        run_file.write_text(text.format(place=place, workers=workers))
+        given = {"verb": "curate", "address": dashboard.address, "home": f"{tmp_path}/home"}
+        return Request(run_file=str(run_file), **{**given, **changes})
+
+    return make
+
+
+def problems(found: Preflight) -> list[tuple[str, str]]:
+    return [(each.what, each.text) for each in found.problems]
+
+
+def one_problem(found: Preflight) -> tuple[str, str]:
+    (problem,) = problems(found)
+    assert "\n" not in problem[1]
+    return problem
+
+
+def test_nothing_is_wrong_with_a_run_that_can_work(make_request: Callable[..., Request]) -> None:
+    found = examine(make_request())
+    assert not problems(found)
+    said = {each.what: each.text for each in found.findings}
+    assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
+    assert said["versions"].startswith(f"Ray {metadata.version('ray')}, Python 3.")
+    assert not storage.list_files(found.home.path)
+    assert not storage.list_files(found.output)
+
+
+def test_an_address_where_nothing_answers(make_request: Callable[..., Request]) -> None:
+    what, text = one_problem(examine(make_request(address="http://127.0.0.1:9")))
+    assert what == "cluster"
+    assert text.startswith("http://127.0.0.1:9: no Ray dashboard answers (Connection refused)")
+    what, text = one_problem(examine(make_request(address="ftp://somewhere")))
+    assert "no address of a cluster's jobs" in text
+    what, text = one_problem(examine(make_request(address="http://no-such-host.invalid:8265")))
+    assert "no Ray dashboard answers" in text
+
+
+def test_what_answers_is_no_ray(make_request: Callable[..., Request], dashboard: Any) -> None:
+    dashboard.answer = lambda *_: (404, "404: Not Found")
+    assert "is it Ray's dashboard?" in one_problem(examine(make_request()))[1]
+    dashboard.answer = lambda *_: (200, ["no", "metadata"])
+    assert "no answer of Ray's" in one_problem(examine(make_request()))[1]
+    dashboard.answer = lambda *_: (200, "<html>")
+    assert "no answer of Ray's" in one_problem(examine(make_request()))[1]
+
+
+def test_a_wrong_token_and_none(
+    make_request: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    assert "refuses our token" in one_problem(examine(make_request()))[1]
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a\nb: c")
+    assert "is no token" in one_problem(examine(make_request()))[1]
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
+    assert "asks for a token, and none is here" in one_problem(examine(make_request()))[1]
+
+
+def test_a_token_does_not_follow_a_redirect(
+    make_request: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", "/taken")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert "answers 302" in one_problem(examine(make_request(address=address)))[1]
+        server.shutdown()
+    assert seen == ["/api/v0/cluster_metadata"]
+
+
+def test_a_token_does_not_go_to_a_proxy(dashboard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody listens
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert RayJobs(dashboard.address).versions()
+
+
+def test_other_versions_on_the_cluster(
+    make_request: Callable[..., Request], dashboard: Any
+) -> None:
+    dashboard.ray, dashboard.python = "2.54.0", "3.10.12"
+    what, text = one_problem(examine(make_request()))
+    assert what == "versions"
+    assert "the cluster has Ray 2.54.0, and here is" in text
+    assert "the cluster has Python 3.10.12" in text
+    dashboard.ray = metadata.version("ray")
+    dashboard.python = ".".join(platform.python_version().split(".")[:2]) + ".99"
+    assert not problems(examine(make_request()))
+
+
+def test_a_run_file_of_another_verb(make_request: Callable[..., Request]) -> None:
+    what, text = one_problem(examine(make_request(verb="tokenize")))
+    assert what == "run file"
+    assert "use `trainrig curate" in text
+    assert "did you mean 'curate'" in one_problem(examine(make_request(verb="currate")))[1]
+
+
+def test_gpus_that_no_pool_has(
+    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+) -> None:
+    dashboard.pools = [{"name": "cpu", "resources": {"CPU": 8}, "labels": {}, "most": 4}]
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "begun").write_text("")
+    found = examine(make_request(SWEEP, verb="sweep"))
+    assert dashboard.questions == 1
+    what, text = one_problem(found)
+    assert what == "resources"
+    assert text == (
+        "trials.gpus: 1 of 1 CPU and 1 GPU each, but no node has GPUs, and no pool has GPUs (cpu: "
+        "4 nodes of 8 CPU); set trials.gpus = 0, or add a pool with GPUs to the cluster's file"
+    )
+
+
+PRETRAIN = """
+stage = "pretrain"
+tokens = "{place}/tokens"
+output = "{place}/model"
+workers = {workers}
+training.steps = 5
+
+[model]
+layers = 2
+channels = 32
+heads = 4
+kv_heads = 2
+positions = 48
+vocabulary = 320
+
+[batches]
+sequence_length = 32
+global_batch = 8
+micro_batch = 2
+"""
+CLUSTER, INSTANCE = "trainrig.io/cluster", "trainrig.io/instance"
+GPUS = {
+    "name": "gpu",
+    "resources": {"CPU": 96, "GPU": 8},
+    "labels": {INSTANCE: "p5.48xlarge"},
+    "most": 2,
+}
+PRICES = (Path(__file__).parents[1] / "prices.toml").read_text()
+
+
+@pytest.fixture
+def pretrain(make_request: Callable[..., Request], tmp_path: Path) -> Callable[..., Request]:
+    """A request to train on tokens that are there."""
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "begun").write_text("")
+    return lambda **changes: make_request(PRETRAIN, verb="pretrain", **changes)
+
+
+def test_training_is_reckoned_for_the_gpus_that_will_come_though_cpus_are_up(
+    pretrain: Callable[..., Request], dashboard: Any
+) -> None:
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
+    dashboard.pools = [GPUS]
+    said = {each.what: each.text for each in examine(pretrain()).findings}
+    assert dashboard.questions == 1
+    asked = "workers: 2 of 1 CPU and 1 GPU each"
+    assert said["resources"].startswith(f"{asked}: room for 0 now, for 16 with what may come")
+    assert "h on h100 x 2" in said["cost"]
+
+
+def test_nothing_is_asked_of_a_machine_alone_nor_for_stages_without_accelerators(
+    pretrain: Callable[..., Request], make_request: Callable[..., Request], dashboard: Any
+) -> None:
+    dashboard.pools = [GPUS]
+    said = {each.what: each.text for each in examine(pretrain()).findings}
+    assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
+    assert not problems(examine(make_request()))
+    assert dashboard.questions == 0
+
+
+def test_a_table_of_prices_is_read_before_anything_is_sent(
+    pretrain: Callable[..., Request], dashboard: Any, tmp_path: Path
+) -> None:
+    dashboard.nodes.append(node(4) | {"is_head_node": False, "labels": {INSTANCE: "mine"}})
+    table = tmp_path / "prices.toml"
+    limits = Limits(hardware=str(table))
+    table.write_text(PRICES)
+    said = {each.what: each.text for each in examine(pretrain(limits=limits)).findings}
+    assert said["hardware"] == f"{table}: 1 instances with prices"
+    assert "h on core x 2" in said["cost"] and " USD (1 mine, " in said["cost"]
+    table.write_text(PRICES.replace("usd = 2.0", "usd = -2.0"))
+    what, text = one_problem(examine(pretrain(limits=limits)))
+    assert what == "hardware" and str(table) in text and "greater than 0" in text
+    table.unlink()
+    assert one_problem(examine(pretrain(limits=limits)))[1].startswith(f"{table}: no such")
+
+
+def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
+    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+) -> None:
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws", INSTANCE: "m7i.2xlarge"}
+    dashboard.pools = [GPUS | {"labels": {INSTANCE: "mine"}}]
+    what, text = one_problem(examine(make_request(limits=Limits(max_cost=5.0))))
+    assert what == "max cost"
+    assert text == (
+        "max_cost cannot be held: no price for 'mine'; give --hardware, a table with it"
+    )
+    assert not problems(examine(make_request()))
+    dashboard.pools = [GPUS]
+    assert not problems(examine(make_request(limits=Limits(max_cost=5.0))))
+    dashboard.nodes[0]["labels"] = {CLUSTER: "local", INSTANCE: "laptop"}  # nothing is rented
+    dashboard.pools = [GPUS | {"labels": {INSTANCE: "laptop"}}]
+    assert not problems(examine(make_request(limits=Limits(max_cost=5.0))))
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
+    text = one_problem(examine(make_request(limits=Limits(max_cost=5.0))))[1]
+    assert f"no price for nodes without {INSTANCE}" in text
+
+
+def test_another_live_run_there_is_told_of_as_each_pays_for_all_nodes(
+    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+) -> None:
+    home = Home.named(f"{tmp_path}/home")
+    elsewhere = home.create("curate", "s3://b/elsewhere")
+    elsewhere.take_attempt("a", "http://another:8265", "", {})
+    assert not [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    other = home.create("curate", "s3://b/other")
+    other.take_attempt("b", dashboard.address, "", {})
+    own = home.create("curate", f"{tmp_path}/documents")
+    own.record("ended", 1, state="failed")
+    (told,) = [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    assert told.text == f"live on this cluster: {other.id}; each is charged for all its nodes"
+    dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}  # reached at an address that others are, too
+    assert not [each for each in examine(make_request()).findings if each.verdict == "warning"]
+    other.take_attempt("c", "http://10.0.0.1:8265", "aws", {})
+    assert [each.what for each in examine(make_request()).findings if each.verdict == "warning"]
+
+
+def _node(cpus: float, gpus: float = 0.0) -> Node:
+    return Node("203.0.113.9", False, {"CPU": cpus, "GPU": gpus}, {})
+
+
+@pytest.mark.parametrize(
+    ("least", "pools", "verdict"),
+    [
+        (4, [], "ok"),
+        (5, [], "problem"),
+        (16, [Pool("cpu", {"CPU": 8.0}, {}, 2)], "ok"),
+        (17, [Pool("cpu", {"CPU": 8.0}, {}, 2)], "problem"),
+        (5, None, "unknown"),
+    ],
+)
+def test_room_is_that_of_nodes_and_pools(
+    least: int, pools: list[Pool] | None, verdict: str
+) -> None:
+    view = ClusterView("http://c", "1", "3.11", [_node(4.0), _node(0.5)], pools)
+    assert view.room_for(Needs(least, 64))[0] == verdict
+
+
+def test_stages_without_accelerators_have_the_room_of_their_own_pool() -> None:
+    cpu, gpu = {"trainrig.io/pool": "cpu"}, {"trainrig.io/pool": "gpu"}
+    pools = [Pool("small", {"CPU": 2.0}, cpu, 1), Pool("large", {"CPU": 96.0, "GPU": 8.0}, gpu, 4)]
+    nodes = [Node("203.0.113.9", False, {"CPU": 96.0, "GPU": 8.0}, gpu)]
+    view = ClusterView("http://c", "1", "3.11", nodes, pools)
+    assert view.room_for(Needs(2, 2, pool="cpu"))[0] == "ok"
+    assert view.room_for(Needs(3, 3, pool="cpu"))[0] == "problem"
+    assert view.room_for(Needs(8, 8, gpus=1.0))[1].endswith("room for 8 now")
+    assert view.room_for(Needs(33, 33, gpus=1.0))[0] == "problem"
+    assert view.room_for(Needs(1, 1, cpus=0.0))[0] == "ok"
+
+
+def test_disks_that_the_cluster_does_not_see(
+    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+) -> None:
+    dashboard.nodes = [node(4, address=ELSEWHERE)]
+    found = problems(examine(make_request()))
+    assert [what for what, _ in found] == ["home", "output", "sources[0].paths[0]"]
+    assert all("which the cluster at" in text for _, text in found)
+    assert "let --home (or TRAINRIG_HOME) be an s3:// location" in found[0][1]
+
+
+def test_all_in_a_bucket_is_seen_by_any_cluster(
+    make_request: Callable[..., Request], dashboard: Any, s3: str
+) -> None:
+    dashboard.nodes = [node(4, address=ELSEWHERE)]
+    found = examine(make_request(place=f"{s3}/data", home=f"{s3}/home"))
+    assert not problems(found)
+    assert storage.list_files(s3) == [f"{s3}/data/pages.jsonl"]
+
+
+def test_a_bucket_that_is_not_there_and_one_without_rights(
+    make_request: Callable[..., Request],
+    dashboard: Any,
+    s3: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = make_request(home="s3://no-such-bucket/home")
+    what, text = one_problem(examine(request))
+    assert what == "home"
+    assert "no such bucket" in text
+    request = make_request(place=f"{s3}/data", home=f"{s3}/home")
+    _refuse_writes(monkeypatch)
+    found = problems(examine(request))
+    assert {what for what, _ in found} == {"home", "output"}
+    assert all("may not be written from here" in text for _, text in found)
+
+
+def _refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server answer as S3 does to who has no rights."""
+    body = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    monkeypatch.setattr(S3Response, "put_object", lambda *_: (403, {}, body))
+
+
+def test_inputs_that_are_not_there(make_request: Callable[..., Request], tmp_path: Path) -> None:
+    request = make_request()
+    (tmp_path / "pages.jsonl").unlink()
+    what, text = one_problem(examine(request))
+    assert what == "sources[0].paths[0]"
+    assert "nothing is there" in text
+
+
+def test_a_package_too_large_names_its_ten_largest(
+    make_request: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "code" / "trainrig"
+    (folder / "__pycache__").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    for number in range(12):
+        (folder / f"weights{number:02d}.bin").write_bytes(b"x" * (1000 + number))
+        (folder / ".git" / str(number)).write_bytes(b"x" * 5000)
+    (folder / "__pycache__" / "module.pyc").write_bytes(b"x" * 5000)
+    monkeypatch.setattr(package_upload, "LIMIT", 12_066)
+    assert len(package_upload.files_to_pack(folder)) == 12
+    monkeypatch.setattr(package_upload, "LIMIT", 12_065)
+    monkeypatch.setattr(package_upload.trainrig, "__file__", str(folder / "__init__.py"))
+    what, text = one_problem(examine(make_request()))
+    assert what == "upload"
+    assert text.count(".bin (") == 10
+    assert "weights11.bin" in text
+    assert "weights01.bin" not in text
+
+
+def test_another_run_in_the_output(
+    make_request: Callable[..., Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = make_request()
+    with pytest.raises(SystemExit):
+        cli.main(["curate", request.run_file, "--set", "workers=0"])
+    capsys.readouterr()
+    assert not problems(examine(request))
+    assert examine(request).finished is not None
+    ahead = examine(make_request(changes=["url_duplicates=true"]))  # may still be decided anew
+    assert not problems(ahead)
+    assert ahead.finished is None
+    what, text = one_problem(examine(make_request(changes=["sources.0.name=others"])))
+    assert what == "output"
+    assert "made by another run (sources[0].name: 'pages' there, 'others' here)" in text
+
+
+def test_every_problem_is_told_at_once_and_ends_with_2(
+    make_request: Callable[..., Request],
+    dashboard: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    dashboard.ray = "2.54.0"
+    request = make_request(workers="9")
+    (tmp_path / "pages.jsonl").unlink()
+    monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "run.toml"))  # a file
+    arguments = ["submit", "curate", request.run_file, "--address", dashboard.address]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments, "--json"])
+    assert ended.value.code == 2
+    said = capfd.readouterr()
+    table = json.loads(said.out)["preflight"]
+    wrong = [each["what"] for each in table if each["verdict"] == "problem"]
+    assert wrong == ["versions", "home", "sources[0].paths[0]"]
+    assert said.err.strip() == "trainrig: submit: 3 problems; nothing was uploaded"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.count("problem ") == 3
+    assert "Traceback" not in said.err

@@ -1,0 +1,132 @@
+"""Runs on a cluster that has nothing of us but the upload, as `trainrig submit` puts them there."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+_nodes = runpy.run_path(str(Path(__file__).parents[2] / "two_nodes.py"))
+
+
+@dataclass
+class User:
+    """Somebody who reaches a cluster of two nodes and keeps their records at home."""
+
+    cluster: Any
+    folder: Path
+    environment: dict[str, str]
+
+    def trainrig(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "trainrig", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+            timeout=300,
+        )
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    folder = tmp_path_factory.mktemp("user")
+    with _nodes["two_nodes"]() as cluster:
+        cluster.start_head(0)
+        cluster.add_node("second", 2)
+        cluster.wait_for_nodes(2)
+        kept = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
+        yield User(
+            cluster,
+            folder,
+            kept
+            | {
+                "RAY_AUTH_TOKEN_PATH": str(cluster.token),
+                "RAY_API_SERVER_ADDRESS": cluster.address,
+                "TRAINRIG_HOME": str(folder / "home"),
+            },
+        )
+
+
+PAGES = "".join(
+    json.dumps({"text": f"Page {n} tells of harbours, lamps and the {n * 7919} ships. " * 8}) + "\n"
+    for n in range(40)
+)
+CURATE = """
+stage = "curate"
+output = "documents"
+workers = 2
+
+[[sources]]
+name = "pages"
+paths = ["pages.jsonl"]
+filters = [{ kind = "Length", min_characters = 50 }]
+"""
+
+
+def sums(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "manifest.json").read_text())
+    return found["files"]
+
+
+def test_a_submitted_run_makes_what_it_makes_here(user: User) -> None:
+    """The head has no room for workers, so the work is done by the other node's."""
+    (user.folder / "pages.jsonl").write_text(PAGES)
+    (user.folder / "curate.toml").write_text(CURATE)
+    ended = user.trainrig("submit", "curate", "curate.toml", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["state"], found["exit_code"], found["attempt"]) == ("done", 0, 1)
+    here = user.trainrig("curate", "curate.toml", "--set", "output=here", "--set", "workers=0")
+    assert here.returncode == 0, here.stderr
+    assert sums(user.folder / "documents") == sums(user.folder / "here")
+    again = user.trainrig("submit", "curate", "curate.toml")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "finished before; nothing to do" in again.stderr
+
+
+def test_more_workers_than_it_can_ever_hold_are_refused(user: User) -> None:
+    """Its head says that nothing scales it."""
+    (user.folder / "pages.jsonl").write_text(PAGES)
+    (user.folder / "curate.toml").write_text(CURATE)
+    changes = ["--set", "workers=3", "--set", "output=more"]
+    ended = user.trainrig("submit", "curate", "curate.toml", *changes)
+    assert ended.returncode == 2
+    assert "workers: 3 of 1 CPU each, but the cluster has room for 2 at most" in ended.stderr
+    assert not (user.folder / "more").exists()
+
+
+def test_a_wrong_token_is_one_line(user: User) -> None:
+    (user.folder / "pages.jsonl").write_text(PAGES)
+    (user.folder / "curate.toml").write_text(CURATE)
+    user.environment["RAY_AUTH_TOKEN"] = "f" * 64
+    try:
+        ended = user.trainrig("submit", "curate", "curate.toml", "--set", "output=other")
+    finally:
+        del user.environment["RAY_AUTH_TOKEN"]
+    assert ended.returncode == 2
+    assert f"{user.cluster.address}: refuses our token" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.soak
+def test_the_versions_here_can_be_had_there(user: User) -> None:
+    """pip finds them there already, so it downloads none."""
+    (user.folder / "pages.jsonl").write_text(PAGES)
+    (user.folder / "curate.toml").write_text(CURATE)
+    options = ["--set", "output=pinned", "--set", "workers=0", "--environment", "pinned"]
+    ended = user.trainrig("submit", "curate", "curate.toml", *options, "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["state"] == "done"
+    events = (
+        user.folder / "home" / "runs" / json.loads(ended.stdout)["id"] / "events.jsonl"
+    ).read_text()
+    assert "other_versions" not in events

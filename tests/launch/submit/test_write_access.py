@@ -1,0 +1,57 @@
+"""Where a run may write, and which disks machines can share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainrig import storage
+from trainrig.errors import ConfigError, DataError
+from trainrig.launch.submit import write_access
+from trainrig.launch.submit.write_access import check_writable, shared_disk
+
+MOUNTS = """/dev/vda1 / ext4 rw 0 0
+fs-1.example:/ /mnt/efs nfs4 rw,vers=4.1 0 0
+/dev/vdb /mnt/efs/local ext4 rw 0 0
+10.0.0.1@tcp:/fsx /mnt/with\\040space lustre rw 0 0
+bucket /mnt/bucket fuse.s3fs rw 0 0
+"""
+
+
+def test_a_shared_disk_is_known_by_its_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mounts").write_text(MOUNTS)
+    monkeypatch.setattr(write_access, "MOUNTS", str(tmp_path / "mounts"))
+    assert shared_disk("/mnt/efs/runs") == "nfs4 (fs-1.example:/)"
+    assert shared_disk("/mnt/with space/runs") == "lustre (10.0.0.1@tcp:/fsx)"
+    assert shared_disk("/mnt/bucket") == "fuse.s3fs (bucket)"
+    assert shared_disk("/mnt/efs/local/runs") is None
+    assert shared_disk("/mnt/efsother") is None
+    monkeypatch.setattr(write_access, "MOUNTS", str(tmp_path / "none"))
+    assert shared_disk("/mnt/efs/runs") is None
+
+
+def test_a_folder_that_is_not_there_yet_may_be_written(tmp_path: Path) -> None:
+    check_writable(str(tmp_path / "new" / "deeper"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file is a file; name another folder"):
+        check_writable(str(tmp_path / "file" / "below"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_rights(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(ConfigError, match="cannot be written: Permission denied"):
+        check_writable(str(tmp_path / "closed" / "below"))
+
+
+def test_a_bucket_keeps_nothing_of_the_check(s3: str) -> None:
+    check_writable(f"{s3}/home")
+    assert storage._client().list_objects_v2(Bucket=s3.removeprefix("s3://"))["KeyCount"] == 0
+    with pytest.raises(DataError, match="no such bucket"):
+        check_writable("s3://not-there-at-all/home")

@@ -1,0 +1,38 @@
+import subprocess
+import sys
+
+import pytest
+
+from trainrig.launch.cost.metering import Kind
+from trainrig.launch.supervise.live_nodes import INSTANCE, MARKET, POOL, LiveNodes
+
+
+def test_without_a_cluster_there_is_this_machine():
+    assert LiveNodes(None).look() == [Kind("local", "", "")]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_nodes_are_told_by_their_labels_while_they_live_and_no_answer_is_no_news():
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 0, "object_store_memory": 80 * 2**20}
+    labels = {POOL: "cpu", INSTANCE: "c7i.8xlarge", MARKET: "spot"}
+    cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
+    try:
+        node = cluster.add_node(**small, labels=labels)
+        address = cluster.address
+        nodes = LiveNodes(address)
+        unlabelled, labelled = Kind("", "", ""), Kind("cpu", "c7i.8xlarge", "spot")
+        assert sorted(nodes.look(), key=str) == [unlabelled, labelled]
+        cluster.remove_node(node, allow_graceful=True)
+        assert nodes.look() == [unlabelled]
+    finally:
+        cluster.shutdown()
+    assert nodes.look() is None
+    # One that never reached it: its process neither waits for Ray's own patience, nor dies of it.
+    code = "import sys; from trainrig.launch.supervise.live_nodes import LiveNodes; "
+    code += "print(LiveNodes(sys.argv[1]).look())"
+    command = [sys.executable, "-c", code, address]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=25, check=True)
+    assert found.stdout == "None\n"

@@ -1,0 +1,149 @@
+"""A real verb under attendants: stopped in the middle, gone on with, the same bytes as straight."""
+
+import random
+import runpy
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainrig import config, manifest, storage
+from trainrig.corpus.curate import Curation
+from trainrig.corpus.run_file import Source
+from trainrig.launch.record.run_record import Home
+from trainrig.launch.supervise.entrypoint import verb_command
+from trainrig.launch.supervise.job_supervisor import Attendant, Pace
+from trainrig.launch.supervise.limits import Limits
+from trainrig.tokens.prepare import Tokenization, tokenize
+from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
+from trainrig.tokens.tokenizers.train import ByteLevelBPE
+
+PATIENCE = 120.0  # s: a bound for what is broken
+FILES = 80  # each a split of its own
+tiny = runpy.run_path(str(Path(__file__).parents[2] / "train" / "tiny.py"))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Many files of made-up documents, and a tokenizer: two folders."""
+    base = tmp_path_factory.mktemp("inputs")
+    folder, dice = str(base / "curated"), random.Random(7)
+    source = Source(name="made-up", paths=("made-up.warc",))
+    stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), {})
+    Path(stage.path("kept")).mkdir()
+    words, files = [word for each in tiny["WORDS"].values() for word in each], {}
+    for number in range(FILES):
+        rows = [
+            {
+                "id": f"{number:016x}{row:016x}",
+                "url": f"https://{number}.example/{row}",
+                "source": "made-up",
+                "language": "",
+                "text": " ".join(dice.choices(words, k=400)),
+            }
+            for row in range(8)
+        ]
+        name = f"kept/{number:03d}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), stage.path(name))
+        files[name] = manifest.file_sum(stage.path(name))
+    stage.finish({"kept": FILES * 8}, files)
+    tokenizer = str(base / "tokenizer")
+    settings = ByteLevelBPE(vocabulary=300)
+    make_tokenizer(TokenizerTraining(documents=folder, output=tokenizer, tokenizer=settings))
+    return folder, tokenizer
+
+
+def run_file(inputs, output):
+    documents, tokenizer = inputs
+    return Tokenization(
+        documents=documents,
+        tokenizer=tokenizer,
+        output=str(output),
+        workers=0,
+        held_out=0.2,
+        shard_bytes=1024,
+    )
+
+
+def submit(home, run, **limits):
+    """What a submission leaves in the record."""
+    record = home.create(run.verb, run.output)
+    storage.write(record.run_file, config.to_toml(run).encode())
+    given = Limits(**limits).model_dump(mode="json")
+    return record, record.take_attempt("job-{attempt}", "http://here", "", given)
+
+
+def attend_in_process(home, record, attempt):
+    command = [sys.executable, "-m", "trainrig.launch.supervise.entrypoint", "--home", home.path]
+    command += ["--run", record.id, "--attempt", str(attempt.number)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path, inputs):
+    straight = tokenize(run_file(inputs, tmp_path / "straight"))
+    home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
+    record, first = submit(home, run)
+    pace = Pace(beat=0.2, look=0.02, poll=0.01)
+    attendant = Attendant(record, first, Limits(), verb_command(record), pace)
+    thread = threading.Thread(target=attendant.attend)
+    thread.start()
+    until = time.monotonic() + PATIENCE
+    while len(storage.list_files(f"{run.output}/scratch")) < 5:
+        assert time.monotonic() < until and thread.is_alive()
+        time.sleep(0.005)
+    record.request_stop()
+    thread.join(PATIENCE)
+    ended = record.status().ended
+    assert (ended["state"], ended["exit_code"], ended["forced"]) == ("stopped", 75, False)
+    assert not storage.exists(f"{run.output}/manifest.json")
+    done = len(storage.list_files(f"{run.output}/scratch"))
+    assert done >= 5, "what was whole is kept"
+
+    record, second = submit(home, run)
+    process = attend_in_process(home, record, second)
+    assert (process.returncode, record.state()) == (0, "done"), process.stderr
+    made = manifest.read_manifest(run.output)
+    assert made.content == straight.content
+    for name in made.files:
+        assert storage.read(f"{run.output}/{name}") == storage.read(f"{tmp_path}/straight/{name}")
+    log = b"\n".join(record.tail().lines()).decode()
+    assert "begun before; going on" in log and "stopped by SIGTERM" in log
+    assert "begun before; going on" in process.stdout, "Ray's job log has it too"
+
+
+def test_a_run_file_that_cannot_work_is_refused_with_its_own_line(tmp_path, inputs):
+    home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
+    record, attempt = submit(home, run.model_copy(update={"tokenizer": f"{tmp_path}/none"}))
+    process = attend_in_process(home, record, attempt)
+    ended = record.status().ended
+    assert (process.returncode, ended["state"], ended["cause"]) == (2, "failed", "data")
+    assert f"{tmp_path}/none: no manifest.json" in ended["message"]
+
+
+def test_limits_that_cannot_work_end_the_attempt_and_not_only_its_job(tmp_path, inputs):
+    home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
+    record, attempt = submit(home, run, hardware=f"{tmp_path}/none.toml")
+    process = attend_in_process(home, record, attempt)
+    assert process.returncode == 2 and "none.toml" in process.stderr
+    ended = record.status().ended
+    assert (ended["state"], ended["cause"]) == ("refused", "input")
+
+
+def test_a_run_that_nobody_recorded_is_refused(tmp_path, inputs):
+    command = [
+        sys.executable,
+        "-m",
+        "trainrig.launch.supervise.entrypoint",
+        "--home",
+        str(tmp_path),
+    ]
+    process = subprocess.run(
+        [*command, "--run", "curate-x-000000", "--attempt", "1"], capture_output=True, text=True
+    )
+    assert process.returncode == 2 and "no run 'curate-x-000000'" in process.stderr

@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from trainrig.errors import DataError
+from trainrig.models.decoder import Decoder, initialise
+from trainrig.models.generate import Sampling
+from trainrig.objectives.cross_entropy import cross_entropy_sum
+from trainrig.posttrain.chat import Message
+from trainrig.posttrain.sft import ConversationBatches
+from trainrig.posttrain.text_generator import Speaker
+from trainrig.tokens.batches import BatchSizes
+from trainrig.train.checkpoint import open_model, write_model
+
+LIKELIEST = Sampling(temperature=0.0, maximum_tokens=24)
+CHATS = {
+    "is the sea grey?": "nobody sleeps, é",
+    "two cats": "a mirror and a mirror",
+    "free 猫 shipping": "",
+    "now": " click\n\nhere ",
+}
+
+
+@pytest.fixture(scope="module")
+def tuned(fresh, encoder, tmp_path_factory):
+    """A run folder of a model that knows CHATS by heart."""
+    opened = open_model(fresh)
+    model = opened.build().train()
+    pairs = [(Message("user", q), Message("assistant", a)) for q, a in CHATS.items()]
+    sizes = BatchSizes(sequence_length=40, global_batch=4, micro_batch=4)
+    (batch,) = ConversationBatches(pairs, encoder, sizes).at(0)
+    ids, targets = torch.from_numpy(batch.ids), torch.from_numpy(batch.targets)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = cross_entropy_sum(model(ids).logits, targets)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.5
+    folder = str(tmp_path_factory.mktemp("tuned") / "run")
+    write_model(folder, opened.config, opened.tokenizer, model.state_dict())
+    return folder
+
+
+@pytest.mark.parametrize("question", CHATS)
+def test_a_tuned_model_says_its_answer_and_stops(question, tuned):
+    spoken = Speaker.open(tuned).speak(question, LIKELIEST, chat=True)
+    assert (spoken.text, spoken.stopped) == (CHATS[question], "end")
+
+
+def test_an_answer_may_be_cut_short(tuned):
+    cut = Sampling(temperature=0.0, maximum_tokens=2)
+    spoken = Speaker.open(tuned).speak("two cats", cut, chat=True)
+    assert spoken.stopped == "length"
+    assert spoken.text and "a mirror and a mirror".startswith(spoken.text)
+
+
+def test_a_text_is_gone_on_from_as_a_document_begins(fresh, encoder):
+    """As if it were written after an end of text, with no role about it."""
+    opened = open_model(fresh)
+    model = Decoder(opened.config.model_copy(update={"initial_std": 0.3}))
+    initialise(model, seed=1)  # one to whom it matters what stands before
+    speaker = Speaker(model, encoder)
+    spoken = speaker.speak("the sea", LIKELIEST)
+    ids = [encoder.end_of_text, *encoder.encode_batch(["the sea"])[0].tolist()]
+    said = []
+    with torch.inference_mode():
+        for _ in range(24):
+            said.append(int(speaker.model(torch.tensor([ids + said])).logits[0, -1].argmax()))
+    assert not {0, 4} & set(said)  # this one does not happen to end
+    assert (spoken.text, spoken.stopped) == (encoder.decode(said), "length")
+
+
+def test_a_question_beyond_the_positions_is_refused(fresh):
+    with pytest.raises(DataError, match="this model reads from 1 to 48"):
+        Speaker.open(fresh).speak("sea " * 60, LIKELIEST, chat=True)
+
+
+def test_there_must_be_a_checkpoint(tmp_path):
+    with pytest.raises(DataError, match="no whole checkpoint there"):
+        Speaker.open(str(tmp_path))

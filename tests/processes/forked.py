@@ -1,0 +1,56 @@
+"""What the processes of test_fork_server.py do."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from trainrig.processes.fork_server import Forked
+
+
+def tell(channel):
+    """Say what this process sees, and give back what comes."""
+    print("to the output of whoever asked")
+    seen = {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "folder": str(Path.cwd()),
+        "variable": os.environ.get("TOLD"),
+        "imported": "wave" in sys.modules,
+        "input": sys.stdin.read(),
+    }
+    channel.send((seen, channel.recv()))
+    channel.send(channel.recv())
+
+
+def fail(channel):
+    """Raise."""
+    raise RuntimeError(channel.recv())
+
+
+def stay(channel):
+    """Say that it is there, and never end."""
+    channel.send(channel.recv())
+    while True:
+        time.sleep(60)
+
+
+def take(channel):
+    """Say that it is there; once told to, take all memory that there is."""
+    channel.send(channel.recv())
+    channel.recv()
+    taken = []
+    while True:
+        taken.append(b"\1" * 2**20)
+
+
+def keep_one(address, path):
+    """Have a process that stays, write its number to `path`, and stay as well."""
+    kept = Forked(address, "forked:stay", "here")
+    assert kept.receive() == "here"
+    Path(path).write_text(str(kept.pid))
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    keep_one(*sys.argv[1:])

@@ -1,0 +1,278 @@
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainrig.processes import fork_server
+from trainrig.processes.fork_server import Forked, ForkServer, ProcessDied
+from trainrig.train.elastic import worker_agent
+
+HERE = str(Path(__file__).parent)
+LONG = 30.0  # s: a bound for what is broken
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.fixture
+def server():
+    made = ForkServer("wave")
+    yield made
+    made._server.stdin.close()
+    assert made._server.wait(LONG) == 0
+    assert not Path(made._address).exists()
+
+
+def gone(pid):
+    """Whether the process ends, soon."""
+    try:
+        psutil.Process(pid).wait(LONG)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
+    server, monkeypatch, tmp_path, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOLD", "yes")
+    forked = Forked(server.address(), "forked:tell", {"first": 1})
+    seen, first = forked.receive()
+    assert seen == {
+        "pid": forked.pid,
+        "parent": server._server.pid,
+        "folder": str(tmp_path),
+        "variable": "yes",
+        "imported": True,
+        "input": "",
+    }
+    assert first == {"first": 1}
+    forked.send("more")
+    assert forked.receive() == "more"
+    with pytest.raises(ProcessDied, match=r"^ended with 0$"):
+        forked.receive()
+    assert capfd.readouterr().out == "to the output of whoever asked\n"
+
+
+def test_several_live_side_by_side_and_each_ends_by_itself(server):
+    several = [Forked(server.address(), "forked:stay", number) for number in range(3)]
+    assert [each.receive() for each in several] == [0, 1, 2]
+    os.kill(several[1].pid, signal.SIGKILL)
+    with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
+        several[1].receive()
+    several[0].close()
+    assert gone(several[0].pid)
+    assert psutil.pid_exists(several[2].pid)
+    several[2].close()
+    assert gone(several[2].pid)
+
+
+@pytest.fixture
+def little_memory():
+    """A control group of 64 MiB, where the kernel lets this process make one; its folder."""
+    for folder, limit in (("memory/", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path(f"/sys/fs/cgroup/{folder}trainrig-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            (group / limit).write_text(str(64 * 2**20))
+            yield group
+            group.rmdir()
+            return
+    pytest.skip("no control group of memory may be made here")
+
+
+def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, little_memory):
+    before = server.ran_out_of_memory()
+    forked = Forked(server.address(), "forked:take", "here")
+    assert forked.receive() == "here"
+    (little_memory / "cgroup.procs").write_text(str(forked.pid))
+    forked.send("now")
+    with pytest.raises(ProcessDied, match=r"^killed by the kernel, as memory ran out$"):
+        forked.receive()
+    assert (before, server.ran_out_of_memory(), server.ran_out_of_memory()) == (False, True, False)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
+    forked = Forked(server.address(), "forked:stay", "here")
+    assert forked.receive() == "here"
+    if stopped:
+        os.kill(forked.pid, signal.SIGSTOP)
+    asking = threading.Timer(0.05, forked.ask_to_end)
+    asking.start()
+    with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
+        forked.receive()
+    asking.join()
+    forked.ask_to_end()  # too late, and no matter
+
+
+def test_an_end_is_over_when_the_process_is_no_more(server):
+    forked = Forked(server.address(), "forked:stay", "here")
+    os.kill(forked.pid, signal.SIGSTOP)
+    forked.end()
+    assert not psutil.pid_exists(forked.pid)
+
+
+def test_what_it_raises_is_in_its_log_and_it_has_died(server, capfd):
+    with pytest.raises(ProcessDied, match=r"^ended with 1$"):
+        Forked(server.address(), "forked:fail", "the reason").receive()
+    assert "RuntimeError: the reason" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_does_not_outlive_whoever_asked_even_when_it_stands_still(server, tmp_path, stopped):
+    path = tmp_path / "pid"
+    asker = subprocess.Popen(
+        [sys.executable, str(Path(HERE, "forked.py")), server.address(), str(path)]
+    )
+    while not path.exists() or not path.read_text():
+        assert asker.poll() is None
+    pid = int(path.read_text())
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+    asker.kill()
+    assert gone(pid)
+    asker.wait()
+
+
+def test_a_dead_server_is_seen_and_another_started(server):
+    forked = Forked(server.address(), "forked:stay", "here")
+    assert forked.receive() == "here"
+    before = server.address()
+    server._server.kill()
+    with pytest.raises(ProcessDied, match=r"^its fork server ended, or its machine$"):
+        forked.receive()
+    assert gone(forked.pid)
+    server._server.wait()
+    with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
+        Forked(before, "forked:stay", "here")
+    assert server.address() != before
+    again = Forked(server.address(), "forked:stay", "again")
+    assert again.receive() == "again"
+    again.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there, only who asked ends them")
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(server, stopped):
+    forked = Forked(server.address(), "forked:stay", "here")
+    assert forked.receive() == "here"
+    if stopped:
+        os.kill(forked.pid, signal.SIGSTOP)
+    server._server.kill()
+    assert gone(forked.pid)
+    forked.close()
+    server.address()  # another: the fixture ends one that lives
+
+
+def test_a_server_whose_imports_fail_says_where_to_look(tmp_path):
+    broken = ForkServer("there.is.none")
+    broken._server.wait(LONG)
+    with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
+        Forked(broken._address, "forked:stay", "here")
+
+
+@pytest.fixture
+def in_folders(monkeypatch):
+    """Addresses as on systems that have no others."""
+    monkeypatch.setattr(fork_server, "ABSTRACT", False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next server removes it")
+def test_a_server_that_is_killed_leaves_no_file_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = ForkServer("wave")
+    killed._server.kill()
+    killed._server.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_user_is_not_forked_for(server):
+    name = f"\0{server.address()[1:]}"
+    pid = os.fork()
+    if pid == 0:
+        told = b""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            os.setuid(65534)
+            client.connect(name)
+            socket.send_fds(client, [b"fork"], [0, 1, 2])
+            told = client.recv(9)  # the number of a process, if one was forked
+        os._exit(len(told))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_what_killed_servers_have_left_the_next_one_removes(in_folders, server, monkeypatch):
+    killed = ForkServer("wave")
+    killed._server.kill()
+    killed._server.wait()
+    assert Path(killed._address).exists()
+    another = ForkServer("wave")
+    assert not Path(killed._address).parent.exists()
+    assert Path(server._address).exists()
+    another._server.stdin.close()
+    another._server.wait()
+
+
+def test_an_address_that_was_removed_is_made_anew(in_folders, server):
+    before = server.address()
+    Path(before).unlink()
+    assert server.address() != before
+    forked = Forked(server.address(), "forked:stay", "here")
+    assert forked.receive() == "here"
+    forked.close()
+
+
+def test_all_end_with_the_servers_owner():
+    text = (
+        "import sys; from trainrig.processes.fork_server import *\n"
+        "server = ForkServer(); print(server.address(), server._server.pid, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    address, server = owner.stdout.readline().split()
+    forked = Forked(address.decode(), "forked:stay", "here")
+    assert forked.receive() == "here"
+    owner.kill()
+    assert gone(forked.pid) and gone(int(server))
+    owner.communicate()
+    forked.close()
+
+
+def test_it_finds_modules_where_whoever_asked_does(server, monkeypatch, tmp_path):
+    (tmp_path / "later.py").write_text("def add(channel): channel.send(channel.recv() + 1)")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Forked(server.address(), "later:add", 1).receive() == 2
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        (worker_agent.MODULES, ["ray"]),
+        (
+            ["trainrig.train.elastic.worker_agent", "trainrig.train.elastic.train_controller"],
+            ["torch"],
+        ),
+    ],
+)
+def test_ranks_know_no_ray_and_rays_processes_import_no_torch(modules, absent):
+    text = f"import sys, {', '.join(modules)}; print(*{absent} & sys.modules.keys())"
+    text = text.replace(str(absent), str(set(absent)))
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == []

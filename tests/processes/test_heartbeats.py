@@ -1,0 +1,130 @@
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.processes.heartbeats import UNWATCHED, Beat, Reporter, _Pace, pause
+
+FIRST = Beat(rank=1, pids=(7,), node="A")
+
+
+class Supervisor:
+    """Collects beats; `heard` waits for one."""
+
+    def __init__(self):
+        self.beats, self.stop, self.broken = [], False, False
+        self._news = threading.Condition()
+
+    def __call__(self, beat):
+        with self._news:
+            self.beats.append(beat)
+            self._news.notify_all()
+        if self.broken:
+            raise ConnectionError
+        return self.stop
+
+    def heard(self, true_of):
+        with self._news:
+            assert self._news.wait_for(lambda: any(map(true_of, self.beats)), timeout=30)
+
+
+def reporter(supervisor):
+    return Reporter(FIRST, supervisor, every=0.005, hang_seconds=30.0)
+
+
+def test_the_newest_beat_reaches_the_supervisor_and_its_wish_comes_back():
+    supervisor = Supervisor()
+    watch = reporter(supervisor)
+    supervisor.heard(lambda beat: beat == FIRST)
+    watch.beat(3, "train")
+    supervisor.heard(lambda beat: (beat.step, beat.doing, beat.count) == (3, "train", 1))
+    assert not watch.stop_wanted()
+    supervisor.stop = True
+    seen = len(supervisor.beats)
+    watch.beat(4, "train")
+    supervisor.heard(lambda beat: len(supervisor.beats) > seen + 1)
+    assert watch.stop_wanted()
+    assert watch.step == 4
+    watch.close()
+
+
+def test_a_supervisor_that_is_gone_stops_nobody():
+    supervisor = Supervisor()
+    supervisor.broken = True
+    watch = reporter(supervisor)
+    watch.beat(1, "train")
+    supervisor.heard(lambda beat: beat.count == 1)
+    assert not watch.stop_wanted()
+    supervisor.broken, supervisor.stop = False, True
+    supervisor.heard(lambda beat: watch.stop_wanted())
+    watch.close()
+
+
+def test_the_last_beat_is_told_before_the_end():
+    supervisor = Supervisor()
+    watch = Reporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
+    supervisor.heard(lambda beat: True)
+    watch.beat(9, "save")
+    watch.close()
+    assert supervisor.beats[-1].step == 9
+
+
+def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
+    supervisor = Supervisor()
+    watch = Reporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
+    seen = []
+    for step, doing in [
+        (0, "load"),
+        (4, "train"),
+        (4, "train"),  # its second micro-batch may be compiling too
+        (5, "train"),
+        (5, "evaluate"),
+        (5, "evaluate"),
+        (5, "train"),
+        (6, "evaluate"),
+        (6, "save"),
+    ]:
+        watch.beat(step, doing)
+        seen.append(watch._beat.usual)
+    watch.close()
+    assert seen == [False, False, False, True, False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("least", "step_seconds", "hang_seconds", "expected"),
+    [
+        (0.2, None, 30.0, 0.2),
+        (0.2, 0.1, 30.0, 0.2),
+        (0.2, 1.2, 30.0, 0.6),
+        (0.2, 90.0, 30.0, 1.0),
+        (0.2, 90.0, 5.0, 0.5),
+        (8.0, 90.0, 30.0, 8.0),
+    ],
+)
+def test_there_is_something_to_tell_twice_a_step_and_once_a_second(
+    least, step_seconds, hang_seconds, expected
+):
+    beat = Beat(rank=0, pids=(1,), node="A", step_seconds=step_seconds)
+    assert pause(least, beat, hang_seconds) == expected
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.0, 50.0)), min_size=1, max_size=60))
+def test_the_pace_is_the_median_step_without_what_lies_between(steps):
+    pace, now, figure = _Pace(), 0.0, None
+    pace.after(0, "load", now)
+    for step, (seconds, between) in enumerate(steps, start=10):
+        pace.after(step, "train", now)
+        pace.after(step, "train", now + seconds / 2)
+        now += seconds
+        figure = pace.after(step + 1, "save", now)
+        now += between
+    recent = sorted(seconds for seconds, _ in steps[-31:])
+    middle = len(recent) // 2
+    low = recent[middle - 1 if len(recent) % 2 == 0 else middle]
+    assert low - 1e-6 <= figure <= recent[middle] + 1e-6
+
+
+def test_nobody_watches_without_a_supervisor():
+    UNWATCHED.beat(1, "train")
+    assert not UNWATCHED.stop_wanted()

@@ -1,0 +1,161 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trainrig import storage
+from trainrig.errors import OutputTaken
+from trainrig.processes import lease
+from trainrig.train.elastic import trainer
+from trainrig.train.pretrain import pretrain
+
+HOLD = """
+import sys
+from trainrig.processes import lease
+with lease.held(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()  # until told to end
+"""
+
+
+@pytest.fixture
+def hold():
+    """`hold(folder)`: another process that holds it."""
+    holders = []
+
+    def start(folder):
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        holders.append(holder)
+        assert holder.stdout.readline() == b"held\n"
+        return holder
+
+    yield start
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
+
+
+def change(folder, **values):
+    path = Path(folder) / lease.FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_run_in_use_is_refused_and_its_owner_named(hold, tmp_path):
+    holder = hold(tmp_path)
+    message = rf"{tmp_path}: in use by a live run \(process {holder.pid} on \S+, since .* 0 s ago\)"
+    with pytest.raises(OutputTaken, match=message), lease.held(str(tmp_path)):
+        pytest.fail("two hold it")
+    holder.communicate()  # it ends, and lets go
+    assert not (tmp_path / lease.FILE).exists()
+    with lease.held(str(tmp_path)):
+        assert (tmp_path / lease.FILE).exists()
+    assert not (tmp_path / lease.FILE).exists()
+
+
+def test_a_second_pretrain_of_a_live_run_is_refused_before_workers_start(
+    hold, make_run, monkeypatch, tmp_path
+):
+    run = make_run(tmp_path / "run")
+    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        pretrain(run)  # begun, and let go of
+    hold(run.output)
+    monkeypatch.setattr(trainer, "check_fit", lambda workers: pytest.fail("workers were asked for"))
+    with pytest.raises(OutputTaken, match="in use by a live run"):
+        pretrain(run)
+    assert (tmp_path / "run" / "stage.json").exists()
+
+
+def test_a_killed_owner_is_taken_over_from_at_once(hold, caplog, tmp_path):
+    holder = hold(tmp_path)
+    holder.send_signal(signal.SIGKILL)
+    # Dead, but not reaped: its number stays in the table of processes.
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    with lease.held(str(tmp_path)):
+        pass
+    assert f"taken over from process {holder.pid} on" in caplog.text
+
+
+def test_a_process_that_only_has_a_dead_owners_number_is_not_the_owner(hold, tmp_path):
+    hold(tmp_path)
+    change(tmp_path, process_began="1")
+    with lease.held(str(tmp_path)):
+        pass
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [(10, False), (40, True)])
+def test_one_of_another_machine_expires_when_it_is_not_renewed(hold, tmp_path, seconds, taken):
+    holder = hold(tmp_path)
+    holder.send_signal(signal.SIGSTOP)  # as if its machine were gone
+    change(tmp_path, host="elsewhere", renewed=time.time() - seconds)
+    try:
+        with lease.held(str(tmp_path)):
+            assert taken
+    except OutputTaken as refused:
+        assert not taken
+        assert "on elsewhere" in str(refused)
+
+
+def test_it_is_renewed_while_it_is_held(monkeypatch, tmp_path):
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
+    renewed, write = threading.Event(), storage.write
+
+    def seen(path, data):
+        write(path, data)
+        renewed.set()
+
+    monkeypatch.setattr(storage, "write", seen)
+    with lease.held(str(tmp_path)):
+        first = json.loads((tmp_path / lease.FILE).read_text())
+        assert renewed.wait(30)
+        later = json.loads((tmp_path / lease.FILE).read_text())
+    assert later["renewed"] > first["renewed"] and later["token"] == first["token"]
+
+
+def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
+    with lease.held(str(tmp_path)):
+        (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
+        theirs = lease.Owner.here()
+        until = time.monotonic() + 60
+        while renewer.is_alive() and time.monotonic() < until:  # it may be writing at that moment
+            storage.write(f"{tmp_path}/{lease.FILE}", theirs.model_dump_json().encode())
+            renewer.join(0.1)
+        assert not renewer.is_alive()
+    assert f"taken over by process {theirs.pid} on {theirs.host}" in caplog.text
+    assert json.loads((tmp_path / lease.FILE).read_text())["token"] == theirs.token
+
+
+def test_a_lease_that_was_removed_was_taken_over_by_nobody(caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
+    with lease.held(str(tmp_path / "run")):
+        (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
+        shutil.rmtree(tmp_path / "run")
+        renewer.join(30)
+        assert not renewer.is_alive()
+    assert "gone, though nobody took it over: it, or the whole run folder, was" in caplog.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lease_that_is_no_lease_is_taken_over(tmp_path):
+    (tmp_path / lease.FILE).write_text("{")
+    with lease.held(str(tmp_path)):
+        assert json.loads((tmp_path / lease.FILE).read_text())["pid"]
+
+
+def test_a_lease_in_a_bucket_is_held_too(s3, hold):
+    hold(f"{s3}/run")
+    with pytest.raises(OutputTaken, match="in use by a live run"), lease.held(f"{s3}/run"):
+        pytest.fail("two hold it")

@@ -1,0 +1,108 @@
+import os
+import runpy
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainrig import storage
+from trainrig.processes import stop_file
+from trainrig.processes.stop_file import StopRequests
+from trainrig.storage import s3_retries
+
+_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
+proxy = _proxies["proxy"]
+
+
+@pytest.fixture
+def marks():
+    """Handlers of ours in place of the usual; what they were called with."""
+    seen = []
+    before = {
+        n: signal.signal(n, lambda number, frame: seen.append(number)) for n in stop_file.SIGNALS
+    }
+    yield seen
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "how"), list(stop_file.SIGNALS.items()))
+def test_a_first_signal_asks_and_a_second_does_what_it_always_did(tmp_path, marks, number, how):
+    with StopRequests(str(tmp_path)) as requests:
+        assert requests.wanted() is None
+        signal.raise_signal(number)
+        assert (requests.wanted(), marks) == (how, [])
+        signal.raise_signal(number)
+        assert (requests.wanted(), marks) == (how, [number])
+    os.kill(os.getpid(), number)
+    assert marks == [number, number]
+
+
+def test_handlers_are_put_back_when_nothing_came(tmp_path, marks):
+    with StopRequests(str(tmp_path)):
+        pass
+    signal.raise_signal(signal.SIGTERM)
+    assert marks == [signal.SIGTERM]
+
+
+def test_a_file_in_the_run_folder_asks_and_goes_when_honoured(tmp_path, monkeypatch):
+    monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
+    with StopRequests(str(tmp_path)) as requests:
+        assert requests.wanted() is None
+        (tmp_path / "stop").touch()
+        assert requests.wanted() == f"the file {tmp_path}/stop"
+        requests.honoured()
+        assert not (tmp_path / "stop").exists()
+        requests.honoured()
+
+
+def test_in_a_bucket_too(s3, monkeypatch):
+    from trainrig import storage
+
+    monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
+    with StopRequests(f"{s3}/run") as requests:
+        storage.write(f"{s3}/run/stop", b"")
+        assert requests.wanted() == f"the file {s3}/run/stop"
+        requests.honoured()
+        assert not storage.exists(f"{s3}/run/stop")
+
+
+def test_the_file_is_not_asked_for_at_every_turn(tmp_path, monkeypatch):
+    with StopRequests(str(tmp_path)) as requests:
+        assert requests.wanted() is None
+        (tmp_path / "stop").touch()
+        assert requests.wanted() is None  # looked a moment ago
+        requests._looked -= stop_file.LOOK_EVERY
+        assert requests.wanted() is not None
+
+
+def test_outside_the_main_thread_only_the_file_counts(tmp_path):
+    def elsewhere():
+        with StopRequests(str(tmp_path)) as requests:
+            outcome.append(requests.wanted())
+
+    outcome = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert outcome == [None]
+
+
+def test_a_bucket_that_refuses_ends_no_run_that_nobody_asked_to_stop(
+    proxy, s3, monkeypatch, caplog
+):
+    monkeypatch.setattr(s3_retries, "BRIEF_SECONDS", 0.05)
+    monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
+    requests = StopRequests(f"{s3}/run")
+    proxy.times = 10**6
+    assert [requests.wanted(), requests.wanted()] == [None, None]
+    assert [message.partition(" (")[0] for message in caplog.messages] == [
+        f"{s3}/run/stop: cannot be looked for"
+    ]
+    proxy.times = 0
+    storage.write(f"{s3}/run/stop", b"")
+    assert requests.wanted() == f"the file {s3}/run/stop"
+    proxy.times = 10**6
+    requests.honoured()
+    assert "run/stop: remove it before you go on" in caplog.messages[-1]

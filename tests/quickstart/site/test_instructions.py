@@ -1,0 +1,79 @@
+import json
+
+from trainrig.quickstart.site.instructions import write_instructions
+from trainrig.quickstart.site.source_pages import Described
+
+
+def described(number, **changes):
+    fields = {
+        "name": f"pkg.part{number % 7}.call{number}",
+        "module": f"pkg.part{number % 7}",
+        "signature": f"call{number}(x, y=1)",
+        "summary": f"Counts the {number} things that were asked for.",
+    }
+    return Described(**(fields | changes))
+
+
+MANY = [described(number) for number in range(600)]
+TRAIN, HELD_OUT = write_instructions(MANY, 400, 30, seed=0)
+
+
+def subject(instruction):
+    return instruction.question.split("`")[1].rpartition(".")[2]
+
+
+def test_there_are_as_many_as_asked_for_and_no_name_is_on_both_sides():
+    assert (len(TRAIN), len(HELD_OUT)) == (400, 30)
+    names = [*map(subject, TRAIN), *map(subject, HELD_OUT)]
+    assert len(set(names)) == 430
+
+
+def test_which_side_a_name_falls_on_depends_on_the_name_alone():
+    few_train, few_held_out = write_instructions(MANY[::3], 600, 600, seed=5)
+    all_held_out = set(map(subject, write_instructions(MANY, 600, 600, seed=0)[1]))
+    assert set(map(subject, few_held_out)) <= all_held_out
+    assert not set(map(subject, few_train)) & all_held_out
+
+
+def test_the_order_is_the_seed_s_and_not_the_input_s():
+    assert write_instructions(MANY[::-1], 400, 30, seed=0) == (TRAIN, HELD_OUT)
+    assert write_instructions(MANY, 400, 30, seed=1)[0] != TRAIN
+
+
+def test_answers_are_true():
+    by_short = {item.name.rpartition(".")[2]: item for item in MANY}
+    kinds = set()
+    for instruction in [*TRAIN, *HELD_OUT]:
+        item = by_short[subject(instruction)]
+        truths = {
+            "what": item.summary,
+            "how": f"`{item.signature}`",
+            "where": f"`{subject(instruction)}` is defined in the module `{item.module}`.",
+        }
+        (kind,) = (kind for kind, answer in truths.items() if answer == instruction.answer)
+        kinds.add(kind)
+    assert kinds == {"what", "how", "where"}
+
+
+def test_a_summary_shared_by_several_is_used_once():
+    twins = [described(n, summary="Does what its twin does as well.") for n in range(50)]
+    assert sum(map(len, write_instructions(twins, 50, 50, seed=0))) == 1
+
+
+def test_nobody_is_asked_where_an_ambiguous_name_comes_from():
+    same = [described(n, name=f"pkg.m{n}.same", module=f"pkg.m{n}") for n in range(200)]
+    train, held_out = write_instructions(same, 200, 200, seed=0)
+    assert all("pkg.m" in instruction.question for instruction in [*train, *held_out])
+
+
+def test_long_ones_are_left_out_and_nothing_to_ask_is_fine():
+    long = [described(0, name="pkg." + "long" * 150)]
+    assert write_instructions(long, 10, 10, seed=0) == ([], [])
+    assert write_instructions([], 10, 10, seed=0) == ([], [])
+
+
+def test_a_line_is_a_chat():
+    (question, answer) = json.loads(TRAIN[0].line())["messages"]
+    assert question == {"role": "user", "content": TRAIN[0].question}
+    assert answer == {"role": "assistant", "content": TRAIN[0].answer}
+    assert TRAIN[0].line().count("\n") == 1

@@ -1,0 +1,119 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainrig.quickstart.site.article import Article, Bullets, Code, Paragraph, main_text
+from trainrig.quickstart.site.foreign import foreign_page
+from trainrig.quickstart.site.page_frame import Frame
+from trainrig.quickstart.site.planted import (
+    Plant,
+    edited,
+    good_originals,
+    read_plants,
+    shingle_jaccard,
+    with_sentence,
+    write_plants,
+)
+
+NOUNS = ["river", "bridge", "garden", "window", "letter", "market", "summer", "engine", "harbor"]
+VERBS = ["keeps", "follows", "changes", "reaches", "carries", "opens", "watches", "remembers"]
+KINDS = ["old", "quiet", "narrow", "bright", "heavy", "distant", "green", "empty", "broken", "warm"]
+LINKS = ["that", "and", "with", "of", "beyond", "before", "under", "because of", "to be"]
+FRAME = Frame(0, "Test", ())
+
+
+def prose_article(number, section="s", sentences=30):
+    """Sentences without sense, but with the words, lengths and variety of English ones."""
+    draw = random.Random(number)
+
+    def thing():
+        return f"{draw.choice(('the', 'a', 'that'))} {draw.choice(KINDS)} {draw.choice(NOUNS)}"
+
+    text = [
+        f"With {thing()} {thing()} {draw.choice(VERBS)} {thing()} {draw.choice(LINKS)} {thing()} "
+        f"and {draw.choice(VERBS)} {draw.randrange(2, 90)} {draw.choice(NOUNS)}s "
+        f"{draw.choice(('to have', 'of the house', 'at once'))}."
+        for _ in range(sentences)
+    ]
+    paragraphs = tuple(Paragraph(" ".join(text[at : at + 5])) for at in range(0, sentences, 5))
+    return Article(f"page{number}.html", f"Page {number}", section, paragraphs)
+
+
+def changed_words(one, other):
+    """Words by which two texts differ, by the longest common subsequence: additions, losses and
+    replacements count one each."""
+    a, b = one.split(), other.split()
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        last, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            last, row[j] = row[j], min(last + (x != y), row[j] + 1, row[j - 1] + 1)
+    return row[-1]
+
+
+@pytest.mark.parametrize("share", [0.002, 0.01, 0.02])
+def test_a_near_copy_differs_by_the_share_it_is_said_to(share):
+    article = prose_article(1)
+    copy, changed = edited(article, share, random.Random(0))
+    before, after = main_text(article), main_text(copy)
+    words = len(before.split())
+    assert abs(changed - share) <= 1 / words
+    assert changed_words(before, after) == round(changed * words)
+
+
+def test_a_near_copy_leaves_code_and_lists_alone():
+    still = (Code("total(1)"), Bullets(("one point", "two")))
+    article = Article("a.html", "A", "s", (*prose_article(2).blocks, *still))
+    copy, _ = edited(article, 0.02, random.Random(0))
+    assert copy.blocks[-2:] == still
+    assert copy.blocks[:-2] != article.blocks[:-2]
+
+
+def test_the_jaccard_index_by_hand():
+    assert shingle_jaccard("a b c d e f", "a b c d e g") == pytest.approx(1 / 3)
+    assert shingle_jaccard("A, b. c", "a b c") == 1
+    assert shingle_jaccard("a b", "c d") == 0
+
+
+@given(st.integers(0, 20), st.integers())
+def test_a_planted_sentence_is_there_once_and_all_else_is_still_there(number, seed):
+    article = prose_article(number)
+    sentence = "This sentence was planted."
+    text = main_text(with_sentence(article, sentence, random.Random(seed)))
+    assert text.count(sentence) == 1
+    assert text.replace(f" {sentence}", "") == main_text(article)
+
+
+def test_originals_are_prose_of_their_own_that_ordinary_rules_keep():
+    short = prose_article(3, sentences=5)
+    code = Article("c.html", "C", "s", tuple(Code("x = 1\n" * 20) for _ in range(20)))
+    repeated = Article("r.html", "R", "s", prose_article(4).blocks[:1] * 12)
+    twins = [prose_article(6), Article("t.html", "T", "s", prose_article(6).blocks)]
+    good = [prose_article(7), prose_article(8)]
+    german, _ = foreign_page(0, layout=0, seed=0)
+    articles = [short, code, repeated, german, *twins, *good]
+    frames = [FRAME] * len(articles)
+    found = good_originals(articles, frames, 10, seed=0)
+    assert sorted(articles[index].path for index in found) == ["page7.html", "page8.html"]
+    assert len(good_originals(articles, frames, 1, seed=0)) == 1
+
+
+def test_no_section_gives_more_than_four_originals_while_others_have_some():
+    articles = [prose_article(n, section="large") for n in range(12)]
+    articles += [prose_article(n, section=f"small{n}") for n in range(12, 16)]
+    found = good_originals(articles, [FRAME] * 16, 8, seed=0)
+    sections = [articles[index].section for index in found]
+    assert sections.count("large") == 4
+    assert len(good_originals(articles, [FRAME] * 16, 16, seed=0)) == 16
+
+
+def test_the_list_reads_back_as_it_was_written(tmp_path):
+    path = str(tmp_path / "planted.json")
+    plants = (
+        Plant("near_duplicate", "u", original_url="o", words_changed=0.01, jaccard=0.9),
+        Plant("personal_data", "ü", what="EMAIL", value="x at y", hard=True),
+    )
+    write_plants(path, plants)
+    assert read_plants(path) == plants

@@ -1,0 +1,159 @@
+"""A Ray of a process's own: how it is lost, and what is left of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainrig.errors import ClusterError
+from trainrig.processes.process_identity import Process
+from trainrig.ray_runtime import ray_local
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+LONG = 120.0  # s: a bound for what is broken
+
+START = """
+import json, os, signal, sys, time
+from trainrig.ray_runtime import ray_local, ray_session
+
+def begun():
+    import ray
+    from ray._private import worker
+    ray_session.join()
+    actor = ray.remote(type("Actor", (), {"pid": lambda self: os.getpid()}))
+    started = actor.options(num_cpus=0).remote()
+    daemons = worker._global_node.all_processes
+    return started, {
+        "actor": ray.get(started.pid.remote()),
+        "daemons": {name: each[0].process.pid for name, each in daemons.items()},
+        "session": worker._global_node.get_session_dir_path(),
+    }
+
+def say(what):
+    print(json.dumps(what), flush=True)
+"""
+KILLED = "actor, found = begun(); say(found); time.sleep(600)"
+LOSES = """
+actor, found = begun()
+say(found)
+os.kill(found["daemons"][sys.argv[1]], signal.SIGKILL)
+try:
+    ray_local.while_ray_lives(time.sleep, 600)
+except ray_local.ClusterLost as lost:
+    say(str(lost))
+assert ray_local.end_own()
+another, found = begun()
+say(found)
+"""
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder whose name is short enough for Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="trl-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """`start(text, …)`: a process with a Ray of its own, in the temporary folder."""
+    for name in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.setenv(name, str(temporary))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(text: str, *arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", START + text, *arguments]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def said(process: "subprocess.Popen[str]") -> Any:
+    assert process.stdout and process.stderr
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return json.loads(line)
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends, soon."""
+    try:
+        psutil.Process(pid).wait(LONG)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("daemon", "called"), [("raylet", "raylet"), ("gcs_server", "GCS")])
+def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
+    start: Callable[..., Any], temporary: Path, daemon: str, called: str
+) -> None:
+    killed = start(KILLED)
+    first = said(killed)
+    assert "dashboard" not in first["daemons"] and "monitor" not in first["daemons"]
+    killed.kill()
+    process = start(LOSES, daemon)
+    lost = said(process)
+    assert not Path(first["session"]).exists()  # the next one has removed it
+    pid = lost["daemons"][daemon]
+    problem = f"the {called} of this machine's Ray (process {pid}) was killed by SIGKILL"
+    assert said(process) == problem
+    another = said(process)
+    assert another["session"] != lost["session"]
+    assert gone(lost["actor"]) and gone(first["actor"])
+    assert process.wait(LONG) == 0
+    assert gone(another["actor"])
+    assert list(temporary.iterdir()) == []
+
+
+def test_one_that_fails_to_start_is_an_error_in_one_line_and_leaves_nothing(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(temporary))
+    session = temporary / f"ray/session_2026_{os.getpid()}"
+    daemons = list[subprocess.Popen[bytes]]()
+
+    def start_in_vain() -> None:
+        session.mkdir(parents=True)
+        with (session / "raylet.out").open("w") as log:
+            daemons.append(subprocess.Popen(["sleep", "600"], stdout=log))
+        raise Exception("The current node timed out\nduring startup.")  # as Ray does
+
+    with (
+        pytest.raises(ClusterError, match=r"^no Ray could be started .*timed out during startup"),
+        ray_local.whole_or_nothing(),
+    ):
+        start_in_vain()
+    assert daemons[0].wait(LONG) == -signal.SIGKILL
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_session_of_nobody_we_know_is_left_alone(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(temporary))
+    others, live, dead = (temporary / f"ray/session_{name}" for name in ("others", "live", "dead"))
+    for folder in (others, live, dead):
+        folder.mkdir(parents=True)
+    here = Process.here()
+    (live / ray_local.OWNER).write_text(here.model_dump_json())
+    gone = here.model_copy(update={"process_began": "1"})
+    (dead / ray_local.OWNER).write_text(gone.model_dump_json())
+    ray_local.sweep()
+    assert [path.exists() for path in (others, live, dead)] == [True, True, False]

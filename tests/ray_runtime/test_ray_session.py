@@ -1,0 +1,192 @@
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from trainrig import manifest, storage
+from trainrig.errors import ConfigError, DataError
+from trainrig.manifest import FileSum
+from trainrig.ray_runtime import ray_session
+from trainrig.splits import Phase, Split, Work
+
+SPLITS = [Split(f"split-{number}", {"number": number}) for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[int]:
+    """A Ray of this machine's own for all tests of this file; its number of CPUs."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop("RAY_ADDRESS", None)
+        ray_session.connect(1, "tests")
+        import ray
+
+        # Workers cannot import a test file by its name.
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        yield int(ray.cluster_resources()["CPU"])
+        ray.shutdown()
+
+
+@pytest.fixture
+def workers(request: pytest.FixtureRequest) -> int:
+    """How many workers; Ray is started only for tests that ask for some."""
+    if request.param:
+        request.getfixturevalue("local_ray")
+    return int(request.param)
+
+
+WORKERS = pytest.mark.parametrize(
+    ("workers", "brief"),
+    [
+        (0, False),
+        pytest.param(1, False, marks=pytest.mark.ray),
+        pytest.param(2, False, marks=pytest.mark.ray),
+        pytest.param(1, True, marks=pytest.mark.ray),
+        pytest.param(2, True, marks=pytest.mark.ray),
+    ],
+    indirect=["workers"],
+)
+
+
+def make_work(folder: str) -> Work:
+    """Work that writes a split's number, and a line into `log` each time that it does so.
+
+    A split whose number stands in the file `bad` cannot be done; nor can any if `bad` says `all`.
+    """
+    bad = storage.read(f"{folder}/bad").decode() if storage.exists(f"{folder}/bad") else ""
+    if bad == "all":
+        raise DataError("model: gone")
+
+    def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        if bad == str(task["number"]):
+            raise DataError(f"page {bad}: torn")
+        with Path(folder, "log").open("a") as log:
+            log.write(f"split-{task['number']}\n")
+        path = f"{folder}/out/{task['number']}"
+        storage.write(path, b"%d" % task["number"])
+        return {"sum": task["number"]}, {f"out/{task['number']}": manifest.file_sum(path)}
+
+    return work
+
+
+def phase_in(folder: Path) -> Phase:
+    return Phase(str(folder / "records"), functools.partial(make_work, str(folder)))
+
+
+@WORKERS
+def test_the_records_do_not_depend_on_who_did_the_splits(
+    tmp_path: Path, workers: int, brief: bool
+) -> None:
+    seen: list[tuple[int, int]] = []
+    phase = phase_in(tmp_path)
+    ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)), brief)
+    assert [record.model_dump() for record in phase.results(SPLITS)] == [
+        {
+            "name": split.name,
+            "counts": {"sum": number},
+            "files": {f"out/{number}": manifest.file_sum(f"{tmp_path}/out/{number}").model_dump()},
+        }
+        for number, split in enumerate(SPLITS)
+    ]
+    assert seen == [(done, 6) for done in range(7)]
+
+
+@WORKERS
+def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
+    tmp_path: Path, workers: int, brief: bool
+) -> None:
+    phase = phase_in(tmp_path)
+    (tmp_path / "bad").write_text("4")
+    with pytest.raises(DataError, match=r"^page 4: torn$"):
+        ray_session.map_splits(phase, SPLITS, workers, brief=brief)
+    left = phase.left_to_do(SPLITS)
+    assert SPLITS[4] in left
+    if workers == 0:
+        assert left == SPLITS[4:]
+    (tmp_path / "bad").unlink()
+    seen: list[tuple[int, int]] = []
+    ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)), brief)
+    assert seen[0] == (6 - len(left), 6)
+    assert phase.left_to_do(SPLITS) == []
+    done = (tmp_path / "log").read_text().split()
+    assert all(done.count(split.name) == 1 for split in SPLITS if split not in left)
+
+
+@WORKERS
+def test_a_file_that_a_worker_cannot_load_is_named(
+    tmp_path: Path, workers: int, brief: bool
+) -> None:
+    (tmp_path / "bad").write_text("all")
+    with pytest.raises(DataError, match=r"^model: gone$"):
+        ray_session.map_splits(phase_in(tmp_path), SPLITS, workers, brief=brief)
+
+
+@WORKERS
+def test_when_all_is_done_nothing_is_loaded(tmp_path: Path, workers: int, brief: bool) -> None:
+    phase = phase_in(tmp_path)
+    ray_session.map_splits(phase, SPLITS, 0)
+    (tmp_path / "bad").write_text("all")
+    seen: list[tuple[int, int]] = []
+    ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)), brief)
+    assert seen == [(6, 6)]
+    ray_session.map_splits(phase, [], workers, brief=brief)
+
+
+@pytest.mark.ray
+def test_more_workers_than_cpus_are_refused_with_what_fits(local_ray: int) -> None:
+    ray_session.connect(local_ray, "run.toml: workers")
+    with pytest.raises(ConfigError) as caught:
+        ray_session.connect(local_ray + 1, "run.toml: workers")
+    assert str(caught.value) == (
+        f"run.toml: workers: {local_ray + 1} workers of 1 CPU each, but Ray has {local_ray} "
+        f"logical CPUs; set workers = {local_ray} or fewer, or add nodes"
+    )
+
+
+def look_around(folder: str) -> Work:
+    """Work that reports what its process sees."""
+
+    def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        import platform
+
+        names = (*ray_session.WORKER_ENVIRONMENT, "RAY_AUTH_MODE")
+        return {
+            "python": platform.python_version(),
+            "process": os.getpid(),
+            "environment": {name: os.environ.get(name) for name in names},
+        }, {}
+
+    return work
+
+
+@pytest.mark.ray
+def test_a_worker_has_one_thread_and_the_standard_librarys_platform(
+    tmp_path: Path, local_ray: int
+) -> None:
+    import platform
+
+    phase = Phase(str(tmp_path), functools.partial(look_around, str(tmp_path)))
+    ray_session.map_splits(phase, SPLITS[:1], 1)
+    seen = phase.results(SPLITS[:1])[0].counts
+    assert seen["python"] == platform.python_version()
+    assert seen["process"] != os.getpid()
+    assert seen["environment"] == {**ray_session.WORKER_ENVIRONMENT, "RAY_AUTH_MODE": "token"}
+
+
+UNASKED = """
+import os
+from trainrig.ray_runtime import ray_session
+os.environ.update(ray_session.ENVIRONMENT)
+import ray
+ray.put(1)
+"""
+
+
+def test_no_call_starts_a_ray_that_nobody_asked_for() -> None:
+    ended = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True)
+    assert "Ray has not been started yet" in ended.stderr, ended.stderr

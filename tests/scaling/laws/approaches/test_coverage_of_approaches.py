@@ -1,0 +1,175 @@
+"""The long form: how often 95% intervals hold the truth, over 200 sweeps of 200 draws each.
+
+Approaches differ, and what is found is written down as it is: `results/approaches.json`.
+"""
+
+import datetime
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainrig.scaling.laws.approaches.approaches import (
+    Line,
+    envelope_line,
+    frontier_laws,
+    isoflop_line,
+)
+from trainrig.scaling.laws.approaches.envelope import Envelope
+from trainrig.scaling.laws.approaches.isoflop import IsoFlop
+from trainrig.scaling.laws.forms import Kaplan, Parametric
+from trainrig.scaling.laws.law import Interval
+from trainrig.scaling.laws.recipes import RecipeFit, compare
+from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.laws.regression.kaplan_form import KaplanFit, fit_kaplan_form
+from trainrig.scaling.laws.regression.minimise import Squares
+from trainrig.scaling.laws.runs_table import Runs
+
+pytestmark = pytest.mark.soak
+
+HERE = Path(__file__).parent
+SWEEPS, DRAWS, NOISE = 200, 200, 0.003  # of log loss; seeds of one model differ by about as much
+LAW = Parametric(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)  # arXiv:2404.10102
+SKEWED = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)  # Hoffmann et al., rounded
+KAPLAN = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
+
+Found = dict[str, tuple[Interval | None, float]]  # quantity -> its interval and its truth
+
+
+def noisy(law: Parametric | Kaplan, n: Any, d: Any, seed: int, **more: Any) -> Runs:
+    scatter = np.exp(NOISE * np.random.default_rng(seed).normal(size=len(n)))
+    return Runs.of(parameters=n, tokens=d, loss=law.loss(n, d) * scatter, **more)
+
+
+def isoflops(law: Parametric, seed: int, centre: float = 1.0, width: float = 4.0) -> Runs:
+    """Five budgets of nine sizes, `width` to both sides of `centre` times the best."""
+    flops = np.repeat(np.geomspace(1e18, 1e21, 5), 9)
+    n = law.optimum(flops).parameters * centre * np.tile(np.geomspace(1 / width, width, 9), 5)
+    return noisy(law, n, flops / 6 / n, seed, budget=flops)
+
+
+def trainings(law: Parametric, seed: int, sizes: int) -> Runs:
+    """Sizes over a factor of 100, each at 20 places along its curve."""
+    n = np.repeat(np.geomspace(3e7, 3e9, sizes), 20)
+    d = n * np.tile(np.geomspace(2, 200, 20), sizes)
+    return noisy(law, n, d, seed, trial=[f"{size:.6g}" for size in n])
+
+
+def grid(law: Parametric | Kaplan, seed: int) -> Runs:
+    n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
+    return noisy(law, n, d, seed)
+
+
+def by_isoflop(law: Parametric, centre: float, width: float) -> Callable[[int], Found]:
+    def find(seed: int) -> Found:
+        runs = isoflops(law, seed, centre, width)
+        line, _ = isoflop_line(runs, IsoFlop(within=None), Bootstrap(draws=DRAWS, seed=seed))
+        return told(line, law)
+
+    return find
+
+
+def by_envelope(law: Parametric, sizes: int) -> Callable[[int], Found]:
+    def find(seed: int) -> Found:
+        runs = trainings(law, seed, sizes)
+        line, _ = envelope_line(runs, Envelope(), Bootstrap(draws=DRAWS, seed=seed))
+        return told(line, law)
+
+    return find
+
+
+def told(line: Line, law: Parametric) -> Found:
+    """The exponent, and N* itself at the greatest compute: a bias that all budgets share."""
+    log_k, a = line.draws.good.T
+    best = float(np.log(law.optimum(1e21).parameters))
+    return {
+        "a": (line.draws.interval(a), law.parameters_exponent),
+        "ln N* at 1e21": (line.draws.interval(log_k + a * np.log(1e21)), best),
+    }
+
+
+def by_kaplan(seed: int) -> Found:
+    fit = fit_kaplan_form(grid(KAPLAN, seed), KaplanFit(loss=Squares()))
+    found = bootstrap_form(fit, Bootstrap(draws=DRAWS, seed=seed)).estimates()
+    return {name: (found[name].bootstrap, true) for name, true in KAPLAN.constants.items()}
+
+
+def by_frontiers(seed: int) -> Found:
+    """Kaplan's L(N) and L(D), whose truths need endless tokens and parameters: never the case."""
+    _, found = frontier_laws(grid(KAPLAN, seed), Bootstrap(draws=DRAWS, seed=seed))
+    truths = {"L(N).alpha": KAPLAN.alpha_n, "L(D).alpha": KAPLAN.alpha_d}
+    return {name: (found[name].bootstrap, true) for name, true in truths.items()}
+
+
+def by_recipes(seed: int) -> Found:
+    scale = 1.4 ** -(LAW.alpha * LAW.beta / (LAW.alpha + LAW.beta))
+    better = LAW.with_constants({"A": LAW.A * scale, "B": LAW.B * scale})
+    tables = {"web": grid(LAW, 2 * seed), "filtered": grid(better, 2 * seed + 1)}
+    rules = Bootstrap(draws=DRAWS, seed=seed)
+    at = RecipeFit(flops=(1e19, 1e21), bootstrap=rules, loss=Squares())
+    return {
+        f"multiplier at {one.flops:.0e}": (
+            one.multiplier.bootstrap if one.multiplier else None,
+            1.4,
+        )
+        for one in compare(tables, at).differences
+    }
+
+
+CASES: dict[str, Callable[[int], Found]] = {
+    "isoflop, centred, 4x to both sides": by_isoflop(LAW, 1, 4),
+    "isoflop, off centre by 2": by_isoflop(LAW, 2, 4),
+    "isoflop, exponents .34 and .28, 10x to both sides": by_isoflop(SKEWED, 1, 10),
+    "isoflop, exponents .34 and .28, off centre by 2": by_isoflop(SKEWED, 2, 4),
+    "envelope, 12 sizes": by_envelope(LAW, 12),
+    "envelope, 20 sizes": by_envelope(LAW, 20),
+    "envelope, 40 sizes": by_envelope(LAW, 40),
+    "Kaplan's L(N, D)": by_kaplan,
+    "Kaplan's frontiers": by_frontiers,
+    "recipes": by_recipes,
+}
+
+
+def test_how_often_intervals_hold_the_truth() -> None:
+    begun = time.process_time()
+    found = {name: covered(find) for name, find in CASES.items()}
+    print(json.dumps(found))
+    write(found, time.process_time() - begun)
+    for name in ("isoflop, centred, 4x to both sides", "envelope, 20 sizes"):
+        assert 0.9 <= found[name]["a"]["coverage"] <= 1.0, name
+    assert all(one["coverage"] >= 0.9 for one in found["Kaplan's L(N, D)"].values())
+    assert all(one["coverage"] >= 0.9 for one in found["recipes"].values())
+
+
+def covered(find: Callable[[int], Found]) -> dict[str, dict[str, float]]:
+    """For each quantity: the share of sweeps whose interval holds the truth, and its width."""
+    held: dict[str, list[bool]] = {}
+    widths: dict[str, list[float]] = {}
+    for seed in range(SWEEPS):
+        for quantity, (interval, truth) in find(seed).items():
+            held.setdefault(quantity, []).append(interval is not None and interval.contains(truth))
+            if interval and interval.low is not None and interval.high is not None:
+                widths.setdefault(quantity, []).append(interval.high - interval.low)
+    return {
+        quantity: {
+            "coverage": float(np.mean(each)),
+            "median_width": float(np.median(widths.get(quantity, [np.inf]))),
+        }
+        for quantity, each in held.items()
+    }
+
+
+def write(found: dict[str, Any], cpu_seconds: float) -> None:
+    command = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, cwd=HERE).stdout.strip()
+    stamp = {"date": datetime.date.today().isoformat(), "commit": commit}
+    how = {"sweeps": SWEEPS, "draws": DRAWS, "noise": NOISE, "cpu_seconds": round(cpu_seconds)}
+    folder = HERE / "results"
+    folder.mkdir(exist_ok=True)
+    text = json.dumps(stamp | how | {"coverage_of_95%": found}, indent=1)
+    (folder / "approaches.json").write_text(text + "\n")

@@ -1,0 +1,113 @@
+"""Pages of a fit and of a plan: what they say is what was found, and doubts are said first."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from trainrig import hardware
+from trainrig.scaling.laws.figure_format import interval
+from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law
+from trainrig.scaling.laws.forms import Parametric
+from trainrig.scaling.laws.law import Approach, Estimate, Interval, LeftOut
+from trainrig.scaling.laws.pages.fit_page import fit_page, write_fit_page
+from trainrig.scaling.laws.pages.fit_warnings import grave, warnings
+from trainrig.scaling.laws.pages.law_views import band, power
+from trainrig.scaling.laws.published import law as published
+from trainrig.scaling.laws.regression.bootstrap import Bootstrap
+from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.plan.plan_page import plan_page
+from trainrig.scaling.plan.planner import Request, make_plan
+
+TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
+
+
+@cache
+def fitted() -> Fitted:
+    flops, sizes = np.meshgrid(np.geomspace(1e18, 1e20, 4), np.geomspace(0.25, 4, 6))
+    sizes = (sizes * TRUE.optimum(flops).parameters).ravel()
+    tokens = flops.ravel() / 6 / sizes
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.002, len(sizes)))
+    runs = Runs.of(
+        parameters=sizes,
+        tokens=tokens,
+        loss=TRUE.loss(sizes, tokens) * noise,
+        budget=flops.ravel(),
+        tokenizer="words",
+        recipe="<web & code>",
+    )
+    return fit_law(runs, LawFit(bootstrap=Bootstrap(draws=60)), "a <law>", "runs.csv")
+
+
+def test_the_page_of_a_fit_says_what_the_law_says(tmp_path):
+    found = fitted()
+    path = write_fit_page(str(tmp_path), found)
+    page = (tmp_path / "report.html").read_text()
+    assert path.endswith("report.html")
+    assert page.count("<svg") == 13  # agreement, 2 residuals, 2 optima, contours, bowls, 6 profiles
+    assert "a &lt;law&gt;" in page and "<law>" not in page
+    assert f"{found.law.estimates['E'].value:.5g}" in page
+    assert f"trainrig plan {tmp_path}/law.json --flops 1.0e21" in page
+    assert "4 budgets have their lowest loss between the sizes tried" in page
+    assert fit_page(found, str(tmp_path)) == page
+
+
+def test_a_band_holds_the_middle_of_the_draws():
+    law = fitted().law
+    flops = np.array([1e20, 1e22])
+    found = band(law, flops, lambda best: best.parameters)
+    drawn = [form.optimum(1e22).parameters for form in law.draws]
+    assert found.low is not None and found.high is not None
+    assert [found.low[1], found.high[1]] == pytest.approx(np.quantile(drawn, (0.025, 0.975)))
+    assert band(published("besiroglu"), flops, lambda best: best.tokens).low is None
+
+
+def changed(**changes):
+    return fitted().law.model_copy(update=changes)
+
+
+def test_each_doubt_is_said():
+    sure = changed(approaches=(), compared=())
+    record = sure.fit
+    assert record is not None
+    open_end = Estimate(value=0.3, profile=Interval(low=0.1, high=None))
+    far = Interval(low=0.1, high=0.2)
+    apart = Approach(
+        name="isoflop",
+        parameters_exponent=Estimate(value=0.15, bootstrap=far),
+        tokens_exponent=None,
+    )
+    said = {
+        "do not bound beta": changed(estimates={"beta": open_end}),
+        "20% of": changed(fit=record.model_copy(update={"starts_that_agree": 0.2})),
+        "not come to rest": changed(fit=record.model_copy(update={"gradient_norm": 0.1})),
+        "draws had no fit": changed(fit=record.model_copy(update={"draws_failed": 30})),
+        "No runs were kept back": changed(held_out=None),
+        "By the isoflop, N* grows as C^0.150": changed(approaches=(apart,)),
+    }
+    for doubt, law in said.items():
+        assert any(doubt in line for line in grave(law)), doubt
+        assert not any(doubt in line for line in grave(sure)), doubt
+    left_out = record.model_copy(update={"rows_left_out": (LeftOut(name="x", reason="NaN"),)})
+    assert grave(changed(fit=left_out)) == grave(fitted().law)
+    assert "Left out by rule: 1 of" in warnings(changed(fit=left_out))[-1]
+
+
+def test_the_page_of_a_plan_says_what_the_plan_says():
+    law = published("besiroglu")
+    plan = make_plan(
+        law, Request(flops=1e21, tokens_served=1e12, tokens_available=1e10), hardware.load()
+    )
+    page = plan_page(plan, law, "run.toml")
+    assert page.count("<svg") == 4  # contours, trajectory, served, epochs
+    assert f"{plan.loss:.4f}" in page
+    assert "trainrig pretrain run.toml" in page
+    assert all(warning[:40] in page.replace("&#x27;", "'") for warning in plan.warnings)
+    alone = make_plan(law, Request(flops=1e21), hardware.load())
+    assert plan_page(alone, law, "run.toml").count("<svg") == 2
+
+
+def test_numbers_are_spelt_as_people_write_them():
+    assert (power(1.3e23), power(5.0)) == ("1.3e23", "5.0e0")
+    assert interval(Interval(low=None, high=0.55)) == "[unbounded below, 0.55]"
+    assert interval(None) == "–"

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from trainrig.errors import DataError
+from trainrig.scaling.laws.forms import Parametric
+from trainrig.scaling.laws.law import Estimate, Interval, Law, percentiles, read_law, write_law
+
+FORM = Parametric(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
+DRAWS = tuple(FORM.with_constants({"E": 1.7 + 0.002 * k}) for k in range(101))
+LAW = Law(
+    name="test",
+    form=FORM,
+    draws=DRAWS,
+    estimates={"E": Estimate(value=1.8, profile=Interval(low=1.7, high=None))},
+    parameters_count="total",
+    tokenizer="bytes",
+)
+
+
+def test_a_law_comes_back_as_it_was_and_has_the_same_bytes(tmp_path):
+    path = tmp_path / "law.json"
+    write_law(str(path), LAW)
+    first = path.read_bytes()
+    assert read_law(str(path)) == LAW
+    write_law(str(path), read_law(str(path)))
+    assert path.read_bytes() == first
+    assert first.count(b"\n") < 101 + 60  # a draw is a line
+
+
+def test_a_law_without_draws_comes_back(tmp_path):
+    path = str(tmp_path / "law.json")
+    write_law(path, LAW.model_copy(update={"draws": ()}))
+    assert read_law(path).draws == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not a law, which is JSON"),
+        (
+            '{"name": "x", "form": {"kind": "Cubic"}, "parameters_count": "total"}',
+            "form: no kind 'Cubic'",
+        ),
+        ("[]", "is this a law"),
+    ],
+)
+def test_what_is_no_law_is_refused_in_one_line(tmp_path, text, message):
+    path = tmp_path / "law.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message) as refused:
+        read_law(str(path))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_law_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"no such law; `trainrig fit` writes one"):
+        read_law(str(tmp_path / "law.json"))
+
+
+def test_an_interval_of_anything_comes_from_the_draws():
+    found = LAW.interval(lambda form: float(form.loss(1e9, np.inf)) - float(FORM.loss(1e9, np.inf)))
+    assert found is not None
+    assert found.low == pytest.approx(-0.095)
+    assert found.high == pytest.approx(0.095)
+    assert LAW.model_copy(update={"draws": DRAWS[:10]}).interval(lambda form: 1.0) is None
+
+
+def test_infinite_draws_leave_the_upper_end_open():
+    values = np.r_[np.linspace(1, 2, 90), np.full(10, np.inf)]
+    assert str(percentiles(values)) == "[1.028, unbounded above]"
+    assert percentiles(np.r_[1.0, np.full(99, np.nan)]) == Interval(low=1, high=None)
+    assert percentiles(values, 0.5).high is not None

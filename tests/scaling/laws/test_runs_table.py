@@ -1,0 +1,175 @@
+"""Tables of runs: what is written comes back, and what a table lacks is said in one line."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from trainrig.errors import DataError
+from trainrig.scaling.laws.read_table import read_table
+from trainrig.scaling.laws.runs_table import NUMBERS, TEXTS, Runs, together
+
+PUBLISHED = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
+published = [
+    pytest.mark.data,
+    pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA"),
+]
+
+
+def three() -> Runs:
+    return Runs.of(
+        parameters=[1e6, 2e6, 4e6],
+        tokens=[1e8, 1e8, 2e8],
+        loss=[3.0, np.nan, 2.5],
+        embedding_parameters=[1e5, np.nan, 3e5],
+        tokenizer="sha256:12",
+        losses={"web": [3.0, 2.0, 1.0], "code": [1.0, np.nan, 2.0]},
+        counts="non-embedding",
+    )
+
+
+def test_what_is_not_given_follows_from_what_is() -> None:
+    runs = three()
+    assert runs.flops.tolist() == runs.flops_6nd.tolist() == [6e14, 1.2e15, 4.8e15]
+    assert runs.trial.tolist() == runs.name.tolist() == ["row 1", "row 2", "row 3"]
+    assert set(runs.state) == {"end"}
+    assert np.isnan(runs.seconds).all()
+
+
+def test_a_table_comes_back_as_it_was_written_and_the_same_bytes_again(tmp_path: Path) -> None:
+    runs = three()
+    first, second = tmp_path / "runs.parquet", tmp_path / "again.parquet"
+    runs.write(str(first))
+    back = read_table(str(tmp_path))
+    for name in (*TEXTS, *NUMBERS):
+        assert np.array_equal(
+            getattr(back, name), getattr(runs, name), equal_nan=name in NUMBERS
+        ), name
+    for source, values in runs.losses.items():
+        assert np.array_equal(back.losses[source], values, equal_nan=True)
+    stored = pq.read_table(first)
+    assert (stored["embedding_parameters"].null_count, stored["loss"].null_count) == (1, 0)
+    back.write(str(second))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_rows_are_selected_in_every_column() -> None:
+    picked = three().select(np.array([2, 0]))
+    assert picked.parameters.tolist() == [4e6, 1e6]
+    assert picked.losses["code"].tolist() == [2.0, 1.0]
+    assert picked.name.tolist() == ["row 3", "row 1"]
+
+
+def test_tables_are_joined_with_the_sources_of_either() -> None:
+    other = Runs.of(parameters=1.0, tokens=1.0, loss=[1.0], losses={"web": [0.5]})
+    joined = together([three(), other])
+    assert len(joined) == 4
+    assert joined.losses["web"][3] == 0.5
+    assert np.isnan(joined.losses["code"][3])
+
+
+def test_embeddings_are_counted_in_only_where_all_are_known() -> None:
+    runs = three()
+    with pytest.raises(DataError, match="1 of 3 runs do not say"):
+        runs.counted_with_embeddings()
+    total = runs.select(np.array([0, 2])).counted_with_embeddings()
+    assert total.parameters.tolist() == [1.1e6, 4.3e6]
+    assert total.flops_6nd.tolist() == pytest.approx([6.6e14, 5.16e15])
+    assert (total.counts, total.flops[0]) == ("total", 6e14)
+
+
+def test_tables_that_count_differently_are_not_joined() -> None:
+    total = three().select(np.array([0])).counted_with_embeddings()
+    with pytest.raises(DataError, match="non-embedding, the other as total"):
+        together([three(), total])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no rows"),
+        ("params,tokens,loss\n", "no rows"),
+        ("params,tokens,loss\n1,2\n", ":2: 2 cells under 3 headers"),
+        ("params,tokens,loss\n1,2,x\n", ":2: loss should be a number, found 'x'"),
+        ("params,tokens,perplexity\n1,2,3\n", "losses in perplexity"),
+        ("params,tokens,bpb\n1,2,3\n", "losses in bits per byte"),
+        ("params,loss\n1,3\n", "no column for tokens among params, loss"),
+    ],
+)
+def test_a_csv_that_is_no_table_of_runs_says_why(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message) as raised:
+        read_table(str(path))
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_columns_are_found_by_synonym_or_named(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("N,C,eval/loss,corpus\n10,6e3,3.5,web\n20,6e3,,web\n")
+    with pytest.raises(DataError, match="no column for loss"):
+        read_table(str(path))
+    runs = read_table(str(path), {"loss": "eval/loss"})
+    assert runs.tokens.tolist() == [100.0, 50.0]
+    assert runs.loss[0] == 3.5
+    assert np.isnan(runs.loss[1])
+    assert set(runs.recipe) == {"web"}
+    with pytest.raises(DataError, match="did you mean 'eval/loss'"):
+        read_table(str(path), {"loss": "eval/los"})
+    with pytest.raises(DataError, match="no column 'los'; did you mean 'loss'"):
+        read_table(str(path), {"los": "eval/loss"})
+
+
+@pytest.mark.parametrize("name", ["runs.parquet", "runs.csv", "sweep"])
+def test_a_missing_table_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=f"{name}.*: no such"):
+        read_table(str(tmp_path / name))
+
+
+def test_a_file_of_another_kind_is_told_what_would_do(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Runs\n")
+    with pytest.raises(DataError, match=r"README.md: no table of runs; give the folder of a fin"):
+        read_table(str(tmp_path / "README.md"))
+
+
+def test_a_table_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "RUNS.CSV"
+    path.write_text("params,tokens,loss\n1,2,3\n", encoding="utf-8-sig")
+    assert read_table(str(path)).loss.tolist() == [3.0]
+    path.write_text("params,tokens,loss\n1,2,3\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"RUNS\.CSV: UTF-16 by its first two bytes"):
+        read_table(str(path))
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs.parquet").write_text("loss\n")
+    with pytest.raises(DataError, match="not Parquet"):
+        read_table(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "counts", "recipes"),
+    [
+        pytest.param("chinchilla_extracted", 245, "total", 1, marks=published),
+        pytest.param("datablations_lt4B", 165, "total", 1, marks=published),
+        pytest.param("gadre_small_runs", 95, "total", 3, marks=published),
+        pytest.param("olmo_ladder_190M_1B", 24, "non-embedding", 1, marks=published),
+        pytest.param("porian_optimal_pairs", 177, "non-embedding", 15, marks=published),
+    ],
+)
+def test_published_tables_are_known_by_their_headers(
+    name: str, rows: int, counts: str, recipes: int
+) -> None:
+    runs = read_table(str(PUBLISHED / f"{name}.csv"))
+    assert (len(runs), runs.counts, len(set(runs.recipe))) == (rows, counts, recipes)
+    assert (runs.flops[~np.isnan(runs.parameters)] > 0).all()
+
+
+@pytest.mark.data
+@pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA")
+def test_chinchillas_tokens_follow_from_its_flops() -> None:
+    runs = read_table(str(PUBLISHED / "chinchilla_extracted.csv"))
+    assert runs.tokens == pytest.approx(runs.flops / (6 * runs.parameters))

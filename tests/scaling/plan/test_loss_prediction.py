@@ -1,0 +1,148 @@
+"""`predict`: the loss of a law at N and D, by hand, with its interval and its warnings."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainrig import cli
+from trainrig.command_line.quantity import quantity
+from trainrig.errors import ConfigError
+from trainrig.scaling.laws.forms import Parametric
+from trainrig.scaling.laws.law import Law, write_law
+from trainrig.scaling.laws.published import law as published
+from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.laws.regression.minimise import Squares
+from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
+from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.plan.loss_prediction import lines, predict_loss
+
+TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "tokens", "by_hand"),
+    [
+        # 1.69 + 406.4 / 1e9^.34 + 410.7 / 2e10^.28 = 1.69 + .353960 + .536088
+        ("hoffmann-rounded", 1e9, 2e10, 2.580048),
+        # Chinchilla itself: 1.69 + 406.4 / 7e10^.34 + 410.7 / 1.4e12^.28 = 1.69 + .083488 + .163158
+        ("hoffmann-rounded", 7e10, 1.4e12, 1.936645),
+        ("kaplan", 1e8, 1e9, 3.015030),  # ((8.8e13/N)^(.076/.095) + 5.4e13/D)^.095
+        ("kaplan", 1.75e11, 3e11, 1.732287),
+    ],
+)
+def test_published_laws_give_what_a_hand_computes(
+    name: str, parameters: float, tokens: float, by_hand: float
+) -> None:
+    found = predict_loss(published(name), parameters, tokens)
+    assert found.loss == pytest.approx(by_hand, abs=1e-6)
+    assert found.loss_interval is None
+    assert found.no_interval == "the law has no draws"
+
+
+def test_repeats_count_as_muennighoff_has_it() -> None:
+    law = published("muennighoff")
+    found = predict_loss(law, 2.81e9, 55e9, unique_tokens=14e9)
+    assert found.loss == pytest.approx(2.37686, abs=2e-5)
+    assert found.epochs == pytest.approx(55 / 14)
+    assert predict_loss(law, 2.81e9, 55e9, epochs=55 / 14).loss == pytest.approx(found.loss)
+    assert found.loss_if_new is not None and found.loss_if_new < found.loss
+    # A law without repeats gets their fading, and says so; Kaplan's knows none.
+    borrowed = predict_loss(published("besiroglu"), 1e9, 1e11, epochs=10)
+    assert any("fitted without repeats" in one for one in borrowed.warnings)
+    with pytest.raises(ConfigError, match=r"a Kaplan law cannot tell repeated tokens.*--epochs"):
+        predict_loss(published("kaplan"), 1e9, 1e11, epochs=2)
+
+
+def test_what_lies_beyond_the_runs_is_said_with_the_factor() -> None:
+    law = published("besiroglu")
+    assert predict_loss(law, 1e9, 20e9).warnings == ()
+    beyond = "\n".join(predict_loss(law, 1.62e11, 20e9).warnings)
+    assert "Extrapolated: parameters, 1.62e+11, 10 times the greatest of the law's runs" in beyond
+    many = predict_loss(law, 1e9, 100e9, epochs=200).warnings
+    assert any("Extrapolated: 200 epochs" in one for one in many)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """The loss at ten times the compute of the largest run, of 40 made-up sweeps."""
+    n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
+    truth = float(TRUTH.loss(3e9, 3e11))
+    held = 0
+    for seed in range(40):
+        loss = TRUTH.loss(n, d) * np.exp(0.003 * np.random.default_rng(seed).normal(size=n.size))
+        runs = Runs.of(parameters=n, tokens=d, loss=loss)
+        fit = fit_parametric(
+            runs, ParametricFit(loss=Squares(), exponents=(0.35,), floors=(0.5, 0.8))
+        )
+        draws = bootstrap_form(fit, Bootstrap(draws=100, seed=seed)).forms
+        law = Law(
+            name="made", form=fit.form, draws=draws, parameters_count="total", tokenizer="bytes"
+        )
+        found = predict_loss(law, 3e9, 3e11)
+        assert found.loss_interval is not None and found.loss_interval.contains(found.loss)
+        held += found.loss_interval.contains(truth)
+    assert 34 <= held <= 40  # 38 expected; 34 or more of 40 in 96% of such experiments
+
+
+def test_numbers_are_read_as_they_are_written() -> None:
+    assert [quantity(text) for text in ("1e9", "1.3B", "300M", "2t", "7k", "1,000")] == [
+        1e9, 1.3e9, 3e8, 2e12, 7e3, 1e3,
+    ]  # fmt: skip
+    for text in ("1Q", "", "1e999", "1.2.3", "B"):
+        with pytest.raises(ConfigError, match="write it as 1e9, "):
+            quantity(text)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["predict", *words])
+    shown = capsys.readouterr()
+    assert ended.value.code == (2 if shown.err else 0)
+    return shown.out + shown.err
+
+
+def test_the_terminal_and_the_object_say_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draws = tuple(TRUTH.with_constants({"E": 1.7 + 0.002 * k}) for k in range(101))
+    law = Law(
+        name="web", form=TRUTH, draws=draws, parameters_count="total", tokenizer="bytes", source="x"
+    )
+    path = str(tmp_path / "law.json")
+    write_law(path, law)
+    words = (path, "--params", "1.3B", "--tokens", "26e9", "--unique-tokens", "13B")
+    found = json.loads(printed(capsys, *words, "--json"))
+    text = printed(capsys, *words)
+    assert found["epochs"] == 2
+    low, high = found["loss_interval"]["low"], found["loss_interval"]["high"]
+    assert low < found["loss"] < high
+    assert f"loss {found['loss']:.4f} nats per token [{low:.4g}, {high:.4g}]" in text
+    assert f"{found['loss_if_new']:.4f}" in text
+    assert "1.3B parameters (total), 26B tokens, D/N 20, 2.028e+20 FLOPs by 6ND" in text
+    assert all(warning in text for warning in found["warnings"])
+    assert list(lines(predict_loss(law, 1.3e9, 26e9, None, 13e9))) == text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("hofmann", "--params", "1B", "--tokens", "20B"), "did you mean 'hoffmann'"),
+        (("hoffmann", "--params", "0", "--tokens", "20B"), "--params 0: give a number above 0"),
+        (("hoffmann", "--params", "1B", "--tokens", "2Q"), "--tokens: '2Q' is no number"),
+        (
+            ("hoffmann", "--params", "1B", "--tokens", "2B", "--epochs", "0.5"),
+            "each token is seen once at least",
+        ),
+        (
+            ("hoffmann", "--params=1B", "--tokens=2B", "--epochs=2", "--unique-tokens=1B"),
+            "say the same; give one",
+        ),
+    ],
+)
+def test_what_no_run_has_is_refused_in_a_line(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, *words)
+    assert message in text
+    assert text.count("\n") == 1

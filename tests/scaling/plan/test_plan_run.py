@@ -1,0 +1,147 @@
+"""A plan becomes a run file, and the run file a model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainrig import config
+from trainrig.check import describe
+from trainrig.cli import app
+from trainrig.errors import ConfigError, DataError
+from trainrig.job import exit_codes
+from trainrig.parallel.layout import FSDP
+from trainrig.scaling.laws.law import write_law
+from trainrig.scaling.laws.published import law
+from trainrig.scaling.plan.plan import read_plan
+from trainrig.scaling.plan.plan_verb import RunWanted, answer
+from trainrig.train.pretrain import pretrain
+from trainrig.train.run_file import Pretraining
+
+TINY = {
+    "parameters": 1.2e4,
+    "device": "cpu-core",
+    "devices": 1,
+    "compute": "float32",
+    "sequence_length": 32,
+}
+
+
+@pytest.fixture
+def planned(tokens: str, tmp_path: Path) -> Callable[..., Path]:
+    """`planned(parameters=1.2e4)`: the run file of a plan, on tiny tokens."""
+
+    def plan(by: str = "hoffmann", **asked: float) -> Path:
+        path = tmp_path / "planned.toml"
+        answer(by, TINY | asked, None, RunWanted(str(path), tokens, str(tmp_path / "run")))
+        return path
+
+    return plan
+
+
+def test_a_run_file_is_one_that_pretrain_accepts(planned: Callable[..., Path]) -> None:
+    path = planned()
+    run = config.load(Pretraining, str(path))
+    plan = read_plan(run.plan or "")
+    facts = describe(run)  # opens the tokens, and refuses too many epochs
+    assert facts["positions"] == plan.size.tokens
+    assert facts["parameters"] == plan.size.total
+    assert facts["flops"] == plan.size.flops
+    assert run.model == plan.model
+    assert run.training.optimizer.lr == plan.recipe.rate
+    assert run.training.parallel == FSDP()
+    assert plan.data is not None
+    assert plan.data.epochs > 4
+    assert run.batches.cap("web") >= plan.data.epochs
+    assert plan.data.worth < plan.size.tokens
+
+
+@pytest.mark.ray
+def test_a_plan_is_run_and_goes_with_its_run(
+    planned: Callable[..., Path], local_ray: None, tmp_path: Path
+) -> None:
+    path = planned()
+    run = config.load(Pretraining, str(path), ["training.steps=3", "training.held_out.rows=0"])
+    manifest = pretrain(run)
+    assert manifest.counts["steps"] == 3
+    assert read_plan(f"{run.output}/plan.json") == read_plan(str(tmp_path / "planned.plan.json"))
+
+
+def test_a_law_that_knows_no_repeats_says_so(planned: Callable[..., Path]) -> None:
+    plan = read_plan(config.load(Pretraining, str(planned("kaplan", parameters=6e3))).plan or "")
+    assert "this law takes all for new" in plan.warnings[-1]
+
+
+def test_another_run_file_is_not_written_over(planned: Callable[..., Path]) -> None:
+    planned()
+    with pytest.raises(ConfigError, match="is there already"):
+        planned(parameters=1.5e4)
+
+
+def test_a_folder_without_tokens_is_refused(tmp_path: Path) -> None:
+    wanted = RunWanted(str(tmp_path / "a.toml"), str(tmp_path), None)
+    with pytest.raises(DataError, match="no stage made it"):
+        answer("kaplan", TINY, None, wanted)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_plan_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"law": 3}')
+    with pytest.raises(DataError, match="is this a plan"):
+        read_plan(str(tmp_path / "plan.json"))
+
+
+def test_a_law_is_read_from_its_file(tmp_path: Path) -> None:
+    base = law("besiroglu").form
+    draws = tuple(base.with_constants({"E": base.constants["E"] + k / 1000}) for k in range(40))
+    path = str(tmp_path / "law.json")
+    write_law(path, law("besiroglu").model_copy(update={"name": "ours", "draws": draws}))
+    plan, lines = answer(path, {"flops": 1e21}, None, RunWanted())
+    assert plan.law == "ours"
+    assert plan.loss_interval is not None and plan.loss_interval.contains(plan.loss + 0.02)
+    assert str(plan.loss_interval) in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("besiroglu --flops 1e21 --gpu-days 3", "found --flops and --gpu-days"),
+        ("besiroglu", "found none of them"),
+        ("hofman --flops 1e21", "did you mean 'hoffmann'?"),
+        ("besiroglu --flops 1e21 --device h10", "did you mean 'h100'?"),
+        ("besiroglu --flops 1e21 --rule Deepsek", "did you mean DeepSeek?"),
+        ("besiroglu --flops -1", "--flops: input should be greater than 0, found -1.0"),
+        ("besiroglu --flops nan", "--flops: 'nan' is no number"),
+        ("besiroglu --flops 1e3", "or lower --vocabulary"),
+        ("besiroglu --budget-usd 5 --device rtx-4090", "so there is no price"),
+        ("llama3 --flops 1e21", "has no loss"),
+        ("none.json --flops 1e21", "no such law"),
+        ("besiroglu --flops 1e21 --mfu 2", "--mfu: input should be less than or equal to 1"),
+        ("besiroglu --flops 1e21 --out a.toml", "--out needs --tokens-folder"),
+        ("besiroglu --flops 1e21 --output a", "add --out RUN.toml"),
+        ("kaplan --flops 1e21 --tokens-available 1e9", "cannot tell repeated tokens"),
+        ("besiroglu --tokens 100 --vocabulary 8", "no budget makes|are not one sequence"),
+        ("besiroglu --flops 1e20 --instance p5.48xlarge --device l4", "leave out one of the two"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        app(args=["plan", *arguments.split()])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said
+    assert any(part in said for part in message.split("|"))
+
+
+def test_the_command_prints_the_plan_and_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    app(args=["plan", "besiroglu", "--flops", "1e21"], standalone_mode=False)
+    told = capsys.readouterr().out
+    for word in ("parameters N", "loss", "FLOPs", "layout", "time", "money", "energy", "Assumed"):
+        assert word in told
+    app(args=["plan", "besiroglu", "--flops", "1e21", "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["size"]["tokens"] == pytest.approx(6e10, rel=0.02)
+    app(args=["plan", "hoffmann", "--table"], standalone_mode=False)
+    assert "1.27e+26  21.2T" in capsys.readouterr().out

@@ -1,0 +1,161 @@
+"""Plans: what is given comes back, and what follows from it follows."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainrig import hardware
+from trainrig.estimate.flops import token_flops
+from trainrig.models.decoder import count_parameters
+from trainrig.scaling.laws.forms import Parametric
+from trainrig.scaling.laws.law import Law
+from trainrig.scaling.laws.published import law
+from trainrig.scaling.plan.plan import Plan
+from trainrig.scaling.plan.planner import Request, make_plan
+
+OFFERS = hardware.load()
+
+
+def planned(name: str | Law = "besiroglu", **asked: Any) -> Plan:
+    found = law(name) if isinstance(name, str) else name
+    return make_plan(found, Request.model_validate(asked), OFFERS)
+
+
+def test_a_budget_is_divided_as_the_law_says() -> None:
+    plan = planned(flops=1e21)
+    assert plan.size.parameters == pytest.approx(2.778e9, rel=0.02)
+    assert plan.size.tokens == pytest.approx(5.999e10, rel=0.02)
+    assert plan.loss == pytest.approx(2.3055, rel=1e-3)
+    assert plan.size.flops_6nd == pytest.approx(1e21, rel=0.03)
+    assert plan.warnings == ()
+
+
+def test_what_is_said_of_the_decoder_is_true_of_it() -> None:
+    plan = planned(flops=1e20)
+    count = count_parameters(plan.model)
+    recipe = plan.recipe
+    assert plan.size.total == count.total
+    assert plan.size.tokens == recipe.steps * recipe.global_batch * recipe.sequence_length
+    exact = token_flops(plan.model, recipe.sequence_length).training
+    assert plan.size.flops == exact * plan.size.tokens
+    assert plan.loss == float(law("besiroglu").form.loss(count.total, plan.size.tokens))
+    assert plan.curve[-1].loss == pytest.approx(plan.loss)
+    assert recipe.global_batch % recipe.micro_batch == 0
+    assert recipe.global_batch >= plan.cost.devices
+
+
+@pytest.mark.parametrize("days", [0.5, 30.0, 3_000.0])
+def test_device_days_are_spent_to_the_step(days: float) -> None:
+    plan = planned(gpu_days=days, device="h200")
+    assert plan.cost.device_days == pytest.approx(days, rel=0.01)
+    seconds = plan.size.flops / (989e12 * 0.4)
+    assert plan.cost.device_days == pytest.approx(seconds / 86_400)
+
+
+def test_a_table_of_ones_own_is_planned_on(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        "[devices.mine]\nflops = { bfloat16 = 1e15 }\nmemory = 1e11\nwatts = 500\n"
+        'source = "measured"\n'
+    )
+    request = Request(gpu_days=10.0)
+    plan = make_plan(law("besiroglu"), request, hardware.load(str(own)))
+    assert plan.cost.device == "mine"
+    assert plan.cost.usd is None
+    assert plan.size.flops == pytest.approx(10 * 86_400 * 4e14, rel=0.01)
+    assert plan.cost.kwh == pytest.approx(10 * 24 * 0.5 * 1.5 * 1.2, rel=0.01)
+
+
+def test_money_is_spent_and_no_more() -> None:
+    plan = planned(budget_usd=10_000.0, instance="p5.48xlarge")
+    assert plan.cost.usd == pytest.approx(10_000, rel=0.01)
+    assert plan.cost.devices == 8
+    half = planned(budget_usd=10_000.0, instance="p5.48xlarge", devices=4)
+    assert half.cost.usd == pytest.approx(10_000, rel=0.01)  # the whole machine is paid for
+    assert half.size.flops == pytest.approx(plan.size.flops / 2, rel=0.02)
+
+
+def test_a_size_and_its_tokens_are_kept() -> None:
+    assert planned(parameters=1e9).size.parameters == pytest.approx(1e9, rel=0.02)
+    assert planned(tokens=1e11).size.tokens == pytest.approx(1e11, rel=0.01)
+
+
+def test_a_law_of_other_parameters_counts_others() -> None:
+    plan = planned("kaplan", parameters=1e8)
+    assert plan.size.non_embedding == pytest.approx(1e8, rel=0.02)
+    assert plan.size.parameters == plan.size.non_embedding
+
+
+def test_few_tokens_are_seen_again_for_less() -> None:
+    plan = planned("hoffmann", flops=1e21, tokens_available=1e10)
+    assert plan.data is not None
+    assert plan.data.epochs == pytest.approx(plan.size.tokens / 1e10)
+    assert 1e10 < plan.data.worth < plan.size.tokens
+    assert plan.data.worth < plan.data.wall == pytest.approx(1e10 * 16.387756)
+    assert plan.loss > plan.data.loss_if_new
+
+
+def test_what_serves_trains_longer_and_is_smaller() -> None:
+    plan = planned("hoffmann-rounded", flops=1e21, tokens_served=1e12)
+    assert plan.service is not None
+    assert plan.service.saved == pytest.approx(0.3770, abs=1e-4)
+    assert plan.service.training_factor == pytest.approx(1.461, rel=1e-3)
+    assert plan.size.parameters == pytest.approx(7.177e8, rel=0.02)
+    assert plan.loss == pytest.approx(2.3289, rel=1e-3)
+
+
+def test_serving_nothing_changes_nothing() -> None:
+    assert planned(flops=1e21, tokens_served=0.0) == planned(flops=1e21)
+
+
+def drawn() -> Law:
+    """A law with draws on either side of it."""
+    base = law("besiroglu").form
+    assert isinstance(base, Parametric)
+    draws = tuple(base.with_constants({"E": base.E + (k - 50) / 1000}) for k in range(101))
+    return law("besiroglu").model_copy(update={"draws": draws})
+
+
+def test_intervals_are_of_the_draws() -> None:
+    plan = planned(drawn(), flops=1e21)
+    assert plan.loss_interval is not None
+    assert plan.loss_interval.low == pytest.approx(plan.loss - 0.0475)
+    assert plan.loss_interval.high == pytest.approx(plan.loss + 0.0475)
+    # E does not move the optimum.
+    best = plan.size.parameters_interval
+    assert best is not None and best.low == pytest.approx(best.high)
+    assert all(p.low is not None and p.low < p.loss for p in plan.curve)
+
+
+@pytest.mark.parametrize(
+    ("asked", "warning"),
+    [
+        ({"flops": 3e23}, "compute by 6ND, 3.0"),
+        ({"flops": 1e17}, "times below the least of the law's runs (6e+18)"),
+        ({"parameters": 4e11, "devices": 8}, "It fits no layout that runs accept on 8 devices"),
+    ],
+)
+def test_what_is_far_from_the_law_or_the_machine_is_flagged(
+    asked: dict[str, float], warning: str
+) -> None:
+    plan = planned(**asked)
+    assert any(warning.split(", 3.0")[0] in line for line in plan.warnings)
+
+
+def test_where_nothing_fits_it_says_how_many_would() -> None:
+    plan = planned(parameters=4e11, devices=8)
+    assert not plan.placement.fits
+    needed = plan.placement.devices_needed
+    assert needed is not None and needed > 8
+    assert planned(parameters=4e11, devices=needed).placement.fits
+
+
+def test_checkpoints_come_as_young_has_it() -> None:
+    plan = planned(flops=1e21)
+    saving = plan.saving
+    best = math.sqrt(2 * saving.stalled * saving.hours_between_faults * 3600)
+    step = plan.cost.hours * 3600 / plan.recipe.steps
+    assert saving.seconds == pytest.approx(best, abs=step)
+    assert saving.hours_between_faults == 29_500 / plan.cost.devices

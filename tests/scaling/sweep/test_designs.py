@@ -1,0 +1,63 @@
+import pytest
+
+from trainrig import config
+from trainrig.config import Settings
+from trainrig.errors import ConfigError
+from trainrig.scaling.sweep.designs import Design, Grid, IsoFLOP, Model, Point, Points, Rays
+
+
+class Run(Settings):
+    design: Design
+
+
+def model(parameters: float) -> Model:
+    """One of exactly so many parameters, whose embedding doubles what a token costs."""
+    return Model(int(parameters), 12.0 * parameters)
+
+
+def test_a_grid_has_every_size_at_every_length():
+    design = Grid(parameters=(200.0, 100.0), tokens=(3e3, 1e3))
+    pairs = [(100, 1e3), (100, 3e3), (200, 1e3), (200, 3e3)]
+    assert design.points(model) == tuple(Point(n, d) for n, d in pairs)
+
+
+def test_rays_have_each_size_at_multiples_of_what_its_decoder_has():
+    design = Rays(parameters=(100.0, 200.0), tokens_per_parameter=(5.0, 20.0))
+    off = design.points(lambda parameters: Model(int(parameters) + 1, 1.0))
+    assert [(p.parameters, p.tokens) for p in off] == [
+        *((100, 505), (100, 2020)),
+        *((200, 1005), (200, 4020)),
+    ]
+
+
+@pytest.mark.parametrize(("flops", "share"), [("6ND", 1), ("exact", 2)])
+def test_iso_flop_points_spend_their_budget_and_no_ratio_is_beyond_what_is_allowed(flops, share):
+    design = IsoFLOP(
+        parameters=(100.0, 1_000.0),
+        budgets=(6e6, 6e7),
+        flops=flops,
+        tokens_per_parameter=(1.0, 600.0),
+    )
+    found = {(p.parameters, p.budget): p.tokens for p in design.points(model)}
+    wanted = {(100, 6e6): 1e4, (100, 6e7): 1e5, (1_000, 6e6): 1e3, (1_000, 6e7): 1e4}
+    within = {key: d / share for key, d in wanted.items() if 1 <= d / share / key[0] <= 600}
+    assert found == pytest.approx(within)
+    assert (100, 6e7) in found if share == 2 else (100, 6e7) not in found
+
+
+def test_points_are_those_that_were_given():
+    design = Points(pairs=((200.0, 1e3), (100.0, 2e3), (200.0, 1e3)))
+    assert design.points(model) == (Point(100, 2e3), Point(200, 1e3))
+    with pytest.raises(ConfigError, match="one size of model"):
+        config.build(Run, {"design": {"kind": "Points", "pairs": [[100, 1e3], [100, 2e3]]}}, "s")
+
+
+def test_one_size_is_refused_with_what_would_do():
+    with pytest.raises(ConfigError, match="one size of model, 100 parameters: no law in N"):
+        config.build(Run, {"design": {"kind": "Grid", "parameters": [100], "tokens": [1e3]}}, "s")
+
+
+def test_a_design_without_a_point_is_refused():
+    design = IsoFLOP(parameters=(1e3, 2e3), budgets=(6e3,))
+    with pytest.raises(ConfigError, match="no point of it is within tokens_per_parameter"):
+        design.points(model)

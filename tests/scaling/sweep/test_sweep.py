@@ -1,0 +1,136 @@
+"""A real sweep of tiny models on a Ray of this machine's own."""
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from trainrig import config
+from trainrig.errors import ConfigError, DataError
+from trainrig.scaling.laws.read_table import read_table
+from trainrig.scaling.laws.runs_table import RUNS_FILE
+from trainrig.scaling.sweep.sweep import Sweep, sweep
+from trainrig.train.run.run_folder import RunFolder
+
+TIMES = ("seconds", "cost")  # the columns that differ from time to time
+
+
+@pytest.fixture
+def make_sweep(tokens, tmp_path):
+    """`make_sweep("out", seeds=(0, 1))`: two sizes at two lengths, of seconds in all."""
+
+    def make(output="sweep", **changes) -> Sweep:
+        settings = {
+            "stage": "sweep",
+            "tokens": tokens,
+            "output": str(tmp_path / output),
+            "design": {
+                "kind": "Rays",
+                "parameters": (6_000, 12_000),
+                "tokens_per_parameter": (0.3, 0.6),
+            },
+            "batches": {"sequence_length": 32, "micro_batch": 4, "epochs": 4},
+            "training": {"fewest_steps": 6, "checkpoint_every": 5},
+        }
+        return config.build(Sweep, settings | changes, "sweep.toml")
+
+    return make
+
+
+def timeless(run: Sweep) -> bytes:
+    """The bytes of the table of `run`, but for what differs from time to time."""
+    table = pq.read_table(Path(run.output, RUNS_FILE)).drop_columns(list(TIMES))
+    path = Path(run.output, "timeless.parquet")
+    pq.write_table(table, path)
+    return path.read_bytes()
+
+
+@pytest.mark.ray
+def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(local_ray, make_sweep):
+    shown = []
+    one = make_sweep("one", trials={"at_once": 1}, along=2)
+    two = make_sweep("two", trials={"cpus": 0.5, "at_once": 2}, along=2)
+    manifest = sweep(one)
+    sweep(two, show=lambda done, of, rows: shown.append((done, of)))
+    assert timeless(one) == timeless(two)
+    assert shown[-1] == (4, 4)
+    runs = read_table(one.output)
+    ends = runs.select(runs.state == "end")
+    assert ends.trial.tolist() == [name for name in ("n5968-s0", "n11920-s0") for _ in range(2)]
+    assert (ends.loss < 5.5).all() and set(ends.losses) == {"books", "web"}
+    assert (runs.state == "along").sum() == 4
+    assert manifest.counts["points"] == 4 and manifest.counts["diverged"] == 0
+    # It is finished: nothing of it is done again.
+    attempts = [len(RunFolder(str(f)).attempts()) for f in Path(one.output).glob("trials/*/*")]
+    assert attempts == [1] * 4
+    assert sweep(one).counts == manifest.counts
+
+
+@pytest.mark.ray
+def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, make_sweep):
+    run = make_sweep(
+        "searched",
+        design={"kind": "Grid", "parameters": (6_000, 12_000), "tokens": (1_500,)},
+        search={
+            "parameters": 6_000,
+            "tokens": 3_000,
+            "rate_factors": (0.2, 1.0, 1e20),
+            "scheduler": {"kind": "ASHA"},
+        },
+    )
+    sweep(run)
+    found = json.loads(Path(run.output, "search.json").read_text())
+    assert found["rate_factor"] == 1.0 and found["at_an_edge"] == []
+    losses = {each["rate_factor"]: each["loss"] for each in found["tried"]}
+    assert losses[1.0] < losses[0.2] and losses[1e20] is None
+    trials = json.loads(Path(run.output, "trials.json").read_text())
+    ruled = [run.rule.rate(each["parameters"], each["runs"][0]["tokens"]) for each in trials]
+    assert [each["rate"] for each in trials] == pytest.approx(ruled, rel=0.01)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trials": {"gpus": 64}}, "trials.gpus = 64, but Ray has 0 GPUs; lower it"),
+        ({"large": {"parameters": 1e4, "workers": 999}}, "large.workers = 999, but Ray has"),
+        (
+            {"trials": {"instance": "p5.49xlarge"}},
+            "no instance 'p5.49xlarge' in the table of hardware; did you mean",
+        ),
+    ],
+)
+def test_resources_that_are_not_there_are_refused(local_ray, make_sweep, changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        sweep(make_sweep("refused", **changes))
+
+
+def test_a_law_of_nothing_held_out_is_refused(make_sweep, make_tokens, tmp_path):
+    run = make_sweep(tokens=make_tokens(tmp_path, held_out=0.0))
+    with pytest.raises(DataError, match="nothing is held out, and a law is of the loss on text"):
+        sweep(run)
+    assert not Path(run.output).exists()
+
+
+@pytest.mark.ray
+def test_optuna_draws_factors_between_the_least_and_the_greatest(local_ray, make_sweep):
+    pytest.importorskip("optuna")
+    run = make_sweep(
+        "drawn",
+        design={"kind": "Grid", "parameters": (6_000, 12_000), "tokens": (1_500,)},
+        trials={"at_once": 1},
+        search={
+            "parameters": 6_000,
+            "tokens": 1_500,
+            "rate_factors": (0.25, 4.0),
+            "batch_factors": (0.5, 2.0),
+            "searcher": {"kind": "Optuna", "draws": 3},
+        },
+    )
+    sweep(run)
+    found = json.loads(Path(run.output, "search.json").read_text())
+    assert len(found["tried"]) == 3
+    assert all(0.25 <= each["rate_factor"] <= 4 for each in found["tried"])
+    assert all(0.5 <= each["batch_factor"] <= 2 for each in found["tried"])

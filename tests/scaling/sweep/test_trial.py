@@ -1,0 +1,158 @@
+"""One trial in this process: finished, stopped, resumed, diverged."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from trainrig import config, storage
+from trainrig.errors import ClusterError, Unfinished
+from trainrig.scaling.sweep import trial as trial_module
+from trainrig.scaling.sweep.designs import Point
+from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.search_settings import Pair
+from trainrig.scaling.sweep.sweep_table import noise, stated, summary, table
+from trainrig.scaling.sweep.trial import Alone, StopFile, read_diverged, train_trial
+from trainrig.scaling.sweep.trials import folder_of, look_at, plan
+from trainrig.train.loop import train
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+
+
+@pytest.fixture
+def sweep(tokens, tmp_path) -> Sweep:
+    settings = {
+        "stage": "sweep",
+        "tokens": tokens,
+        "output": str(tmp_path / "sweep"),
+        "design": {"kind": "Grid", "parameters": [6_000, 12_000], "tokens": [1_024, 2_048]},
+        "batches": {"sequence_length": 32, "micro_batch": 4},
+        "training": {"fewest_steps": 4, "checkpoint_every": 3},
+    }
+    return config.build(Sweep, settings, "sweep.toml")
+
+
+def planned(sweep, *lengths):
+    data = look_at(sweep)
+    (trial,) = plan(sweep, [Point(6_000, tokens) for tokens in lengths], data, Pair(1.0, 1.0))
+    return trial, data
+
+
+class After:
+    """Wants a stop after so many beats of training."""
+
+    def __init__(self, beats):
+        self._left = beats
+
+    def beat(self, step, doing):
+        self._left -= doing == "train"
+
+    def stop_wanted(self):
+        return self._left <= 0
+
+
+def rows_of(runs):
+    """All that does not depend on clocks."""
+    return [
+        (runs.name[row], runs.state[row], runs.tokens[row], runs.loss[row], runs.flops[row])
+        for row in range(len(runs))
+    ]
+
+
+def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone, sweep, tmp_path):
+    trial, data = planned(sweep, 1_024, 2_048)
+    train_trial(sweep, trial, data, Alone())
+    whole = table(sweep, [trial], data)
+    assert list(whole.state) == ["end", "end"] and (np.diff(whole.tokens) > 0).all()
+    assert (whole.flops > whole.flops_6nd).all() and (whole.seconds > 0).all()
+    other = sweep.model_copy(update={"output": str(tmp_path / "stopped")})
+    for _ in range(20):
+        try:
+            train_trial(other, trial, data, Alone(After(4)))
+            break
+        except Unfinished:
+            continue
+    assert rows_of(table(other, [trial], data)) == rows_of(whole)
+    trunk = RunFolder(folder_of(other, trial, trial.trunk))
+    assert len(trunk.attempts()) > 2
+    # What is finished is left alone.
+    before = len(trunk.attempts())
+    train_trial(other, trial, data, Alone())
+    assert len(trunk.attempts()) == before
+
+
+def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_same_end(
+    alone, sweep, tmp_path
+):
+    trial, data = planned(sweep, 1_024, 2_048)
+    train_trial(sweep, trial, data, Alone())
+    wanted = rows_of(table(sweep, [trial], data))
+    short = folder_of(sweep, trial, trial.lengths[0])
+    assert metrics.series(short)[0]["step"] > 1
+    storage.delete_folder(short)
+    storage.delete_folder(folder_of(sweep, trial, trial.trunk) + "/checkpoints")
+    train_trial(sweep, trial, data, Alone())
+    assert metrics.series(short)[0]["step"] == 1
+    assert rows_of(table(sweep, [trial], data)) == wanted
+
+
+def test_of_two_processes_at_one_run_the_one_that_was_there_first_gives_way(
+    alone, sweep, monkeypatch
+):
+    trial, data = planned(sweep, 1_024)
+    folder = RunFolder(folder_of(sweep, trial, trial.trunk))
+
+    def train_while_another_begins(*arguments):
+        train(*arguments)
+        folder.take_attempt(0)
+
+    monkeypatch.setattr(trial_module, "train", train_while_another_begins)
+    with pytest.raises(ClusterError, match="another process took the run over from attempt 1"):
+        train_trial(sweep, trial, data, Alone())
+    assert [each.number for each in folder.attempts()] == [1, 2]
+
+
+def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
+    alone, sweep, monkeypatch
+):
+    trial, data = planned(sweep, 1_024, 2_048)
+    hot = dataclasses.replace(trial, rate=1e30)
+    train_trial(sweep, hot, data, Alone())
+    reasons = [read_diverged(folder_of(sweep, hot, each))["reason"] for each in hot.lengths]
+    assert "no update can be made" in reasons[1]
+    assert reasons[0].startswith("as the longest run of its trial") or "no update" in reasons[0]
+    runs = table(sweep, [hot], data)
+    assert list(runs.state) == ["diverged"] * 2 and np.isnan(runs.loss).all()
+    assert summary([hot], data, runs)["diverged"] == 2
+
+
+def test_a_run_that_ends_worse_than_a_guess_has_diverged(alone, sweep, monkeypatch):
+    trial, data = planned(sweep, 1_024)
+    monkeypatch.setattr(trial_module.math, "log", lambda value: 0.5)
+    train_trial(sweep, trial, data, Alone())
+    reason = read_diverged(folder_of(sweep, trial, trial.trunk))["reason"]
+    assert "held-out loss is" in reason and "that of a guess among 320 entries" in reason
+
+
+def test_a_stop_file_is_seen(tmp_path, monkeypatch):
+    watch = StopFile(str(tmp_path / "stop"))
+    monkeypatch.setattr(trial_module, "LOOK_EVERY", 0.0)
+    assert not watch.stop_wanted()
+    (tmp_path / "stop").write_text("")
+    assert watch.stop_wanted()
+
+
+def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
+    sweep = sweep.model_copy(update={"seeds": (0, 1)})
+    data = look_at(sweep)
+    trials = plan(sweep, [Point(6_000, 1_024)], data, Pair(1.0, 1.0))
+    for trial in trials:
+        train_trial(sweep, trial, data, Alone())
+    runs = table(sweep, trials, data)
+    spread, freedom = noise(runs)
+    assert freedom == 1
+    assert spread == pytest.approx(abs(runs.loss[0] - runs.loss[1]) / math.sqrt(2))
+    named = json.loads(stated(sweep, trials))
+    assert [each["trial"] for each in named] == [trial.name for trial in trials]

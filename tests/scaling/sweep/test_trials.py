@@ -1,0 +1,110 @@
+"""From a design to the runs that make its points, and what cannot be made."""
+
+import pytest
+
+from trainrig import config
+from trainrig.check import describe
+from trainrig.errors import ConfigError
+from trainrig.scaling.sweep.designs import Point
+from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.search_settings import Pair
+from trainrig.scaling.sweep.trials import Data, plan, run_file, stable_steps
+
+DATA = Data(tokenizer="abc", vocabulary=320, unique_tokens=1_000_000, held_out_windows=7)
+AS_RULED = Pair(1.0, 1.0)
+DESIGN = {"kind": "Grid", "parameters": [10_000, 40_000], "tokens": [1e5, 4e5]}
+
+
+def build(**changes) -> Sweep:
+    settings = {"stage": "sweep", "tokens": "t", "output": "o", "design": DESIGN}
+    return config.build(Sweep, settings | changes, "sweep.toml")
+
+
+def points(*pairs: tuple[float, float]) -> list[Point]:
+    return [Point(n, d) for n, d in pairs]
+
+
+def test_each_size_at_each_seed_is_a_trial_whose_longest_run_is_its_trunk():
+    sweep = build(seeds=[0, 7])
+    trials = plan(sweep, points((1e4, 1e5), (1e4, 4e5), (4e4, 2e5)), DATA, AS_RULED)
+    assert [(t.seed, len(t.lengths)) for t in trials] == [(0, 2), (7, 2), (0, 1), (7, 1)]
+    first = trials[0]
+    assert first.trunk.steps == max(length.steps for length in first.lengths)
+    for length in first.lengths:
+        assert length.tokens == length.steps * first.batch * 256
+        assert length.tokens == pytest.approx(1e5 if length != first.trunk else 4e5, rel=0.02)
+
+
+def test_large_sizes_may_go_without_the_further_seeds():
+    sweep = build(seeds=[3, 4], seeds_up_to=20_000)
+    trials = plan(sweep, points((1e4, 1e5), (4e4, 1e5)), DATA, AS_RULED)
+    assert [(t.rung.parameters < 2e4, t.seed) for t in trials] == [(True, 3), (True, 4), (False, 3)]
+
+
+def test_the_trunk_is_saved_where_shorter_runs_leave_it_and_all_have_one_rate_until_then():
+    sweep = build()
+    (trial,) = plan(sweep, points((1e4, 1e5), (1e4, 2e5), (1e4, 4e5)), DATA, AS_RULED)
+    runs = [run_file(sweep, trial, length, DATA) for length in trial.lengths]
+    *branches, trunk = runs
+    leaves = [stable_steps(sweep, trial, length) for length in trial.lengths[:-1]]
+    assert trunk.training.checkpoints.keep_at == tuple(leaves)
+    for branch, leave in zip(branches, leaves, strict=True):
+        schedule, steps = branch.training.schedule, branch.training.steps
+        assert leave < steps and schedule == trunk.training.schedule
+        rates = [schedule.multiplier(at, steps) for at in range(leave)]
+        assert rates == [schedule.multiplier(at, trunk.training.steps) for at in range(leave)]
+        assert schedule.multiplier(leave, steps) < 1
+    assert {run.batches.global_batch for run in runs} == {trial.batch}
+    assert {run.training.held_out.rows for run in runs} == {DATA.held_out_windows}
+
+
+def test_rate_and_batch_are_the_rules_times_the_factors():
+    sweep = build(rule={"kind": "StepLaw", "highest_rate": 1.0})
+    (one,) = plan(sweep, points((4e4, 4e5)), DATA, AS_RULED)
+    (other,) = plan(sweep, points((4e4, 4e5)), DATA, Pair(0.5, 0.25))
+    assert one.rate == sweep.rule.rate(one.rung.parameters, 4e5)
+    assert other.rate == 0.5 * one.rate and other.batch == one.batch / 4
+
+
+def test_a_run_shorter_than_the_fewest_steps_has_a_smaller_batch_and_is_refused_when_that_ends():
+    sweep = build(batches={"sequence_length": 128}, training={"fewest_steps": 50})
+    (trial,) = plan(sweep, points((1e4, 128 * 60), (1e4, 1e6)), DATA, AS_RULED)
+    assert trial.batch == 1 and trial.lengths[0].steps == 60
+    with pytest.raises(
+        ConfigError, match=r"2,000 tokens for [\d,]+ parameters are 16 steps of 1 x"
+    ):
+        plan(sweep, points((1e4, 2_000), (1e4, 1e6)), DATA, AS_RULED)
+
+
+def test_more_passes_than_allowed_are_refused_with_all_that_would_do():
+    with pytest.raises(
+        ConfigError,
+        match=r"1 of its points go more than 4 times through the 1,000,000 unique tokens of t, the "
+        r"longest 5\.0 times .*batches\.epochs = 5 and fit the data-constrained form",
+    ):
+        plan(build(), points((1e4, 1e6), (1e4, 4.99e6)), DATA, AS_RULED)
+    plan(build(batches={"epochs": 5.0}), points((1e4, 1e6), (1e4, 4.99e6)), DATA, AS_RULED)
+
+
+def test_sizes_that_come_to_the_same_decoder_are_refused():
+    with pytest.raises(ConfigError, match="10,000 and 10,001 come to the same decoder"):
+        plan(build(), points((10_000, 1e5), (10_001, 1e5)), DATA, AS_RULED)
+
+
+def test_what_a_sweep_will_train_is_told_without_training_it(tokens):
+    design = {"kind": "Grid", "parameters": [6_000, 12_000], "tokens": [1_024, 4_096]}
+    rows = {"sequence_length": 32, "micro_batch": 4}
+    training = {"fewest_steps": 4, "decay": 0.25, "warmup": 0.0}
+    sweep = build(tokens=tokens, design=design, batches=rows, training=training)
+    facts = describe(sweep)
+    assert (facts["trials"], facts["runs"]) == (2, 4)
+    # Of each size the longer run, and a quarter of the shorter one.
+    sizes = facts["parameters_least"] + facts["parameters_most"]
+    assert facts["flops_by_6nd"] == pytest.approx(6 * sizes * (4_096 + 1_024 / 4), rel=0.1)
+    assert facts["flops"] > facts["flops_by_6nd"]
+    assert facts["epochs_most"] == pytest.approx(4_096 / facts["unique_tokens"], rel=0.1)
+
+
+def test_an_early_stop_of_a_laws_points_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match=r"no scheduler may stop the points of a law: .*\[search"):
+        build(scheduler={"kind": "ASHA"})

@@ -1,0 +1,134 @@
+"""Results that cannot be put where they are wanted: one line, 2, before any work, in every verb."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainrig import cli
+from trainrig.errors import ConfigError
+from trainrig.storage.writable import check_file, check_folder
+
+# The least that each run file takes; nothing that they name is there, so any work would say so.
+RUN_FILES = {
+    "curate": 'sources = [{ name = "a", paths = ["none"] }]',
+    "classifier": 'positives = { paths = ["none"] }\nnegatives = { paths = ["none"] }',
+    "ngrams": 'texts = { paths = ["none"] }',
+    "tokenizer": 'documents = "none"',
+    "tokenize": 'documents = "none"\ntokenizer = "none"',
+    "pretrain": 'tokens = "none"',
+    "posttrain": 'checkpoint = "none"\nconversations = "none"',
+    "evaluate": 'checkpoint = "none"\ntokens = "none"\nsequence_length = 8',
+    "sweep": 'tokens = "none"',
+}
+TABLES = {
+    "pretrain": """
+[model]
+layers = 1
+channels = 8
+heads = 1
+positions = 8
+[batches]
+sequence_length = 8
+global_batch = 8
+micro_batch = 1
+[training]
+steps = 1
+""",
+    "posttrain": """
+[batches]
+sequence_length = 8
+global_batch = 8
+micro_batch = 1
+[training]
+steps = 1
+""",
+    "sweep": """
+[design]
+kind = "Grid"
+parameters = [5_000, 20_000, 80_000]
+tokens = [80_000, 160_000]
+[batches]
+sequence_length = 8
+""",
+}
+OTHERS: dict[str, Callable[[str], list[str]]] = {
+    "quickstart": lambda out: ["quickstart", "--out", out],
+    "export": lambda out: ["export", "none", out],
+    "import": lambda out: ["import", "none", out],
+    "fit": lambda out: ["fit", "none", "--out", out],
+    "mixture": lambda out: ["mixture", "none", "none", "--out", out],
+    "plan": lambda out: ["plan", "hoffmann", "--flops=1e18", "--tokens-folder=none", "--out", out],
+}
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str], str]:
+    """The one line that a verb says of an output."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(verb: str, out: str) -> str:
+        if verb in RUN_FILES:
+            head = f'stage = "{verb}"\noutput = "{out}"\n{RUN_FILES[verb]}\n'
+            Path("run.toml").write_text(head + TABLES.get(verb, ""))
+            arguments = [verb, "run.toml"]
+        else:
+            arguments = OTHERS[verb](out)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        shown = capfd.readouterr()
+        assert (ended.value.code, shown.out) == (2, ""), shown.err
+        (line,) = shown.err.splitlines()
+        return line
+
+    return call
+
+
+@pytest.mark.parametrize("verb", [*RUN_FILES, *OTHERS])
+def test_every_verb_refuses_what_cannot_be_written_before_it_works(
+    refused: Callable[[str, str], str], verb: str
+) -> None:
+    Path("file").write_text("")
+    assert refused(verb, "file/below").endswith(" is a file; name another folder")
+    assert "cannot be written" in refused(verb, "/proc/nowhere/below")
+
+
+def test_nothing_is_left_of_the_question(tmp_path: Path) -> None:
+    check_folder(str(tmp_path / "new" / "deeper"))
+    check_file(str(tmp_path / "new" / "file"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_no_file_may_have(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: File name too long"):
+        check_folder(str(tmp_path / ("a" * 300)))
+    with pytest.raises(ConfigError, match="no name of a folder"):
+        check_folder(f"{tmp_path}/a\0b")
+    with pytest.raises(ConfigError, match="is a folder; name a file"):
+        check_file(str(tmp_path))
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and not any(
+        subprocess.run(command, capture_output=True).returncode
+        for command in (
+            ["mount", "--bind", folder, folder],
+            ["mount", "-o", "remount,ro,bind", folder],
+        )
+    )
+    if not mounted:
+        pytest.skip("no rights to mount")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_is_mounted_to_be_read(read_only: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: Read-only file system"):
+        check_folder(str(read_only / "out"))

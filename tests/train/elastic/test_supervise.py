@@ -1,0 +1,572 @@
+"""The supervisor against a cluster that plays what it is told, on a clock of its own."""
+
+import dataclasses
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
+from trainrig.processes.heartbeats import Beat
+from trainrig.processes.stop_file import StopRequests
+from trainrig.train.checkpoint import Checkpoint
+from trainrig.train.elastic import supervise as module
+from trainrig.train.elastic.restart_policy import Failure, Node
+from trainrig.train.elastic.supervise import supervise
+from trainrig.train.fault_settings import Faults
+from trainrig.train.retention import Checkpoints
+from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.worker_bounds import bounds
+
+STEPS = 12
+
+
+class Clock:
+    """Time that passes only when someone waits, and what happens at which time."""
+
+    def __init__(self):
+        self.now, self.plan = 100.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        for entry in [entry for entry in self.plan if entry[0] <= self.now]:
+            self.plan.remove(entry)
+            entry[1]()
+
+
+@dataclasses.dataclass
+class Play:
+    """What an attempt does if nobody interferes: a step a second, a checkpoint at its end."""
+
+    steps: int = STEPS  # then it ends
+    problem: str | Exception | None = None  # how
+    saves: bool = True  # where it ended
+    exception: str | None = None
+    hears: bool = True  # a request to stop
+    stuck_at: int | None = None  # a step after which nothing moves
+    mortal: bool = True  # Ray notices a kill
+    damaged: bool = False
+
+
+class Group:
+    def __init__(self, cluster, play, attempt, workers):
+        self.cluster, self.play, self.attempt, self.workers = cluster, play, attempt, workers
+        self.began, self.over, self.asked, self.killed = cluster.clock.now, False, False, 0
+        self.released = False
+
+    def step(self):
+        step = self.attempt.resumed_step + int(self.cluster.clock.now - self.began)
+        stuck = STEPS if self.play.stuck_at is None else self.play.stuck_at
+        return max(self.attempt.resumed_step, min(step, stuck, self.play.steps))
+
+    def ended(self, wait):
+        self.cluster.waits.append(wait)
+        self.cluster.clock.sleep(wait)
+        if self.over:
+            return True
+        if self.asked and self.play.hears and self.play.stuck_at is None:
+            self._end(None)
+        elif self.step() >= self.play.steps and self.play.stuck_at is None:
+            self._end(self.play.problem)
+            if isinstance(self.play.problem, ClusterLost):
+                raise self.play.problem
+        return self.over
+
+    def _end(self, problem):
+        self.over, self.problem = True, problem
+        if self.play.saves:
+            self.cluster.save(self.step(), self.attempt)
+
+    def failure(self):
+        if isinstance(self.problem, Exception):
+            raise self.problem
+        play = self.play
+        if self.problem is None:
+            return None
+        return Failure(self.problem, "Ray", self.step(), play.exception, play.damaged)
+
+    def beats(self):
+        step = self.step()
+        return {
+            rank: Beat(rank, (rank,), f"node{rank}", step, step, "train", step > 0, 1.0)
+            for rank in range(self.workers)
+        }
+
+    def ask_to_stop(self):
+        self.asked = True
+
+    def kill(self):
+        self.killed += 1
+        if self.play.mortal:
+            self.over, self.problem = True, "the process of rank 0 died"
+
+    def release(self):
+        self.released = True
+
+
+class FakeCluster:
+    def __init__(self, clock, plays):
+        self.clock, self.plays = clock, list(plays)
+        self.groups, self.checkpoints, self.rooms, self.draining = [], [], {"node0": 1}, set()
+        self.waits = []  # s between looks at attempts
+        self.lost, self.ours = [], True
+
+    def abandon(self, lost):
+        self.lost.append(lost)
+
+    def begin_again(self):
+        if self.lost and not self.ours:
+            raise self.lost[-1]
+
+    def nodes(self):
+        return [
+            Node(name, room, name in self.draining, places=1) for name, room in self.rooms.items()
+        ]
+
+    def start(self, job, attempt, resume_from, workers):
+        assert all(group.over or not group.play.mortal for group in self.groups)
+        self.groups.append(Group(self, self.plays.pop(0), attempt, workers))
+        return self.groups[-1]
+
+    def save(self, step, attempt):
+        if step:
+            self.checkpoints.append(Checkpoint(f"c{step}", step, attempt.number))
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """`play(Play(…), Play(…))`: run those attempts; the cluster, and the outcome or the error."""
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+
+    def run(*plays, workers=1, rooms=None, at=(), damages=(), **faults):
+        job = FakeJob(str(tmp_path), FakeTraining(Faults(**faults)))
+        cluster = FakeCluster(clock, plays)
+        cluster.rooms = rooms or {f"node{rank}": 1 for rank in range(bounds(workers).most)}
+        monkeypatch.setattr(module, "newest_valid", newest_of(cluster, damages))
+        clock.plan = [(clock.now + seconds, lambda do=do: do(cluster)) for seconds, do in at]
+        with StopRequests(job.folder) as stop:
+            try:
+                outcome = supervise(job, bounds(workers), cluster, stop)
+            except (ClusterError, Unfinished, DataError) as error:
+                outcome = error
+        return cluster, outcome
+
+    run.folder = RunFolder(str(tmp_path))
+    run.clock = clock
+    return run
+
+
+def newest_of(cluster, damages=()):
+    """Stands in for `newest_valid`."""
+
+    def newest(folder, **how):
+        by_step = {checkpoint.step: checkpoint for checkpoint in cluster.checkpoints}
+        return by_step[max(by_step)] if by_step else None, list(damages)
+
+    return newest
+
+
+def kinds(folder):
+    return [event["event"] for event in folder.events()]
+
+
+def only(folder, kind):
+    (found,) = [event for event in folder.events() if event["event"] == kind]
+    return found
+
+
+def resumed(folder):
+    return [attempt.resumed_step for attempt in folder.attempts()]
+
+
+def whys(folder):
+    return [event["why"] for event in folder.events() if event["event"] == "attempt_started"]
+
+
+def test_a_run_without_faults_is_one_attempt(play):
+    _, outcome = play(Play())
+    assert (outcome.checkpoint.step, outcome.restarts) == (STEPS, 0)
+    assert kinds(play.folder) == ["attempt_started", "attempt_stopped", "finished"]
+
+
+def test_a_run_whose_folder_is_removed_ends_at_once_and_says_so(play):
+    def removed(cluster):
+        shutil.rmtree(play.folder.path)
+
+    cluster, error = play(Play(), at=[(2, removed)])
+    assert isinstance(error, DataError)
+    assert str(error).startswith(f"{play.folder.path}: removed while the run was going on")
+    assert str(error).endswith("delete what is left there, and the same command begins anew")
+    assert cluster.groups[0].killed and play.clock.now < 100 + STEPS
+
+
+def test_it_is_looked_at_twice_a_step(play):
+    cluster, _ = play(Play())
+    first, *others = cluster.waits
+    assert first == module.POLL and set(others) == {0.5}
+
+
+def test_each_attempt_goes_on_from_the_newest_checkpoint(play):
+    cluster, outcome = play(Play(4, "killed"), Play(8, "killed"), Play())
+    assert resumed(play.folder) == [0, 4, 8]
+    assert (outcome.checkpoint.step, outcome.checkpoint.attempt, outcome.restarts) == (12, 3, 2)
+    failed = ["attempt_started", "attempt_failed"]
+    assert kinds(play.folder) == [
+        *failed,
+        *failed,
+        "attempt_started",
+        "attempt_stopped",
+        "finished",
+    ]
+    assert [group.released for group in cluster.groups] == [True, True, False]
+    assert whys(play.folder) == ["start", "fault", "fault"]
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 3])
+def test_attempts_without_progress_are_bounded(play, allowed):
+    _, error = play(*[Play(0, "rank 3: out of memory")] * 10, max_restarts=allowed)
+    assert isinstance(error, ClusterError)
+    attempts = f"attempts: {allowed + 1}; the last: rank 3: out of memory"
+    assert str(error).endswith(f"no progress beyond step 0, {attempts}")
+    assert resumed(play.folder) == [0] * (allowed + 1)
+
+
+def test_attempts_that_end_well_but_leave_nothing_are_bounded_too(play):
+    _, error = play(*[Play(saves=False)] * 10, max_restarts=2)
+    assert "it left no whole checkpoint behind" in str(error)
+    assert len(resumed(play.folder)) == 3
+
+
+def test_the_same_exception_at_the_same_step_twice_ends_the_run(play):
+    bad = Play(3, "rank 0: ValueError: x", saves=False, exception="ValueError: x")
+    _, error = play(bad, bad, max_restarts=9)
+    assert isinstance(error, ClusterError)
+    assert "the same failure at step 3 twice in a row" in str(error)
+
+
+def test_back_off_is_waited_and_put_on_record(play):
+    began = play.clock.now
+    _, outcome = play(*[Play(0, "killed", saves=False)] * 3, Play(), back_off=8.0)
+    assert [e["seconds"] for e in play.folder.events() if e["event"] == "back_off"] == [8.0, 16.0]
+    assert play.clock.now - began >= 24 + STEPS
+    assert outcome.checkpoint.step == STEPS
+
+
+def test_what_the_user_must_mend_ends_the_run_at_once_and_leaves_no_one_behind(play):
+    cluster, error = play(Play(2, DataError("tokens: gone")))
+    assert str(error) == "tokens: gone"
+    assert cluster.groups[0].killed == 1
+
+
+def test_a_damage_found_in_a_checkpoint_is_put_on_record(play):
+    play(Play(), damages=["c8/shard: torn"])
+    assert {e["problem"] for e in play.folder.events() if e["event"] == "checkpoint_damaged"} == {
+        "c8/shard: torn"
+    }
+
+
+def test_a_checkpoint_that_the_ranks_cannot_read_uses_up_no_restart(play):
+    torn = [Play(step, "c: torn", saves=False, damaged=True) for step in (0, 0, 0)]
+    _, outcome = play(*torn, Play(), max_restarts=0)
+    assert outcome.checkpoint.step == STEPS
+
+
+def test_a_hang_is_seen_and_all_ranks_are_killed(play):
+    cluster, outcome = play(
+        Play(stuck_at=5, saves=False), Play(), workers=2, hang_seconds=3.0, hang_steps=4.0
+    )
+    assert [group.killed > 0 for group in cluster.groups] == [True, False]
+    seen = only(play.folder, "hang_seen")
+    assert seen["step"] == 5 and "hangs: no progress for 4." in seen["problem"]
+    failed = only(play.folder, "attempt_failed")
+    assert (failed["seen_by"], failed["problem"]) == ("beats", seen["problem"])
+    assert outcome.restarts == 1
+
+
+def test_a_killed_attempt_that_ray_never_ends_is_left(play):
+    _, outcome = play(Play(stuck_at=5, saves=False, mortal=False), Play(), hang_seconds=3.0)
+    assert outcome.restarts == 1
+
+
+def test_a_run_grows_when_nodes_come_without_losing_a_step(play):
+    cluster, outcome = play(
+        Play(), Play(), workers=(1, 2), rooms={"node0": 1}, at=[(4.5, comes("node1"))]
+    )
+    first, second = cluster.groups
+    assert (first.workers, second.workers) == (1, 2)
+    stopped = [e["step"] for e in play.folder.events() if e["event"] == "attempt_stopped"]
+    assert resumed(play.folder) == [0, stopped[0]] and 4 < stopped[0] < 8
+    assert whys(play.folder) == ["start", "grow"]
+    assert first.killed == 0
+    assert outcome.checkpoint.step == STEPS
+
+
+def test_nodes_that_come_and_go_at_once_move_nothing(play):
+    cluster, _ = play(
+        Play(),
+        workers=(1, 2),
+        rooms={"node0": 1},
+        at=[(4.5, comes("node1")), (5.5, goes("node1"))],
+        settle=2.0,
+    )
+    assert len(cluster.groups) == 1
+
+
+def test_a_drain_notice_moves_the_run_without_losing_a_step(play):
+    cluster, outcome = play(Play(), Play(), workers=(1, 2), at=[(3.5, drains("node1"))])
+    assert [group.workers for group in cluster.groups] == [2, 1]
+    stopped = only(play.folder, "node_draining")
+    assert stopped["nodes"] == ["node1"]
+    assert resumed(play.folder)[1] == outcome.checkpoint.step - (STEPS - resumed(play.folder)[1])
+    assert resumed(play.folder)[1] >= 3
+    assert whys(play.folder) == ["start", "drain"]
+
+
+def test_a_lost_node_shrinks_the_run(play):
+    cluster, outcome = play(
+        Play(4, "its node lost"), Play(), workers=(1, 2), at=[(3.5, goes("node1"))]
+    )
+    assert [group.workers for group in cluster.groups] == [2, 1]
+    assert whys(play.folder) == ["start", "shrink"]
+    assert outcome.restarts == 1
+
+
+def test_room_that_is_not_yet_seen_as_free_shrinks_nothing(play):
+    cluster, _ = play(
+        Play(4, "the process of rank 1 died"),
+        Play(),
+        workers=(1, 2),
+        at=[(3.5, is_taken("node1")), (5.0, comes("node1"))],
+    )
+    assert [group.workers for group in cluster.groups] == [2, 2]
+    assert whys(play.folder) == ["start", "fault"]
+
+
+LOST = "the raylet of this machine's Ray (process 7) was killed by SIGKILL"
+
+
+def test_a_cluster_that_is_lost_is_left_and_begun_again(play):
+    cluster, outcome = play(Play(4, ClusterLost(LOST)), Play())
+    assert [str(lost) for lost in cluster.lost] == [LOST]
+    assert not cluster.groups[0].released  # there is nobody to ask for it
+    assert only(play.folder, "cluster_lost")["problem"] == LOST
+    assert only(play.folder, "attempt_failed")["problem"] == LOST
+    assert (resumed(play.folder), outcome.checkpoint.step) == ([0, 4], STEPS)
+
+
+def test_a_loss_is_told_before_what_is_left_is_ended_which_takes_seconds(play, caplog, monkeypatch):
+    told = []
+    monkeypatch.setattr(FakeCluster, "abandon", lambda self, lost: told.append(caplog.messages[-1]))
+    play(Play(4, ClusterLost(LOST)), Play())
+    assert told == [f"{LOST}; ending what is left of it"]
+
+
+def test_anothers_cluster_that_is_lost_ends_the_run_whole(play):
+    _, error = play(Play(4, ClusterLost(LOST)), at=[(0, is_anothers)])
+    assert isinstance(error, Unfinished)
+    saved = "step 4 of 12 is saved, and the same command goes on from there"
+    assert str(error) == f"{play.folder.path}: {LOST}; {saved}"
+
+
+def is_anothers(cluster):
+    cluster.ours = False
+
+
+def test_a_cluster_that_is_lost_time_and_again_is_given_up(play):
+    _, error = play(*[Play(0, ClusterLost(LOST))] * 9, max_restarts=2)
+    assert isinstance(error, ClusterError) and str(error).endswith(LOST)
+    assert len(resumed(play.folder)) == 3
+
+
+def test_a_stop_names_the_step_that_is_saved_by_then(play):
+    def saved_late(cluster):
+        cluster.save(8, cluster.groups[-1].attempt)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    _, error = play(
+        Play(4, "its node lost"), at=[(3.5, goes("node0")), (9.0, saved_late)], wait_for_nodes=60
+    )
+    assert "step 8 of 12 is saved" in str(error)
+    assert only(play.folder, "run_stopped")["step"] == 8
+
+
+def test_with_too_few_nodes_a_run_waits_for_more(play):
+    cluster, outcome = play(
+        Play(4, "its node lost"),
+        Play(),
+        workers=2,
+        at=[(3.5, goes("node1")), (60.0, comes("node2"))],
+    )
+    assert only(play.folder, "waiting_for_nodes")["room"] == 1
+    assert [group.workers for group in cluster.groups] == [2, 2]
+    assert play.clock.now >= 160 and outcome.checkpoint.step == STEPS
+
+
+def test_and_gives_up_after_the_time_it_was_told(play):
+    lost = Play(4, "its node lost")
+    _, error = play(lost, workers=2, at=[(3.5, goes("node1"))], wait_for_nodes=100.0)
+    assert isinstance(error, ClusterError)
+    assert "stands at step 4; for 100 s there was no room for workers = 2" in str(error)
+
+
+def test_a_request_to_stop_ends_the_run_whole(play):
+    cluster, ended = play(Play(), at=[(5.5, ask)])
+    assert isinstance(ended, Unfinished)
+    step = cluster.checkpoints[-1].step
+    assert 5 <= step < 8
+    assert f"stopped by SIGTERM; step {step} of {STEPS} is saved" in str(ended)
+    assert kinds(play.folder)[-3:] == ["stop_requested", "attempt_stopped", "run_stopped"]
+    assert cluster.groups[0].killed == 0
+
+
+def test_who_does_not_stop_within_the_grace_is_killed_and_the_last_checkpoint_stands(play):
+    first = Play(4, "killed")
+    deaf = Play(hears=False, stuck_at=6, saves=False)
+    cluster, ended = play(first, deaf, at=[(8.0, ask)], grace=5.0, hang_seconds=99.0)
+    assert isinstance(ended, Unfinished) and "step 4 of" in str(ended)
+    assert cluster.groups[1].killed > 0
+    assert only(play.folder, "grace_over")["problem"].endswith("within the 5 s of grace")
+
+
+@pytest.mark.parametrize("allowed", [0, 5])
+def test_a_fault_while_stopping_is_still_a_stop(play, allowed):
+    deaf = Play(5, "killed", hears=False, saves=False)
+    _, ended = play(deaf, at=[(3.0, ask)], max_restarts=allowed)
+    assert isinstance(ended, Unfinished) and "step 0 of" in str(ended)
+
+
+def test_a_run_that_waits_for_nodes_can_be_stopped(play):
+    _, ended = play(workers=2, rooms={"node0": 1}, at=[(50.0, ask)])
+    assert isinstance(ended, Unfinished)
+    assert kinds(play.folder) == ["waiting_for_nodes", "run_stopped"]
+
+
+def test_a_stop_that_comes_too_late_finds_the_run_finished(play):
+    _, outcome = play(Play(hears=False), at=[(STEPS - 0.3, ask)])
+    assert outcome.checkpoint.step == STEPS
+
+
+def test_a_stop_file_stops_the_run_and_is_gone_then(play):
+    file = Path(play.folder.path, "stop")
+    _, ended = play(Play(), at=[(2.0, lambda cluster: file.touch())])
+    # Looked at by the real clock: once, at the start.
+    assert not isinstance(ended, Unfinished)
+    _, ended = play(Play())
+    assert isinstance(ended, Unfinished) and "stopped by the file" in str(ended)
+    assert not file.exists()
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_whatever_happens_a_run_ends_and_its_steps_never_go_back(data):
+    """Any faults, drains and growth: no attempt resumes before the newest checkpoint."""
+    # pytest's fixtures are of one example only: each is a run of its own.
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(module, "time", clock)
+        patch.setattr(module.log, "warning", lambda *said: None)
+        _one_life(data, clock, patch)
+
+
+def _one_life(data, clock, patch):
+    plays = data.draw(
+        st.lists(
+            st.builds(
+                Play,
+                steps=st.integers(0, STEPS),
+                problem=st.sampled_from(["killed", None]),
+                saves=st.booleans(),
+                hears=st.booleans(),
+                stuck_at=st.none() | st.integers(0, STEPS),
+            ),
+            max_size=12,
+        )
+    )
+    cluster = FakeCluster(clock, [*plays, *[Play()] * 20])
+    cluster.rooms = {"node0": 1, "node1": 1}
+    for _ in range(data.draw(st.integers(0, 6))):
+        node = data.draw(st.sampled_from(["node1", "node2"]))
+        do = data.draw(st.sampled_from([comes, goes, drains]))(node)
+        clock.plan.append((clock.now + data.draw(st.floats(0, 60)), lambda do=do: do(cluster)))
+    folder = FakeFolder()
+    patch.setattr(module, "RunFolder", lambda path: folder)
+    patch.setattr(module, "newest_valid", newest_of(cluster))
+    faults = Faults(hang_seconds=3.0, start_limit=20.0, wait_for_nodes=40.0)
+    job = FakeJob("run", FakeTraining(faults))
+    try:
+        outcome = supervise(job, bounds((1, 2)), cluster, NoStop())
+    except ClusterError as error:
+        assert "no progress beyond step" in str(error) or "no room for" in str(error)
+        outcome = None
+    steps = [attempt.resumed_step for attempt in folder.attempts()]
+    assert steps == sorted(steps)
+    assert all(1 <= group.workers <= 2 for group in cluster.groups)
+    if outcome:
+        assert outcome.checkpoint.step == STEPS
+
+
+class FakeFolder:
+    def __init__(self):
+        self.taken = []
+
+    def record(self, event, **details):
+        pass
+
+    def attempts(self):
+        return self.taken
+
+    def is_gone(self, attempt):
+        return False
+
+    def take_attempt(self, step):
+        self.taken.append(Attempt(len(self.taken) + 1, step))
+        return self.taken[-1]
+
+
+@dataclasses.dataclass
+class FakeTraining:
+    faults: Faults
+    steps: int = STEPS
+    checkpoints: Checkpoints = dataclasses.field(default_factory=Checkpoints)
+
+
+@dataclasses.dataclass
+class FakeJob:
+    folder: str
+    training: FakeTraining
+
+
+class NoStop:
+    def wanted(self):
+        return None
+
+    def honoured(self):
+        pass
+
+
+def comes(name):
+    return lambda cluster: cluster.rooms.update({name: 1})
+
+
+def is_taken(name):
+    return lambda cluster: cluster.rooms.update({name: 0})
+
+
+def goes(name):
+    return lambda cluster: cluster.rooms.pop(name, None)
+
+
+def drains(name):
+    return lambda cluster: cluster.draining.add(name)
+
+
+def ask(cluster):
+    signal.raise_signal(signal.SIGTERM)

@@ -1,0 +1,122 @@
+import dataclasses
+import functools
+import sys
+import time
+
+import pytest
+import torch.distributed as dist
+
+from trainrig.errors import ClusterError, ConfigError, DataError
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.train.elastic import trainer
+from trainrig.train.run.run_folder import RunFolder
+
+PATIENCE = 30.0  # s: a bound for what is broken
+
+
+def run(job, workers=1):
+    return trainer.run(job, workers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Faulty:
+    """Batches that cannot be read at `step`."""
+
+    make: functools.partial
+    step: int
+    mendable: bool = False  # by the user
+
+    def __call__(self):
+        return dataclasses.replace(self, make=self.make())
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "make":
+            raise AttributeError(name)
+        return getattr(self.make, name)
+
+    def micro_batch(self, step, index):
+        if step == self.step and dist.get_rank() == dist.get_world_size() - 1:
+            if self.mendable:
+                raise DataError("tokens: changed; tokenize again")
+            raise RuntimeError("first line\nthe disk of the data is gone")
+        return self.make.micro_batch(step, index)
+
+
+def reading_nothing_ahead(job, **changes):
+    """So that a fault in the data of a step comes after all steps before it."""
+    training = job.training.model_copy(update={"prefetch_steps": 0})
+    return dataclasses.replace(job, training=training, **changes)
+
+
+def batches_that_are_gone():
+    raise DataError("tokens: no token shards here")
+
+
+def all_free():
+    """Whether Ray has all its CPUs to give, soon."""
+    import ray
+
+    until = time.monotonic() + PATIENCE
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A local Ray for this module; its workers get what is defined here by value."""
+    connect(1, "workers")
+    import ray
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    ray.shutdown()
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_what_the_user_must_mend_ends_the_run_at_once(cluster, make_job, tmp_path):
+    job = dataclasses.replace(make_job(tmp_path), make_batches=batches_that_are_gone)
+    with pytest.raises(DataError, match=r"^tokens: no token shards here$"):
+        run(job)
+    assert len(RunFolder(job.folder).attempts()) == 1
+    assert all_free()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_what_the_user_must_mend_ends_the_run_at_once_when_one_of_two_workers_meets_it(
+    cluster, make_job, tmp_path, ahead
+):
+    job = make_job(tmp_path, training={"prefetch_steps": ahead})
+    faulty = Faulty(job.make_batches, step=6, mendable=True)
+    with pytest.raises(DataError, match=r"^tokens: changed; tokenize again$"):
+        run(dataclasses.replace(job, make_batches=faulty), workers=2)
+    assert len(RunFolder(job.folder).attempts()) == 1
+    assert all_free()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_worker_that_always_raises_is_given_up_with_its_reason(cluster, make_job, tmp_path):
+    job = make_job(tmp_path)
+    job = reading_nothing_ahead(job, make_batches=Faulty(job.make_batches, step=2))
+    reason = (
+        r"the same failure at step 1 twice in a row, .* rank 0: .*: the disk of the data is gone$"
+    )
+    with pytest.raises(ClusterError, match=reason):
+        run(job)
+    assert len(RunFolder(job.folder).attempts()) == 2
+    assert all_free()
+
+
+@pytest.mark.ray
+def test_more_workers_than_there_are_cpus_are_refused(cluster, make_job, tmp_path):
+    with pytest.raises(ConfigError, match="workers: 999 workers of 1 CPU each, but Ray has"):
+        run(make_job(tmp_path), workers=999)
+    assert RunFolder(str(tmp_path)).attempts() == []

@@ -1,0 +1,152 @@
+import json
+import math
+
+import pytest
+
+from trainrig.train.run.metrics import (
+    LOSSES,
+    METRICS,
+    NAMES,
+    MetricsWriter,
+    attempt_seconds,
+    read_lines,
+    series,
+)
+
+
+def write(folder, attempt, resumed_step, losses):
+    writer = MetricsWriter(str(folder), attempt, resumed_step)
+    for step, loss in enumerate(losses, resumed_step + 1):
+        writer.write(step, {"train/loss": loss})
+    writer.close()
+
+
+def loss_by_step(folder):
+    return {line["step"]: line["train/loss"] for line in series(str(folder))}
+
+
+def events(folder):
+    """(attempt, step, purged from, tag, value) of every TensorBoard event, file by file."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    for path in sorted((folder / "tensorboard").iterdir(), key=lambda p: p.name[-1]):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            length, crc = data[at : at + 8], data[at + 8 : at + 12]
+            assert int.from_bytes(crc, "little") == masked_crc32c(length)
+            size = int.from_bytes(length, "little")
+            event = Event.FromString(data[at + 12 : at + 12 + size])
+            at += 12 + size + 4
+            started = event.session_log.status == event.session_log.START
+            for value in event.summary.value:
+                yield path.name[-1], event.step, started, value.tag, value.simple_value
+            if started:
+                yield path.name[-1], event.step, started, None, None
+
+
+def test_what_is_written_comes_back_to_the_last_digit(tmp_path):
+    write(tmp_path, 1, 0, [math.pi, 1e-300, 2 / 3])
+    assert loss_by_step(tmp_path) == {1: math.pi, 2: 1e-300, 3: 2 / 3}
+    first = next(read_lines(str(tmp_path)))
+    assert set(first) == {"step", "attempt", "time", "train/loss"} and first["attempt"] == 1
+
+
+def test_a_step_taken_again_counts_as_the_newest_attempt_took_it(tmp_path):
+    write(tmp_path, 1, 0, [1.0, 2.0, 3.0])
+    write(tmp_path, 2, 1, [20.0])
+    write(tmp_path, 3, 1, [200.0, 300.0, 400.0])
+    assert loss_by_step(tmp_path) == {1: 1.0, 2: 200.0, 3: 300.0, 4: 400.0}
+    assert len(list(read_lines(str(tmp_path)))) == 7
+
+
+def test_an_attempt_that_outlives_its_successor_changes_nothing(tmp_path):
+    stale = MetricsWriter(str(tmp_path), attempt=1, resumed_step=0)
+    write(tmp_path, 2, 0, [2.0])
+    stale.write(1, {"train/loss": 1.0})
+    stale.close()
+    assert loss_by_step(tmp_path) == {1: 2.0}
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    write(tmp_path, 1, 0, [1.0, 2.0])
+    path = tmp_path / METRICS
+    path.write_bytes(path.read_bytes()[:-3])
+    assert loss_by_step(tmp_path) == {1: 1.0}
+
+
+def test_a_torn_last_line_does_not_spoil_what_the_next_attempt_writes(tmp_path):
+    write(tmp_path, 1, 0, [1.0, 2.0])
+    path = tmp_path / METRICS
+    path.write_bytes(path.read_bytes()[:-3])
+    write(tmp_path, 2, 1, [20.0, 30.0])
+    assert loss_by_step(tmp_path) == {1: 1.0, 2: 20.0, 3: 30.0}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_written_as_null(value, tmp_path):
+    write(tmp_path, 1, 0, [value, 1.0])
+    assert loss_by_step(tmp_path) == {1: None, 2: 1.0}
+    # Strict JSON, which knows neither NaN nor Infinity.
+    for line in (tmp_path / METRICS).read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(word))
+
+
+def test_a_figure_without_a_unit_is_refused(tmp_path):
+    writer = MetricsWriter(str(tmp_path), 1, 0)
+    with pytest.raises(AssertionError, match="train/los"):
+        writer.write(1, {"train/los": 1.0})
+    writer.close()
+    assert list(read_lines(str(tmp_path))) == []
+
+
+def test_each_line_is_on_disk_as_soon_as_it_is_written(tmp_path):
+    writer = MetricsWriter(str(tmp_path), 1, 0)
+    writer.write(1, {"train/loss": 1.0})
+    assert loss_by_step(tmp_path) == {1: 1.0}
+    writer.close()
+
+
+def test_tensorboard_gets_the_same_and_forgets_what_was_undone(tmp_path):
+    write(tmp_path, 1, 0, [1.5, 2.5, 3.5])
+    write(tmp_path, 2, 1, [20.5])
+    values = [(a, step, tag, value) for a, step, _, tag, value in events(tmp_path) if tag]
+    assert values == [
+        ("1", 1, "train/loss", 1.5),
+        ("1", 2, "train/loss", 2.5),
+        ("1", 3, "train/loss", 3.5),
+        ("2", 2, "train/loss", 20.5),
+    ]
+    # A start tells TensorBoard to drop all of its step and later that came before.
+    assert [(a, step) for a, step, started, *_ in events(tmp_path) if started] == [
+        ("1", 1),
+        ("2", 2),
+    ]
+
+
+def test_a_run_logs_every_figure_that_has_a_name(straight):
+    for line in series(straight(1).folder):
+        of_sources = {name for name in line if LOSSES.fullmatch(name)} - NAMES.keys()
+        assert of_sources <= {"train/books/loss", "train/web/loss"}
+        assert set(line) - of_sources == {"step", "attempt", "time", *NAMES}
+        assert line["speed/tokens_per_second"] * line["speed/step_seconds"] == pytest.approx(256)
+
+
+def test_a_folder_without_metrics_has_none(tmp_path):
+    assert series(str(tmp_path)) == []
+
+
+def test_what_an_attempt_trained_for_counts_a_held_out_loss_once(tmp_path):
+    """Measured between two updates it is part of the second's time."""
+    measured = {"eval/loss": 1.0}
+    lines = [
+        {"step": 1, "attempt": 1, "time": 5.0, "train/loss": 1.0, "speed/step_seconds": 4.0},
+        {"step": 2, "attempt": 2, "time": 10.0, "train/loss": 1.0, "speed/step_seconds": 2.0},
+        {"step": 2, "attempt": 2, "time": 11.0, **measured},
+        {"step": 3, "attempt": 2, "time": 13.0, "train/loss": 1.0, "speed/step_seconds": 3.0},
+        {"step": 3, "attempt": 2, "time": 15.5, **measured},
+    ]
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert attempt_seconds(str(tmp_path), 1) == 4.0
+    assert attempt_seconds(str(tmp_path), 2) == 7.5
+    assert attempt_seconds(str(tmp_path), 3) == 0.0

@@ -1,0 +1,217 @@
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from trainrig.config import to_toml
+from trainrig.errors import DataError, Unfinished
+from trainrig.train import pretrain
+from trainrig.train.run.goodput import Goodput
+from trainrig.train.run.metrics import MetricsWriter
+from trainrig.train.run.prediction import Prediction, read_prediction
+from trainrig.train.run.prediction_chart import Measured, plot_prediction
+from trainrig.train.run.run_charts import RunStory
+from trainrig.train.run.run_page import read_story, reported, run_page, write_report
+from trainrig.train.run_file import Pretraining
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def update(step, attempt=1, loss=None):
+    return {
+        "step": step,
+        "attempt": attempt,
+        "time": 100.0 + step,
+        "train/loss": 5.0 / step if loss is None else loss,
+        "train/grad_norm": 1.0 / step,
+        "train/lr": 0.01 * min(step, 10),
+        "train/tokens": 256 * step,
+        "speed/tokens_per_second": 1_000.0 + step,
+        "speed/step_seconds": 0.25,
+        "cluster/workers": 2,
+    }
+
+
+def held_out(step, loss):
+    return {
+        "step": step,
+        "attempt": 1,
+        "time": 100.0,
+        "eval/loss": loss,
+        "eval/web/loss": loss + 1,
+        f"eval/{HOSTILE}/loss": loss - 1,
+    }
+
+
+def event(name, time, **details):
+    return {"event": name, "time": time, "pid": 1, "host": "here", **details}
+
+
+def story(**changes):
+    given = {
+        "folder": "runs/one",
+        "verb": "pretrain",
+        "steps": 40,
+        "updates": [update(step) for step in range(1, 41)],
+        "thrown_away": [],
+        "held_out": [held_out(20, 3.5), held_out(40, 3.25)],
+        "events": [event("attempt_started", 90.0, attempt=1, step=0, workers=2, why="start")],
+        "goodput": Goodput(productive=30.0, restart=10.0),
+    }
+    return RunStory(**(given | changes))
+
+
+def text_of(page):
+    return re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL))
+
+
+def test_a_page_says_how_the_run_went_and_where_its_time():
+    page = text_of(run_page(story()))
+    assert "40 of 40 steps; held-out loss 3.250 nats per token." in page
+    assert "Held-out loss 3.50 → 3.25 nats per token" in page
+    assert "Hardest to predict: web, 4.25 nats per token" in page
+    assert "1,020 tokens/s at the median" in page
+    assert "75.0\u00a0% of the time went into steps that count" in page or "75.0 % of the" in page
+    assert "trainrig generate runs/one --prompt TEXT" in page
+
+
+def test_a_run_that_is_not_at_its_end_says_how_to_go_on():
+    page = text_of(run_page(story(steps=50)))
+    assert "40 of 50 steps" in page and "Not at its last step" in page
+    assert "trainrig pretrain runs/one/run.toml" in page and "generate" not in page
+
+
+def test_what_went_wrong_is_among_the_events_and_the_warnings():
+    events = [
+        event("attempt_started", 90.0, attempt=1, step=0, workers=2, why="start"),
+        event("worker_started", 91.0, attempt=1, rank=0),
+        event("attempt_failed", 100.0, attempt=1, problem=f"rank 0 said {HOSTILE}"),
+        event("attempt_started", 101.0, attempt=2, step=20, workers=1, why="fault"),
+        event("step_skipped", 105.0, attempt=2, step=30, data_step=30, what="the loss is NaN"),
+        event("numerics_changed", 106.0, attempt=2, step=20, what="torch 1 → 2"),
+    ]
+    dead = [update(21, 1, 9.0), update(22, 1, 9.5)]
+    html = run_page(story(events=events, thrown_away=[dead]))
+    page = text_of(html)
+    assert "Global batches that no update was made from: 1;" in page
+    assert "Machine or libraries changed on the way" in page
+    assert "in attempts: 2" in page
+    assert "attempt failed" in page and "worker started" not in page
+    assert "what: the loss is NaN" in page
+    assert HOSTILE not in html and "&lt;script&gt;" in html
+
+
+@pytest.mark.parametrize("loss", [None, 3.0])
+def test_a_run_without_held_out_loss_or_with_a_loss_that_is_no_number_has_a_page(loss):
+    updates = [*story().updates[:-1], update(40) | {"train/loss": loss}]
+    page = text_of(run_page(story(held_out=[], updates=updates)))
+    assert "eval" not in page and "Training loss 5.00 →" in page
+
+
+def test_a_run_of_one_step_and_of_many_sources_has_a_page():
+    many = held_out(1, 3.0) | {f"eval/source-{n}/loss": 2.0 + n / 10 for n in range(9)}
+    page = text_of(run_page(story(updates=[update(1)], held_out=[many], goodput=Goodput())))
+    assert "Drawn: the 4 with the highest loss." in page and "source-0" in page
+    assert "of the time went" not in page
+
+
+def test_the_same_story_gives_the_same_bytes():
+    assert run_page(story()) == run_page(story())
+
+
+def test_a_real_run_is_drawn_from_its_folder(straight, make_run):
+    folder = straight(1).folder
+    Path(folder, "run.toml").write_text(to_toml(make_run(folder, training={"steps": 20})))
+    told = read_story(folder)
+    assert (told.verb, told.steps, len(told.updates), told.thrown_away) == ("pretrain", 20, 20, [])
+    assert write_report(folder) == f"{folder}/report.html"
+    assert Path(folder, "report.html").read_text() == run_page(told)
+
+
+def test_updates_that_were_taken_again_are_told_apart(tmp_path):
+    (tmp_path / "run.toml").write_text('stage = "pretrain"\n[training]\nsteps = 6\n')
+    for attempt, first, past in ((1, 1, 5), (2, 3, 7)):
+        writer = MetricsWriter(str(tmp_path), attempt, first - 1)
+        for step in range(first, past):
+            names = {n: v for n, v in update(step).items() if "/" in n}
+            writer.write(step, names | {"train/loss": float(attempt)})
+        writer.close()
+    told = read_story(str(tmp_path))
+    assert [line["train/loss"] for line in told.updates] == [1, 1, 2, 2, 2, 2]
+    assert [[line["step"] for line in lines] for lines in told.thrown_away] == [[3, 4]]
+
+
+def test_a_folder_without_a_run_or_without_an_update_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"no run.toml; name the folder of a run"):
+        write_report(str(tmp_path))
+    (tmp_path / "run.toml").write_text('stage = "pretrain"\n')
+    with pytest.raises(DataError, match="not one update yet"):
+        write_report(str(tmp_path))
+
+
+def test_a_run_is_reported_however_its_driving_ends(straight, make_run, tmp_path):
+    folder = shutil.copytree(straight(1).folder, tmp_path / "run")
+    (folder / "run.toml").write_text(to_toml(make_run(folder, training={"steps": 40})))
+    (folder / "report.html").unlink(missing_ok=True)
+    with pytest.raises(Unfinished), reported(str(folder)):
+        raise Unfinished("stopped")
+    assert "20 of 40 steps" in text_of((folder / "report.html").read_text())
+
+
+def test_a_run_that_ends_before_its_first_update_has_no_report(tmp_path):
+    with pytest.raises(Unfinished), reported(str(tmp_path)):
+        raise Unfinished("stopped")
+    assert not list(tmp_path.iterdir())
+
+
+def predicted(low: float = 1.9) -> Prediction:
+    tokens = np.array([1.0, 1e12])
+    return Prediction("besiroglu", tokens, np.array([2.0, 2.0]), tokens * 0 + low, tokens * 0 + 2.1)
+
+
+def test_a_planned_run_is_compared_with_what_the_law_said():
+    page = text_of(run_page(story(prediction=predicted())))
+    assert "Held-out loss 3.250; the law besiroglu said 2.000 [1.900, 2.100]: +62.5%" in page
+    assert "Predicted loss 2.000 nats per token 3.250 came, +62.5%" in page
+    assert "besiroglu" not in run_page(story())
+
+
+def test_the_prediction_is_read_from_the_plan_in_the_run_folder(tmp_path):
+    assert read_prediction(str(tmp_path)) is None
+    points = [
+        {"tokens": 10.0, "loss": 4.0, "low": None, "high": None},
+        {"tokens": 1000.0, "loss": 2.0, "low": None, "high": None},
+    ]
+    (tmp_path / "plan.json").write_text(json.dumps({"law": "x", "curve": points, "more": 1}))
+    found = read_prediction(str(tmp_path))
+    assert found is not None
+    loss, low, _ = found.at(100.0)
+    assert loss == pytest.approx(3.0)
+    assert np.isnan(low)
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(DataError, match=r"plan\.json: no plan"):
+        read_prediction(str(tmp_path))
+
+
+def test_the_overlay_draws_both_losses():
+    ax = Figure().add_subplot()
+    came = Measured(np.array([1e6, 2e6]), np.array([3.0, 2.5]), held_out=True)
+    plot_prediction(ax, came, predicted())
+    said, actual = [
+        (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.get_lines()
+    ]
+    assert said == ([1.0, 1e12], [2.0, 2.0])
+    assert actual == ([1e6, 2e6], [3.0, 2.5])
+    assert len(ax.collections) == 1
+
+
+def test_a_file_that_is_no_plan_is_refused_before_the_run_begins(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text('{"law": "x"}')
+    run = Pretraining.model_construct(plan=str(path))
+    with pytest.raises(DataError, match=r"other\.json: no plan"):
+        pretrain._plan(run, str(tmp_path))
