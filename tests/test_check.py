@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from trainrig import hardware
-from trainrig.check import Machine, describe
+from trainrig.check import DeviceChoice, describe
 from trainrig.config import build
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import Source
+from trainrig.corpus.run_file import CurationSource
 from trainrig.errors import ConfigError
 from trainrig.estimate.flops import token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.precision import Precision
 from trainrig.posttrain.sft import FineTuning
 from trainrig.tokens.batches import BatchSizes
-from trainrig.tokens.mixing.stages import BatchSettings, Stage
+from trainrig.tokens.mixing.stages import BatchSettings, BatchStage
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run_file import Pretraining, Training
 
@@ -53,7 +53,7 @@ def test_without_tokens_the_parameters_are_known_if_the_vocabulary_is(tmp_path: 
 
 def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
-    facts = describe(run, Machine(device="h100", utilisation=0.5))
+    facts = describe(run, DeviceChoice(device="h100", utilisation=0.5))
     each = token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
     assert facts["flops"] == each * 5 * 8 * 32
     assert facts["hours"] == pytest.approx(facts["flops"] / 67e12 / 0.5 / 3600)
@@ -65,7 +65,7 @@ def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Pa
 def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     model = DecoderConfig(**SIZES, vocabulary=320)
-    stages = (Stage(from_step=2, sequence_length=16), Stage(from_step=9, global_batch=2))
+    stages = (BatchStage(from_step=2, sequence_length=16), BatchStage(from_step=9, global_batch=2))
     staged = run.batches.model_copy(update={"stages": stages})
     facts = describe(run.model_copy(update={"batches": staged}))
     rows = (
@@ -77,13 +77,13 @@ def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:
 def test_an_unknown_device_gets_the_nearest(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     with pytest.raises(ConfigError, match=r"no device 'h101'.*did you mean"):
-        describe(run, Machine(device="h101"))
+        describe(run, DeviceChoice(device="h101"))
     with pytest.raises(ConfigError, match="no share of a peak"):
-        describe(run, Machine(utilisation=40))
+        describe(run, DeviceChoice(utilisation=40))
 
 
 def test_tokens_are_counted_over_stages(tmp_path: Path) -> None:
-    stages = (Stage(from_step=2, sequence_length=16), Stage(from_step=4, global_batch=2))
+    stages = (BatchStage(from_step=2, sequence_length=16), BatchStage(from_step=4, global_batch=2))
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     staged = run.batches.model_copy(update={"stages": stages})
     facts = describe(run.model_copy(update={"batches": staged}))
@@ -138,7 +138,7 @@ def tuning(checkpoint: Path, lessons: Path, sequence_length: int) -> FineTuning:
 
 
 def test_a_stage_that_trains_nothing_has_no_sizes() -> None:
-    source = Source(name="web", paths=("none.warc.gz",))
+    source = CurationSource(name="web", paths=("none.warc.gz",))
     assert "parameters" not in describe(Curation(output="never/written", sources=(source,)))
 
 

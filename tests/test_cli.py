@@ -16,7 +16,7 @@ import pytest
 from typer.main import get_command
 
 from trainrig import cli, config
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.train.checkpoint import write_model
@@ -149,7 +149,7 @@ def write_pages(path: Path) -> Path:
     for number in range(30):
         lines = [" ".join(dice.choices(WORDS, k=9)).capitalize() + "." for _ in range(12)]
         url, body = f"https://pages.example/{number}", "\n".join(lines).encode()
-        pages.append(Page(url, "text/plain", body, "2026-01-01T00:00:00Z", "utf-8"))
+        pages.append(RawPage(url, "text/plain", body, "2026-01-01T00:00:00Z", "utf-8"))
     write_warc(str(path), pages)
     return path
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
 from trainrig import config, storage
-from trainrig.config import PLACE, RunFile, Settings
+from trainrig.config import NOT_IDENTITY, RunFile, Settings
 from trainrig.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ class Part(Settings):
 
     filters: tuple[Filter, ...] = ()
     first: Filter = Words(min_words=7)
-    paths: Annotated[tuple[str, ...], PLACE] = ()
+    paths: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
     low: int = 0
     high: int | None = None
 
@@ -47,8 +47,8 @@ class Part(Settings):
 class Sorting(RunFile):
     verb: ClassVar[str] = "sort"
     stage: Literal["sort"] = "sort"
-    output: Annotated[str, PLACE]
-    workers: Annotated[int, PLACE] = Field(default=2, ge=0)
+    output: Annotated[str, NOT_IDENTITY]
+    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
     seed: int = 0
     rate: float = 0.1
     loud: bool = False

@@ -17,14 +17,19 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from trainrig import figures, report
-from trainrig.figures import C1, C2, Curve, Interruptions, Pair, Part, Row
+from trainrig.figures import C1, C2, BarPart, BarRow, BeforeAfter, Interruptions, NoisyCurve
 
-PARTS = (Part("kept", C1), Part("dropped", C2, hatched=True))
-ROWS = (Row("all pages", (10, 0), "10"), Row("too short", (7, 3), "−3"), Row("kept", (7, 0), "7"))
+PARTS = (BarPart("kept", C1), BarPart("dropped", C2, hatched=True))
+ROWS = (
+    BarRow("all pages", (10, 0), "10"),
+    BarRow("too short", (7, 3), "−3"),
+    BarRow("kept", (7, 0), "7"),
+)
 PROGRAM = """
 from trainrig import figures
 print(figures.draw(lambda ax: figures.plot_rows(
-    ax, [figures.Row("a", (1,), "1")], [figures.Part("p", figures.C1, hatched=True)], "n"), 100))
+    ax, [figures.BarRow("a", (1,), "1")],
+    [figures.BarPart("p", figures.C1, hatched=True)], "n"), 100))
 """
 
 
@@ -33,9 +38,9 @@ def ax():
     return Figure().add_subplot()
 
 
-def curve(points: int = 50) -> Curve:
+def curve(points: int = 50) -> NoisyCurve:
     x = np.arange(points, dtype=np.float64)
-    return Curve(x, np.sin(x), 5, "step", "loss (nats per token)")
+    return NoisyCurve(x, np.sin(x), 5, "step", "loss (nats per token)")
 
 
 def interrupted(ax):
@@ -46,7 +51,9 @@ def interrupted(ax):
 
 PLOTS = {
     "rows": partial(figures.plot_rows, rows=ROWS, parts=PARTS, x_label="documents"),
-    "pairs": partial(figures.plot_pairs, pairs=[Pair("docs", 2.0, 1.5)], x_label="bits per byte"),
+    "pairs": partial(
+        figures.plot_pairs, pairs=[BeforeAfter("docs", 2.0, 1.5)], x_label="bits per byte"
+    ),
     "curve": partial(figures.plot_curve, curve=curve()),
     "interrupted": interrupted,
 }
@@ -122,7 +129,7 @@ def test_another_process_with_settings_of_its_own_gives_the_same_bytes(tmp_path)
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a\"b' & $x^2$", "你好，世界"])
 def test_a_label_is_text_whoever_wrote_it(text):
-    row = Row(text, (1,), text)
+    row = BarRow(text, (1,), text)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         svg = figures.draw(partial(figures.plot_rows, rows=[row], parts=PARTS[:1], x_label="n"), 90)
@@ -131,7 +138,7 @@ def test_a_label_is_text_whoever_wrote_it(text):
 
 
 def test_a_label_with_invisible_characters_still_makes_xml():
-    row = Row("a\x00\u202eb", (1,), "\ud800")
+    row = BarRow("a\x00\u202eb", (1,), "\ud800")
     svg = figures.draw(partial(figures.plot_rows, rows=[row], parts=PARTS[:1], x_label="n"), 90)
     assert "a⟨U+0000⟩⟨U+202E⟩b" in ElementTree.tostring(
         ElementTree.fromstring(svg), encoding="unicode"
@@ -139,7 +146,7 @@ def test_a_label_with_invisible_characters_still_makes_xml():
 
 
 def test_a_long_name_is_cut_so_that_it_does_not_run_into_its_value(ax):
-    figures.plot_rows(ax, [Row("x" * 60, (1,), "1")], PARTS[:1], "n")
+    figures.plot_rows(ax, [BarRow("x" * 60, (1,), "1")], PARTS[:1], "n")
     assert ax.texts[0].get_text() == "x" * 33 + "…"
 
 
@@ -200,13 +207,13 @@ def test_rows_are_drawn_end_to_end_from_top_to_bottom(ax):
 
 
 def test_rows_of_nothing_can_be_drawn(ax):
-    figures.plot_rows(ax, [Row("none", (0,), "0")], PARTS[:1], "documents")
+    figures.plot_rows(ax, [BarRow("none", (0,), "0")], PARTS[:1], "documents")
     assert not ax.patches
     assert ax.get_xlim() == (0, 1)
 
 
 def test_pairs_are_sorted_by_what_was_gained_and_told_apart_by_fill(ax):
-    pairs = [Pair("worse", 1.0, 1.2), Pair("better", 3.0, 1.5)]
+    pairs = [BeforeAfter("worse", 1.0, 1.2), BeforeAfter("better", 3.0, 1.5)]
     figures.plot_pairs(ax, pairs, "bits per byte", ("old", "new"))
     before, after = ax.lines
     assert before.get_xdata().tolist() == [3.0, 1.0]
@@ -219,12 +226,14 @@ def test_pairs_are_sorted_by_what_was_gained_and_told_apart_by_fill(ax):
 
 
 def test_a_pair_that_did_not_move_writes_its_two_values_on_two_sides(ax):
-    figures.plot_pairs(ax, [Pair("same", 2.0, 2.0)], "bits per byte")
+    figures.plot_pairs(ax, [BeforeAfter("same", 2.0, 2.0)], "bits per byte")
     assert sorted(t.get_ha() for t in ax.texts[1:]) == ["left", "right"]
 
 
 def test_a_curve_is_its_values_faint_and_their_mean_bold(ax):
-    figures.plot_curve(ax, Curve(np.arange(3.0), np.array([3.0, 1, 2]), 2, "step", "loss (nats)"))
+    figures.plot_curve(
+        ax, NoisyCurve(np.arange(3.0), np.array([3.0, 1, 2]), 2, "step", "loss (nats)")
+    )
     raw, mean = ax.lines
     assert raw.get_ydata().tolist() == [3, 1, 2]
     assert mean.get_ydata().tolist() == [3, 2, 1.5]

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 
 from trainrig import job, manifest
-from trainrig.config import PLACE, RunFile
+from trainrig.config import NOT_IDENTITY, RunFile
 from trainrig.errors import (
     ClusterError,
     ConfigError,
@@ -27,7 +27,7 @@ from trainrig.verbs import VERBS
 class Counting(RunFile):
     verb: ClassVar[str] = "count"
     stage: Literal["count"] = "count"
-    output: Annotated[str, PLACE]
+    output: Annotated[str, NOT_IDENTITY]
     upto: int = 3
 
 
@@ -166,12 +166,12 @@ SCRIPT = """
 import os, signal
 from typing import Annotated, ClassVar, Literal
 from trainrig import job, manifest
-from trainrig.config import PLACE, RunFile
+from trainrig.config import NOT_IDENTITY, RunFile
 
 class Counting(RunFile):
     verb: ClassVar[str] = "count"
     stage: Literal["count"] = "count"
-    output: Annotated[str, PLACE]
+    output: Annotated[str, NOT_IDENTITY]
     how: str = "whole"
 
 def count(run):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 
 from trainrig import manifest, storage
-from trainrig.config import AHEAD, PLACE, RunFile, Settings
+from trainrig.config import EXTENDABLE, NOT_IDENTITY, RunFile, Settings
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST, FileSum, Manifest, Stage
 
@@ -22,20 +22,20 @@ class Pile(Settings):
 class Stacking(RunFile):
     verb: ClassVar[str] = "stack"
     stage: Literal["stack"] = "stack"
-    output: Annotated[str, PLACE]
-    workers: Annotated[int, PLACE] = 2
+    output: Annotated[str, NOT_IDENTITY]
+    workers: Annotated[int, NOT_IDENTITY] = 2
     seed: int = 0
     pile: Pile = Pile()
 
 
 class Growing(Stacking):
-    later: Annotated[tuple[int, ...], AHEAD] = ()
+    later: Annotated[tuple[int, ...], EXTENDABLE] = ()
 
 
 class Burning(RunFile):
     verb: ClassVar[str] = "burn"
     stage: Literal["burn"] = "burn"
-    output: Annotated[str, PLACE]
+    output: Annotated[str, NOT_IDENTITY]
 
 
 INPUTS = {"pages": "fingerprint of the pages"}

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from trainrig import report
 from trainrig.report import (
     Chart,
-    Command,
     Details,
-    Group,
     KeyFigure,
-    Page,
-    Sample,
+    PageCommand,
+    ReportPage,
+    ReportTable,
+    SampleGroup,
     Section,
     Step,
-    Table,
     Text,
+    TextSample,
     Verdict,
 )
 
@@ -62,22 +62,22 @@ class Outline(HTMLParser):
         return [(tag, tuple(sorted(attributes))) for tag, attributes in self.elements]
 
 
-def page(text: str = "some text", **changes) -> Page:
+def page(text: str = "some text", **changes) -> ReportPage:
     """A page with every kind of block, `text` in every place that takes one."""
-    table = Table(text, (text, "n"), ((text, 1), (text, 2.5), ("", None)))
+    table = ReportTable(text, (text, "n"), ((text, 1), (text, 2.5), ("", None)))
     chart = Chart(text, "<svg></svg>", text, text, table)
-    samples = Group((Sample(text, text, text), Sample(text, text)))
+    samples = SampleGroup((TextSample(text, text, text), TextSample(text, text)))
     blocks = (Text(text), chart, Details(text, (table, samples)))
     parts = {
         "title": text,
         "verdict": Verdict(text, "warning", (text,)),
         "figures": (KeyFigure(text, text, text, text),) * 4,
         "sections": (Section("one", text, blocks), Section("two", text, ())),
-        "commands": (Command(text, text),),
+        "commands": (PageCommand(text, text),),
         "provenance": {text: {text: text}},
         "steps": (Step("one", text, text, 3.0), Step("missing", text, text, 70.0)),
     }
-    return Page(**(parts | changes))
+    return ReportPage(**(parts | changes))
 
 
 def contrast(one: str, other: str) -> float:
@@ -176,13 +176,13 @@ def test_a_step_links_to_the_section_of_its_name_if_there_is_one():
 
 
 def test_a_table_sets_numbers_to_the_right_and_shows_nothing_as_a_dash():
-    table = Table("c", ("name", "loss"), (("a", 1234), ("b", 0.123456), ("c", None))).html()
+    table = ReportTable("c", ("name", "loss"), (("a", 1234), ("b", 0.123456), ("c", None))).html()
     assert '<th scope="col">name</th><th scope="col" class=n>loss</th>' in table
     assert re.findall("<td class=n>([^<]*)", table) == ["1,234", "0.1235", "–"]
 
 
 def test_a_table_without_rows_is_still_a_table():
-    assert "<tbody></tbody>" in Table("none", ("a", "b"), ()).html()
+    assert "<tbody></tbody>" in ReportTable("none", ("a", "b"), ()).html()
 
 
 @pytest.mark.parametrize("count", [3, 7])

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import jsonschema
 import pytest
 
-from trainrig.config import PLACE, RunFile, Settings
+from trainrig.config import NOT_IDENTITY, RunFile, Settings
 from trainrig.config.run_file_schema import descriptions, json_schema
 from trainrig.run_file_pages import PAGE, SCHEMAS, generated, models
 
@@ -29,7 +29,7 @@ class Part(Base):
     kind: Literal["Part"] = "Part"
     # Two lines
     # of it.
-    above: Annotated[str, PLACE] = "#"
+    above: Annotated[str, NOT_IDENTITY] = "#"
     wrapped: tuple[int, ...] = (
         1,  # in the middle
     )

@@ -25,7 +25,7 @@ _SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 
 
 @dataclass(frozen=True)
-class Machine:
+class DeviceChoice:
     """What a run's time and cost are reckoned for."""
 
     device: str | None = None  # in the table; None: this machine's GPU if it is there, else a core
@@ -56,7 +56,7 @@ class Machine:
         return Assumptions(utilisation=self.utilisation)
 
 
-def describe(run: RunFile, machine: Machine = Machine()) -> dict[str, Any]:
+def describe(run: RunFile, machine: DeviceChoice = DeviceChoice()) -> dict[str, Any]:
     """Facts about `run`: for a sweep, what it will train; for training, its parameters, the
     positions of its rows, its operations, and what it takes of `machine`: memory, hours, money,
     energy; for curation, how likely its near-duplicates are to be compared.
@@ -64,7 +64,7 @@ def describe(run: RunFile, machine: Machine = Machine()) -> dict[str, Any]:
     Raises InputError if its parts do not fit each other or its inputs. An input that an earlier
     stage has still to make is no error; what depends on it is left out.
     """
-    facts: dict[str, Callable[[Any, Machine], dict[str, Any]]] = {
+    facts: dict[str, Callable[[Any, DeviceChoice], dict[str, Any]]] = {
         "curate": _of_curation,
         "pretrain": _of_pretraining,
         "posttrain": _of_tuning,
@@ -74,11 +74,11 @@ def describe(run: RunFile, machine: Machine = Machine()) -> dict[str, Any]:
     return facts[run.verb](run, machine) if run.verb in facts else {}
 
 
-def _of_curation(run: "Curation", _: Machine) -> dict[str, Any]:
+def _of_curation(run: "Curation", _: DeviceChoice) -> dict[str, Any]:
     return _of_pairs(run.near_duplicates)
 
 
-def _of_pretraining(run: "Pretraining", machine: Machine) -> dict[str, Any]:
+def _of_pretraining(run: "Pretraining", machine: DeviceChoice) -> dict[str, Any]:
     from trainrig.tokens.tokenizer import TOKENIZER_FILE
     from trainrig.train import pretrain
 
@@ -95,7 +95,7 @@ def _of_pretraining(run: "Pretraining", machine: Machine) -> dict[str, Any]:
     return facts | {"parameters": f"not known before {missing} is there, or model.vocabulary set"}
 
 
-def _of_tuning(run: "FineTuning", _: Machine) -> dict[str, Any]:
+def _of_tuning(run: "FineTuning", _: DeviceChoice) -> dict[str, Any]:
     if not storage.list_files(run.checkpoint):
         return {}
     from trainrig.posttrain import sft
@@ -104,7 +104,7 @@ def _of_tuning(run: "FineTuning", _: Machine) -> dict[str, Any]:
     return _sizes(job.model) | counted
 
 
-def _of_sweep(run: "Sweep", _: Machine) -> dict[str, Any]:
+def _of_sweep(run: "Sweep", _: DeviceChoice) -> dict[str, Any]:
     if not storage.exists(storage.join(run.tokens, MANIFEST)):
         return {}
     from trainrig.scaling.sweep.trials import foreseen
@@ -121,7 +121,7 @@ def _of_pairs(near: "MinHash") -> dict[str, Any]:
     return {"near_duplicates.bands": near.bands, "near_duplicates.rows": near.rows, **found}
 
 
-def _takes(run: "Pretraining", model: "DecoderConfig", machine: Machine) -> dict[str, Any]:
+def _takes(run: "Pretraining", model: "DecoderConfig", machine: DeviceChoice) -> dict[str, Any]:
     """Operations, memory a device, time, money and energy, for the most workers that `run` may
     have."""
     from trainrig.estimate.cost import cost
@@ -158,7 +158,7 @@ def _takes(run: "Pretraining", model: "DecoderConfig", machine: Machine) -> dict
     }
 
 
-def _emulated(machine: Machine, device: str, compute: str) -> bool:
+def _emulated(machine: DeviceChoice, device: str, compute: str) -> bool:
     """Whether a core of this machine would compute in numbers that it has no hardware for."""
     here = machine.device is None and device in (hardware.CPU, hardware.CPU_WITHOUT_BFLOAT16)
     return here and compute == "bfloat16" and not hardware.cpu_has_bfloat16()

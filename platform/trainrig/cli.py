@@ -21,7 +21,7 @@ from trainrig.command_line.help import (
     MODELS,
     SCALING,
     START,
-    Group,
+    HelpGroup,
     command,
 )
 from trainrig.command_line.options import (
@@ -49,7 +49,7 @@ from trainrig.verbs import VERBS
 
 RUNS = "trainrig {0} jobs/configs/{1}/{0}.toml"
 app = typer.Typer(
-    cls=Group,
+    cls=HelpGroup,
     context_settings=CONTEXT,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -123,9 +123,9 @@ def check(
     """
     model = _model_for(run_file)
     run = config.load(model, run_file, changes or ())
-    from trainrig.check import Machine, describe
+    from trainrig.check import DeviceChoice, describe
 
-    facts = describe(run, Machine(device, hardware, mfu))
+    facts = describe(run, DeviceChoice(device, hardware, mfu))
     if as_json:
         print(json.dumps({"run": run.model_dump(mode="json"), **facts}))
         return
@@ -251,14 +251,14 @@ def generate(
 ) -> None:
     """Generate text with a checkpoint, from a prompt."""
     from trainrig.models.generate import Sampling
-    from trainrig.posttrain.text_generator import Speaker
+    from trainrig.posttrain.text_generator import TextGenerator
 
     sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed, maximum_tokens=tokens)
-    speaker = Speaker.open(checkpoint)
-    if chat and speaker.tuned is False:
+    generator = TextGenerator.open(checkpoint)
+    if chat and generator.tuned is False:
         said = "not tuned on conversations, so expect no answer; `trainrig posttrain` tunes it"
         typer.echo(f"trainrig: {checkpoint}: {said}", err=True)
-    spoken = speaker.speak(prompt, sampling, chat=chat)
+    spoken = generator.speak(prompt, sampling, chat=chat)
     if as_json:
         print(json.dumps({"prompt": prompt, "text": spoken.text, "stopped": spoken.stopped}))
     else:

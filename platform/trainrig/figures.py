@@ -156,7 +156,7 @@ def superseded(steps: NDArray[np.int64], attempts: NDArray[np.int64]) -> NDArray
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     """One kind of length in a bar: its name in the legend, a colour of the theme, a hatch."""
 
     name: str
@@ -171,7 +171,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Row:
+class BarRow:
     """One horizontal bar: a length for each part, and what to write at the right end."""
 
     name: str
@@ -179,7 +179,7 @@ class Row:
     note: str
 
 
-def plot_rows(ax: Axes, rows: Sequence[Row], parts: Sequence[Part], x_label: str) -> Axes:
+def plot_rows(ax: Axes, rows: Sequence[BarRow], parts: Sequence[BarPart], x_label: str) -> Axes:
     """Horizontal bars from top to bottom, each under its own name, their parts laid end to end."""
     left = np.zeros(len(rows))
     for index, part in enumerate(parts):
@@ -202,7 +202,7 @@ def plot_rows(ax: Axes, rows: Sequence[Row], parts: Sequence[Part], x_label: str
 
 
 @dataclass(frozen=True)
-class Pair:
+class BeforeAfter:
     """One thing measured before and after."""
 
     name: str
@@ -211,7 +211,10 @@ class Pair:
 
 
 def plot_pairs(
-    ax: Axes, pairs: Sequence[Pair], x_label: str, names: tuple[str, str] = ("before", "after")
+    ax: Axes,
+    pairs: Sequence[BeforeAfter],
+    x_label: str,
+    names: tuple[str, str] = ("before", "after"),
 ) -> Axes:
     """Two dots a row, open before and filled after, greatest fall first; values written beside."""
     ordered = sorted(pairs, key=lambda pair: pair.after - pair.before)
@@ -252,7 +255,7 @@ def plot_pairs(
 
 
 @dataclass(frozen=True)
-class Curve:
+class NoisyCurve:
     """A noisy series over a rising x, and how many of its points each mean takes in."""
 
     x: Numbers
@@ -262,7 +265,7 @@ class Curve:
     y_label: str
 
 
-def plot_curve(ax: Axes, curve: Curve) -> Axes:
+def plot_curve(ax: Axes, curve: NoisyCurve) -> Axes:
     """Every value, faint, under the mean of the last `mean_over`, bold."""
     ax.plot(*thin(curve.x, curve.y), color=C1, alpha=0.5, linewidth=1, label="each step")
     mean = trailing_mean(curve.y, curve.mean_over)
@@ -287,7 +290,7 @@ class Interruptions:
     restarts: Sequence[float] = ()
 
 
-def plot_interrupted_curve(ax: Axes, curve: Curve, interruptions: Interruptions) -> Axes:
+def plot_interrupted_curve(ax: Axes, curve: NoisyCurve, interruptions: Interruptions) -> Axes:
     """A training curve, its held-out points, its dead attempts dotted, its restarts numbered."""
     plot_curve(ax, curve)
     held_out = interruptions.held_out

@@ -171,20 +171,20 @@ def claim(
     run: RunFile,
     inputs: Mapping[str, str],
     changes_what_is_finished: bool = False,
-    inputs_ahead: Mapping[str, str] | None = None,
+    extendable_inputs: Mapping[str, str] | None = None,
 ) -> Stage:
     """Claim `folder` for `run` on `inputs` (role -> fingerprint of its contents).
 
-    `inputs_ahead` are those that fields marked AHEAD name: they may change as these may.
+    `extendable_inputs` are those that fields marked EXTENDABLE name: they may change as these may.
 
-    A folder that is not finished may be claimed again with other values of fields marked AHEAD; one
-    that is finished only by a stage that says that it `changes_what_is_finished`.
+    A folder that is not finished may be claimed again with other values of fields marked
+    EXTENDABLE; one that is finished only by a stage that says that it `changes_what_is_finished`.
     Raises OutputTaken if another run, or anything else, is there; DataError if a finished folder
     has lost files.
     """
     lasting = {
         "stage": run.verb,
-        "config": identity(run, ahead=False),
+        "config": identity(run, extendable=False),
         "inputs": dict(inputs),
         # The first has none, so that what was made before there were others is still known.
         **({"output_format": run.output_format} if run.output_format > 1 else {}),
@@ -193,7 +193,7 @@ def claim(
         stage=run.verb,
         fingerprint=digest(lasting),
         config=identity(run),
-        inputs={**inputs, **(inputs_ahead or {})},
+        inputs={**inputs, **(extendable_inputs or {})},
         environment=environment(),
         output_format=run.output_format,
     )

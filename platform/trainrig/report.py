@@ -2,8 +2,8 @@
 
 Every page is read in one order: the verdict in a sentence, with its warnings beside it; four to
 six figures; the sections, each a finding with its chart and its details; what to do next; where it
-all came from. A `Page` is plain data in that order, and `html()` is a pure function of it: the
-same page gives the same bytes.
+all came from. A `ReportPage` is plain data in that order, and `html()` is a pure function of it:
+the same page gives the same bytes.
 
 What a page shows was written by strangers. All text is escaped and its control characters are made
 visible, and the page's own policy forbids scripts and anything fetched.
@@ -163,7 +163,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows under columns; `caption` says what they are and, where some were left out, which."""
 
     caption: str
@@ -206,7 +206,7 @@ class Chart:
     svg: str
     label: str
     caption: str
-    table: Table
+    table: ReportTable
 
     def html(self) -> str:
         """Title, drawing, caption, and the numbers folded below."""
@@ -219,7 +219,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TextSample:
     """A text as it is, under `label`; `note` says what happened to it.
 
     `marks` are spans of the text to be seen at once, in order, none in another.
@@ -248,10 +248,10 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Group:
+class SampleGroup:
     """Samples that are read against each other: side by side where there is room."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[TextSample, ...]
 
     def html(self) -> str:
         """The samples in one row."""
@@ -271,7 +271,7 @@ class Details:
         return f"<details><summary>{escape(self.summary)}</summary>{inside}</details>"
 
 
-Block = Text | Table | Chart | Sample | Group | Details
+Block = Text | ReportTable | Chart | TextSample | SampleGroup | Details
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Command:
+class PageCommand:
     """A line for the reader's terminal, and what it does."""
 
     line: str
@@ -301,14 +301,14 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Page:
+class ReportPage:
     """A whole report. `provenance` maps headings to names and values (inputs, versions, hashes)."""
 
     title: str
     verdict: Verdict
     figures: tuple[KeyFigure, ...]
     sections: tuple[Section, ...]
-    commands: tuple[Command, ...]
+    commands: tuple[PageCommand, ...]
     provenance: Mapping[str, Mapping[str, str]]
     steps: tuple[Step, ...] = ()
 

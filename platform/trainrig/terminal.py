@@ -31,8 +31,8 @@ from rich.text import Text
 from trainrig.errors import ClusterError
 from trainrig.manifest import Manifest
 from trainrig.storage import s3_retries
-from trainrig.train.run.progress import Follower
-from trainrig.train.run.progress import Progress as RunProgress
+from trainrig.train.run.progress import ProgressFollower
+from trainrig.train.run.progress import TrainingProgress as RunProgress
 
 LINE_SECONDS = 30.0  # off a terminal: a line at least this often,
 LINES = 10  # and at every tenth of the way
@@ -117,7 +117,7 @@ class Terminal:
         """Show the run in `folder` while the block trains it."""
         with self._training_panel(title, steps) as advance:
             stop = threading.Event()
-            follower = Follower(folder, steps)
+            follower = ProgressFollower(folder, steps)
             before = follower.look()
             watch = threading.Thread(
                 target=_follow, args=(advance, follower, before, steps, stop), daemon=True
@@ -195,7 +195,7 @@ class _Lines:
 
 def _follow(
     advance: Any,
-    follower: Follower,
+    follower: ProgressFollower,
     before: RunProgress | None,
     steps: int,
     stop: threading.Event,

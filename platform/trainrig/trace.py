@@ -22,7 +22,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.batches import IGNORE, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
-from trainrig.tokens.row_view import Piece, padding, row_text
+from trainrig.tokens.row_view import RowPiece, padding, row_text
 from trainrig.train import pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -103,7 +103,7 @@ class TracedStep:
                 f"{sequence.row} · {sequence.source}, epoch {sequence.epoch} · "
                 f"{sequence.targets:,} targets\n"
             )
-            pieces = [Piece(each.place, each.url or each.id) for each in sequence.documents]
+            pieces = [RowPiece(each.place, each.url or each.id) for each in sequence.documents]
             ids, targets = np.array(sequence.ids), np.array(sequence.target_ids)
             yield Text(head, style="bold").append_text(
                 row_text(ids, targets, pieces, self.encoder, tokens=tokens, borders=borders)

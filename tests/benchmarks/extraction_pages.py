@@ -16,7 +16,7 @@ import numpy as np
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from numpy.typing import ArrayLike
 
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 
 STRINGS, NO_STRINGS = "trafilatura-eval-A", "readability-test-pages"
 
@@ -25,7 +25,7 @@ STRINGS, NO_STRINGS = "trafilatura-eval-A", "readability-test-pages"
 class Labelled:
     """A page, where it is from, and strings that its text is to hold or not."""
 
-    page: Page
+    page: RawPage
     source: str
     host: str  # of the site that it was taken from
     wanted: tuple[str, ...]
@@ -50,7 +50,7 @@ def labelled_pages(data: Path) -> list[Labelled]:
         with path.open("rb") as stream:
             for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
                 body, url = record.reader.read(), record.headers["WARC-Target-URI"]
-                page = Page(url, "text/html", body, "", record.http_charset)
+                page = RawPage(url, "text/html", body, "", record.http_charset)
                 entry = manifest[hashlib.sha256(page.body).hexdigest()]
                 file = Path(entry["path"]).name
                 url, about = entry["url"], {}

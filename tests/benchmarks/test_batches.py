@@ -23,17 +23,17 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.optim import AdamW
 from trainrig.optim.groups import group_by_decay
-from trainrig.tokens.batches import read_share
+from trainrig.tokens.batches import read_local_batch
 from trainrig.tokens.mixing.mixture import Mixture, carried
 from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, block_sums
-from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
+from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
+    ShardVocabulary,
     TokenShards,
-    Vocabulary,
     write_shard,
 )
 
@@ -69,7 +69,7 @@ def sparse_shards(folder: Path, tokens: int) -> TokenShards:
         Path(path + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * each))
         Path(path + INDEX).write_bytes(b"")
         halves = (documents // 2, documents - documents // 2)
-        head = Head(
+        head = ShardHeader(
             vocabulary=VOCABULARY,
             tokenizer="tokenizer",
             documents=documents,
@@ -109,7 +109,7 @@ def training_step():
     optimizer = AdamW().build(group_by_decay(model.named_parameters(), 0.1))
 
     def step(share):
-        for micro, _ in share.dealt:
+        for micro, _ in share.assigned:
             ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
             (
                 cross_entropy_sum(model(ids).logits, targets) / share.denominators["tokens"]
@@ -123,11 +123,11 @@ def training_step():
 
 def test_a_batch_costs_less_than_a_hundredth_of_a_training_step(training_step, tmp_path):
     batches = PretrainBatches(sparse_shards(tmp_path / "tokens", 500_000), settings())
-    share = read_share(batches, 0, 1, 0)
+    share = read_local_batch(batches, 0, 1, 0)
     training_step(share)
     ratios = []
     for _ in range(5):  # in turns
-        reading = cpu_seconds(lambda step: read_share(batches, 0, 1, step), 50)
+        reading = cpu_seconds(lambda step: read_local_batch(batches, 0, 1, step), 50)
         training = cpu_seconds(lambda _: training_step(share), 2)
         ratios.append(reading / training)
     tell(
@@ -151,9 +151,11 @@ def test_any_step_of_any_amount_of_data_costs_the_same(span, tmp_path):
         opening = cpu_seconds(lambda _, at=shards.folder: TokenShards.open(at), 5)
         batches = PretrainBatches(shards, settings(**longer))
         for first in (0, 10**4, 10**7):
-            read_share(batches, 0, 1, first)
+            read_local_batch(batches, 0, 1, first)
             figures[f"{name}, step {first:.0e}"] = min(
-                cpu_seconds(lambda step, of=batches, at=first: read_share(of, 0, 1, at + step), 60)
+                cpu_seconds(
+                    lambda step, of=batches, at=first: read_local_batch(of, 0, 1, at + step), 60
+                )
                 for _ in range(5)
             )
         figures[f"{name}, opening"] = opening
@@ -171,12 +173,12 @@ def test_what_the_prefetch_hides(training_step, tmp_path):
     )
     began = time.perf_counter()
     for step in range(3):
-        training_step(read_share(batches, 0, 1, step))
+        training_step(read_local_batch(batches, 0, 1, step))
     wait = (time.perf_counter() - began) / 6
 
     def slow(step):
         time.sleep(wait)
-        return read_share(batches, 0, 1, step)
+        return read_local_batch(batches, 0, 1, step)
 
     def run(ahead, prepare=slow):
         with Prefetch(prepare, ahead) as prefetch:
@@ -185,7 +187,7 @@ def test_what_the_prefetch_hides(training_step, tmp_path):
                 training_step(prefetch.at(step))
             return time.perf_counter() - began
 
-    instant = functools.partial(read_share, batches, 0, 1)
+    instant = functools.partial(read_local_batch, batches, 0, 1)
     rounds = [(run(0, instant), run(0), run(2)) for _ in range(5)]
     # The first batch of a run is waited for in any case.
     hidden = sorted((plain - ahead) / (7 * wait) for _, plain, ahead in rounds)
@@ -223,7 +225,7 @@ def test_building_mixtures_costs_tenths_of_a_second():
 RANK = """
 import hashlib, json, sys
 from trainrig.config import build
-from trainrig.tokens.batches import read_share
+from trainrig.tokens.batches import read_local_batch
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.tokens.mixing.pretraining import PretrainBatches
@@ -236,9 +238,9 @@ chosen = build(BatchSettings, table, "bench.toml")
 found = []
 for begin, end in zip([0, *restarts], [*restarts, steps]):
     batches = PretrainBatches(TokenShards.open(folder, cache), chosen)
-    with Prefetch(lambda step: read_share(batches, rank, world, step), 2) as prefetch:
+    with Prefetch(lambda step: read_local_batch(batches, rank, world, step), 2) as prefetch:
         for step in range(begin, end):
-            for micro, real in prefetch.at(step).dealt:
+            for micro, real in prefetch.at(step).assigned:
                 if real:
                     data = b"".join(a.tobytes() for a in (micro.ids, micro.targets, micro.samples))
                     found.append([step, int(micro.samples[0]), hashlib.sha256(data).hexdigest()])
@@ -282,7 +284,7 @@ def test_the_first_2000_global_batches_are_the_same_for_all(s3, tmp_path):
             EncodedDocument(f"{n}", "ab"[n % 2], "u", draw.integers(0, 4096, 700), 1, "f", n)
             for n in range(60)
         ]
-        write_shard(folder, f"{shard}", Vocabulary(VOCABULARY, "tokenizer"), documents)
+        write_shard(folder, f"{shard}", ShardVocabulary(VOCABULARY, "tokenizer"), documents)
     hashes = {f"{world} ranks": order_hash(folder, world) for world in (1, 2, 4, 8)}
     for path in storage.list_files(folder):
         storage.write(f"{s3}/tokens/{path.rpartition('/')[2]}", storage.read(path))

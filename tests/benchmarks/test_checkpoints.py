@@ -16,7 +16,7 @@ import torch.distributed as dist
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.parallel.mesh import join_group, local_device
 from trainrig.train.checkpoint import Saver, load, newest_valid
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file import Training
 from trainrig.train.state import fresh_state
@@ -48,7 +48,7 @@ def alone(tmp_path):
 def job_of(size, folder):
     model = DecoderConfig(positions=256, **SIZES[size])
     training = Training(steps=10_000, checkpoints={"every": 100})
-    return Job(
+    return TrainingJob(
         folder=str(folder), model=model, training=training, make_batches=NoData, tokenizer="{}"
     )
 

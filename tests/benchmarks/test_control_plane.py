@@ -25,17 +25,17 @@ import psutil
 import pytest
 
 from trainrig.manifest import FileSum
-from trainrig.processes.heartbeats import Beat
-from trainrig.ray_runtime.ray_pools import ON_THE_HEAD
+from trainrig.processes.heartbeats import Heartbeat
+from trainrig.ray_runtime.ray_pools import ON_HEAD
 from trainrig.ray_runtime.ray_session import connect, map_splits
 from trainrig.splits import Phase, Split, Work
-from trainrig.train.elastic.coordinator import Control
-from trainrig.train.elastic.messages import End, Order, Word
-from trainrig.train.elastic.rank import exchange_every
+from trainrig.train.elastic.coordinator import Coordinator
+from trainrig.train.elastic.messages import Assignment, Command, RankExit
+from trainrig.train.elastic.rank import heartbeat_interval
 from trainrig.train.elastic.restart_policy import HangDetector
-from trainrig.train.elastic.trainer import MOST_WAITING, RayCluster, _answering
+from trainrig.train.elastic.trainer import MAX_CONCURRENT_CALLS, RayCluster, _probe
 from trainrig.train.fault_settings import Faults
-from trainrig.train.worker_bounds import Bounds
+from trainrig.train.worker_bounds import WorkerBounds
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 
@@ -81,10 +81,10 @@ def slope(points: Mapping[int, float]) -> float:
 def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
     import ray
 
-    server, cluster = gcs(), RayCluster(Bounds(1, 1))
+    server, cluster = gcs(), RayCluster(WorkerBounds(1, 1))
     busy: dict[int, float] = {}  # share of a core, of the head node's server
     memory: dict[int, float] = {}
-    look: dict[int, float] = {}  # CPU seconds of this process
+    poll: dict[int, float] = {}  # CPU seconds of this process
     for count in NODES:
         while len(raylets.nodes) < count:
             raylets.come()
@@ -92,7 +92,7 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
         while alive < count + 1:
             alive = sum(node["Alive"] for node in ray.nodes())
         cluster.nodes()  # starts what each new node needs
-        ray.get([s.address.remote() for s in cluster._spares.fork_servers.by_node.values()])
+        ray.get([s.address.remote() for s in cluster._warm_actors.fork_servers.by_node.values()])
         before = seconds_of(server)
         time.sleep(WATCHED)
         busy[count] = (seconds_of(server) - before) / WATCHED
@@ -100,7 +100,7 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
         before = time.process_time()
         for _ in range(LOOKS):
             cluster.nodes()
-        look[count] = (time.process_time() - before) / LOOKS
+        poll[count] = (time.process_time() - before) / LOOKS
     print(
         json.dumps(
             {
@@ -109,33 +109,33 @@ def test_what_a_node_costs_the_head_and_the_supervisor(raylets: Any) -> None:
                 "gcs_share_of_a_core": [round(value, 4) for value in busy.values()],
                 "gcs_share_a_node": round(slope(busy), 5),
                 "gcs_bytes_a_node": round(slope(memory)),
-                "look_cpu_ms": [round(1e3 * value, 2) for value in look.values()],
-                "look_cpu_ms_a_node": round(1e3 * slope(look), 3),
+                "look_cpu_ms": [round(1e3 * value, 2) for value in poll.values()],
+                "look_cpu_ms_a_node": round(1e3 * slope(poll), 3),
             }
         )
     )
     assert 1_000 * slope(busy) < HEAD_CORES
 
 
-def beat(rank: int, step: int = 1) -> Beat:
+def heartbeat(rank: int, step: int = 1) -> Heartbeat:
     """As a rank in the middle of a run sends."""
-    return Beat(rank, (30_000 + rank, 20_000), "f" * 56, step, step, "train", True, 1.5)
+    return Heartbeat(rank, (30_000 + rank, 20_000), "f" * 56, step, step, "train", True, 1.5)
 
 
-def end(rank: int) -> End:
-    """As a keeper sends whose rank was killed."""
-    return End(rank, "f" * 56, "killed by SIGKILL", "" if rank else "tcp://127.0.0.1:29500")
+def end(rank: int) -> RankExit:
+    """As a worker agent sends whose rank was killed."""
+    return RankExit(rank, "f" * 56, "killed by SIGKILL", "" if rank else "tcp://127.0.0.1:29500")
 
 
 def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> None:
     import ray
 
     ranks = 8_000
-    actor: Any = ray.remote(Control)
-    control = actor.options(
-        num_cpus=0, resources=ON_THE_HEAD, max_concurrency=MOST_WAITING
+    actor: Any = ray.remote(Coordinator)
+    coordinator = actor.options(
+        num_cpus=0, resources=ON_HEAD, max_concurrency=MAX_CONCURRENT_CALLS
     ).remote()
-    ray.get(control.look.remote(1, Word.TRAIN, 0, 0.0))
+    ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0))
     (office,) = (
         process
         for process in psutil.Process().children(recursive=True)
@@ -144,33 +144,33 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
     takes = []
     for step in range(3):
         before = seconds_of(office)
-        ray.get([control.exchange.remote(1, beat(rank, step)) for rank in range(ranks)])
+        ray.get([coordinator.heartbeat.remote(1, heartbeat(rank, step)) for rank in range(ranks)])
         takes.append((seconds_of(office) - before) / ranks)
     hangs = HangDetector(Faults(), ranks, time.monotonic())
     looked, seen, answered = [], [], []
     for _ in range(LOOKS):
         before, office_before = time.process_time(), seconds_of(office)
-        beats = ray.get(control.look.remote(1, Word.TRAIN, 0, 0.0)).beats
+        heartbeats = ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0)).heartbeats
         looked.append(time.process_time() - before)
         answered.append(seconds_of(office) - office_before)
         before = time.process_time()
-        hangs.see(beats, time.monotonic())
+        hangs.see(heartbeats, time.monotonic())
         seen.append(time.process_time() - before)
-    told = [control.told_to_end.remote(1) for _ in range(ranks)]
-    ray.get(control.look.remote(1, Word.TRAIN, 0, 0.0))
+    told = [coordinator.wait_for_end.remote(1) for _ in range(ranks)]
+    ray.get(coordinator.poll.remote(1, Command.TRAIN, 0, 0.0))
     began, before = time.perf_counter(), seconds_of(office)
-    ray.get(control.look.remote(1, Word.END, 0, 0.0))
+    ray.get(coordinator.poll.remote(1, Command.END, 0, 0.0))
     ray.get(told)
-    stand = [control.next_order.remote(1, 1, end(rank)) for rank in range(ranks)]
-    while len(ray.get(control.look.remote(1, Word.END, ranks - 1, 1.0)).ends) < ranks:
+    stand = [coordinator.next_assignment.remote(1, 1, end(rank)) for rank in range(ranks)]
+    while len(ray.get(coordinator.poll.remote(1, Command.END, ranks - 1, 1.0)).exits) < ranks:
         pass
     ended = time.perf_counter() - began
     began = time.perf_counter()
-    control.give.remote(Order(1, 2, bytes(10_000), "tcp://node:1"))
+    coordinator.assign.remote(Assignment(1, 2, bytes(10_000), "tcp://node:1"))
     ray.get(stand)
     ordered = time.perf_counter() - began
     changed = (seconds_of(office) - before) / ranks
-    ray.kill(control)
+    ray.kill(coordinator)
     print(
         json.dumps(
             {
@@ -186,7 +186,7 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
             }
         )
     )
-    assert ranks * statistics.median(takes) < exchange_every(ranks)
+    assert ranks * statistics.median(takes) < heartbeat_interval(ranks)
 
 
 def nothing(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -248,7 +248,7 @@ def test_a_thousand_doors_are_knocked_at_together() -> None:
         threading.Thread(target=welcome, daemon=True).start()
         places = [open_door.getsockname()] * 900 + [deaf.getsockname()] * 100
         began = time.perf_counter()
-        answers = _answering(places)
+        answers = _probe(places)
         seconds = time.perf_counter() - began
         over.set()
     assert answers == [True] * 900 + [False] * 100

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainrig.corpus.curate import curate
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.ray_runtime.ray_session import connect
 
 pytestmark = pytest.mark.bench
@@ -18,7 +18,7 @@ MEASURED = """
 import gc, json, re, resource, sys, time
 from pathlib import Path
 from trainrig.corpus.curate import Curation, curate
-from trainrig.corpus.run_file import Source, WipeOut
+from trainrig.corpus.run_file import CurationSource, WipeOut
 from trainrig.corpus.filters import Language, Length
 
 def cpu_seconds():
@@ -29,7 +29,8 @@ def cpu_seconds():
 output, given = sys.argv[1], json.loads(sys.argv[2])
 all_may_go = WipeOut(max_share=1.0)
 sources = tuple(
-    Source(name=name, paths=tuple(paths), wipe_out=all_may_go) for name, paths in given.items()
+    CurationSource(name=name, paths=tuple(paths), wipe_out=all_may_go)
+    for name, paths in given.items()
 )
 run = Curation(stage="curate", output=output, workers=0, sources=sources)
 began = cpu_seconds()
@@ -94,7 +95,7 @@ def test_all_pages_by_two_workers(tmp_path, shards):
     connect(2, "workers")
     megabytes = sum(Path(path).stat().st_size for path in shards) / 1e6
     run = Curation(
-        output=str(tmp_path), workers=2, sources=(Source(name="web", paths=tuple(shards)),)
+        output=str(tmp_path), workers=2, sources=(CurationSource(name="web", paths=tuple(shards)),)
     )
     began = time.perf_counter()
     made = curate(run)

@@ -1,4 +1,5 @@
-"""Near-duplicates end to end: what falls beside what should, and how fast from texts to fates."""
+"""Near-duplicates end to end: what falls beside what should, and how fast from texts to
+decisions."""
 
 import json
 import random
@@ -18,14 +19,14 @@ from resiliparse.extract.html2text import extract_plain_text
 from trainrig.corpus.curate import curate
 from trainrig.corpus.dedup.decisions.documents import BY_URL
 from trainrig.corpus.dedup.pairs.buckets import CANDIDATE
-from trainrig.corpus.dedup.pairs.document_reference import places_of
+from trainrig.corpus.dedup.pairs.document_reference import find_positions
 from trainrig.corpus.dedup.pairs.sorted_runs import read_part
 from trainrig.corpus.dedup.pairs.verify import common_shingles
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.sign_split import Signatures, keys_and_shingles
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 from trainrig.corpus.document import document_id
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 
 pytestmark = pytest.mark.bench
 
@@ -88,17 +89,17 @@ def judged(
         if kind != BY_URL
     ]
     exact = brute_force(signatures, SETTINGS.threshold)
-    rows = pq.read_table(found.search.shelves[0].pairs).to_pylist()
+    rows = pq.read_table(found.search.split_indexes[0].pairs).to_pylist()
     verified = {
         tuple(sorted((row["a_row"], row["b_row"])))
         for row in rows
         if row["similarity"] >= SETTINGS.threshold
     }
     candidates = read_part(found.search.runs("candidates", found.search.parts), 0, CANDIDATE)
-    ends = (places_of(candidates[side]).tolist() for side in "ab")
+    ends = (find_positions(candidates[side]).tolist() for side in "ab")
     guessed = {tuple(sorted(pair)) for pair in zip(*ends, strict=True)}
     # Of equal texts one alone takes part in pairs.
-    equal = set(places_of(found.search.repeats("text", 0)).tolist())
+    equal = set(find_positions(found.search.repeats("text", 0)).tolist())
     exact = {pair for pair in exact if not equal & set(pair)}
     unverified = [(nth, low) for nth, low in components(guessed).items() if nth != low]
     return {
@@ -182,7 +183,7 @@ def test_versions_of_real_pages(
 @pytest.mark.data
 def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> None:
     dice = random.Random(1)
-    texts = [edited(text, turn * 3, dice) for turn in range(8) for _, text in pages]
+    texts = [edited(text, slot * 3, dice) for slot in range(8) for _, text in pages]
     rows = [(document_id("crawl", str(n), b""), f"http://a/{n}", t) for n, t in enumerate(texts)]
     columns = zip(("id", "url", "text"), zip(*rows, strict=True), strict=True)
     table = pa.table({name: list(values) for name, values in columns})
@@ -194,21 +195,21 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
     look(tmp_path / "first", [shelve(tmp_path / "first", "0", Signatures.of(rows[:50], SETTINGS))],
          SETTINGS)  # fmt: skip
     rounds: dict[str, list[float]] = defaultdict(list)
-    for turn in range(5):
-        folder = tmp_path / str(turn)
+    for slot in range(5):
+        folder = tmp_path / str(slot)
         began = time.process_time()
         tables = [pq.read_table(path) for path in paths]
         read = time.process_time()
         for each in tables:
-            keys_and_shingles(Texts.of_arrow(each["text"]), SETTINGS)
+            keys_and_shingles(NormalisedTexts.of_arrow(each["text"]), SETTINGS)
         hashed = time.process_time() - read
         read = time.process_time()
         began += hashed
         signed = [Signatures.of_table(each, SETTINGS) for each in tables]
         made = time.process_time()
-        shelves = [shelve(folder, str(n), each) for n, each in enumerate(signed)]
+        split_indexes = [shelve(folder, str(n), each) for n, each in enumerate(signed)]
         kept = time.process_time()
-        found = look(folder, shelves, SETTINGS)
+        found = look(folder, split_indexes, SETTINGS)
         done = time.process_time()
         rounds["read"].append(read - began)
         rounds["sign"].append(made - read)
@@ -221,7 +222,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
     print(
         json.dumps(
             {
-                "benchmark": "near-duplicates, from Parquet to fates",
+                "benchmark": "near-duplicates, from Parquet to decisions",
                 "documents": len(rows),
                 "megabytes": round(megabytes, 1),
                 "removed": len(found.fates()),
@@ -245,24 +246,24 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
 def test_by_ray_against_one_process(pages: list[tuple[str, str]], tmp_path: Path) -> None:
     """The passes over signatures of a curation, by two workers and in this process, in turns.
 
-    Wall seconds, on an idle machine; of a corpus that takes four stretches.
+    Wall seconds, on an idle machine; of a corpus that takes four partitions.
     """
     dice = random.Random(1)
-    texts = [edited(text, turn * 3, dice) for turn in range(TURNS) for _, text in pages]
+    texts = [edited(text, slot * 3, dice) for slot in range(TURNS) for _, text in pages]
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     for number in range(FILES):
         some = texts[number::FILES]
         rows = {"text": some, "url": [f"http://a/{number}/{n}" for n in range(len(some))]}
         (tmp_path / "in").mkdir(exist_ok=True)
         pq.write_table(pa.table(rows), tmp_path / "in" / f"{number}.parquet")
-    source = Source(name="web", paths=(str(tmp_path / "in"),), filters=())
+    source = CurationSource(name="web", paths=(str(tmp_path / "in"),), filters=())
     took: dict[int, list[float]] = defaultdict(list)
     removed = set()
-    for turn in range(2):
+    for slot in range(2):
         for workers in (2, 0):
             made = curate(
                 Curation(
-                    output=str(tmp_path / f"out-{turn}-{workers}"),
+                    output=str(tmp_path / f"out-{slot}-{workers}"),
                     sources=(source,),
                     workers=workers,
                     memory=600,  # MiB

@@ -64,9 +64,9 @@ def search(folder, tables):
 paths = sorted(Path(pages).iterdir())
 search(Path(work, "first"), [pq.read_table(paths[0]).slice(0, 50)])  # loads what is compiled
 began = time.process_time()
-fates = search(Path(work, "all"), [pq.read_table(path) for path in paths])
+decisions = search(Path(work, "all"), [pq.read_table(path) for path in paths])
 spent = time.process_time() - began
-print(spent, len(fates.fates()))
+print(spent, len(decisions.decisions()))
 """
 
 
@@ -77,7 +77,7 @@ def test_files_to_fates_beside_datatrove(test_data: Path, tmp_path: Path) -> Non
     dedup = runpy.run_path(str(Path(__file__).with_name("test_dedup.py")))
     dice = random.Random(1)
     crawl = dedup["pages_of"](test_data)
-    texts = [dedup["edited"](text, 3 * turn, dice) for turn in range(COPIES) for _, text in crawl]
+    texts = [dedup["edited"](text, 3 * slot, dice) for slot in range(COPIES) for _, text in crawl]
     rows = {
         "id": [f"{n:032x}" for n in range(len(texts))],
         "url": [f"http://a/{n}" for n in range(len(texts))],
@@ -92,12 +92,12 @@ def test_files_to_fates_beside_datatrove(test_data: Path, tmp_path: Path) -> Non
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     rates: dict[str, list[float]] = {"ours": [], "datatrove": []}
     removed = {}
-    for turn in range(ROUNDS):
+    for slot in range(ROUNDS):
         for name, command in {
             "ours": [sys.executable, "-c", OURS],
             "datatrove": [peer, "-c", DATATROVE],
         }.items():
-            work = tmp_path / f"{name}-{turn}"
+            work = tmp_path / f"{name}-{slot}"
             arguments = [str(tmp_path / "pages"), str(work)]
             more = [str(searching)] if name == "ours" else []
             done = subprocess.run(
@@ -109,7 +109,7 @@ def test_files_to_fates_beside_datatrove(test_data: Path, tmp_path: Path) -> Non
             removed[name] = int(fell)
     times = [a / b for a, b in zip(rates["ours"], rates["datatrove"], strict=True)]
     result = {
-        "benchmark": "near-duplicates from Parquet files to fates, beside datatrove",
+        "benchmark": "near-duplicates from Parquet files to decisions, beside datatrove",
         "megabytes": round(megabytes, 1),
         "documents": len(texts),
         "mb_per_cpu_second": {n: round(statistics.median(each), 2) for n, each in rates.items()},

@@ -26,7 +26,7 @@ from trainrig.corpus.extract import (
     trafilatura_text,
 )
 from trainrig.corpus.extract.guard import Guard
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(3600)]
 trafilatura = pytest.importorskip("trafilatura", reason="the peer")
@@ -53,17 +53,17 @@ def pages(test_data: Path) -> list[Any]:
     ]
 
 
-def text_by(settings: MainContent | Resiliparse, page: Page) -> str:
+def text_by(settings: MainContent | Resiliparse, page: RawPage) -> str:
     found = extract(page, settings)
     return found.text if isinstance(found, Extracted) else ""
 
 
-def text_by_trafilatura(page: Page, *, precision: bool) -> str:
+def text_by_trafilatura(page: RawPage, *, precision: bool) -> str:
     found = trafilatura.extract(page.body, include_comments=False, favor_precision=precision)
     return found or ""
 
 
-METHODS: dict[str, Callable[[Page], str]] = {
+METHODS: dict[str, Callable[[RawPage], str]] = {
     "resiliparse": functools.partial(text_by, Resiliparse()),
     "fast": functools.partial(text_by, MainContent(quality="fast")),
     "balanced": functools.partial(text_by, MainContent()),
@@ -73,7 +73,7 @@ METHODS: dict[str, Callable[[Page], str]] = {
 }
 
 
-def cpu_seconds(method: Callable[[Page], str], pages: Sequence[Any]) -> float:
+def cpu_seconds(method: Callable[[RawPage], str], pages: Sequence[Any]) -> float:
     began = time.process_time()
     for each in pages:
         method(each.page)

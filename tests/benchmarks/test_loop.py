@@ -20,7 +20,7 @@ from trainrig.estimate.flops import token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.mesh import local_device
 from trainrig.train.checkpoint import newest_valid
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 from trainrig.train.loop import train
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -57,7 +57,7 @@ def make_job(tmp_path):
     def make(name):
         folder = tmp_path / name
         folder.mkdir()
-        return Job(str(folder), model, Training.model_validate(settings), batches, "{}")
+        return TrainingJob(str(folder), model, Training.model_validate(settings), batches, "{}")
 
     return make
 

@@ -25,7 +25,7 @@ from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import shingles_of
 from trainrig.corpus.dedup.signatures.sign_split import Signatures, keys_and_shingles
 from trainrig.corpus.dedup.signatures.signature import signatures
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 from trainrig.corpus.files.row_files import ROW_GROUP, read_columns
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
@@ -134,7 +134,7 @@ def test_texts_in_memory_beside_those_who_do_the_same(texts: list[str]):
     ways: dict[str, tuple[float, Callable[[], object]]] = {
         "ours": (
             megabytes(texts),
-            lambda: keys_and_shingles(Texts.of_arrow(ours), SETTINGS),
+            lambda: keys_and_shingles(NormalisedTexts.of_arrow(ours), SETTINGS),
         ),
         "datasketch": (megabytes(few), lambda: by_datasketch(few)),
     }
@@ -224,7 +224,7 @@ def test_time_grows_as_the_texts_do(texts: list[str]):
     few = texts[: len(texts) // 10]
     figures = []
     for times in (1, 10, 100):
-        many = Texts.of_arrow(column(few * times))
+        many = NormalisedTexts.of_arrow(column(few * times))
         runs = [cpu_seconds(lambda many=many: keys_and_shingles(many, SETTINGS)) for _ in range(3)]
         size = megabytes(few) * times
         figures.append(
@@ -275,7 +275,7 @@ def test_estimates_are_as_near_as_datasketchs(texts: list[str]):
         pairs.append((text, changed(text, share, words, generator)))
     sets = [(set(shingles_as_text(a)), set(shingles_as_text(b))) for a, b in pairs]
     exact = np.array([len(a & b) / len(a | b) for a, b in sets])
-    both = Texts.of([text for pair in pairs for text in pair])
+    both = NormalisedTexts.of([text for pair in pairs for text in pair])
     shingles, ends = shingles_of(both, 5)
     errors: dict[str, list[np.ndarray]] = {"ours": [], "datasketch": []}
     for seed in range(1, 5):

@@ -19,7 +19,7 @@ from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.tokens.packing.choices import BestFit, Concatenate, open_layout
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, block_sums
-from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, Head
+from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
 from trainrig.tokens.shards.token_shards import TokenShards
 
 _spec = importlib.util.spec_from_file_location(
@@ -56,7 +56,7 @@ def write_sparse_shards(folder: Path, documents: int) -> str:
         Path(path + INDEX).touch()
         with Path(path + TOKENS).open("wb") as file:
             file.truncate(2 * tokens)
-        head = Head(
+        head = ShardHeader(
             vocabulary=60_000,
             tokenizer="f" * 64,
             documents=len(part),

@@ -1,9 +1,9 @@
 """What Ray takes of a step: CPU seconds of all that is not a rank, beside those of the ranks.
 
 About 10M parameters on two workers of one thread each, as in test_data_parallel.py. Ray's server,
-raylet and agents, the keepers of the ranks, the post office and this driver, which supervises,
-share two cores with the ranks: what they use is what a step waits for, and unlike the wall time of
-one it can be told from the noise of a machine.
+raylet and agents, the worker agents of the ranks, the coordinator and this driver, which
+supervises, share two cores with the ranks: what they use is what a step waits for, and unlike the
+wall time of one it can be told from the noise of a machine.
 """
 
 import contextlib

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.corpus.read import Page, files_of
+from trainrig.corpus.read import RawPage, files_of
 from trainrig.corpus.read.web_archives.warc import read_warc
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
@@ -18,7 +18,7 @@ ROUNDS = 7
 def ours(paths: list[str]) -> int:
     """Bytes of HTML that our reader gives, bodies unpacked."""
     found = (page for path in paths for page in read_warc(path))
-    return sum(len(page.body) for page in found if isinstance(page, Page))
+    return sum(len(page.body) for page in found if isinstance(page, RawPage))
 
 
 def by_warcio(paths: list[str]) -> int:

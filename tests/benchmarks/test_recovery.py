@@ -132,7 +132,7 @@ def test_a_fault_of_a_process(one_ray, endless, chaos, what, most):
 
     def fault(events):
         if what == "controller":
-            assert chaos.kill_actors("Conductor")
+            assert chaos.kill_actors("TrainControllerActor")
         else:
             number = signal.SIGKILL if what == "kill" else signal.SIGSTOP
             os.kill(events.ranks()[next(ranks)], number)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, block_sums
-from trainrig.tokens.shards.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TOKENS, Head
+from trainrig.tokens.shards.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TOKENS, ShardHeader
 
 READER = Path(__file__).with_name("read_shards.py")
 SIZES = {"1 MB": 10**6, "100 MB": 10**8, "100 GB": 10**11}  # bytes of ids, of two bytes each
@@ -45,7 +45,7 @@ def made(folder: Path, ids_bytes: int) -> Path:
         Path(name + TOKENS + SUMS).write_bytes(sums_of_nothing(2 * tokens))
         Path(name + ENDS + SUMS).write_bytes(block_sums([ends.tobytes()]))
         Path(name + INDEX).touch()
-        head = Head(
+        head = ShardHeader(
             vocabulary=50_000,
             tokenizer="none",
             documents=documents,

@@ -18,8 +18,8 @@ from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group, local_device
-from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
-from trainrig.train.job import Job
+from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
+from trainrig.train.job import TrainingJob
 from trainrig.train.run_file import Training
 from trainrig.train.state import fresh_state
 from trainrig.train.step import Stepper
@@ -63,8 +63,10 @@ def rank_of(rank: int, world: int, store: str, settings: dict[str, Any], count: 
     training = Training(steps=10, schedule=Constant(warmup=0), **settings)
     numerics.settle(1, training.deterministic)
     batches = OneRow(count)
-    job = Job(folder="", model=SIZES, training=training, make_batches=lambda: batches, tokenizer="")
-    share = read_share(batches, rank, world, 0, virtual=training.virtual_workers)
+    job = TrainingJob(
+        folder="", model=SIZES, training=training, make_batches=lambda: batches, tokenizer=""
+    )
+    share = read_local_batch(batches, rank, world, 0, virtual=training.virtual_workers)
     before, most = 0, 0
     for stage in ("made", "first", "second"):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

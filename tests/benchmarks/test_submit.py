@@ -73,14 +73,14 @@ def test_submitting_takes_little_more_than_ray_does(tmp_path: Path) -> None:
             return took
 
         trainrig = (sys.executable, "-m", "trainrig")
-        for turn in range(REPEATS + 1):
-            run = ("curate", "curate.toml", "--set", f"output=out{turn}")
+        for slot in range(REPEATS + 1):
+            run = ("curate", "curate.toml", "--set", f"output=out{slot}")
             found = {
                 "bare": first_line(sys.executable, "-c", BARE, cluster.address),
                 "submit": first_line(*trainrig, "submit", *run, "--address", cluster.address),
-                "direct": first_line(*trainrig, *run[:3], f"output=here{turn}"),
+                "direct": first_line(*trainrig, *run[:3], f"output=here{slot}"),
             }
-            for name, value in found.items() if turn else ():  # the first one warms files and Ray
+            for name, value in found.items() if slot else ():  # the first one warms files and Ray
                 seconds[name].append(value)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     beyond = [s - b for s, b in zip(seconds["submit"], seconds["bare"], strict=True)]

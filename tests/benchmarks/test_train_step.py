@@ -15,8 +15,8 @@ from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group, local_device
 from trainrig.parallel.precision import set_products
-from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
-from trainrig.train.job import Job
+from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
+from trainrig.train.job import TrainingJob
 from trainrig.train.run_file import Training
 from trainrig.train.state import fresh_state
 from trainrig.train.step import Stepper
@@ -72,9 +72,11 @@ def ours(**settings):
     training = Training(steps=10**6, schedule=Constant(warmup=0), **settings)
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
-    job = Job(folder="", model=SIZES, training=training, make_batches=OneBatch, tokenizer="")
+    job = TrainingJob(
+        folder="", model=SIZES, training=training, make_batches=OneBatch, tokenizer=""
+    )
     stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
-    share = read_share(OneBatch(), 0, 1, 0, virtual=training.virtual_workers)
+    share = read_local_batch(OneBatch(), 0, 1, 0, virtual=training.virtual_workers)
     return lambda: stepper.take(share)
 
 

@@ -43,12 +43,12 @@ from resiliparse.parse.html import HTMLTree
 from trainrig.corpus.extract import main_content, voting
 from trainrig.corpus.extract.agreement import shares
 from trainrig.corpus.extract.block_model import trees
-from trainrig.corpus.extract.block_model.blocks import CHARACTERS, Blocks
+from trainrig.corpus.extract.block_model.blocks import CHARACTERS, PageBlocks
 from trainrig.corpus.extract.block_model.features import features
 from trainrig.corpus.extract.block_model.text import lines_of
 from trainrig.corpus.extract.decode import decode
 from trainrig.corpus.extract.kinds import Favour
-from trainrig.corpus.extract.verdict import Judged, minimal_html
+from trainrig.corpus.extract.verdict import ScoredBlocks, minimal_html
 
 SETTINGS = {
     "objective": "binary",
@@ -74,7 +74,7 @@ class Example:
 
     labelled: Labelled
     page: bytes
-    blocks: Blocks
+    blocks: PageBlocks
     lines: list[str]
     features: NDArray[np.int32]
     labels: NDArray[np.float64]  # 0 to 1
@@ -103,7 +103,7 @@ def example(labelled: Labelled, part: trees.Name) -> Example | None:
     html = decode(labelled.page)
     tree = HTMLTree.parse(html)
     page = minimal_html(tree, part).encode("utf-8", "replace")
-    blocks = Blocks(page, tree.title or "")
+    blocks = PageBlocks(page, tree.title or "")
     if not len(blocks.numbers):
         return None
     lines = lines_of(page, blocks)
@@ -157,7 +157,7 @@ def flat(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
     }
 
 
-def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, Judged]:
+def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlocks]:
     """By URL, each page with strings, judged by trees that have not seen its host."""
 
     def fold_of(each: Example) -> int:
@@ -170,7 +170,7 @@ def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, Judged]:
         for each in examples:
             if each.labelled.wanted and fold_of(each) == number:
                 odds = fitted.odds(each.features)
-                judged[each.labelled.page.url] = Judged(each.page, each.blocks, odds)
+                judged[each.labelled.page.url] = ScoredBlocks(each.page, each.blocks, odds)
     return judged
 
 
@@ -181,7 +181,7 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
     and how often trafilatura is asked a page.
     """
     pages = {e.labelled.page.url: e for e in examples["whole"] if e.labelled.wanted}
-    nothing = Judged(b"", Blocks(b"", ""), np.zeros(0, np.int32))
+    nothing = ScoredBlocks(b"", PageBlocks(b"", ""), np.zeros(0, np.int32))
     folds = [{name: out_of_fold(examples[name], seed) for name in examples} for seed in range(4)]
     hosts = [each.labelled.host for each in pages.values()]
     theirs = [counts(e.labelled, e.theirs["balance"]) for e in pages.values()]

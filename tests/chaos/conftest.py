@@ -20,7 +20,7 @@ import pytest
 
 from trainrig.ray_runtime.ray_session import connect
 from trainrig.train.checkpoint import newest_valid
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import trained_samples
@@ -36,11 +36,11 @@ PATIENCE = 300.0  # s for one event: a bound for what is broken, far above what 
 
 
 @pytest.fixture(scope="session")
-def undisturbed(ranks, make_job, tmp_path_factory) -> Callable[[int], Job]:
+def undisturbed(ranks, make_job, tmp_path_factory) -> Callable[[int], TrainingJob]:
     """`undisturbed(40)`: the job of a run of 40 steps that two ranks made without a stop."""
-    made: dict[int, Job] = {}
+    made: dict[int, TrainingJob] = {}
 
-    def run(steps: int) -> Job:
+    def run(steps: int) -> TrainingJob:
         if steps not in made:
             training = {
                 "steps": steps,
@@ -58,7 +58,7 @@ def undisturbed(ranks, make_job, tmp_path_factory) -> Callable[[int], Job]:
     return run
 
 
-def what_came_of(job: Job) -> dict[str, Any]:
+def what_came_of(job: TrainingJob) -> dict[str, Any]:
     """All that must not depend on what happened: losses, samples, last weights and optimizer."""
     folder = RunFolder(job.folder)
     newest, damages = newest_valid(folder)
@@ -76,10 +76,10 @@ def what_came_of(job: Job) -> dict[str, Any]:
 
 
 @pytest.fixture
-def assert_equal() -> Callable[[Job, Job], None]:
+def assert_equal() -> Callable[[TrainingJob, TrainingJob], None]:
     """Two runs came to the same, to the last bit."""
 
-    def check(job: Job, other: Job) -> None:
+    def check(job: TrainingJob, other: TrainingJob) -> None:
         one, two = what_came_of(job), what_came_of(other)
         for name in one:
             assert one[name] == two[name], name
@@ -117,7 +117,8 @@ class Events:
             time.sleep(0.02)
 
     def ranks(self, of: str = "pid") -> dict[int, int]:
-        """The processes of the newest attempt's ranks; `of="keeper"`: of their Ray workers."""
+        """The processes of the newest attempt's ranks; `of="worker agent"`: of their Ray
+        workers."""
         started = self.all("worker_started")
         newest = max(event["attempt"] for event in started)
         return {event["rank"]: event[of] for event in started if event["attempt"] == newest}
@@ -230,11 +231,11 @@ def short_folder(monkeypatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def start_driver(tmp_path) -> Iterator[Callable[[Job, int], "subprocess.Popen[str]"]]:
+def start_driver(tmp_path) -> Iterator[Callable[[TrainingJob, int], "subprocess.Popen[str]"]]:
     """`start_driver(job, 2)`: a process of its own, with its own Ray, that trains the job."""
     started = []
 
-    def start(job: Job, workers: int) -> "subprocess.Popen[str]":
+    def start(job: TrainingJob, workers: int) -> "subprocess.Popen[str]":
         path = tmp_path / "job.pickle"
         path.write_bytes(pickle.dumps(job))
         command = [sys.executable, f"{HERE}/driver.py", str(path), str(workers)]

@@ -17,7 +17,7 @@ from trainrig.train.run import goodput
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-WHATS = ("rank 0", "rank 1", "keeper 0", "keeper 1", "conductor", "fork server")
+WHATS = ("rank 0", "rank 1", "agent 0", "agent 1", "controller", "fork server")
 
 
 def kill_at_random(chaos, events, dice, what):
@@ -26,12 +26,12 @@ def kill_at_random(chaos, events, dice, what):
     events.wait_for_a_step()
     time.sleep(dice.uniform(0.0, 0.5))
     kind, _, rank = what.partition(" ")
-    if what == "conductor":
-        chaos.kill_actors("Conductor")
+    if what == "controller":
+        chaos.kill_actors("TrainControllerActor")
     elif what == "fork server":
         chaos.kill_fork_servers()
     else:
-        pids = events.ranks("pid" if kind == "rank" else "keeper")
+        pids = events.ranks("pid" if kind == "rank" else "agent")
         with contextlib.suppress(ProcessLookupError):  # it had just died of something else
             os.kill(pids[int(rank)], signal.SIGKILL)
     events.wait("attempt_failed", failed + 1)
@@ -50,7 +50,7 @@ def test_a_run_with_kills_at_random_comes_to_the_same(
 
     def disturb():
         events.wait("attempt_failed")  # it died in its save
-        for what in ("conductor", "keeper 1"):
+        for what in ("controller", "agent 1"):
             kill_at_random(chaos, events, dice, what)
 
     aside = chaos.aside(disturb)
@@ -93,13 +93,13 @@ def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
     events = chaos.events(job.folder)
-    keepers, ranks = [], []
+    agents, ranks = [], []
 
     def fail(fault):
         failed = len(events.all("attempt_failed"))
         events.wait_for_a_step()
         events.wait("checkpoint", len(events.all("checkpoint")) + 1)
-        keepers.append(events.ranks("keeper"))
+        agents.append(events.ranks("agent"))
         ranks.append(events.ranks())
         fault()
         events.wait("attempt_failed", failed + 1)
@@ -109,11 +109,11 @@ def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
         os.kill(ranks[-1][0], signal.SIGKILL)
 
     def one_dies_and_the_post_office_too():
-        chaos.kill_actors("Control")
+        chaos.kill_actors("Coordinator")
         os.kill(ranks[-1][1], signal.SIGKILL)
 
     def one_dies_while_a_keeper_stands_still():
-        os.kill(keepers[-1][0], signal.SIGSTOP)
+        os.kill(agents[-1][0], signal.SIGSTOP)
         os.kill(ranks[-1][1], signal.SIGKILL)
 
     def disturb():
@@ -125,11 +125,11 @@ def test_keepers_outlive_their_ranks_unless_one_of_them_does_not_answer(
     outcome = trainer.run(job, 2)
     aside.end()
     assert outcome.restarts == 3
-    keepers.append(events.ranks("keeper"))
-    assert keepers[0] == keepers[1]
+    agents.append(events.ranks("agent"))
+    assert agents[0] == agents[1]
     assert not set(ranks[0].values()) & set(ranks[1].values())
-    assert not set(keepers[2].values()) & set(keepers[3].values())
-    assert not any(psutil.pid_exists(pid) for pid in keepers[2].values())
+    assert not set(agents[2].values()) & set(agents[3].values())
+    assert not any(psutil.pid_exists(pid) for pid in agents[2].values())
     assert_equal(job, straight)
 
 

@@ -43,7 +43,8 @@ def test_a_rank_that_takes_too_much_memory_is_killed_and_the_run_goes_on(
     outcome = trainer.run(dataclasses.replace(job, make_batches=greedy, training=training), 2)
     events = chaos.events(job.folder)
     assert (tmp_path / "greedy").exists()
-    # Whom Ray ends is its choice: the conductor as a rule, a keeper or the fork server.
+    # Whom Ray ends is its choice: the train controller as a rule, a worker agent or the fork
+    # server.
     assert outcome.restarts >= 1
     ways = ("out of memory", "memory ran out", "its fork server ended")
     assert any(way in events.all("attempt_failed")[0]["problem"] for way in ways)

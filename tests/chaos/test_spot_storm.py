@@ -18,8 +18,8 @@ import trouble
 from trainrig import config, manifest
 from trainrig.corpus.curate import curate
 from trainrig.corpus.filters import Length
-from trainrig.corpus.read import Reading
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.read import ReadSettings
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.launch.spot import trace
 from trainrig.launch.spot.rehearse import Replay, cluster_for, environment_of
 from trainrig.launch.spot.trace import LOST
@@ -51,8 +51,8 @@ def pages(folder, files, texts):
 
 def web(path):
     """A source whose every file is a split."""
-    reading = Reading(piece_bytes=1000)
-    return Source(name="web", paths=(path,), filters=(Length(),), reading=reading)
+    reading = ReadSettings(piece_bytes=1000)
+    return CurationSource(name="web", paths=(path,), filters=(Length(),), reading=reading)
 
 
 def train(job, cluster, tmp_path):

@@ -21,7 +21,7 @@ from trainrig.scaling.laws.fit import LawFit, fit_law
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.regression.held_out import HoldOut
-from trainrig.scaling.laws.runs_table import RUNS_FILE, Runs
+from trainrig.scaling.laws.runs_table import RUNS_FILE, RunsTable
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.scaling.sweep.trial import is_over
 from trainrig.tokens.prepare import Tokenization, tokenize
@@ -129,7 +129,7 @@ def foretold(law: Law, parameters: float, tokens: float, unique: float) -> dict[
     }
 
 
-def judged(largest: dict[str, Any], runs: Runs) -> dict[str, Any]:
+def judged(largest: dict[str, Any], runs: RunsTable) -> dict[str, Any]:
     """That, beside what came of it: the longest run of the largest size."""
     row = max(range(len(runs)), key=lambda row: (runs.parameters[row], runs.tokens[row]))
     assert runs.state[row] == "end" and runs.tokens[row] == pytest.approx(largest["tokens"], 0.01)
@@ -238,7 +238,7 @@ def prepared(form: Form, test_data: Path, folder: Path) -> str:
     return tokens
 
 
-def law_of(runs: Runs, largest: tuple[float, float]) -> tuple[dict[str, Any], dict[str, Any]]:
+def law_of(runs: RunsTable, largest: tuple[float, float]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The constants of the law of `runs`, and what it says of the largest; why there is none.
 
     Of the parametric form; where that has no minimum of Kaplan's, which has one constant less: so

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainrig.train.checkpoint import saver
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 
 MUCH = 64 * 2**20  # bytes
 
@@ -114,7 +114,7 @@ def die_once(marker: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def slowed(job: Job, folder: str, seconds: float = 0.02) -> Job:
+def slowed(job: TrainingJob, folder: str, seconds: float = 0.02) -> TrainingJob:
     """The same job in another folder, with slow batches, none of them read ahead."""
     training = job.training.model_copy(update={"prefetch_steps": 0})
     made = Slow(job.make_batches, seconds=seconds)

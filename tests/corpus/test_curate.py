@@ -23,12 +23,12 @@ from trainrig.corpus.extract import PlainText
 from trainrig.corpus.files.measured_documents import QUARANTINE
 from trainrig.corpus.filters import GopherQuality, Language, Length, Score
 from trainrig.corpus.models import WordList
-from trainrig.corpus.read import Page, Reading
+from trainrig.corpus.read import RawPage, ReadSettings
 from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
 from trainrig.corpus.row_schema import row_schema
-from trainrig.corpus.run_file import Buckets, Source, WipeOut
+from trainrig.corpus.run_file import Buckets, CurationSource, WipeOut
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 
@@ -58,13 +58,13 @@ def prose(number: int, count: int = 20) -> str:
     return " ".join(sentences(number, count))
 
 
-def plain(url: str, text: str) -> Page:
-    return Page(f"http://{url}", "text/plain", text.encode(), "2024-05-18T01:58:10Z", "utf-8")
+def plain(url: str, text: str) -> RawPage:
+    return RawPage(f"http://{url}", "text/plain", text.encode(), "2024-05-18T01:58:10Z", "utf-8")
 
 
-def html(url: str, text: str, title: str) -> Page:
+def html(url: str, text: str, title: str) -> RawPage:
     body = f"<html><head><title>{title}</title></head><body><p>{text}</p></body></html>".encode()
-    return Page(f"http://{url}", "text/html", body, "2024-05-18T01:58:10Z", "utf-8")
+    return RawPage(f"http://{url}", "text/html", body, "2024-05-18T01:58:10Z", "utf-8")
 
 
 GERMAN = (
@@ -85,7 +85,7 @@ WEB_A = [
     plain("web.example/short", f"Pay {CARD} now."),
     plain("web.example/german", GERMAN * 2),
     ONE_FACE,
-    Page("http://web.example/image", "image/png", b"\x89PNG", "2024-05-18T01:58:10Z", None),
+    RawPage("http://web.example/image", "image/png", b"\x89PNG", "2024-05-18T01:58:10Z", None),
     html("web.example/short-too", f"From {ADDRESS}.", f"Account {IBAN}"),
 ]
 WEB_B = [
@@ -114,22 +114,24 @@ def write_archives(folder: str) -> None:
     write_warc(f"{folder}/wiki/c.warc.gz", WIKI)
 
 
-APART = Reading(piece_bytes=17_000)  # a piece for each of these small files
-COLUMNS = row_schema(Curation(output="out", sources=(Source(name="any", paths=("any",)),))).names
+APART = ReadSettings(piece_bytes=17_000)  # a piece for each of these small files
+COLUMNS = row_schema(
+    Curation(output="out", sources=(CurationSource(name="any", paths=("any",)),))
+).names
 
 
 def run_on(archives: str, output: str, workers: int = 0, **changes: Any) -> Curation:
     sources = (
-        Source(name="web", paths=(f"{archives}/web/*.warc.gz",), reading=APART),
-        Source(name="wiki", paths=(f"{archives}/wiki/c.warc.gz",), reading=APART),
+        CurationSource(name="web", paths=(f"{archives}/web/*.warc.gz",), reading=APART),
+        CurationSource(name="wiki", paths=(f"{archives}/wiki/c.warc.gz",), reading=APART),
     )
     return Curation(**{"output": output, "workers": workers, "sources": sources, **changes})
 
 
-def run_on_pages(folder: Path, pages: list[Page], **changes: Any) -> Curation:
+def run_on_pages(folder: Path, pages: list[RawPage], **changes: Any) -> Curation:
     """A run on one archive of `pages`, into `folder/out`."""
     write_warc(str(folder / "pages.warc.gz"), pages)
-    source = Source(name="pages", paths=(str(folder / "pages.warc.gz"),))
+    source = CurationSource(name="pages", paths=(str(folder / "pages.warc.gz"),))
     return Curation(output=str(folder / "out"), workers=0, sources=(source,), **changes)
 
 
@@ -270,8 +272,8 @@ def test_each_source_is_held_to_its_own_rules(archives: str, tmp_path: Path) -> 
     output = str(tmp_path / "out")
     path = f"{archives}/web/a.warc.gz"
     sources = (
-        Source(name="any", paths=(path,), filters=()),
-        Source(name="german", paths=(path,), filters=(Language(allowed=("de",)),)),
+        CurationSource(name="any", paths=(path,), filters=()),
+        CurationSource(name="german", paths=(path,), filters=(Language(allowed=("de",)),)),
     )
     curate(Curation(output=output, workers=0, sources=sources))
     kept = {(row["source"], row["url"]) for row in read_rows(output, KEPT, ["source", "url"])}
@@ -309,7 +311,7 @@ def test_the_order_of_the_patterns_and_naming_a_file_twice_change_nothing(
         ]
     ):
         output = str(tmp_path / f"out-{number}")
-        web = Source(name="web", paths=paths, reading=APART)
+        web = CurationSource(name="web", paths=paths, reading=APART)
         sources = (web, run_on(archives, output).sources[1])
         curate(run_on(archives, output, sources=sources))
         assert result(output) == result(curated), paths
@@ -333,7 +335,7 @@ def test_where_archives_lie_does_not_show_in_the_output(archives: str, tmp_path:
         path = tmp_path / place / "cut.warc.gz"
         path.parent.mkdir(parents=True)
         path.write_bytes(whole[:-40])
-        source = Source(name="web", paths=(str(path),))
+        source = CurationSource(name="web", paths=(str(path),))
         output = str(tmp_path / place / "out")
         made.append(curate(Curation(output=output, workers=0, sources=(source,))))
     assert made[0].counts["quarantined"]["truncated"] == 1
@@ -442,7 +444,7 @@ def test_what_reading_depends_on_is_refused_with_the_difference(
     other = sources[0].model_copy(update={"extractor": PlainText()})
     with pytest.raises(OutputTaken, match=r"sources\[0\]\.extractor\.kind"):
         curate(run_on(archives, curated, sources=(other, sources[1])))
-    fewer = Source(name="web", paths=(f"{archives}/web/a.warc.gz",), reading=APART)
+    fewer = CurationSource(name="web", paths=(f"{archives}/web/a.warc.gz",), reading=APART)
     with pytest.raises(OutputTaken, match="input `web` has other contents"):
         curate(run_on(archives, curated, sources=(fewer, sources[1])))
 
@@ -714,7 +716,7 @@ def test_a_find_is_told_by_its_place_in_the_text_before_masking(curated: str) ->
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    source = Source(name="web", paths=(f"{tmp_path}/gone.warc.gz",))
+    source = CurationSource(name="web", paths=(f"{tmp_path}/gone.warc.gz",))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
     with pytest.raises(DataError, match=r"gone\.warc\.gz: no such file"):
         curate(run)
@@ -724,7 +726,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_file_of_no_known_format_is_named(archives: str, tmp_path: Path) -> None:
     path = tmp_path / "page.bin"
     path.write_bytes(b"Just a text.\n")
-    source = Source(name="web", paths=(f"{archives}/web/a.warc.gz", str(path)))
+    source = CurationSource(name="web", paths=(f"{archives}/web/a.warc.gz", str(path)))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
     with pytest.raises(DataError, match=rf"{path}: not recognised: it begins with b'Just a text"):
         curate(run)
@@ -737,7 +739,7 @@ def test_a_file_that_is_not_what_its_name_says_is_counted(
 ) -> None:
     path = tmp_path / "page.warc.gz"
     path.write_bytes(content)
-    source = Source(name="web", paths=(str(path),))
+    source = CurationSource(name="web", paths=(str(path),))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
     with pytest.raises(DataError, match=r"nothing to curate; none of 1 records gave a document"):
         curate(run)
@@ -752,7 +754,7 @@ def test_the_rest_of_a_cut_off_archive_is_used(archives: str, tmp_path: Path) ->
     (tmp_path / "a.warc.gz").write_bytes(whole[: len(whole) // 2])
     write_warc(str(tmp_path / "b.warc.gz"), WIKI)
     output = str(tmp_path / "out")
-    source = Source(name="web", paths=(f"{tmp_path}/*.warc.gz",))
+    source = CurationSource(name="web", paths=(f"{tmp_path}/*.warc.gz",))
     counts = curate(Curation(output=output, workers=0, sources=(source,))).counts
     assert counts["quarantined"] == {"truncated": 1}
     assert {"web.example/twice", "wiki.example/4"} <= set(verdicts(output))
@@ -764,7 +766,7 @@ def test_when_nothing_is_kept_the_reasons_are_told(tmp_path: Path) -> None:
     pages = [
         *(plain(f"a/{n}", f"Too short, number {n}.") for n in range(3)),
         *(plain(f"a/german-{n}", GERMAN * (n + 1)) for n in range(2)),
-        Page("http://a/image", "image/png", b"\x89PNG", "2024-05-18T01:58:10Z", None),
+        RawPage("http://a/image", "image/png", b"\x89PNG", "2024-05-18T01:58:10Z", None),
     ]
     with pytest.raises(
         DataError,
@@ -796,7 +798,7 @@ RULES = ("Length", "Language", "GopherRepetition", "GopherQuality", "Symbols", "
 @pytest.mark.slow
 def test_a_shard_of_a_real_crawl_is_curated(test_data: Path, tmp_path: Path) -> None:
     output = str(tmp_path / "out")
-    source = Source(name="crawl", paths=(str(test_data / "crawl" / "0000.warc.gz"),))
+    source = CurationSource(name="crawl", paths=(str(test_data / "crawl" / "0000.warc.gz"),))
     counts = curate(Curation(output=output, workers=0, sources=(source,))).counts
     lines = (test_data / "crawl" / "manifest.jsonl").read_text().splitlines()
     pages = sum(json.loads(line)["shard"].endswith("0000.warc.gz") for line in lines)

@@ -18,8 +18,8 @@ import pytest
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import curate
 from trainrig.corpus.filters import Length
-from trainrig.corpus.read import Reading
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.read import ReadSettings
+from trainrig.corpus.run_file import Curation, CurationSource
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
 Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
@@ -49,14 +49,14 @@ def lines(count: int, seed: int = 0) -> bytes:
 
 
 def run_on(path: str, output: str, **changes: Any) -> Curation:
-    source = Source(name="web", paths=(path,), filters=(Length(),), **changes)
+    source = CurationSource(name="web", paths=(path,), filters=(Length(),), **changes)
     return Curation(output=output, workers=0, sources=(source,))
 
 
 def test_a_bad_day_of_s3_costs_no_document(proxy: Any, s3: str, tmp_path: Path) -> None:
     data = lines(300)
     (tmp_path / "pages.jsonl").write_bytes(data)
-    cut = {"reading": Reading(piece_bytes=20_000)}
+    cut = {"reading": ReadSettings(piece_bytes=20_000)}
     straight = curate(run_on(str(tmp_path / "pages.jsonl"), str(tmp_path / "out"), **cut))
     storage.write(f"{s3}/pages.jsonl", data)
     turns = itertools.count(1)
@@ -78,8 +78,10 @@ curate(config.load(Curation, sys.argv[1]))
 
 @pytest.mark.ray
 @pytest.mark.chaos
-@pytest.mark.parametrize("victim", ["worker", "driver"])
-def test_a_process_killed_inside_a_file_costs_a_part_at_most(tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize("failed_page", ["worker", "driver"])
+def test_a_process_killed_inside_a_file_costs_a_part_at_most(
+    tmp_path: Path, failed_page: str
+) -> None:
     path = tmp_path / "pages.jsonl.gz"  # one stream: it cannot be cut
     path.write_bytes(gzip.compress(lines(3_000)))
     straight = curate(run_on(str(path), str(tmp_path / "straight")))
@@ -92,7 +94,7 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(tmp_path: Path, vic
         while len(list(parts.glob("*.parquet"))) < 2:
             assert driver.poll() is None and time.monotonic() < until
             time.sleep(0.01)
-        if victim == "driver":
+        if failed_page == "driver":
             driver.kill()
         else:
             family = psutil.Process(driver.pid).children(recursive=True)
@@ -102,8 +104,8 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(tmp_path: Path, vic
                 worker.kill()
         written = {each: each.stat().st_mtime_ns for each in parts.glob("*.parquet")}
         code = driver.wait(timeout=300)
-    assert code == (-signal.SIGKILL if victim == "driver" else 0)
-    if victim == "driver":
+    assert code == (-signal.SIGKILL if failed_page == "driver" else 0)
+    if failed_page == "driver":
         assert {each: each.stat().st_mtime_ns for each in written} == written
         curate(run.model_copy(update={"workers": 0}))  # with another number of workers
     made = manifest.read_manifest(run.output)

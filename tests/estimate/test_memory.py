@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from trainrig.estimate.layouts import Batch, devices_needed, fitting, table
+from trainrig.estimate.layouts import BatchShape, devices_needed, fitting, table
 from trainrig.estimate.memory import step_memory
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.optim import Constant
@@ -18,8 +18,8 @@ from trainrig.parallel import numerics
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.mesh import join_group, local_device
 from trainrig.parallel.recompute import Full, Selective
-from trainrig.tokens.batches import TOKENS, MicroBatch, read_share, token_arrays
-from trainrig.train.job import Job
+from trainrig.tokens.batches import TOKENS, MicroBatch, read_local_batch, token_arrays
+from trainrig.train.job import TrainingJob
 from trainrig.train.run_file import Training
 from trainrig.train.state import fresh_state
 from trainrig.train.step import Stepper
@@ -63,9 +63,11 @@ def peak(training: Training, rows: int, count: int) -> int:
     included."""
     batches = OneBatch(rows, count)
     numerics.settle(1, training.deterministic)
-    job = Job(folder="", model=MODEL, training=training, make_batches=lambda: batches, tokenizer="")
+    job = TrainingJob(
+        folder="", model=MODEL, training=training, make_batches=lambda: batches, tokenizer=""
+    )
     before, most = 0, 0
-    share = read_share(batches, 0, 1, 0, virtual=training.virtual_workers)
+    share = read_local_batch(batches, 0, 1, 0, virtual=training.virtual_workers)
     for stage in ("made", "first", "second"):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             if stage == "made":
@@ -113,7 +115,7 @@ def test_what_is_computed_again_is_not_kept() -> None:
 
 
 def test_the_first_layout_that_fits_is_taken() -> None:
-    batch, base = Batch(512, 2048), Training(steps=1)
+    batch, base = BatchShape(512, 2048), Training(steps=1)
     roomy = fitting(LARGE, base, batch, 8, 1, 640e9)
     tight = fitting(LARGE, base, batch, 8, 1, 60e9)
     assert roomy is not None and tight is not None
@@ -130,7 +132,7 @@ def test_the_first_layout_that_fits_is_taken() -> None:
 
 
 def test_the_table_falls_with_each_stage() -> None:
-    rows = {row.layout: row for row in table(LARGE, Training(steps=1), Batch(64, 2048), 1, 8)}
+    rows = {row.layout: row for row in table(LARGE, Training(steps=1), BatchShape(64, 2048), 1, 8)}
     assert [row.offered for row in rows.values()] == [True, False, False, True, True, True]
     for again in ("nothing", "selective", "full"):
         column = [rows[each].bytes_by_recompute[again] for each in

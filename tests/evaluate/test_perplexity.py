@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.evaluate import perplexity
-from trainrig.evaluate.perplexity import Evaluation, Score, evaluate, score, score_all
+from trainrig.evaluate.perplexity import Evaluation, SourceScore, evaluate, score, score_all
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.chat import read_conversations, render
 from trainrig.tokens.batches import IGNORE
@@ -152,7 +152,7 @@ def test_the_scorecard_holds_the_scores_of_the_newest_checkpoint(run, model, enc
     manifest = evaluate(run)
     card = json.loads((tmp_path / "card" / "scorecard.json").read_bytes())
     assert card["step"] == 0
-    found = {source: Score(**values) for source, values in card["scores"].items()}
+    found = {source: SourceScore(**values) for source, values in card["scores"].items()}
     assert found == score_all(run, model, encoder)
     assert manifest.counts["bits_per_byte"] == {n: s.bits_per_byte for n, s in found.items()}
     assert set(manifest.files) == {"scorecard.json"}

@@ -1,15 +1,15 @@
-"""What tests of attendants share: attempts with children that are real processes."""
+"""What tests of supervisors share: attempts with children that are real processes."""
 
 import sys
 import threading
 import time
 from pathlib import Path
 
-from trainrig.launch.supervise.job_supervisor import Attendant, Pace
+from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
 from trainrig.launch.supervise.limits import Limits
 
 PATIENCE = 60.0  # s: a bound for what is broken
-PACE = Pace(beat=0.1, look=0.05, poll=0.02)
+PACE = Pace(heartbeat=0.1, look=0.05, poll=0.02)
 # What children are made of. `trial` counts them; `end` ends as a verb of ours does.
 CHILD = """
 import json, os, signal, sys, time
@@ -38,14 +38,14 @@ class Attended:
         given = settings.model_dump(mode="json")
         self.attempt = self.run.take_attempt("job", "http://here", "", given)
         command = [sys.executable, "-c", CHILD + code, str(place)]
-        self.attendant = Attendant(self.run, self.attempt, settings, command, PACE)
+        self.supervisor = JobSupervisor(self.run, self.attempt, settings, command, PACE)
         self.code = None
         self.place = place
-        self._thread = threading.Thread(target=self._attend, daemon=True)
+        self._thread = threading.Thread(target=self._supervise, daemon=True)
         self._thread.start()
 
-    def _attend(self):
-        self.code = self.attendant.attend()
+    def _supervise(self):
+        self.code = self.supervisor.supervise()
 
     def end(self):
         """The event `ended`, or None."""

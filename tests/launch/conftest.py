@@ -1,4 +1,4 @@
-"""Runs that are attended by this process, with records on a disk or in a bucket."""
+"""Runs that are supervised by this process, with records on a disk or in a bucket."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ def local(tmp_path):
 
 
 @pytest.fixture
-def attend(tmp_path):
+def supervise(tmp_path):
     from attended import Attended
 
     return lambda home, code, **limits: Attended(home, tmp_path, code, **limits)

@@ -11,7 +11,7 @@ import pytest
 
 from trainrig import config, storage
 from trainrig.corpus.filters import Length
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.supervise.limits import Limits
 
@@ -44,7 +44,7 @@ def ray_folder():
 
 def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tmp_path):
     storage.write(f"{s3}/pages.jsonl", lines(60))
-    source = Source(name="web", paths=(f"{s3}/pages.jsonl",), filters=(Length(),))
+    source = CurationSource(name="web", paths=(f"{s3}/pages.jsonl",), filters=(Length(),))
     run = Curation(output=f"{s3}/out", workers=1, sources=(source,))
     home = str(tmp_path / "home")
     record = Home(home).create(run.verb, run.output)
@@ -53,9 +53,9 @@ def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tm
     record.take_attempt("job-{attempt}", "http://here", "", limits)
     environment = {**os.environ, **SECRETS, "RAY_TMPDIR": ray_folder}
     environment.pop("RAY_ADDRESS", None)
-    attend = [sys.executable, "-m", "trainrig.launch.supervise.entrypoint", f"--home={home}"]
+    supervise = [sys.executable, "-m", "trainrig.launch.supervise.entrypoint", f"--home={home}"]
     done = subprocess.run(
-        [*attend, f"--run={record.id}", "--attempt=1"], env=environment, capture_output=True
+        [*supervise, f"--run={record.id}", "--attempt=1"], env=environment, capture_output=True
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     left = dict(everything(home)) | dict(everything(ray_folder))

@@ -88,7 +88,7 @@ def test_submit_says_what_it_waits_for_and_ends(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(ray_jobs, "SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(preflight, "RayJobs", functools.partial(RayJobs, patience=1.0))
+    monkeypatch.setattr(preflight, "RayJobs", functools.partial(RayJobs, timeout=1.0))
     monkeypatch.chdir(tmp_path)
     Path("curate.toml").write_text(CURATE)
     Path("pages.jsonl").write_text('{"text": "a page"}\n')
@@ -110,7 +110,7 @@ def test_a_run_is_followed_from_storage_while_its_dashboard_hangs(
     run = Home(str(tmp_path / "home")).create("evaluate", "/data/out")
     run.take_attempt("job-1", dashboard.address, "", {})
     run.record("started", 1)
-    run.beat(1, "running")
+    run.heartbeat(1, "running")
     dashboard.hang()
     said: list[str] = []
 
@@ -120,7 +120,7 @@ def test_a_run_is_followed_from_storage_while_its_dashboard_hangs(
             run.record("ended", 1, state="done", exit_code=0)
 
     following = Following(run, lambda line: None, say)
-    ended = resubmit.Watch(following, Limits(), None, say).until_end()
+    ended = resubmit.Resubmitter(following, Limits(), None, say).until_end()
     assert ended["exit_code"] == 0
     assert any(
         "no Ray dashboard answers (nothing in 0.3 s; its process may hang)" in s for s in said

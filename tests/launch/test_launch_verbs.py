@@ -1,4 +1,5 @@
-"""`submit`, `jobs`, `logs` and `stop`, with real attendants and verbs, on jobs that need no Ray."""
+"""`submit`, `jobs`, `logs` and `stop`, with real supervisors and verbs, on jobs that need no
+Ray."""
 
 import contextlib
 import json

@@ -12,7 +12,7 @@ from trainrig import cli, hardware
 from trainrig.launch.cost.metering import Kind
 from trainrig.launch.cost.spending import price
 from trainrig.launch.record.run_record import Home
-from trainrig.launch.supervise.job_supervisor import Attendant
+from trainrig.launch.supervise.job_supervisor import JobSupervisor
 from trainrig.launch.supervise.limits import Limits
 
 _server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
@@ -66,7 +66,7 @@ def test_the_prices_travel_with_the_record(dashboard: Any, tmp_path: Path) -> No
     prices = hardware.load(attempt.limits["hardware"])
     hour = {Kind("gpu", "mine", "spot"): 3600.0}
     assert price(hour, prices).usd == 0.5
-    Attendant(record, attempt, Limits(**attempt.limits), ["true"])  # reads them when it is made
+    JobSupervisor(record, attempt, Limits(**attempt.limits), ["true"])  # reads them when it is made
 
 
 def test_the_prices_that_come_along_need_no_file(dashboard: Any, tmp_path: Path) -> None:

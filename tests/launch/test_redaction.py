@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig import config, storage
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.launch.record.run_record import Home
-from trainrig.launch.redaction import MASK, Masking, masked, secrets_of
+from trainrig.launch.redaction import MASK, Redactor, redact, secrets_of
 from trainrig.launch.supervise.limits import Limits
 
 # Of two letters, so that secrets meet, overlap and begin with each other.
@@ -27,7 +27,7 @@ def at_once(text, secrets):
 
 @given(TEXTS, SECRETS, st.lists(st.integers(0, 60)))
 def test_where_a_stream_is_cut_makes_no_difference(text, secrets, cuts):
-    masking = Masking(secrets)
+    masking = Redactor(secrets)
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b].encode() for a, b in itertools.pairwise(places)]
     said = b"".join([*map(masking.feed, pieces), masking.rest()])
@@ -36,11 +36,11 @@ def test_where_a_stream_is_cut_makes_no_difference(text, secrets, cuts):
 
 @given(st.binary(max_size=200))
 def test_without_secrets_every_byte_passes_at_once(data):
-    assert Masking([]).feed(data) == data
+    assert Redactor([]).feed(data) == data
 
 
 def test_what_cannot_become_a_secret_is_not_held_back():
-    masking = Masking(["hunter2-hunter2"])
+    masking = Redactor(["hunter2-hunter2"])
     assert masking.feed(b"step 1\nhunter") == b"step 1\n"
     assert masking.feed(b"s\n") == b"hunters\n"
     assert masking.feed(b"hunter2-hunter2") == b"[masked]"
@@ -70,23 +70,23 @@ def test_a_key_of_several_lines_is_masked_line_by_line():
 
 def test_what_is_too_short_to_protect_anything_is_left_alone(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "nothing")
-    assert masked("nothing to do") == "nothing to do"
+    assert redact("nothing to do") == "nothing to do"
     monkeypatch.setenv("MY_TOKEN", "correct horse")
-    assert masked({"a": ["the correct horse", 1, None]}) == {"a": ["the [masked]", 1, None]}
+    assert redact({"a": ["the correct horse", 1, None]}) == {"a": ["the [masked]", 1, None]}
 
 
 def test_why_a_run_failed_is_said_without_its_secrets(tmp_path):
-    """On the record, and by its attendant, whose words Ray keeps and its dashboard shows."""
+    """On the record, and by its supervisor, whose words Ray keeps and its dashboard shows."""
     secret = "canary0123456789abcdef"
     run = Curation(
         output=str(tmp_path / "out"),
         workers=0,
-        sources=(Source(name="web", paths=(f"{tmp_path}/{secret}.jsonl",), filters=()),),
+        sources=(CurationSource(name="web", paths=(f"{tmp_path}/{secret}.jsonl",), filters=()),),
     )
     record = Home(str(tmp_path / "home")).create(run.verb, run.output)
     storage.write(record.run_file, config.to_toml(run).encode())
     record.take_attempt("job-{attempt}", "http://here", "", Limits().model_dump(mode="json"))
-    attend = [
+    supervise = [
         sys.executable,
         "-m",
         "trainrig.launch.supervise.entrypoint",
@@ -95,7 +95,7 @@ def test_why_a_run_failed_is_said_without_its_secrets(tmp_path):
     ]
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     done = subprocess.run(
-        [*attend, "--run", record.id, "--attempt", "1"],
+        [*supervise, "--run", record.id, "--attempt", "1"],
         env=environment | {"SOME_TOKEN": secret},
         capture_output=True,
         text=True,

@@ -24,11 +24,11 @@ NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 STAGE = """
 import sys
 from trainrig.corpus.curate import curate
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.filters import Length
 
 if __name__ == "__main__":
-    source = Source(name="web", paths=(sys.argv[1],), filters=(Length(),))
+    source = CurationSource(name="web", paths=(sys.argv[1],), filters=(Length(),))
     made = curate(Curation(output=sys.argv[2], workers=1, sources=(source,)))
     import ray
     print(made.content, ray.get_runtime_context().gcs_address, flush=True)

@@ -25,7 +25,7 @@ def joined(monkeypatch):
     return asked
 
 
-def meeting(door):
+def rendezvous(door):
     return f"tcp://127.0.0.1:{door.getsockname()[1]}"
 
 
@@ -39,19 +39,19 @@ def test_a_rank_that_comes_early_knocks_until_somebody_listens(door, joined, mon
             door.listen()
 
     monkeypatch.setattr(mesh.time, "sleep", pause)
-    join_group(1, 2, meeting(door), LONG)
+    join_group(1, 2, rendezvous(door), LONG)
     assert joined == [1]
     assert len(pauses) == 20 and pauses == sorted(pauses)
-    assert (pauses[0], pauses[-1]) == (mesh.KNOCK, mesh.LONGEST_KNOCK)
+    assert (pauses[0], pauses[-1]) == (mesh.PROBE_SECONDS, mesh.LONGEST_PROBE)
 
 
 def test_the_rank_that_listens_itself_knocks_at_no_door(door, joined):
-    join_group(0, 2, meeting(door), LONG)
+    join_group(0, 2, rendezvous(door), LONG)
     assert joined == [0]
 
 
 def test_where_nobody_ever_listens_torch_says_so(door, joined):
-    join_group(1, 2, meeting(door), timedelta(0))
+    join_group(1, 2, rendezvous(door), timedelta(0))
     assert joined == [1]
 
 

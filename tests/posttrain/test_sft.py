@@ -22,7 +22,7 @@ from trainrig.tokens.batches import IGNORE, BatchSizes
 from trainrig.train.checkpoint import open_model
 from trainrig.train.elastic import trainer
 from trainrig.train.elastic.trainer import run as run_on_ray
-from trainrig.train.held_out import HeldOut
+from trainrig.train.held_out import HeldOutSettings
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -359,7 +359,7 @@ def test_held_out_conversations_are_measured_as_the_run_goes_on(
     path = tmp_path / "held-out.jsonl"
     lines = [{"messages": [dataclasses.asdict(m) for m in each]} for each in (LONG, *CHATS[:3])]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    training = run.training.model_copy(update={"held_out": HeldOut(every=10, rows=3)})
+    training = run.training.model_copy(update={"held_out": HeldOutSettings(every=10, rows=3)})
     posttrain(run.model_copy(update={"held_out_conversations": str(path), "training": training}))
     measured = metrics.held_out_series(run.output)
     assert [line["step"] for line in measured] == [10, 15]

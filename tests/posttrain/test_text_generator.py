@@ -7,7 +7,7 @@ from trainrig.models.generate import Sampling
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.posttrain.chat import Message
 from trainrig.posttrain.sft import ConversationBatches
-from trainrig.posttrain.text_generator import Speaker
+from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import BatchSizes
 from trainrig.train.checkpoint import open_model, write_model
 
@@ -43,13 +43,13 @@ def tuned(fresh, encoder, tmp_path_factory):
 
 @pytest.mark.parametrize("question", CHATS)
 def test_a_tuned_model_says_its_answer_and_stops(question, tuned):
-    spoken = Speaker.open(tuned).speak(question, LIKELIEST, chat=True)
+    spoken = TextGenerator.open(tuned).speak(question, LIKELIEST, chat=True)
     assert (spoken.text, spoken.stopped) == (CHATS[question], "end")
 
 
 def test_an_answer_may_be_cut_short(tuned):
     cut = Sampling(temperature=0.0, maximum_tokens=2)
-    spoken = Speaker.open(tuned).speak("two cats", cut, chat=True)
+    spoken = TextGenerator.open(tuned).speak("two cats", cut, chat=True)
     assert spoken.stopped == "length"
     assert spoken.text and "a mirror and a mirror".startswith(spoken.text)
 
@@ -59,7 +59,7 @@ def test_a_text_is_gone_on_from_as_a_document_begins(fresh, encoder):
     opened = open_model(fresh)
     model = Decoder(opened.config.model_copy(update={"initial_std": 0.3}))
     initialise(model, seed=1)  # one to whom it matters what stands before
-    speaker = Speaker(model, encoder)
+    speaker = TextGenerator(model, encoder)
     spoken = speaker.speak("the sea", LIKELIEST)
     ids = [encoder.end_of_text, *encoder.encode_batch(["the sea"])[0].tolist()]
     said = []
@@ -72,9 +72,9 @@ def test_a_text_is_gone_on_from_as_a_document_begins(fresh, encoder):
 
 def test_a_question_beyond_the_positions_is_refused(fresh):
     with pytest.raises(DataError, match="this model reads from 1 to 48"):
-        Speaker.open(fresh).speak("sea " * 60, LIKELIEST, chat=True)
+        TextGenerator.open(fresh).speak("sea " * 60, LIKELIEST, chat=True)
 
 
 def test_there_must_be_a_checkpoint(tmp_path):
     with pytest.raises(DataError, match="no whole checkpoint there"):
-        Speaker.open(str(tmp_path))
+        TextGenerator.open(str(tmp_path))

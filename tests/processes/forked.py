@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainrig.processes.fork_server import Forked
+from trainrig.processes.fork_server import ForkedProcess
 
 
 def tell(channel):
@@ -46,7 +46,7 @@ def take(channel):
 
 def keep_one(address, path):
     """Have a process that stays, write its number to `path`, and stay as well."""
-    kept = Forked(address, "forked:stay", "here")
+    kept = ForkedProcess(address, "forked:stay", "here")
     assert kept.receive() == "here"
     Path(path).write_text(str(kept.pid))
     time.sleep(600)

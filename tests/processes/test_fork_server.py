@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from trainrig.processes import fork_server
-from trainrig.processes.fork_server import Forked, ForkServer, ProcessDied
+from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
 from trainrig.train.elastic import worker_agent
 
 HERE = str(Path(__file__).parent)
@@ -49,7 +49,7 @@ def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOLD", "yes")
-    forked = Forked(server.address(), "forked:tell", {"first": 1})
+    forked = ForkedProcess(server.address(), "forked:tell", {"first": 1})
     seen, first = forked.receive()
     assert seen == {
         "pid": forked.pid,
@@ -68,7 +68,7 @@ def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
 
 
 def test_several_live_side_by_side_and_each_ends_by_itself(server):
-    several = [Forked(server.address(), "forked:stay", number) for number in range(3)]
+    several = [ForkedProcess(server.address(), "forked:stay", number) for number in range(3)]
     assert [each.receive() for each in several] == [0, 1, 2]
     os.kill(several[1].pid, signal.SIGKILL)
     with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
@@ -96,7 +96,7 @@ def little_memory():
 
 def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, little_memory):
     before = server.ran_out_of_memory()
-    forked = Forked(server.address(), "forked:take", "here")
+    forked = ForkedProcess(server.address(), "forked:take", "here")
     assert forked.receive() == "here"
     (little_memory / "cgroup.procs").write_text(str(forked.pid))
     forked.send("now")
@@ -107,7 +107,7 @@ def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, li
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
-    forked = Forked(server.address(), "forked:stay", "here")
+    forked = ForkedProcess(server.address(), "forked:stay", "here")
     assert forked.receive() == "here"
     if stopped:
         os.kill(forked.pid, signal.SIGSTOP)
@@ -120,7 +120,7 @@ def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
 
 
 def test_an_end_is_over_when_the_process_is_no_more(server):
-    forked = Forked(server.address(), "forked:stay", "here")
+    forked = ForkedProcess(server.address(), "forked:stay", "here")
     os.kill(forked.pid, signal.SIGSTOP)
     forked.end()
     assert not psutil.pid_exists(forked.pid)
@@ -128,7 +128,7 @@ def test_an_end_is_over_when_the_process_is_no_more(server):
 
 def test_what_it_raises_is_in_its_log_and_it_has_died(server, capfd):
     with pytest.raises(ProcessDied, match=r"^ended with 1$"):
-        Forked(server.address(), "forked:fail", "the reason").receive()
+        ForkedProcess(server.address(), "forked:fail", "the reason").receive()
     assert "RuntimeError: the reason" in capfd.readouterr().err
 
 
@@ -149,7 +149,7 @@ def test_it_does_not_outlive_whoever_asked_even_when_it_stands_still(server, tmp
 
 
 def test_a_dead_server_is_seen_and_another_started(server):
-    forked = Forked(server.address(), "forked:stay", "here")
+    forked = ForkedProcess(server.address(), "forked:stay", "here")
     assert forked.receive() == "here"
     before = server.address()
     server._server.kill()
@@ -158,9 +158,9 @@ def test_a_dead_server_is_seen_and_another_started(server):
     assert gone(forked.pid)
     server._server.wait()
     with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
-        Forked(before, "forked:stay", "here")
+        ForkedProcess(before, "forked:stay", "here")
     assert server.address() != before
-    again = Forked(server.address(), "forked:stay", "again")
+    again = ForkedProcess(server.address(), "forked:stay", "again")
     assert again.receive() == "again"
     again.close()
 
@@ -168,7 +168,7 @@ def test_a_dead_server_is_seen_and_another_started(server):
 @pytest.mark.skipif(sys.platform != "linux", reason="there, only who asked ends them")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(server, stopped):
-    forked = Forked(server.address(), "forked:stay", "here")
+    forked = ForkedProcess(server.address(), "forked:stay", "here")
     assert forked.receive() == "here"
     if stopped:
         os.kill(forked.pid, signal.SIGSTOP)
@@ -182,7 +182,7 @@ def test_a_server_whose_imports_fail_says_where_to_look(tmp_path):
     broken = ForkServer("there.is.none")
     broken._server.wait(LONG)
     with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
-        Forked(broken._address, "forked:stay", "here")
+        ForkedProcess(broken._address, "forked:stay", "here")
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_an_address_that_was_removed_is_made_anew(in_folders, server):
     before = server.address()
     Path(before).unlink()
     assert server.address() != before
-    forked = Forked(server.address(), "forked:stay", "here")
+    forked = ForkedProcess(server.address(), "forked:stay", "here")
     assert forked.receive() == "here"
     forked.close()
 
@@ -246,7 +246,7 @@ def test_all_end_with_the_servers_owner():
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     address, server = owner.stdout.readline().split()
-    forked = Forked(address.decode(), "forked:stay", "here")
+    forked = ForkedProcess(address.decode(), "forked:stay", "here")
     assert forked.receive() == "here"
     owner.kill()
     assert gone(forked.pid) and gone(int(server))
@@ -257,7 +257,7 @@ def test_all_end_with_the_servers_owner():
 def test_it_finds_modules_where_whoever_asked_does(server, monkeypatch, tmp_path):
     (tmp_path / "later.py").write_text("def add(channel): channel.send(channel.recv() + 1)")
     monkeypatch.syspath_prepend(tmp_path)
-    assert Forked(server.address(), "later:add", 1).receive() == 2
+    assert ForkedProcess(server.address(), "later:add", 1).receive() == 2
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.processes.heartbeats import UNWATCHED, Beat, Reporter, _Pace, pause
+from trainrig.processes.heartbeats import (
+    UNSUPERVISED,
+    Heartbeat,
+    HeartbeatReporter,
+    _Pace,
+    send_interval,
+)
 
-FIRST = Beat(rank=1, pids=(7,), node="A")
+FIRST = Heartbeat(rank=1, pids=(7,), node="A")
 
 
 class Supervisor:
@@ -16,9 +22,9 @@ class Supervisor:
         self.beats, self.stop, self.broken = [], False, False
         self._news = threading.Condition()
 
-    def __call__(self, beat):
+    def __call__(self, heartbeat):
         with self._news:
-            self.beats.append(beat)
+            self.beats.append(heartbeat)
             self._news.notify_all()
         if self.broken:
             raise ConnectionError
@@ -30,20 +36,22 @@ class Supervisor:
 
 
 def reporter(supervisor):
-    return Reporter(FIRST, supervisor, every=0.005, hang_seconds=30.0)
+    return HeartbeatReporter(FIRST, supervisor, every=0.005, hang_seconds=30.0)
 
 
 def test_the_newest_beat_reaches_the_supervisor_and_its_wish_comes_back():
     supervisor = Supervisor()
     watch = reporter(supervisor)
-    supervisor.heard(lambda beat: beat == FIRST)
-    watch.beat(3, "train")
-    supervisor.heard(lambda beat: (beat.step, beat.doing, beat.count) == (3, "train", 1))
+    supervisor.heard(lambda heartbeat: heartbeat == FIRST)
+    watch.heartbeat(3, "train")
+    supervisor.heard(
+        lambda heartbeat: (heartbeat.step, heartbeat.doing, heartbeat.count) == (3, "train", 1)
+    )
     assert not watch.stop_wanted()
     supervisor.stop = True
     seen = len(supervisor.beats)
-    watch.beat(4, "train")
-    supervisor.heard(lambda beat: len(supervisor.beats) > seen + 1)
+    watch.heartbeat(4, "train")
+    supervisor.heard(lambda heartbeat: len(supervisor.beats) > seen + 1)
     assert watch.stop_wanted()
     assert watch.step == 4
     watch.close()
@@ -53,26 +61,26 @@ def test_a_supervisor_that_is_gone_stops_nobody():
     supervisor = Supervisor()
     supervisor.broken = True
     watch = reporter(supervisor)
-    watch.beat(1, "train")
-    supervisor.heard(lambda beat: beat.count == 1)
+    watch.heartbeat(1, "train")
+    supervisor.heard(lambda heartbeat: heartbeat.count == 1)
     assert not watch.stop_wanted()
     supervisor.broken, supervisor.stop = False, True
-    supervisor.heard(lambda beat: watch.stop_wanted())
+    supervisor.heard(lambda heartbeat: watch.stop_wanted())
     watch.close()
 
 
 def test_the_last_beat_is_told_before_the_end():
     supervisor = Supervisor()
-    watch = Reporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
-    supervisor.heard(lambda beat: True)
-    watch.beat(9, "save")
+    watch = HeartbeatReporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
+    supervisor.heard(lambda heartbeat: True)
+    watch.heartbeat(9, "save")
     watch.close()
     assert supervisor.beats[-1].step == 9
 
 
 def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
     supervisor = Supervisor()
-    watch = Reporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
+    watch = HeartbeatReporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
     seen = []
     for step, doing in [
         (0, "load"),
@@ -85,8 +93,8 @@ def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
         (6, "evaluate"),
         (6, "save"),
     ]:
-        watch.beat(step, doing)
-        seen.append(watch._beat.usual)
+        watch.heartbeat(step, doing)
+        seen.append(watch._heartbeat.usual)
     watch.close()
     assert seen == [False, False, False, True, False, False, True, True, False]
 
@@ -105,8 +113,8 @@ def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
 def test_there_is_something_to_tell_twice_a_step_and_once_a_second(
     least, step_seconds, hang_seconds, expected
 ):
-    beat = Beat(rank=0, pids=(1,), node="A", step_seconds=step_seconds)
-    assert pause(least, beat, hang_seconds) == expected
+    heartbeat = Heartbeat(rank=0, pids=(1,), node="A", step_seconds=step_seconds)
+    assert send_interval(least, heartbeat, hang_seconds) == expected
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.0, 50.0)), min_size=1, max_size=60))
@@ -126,5 +134,5 @@ def test_the_pace_is_the_median_step_without_what_lies_between(steps):
 
 
 def test_nobody_watches_without_a_supervisor():
-    UNWATCHED.beat(1, "train")
-    assert not UNWATCHED.stop_wanted()
+    UNSUPERVISED.heartbeat(1, "train")
+    assert not UNSUPERVISED.stop_wanted()

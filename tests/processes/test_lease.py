@@ -19,7 +19,7 @@ from trainrig.train.pretrain import pretrain
 HOLD = """
 import sys
 from trainrig.processes import lease
-with lease.held(sys.argv[1]):
+with lease.hold_lease(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()  # until told to end
 """
@@ -54,11 +54,11 @@ def change(folder, **values):
 def test_a_run_in_use_is_refused_and_its_owner_named(hold, tmp_path):
     holder = hold(tmp_path)
     message = rf"{tmp_path}: in use by a live run \(process {holder.pid} on \S+, since .* 0 s ago\)"
-    with pytest.raises(OutputTaken, match=message), lease.held(str(tmp_path)):
+    with pytest.raises(OutputTaken, match=message), lease.hold_lease(str(tmp_path)):
         pytest.fail("two hold it")
     holder.communicate()  # it ends, and lets go
     assert not (tmp_path / lease.FILE).exists()
-    with lease.held(str(tmp_path)):
+    with lease.hold_lease(str(tmp_path)):
         assert (tmp_path / lease.FILE).exists()
     assert not (tmp_path / lease.FILE).exists()
 
@@ -83,7 +83,7 @@ def test_a_killed_owner_is_taken_over_from_at_once(hold, caplog, tmp_path):
     holder.send_signal(signal.SIGKILL)
     # Dead, but not reaped: its number stays in the table of processes.
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
-    with lease.held(str(tmp_path)):
+    with lease.hold_lease(str(tmp_path)):
         pass
     assert f"taken over from process {holder.pid} on" in caplog.text
 
@@ -91,7 +91,7 @@ def test_a_killed_owner_is_taken_over_from_at_once(hold, caplog, tmp_path):
 def test_a_process_that_only_has_a_dead_owners_number_is_not_the_owner(hold, tmp_path):
     hold(tmp_path)
     change(tmp_path, process_began="1")
-    with lease.held(str(tmp_path)):
+    with lease.hold_lease(str(tmp_path)):
         pass
 
 
@@ -101,7 +101,7 @@ def test_one_of_another_machine_expires_when_it_is_not_renewed(hold, tmp_path, s
     holder.send_signal(signal.SIGSTOP)  # as if its machine were gone
     change(tmp_path, host="elsewhere", renewed=time.time() - seconds)
     try:
-        with lease.held(str(tmp_path)):
+        with lease.hold_lease(str(tmp_path)):
             assert taken
     except OutputTaken as refused:
         assert not taken
@@ -117,7 +117,7 @@ def test_it_is_renewed_while_it_is_held(monkeypatch, tmp_path):
         renewed.set()
 
     monkeypatch.setattr(storage, "write", seen)
-    with lease.held(str(tmp_path)):
+    with lease.hold_lease(str(tmp_path)):
         first = json.loads((tmp_path / lease.FILE).read_text())
         assert renewed.wait(30)
         later = json.loads((tmp_path / lease.FILE).read_text())
@@ -126,9 +126,9 @@ def test_it_is_renewed_while_it_is_held(monkeypatch, tmp_path):
 
 def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
-    with lease.held(str(tmp_path)):
+    with lease.hold_lease(str(tmp_path)):
         (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
-        theirs = lease.Owner.here()
+        theirs = lease.LeaseOwner.here()
         until = time.monotonic() + 60
         while renewer.is_alive() and time.monotonic() < until:  # it may be writing at that moment
             storage.write(f"{tmp_path}/{lease.FILE}", theirs.model_dump_json().encode())
@@ -140,7 +140,7 @@ def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkey
 
 def test_a_lease_that_was_removed_was_taken_over_by_nobody(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
-    with lease.held(str(tmp_path / "run")):
+    with lease.hold_lease(str(tmp_path / "run")):
         (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
         shutil.rmtree(tmp_path / "run")
         renewer.join(30)
@@ -151,11 +151,11 @@ def test_a_lease_that_was_removed_was_taken_over_by_nobody(caplog, monkeypatch, 
 
 def test_a_lease_that_is_no_lease_is_taken_over(tmp_path):
     (tmp_path / lease.FILE).write_text("{")
-    with lease.held(str(tmp_path)):
+    with lease.hold_lease(str(tmp_path)):
         assert json.loads((tmp_path / lease.FILE).read_text())["pid"]
 
 
 def test_a_lease_in_a_bucket_is_held_too(s3, hold):
     hold(f"{s3}/run")
-    with pytest.raises(OutputTaken, match="in use by a live run"), lease.held(f"{s3}/run"):
+    with pytest.raises(OutputTaken, match="in use by a live run"), lease.hold_lease(f"{s3}/run"):
         pytest.fail("two hold it")

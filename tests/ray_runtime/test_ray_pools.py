@@ -1,6 +1,6 @@
 import pytest
 
-from trainrig.ray_runtime.ray_pools import Pool, _pools_of, matches, places
+from trainrig.ray_runtime.ray_pools import NodePool, _pools_of, matches, places
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_pools_are_read_from_the_file_of_an_autoscaler_without_its_head():
             "none": {"resources": {"CPU": 1}, "max_workers": 0},
         },
     }
-    (pool,) = (Pool(**each) for each in _pools_of(config))
-    assert pool == Pool("cpu", {"CPU": 32}, {"a": "b"}, 3)
+    (pool,) = (NodePool(**each) for each in _pools_of(config))
+    assert pool == NodePool("cpu", {"CPU": 32}, {"a": "b"}, 3)
     assert str(pool) == "cpu: 3 nodes of 32 CPU"
     assert _pools_of({}) == []

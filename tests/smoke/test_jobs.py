@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.errors import ConfigError
 
@@ -150,7 +150,7 @@ def write_archive(path: Path, seed: int) -> str:
         lines = [" ".join(dice.choices(WORDS, k=9)).capitalize() + "." for _ in range(12)]
         body = "\n".join(lines).encode()
         url = f"https://{path.stem}.example/{number}"
-        pages.append(Page(url, "text/plain", body, "2026-01-01T00:00:00Z", "utf-8"))
+        pages.append(RawPage(url, "text/plain", body, "2026-01-01T00:00:00Z", "utf-8"))
     write_warc(str(path), pages)
     return json.dumps([str(path)])
 

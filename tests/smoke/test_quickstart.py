@@ -20,7 +20,7 @@ import torch
 
 from trainrig import config
 from trainrig.config.toml_text import to_toml
-from trainrig.posttrain.text_generator import Speaker
+from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.quickstart.path import PageMaking
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
@@ -318,7 +318,7 @@ def test_a_checkpoint_goes_to_transformers_and_back(
     tuned = str(first.out / "tuned")
     written = installed.answer("export", tuned, tmp_path / "hf")
     assert (written["step"], written["output"]) == (6, str(tmp_path / "hf"))
-    ours = Speaker.open(tuned)
+    ours = TextGenerator.open(tuned)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     text = "The json module encodes é and 猫"
     ids = AutoTokenizer.from_pretrained(tmp_path / "hf")(text, add_special_tokens=False).input_ids

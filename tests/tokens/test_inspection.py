@@ -19,8 +19,8 @@ from trainrig.tokens.prepare import Tokenization
 from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
+    ShardVocabulary,
     TokenShards,
-    Vocabulary,
     write_shard,
 )
 from trainrig.tokens.tokenizers.train import ByteLevelBPE, train_tokenizer
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     run = Tokenization(documents="d", tokenizer="t", output=str(base))
     stage = manifest.claim(str(base), run, {})
     (base / "tokenizer.json").write_text(encoder().text)
-    vocabulary = Vocabulary(encoder().vocabulary_size, encoder().fingerprint)
+    vocabulary = ShardVocabulary(encoder().vocabulary_size, encoder().fingerprint)
     documents = [
         EncodedDocument(
             id=f"{source}-{number}",

@@ -11,7 +11,7 @@ import pytest
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import Source
+from trainrig.corpus.run_file import CurationSource
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.tokens.documents.document_set import JSONL, Column, Parquet
@@ -51,7 +51,7 @@ FILES = {
 
 def write_documents(folder: str, files: dict[str, list[Row]]) -> str:
     """What `curate` leaves, of rows that nobody judged."""
-    source = Source(name="any", paths=("any.warc",))
+    source = CurationSource(name="any", paths=("any.warc",))
     inputs = {"any": manifest.digest(files)}
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), inputs)
     sums = {}

@@ -4,7 +4,7 @@ import numpy as np
 
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.row_view import Piece, padding, row_text
+from trainrig.tokens.row_view import RowPiece, padding, row_text
 from trainrig.tokens.special import PAD
 from trainrig.tokens.tokenizers.train import ByteLevelBPE, train_tokenizer
 
@@ -20,7 +20,9 @@ def ids_of(text: str) -> np.ndarray:
     return encoder().encode_batch([text])[0].astype(np.int64)
 
 
-def shown(row: np.ndarray, pieces: list[Piece], untrained: tuple[int, ...] = (), **options) -> str:
+def shown(
+    row: np.ndarray, pieces: list[RowPiece], untrained: tuple[int, ...] = (), **options
+) -> str:
     """The view of the ids `row`, the last of which has no target; `untrained`: nor have these."""
     targets = np.append(row[1:], IGNORE)
     for place in untrained:
@@ -31,7 +33,7 @@ def shown(row: np.ndarray, pieces: list[Piece], untrained: tuple[int, ...] = (),
 def test_a_row_shows_each_document_under_its_name_and_the_first_id_as_no_target():
     row = np.concatenate([ids_of("a cat"), ids_of("dogs")])
     second = len(ids_of("a cat"))
-    text = shown(row, [Piece(0, "https://a.example"), Piece(second, "https://b.example")])
+    text = shown(row, [RowPiece(0, "https://a.example"), RowPiece(second, "https://b.example")])
     first = f"┃ https://a.example: {second} tokens at 0, 1 no target"
     then = f"┃ https://b.example: {len(row) - second} tokens at {second}"
     assert text == f"{first}\n‹a› cat\n{then}\ndogs\n"
@@ -40,38 +42,38 @@ def test_a_row_shows_each_document_under_its_name_and_the_first_id_as_no_target(
 def test_tokens_that_are_no_target_stand_between_marks():
     row = ids_of("xyzxyz")
     assert len(row) == 6
-    assert shown(row, [Piece(0, "d")], untrained=(3, 4)).endswith("‹x›yz‹xy›z\n")
+    assert shown(row, [RowPiece(0, "d")], untrained=(3, 4)).endswith("‹x›yz‹xy›z\n")
 
 
 def test_the_last_target_is_in_no_place_and_has_a_line_of_its_own():
     row = ids_of("xyzx")
-    text = row_text(row[:-1], row[1:], [Piece(0, "d")], encoder()).plain
+    text = row_text(row[:-1], row[1:], [RowPiece(0, "d")], encoder()).plain
     assert text == "┃ d: 3 tokens at 0, 1 no target\n‹x›yz\n┃ last target: x\n"
 
 
 def test_padding_is_counted_and_is_no_documents_token():
     pad = encoder().special(PAD)
     row = np.concatenate([ids_of("xyz"), [pad, pad]])
-    text = shown(row, [Piece(0, "d")], untrained=(3, 4))
+    text = shown(row, [RowPiece(0, "d")], untrained=(3, 4))
     assert text == "┃ d: 3 tokens at 0, 1 no target\n‹x›yz\n┃ 2 of padding\n"
     assert [padding(each, encoder()) for each in (row, row[:3], row[3:])] == [2, 0, 2]
 
 
 def test_the_middle_of_a_long_piece_is_left_out_and_counted():
     row = ids_of("x" + "yz" * 50)
-    text = shown(row, [Piece(0, "d")], tokens=3)
+    text = shown(row, [RowPiece(0, "d")], tokens=3)
     assert text.endswith("‹x›yz … 95 tokens … zyz\n")
 
 
 def test_characters_of_several_tokens_are_whole_and_borders_show_them_apart():
     row = ids_of("x猫")
     assert len(row) == 4
-    assert shown(row, [Piece(0, "d")]).endswith("‹x›猫\n")
-    assert shown(row, [Piece(0, "d")], borders=True).endswith("‹x›\ufffd·\ufffd·\ufffd\n")
+    assert shown(row, [RowPiece(0, "d")]).endswith("‹x›猫\n")
+    assert shown(row, [RowPiece(0, "d")], borders=True).endswith("‹x›\ufffd·\ufffd·\ufffd\n")
 
 
 def test_what_strangers_wrote_cannot_drive_the_terminal():
-    text = shown(ids_of("x\x1b[2Jy\u202e"), [Piece(0, "https://e.example/\x1b]0;")])
+    text = shown(ids_of("x\x1b[2Jy\u202e"), [RowPiece(0, "https://e.example/\x1b]0;")])
     assert "\x1b" not in text and "\u202e" not in text
     assert "⟨U+001B⟩" in text and "⟨U+202E⟩" in text
 
@@ -80,7 +82,9 @@ def test_neighbouring_documents_have_different_colours_and_masks_are_more_than_a
     row = ids_of("xyzxyz")
     styles = [
         str(span.style)
-        for span in row_text(row[:-1], row[1:], [Piece(0, "a"), Piece(3, "b")], encoder()).spans
+        for span in row_text(
+            row[:-1], row[1:], [RowPiece(0, "a"), RowPiece(3, "b")], encoder()
+        ).spans
     ]
     colours = ["bold cyan", "dim underline cyan", "cyan", "bold yellow", "yellow", "bold"]
     assert styles == colours

@@ -23,7 +23,7 @@ from trainrig.tokens.tokenizer import (
 )
 from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
 from trainrig.tokens.tokenizers.imported import Imported
-from trainrig.tokens.tokenizers.sample import Sampling
+from trainrig.tokens.tokenizers.sample import TextSampling
 from trainrig.tokens.tokenizers.train import train_tokenizer
 from trainrig.tokens.tokenizers.wordpiece import WordPiece
 
@@ -210,7 +210,11 @@ def test_smaller_vocabularies_that_are_none_are_refused_before_training(
     [
         ({"report": Reporting(compare={"x": "nowhere.json"})}, DataError, "nowhere.json: no such"),
         ({"tokenizer": ByteLevelBPE(vocabulary=32_768)}, DataError, "not 32768"),
-        ({"sample": Sampling(weights={"news": 1})}, ConfigError, "no document is of source 'news'"),
+        (
+            {"sample": TextSampling(weights={"news": 1})},
+            ConfigError,
+            "no document is of source 'news'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_and_leaves_nothing(table, tmp_path, changes, error, message):
@@ -276,7 +280,7 @@ def test_an_imported_tokenizer_is_known_by_its_content_not_its_place(table, fold
 
 def test_the_weights_of_the_sample_are_kept(table, tmp_path):
     run = training(
-        table, tmp_path / "t", sample=Sampling(bytes=2_000, weights={"web": 1, "wiki": 3})
+        table, tmp_path / "t", sample=TextSampling(bytes=2_000, weights={"web": 1, "wiki": 3})
     )
     made = make_tokenizer(run)
     assert made.counts["sampled_bytes"] == pytest.approx(2_000, abs=8)

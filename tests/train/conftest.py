@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainrig.train.checkpoint import newest_valid
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
 
 globals().update(runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
@@ -16,15 +16,15 @@ STEPS = 20
 # A checkpoint every fourth step, all of them kept.
 TRAINING = {"steps": STEPS, "checkpoints": {"every": 4, "keep": 100}}
 
-Straight = Callable[[int], Job]
+Straight = Callable[[int], TrainingJob]
 
 
 @pytest.fixture(scope="session")
 def straight(ranks, make_job, tmp_path_factory) -> Straight:
     """`straight(2)`: the job of a run of STEPS steps that two ranks made without a stop."""
-    made: dict[int, Job] = {}
+    made: dict[int, TrainingJob] = {}
 
-    def run(world: int) -> Job:
+    def run(world: int) -> TrainingJob:
         if world not in made:
             job = make_job(tmp_path_factory.mktemp(f"straight-{world}"), training=TRAINING)
             ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
@@ -38,7 +38,7 @@ def straight(ranks, make_job, tmp_path_factory) -> Straight:
 def go_on(ranks) -> Callable[..., None]:
     """`go_on(2, job)`: one more attempt by two ranks, from the newest whole checkpoint."""
 
-    def attempt(world: int, job: Job) -> None:
+    def attempt(world: int, job: TrainingJob) -> None:
         folder = RunFolder(job.folder)
         newest, _ = newest_valid(folder)
         assert newest is not None
@@ -49,10 +49,10 @@ def go_on(ranks) -> Callable[..., None]:
 
 
 @pytest.fixture
-def last_weights() -> Callable[[Job], dict[str, bytes]]:
+def last_weights() -> Callable[[TrainingJob], dict[str, bytes]]:
     """The bytes of each tensor file of a run's last checkpoint."""
 
-    def read(job: Job) -> dict[str, bytes]:
+    def read(job: TrainingJob) -> dict[str, bytes]:
         newest, damages = newest_valid(RunFolder(job.folder))
         assert newest is not None and not damages
         return {path.name: path.read_bytes() for path in Path(newest.path).glob("*.safetensors")}

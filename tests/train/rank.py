@@ -35,16 +35,23 @@ from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import SummedByRank, shard
 from trainrig.parallel.mesh import data_mesh, join_group, local_device
 from trainrig.parallel.precision import set_products
-from trainrig.parallel.stop_consensus import Agreement
-from trainrig.processes.heartbeats import UNWATCHED
-from trainrig.tokens.batches import IDS, TOKENS, MicroBatch, Turn, read_share, token_arrays
+from trainrig.parallel.stop_consensus import StopConsensus
+from trainrig.processes.heartbeats import UNSUPERVISED
+from trainrig.tokens.batches import (
+    IDS,
+    TOKENS,
+    MicroBatch,
+    MicroBatchSlot,
+    read_local_batch,
+    token_arrays,
+)
 from trainrig.train import checkpoint, loop
 from trainrig.train.checkpoint import reader, saver
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.held_out import evaluate
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
-from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file import Training
 from trainrig.train.state import TrainState, fresh_state
 from trainrig.train.step import Stepper
@@ -101,7 +108,7 @@ class Told:
     def __init__(self, doing: str, number: int) -> None:
         self._doing, self._left = doing, number
 
-    def beat(self, step: int, doing: str) -> None:
+    def heartbeat(self, step: int, doing: str) -> None:
         self._left -= doing == self._doing
 
     def stop_wanted(self) -> bool:
@@ -133,8 +140,8 @@ class Poisoned:
 
 
 def train(
-    job: Job,
-    attempt: Attempt,
+    job: TrainingJob,
+    attempt: TrainingAttempt,
     resume_from: str | None = None,
     fault: tuple[int, str, int] | None = None,
     told: tuple[int, str, int] | None = None,
@@ -166,15 +173,15 @@ def train(
             job = dataclasses.replace(
                 job, training=training, make_batches=lambda: Faulty(make(), step, how)
             )
-    watch = Told(*told[1:]) if told and told[0] == dist.get_rank() else UNWATCHED
+    heartbeats = Told(*told[1:]) if told and told[0] == dist.get_rank() else UNSUPERVISED
     if poison:
         objective: Any = Poisoned(job.objective, poison)
         job = dataclasses.replace(job, objective=objective)
-    return loop.train(job, attempt, resume_from, watch).step
+    return loop.train(job, attempt, resume_from, heartbeats).step
 
 
 def tensors(
-    job: Job, resume_from: str | None = None, weights_from: str | None = None
+    job: TrainingJob, resume_from: str | None = None, weights_from: str | None = None
 ) -> dict[str, Any]:
     """All whole tensors of a state, and its counters: fresh, or filled from a checkpoint."""
     state = fresh_state(job, local_device())
@@ -185,7 +192,7 @@ def tensors(
     return _whole(state) | {"counters": (state.step, state.data_step, state.tokens)}
 
 
-def saved(job: Job, attempt: Attempt, limit: tuple[int, int] | None = None) -> str:
+def saved(job: TrainingJob, attempt: TrainingAttempt, limit: tuple[int, int] | None = None) -> str:
     """Save a fresh state; what `finish` raised, or nothing. `limit`: (rank, bytes of its files)."""
     state = fresh_state(job, local_device())
     saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
@@ -202,7 +209,7 @@ def saved(job: Job, attempt: Attempt, limit: tuple[int, int] | None = None) -> s
     return ""
 
 
-def refusal(job: Job, resume_from: str, seen_by: int | None = None) -> tuple[str, str]:
+def refusal(job: TrainingJob, resume_from: str, seen_by: int | None = None) -> tuple[str, str]:
     """Type and message of what loading raises on this rank; `seen_by`: one that sees damage."""
     sound = reader.read_tensors
 
@@ -221,7 +228,7 @@ def refusal(job: Job, resume_from: str, seen_by: int | None = None) -> tuple[str
     return "", ""
 
 
-def parts(job: Job) -> dict[str, int]:
+def parts(job: TrainingJob) -> dict[str, int]:
     """Elements of each weight that this rank holds of a fresh state."""
     state = fresh_state(job, local_device())
     return {name: p.to_local().numel() for name, p in state.model.named_parameters()}
@@ -234,7 +241,7 @@ def _whole(state: TrainState) -> dict[str, Any]:
     }
 
 
-def held_out_loss(job: Job, stop_before: int | None = None) -> Loss | None:
+def held_out_loss(job: TrainingJob, stop_before: int | None = None) -> Loss | None:
     """The held-out loss of a fresh state; given up before the micro-batch `stop_before`, from 0."""
     sets = job.make_held_out()
     assert sets is not None
@@ -279,14 +286,14 @@ class CountingRows:
         return self.sound.denominators(step) | {"rows": rows}
 
 
-def spread_steps(job: Job, count: int) -> dict[str, Any]:
+def spread_steps(job: TrainingJob, count: int) -> dict[str, Any]:
     """As `steps`, by the objective Spread."""
     made, objective = job.make_batches, Spread()
     batches = functools.partial(CountingRows, made())
     return steps(dataclasses.replace(job, make_batches=batches, objective=objective), count)
 
 
-def steps(job: Job, count: int) -> dict[str, Any]:
+def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     """What the first `count` steps of a fresh state leave behind; nothing is saved."""
     training = job.training
     numerics.settle(training.threads, training.deterministic)
@@ -296,7 +303,9 @@ def steps(job: Job, count: int) -> dict[str, Any]:
     virtual = training.virtual_workers if training.deterministic else None
     losses = []
     for step in range(count):
-        share = read_share(batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual)
+        share = read_local_batch(
+            batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual
+        )
         losses.append(stepper.take(share).loss)
     whole = _whole(state)
     digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
@@ -346,15 +355,17 @@ def pace(
     counted."""
     settings = Training.model_validate(training | {"steps": steps + 1})
     numerics.settle(settings.threads, settings.deterministic)
-    job = Job("", DecoderConfig.model_validate(model), settings, tuple, "")
+    job = TrainingJob("", DecoderConfig.model_validate(model), settings, tuple, "")
     state = fresh_state(job, local_device())
-    agreed = functools.partial(Agreement(TIMEOUT).any, False)
+    agreed = functools.partial(StopConsensus(TIMEOUT).any, False)
     stepper = Stepper(job, MadeUp.sources, state, agreed)
     virtual = settings.virtual_workers if settings.deterministic else None
     batches = MadeUp(count, shape, job.model.shape.vocabulary)
     found = []
     for step in range(steps + 1):
-        share = read_share(batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual)
+        share = read_local_batch(
+            batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual
+        )
         dist.barrier()
         began = time.perf_counter(), time.process_time()
         stepper.take(share)
@@ -375,14 +386,14 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
     rank, world = dist.get_rank(), dist.get_world_size()
     gradients.begin(world)
     loss = model(torch.ones(1, 6)).sum() * factors[rank]
-    gradients.backward(loss, Turn(rank, True, rank, closes=True), last=True)
+    gradients.backward(loss, MicroBatchSlot(rank, True, rank, closes=True), last=True)
     gradients.finish()
     return [p.grad.full_tensor().numpy() for p in parameters], gradients.norm()
 
 
 def agreed(mine: tuple[bool, ...]) -> bool:
     """What all ranks agree on, each of which says one of `mine`."""
-    return Agreement(TIMEOUT).any(mine[dist.get_rank()])
+    return StopConsensus(TIMEOUT).any(mine[dist.get_rank()])
 
 
 def mesh() -> tuple[tuple[str, ...] | None, int, int]:

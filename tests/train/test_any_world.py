@@ -72,7 +72,7 @@ def attempt(world, job, group, **arguments):
     return group(world, "train", job=job, attempt=taken, resume_from=path, **arguments)
 
 
-def beats(world, steps):
+def heartbeats(world, steps):
     """The first before a micro-batch of the step after `steps`, of 4 micro-batches each."""
     return steps * -(-4 // world) + 1
 
@@ -92,7 +92,7 @@ def test_ranks_may_come_and_go(straight, ranks, same, tmp_path):
         told = (
             dice.randrange(world),
             "train",
-            beats(world, 3) + dice.randrange(beats(world, 1) - 1),
+            heartbeats(world, 3) + dice.randrange(heartbeats(world, 1) - 1),
         )
         stopped = attempt(world, job, ranks, told=told)
         assert stopped == [before + 3] * world
@@ -192,7 +192,7 @@ def test_a_fast_run_goes_on_with_other_ranks_within_rounding(ranks, make_job, st
     training = {"steps": STEPS, "deterministic": False, "checkpoints": {"every": 4, "keep": 100}}
     job = make_job(tmp_path, training=training)
     for world in (4, 3, 1, 2):
-        attempt(world, job, ranks, told=(0, "train", beats(world, 3)))
+        attempt(world, job, ranks, told=(0, "train", heartbeats(world, 3)))
     assert attempt(4, job, ranks) == [STEPS] * 4
     alone = straight(1)
     assert [line[1] for line in exact(job)] == pytest.approx(
@@ -211,7 +211,7 @@ def test_a_run_goes_on_in_another_layout(name, ranks, make_job, tmp_path):
         training=make_job(tmp_path, world, training=training | {"parallel": layout}).training,
     )
     (straight,) = ranks(1, "steps", job=sliced, count=8)
-    attempt(world, other, ranks, told=(0, "train", beats(world, 4)))
+    attempt(world, other, ranks, told=(0, "train", heartbeats(world, 4)))
     attempt(2, sliced, ranks)
     losses = [line[1] for line in exact(sliced)]
     assert losses == pytest.approx(straight["losses"], rel=1e-5)

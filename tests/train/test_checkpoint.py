@@ -32,7 +32,7 @@ from trainrig.train.checkpoint.chunks import write_file
 from trainrig.train.checkpoint.clean_up import clean_up
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.retention import Checkpoints
-from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import fresh_state
 
 FILES = (
@@ -265,7 +265,9 @@ def steps_in(folder):
 
 def tidy(folder, attempt=1, **settings):
     run = RunFolder(str(folder))
-    clean_up(run, run.checkpoints, Attempt(attempt, 0), Checkpoints(**{"every": 4} | settings))
+    clean_up(
+        run, run.checkpoints, TrainingAttempt(attempt, 0), Checkpoints(**{"every": 4} | settings)
+    )
 
 
 @pytest.mark.parametrize(

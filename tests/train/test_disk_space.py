@@ -6,7 +6,7 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import count_parameters
-from trainrig.train.disk_space import check_room
+from trainrig.train.disk_space import check_disk_space
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import pretrain
 
@@ -36,13 +36,13 @@ def test_room_is_12_bytes_a_parameter(make_job, disk_with, caplog, tmp_path):
     one = 12 * count_parameters(job.model).total
     disk_with(one - 1)
     with pytest.raises(ConfigError, match="free some, or choose another `output`"):
-        check_room(job)
+        check_disk_space(job)
     disk_with(one)
-    check_room(job)
+    check_disk_space(job)
     assert "up to 3 are there at a time: it may become full" in caplog.text
     caplog.clear()
     disk_with(3 * one)
-    check_room(job)
+    check_disk_space(job)
     assert caplog.text == ""
 
 
@@ -54,10 +54,10 @@ def test_checkpoints_that_are_there_count_as_room_for_those_that_replace_them(
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "old").write_bytes(bytes(2 * one))
     disk_with(one)
-    check_room(job)
+    check_disk_space(job)
     assert caplog.text == ""
 
 
 def test_a_bucket_has_room(make_job, disk_with, tmp_path):
     disk_with(0)
-    check_room(dataclasses.replace(make_job(tmp_path), folder="s3://bucket/run"))
+    check_disk_space(dataclasses.replace(make_job(tmp_path), folder="s3://bucket/run"))

@@ -11,7 +11,7 @@ from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train.checkpoint import newest_valid, open_model
-from trainrig.train.held_out import HeldOut, HeldOutSets, RowSizes, open_held_out
+from trainrig.train.held_out import HeldOutSets, HeldOutSettings, RowSizes, open_held_out
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -193,13 +193,13 @@ def test_who_wants_no_held_out_loss_is_told_nothing(make_run, make_tokens, caplo
 
 def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(ConfigError, match=r"every: .*greater than or equal to 1"):
-        build(HeldOut, {"every": 0}, "run.toml")
+        build(HeldOutSettings, {"every": 0}, "run.toml")
 
 
 def test_it_is_due_at_each_so_many_steps_and_at_the_end():
-    due = [step for step in range(1, 12) if HeldOut(every=4).due(step, 11)]
+    due = [step for step in range(1, 12) if HeldOutSettings(every=4).due(step, 11)]
     assert due == [4, 8, 11]
-    assert not any(HeldOut(every=4, rows=0).due(step, 11) for step in range(1, 12))
+    assert not any(HeldOutSettings(every=4, rows=0).due(step, 11) for step in range(1, 12))
 
 
 def test_rows_give_the_score_of_the_same_rows(ranks, make_job, shards, tmp_path):

@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.optim.groups import group_by_decay
-from trainrig.tokens.batches import IGNORE, TOKENS, read_share
+from trainrig.tokens.batches import IGNORE, TOKENS, read_local_batch
 from trainrig.train.checkpoint import newest_valid, open_model
-from trainrig.train.loop import Ended, train
+from trainrig.train.loop import LoopResult, train
 from trainrig.train.run import metrics
-from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.sample_log import trained_samples
 
 STEPS = 20  # of the undisturbed runs
@@ -177,9 +177,9 @@ def test_a_rank_reads_its_own_micro_batches_alone(make_job, tmp_path):
     batches = make_job(tmp_path).make_batches()
     read, micro_batch = [], batches.micro_batch
     batches.micro_batch = lambda step, index: read.append((step, index)) or micro_batch(step, index)
-    share = read_share(batches, 1, 3, 5)
+    share = read_local_batch(batches, 1, 3, 5)
     assert read == [(5, 1), (5, 0)]  # its own, and another to join the others' second round
-    assert [real for _, real in share.dealt] == [True, False]
+    assert [real for _, real in share.assigned] == [True, False]
     assert share.denominators == {TOKENS: batches.targets(5)}
 
 
@@ -294,7 +294,7 @@ def test_a_run_at_its_end_takes_no_further_step(alone, straight, last_weights, t
     finished = straight(1)
     job = dataclasses.replace(finished, folder=str(tmp_path))
     resume_from = newest_valid(RunFolder(finished.folder))[0].path
-    assert train(job, Attempt(1, STEPS), resume_from) == Ended(STEPS, stopped=False)
+    assert train(job, TrainingAttempt(1, STEPS), resume_from) == LoopResult(STEPS, stopped=False)
     assert losses(job) == [] and not (tmp_path / "checkpoints").exists()
 
 

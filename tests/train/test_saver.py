@@ -16,7 +16,7 @@ from trainrig.errors import ClusterError
 from trainrig.parallel.mesh import local_device
 from trainrig.train.checkpoint import Saver, load, newest_valid, open_model, saver
 from trainrig.train.checkpoint.manifest import folder_of
-from trainrig.train.checkpoint.shares import held
+from trainrig.train.checkpoint.shares import find_held
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import fresh_state
 
@@ -73,7 +73,7 @@ def gate(monkeypatch):
 
 def numbers(state):
     """The one rank's tensors, copied."""
-    return {name: held(each)[0].clone().numpy() for name, each in state.tensors().items()}
+    return {name: find_held(each)[0].clone().numpy() for name, each in state.tensors().items()}
 
 
 # --- what is saved

@@ -47,7 +47,7 @@ def attempt(world, job, group, **arguments):
     return group(world, "train", job=job, attempt=taken, resume_from=path, **arguments)
 
 
-# --- a wish to stop
+# --- a stop request
 
 TOLD = {  # (world, which rank alone is told, what it does at the time, for the how-maniest time)
     "at once": (2, 1, "train", 1),
@@ -135,8 +135,8 @@ def test_a_run_that_is_stopped_among_them_goes_on_as_if_it_had_not_been(ranks, m
     job, straight = (job_of(make_job, tmp_path / name) for name in ("job", "straight"))
     bad = poison(2, 4, 5, how="gradient")
     attempt(2, straight, ranks, poison=bad)
-    for beats in (8, 3, 2):
-        attempt(2, job, ranks, poison=bad, told=(0, "train", beats))
+    for heartbeats in (8, 3, 2):
+        attempt(2, job, ranks, poison=bad, told=(0, "train", heartbeats))
     attempt(1, job, ranks, poison=bad)
     assert exact(job) == exact(straight)
     assert weights(job) == weights(straight)

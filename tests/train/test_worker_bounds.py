@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from trainrig import config
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.train.worker_bounds import Bounds, Workers, bounds
+from trainrig.train.worker_bounds import WorkerBounds, Workers, bounds
 
 
 class Part(Settings):
@@ -13,7 +13,8 @@ class Part(Settings):
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"), [(1, Bounds(1, 1)), (4, Bounds(4, 4)), ([2, 8], Bounds(2, 8))]
+    ("written", "meant"),
+    [(1, WorkerBounds(1, 1)), (4, WorkerBounds(4, 4)), ([2, 8], WorkerBounds(2, 8))],
 )
 def test_a_number_is_fixed_and_a_pair_leaves_room(written, meant):
     assert bounds(config.build(Part, {"workers": written}, "run.toml").workers) == meant
@@ -33,6 +34,6 @@ def test_what_is_no_number_or_pair_is_refused(written):
 
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 50))
 def test_the_size_is_the_largest_that_fits_and_is_allowed(least, more, room):
-    allowed = Bounds(least, least + more)
+    allowed = WorkerBounds(least, least + more)
     fitting = [size for size in range(least, least + more + 1) if size <= room]
     assert allowed.within(room) == (max(fitting) if fitting else None)

@@ -22,14 +22,14 @@ import torch.distributed as dist
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import Source
+from trainrig.corpus.run_file import CurationSource
 from trainrig.parallel.mesh import join_group
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 from trainrig.train.checkpoint import newest_valid
 from trainrig.train.elastic import trainer
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 from trainrig.train.pretrain import prepare
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file import Pretraining
@@ -44,7 +44,7 @@ WORDS = {
 
 def write_curated(folder: str) -> str:
     """What `curate` leaves, of made-up text: two sources that do not speak alike."""
-    made_up = Source(name="made-up", paths=("made-up.warc",))
+    made_up = CurationSource(name="made-up", paths=("made-up.warc",))
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(made_up,)), {})
     files = {}
     for source, words in WORDS.items():
@@ -113,10 +113,10 @@ def make_run(tokens: str) -> Callable[..., Pretraining]:
 
 
 @pytest.fixture(scope="session")
-def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., Job]:
+def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., TrainingJob]:
     """The job of `make_run(…)`, its run folder made."""
 
-    def make(output: Path | str, workers: int = 1, **changes: dict[str, Any]) -> Job:
+    def make(output: Path | str, workers: int = 1, **changes: dict[str, Any]) -> TrainingJob:
         if not str(output).startswith(storage.S3):  # where folders need not be made
             Path(output).mkdir(parents=True, exist_ok=True)
         return prepare(make_run(output, workers, **changes))
@@ -189,7 +189,7 @@ def mortal_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages that train do so by ranks of ours instead of Ray's workers."""
 
-    def run(job: Job, workers: int) -> trainer.Outcome:
+    def run(job: TrainingJob, workers: int) -> trainer.TrainingResult:
         folder = RunFolder(job.folder)
         newest, _ = newest_valid(folder)
         attempt = folder.take_attempt(newest.step if newest else 0)
@@ -197,7 +197,7 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
         ranks(workers, "train", job=job, attempt=attempt, resume_from=path)
         last, _ = newest_valid(folder)
         assert last is not None
-        return trainer.Outcome(last, restarts=len(folder.attempts()) - 1)
+        return trainer.TrainingResult(last, restarts=len(folder.attempts()) - 1)
 
     monkeypatch.setattr(trainer, "run", run)
     monkeypatch.setattr(trainer, "check_fit", lambda workers: None)

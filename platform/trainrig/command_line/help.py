@@ -28,10 +28,10 @@ def command(
     app: typer.Typer, section: str, *examples: str, name: str | None = None
 ) -> Callable[[Function], Function]:
     """Add a function to `app` as a command of `section`, with `examples` below its help."""
-    return app.command(name, cls=Command, rich_help_panel=section, epilog="\n".join(examples))
+    return app.command(name, cls=HelpCommand, rich_help_panel=section, epilog="\n".join(examples))
 
 
-class Command(TyperCommand):
+class HelpCommand(TyperCommand):
     """A command whose help names arguments without Python's types, and ends with examples."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -64,7 +64,7 @@ class Command(TyperCommand):
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
-class Group(TyperGroup):
+class HelpGroup(TyperGroup):
     """Commands under the titles of their sections, with whole summaries."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -100,8 +100,8 @@ __all__ = [
     "SCALING",
     "SECTIONS",
     "START",
-    "Command",
-    "Group",
+    "HelpCommand",
+    "HelpGroup",
     "command",
     "summary",
 ]

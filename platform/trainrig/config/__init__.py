@@ -22,24 +22,24 @@ from trainrig.errors import ConfigError
 from trainrig.storage import utf8
 
 
-class _Place:
+class _NotIdentity:
     """Marks a field that says where or on how much, not what: no part of a run's identity."""
 
     def __repr__(self) -> str:
-        return "PLACE"
+        return "NOT_IDENTITY"
 
 
-PLACE = _Place()
+NOT_IDENTITY = _NotIdentity()
 
 
-class _Ahead:
+class _Extendable:
     """Marks a field that may be changed while its run is not finished."""
 
     def __repr__(self) -> str:
-        return "AHEAD"
+        return "EXTENDABLE"
 
 
-AHEAD = _Ahead()
+EXTENDABLE = _Extendable()
 
 Location = tuple[str | int, ...]
 
@@ -47,10 +47,11 @@ Location = tuple[str | int, ...]
 class Settings(BaseModel):
     """One part of a run file: frozen, strict about types, closed to unknown keys.
 
-    Annotate a field with `PLACE` (`workers: Annotated[int, PLACE] = 2`) when the result does not
-    depend on it: paths, whose contents are fingerprinted instead, and numbers of workers. With
-    `AHEAD` when it speaks of what is still to come: a run that is not finished may go on under
-    another value, if its stage finds that nothing done so far depends on the change.
+    Annotate a field with `NOT_IDENTITY` (`workers: Annotated[int, NOT_IDENTITY] = 2`) when the
+    result does not depend on it: paths, whose contents are fingerprinted instead, and numbers of
+    workers. With `EXTENDABLE` when it speaks of what is still to come: a run that is not finished
+    may go on under another value, if its stage finds that nothing done so far depends on the
+    change.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -339,32 +340,34 @@ def _header_path(header: re.Match[str], counts: dict[str, int]) -> list[str]:
     return path
 
 
-def identity(settings: Settings, ahead: bool = True) -> dict[str, Any]:
-    """What of `settings` the result depends on: all but the fields marked PLACE, as plain JSON.
+def identity(settings: Settings, extendable: bool = True) -> dict[str, Any]:
+    """What of `settings` the result depends on: all but the fields marked NOT_IDENTITY, as plain
+    JSON.
 
-    Without `ahead`, also without those marked AHEAD: what cannot change while a run goes on.
+    Without `extendable`, also without those marked EXTENDABLE: what cannot change while a run goes
+    on.
     """
-    left_out = (PLACE,) if ahead else (PLACE, AHEAD)
+    left_out = (NOT_IDENTITY,) if extendable else (NOT_IDENTITY, EXTENDABLE)
     return {
-        name: _identity_of(getattr(settings, name), ahead)
+        name: _identity_of(getattr(settings, name), extendable)
         for name, field in type(settings).model_fields.items()
         if not any(mark in field.metadata for mark in left_out)
     }
 
 
-def _identity_of(value: Any, ahead: bool) -> Any:
+def _identity_of(value: Any, extendable: bool) -> Any:
     if isinstance(value, Settings):
-        return identity(value, ahead)
+        return identity(value, extendable)
     if isinstance(value, list | tuple):
-        return [_identity_of(item, ahead) for item in value]
+        return [_identity_of(item, extendable) for item in value]
     if isinstance(value, Mapping):
-        return {key: _identity_of(item, ahead) for key, item in value.items()}
+        return {key: _identity_of(item, extendable) for key, item in value.items()}
     return value
 
 
 __all__ = [
-    "AHEAD",
-    "PLACE",
+    "EXTENDABLE",
+    "NOT_IDENTITY",
     "Field",
     "RunFile",
     "Settings",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from trainrig import storage
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 
 Run = TypeVar("Run", bound=Settings)
 
@@ -32,7 +32,7 @@ def texts(settings: Settings) -> set[str]:
     return {
         name
         for name, field in type(settings).model_fields.items()
-        if PLACE in field.metadata and get_origin(field.annotation) is not Literal
+        if NOT_IDENTITY in field.metadata and get_origin(field.annotation) is not Literal
         if _holds_text(field.annotation)
     }
 

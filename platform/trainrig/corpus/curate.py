@@ -29,25 +29,37 @@ from trainrig import manifest, storage
 from trainrig.config import identity
 from trainrig.corpus.decontaminate import check_examples, fingerprint
 from trainrig.corpus.dedup.decisions.documents import COPIES
-from trainrig.corpus.dedup.pairs.document_reference import Shelf
-from trainrig.corpus.dedup.passes import Search
-from trainrig.corpus.dedup.search import Found, find_copies, nth_step, steps
-from trainrig.corpus.files.measured_documents import DROPPED, KEPT, Decided, Parts, Pool
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
+from trainrig.corpus.dedup.passes import DuplicateSearch
+from trainrig.corpus.dedup.search import DuplicatesFound, find_duplicates, nth_step, steps
+from trainrig.corpus.files.measured_documents import (
+    DROPPED,
+    KEPT,
+    DecidedDocuments,
+    MeasuredDocuments,
+    Parts,
+)
 from trainrig.corpus.files.replace import Replacement
 from trainrig.corpus.filters.rule_verdicts import wiped_out
 from trainrig.corpus.report.duplicate_samples import MOST as PAIRS
 from trainrig.corpus.report.empty_output import why_nothing_was_kept, why_nothing_was_read
 from trainrig.corpus.report.hosts import warning
-from trainrig.corpus.report.removal_counts import CutAccount, CutRow
-from trainrig.corpus.report.tallies import Account, account
+from trainrig.corpus.report.removal_counts import CutRow, RemovalCounts
+from trainrig.corpus.report.tallies import CurationTallies, tally_curation
 from trainrig.corpus.row_schema import pool_schema
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.stages import near_duplicates
-from trainrig.corpus.stages.apply_rules import Place, bucket_cuts_of, cuts_of, judging, rules_for
+from trainrig.corpus.stages.apply_rules import (
+    PathBuilder,
+    apply_rules_to_split,
+    find_bucket_thresholds,
+    find_thresholds,
+    rules_for,
+)
 from trainrig.corpus.stages.inputs import splits_of
 from trainrig.corpus.stages.near_duplicates import (
     check_earlier,
-    earlier_shelves,
+    earlier_split_indexes,
     forget_torn,
     known_splits,
     pairs_are_known,
@@ -55,9 +67,9 @@ from trainrig.corpus.stages.near_duplicates import (
     search_for,
 )
 from trainrig.corpus.stages.read_pages import reading
-from trainrig.corpus.stages.span_removal import Cutting, cut_passes
-from trainrig.corpus.stages.surviving_documents import Staying, cut_steps
-from trainrig.corpus.stages.write_documents import SAMPLES, signing, writing_out
+from trainrig.corpus.stages.span_removal import SpanRemoval, cut_passes
+from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, cut_steps
+from trainrig.corpus.stages.write_documents import SAMPLES, write_signatures, write_split
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
@@ -87,7 +99,7 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     inputs |= check_earlier(run)
     benchmarks = {"benchmarks": fingerprint(run.decontamination)} if run.decontamination else {}
     stage = manifest.claim(
-        run.output, run, inputs, changes_what_is_finished=True, inputs_ahead=benchmarks
+        run.output, run, inputs, changes_what_is_finished=True, extendable_inputs=benchmarks
     )
     if stage.finished:
         return stage.finished
@@ -102,14 +114,14 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
         pool, cost = _finished(run, stage.before) if stage.before else passes.read()
     passes.check_columns(pool)
     passes.judge(pool)
-    search, found = passes.find_copies(pool)
+    search, found = passes.find_duplicates(pool)
     cut = passes.cut(pool, search)
     return passes.write(pool, search, found, cut, cost)
 
 
-def _finished(run: Curation, before: Manifest) -> tuple[Pool, dict[str, float]]:
+def _finished(run: Curation, before: Manifest) -> tuple[MeasuredDocuments, dict[str, float]]:
     """The documents of a finished curation, and what reading them took."""
-    return Decided(run.output), before.cost
+    return DecidedDocuments(run.output), before.cost
 
 
 def _check_that_all_is_there(run: Curation, before: Manifest) -> None:
@@ -147,12 +159,12 @@ class _Passes:
         return f"decision-{manifest.digest(follows_from)[:16]}"
 
     @functools.cached_property
-    def place(self) -> Place:
+    def path_of(self) -> PathBuilder:
         """Where something of this decision lies until it is finished."""
         folder = storage.join(self.run.output, manifest.SCRATCH, self.decision)
         return functools.partial(storage.join, folder)
 
-    def read(self) -> tuple[Pool, dict[str, float]]:
+    def read(self) -> tuple[MeasuredDocuments, dict[str, float]]:
         """Pages to measured documents; what that took, which is nearly all."""
         work = functools.partial(reading, self.run)
         with self._timed("read"):
@@ -167,7 +179,7 @@ class _Passes:
         parts = {record.name: record.counts["parts"] for record in records}
         return Parts(self.run.output, parts), cost
 
-    def check_columns(self, pool: Pool) -> None:
+    def check_columns(self, pool: MeasuredDocuments) -> None:
         """Raise DataError for rules about what was not measured when the pages were read."""
         there = set().union(*(pool.names(split.name) for split in self.splits))
         missing = sorted(set(pool_schema(self.run).names) - there)
@@ -178,19 +190,22 @@ class _Passes:
                 "`output`"
             )
 
-    def judge(self, pool: Pool) -> None:
+    def judge(self, pool: MeasuredDocuments) -> None:
         """Which rules each document breaks. Raises DataError where one wipes out a source."""
-        for name, find in (("cuts.json", cuts_of), ("bucket_cuts.json", bucket_cuts_of)):
-            if not storage.exists(self.place(name)):
+        for name, find in (
+            ("cuts.json", find_thresholds),
+            ("bucket_cuts.json", find_bucket_thresholds),
+        ):
+            if not storage.exists(self.path_of(name)):
                 found = find(self.run, pool, self.splits)
-                storage.write(self.place(name), json.dumps(found).encode())
-        work = functools.partial(judging, self.run, pool, self.place)
+                storage.write(self.path_of(name), json.dumps(found).encode())
+        work = functools.partial(apply_rules_to_split, self.run, pool, self.path_of)
         here = len(self.splits) <= JUDGED_HERE
         workers = 0 if here else self.run.workers
         with self._timed("judge"):
             phase = self._map("judge", work, self.splits, len(self.splits), workers)
             counts = total(record.counts for record in phase.results(self.splits))
-        storage.write(self.place("tally.json"), json.dumps(counts).encode())
+        storage.write(self.path_of("tally.json"), json.dumps(counts).encode())
         for name, tally in counts["tally"].items():
             seen = sum(each["documents"] for each in tally["seen"].values())
             dropped = {
@@ -211,7 +226,7 @@ class _Passes:
                 "rule or raise the limit and run again, no page will be read again"
             )
 
-    def find_copies(self, pool: Pool) -> tuple[Search, Found]:
+    def find_duplicates(self, pool: MeasuredDocuments) -> tuple[DuplicateSearch, DuplicatesFound]:
         """Which of the documents that passed the rules repeat another: the search, what it left."""
         known = self.stage.before is not None and pairs_are_known(self.run)
         if known:
@@ -219,33 +234,35 @@ class _Passes:
             counts = known_splits(self.run)
             self._tell(3 * len(self.splits))
         else:
-            folder = self.place()
+            folder = self.path_of()
             with self._timed("sign"):
                 counts = self._sign(pool)
         own = [
-            Shelf(name, len(self.run.against), False, **paths_of(folder, name), count=n, shingles=m)
+            SplitIndex(
+                name, len(self.run.against), False, **paths_of(folder, name), count=n, shingles=m
+            )
             for name, (n, m) in counts.items()
         ]
-        shelves = [*own, *earlier_shelves(self.run)]
-        search = search_for(self.run, shelves, self.place, self.run.near_duplicates.bands)
+        split_indexes = [*own, *earlier_split_indexes(self.run)]
+        search = search_for(self.run, split_indexes, self.path_of, self.run.near_duplicates.bands)
         with self._timed("search"):
-            found = find_copies(search, self._step, known)
+            found = find_duplicates(search, self._step, known)
         if known:
             found = near_duplicates.with_known_pairs(self.run, found)
         for number, source in enumerate(self.run.sources):
             of_source = [n for n, split in enumerate(self.splits) if split.task["source"] == number]
             passed = sum(own[n].count for n in of_source)
-            fell = total(found.by_shelf[n] for n in of_source)
+            fell = total(found.by_split[n] for n in of_source)
             in_order = {step: fell.get(step, 0) for step in COPIES}
             self._stop_if_wiped_out(source.name, in_order, passed)
         return search, found
 
-    def _sign(self, pool: Pool) -> dict[str, tuple[int, int]]:
+    def _sign(self, pool: MeasuredDocuments) -> dict[str, tuple[int, int]]:
         """Sign the texts that passed; documents and shingles, by split."""
-        work = functools.partial(signing, self.run, pool, self.place)
+        work = functools.partial(write_signatures, self.run, pool, self.path_of)
         before = 2 * len(self.splits)
         phase = Phase(_done(self.run, self.decision, "sign"), work)
-        forget_torn(phase, self.splits, self.place())
+        forget_torn(phase, self.splits, self.path_of())
         records = self._map("sign", work, self.splits, before).results(self.splits)
         return {
             record.name: (record.counts["documents"], record.counts["shingles"])
@@ -260,18 +277,18 @@ class _Passes:
         self._tell(3 * len(self.splits) + done)
         return phase
 
-    def cut(self, pool: Pool, search: Search) -> CutAccount:
+    def cut(self, pool: MeasuredDocuments, search: DuplicateSearch) -> RemovalCounts:
         """What is cut out of the documents that stay."""
-        own = [shelf for shelf in search.shelves if not shelf.earlier]
-        staying = Staying(pool, self.place, cut_steps(self.run))
+        own = [split_index for split_index in search.split_indexes if not split_index.earlier]
+        surviving = SurvivingDocuments(pool, self.path_of, cut_steps(self.run))
         with self._timed("cut"):
-            told = Cutting(self.run, staying, self.splits, self._cut_step).cut(own)
+            told = SpanRemoval(self.run, surviving, self.splits, self._cut_step).cut(own)
         sources = {source.name: source for source in self.run.sources}
         for row in told.rows:
             self._stop_if_cut_away(row, sources[row.source])
         return told
 
-    def _stop_if_cut_away(self, row: CutRow, source: Source) -> None:
+    def _stop_if_cut_away(self, row: CutRow, source: CurationSource) -> None:
         limit = source.wipe_out
         if row.documents >= limit.min_documents and row.size_cut > limit.max_share * row.size:
             raise DataError(
@@ -291,17 +308,21 @@ class _Passes:
 
     def write(
         self,
-        pool: Pool,
-        search: Search,
-        found: Found,
-        cut: CutAccount,
+        pool: MeasuredDocuments,
+        search: DuplicateSearch,
+        found: DuplicatesFound,
+        cut: RemovalCounts,
         cost: Mapping[str, float],
     ) -> Manifest:
         """Each document to where it belongs; the manifest."""
         # What is finished stays whole until all that takes its place is there.
-        folder = self.place("new") if self.stage.before else self.run.output
-        shelves = {shelf.name: shelf for shelf in search.shelves if not shelf.earlier}
-        work = functools.partial(writing_out, self.run, pool, self.place, folder, shelves)
+        folder = self.path_of("new") if self.stage.before else self.run.output
+        split_indexes = {
+            split_index.name: split_index
+            for split_index in search.split_indexes
+            if not split_index.earlier
+        }
+        work = functools.partial(write_split, self.run, pool, self.path_of, folder, split_indexes)
         passes = len(steps(self.run.url_duplicates)) + len(cut_passes(self.run))
         before = 3 * len(self.splits) + passes
         with self._timed("write"):
@@ -316,7 +337,7 @@ class _Passes:
             raise DataError(f"{self.run.output}: nothing was kept; {why_nothing_was_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= near_duplicates.write_index(self.run, folder, search, found)
-        told = self._account()
+        told = self._read_tallies()
         if thin := warning(told.hosts):
             log.warning("%s: %s", self.run.output, thin)
         files |= told.save(folder)
@@ -336,11 +357,11 @@ class _Passes:
             return manifest.read_manifest(self.run.output)
         return self.stage.finish(counts, files, cost)
 
-    def _account(self) -> Account:
+    def _read_tallies(self) -> CurationTallies:
         """What the passes counted, and a few of the documents that fell."""
-        judged = json.loads(storage.read(self.place("tally.json")))
+        judged = json.loads(storage.read(self.path_of("tally.json")))
         told = [
-            json.loads(storage.read(self.place("told", f"{split.name}.json")))
+            json.loads(storage.read(self.path_of("told", f"{split.name}.json")))
             for split in self.splits
         ]
         samples: dict[str, list[dict[str, str]]] = {}
@@ -356,7 +377,7 @@ class _Passes:
         )
         pairs = sorted((pair for each in told for pair in each["pairs"]), key=itemgetter("id"))
         counts = total(each["counts"] for each in told)
-        return account(judged, counts, few, pairs[:PAIRS], integers)
+        return tally_curation(judged, counts, few, pairs[:PAIRS], integers)
 
     def _provenance(self) -> dict[str, dict[str, str]]:
         claim = self.stage.claim

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import AHEAD, PLACE, RunFile, Settings, did_you_mean
+from trainrig.config import EXTENDABLE, NOT_IDENTITY, RunFile, Settings, did_you_mean
 from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
@@ -27,7 +27,7 @@ from trainrig.corpus.filters import (
     need_datatrove,
 )
 from trainrig.corpus.models import BadWords, Scorer
-from trainrig.corpus.read import Reading
+from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.rewrite import C4Lines, RefinedWebLines, Rewrite
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.signals import SIGNALS
@@ -92,21 +92,21 @@ class Buckets(Settings):
         return self
 
 
-class Source(Settings):
+class CurationSource(Settings):
     """One domain of the mixture: where its pages are, and what they are held to."""
 
     # Name of the source in the mixture: letters, digits, "_" and "-".
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
     # Files, folders and patterns (* and ? are wildcards) to read, on disk or in buckets.
-    paths: Annotated[tuple[str, ...], PLACE] = Field(min_length=1)
-    reading: Reading = Reading()  # how its files are split into pages
+    paths: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
+    reading: ReadSettings = ReadSettings()  # how its files are split into pages
     extractor: Extractor = MainContent()  # how the text of a page is found
     # Changes made to each text, in this order, before personal data are masked.
     rewrites: tuple[Rewrite, ...] = ()
     # Rules that a document must meet; those of prose (`PROSE`) unless told otherwise.
-    filters: Annotated[Filters, AHEAD] = PROSE
+    filters: Annotated[Filters, EXTENDABLE] = PROSE
     # When to stop because a step drops nearly everything.
-    wipe_out: Annotated[WipeOut, AHEAD] = WipeOut()
+    wipe_out: Annotated[WipeOut, EXTENDABLE] = WipeOut()
 
     def check_rules(self, measured: Iterable[str]) -> None:
         """Raise ValueError for a rule about what is neither `measured` nor counted by a rewrite."""
@@ -122,7 +122,7 @@ class Source(Settings):
 class Curation(RunFile):
     """`trainrig curate`: pages to documents.
 
-    What is marked AHEAD can be changed and decided again without a page being read.
+    What is marked EXTENDABLE can be changed and decided again without a page being read.
     """
 
     verb: ClassVar[str] = "curate"
@@ -130,41 +130,41 @@ class Curation(RunFile):
     output_format: ClassVar[int] = 2
 
     stage: Literal["curate"] = "curate"
-    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
     # Worker processes; 0: work in this process, without Ray.
-    workers: Annotated[int, PLACE] = Field(default=2, ge=0)
+    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
     # The domains of the mixture, each a `[[sources]]` table.
-    sources: tuple[Source, ...] = Field(min_length=1)
+    sources: tuple[CurationSource, ...] = Field(min_length=1)
     pii: PII = PII()  # which personal data to mask
     urls: UrlLists = UrlLists()  # lists of domains and words to judge URLs by
     # Models that score each text, each into a column that rules may bound.
     scorers: tuple[Scorer, ...] = ()
     # How to fill the column `bucket`; None: it stays empty.
-    buckets: Annotated[Buckets | None, AHEAD] = None
+    buckets: Annotated[Buckets | None, EXTENDABLE] = None
     # Whether to drop all but one document of the same URL.
-    url_duplicates: Annotated[bool, AHEAD] = False
+    url_duplicates: Annotated[bool, EXTENDABLE] = False
     # How documents that resemble each other are found.
-    near_duplicates: Annotated[NearDuplicates, AHEAD] = MinHash()
+    near_duplicates: Annotated[NearDuplicates, EXTENDABLE] = MinHash()
     # How a pair that was found is compared before one of it is dropped.
-    verification: Annotated[Verification, AHEAD] = Verification()
+    verification: Annotated[Verification, EXTENDABLE] = Verification()
     # Which of several near-duplicates stays.
-    keep_rule: Annotated[KeepRule, AHEAD] = Field(default=Longest(), discriminator="kind")
+    keep_rule: Annotated[KeepRule, EXTENDABLE] = Field(default=Longest(), discriminator="kind")
     # Outputs of earlier crawls made with `index = true`; documents that repeat one of theirs are
     # dropped.
-    against: Annotated[tuple[str, ...], PLACE] = ()
+    against: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
     # Whether to write an index that later crawls can name in `against`: 0.7 bytes for each byte of
     # text.
-    index: Annotated[bool, AHEAD] = False
+    index: Annotated[bool, EXTENDABLE] = False
     # MiB that a worker may use to find duplicates.
-    memory: Annotated[int, PLACE] = Field(default=2048, ge=384)
+    memory: Annotated[int, NOT_IDENTITY] = Field(default=2048, ge=384)
     # Cut lines that many documents share; None: cut none.
-    common_lines: Annotated[CommonLines | None, AHEAD] = None
+    common_lines: Annotated[CommonLines | None, EXTENDABLE] = None
     # Cut spans that occur more than once; None: cut none.
-    exact_substrings: Annotated[ExactSubstrings | None, AHEAD] = None
+    exact_substrings: Annotated[ExactSubstrings | None, EXTENDABLE] = None
     # Cut or drop what benchmarks contain; None: nothing.
-    decontamination: Annotated[Decontamination | None, AHEAD] = None
+    decontamination: Annotated[Decontamination | None, EXTENDABLE] = None
     # What to keep of dropped documents: everything, everything but the text, or nothing.
-    keep_dropped: Annotated[Literal["text", "signals", "none"], AHEAD] = "text"
+    keep_dropped: Annotated[Literal["text", "signals", "none"], EXTENDABLE] = "text"
 
     @model_validator(mode="after")
     def _no_two_sources_share_a_name(self) -> Self:

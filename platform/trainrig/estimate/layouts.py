@@ -21,7 +21,7 @@ RECOMPUTED: dict[str, Recompute | None] = {
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchShape:
     """Sequences of a step."""
 
     global_batch: int
@@ -38,7 +38,12 @@ class Fitting:
 
 
 def fitting(
-    model: DecoderConfig, training: Training, batch: Batch, devices: int, machines: int, room: float
+    model: DecoderConfig,
+    training: Training,
+    batch: BatchShape,
+    devices: int,
+    machines: int,
+    room: float,
 ) -> Fitting | None:
     """The first of the ways below whose step fits `room` bytes a device; None if none does.
 
@@ -58,7 +63,7 @@ def fitting(
 
 
 def least(
-    model: DecoderConfig, training: Training, batch: Batch, devices: int, machines: int
+    model: DecoderConfig, training: Training, batch: BatchShape, devices: int, machines: int
 ) -> Fitting:
     """The way that takes the least memory, whether it fits or not."""
     found = []
@@ -69,7 +74,7 @@ def least(
 
 
 def devices_needed(
-    model: DecoderConfig, training: Training, batch: Batch, per_machine: int, room: float
+    model: DecoderConfig, training: Training, batch: BatchShape, per_machine: int, room: float
 ) -> int | None:
     """The fewest devices, a power of two, for which something fits; None: not even one sequence a
     device fits, however many there are."""
@@ -97,7 +102,7 @@ def _recomputing(training: Training, changes: dict[str, object]) -> Iterator[Tra
         yield training.model_copy(update={**changes, "recompute": again})
 
 
-def _micro_batches(batch: Batch, devices: int) -> Iterator[int]:
+def _micro_batches(batch: BatchShape, devices: int) -> Iterator[int]:
     """Powers of two that divide the global batch and leave each device one, largest first."""
     most = min(batch.global_batch // devices, max(1, ENOUGH_TOKENS // batch.sequence_length))
     size = 2 ** int(math.log2(max(1, most)))
@@ -108,7 +113,7 @@ def _micro_batches(batch: Batch, devices: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Row:
+class LayoutMemory:
     """Memory of one way to slice a model, by what is computed again."""
 
     layout: str
@@ -117,8 +122,8 @@ class Row:
 
 
 def table(
-    model: DecoderConfig, training: Training, batch: Batch, micro_batch: int, devices: int
-) -> list[Row]:
+    model: DecoderConfig, training: Training, batch: BatchShape, micro_batch: int, devices: int
+) -> list[LayoutMemory]:
     """Bytes a device by ZeRO stage (Rajbhandari et al. 2020, arXiv:1910.02054) and recompute.
 
     Stages 1 and 2 are there to compare: they slice the optimizer, and gradients too; no run file
@@ -142,13 +147,13 @@ def table(
             found[again] = step_memory(
                 model, way, devices, batch.global_batch, micro_batch, batch.sequence_length
             ).total
-        rows[name] = Row(name, True, found)
+        rows[name] = LayoutMemory(name, True, found)
     whole = rows.pop("0 (DDP)")
     total = count_parameters(model).total
     elsewhere = total * (1 - 1 / devices)
     saved = {"1": MOMENTS * elsewhere, "2": (MOMENTS + MASTER) * elsewhere}
     compared = [
-        Row(stage, False, {k: v - less for k, v in whole.bytes_by_recompute.items()})
+        LayoutMemory(stage, False, {k: v - less for k, v in whole.bytes_by_recompute.items()})
         for stage, less in saved.items()
     ]
     return [whole, *compared, *rows.values()]

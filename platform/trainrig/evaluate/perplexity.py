@@ -22,7 +22,7 @@ from trainrig.evaluate.run_file import Evaluation
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder
 from trainrig.objectives.cross_entropy import token_nats
-from trainrig.posttrain.chat import RefusedRow
+from trainrig.posttrain.chat import RefusedConversation
 from trainrig.posttrain.sft import open_conversations
 from trainrig.tokens.batches import IGNORE, BatchSizes
 from trainrig.tokens.encoding.encode import Encoder
@@ -35,7 +35,7 @@ SCORECARD = "scorecard.json"
 
 
 @dataclass(frozen=True)
-class Score:
+class SourceScore:
     """How one source was predicted."""
 
     loss: float  # nats per token
@@ -71,7 +71,7 @@ def evaluate(run: Evaluation) -> Manifest:
     return stage.finish(counts, {SCORECARD: manifest.file_sum(stage.path(SCORECARD))})
 
 
-def score_all(run: Evaluation, model: Decoder, encoder: Encoder) -> dict[str, Score]:
+def score_all(run: Evaluation, model: Decoder, encoder: Encoder) -> dict[str, SourceScore]:
     """The score of each source of the held-out split, and of `conversations` if there are any."""
     if run.sequence_length > model.config.positions:
         raise ConfigError(
@@ -91,7 +91,7 @@ def score_all(run: Evaluation, model: Decoder, encoder: Encoder) -> dict[str, Sc
         scores[source] = score(model, _windows(shards, source, run), encoder.byte_lengths)
     if run.conversations:
         sizes = BatchSizes(sequence_length=run.sequence_length, global_batch=1, micro_batch=1)
-        refused: list[RefusedRow] = []
+        refused: list[RefusedConversation] = []
         batches = open_conversations(run.conversations, encoder.text, sizes, refuse=refused.append)
         if refused:
             log.warning("%s; %d such rows get no score", refused[0], len(refused))
@@ -111,7 +111,7 @@ def score_all(run: Evaluation, model: Decoder, encoder: Encoder) -> dict[str, Sc
 
 def score(
     model: Decoder, rows: Iterable[tuple[Integers, Integers]], byte_lengths: NDArray[np.int64]
-) -> Score:
+) -> SourceScore:
     """The score over all `rows` of (ids [B, T], targets [B, T])."""
     nats = text_nats = 0.0
     tokens = text_bytes = 0
@@ -128,7 +128,7 @@ def score(
     if not text_bytes:
         raise DataError("held-out text: not one token of text in it; hold out more")
     loss = nats / tokens
-    return Score(
+    return SourceScore(
         loss=loss,
         perplexity=math.exp(loss),
         bits_per_byte=text_nats / math.log(2) / text_bytes,

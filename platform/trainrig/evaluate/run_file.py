@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.config import PLACE, RunFile
+from trainrig.config import NOT_IDENTITY, RunFile
 
 
 class Evaluation(RunFile):
@@ -13,11 +13,11 @@ class Evaluation(RunFile):
     verb: ClassVar[str] = "evaluate"
 
     stage: Literal["evaluate"] = "evaluate"
-    checkpoint: Annotated[str, PLACE]  # run folder or checkpoint to evaluate
-    tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote; its held-out split is read
+    checkpoint: Annotated[str, NOT_IDENTITY]  # run folder or checkpoint to evaluate
+    tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote; its held-out split is read
     # JSONL file of conversations whose assistant's words are scored; None: none.
-    conversations: Annotated[str | None, PLACE] = None
-    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    conversations: Annotated[str | None, NOT_IDENTITY] = None
+    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
     sequence_length: int = Field(ge=1)  # most tokens that a prediction can look back on
     micro_batch: int = Field(default=8, ge=1)  # sequences of one forward pass
     # Tokens of each source to read, the first ones; None: all.

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from trainrig.command_line import completion
-from trainrig.command_line.help import CLUSTERS, CONTEXT, Group, command
+from trainrig.command_line.help import CLUSTERS, CONTEXT, HelpGroup, command
 from trainrig.command_line.options import HardwareTable, Json, RecordsHome
 from trainrig.job import if_stopped
 
 cluster_app = typer.Typer(
-    cls=Group,
+    cls=HelpGroup,
     context_settings=CONTEXT,
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -111,14 +111,14 @@ def submit(
     Ends with the exit code of the run's own command. Ctrl-C leaves the run to itself. Submitted
     again, it follows a run that is under way and continues one that was stopped.
     """
-    from trainrig.launch.submit.preflight import Request, examine
+    from trainrig.launch.submit.preflight import SubmissionRequest, examine
 
     _listen()
     if environment not in ("cluster", "pinned"):
         hint = config.did_you_mean(environment, ["cluster", "pinned"])
         raise ConfigError(f"--environment {environment}: no such one{hint}")
     limits = _limits(max_cost, hardware, deadline, pending, grace, retries or (), notify)
-    found = examine(Request(verb, run_file, changes or (), address, home, limits))
+    found = examine(SubmissionRequest(verb, run_file, changes or (), address, home, limits))
     record = found.record()
     alive = record is not None and record.status().alive
     refused = any(each.what in ("run file", "output") for each in found.problems)
@@ -152,7 +152,7 @@ def _run(
 ) -> None:
     """Follow the run to its end; submit it first, unless it is under way."""
     from trainrig.launch.follow.follow import Following, exit_code
-    from trainrig.launch.follow.resubmit import Watch
+    from trainrig.launch.follow.resubmit import Resubmitter
     from trainrig.launch.submit.submit import Submission
 
     record = found.record()
@@ -174,7 +174,7 @@ def _run(
         _result({"id": record.id, "state": record.state(), "output": found.output}, as_json)
         return
     again = functools.partial(_send, submission) if submission else None
-    watch = Watch(following, limits, again, _say)
+    watch = Resubmitter(following, limits, again, _say)
     ended = _until_end(watch.until_end, record.id, found.home.path)
     _result(_end_of(record.id, found.output, ended), as_json)
     raise SystemExit(exit_code(ended))
@@ -280,7 +280,8 @@ def logs(
                 return status.ended
             if status.state == "lost":
                 raise ClusterError(
-                    f"{record.id}: no sign of life of attempt {status.beat.get('attempt', '?')}; "
+                    f"{record.id}: no sign of life of attempt "
+                    f"{status.heartbeat.get('attempt', '?')}; "
                     "submit it again, it will go on"
                 )
         raise AssertionError("looks end with an end")

@@ -44,12 +44,12 @@ class Denied(ClusterError):
     """The cluster wants another token, or any."""
 
 
-class Refused(ClusterError):
+class JobRefused(ClusterError):
     """The cluster answers, and will not do it."""
 
 
 @dataclass(frozen=True)
-class Job:
+class RayJob:
     """One job, as Ray knows it."""
 
     status: str
@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """One live node."""
 
     address: str  # its IP
@@ -108,7 +108,7 @@ class RayJobs:
     """The jobs of the cluster at `address`."""
 
     address: str
-    patience: float = ANSWER_SECONDS  # s for each answer
+    timeout: float = ANSWER_SECONDS  # s for each answer
 
     def versions(self) -> tuple[str, str]:
         """Ray's and Python's on the cluster."""
@@ -116,13 +116,13 @@ class RayJobs:
             about = self._ask("GET", "/api/v0/cluster_metadata")["data"]
             return str(about["rayVersion"]), str(about["pythonVersion"])
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """All live nodes."""
         query = "limit=10000&detail=1&filter_keys=state&filter_predicates==&filter_values=ALIVE"
         with self._understood():
             answer = self._ask("GET", f"/api/v0/nodes?{query}")
             return [
-                Node(
+                ClusterNode(
                     str(each["node_ip"]),
                     bool(each["is_head_node"]),
                     dict(each.get("resources_total") or {}),
@@ -132,13 +132,15 @@ class RayJobs:
                 if each["state"] == "ALIVE"
             ]
 
-    def job(self, submission_id: str) -> Job | None:
+    def job(self, submission_id: str) -> RayJob | None:
         """The job that was submitted under that id; None: the cluster knows none."""
         with self._understood():
             found = self._ask("GET", f"/api/jobs/{submission_id}", missing=True)
             if found is None:
                 return None
-            return Job(found["status"], found.get("message") or "", found.get("driver_exit_code"))
+            return RayJob(
+                found["status"], found.get("message") or "", found.get("driver_exit_code")
+            )
 
     def output(self, submission_id: str) -> str:
         """What a job printed so far, and what Ray wrote between. As long as its node lives."""
@@ -162,7 +164,7 @@ class RayJobs:
         }
         try:
             self._ask("POST", "/api/jobs/", json.dumps(body).encode(), "application/json")
-        except (Refused, Unreachable):
+        except (JobRefused, Unreachable):
             if self.job(submission_id) is None:
                 raise
 
@@ -189,7 +191,7 @@ class RayJobs:
         missing: bool = False,
     ) -> Any:
         """The answer, from JSON; `missing`: None for what is not there."""
-        until = time.monotonic() + self.patience
+        until = time.monotonic() + self.timeout
         for attempt in range(1, CONNECT_TRIES + 1):
             left = max(0.1, until - time.monotonic())
             request = self._request(method, path, body, content_type)
@@ -205,7 +207,9 @@ class RayJobs:
             except _NotThere:
                 if missing:
                     return None
-                raise Refused(f"{self.address}{path}: not there; is it Ray's dashboard?") from None
+                raise JobRefused(
+                    f"{self.address}{path}: not there; is it Ray's dashboard?"
+                ) from None
             except Unreachable:
                 over = time.monotonic() >= until
                 if method != "GET" or attempt == CONNECT_TRIES or over:
@@ -257,12 +261,12 @@ class RayJobs:
             if error.code in (401, 403):
                 raise Denied(f"{self.address}: {_about_token(error.code)}") from None
             last = said.splitlines()[-1] if said else error.reason
-            raise Refused(f"{self.address}{path}: answers {error.code}: {last}") from None
+            raise JobRefused(f"{self.address}{path}: answers {error.code}: {last}") from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             if isinstance(reason, TimeoutError):
-                why = f"nothing in {self.patience:g} s; its process may hang"
+                why = f"nothing in {self.timeout:g} s; its process may hang"
             raise Unreachable(
                 f"{self.address}: no Ray dashboard answers ({why}); is the cluster up, and the "
                 "address that of its jobs (--address http://HOST:8265)?"
@@ -276,7 +280,9 @@ class RayJobs:
         try:
             yield
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise Refused(f"{self.address}: gives no answer of Ray's; what serves there?") from None
+            raise JobRefused(
+                f"{self.address}: gives no answer of Ray's; what serves there?"
+            ) from None
 
 
 class _NotThere(Exception):

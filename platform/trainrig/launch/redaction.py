@@ -23,31 +23,31 @@ def secrets_of(environment: Mapping[str, str]) -> list[str]:
     return sorted((line for line in lines if len(line) >= SHORTEST), key=lambda s: (-len(s), s))
 
 
-def masked(value: Any) -> Any:
+def redact(value: Any) -> Any:
     """`value`, plain JSON, with the secrets of this process masked in all of its strings."""
     secrets = secrets_of(os.environ)
-    return _masked(value, re.compile("|".join(map(re.escape, secrets)))) if secrets else value
+    return _redact(value, re.compile("|".join(map(re.escape, secrets)))) if secrets else value
 
 
-class MaskingFormatter(logging.Formatter):
+class RedactingFormatter(logging.Formatter):
     """For what this process says itself, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter; without the secrets of this process."""
-        return str(masked(super().format(record)))
+        return str(redact(super().format(record)))
 
 
-def _masked(value: Any, pattern: re.Pattern[str]) -> Any:
+def _redact(value: Any, pattern: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         return pattern.sub(MASK, value)
     if isinstance(value, Mapping):
-        return {key: _masked(inner, pattern) for key, inner in value.items()}
+        return {key: _redact(inner, pattern) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_masked(inner, pattern) for inner in value]
+        return [_redact(inner, pattern) for inner in value]
     return value
 
 
-class Masking:
+class Redactor:
     """Masks `secrets` in a stream that comes in pieces, wherever these are cut.
 
     What may be the beginning of a secret is held back until more has come. All that is fed, and

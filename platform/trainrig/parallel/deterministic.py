@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from trainrig.parallel.fsdp import units
 from trainrig.parallel.norm import exact_norm
 from trainrig.parallel.tree import Span, TreeSum, largest_subtrees
-from trainrig.tokens.batches import Turn, virtual_workers
+from trainrig.tokens.batches import MicroBatchSlot, virtual_workers
 
 
 class SummedInTree:
@@ -48,15 +48,15 @@ class SummedInTree:
         for unit in self._units:
             unit.begin(self._now)
 
-    def backward(self, loss: Tensor, turn: Turn, last: bool) -> None:
+    def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
         """See parallel.fsdp.Gradients."""
-        self._now.turn, self._now.last = turn, last
-        self._model.set_requires_gradient_sync(turn.closes or last)
+        self._now.slot, self._now.last = slot, last
+        self._model.set_requires_gradient_sync(slot.closes or last)
         self._model.set_reshard_after_backward(last or not self._gather_once)
         torch.autograd.backward(loss)
         if not self._units:
-            self._take_own(turn)
-        elif turn.closes and not last:
+            self._take_own(slot)
+        elif slot.closes and not last:
             self._forget()  # the units have what they need of it
 
     def finish(self) -> None:
@@ -73,11 +73,11 @@ class SummedInTree:
         """See parallel.fsdp.Gradients."""
         return exact_norm(self._parameters)
 
-    def _take_own(self, turn: Turn) -> None:
+    def _take_own(self, slot: MicroBatchSlot) -> None:
         """A rank alone is sent nothing: what it has is whole, parameter by parameter."""
-        if turn.closes:
+        if slot.closes:
             gradients = [_local(parameter) for parameter in self._parameters]
-            self._alone.add((turn.virtual, turn.virtual + 1), _Together(gradients))
+            self._alone.add((slot.virtual, slot.virtual + 1), _Together(gradients))
             self._forget()
 
     def _forget(self) -> None:
@@ -123,7 +123,7 @@ class _Now:
             largest_subtrees(*virtual_workers(virtual, rank, world), virtual)
             for rank in range(world)
         ]
-        self.turn = Turn(0, False, 0, closes=False)
+        self.slot = MicroBatchSlot(0, False, 0, closes=False)
         self.last = False
 
 
@@ -155,15 +155,15 @@ class _Unit:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Keep `input_tensor` [world x slice]; at the last turn begin to send what was kept.
+        """Keep `input_tensor` [world x slice]; at the last micro-batch begin to send what was kept.
 
         `output_tensor` [slice] is filled by `finish`. FSDP makes the gradients views of it.
         """
         assert self._now is not None
         if input_tensor.is_cuda:  # used on FSDP's stream for longer than FSDP knows of
             input_tensor.record_stream(torch.cuda.current_stream())
-        if self._now.turn.real:
-            virtual = self._now.turn.virtual
+        if self._now.slot.real:
+            virtual = self._now.slot.virtual
             self._mine.add((virtual, virtual + 1), input_tensor)
         # Whoever takes it before `finish` has filled it shall see.
         output_tensor.fill_(torch.nan)

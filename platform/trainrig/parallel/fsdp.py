@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from trainrig.parallel.precision import FLOAT32, Precision, policy
-from trainrig.tokens.batches import Turn
+from trainrig.tokens.batches import MicroBatchSlot
 
 
 def shard(
@@ -54,7 +54,7 @@ class Gradients(Protocol):
         """A step with `virtual` virtual workers begins."""
         ...
 
-    def backward(self, loss: Tensor, turn: Turn, last: bool) -> None:
+    def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
         """Go backward from the `loss` of one micro-batch; `last`: of this rank's in the step."""
         ...
 
@@ -77,12 +77,12 @@ class SummedByRank:
     def begin(self, virtual: int) -> None:
         """See Gradients."""
 
-    def backward(self, loss: Tensor, turn: Turn, last: bool) -> None:
+    def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
         """See Gradients."""
         self._model.set_requires_gradient_sync(last)
         self._model.set_reshard_after_backward(last or not self._gather_once)
         # One that is not real only joins the others' collectives.
-        torch.autograd.backward(loss if turn.real else loss * 0.0)
+        torch.autograd.backward(loss if slot.real else loss * 0.0)
 
     def finish(self) -> None:
         """See Gradients."""

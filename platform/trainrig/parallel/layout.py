@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # When gathered parameters are let go. "step": once a step, after its last micro-batch, so that each
 # is sent once a step however many micro-batches there are, for the memory of one whole model.
 # "layer": as soon as the layer is done, and gathered again for the backward pass.
-Reshard = Annotated[Literal["step", "layer"], PLACE]
+Reshard = Annotated[Literal["step", "layer"], NOT_IDENTITY]
 
 
 class _Layout(Settings):

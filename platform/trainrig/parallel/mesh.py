@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 DATA_AXIS = "data"
 REPLICA_AXIS = "replica"
-KNOCK = 0.005  # s between the first two at the door where ranks meet; then ever longer,
-LONGEST_KNOCK = 0.2  # up to this
+PROBE_SECONDS = 0.005  # s between the first two of the rendezvous endpoint; then ever longer,
+LONGEST_PROBE = 0.2  # up to this
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -40,30 +40,30 @@ def replica_mesh(device: torch.device, replicas: int) -> DeviceMesh:
     return init_device_mesh(device.type, sizes, mesh_dim_names=(REPLICA_AXIS, DATA_AXIS))
 
 
-def join_group(rank: int, world: int, meeting: str, timeout: timedelta) -> None:
-    """Form a group with the other processes, which meet at the URL `meeting`."""
-    if rank and meeting.startswith("tcp:"):
-        _await(meeting, time.monotonic() + timeout.total_seconds())
+def join_group(rank: int, world: int, rendezvous: str, timeout: timedelta) -> None:
+    """Form a group with the other processes, which meet at the URL `rendezvous`."""
+    if rank and rendezvous.startswith("tcp:"):
+        _await(rendezvous, time.monotonic() + timeout.total_seconds())
     dist.init_process_group(
         BACKENDS[local_device().type],
-        init_method=meeting,
+        init_method=rendezvous,
         rank=rank,
         world_size=world,
         timeout=timeout,
     )
 
 
-def _await(meeting: str, until: float) -> None:
+def _await(rendezvous: str, until: float) -> None:
     """Return when somebody listens there, or it is time to find out why not.
 
     torch's own client waits for 0.25 to 1 s after it came too early, which most do.
     """
-    place = urlsplit(meeting)
-    pause = KNOCK
+    place = urlsplit(rendezvous)
+    pause = PROBE_SECONDS
     while time.monotonic() < until:
         try:
-            socket.create_connection((place.hostname, place.port), timeout=LONGEST_KNOCK).close()
+            socket.create_connection((place.hostname, place.port), timeout=LONGEST_PROBE).close()
             return
         except OSError:
             time.sleep(pause)
-            pause = min(1.5 * pause, LONGEST_KNOCK)
+            pause = min(1.5 * pause, LONGEST_PROBE)

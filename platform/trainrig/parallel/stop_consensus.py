@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 
-class Agreement:
+class StopConsensus:
     """Yes or no, the same answer on every rank.
 
     It has a gloo group of its own: a question asked between two steps on a GPU neither waits for

@@ -72,7 +72,7 @@ def prompt_ids(messages: Sequence[Message], encoder: Encoder) -> list[int]:
 
 
 @dataclass(frozen=True)
-class RefusedRow:
+class RefusedConversation:
     """A row that is no conversation, and why."""
 
     file: str
@@ -84,7 +84,7 @@ class RefusedRow:
 
 
 def read_conversations(
-    path: str, refuse: Callable[[RefusedRow], None] = lambda row: None
+    path: str, refuse: Callable[[RefusedConversation], None] = lambda row: None
 ) -> Iterator[tuple[Message, ...]]:
     """The conversations of a JSONL file: `{"messages": [{"role", "content"}]}` or
     `{"prompt", "completion"}` on each line.
@@ -105,7 +105,7 @@ def read_conversations(
                 continue
             found = _conversation(line)
             if isinstance(found, str):
-                refused = RefusedRow(path, number, found)
+                refused = RefusedConversation(path, number, found)
                 first = first or refused
                 refuse(refused)
             else:

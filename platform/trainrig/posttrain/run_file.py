@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from trainrig.config import PLACE, RunFile
+from trainrig.config import NOT_IDENTITY, RunFile
 from trainrig.objectives import SFT
 from trainrig.tokens.batches import BatchSizes
 from trainrig.train.run_file import Training
@@ -16,12 +16,12 @@ class FineTuning(RunFile):
     resumes: ClassVar[bool] = True
 
     stage: Literal["posttrain"] = "posttrain"
-    checkpoint: Annotated[str, PLACE]  # run folder or checkpoint of the model to start from
-    conversations: Annotated[str, PLACE]  # JSONL file of conversations to train on
+    checkpoint: Annotated[str, NOT_IDENTITY]  # run folder or checkpoint of the model to start from
+    conversations: Annotated[str, NOT_IDENTITY]  # JSONL file of conversations to train on
     # JSONL file to measure the loss on, of which the first `training.held_out.rows` are read; None:
     # no held-out loss.
-    held_out_conversations: Annotated[str | None, PLACE] = None
-    output: Annotated[str, PLACE]  # run folder to write, on disk or s3://
+    held_out_conversations: Annotated[str | None, NOT_IDENTITY] = None
+    output: Annotated[str, NOT_IDENTITY]  # run folder to write, on disk or s3://
     workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
     batches: BatchSizes  # how many conversations make a batch, and how long they may be
     objective: SFT = SFT()  # what training makes small

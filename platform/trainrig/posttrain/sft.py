@@ -14,7 +14,13 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.posttrain.chat import Message, RefusedRow, Rendered, read_conversations, render
+from trainrig.posttrain.chat import (
+    Message,
+    RefusedConversation,
+    Rendered,
+    read_conversations,
+    render,
+)
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.tokens.batches import IGNORE, TOKENS, BatchSizes, MicroBatch, token_arrays
 from trainrig.tokens.encoding.encode import Encoder
@@ -22,7 +28,7 @@ from trainrig.tokens.permutation import Integers, permuted
 from trainrig.tokens.special import PAD
 from trainrig.train import checkpoint
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 from trainrig.train.pretrain import drive
 from trainrig.train.run_file import check_positions
 
@@ -136,15 +142,15 @@ def posttrain(run: FineTuning) -> Manifest:
     return drive(stage, run, job, run.workers, counted)
 
 
-def prepare(run: FineTuning) -> tuple[Job, dict[str, str], dict[str, int]]:
+def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int]]:
     """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
     path = checkpoint.resolve(storage.absolute(run.checkpoint))
     model, tokenizer = checkpoint.describe(path)
     _check(run, model)
     conversations = storage.absolute(run.conversations)
-    refused: list[RefusedRow] = []
+    refused: list[RefusedConversation] = []
     batches = open_conversations(conversations, tokenizer, run.batches, refuse=refused.append)
-    job = Job(
+    job = TrainingJob(
         folder=storage.absolute(run.output),
         model=model,
         training=run.training,
@@ -165,7 +171,7 @@ def _set_aside(run: FineTuning, stage: Stage, counted: Mapping[str, int]) -> Non
     """Put on record, with place and reason, which rows were no conversations."""
     if not counted.get("conversations_refused"):
         return
-    refused: list[RefusedRow] = []
+    refused: list[RefusedConversation] = []
     with stage.undone_if_refused():
         read = list(read_conversations(storage.absolute(run.conversations), refused.append))
     lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in refused]
@@ -195,7 +201,7 @@ def _held_out(run: FineTuning, tokenizer: str) -> Callable[[], HeldOutSets | Non
     if run.held_out_conversations is None or run.training.held_out.rows == 0:
         return nothing_held_out
     path = storage.absolute(run.held_out_conversations)
-    refused: list[RefusedRow] = []
+    refused: list[RefusedConversation] = []
     open_held_out_conversations(path, tokenizer, run, refused.append)  # raises for every worker
     if refused:
         log.warning("%s; %d such rows are not held out", refused[0], len(refused))
@@ -206,7 +212,7 @@ def open_held_out_conversations(
     path: str,
     tokenizer: str,
     run: FineTuning,
-    refuse: Callable[[RefusedRow], None] = lambda row: None,
+    refuse: Callable[[RefusedConversation], None] = lambda row: None,
 ) -> HeldOutSets:
     """The first conversations of the JSONL file at `path`, but those too long, one at a time."""
     first = list(itertools.islice(read_conversations(path, refuse), run.training.held_out.rows))
@@ -220,7 +226,7 @@ def open_conversations(
     tokenizer: str,
     sizes: BatchSizes,
     fingerprint: str | None = None,
-    refuse: Callable[[RefusedRow], None] = lambda row: None,
+    refuse: Callable[[RefusedConversation], None] = lambda row: None,
 ) -> ConversationBatches:
     """The batches of the JSONL file at `path`; rows that are no conversations go to `refuse`.
 

@@ -19,7 +19,7 @@ class Spoken:
 
 
 @dataclass(frozen=True)
-class Speaker:
+class TextGenerator:
     """A model with its tokenizer."""
 
     model: Decoder
@@ -27,7 +27,7 @@ class Speaker:
     tuned: bool | None = None  # whether conversations taught it; None: not known
 
     @classmethod
-    def open(cls, path: str) -> "Speaker":
+    def open(cls, path: str) -> "TextGenerator":
         """The newest checkpoint at `path`. Raises DataError if there is none."""
         opened = checkpoint.open_model(path)
         return cls(opened.build(), Encoder(opened.tokenizer, opened.path), opened.tuned)

@@ -1,4 +1,4 @@
-"""The process that does a verb, as its attendant sees it: started, listened to, asked, killed."""
+"""The process that does a verb, as its supervisor sees it: started, listened to, asked, killed."""
 
 import contextlib
 import os

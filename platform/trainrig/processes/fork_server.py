@@ -60,7 +60,7 @@ class ForkServer:
         return self._oom_kills > before
 
     def address(self) -> str:
-        """Where a `Forked` is to be had."""
+        """Where a `ForkedProcess` is to be had."""
         dead = self._server is None or self._server.poll() is not None
         if dead or not (_is_abstract(self._address) or Path(self._address).exists()):
             self._start()
@@ -110,7 +110,7 @@ def _sweep() -> None:
                 continue  # another user's, or gone
 
 
-class Forked:
+class ForkedProcess:
     """A process forked for this one, which it does not outlive."""
 
     def __init__(self, address: str, function: str, first: Any) -> None:

@@ -1,4 +1,4 @@
-"""Stands between an attendant and its child, so that no child outlives who answers for it.
+"""Stands between a job supervisor and its child, so that no child outlives who answers for it.
 
 Run as a script, in a new session: `guard.py PIPE COMMAND…`. It starts the command in its own
 process group, and ends as that ends. A byte in the pipe asks the command to stop. When the pipe
@@ -22,7 +22,7 @@ import time
 TOGETHER = 2.0  # same, the request comes at most so many seconds after the signal,
 MOMENT = 0.25  # or so many before it, which a request therefore waits.
 PR_SET_PDEATHSIG = 1  # prctl(2)
-MORE_LIKELY = "300"  # oom_score_adj: when memory is short the command goes before its attendant
+MORE_LIKELY = "300"  # oom_score_adj: when memory is short the command goes before its supervisor
 
 
 def main(pipe: int, command: list[str]) -> None:

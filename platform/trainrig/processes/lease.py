@@ -26,7 +26,7 @@ RENEW_SECONDS = 5.0
 EXPIRE_SECONDS = 30.0  # without being renewed: six misses, so that a slow disk costs nobody a run
 
 
-class Owner(BaseModel):
+class LeaseOwner(BaseModel):
     """Who holds a run folder, as far as others can tell."""
 
     model_config = ConfigDict(frozen=True)
@@ -40,7 +40,7 @@ class Owner(BaseModel):
     renewed: float
 
     @classmethod
-    def here(cls) -> "Owner":
+    def here(cls) -> "LeaseOwner":
         """This process, now."""
         now, pid = time.time(), os.getpid()
         return cls(
@@ -61,10 +61,10 @@ class Owner(BaseModel):
 
 
 @contextlib.contextmanager
-def held(folder: str) -> Iterator[None]:
+def hold_lease(folder: str) -> Iterator[None]:
     """Hold the run folder while the block runs. Raises OutputTaken if a live run holds it."""
     path = storage.join(folder, FILE)
-    owner = Owner.here()
+    owner = LeaseOwner.here()
     if not storage.create(path, _bytes(owner)):
         there = _owner(path)
         if there and not there.gone():
@@ -92,7 +92,7 @@ def held(folder: str) -> Iterator[None]:
             storage.delete(path)
 
 
-def _renew(path: str, owner: Owner, ended: threading.Event) -> None:
+def _renew(path: str, owner: LeaseOwner, ended: threading.Event) -> None:
     while not ended.wait(RENEW_SECONDS):
         try:
             if not _is_ours(path, owner):
@@ -103,12 +103,12 @@ def _renew(path: str, owner: Owner, ended: threading.Event) -> None:
             log.warning("%s: not renewed (%s)", path, problem)
 
 
-def _is_ours(path: str, owner: Owner) -> bool:
+def _is_ours(path: str, owner: LeaseOwner) -> bool:
     there = _owner(path)
     return there is not None and there.token == owner.token
 
 
-def _whose(there: Owner | None) -> str:
+def _whose(there: LeaseOwner | None) -> str:
     """What became of a lease that is ours no more."""
     if there is None:
         return "gone, though nobody took it over: it, or the whole run folder, was removed"
@@ -118,13 +118,13 @@ def _whose(there: Owner | None) -> str:
     )
 
 
-def _owner(path: str) -> Owner | None:
+def _owner(path: str) -> LeaseOwner | None:
     """Who holds the lease at `path`; None if it is gone, or nothing that we wrote."""
     try:
-        return Owner.model_validate_json(storage.read(path))
+        return LeaseOwner.model_validate_json(storage.read(path))
     except (FileNotFoundError, ValidationError):
         return None
 
 
-def _bytes(owner: Owner) -> bytes:
+def _bytes(owner: LeaseOwner) -> bytes:
     return owner.model_dump_json().encode()

@@ -43,18 +43,18 @@ def _kill(folder: RunFolder, after_step: int, before: int, over: threading.Event
         if any(event["event"] == KILLED for event in events):
             return
         started = [e for e in events if e["event"] == "worker_started"]
-        victim = max(
+        target = max(
             (e for e in started if e["attempt"] == lines[-1]["attempt"]), key=lambda e: e["rank"]
         )
         # A process number means something on its own machine alone.
-        assert victim["host"] == socket.gethostname(), "the quickstart runs on one machine"
+        assert target["host"] == socket.gethostname(), "the quickstart runs on one machine"
         with contextlib.suppress(ProcessLookupError):  # it ended by itself in this moment
-            os.kill(victim["pid"], signal.SIGKILL)
+            os.kill(target["pid"], signal.SIGKILL)
             folder.record(
                 KILLED,
-                attempt=victim["attempt"],
+                attempt=target["attempt"],
                 step=lines[-1]["step"],
-                rank=victim["rank"],
-                victim=victim["pid"],
+                rank=target["rank"],
+                target=target["pid"],
             )
         return

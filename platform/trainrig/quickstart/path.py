@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 import trainrig
 from trainrig import config, manifest, storage
-from trainrig.config import PLACE, Field, Run, RunFile
+from trainrig.config import NOT_IDENTITY, Field, Run, RunFile
 from trainrig.corpus.curate import Curation, curate
 from trainrig.errors import ConfigError
 from trainrig.evaluate.perplexity import evaluate
@@ -23,7 +23,7 @@ from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain
 from trainrig.quickstart.fault_injection import kill_one_worker
 from trainrig.quickstart.folders import Folders
-from trainrig.quickstart.report.collect import summarise, tell
+from trainrig.quickstart.report.collect import collect_results, summarise
 from trainrig.quickstart.report.page import quickstart_page
 from trainrig.quickstart.site.pages import PagesSettings, build_pages
 from trainrig.ray_runtime import ray_session
@@ -42,8 +42,8 @@ class PageMaking(RunFile):
     verb: ClassVar[str] = "pages"
 
     stage: Literal["pages"] = "pages"
-    output: Annotated[str, PLACE]  # folder to write
-    workers: Annotated[int, PLACE] = Field(default=2, ge=1)  # worker processes
+    output: Annotated[str, NOT_IDENTITY]  # folder to write
+    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=1)  # worker processes
     pages: PagesSettings = PagesSettings()  # how many pages of each kind
 
 
@@ -102,9 +102,9 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     if wanted.sweep:
         do(sweep, Sweep, tokens=at.tokens, output=at.sweep, trials__at_once=wanted.workers)
     terminal.say("report: reading what came out, letting both models speak")
-    story = tell(at, with_law=wanted.sweep)
-    storage.write(at.report, quickstart_page(story).encode())
-    summary = summarise(at, story)
+    results = collect_results(at, with_law=wanted.sweep)
+    storage.write(at.report, quickstart_page(results).encode())
+    summary = summarise(at, results)
     terminal.table(_closing(summary))
     return summary
 

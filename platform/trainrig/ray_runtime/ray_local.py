@@ -141,10 +141,10 @@ class Session:
 class Joined:
     """A Ray of somebody else's, which this process has joined."""
 
-    def __init__(self, doors: dict[str, tuple[str, int]]) -> None:
-        """`doors`: by what is behind them, addresses and ports."""
-        self._doors = doors
-        self._answered = dict.fromkeys(doors, time.monotonic())
+    def __init__(self, endpoints: dict[str, tuple[str, int]]) -> None:
+        """`endpoints`: by what is behind them, addresses and ports."""
+        self._endpoints = endpoints
+        self._answered = dict.fromkeys(endpoints, time.monotonic())
         self.in_doubt = False  # whether it lives: somebody has not answered, the last time
 
     @classmethod
@@ -155,19 +155,19 @@ class Joined:
 
         node: Any = worker._global_node
         head, _, port = str(node.gcs_address).rpartition(":")
-        doors = {f"the GCS at {node.gcs_address}": (head.strip("[]"), int(port))}
+        endpoints = {f"the GCS at {node.gcs_address}": (head.strip("[]"), int(port))}
         here = ray.get_runtime_context().get_node_id()
         for each in ray.nodes():  # type: ignore[no-untyped-call]
             if each["NodeID"] == here:
-                door = each["NodeManagerAddress"], each["NodeManagerPort"]
-                doors["the raylet of this machine in its cluster"] = door
-        return cls(doors)
+                endpoint = each["NodeManagerAddress"], each["NodeManagerPort"]
+                endpoints["the raylet of this machine in its cluster"] = endpoint
+        return cls(endpoints)
 
     def problem(self) -> str | None:
         """Why this process cannot use it any more; None while it can."""
         self.in_doubt = False
-        for what, door in self._doors.items():
-            if answers(door):
+        for what, endpoint in self._endpoints.items():
+            if reachable(endpoint):
                 self._answered[what] = time.monotonic()
             elif time.monotonic() - self._answered[what] > SILENT:
                 return f"{what} does not answer"
@@ -250,10 +250,10 @@ def raise_if_lost(surely: bool = False) -> None:
         time.sleep(LOOK_AT_RAY)
 
 
-def answers(door: tuple[str, int]) -> bool:
-    """Whether somebody opens `door`, address and port."""
+def reachable(endpoint: tuple[str, int]) -> bool:
+    """Whether somebody opens `endpoint`, address and port."""
     try:
-        socket.create_connection(door, timeout=ANSWER).close()
+        socket.create_connection(endpoint, timeout=ANSWER).close()
     except OSError:
         return False
     return True

@@ -16,7 +16,7 @@ LABEL = "trainrig.io/pool"
 CPU_POOL = "cpu"  # the value of the label of nodes for stages that need no accelerator
 # Ray gives the head node this resource. An actor that needs nothing may land on any node, and would
 # go with it, or keep it from going.
-ON_THE_HEAD = {"node:__internal_head__": 0.001}
+ON_HEAD = {"node:__internal_head__": 0.001}
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # of a pod
 ASKED = 60.0  # s that the head may take to say what it knows
 
@@ -25,7 +25,7 @@ Need = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Pool:
+class NodePool:
     """Nodes of one kind that an autoscaler may start."""
 
     name: str  # as in the cluster's file
@@ -43,22 +43,24 @@ _SHOWN = ("CPU", "GPU")
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """How many workers a cluster could hold."""
 
     live: int  # on the nodes that are up, were nothing else there
     later: int | None  # with all that its autoscaler may bring; None: it does not say
-    pools: Sequence[Pool]  # that were looked at
+    pools: Sequence[NodePool]  # that were looked at
 
 
-def room(need: Need, selector: Mapping[str, str], pools: Sequence[Pool] | None) -> Room:
+def find_capacity(
+    need: Need, selector: Mapping[str, str], pools: Sequence[NodePool] | None
+) -> Capacity:
     """For workers that take `need` each, on nodes with the labels of `selector`."""
     fitting = [pool for pool in pools or () if matches(pool.labels, selector)]
     nodes = [node for node in _live_nodes() if matches(node["Labels"], selector)]
     live = sum(places(node["Resources"], need) for node in nodes)
     head = sum(places(node["Resources"], need) for node in nodes if _is_head(node))
     scaled = head + sum(pool.most * places(pool.resources, need) for pool in fitting)
-    return Room(live, None if pools is None else max(live, scaled), fitting)
+    return Capacity(live, None if pools is None else max(live, scaled), fitting)
 
 
 def places(resources: Mapping[str, float], need: Need) -> int:
@@ -71,21 +73,21 @@ def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
     return all(labels.get(name) == value for name, value in selector.items())
 
 
-def cpu_selector(pools: Sequence[Pool] | None) -> dict[str, str]:
+def cpu_selector(pools: Sequence[NodePool] | None) -> dict[str, str]:
     """Which labels a stage without accelerators asks of its nodes; none where no pool is for it."""
     wanted = {LABEL: CPU_POOL}
     labels = [pool.labels for pool in pools or ()] + [node["Labels"] for node in _live_nodes()]
     return wanted if any(matches(each, wanted) for each in labels) else {}
 
 
-def has_gpus(pools: Sequence[Pool] | None) -> bool:
+def has_gpus(pools: Sequence[NodePool] | None) -> bool:
     """Whether some node has an accelerator, or one that may come has."""
     having = [pool.resources for pool in pools or () if pool.most]
     having += [node["Resources"] for node in _live_nodes()]
     return any(each.get("GPU", 0) >= 1 for each in having)
 
 
-def known_pools() -> Sequence[Pool] | None:
+def known_pools() -> Sequence[NodePool] | None:
     """What the autoscaler of the Ray that this process is connected to may start.
 
     Empty if nothing scales it; None if that cannot be known.
@@ -96,7 +98,7 @@ def known_pools() -> Sequence[Pool] | None:
 
 
 @functools.cache
-def _known_pools(cluster: str) -> Sequence[Pool] | None:
+def _known_pools(cluster: str) -> Sequence[NodePool] | None:
     """Those of the cluster at that address, which this process is connected to."""
     import ray
 
@@ -108,16 +110,16 @@ def _known_pools(cluster: str) -> Sequence[Pool] | None:
         found = read_pools()
     else:
         ask: Any = ray.remote(read_pools)
-        answer = ask.options(num_cpus=0, resources=ON_THE_HEAD).remote()
+        answer = ask.options(num_cpus=0, resources=ON_HEAD).remote()
         try:
             found = ray.get(answer, timeout=ASKED)
         except ray.exceptions.RayError:
             found = None
-    return None if found is None else [Pool(**each) for each in found]
+    return None if found is None else [NodePool(**each) for each in found]
 
 
 def read_pools() -> list[dict[str, Any]] | None:
-    """On the head: what the file of its autoscaler allows, as the fields of `Pool`."""
+    """On the head: what the file of its autoscaler allows, as the fields of `NodePool`."""
     if "RAY_CLUSTER_NAME" in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
         config = _config_of_kuberay(os.environ["RAY_CLUSTER_NAME"])
     else:

@@ -34,7 +34,7 @@ from trainrig.ray_runtime.ray_local import (
     sweep,
     whole_or_nothing,
 )
-from trainrig.ray_runtime.ray_pools import Need, Pool, cpu_selector, known_pools, room
+from trainrig.ray_runtime.ray_pools import Need, NodePool, cpu_selector, find_capacity, known_pools
 from trainrig.splits import Phase, Split, Work
 
 log = logging.getLogger(__name__)
@@ -208,12 +208,12 @@ def check_fit(
     workers: int,
     need: Need,
     what: str,
-    pools: Sequence[Pool] | None,
+    pools: Sequence[NodePool] | None,
     selector: Mapping[str, str] | None = None,
 ) -> None:
     """Raise ConfigError if `workers` (of `what`, for the message) that take `need` each will never
     fit the nodes with the labels of `selector`; `pools`: what may come."""
-    found = room(need, selector or {}, pools)
+    found = find_capacity(need, selector or {}, pools)
     if workers <= found.live or found.later is None or workers <= found.later:
         return
     each = " and ".join(f"{count:g} {name}" for name, count in need.items())

@@ -61,7 +61,7 @@ _GRAINS = (
 
 
 @dataclass(frozen=True)
-class Rung:
+class LadderModel:
     """A decoder, and how many parameters it has: exactly, without its being made."""
 
     model: DecoderConfig
@@ -79,7 +79,7 @@ def ladder(
     vocabulary: int,
     positions: int = 2048,
     tie_embeddings: bool = True,
-) -> tuple[Rung, ...]:
+) -> tuple[LadderModel, ...]:
     """A rung for each of `parameters`, in their order. Raises ConfigError: see `rung`."""
     return tuple(rung(each, vocabulary, positions, tie_embeddings) for each in parameters)
 
@@ -97,7 +97,7 @@ def rung(
     vocabulary: int,
     positions: int = 2048,
     tie_embeddings: bool = True,
-) -> Rung:
+) -> LadderModel:
     """The decoder of about `parameters` non-embedding parameters.
 
     Of `vocabulary` entries, for sequences of up to `positions` tokens. From 30k to 1B it has what
@@ -123,15 +123,15 @@ def rung(
         initial_std=initial_std(channels),
     )
     count = count_parameters(model)
-    return Rung(model, count.layers, count.embedding + count.head)
+    return LadderModel(model, count.layers, count.embedding + count.head)
 
 
-def rung_of(
+def ladder_model_of(
     parameters: float,
     count: Literal["non-embedding", "total"],
     vocabulary: int,
     positions: int = 2048,
-) -> Rung:
+) -> LadderModel:
     """The decoder of about `parameters`, counted as a law counts them.
 
     Raises ConfigError where `parameters` in all do not hold the embedding of `vocabulary` entries.

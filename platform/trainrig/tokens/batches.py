@@ -63,7 +63,7 @@ def token_arrays(
 class Batches(Protocol):
     """Where a training loop has its batches from: pure functions of the step.
 
-    Nothing but `take_turns` knows how many workers there are.
+    Nothing but `assign_micro_batches` knows how many workers there are.
     """
 
     @property
@@ -93,8 +93,8 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A worker's turn with one micro-batch of a step."""
+class MicroBatchSlot:
+    """A micro-batch of a step, assigned to a worker."""
 
     index: int  # of the micro-batch
     real: bool  # else what comes of it is dropped: it is another's
@@ -102,12 +102,12 @@ class Turn:
     closes: bool  # it is the last of that virtual worker
 
 
-def take_turns(count: int, virtual: int, rank: int, world: int) -> list[Turn]:
+def assign_micro_batches(count: int, virtual: int, rank: int, world: int) -> list[MicroBatchSlot]:
     """What worker `rank` out of `world` does with the `count` micro-batches of a step.
 
     Each of `virtual` virtual workers has neighbouring micro-batches, the same ones whatever `world`
     is; each worker stands for neighbouring virtual workers. All workers have the same number of
-    turns, so that all join every collective; one that lacks a micro-batch repeats another, whose
+    slots, so that all join every collective; one that lacks a micro-batch repeats another, whose
     result it drops.
     """
     if not 0 <= rank < world:
@@ -117,11 +117,11 @@ def take_turns(count: int, virtual: int, rank: int, world: int) -> list[Turn]:
         for first, last in (virtual_workers(virtual, each, world) for each in range(world))
     )
     real = [
-        Turn(index, True, number, closes=index == _cut(count, number + 1, virtual) - 1)
+        MicroBatchSlot(index, True, number, closes=index == _cut(count, number + 1, virtual) - 1)
         for number in range(*virtual_workers(virtual, rank, world))
         for index in range(_cut(count, number, virtual), _cut(count, number + 1, virtual))
     ]
-    return real + [Turn(0, False, 0, closes=False)] * (rounds - len(real))
+    return real + [MicroBatchSlot(0, False, 0, closes=False)] * (rounds - len(real))
 
 
 def virtual_workers(virtual: int, rank: int, world: int) -> tuple[int, int]:
@@ -136,28 +136,28 @@ def _cut(count: int, part: int, parts: int) -> int:
 
 
 @dataclass(frozen=True)
-class Share:
+class LocalBatch:
     """What one worker has to do of one step."""
 
-    dealt: Sequence[tuple[MicroBatch, bool]]  # each with whether it is real
-    turns: Sequence[Turn]  # of each of `dealt`
+    assigned: Sequence[tuple[MicroBatch, bool]]  # each with whether it is real
+    slots: Sequence[MicroBatchSlot]  # of each of `assigned`
     micro_batches: int  # in the whole global batch
     virtual: int  # virtual workers of this step
     denominators: Mapping[str, int]  # of the whole global batch: what losses are divided by
 
 
-def read_share(
+def read_local_batch(
     batches: Batches, rank: int, world: int, step: int, virtual: int | None = None
-) -> Share:
-    """The share that worker `rank` out of `world` has in `step`; no other's is read.
+) -> LocalBatch:
+    """The micro-batches that worker `rank` out of `world` has in `step`; no other's is read.
 
     `virtual`: how many virtual workers there are at most; None: as many as workers.
     """
     count = batches.micro_batches(step)
     there = world if virtual is None else min(virtual, count)
-    turns = take_turns(count, there, rank, world)
-    dealt = [(batches.micro_batch(step, turn.index), turn.real) for turn in turns]
-    return Share(dealt, turns, count, there, batches.denominators(step))
+    slots = assign_micro_batches(count, there, rank, world)
+    assigned = [(batches.micro_batch(step, slot.index), slot.real) for slot in slots]
+    return LocalBatch(assigned, slots, count, there, batches.denominators(step))
 
 
 class BatchSizes(Settings):

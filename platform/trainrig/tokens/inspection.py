@@ -18,7 +18,7 @@ from trainrig.report import visible
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.packing.choices import BestFit, Concatenate, Packing, open_layout
 from trainrig.tokens.permutation import Integers, permuted
-from trainrig.tokens.row_view import Piece, row_text
+from trainrig.tokens.row_view import RowPiece, row_text
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 
 CHUNK = 2**20  # documents whose lengths are held at a time: 8 MiB
@@ -163,7 +163,7 @@ class Inspection:
         ids, targets = np.empty((2, view.sequence_length), np.int64)
         for window in _draw(windows, view.rows, view.seed).tolist():
             pieces = [
-                Piece(place, document_title(shards, source, number))
+                RowPiece(place, document_title(shards, source, number))
                 for place, number in layout.read(source, window, 1, ids, targets).tolist()
             ]
             yield Text(f"row {window:,} of {windows:,}", style="bold")

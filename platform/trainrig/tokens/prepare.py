@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, Field, RunFile
+from trainrig.config import NOT_IDENTITY, Field, RunFile
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
@@ -24,14 +24,14 @@ from trainrig.tokens.documents.document_set import (
     SPLIT_BYTES,
     Documents,
     DocumentSet,
-    Refused,
+    RefusedRow,
     open_documents,
 )
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.held_out import held_out
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_writer import ShardBuilder
-from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, Vocabulary
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, ShardVocabulary
 from trainrig.tokens.special import BEGIN_OF_TEXT, PAD
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 
@@ -50,10 +50,10 @@ class Tokenization(RunFile):
     stage: Literal["tokenize"] = "tokenize"
     # Documents to encode: the folder of `curate`, or files as `[[documents]]` tables.
     documents: Documents
-    tokenizer: Annotated[str, PLACE]  # folder that `tokenizer` wrote
-    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    tokenizer: Annotated[str, NOT_IDENTITY]  # folder that `tokenizer` wrote
+    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
     # Worker processes; 0: work in this process, without Ray.
-    workers: Annotated[int, PLACE] = Field(default=2, ge=0)
+    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
     # Share of documents to hold out for evaluation, by hash of URL or id.
     held_out: float = Field(default=0.01, ge=0, lt=1)
     # Whether each document begins with begin-of-text; it always ends with end-of-text.
@@ -124,12 +124,12 @@ def _planned(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], dict[
 
 def _encoding(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
     """The work on one split of the documents: a shard to train on, and one held out."""
-    vocabulary = Vocabulary(encoder.vocabulary_size, encoder.fingerprint)
+    vocabulary = ShardVocabulary(encoder.vocabulary_size, encoder.fingerprint)
     before = [encoder.special(BEGIN_OF_TEXT)] if run.begin_of_text else []
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         shards = {split: ShardBuilder(vocabulary) for split in (TRAIN, HELD_OUT)}
-        refused: list[Refused] = []
+        refused: list[RefusedRow] = []
         ids: Counter[str] = Counter()
         for row, document in _encoded(documents.rows(task, refused.append), encoder, before):
             held = held_out(row["url"] or row["id"], run.held_out)
@@ -176,7 +176,7 @@ def _encoded(
             )
 
 
-def _quarantine(output: str, name: str, refused: Iterable[Refused]) -> dict[str, FileSum]:
+def _quarantine(output: str, name: str, refused: Iterable[RefusedRow]) -> dict[str, FileSum]:
     """Say which rows of a split were no documents; the file that does, if there were any."""
     lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in refused]
     if not lines:

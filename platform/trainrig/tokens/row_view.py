@@ -23,7 +23,7 @@ BORDER = "·"  # between two tokens, where borders are asked for
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowPiece:
     """A stretch of one document in a row."""
 
     place: int  # of its first id in the row
@@ -40,7 +40,7 @@ def padding(ids: NDArray[np.integer], encoder: Encoder) -> int:
 def row_text(
     ids: NDArray[np.integer],
     targets: NDArray[np.integer],
-    pieces: Sequence[Piece],
+    pieces: Sequence[RowPiece],
     encoder: Encoder,
     *,
     tokens: int | None = None,
@@ -65,7 +65,7 @@ def row_text(
             if left_out:
                 text.append(f" … {left_out:,} tokens … ", style="dim")
             text.append_text(
-                _stretch(ids[begin:past], trained[begin:past], encoder, colour, borders)
+                _piece_at(ids[begin:past], trained[begin:past], encoder, colour, borders)
             )
         text.append("\n")
     if unfilled:
@@ -83,7 +83,7 @@ def _shown(begin: int, end: int, tokens: int | None) -> list[tuple[int, int, int
     return [(begin, begin + tokens, 0), (end - tokens, end, end - begin - 2 * tokens)]
 
 
-def _stretch(
+def _piece_at(
     ids: NDArray[np.integer],
     trained: NDArray[np.bool_],
     encoder: Encoder,

@@ -18,13 +18,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, Field, RunFile, Settings
+from trainrig.config import NOT_IDENTITY, Field, RunFile, Settings
 from trainrig.manifest import Manifest
 from trainrig.tokens.documents.document_set import Documents, DocumentSet, open_documents
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.held_out import held_out
 from trainrig.tokens.tokenizers.imported import Imported
-from trainrig.tokens.tokenizers.sample import Sample, Sampling, draw_sample
+from trainrig.tokens.tokenizers.sample import DrawnTexts, TextSampling, draw_sample
 from trainrig.tokens.tokenizers.train import ByteLevelBPE, Tokenizer, train_tokenizer
 from trainrig.tokens.vocabulary.measures import (
     MeasuredText,
@@ -53,7 +53,7 @@ class Reporting(Settings):
     # half, a quarter and an eighth.
     smaller: tuple[int, ...] | None = None
     # Other tokenizers to compare with: name = path of a tokenizer.json.
-    compare: Annotated[dict[str, str], PLACE] = Field(default_factory=dict)
+    compare: Annotated[dict[str, str], NOT_IDENTITY] = Field(default_factory=dict)
     # Width of the model whose embeddings are counted; 768 is GPT-2's smallest.
     channels: int = Field(default=768, ge=1)
     # Whether that model's output head is its embedding, or has as many parameters again.
@@ -68,9 +68,9 @@ class TokenizerTraining(RunFile):
     stage: Literal["tokenizer"] = "tokenizer"
     # Documents to train on: the folder of `curate`, or files as `[[documents]]` tables.
     documents: Documents
-    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
     tokenizer: Tokenizer = ByteLevelBPE()  # which tokenizer to train or import
-    sample: Sampling = Sampling()  # how much text to train on, and from which sources
+    sample: TextSampling = TextSampling()  # how much text to train on, and from which sources
     report: Reporting = Reporting()  # what the report measures and compares
 
     @model_validator(mode="after")
@@ -176,7 +176,7 @@ def _smaller(run: TokenizerTraining, encoder: Encoder) -> list[tuple[str, Encode
 def _told(
     run: TokenizerTraining,
     encoder: Encoder,
-    sample: Sample,
+    sample: DrawnTexts,
     texts: list[MeasuredText],
     others: Sequence[tuple[str, Encoder]],
 ) -> TokenizerReport:

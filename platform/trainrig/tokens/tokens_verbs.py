@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from trainrig.command_line import completion
-from trainrig.command_line.help import CONTEXT, DATA, Group, command
+from trainrig.command_line.help import CONTEXT, DATA, HelpGroup, command
 from trainrig.command_line.options import Borders, Json
 
 tokens_app = typer.Typer(
-    cls=Group,
+    cls=HelpGroup,
     context_settings=CONTEXT,
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -8,13 +8,13 @@ from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.models.decoder_config import count_parameters
 from trainrig.report import short
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 
 log = logging.getLogger(__name__)
 BYTES = 12  # of a parameter in a checkpoint: itself and two moments of Adam, float32 each
 
 
-def check_room(job: Job) -> None:
+def check_disk_space(job: TrainingJob) -> None:
     """Raise ConfigError if the run folder's disk has no room for one checkpoint; a bucket has.
 
     Room for one alone, of a run that keeps several, is worth a warning.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
 from trainrig.objectives.contract import DeviceBatch, Objective
-from trainrig.tokens.batches import IGNORE, MicroBatch, take_turns, token_arrays
+from trainrig.tokens.batches import IGNORE, MicroBatch, assign_micro_batches, token_arrays
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import TokenShards
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class HeldOut(Settings):
+class HeldOutSettings(Settings):
     """How often the held-out loss is measured, and on how much."""
 
     # Steps between measurements; the last step always has one.
@@ -95,11 +95,11 @@ def evaluate(
     world = dist.get_world_size()
     try:
         with torch.no_grad():
-            for turn in take_turns(count, world, dist.get_rank(), world):
+            for slot in assign_micro_batches(count, world, dist.get_rank(), world):
                 if agreed_to_stop():
                     return None
-                batch = DeviceBatch.copy(sets.micro_batch(turn.index), device)
-                table.fill(turn, objective.compute(model, batch, {}), batch.sources_B)
+                batch = DeviceBatch.copy(sets.micro_batch(slot.index), device)
+                table.fill(slot, objective.compute(model, batch, {}), batch.sources_B)
     finally:
         _reshard(model)
     return table.reduce()

@@ -21,14 +21,16 @@ RUN_OF_CHECKPOINT = re.compile(r"(.*)/checkpoints/step_\d+/attempt-\d+")
 
 
 @dataclass(frozen=True)
-class Beginning:
+class InitialWeights:
     """The checkpoint whose weights a run begins with."""
 
     path: str
     model: DecoderConfig
 
 
-def beginning(path: str, tokens: str, encoder: Encoder, model: DecoderConfig | None) -> Beginning:
+def find_initial_weights(
+    path: str, tokens: str, encoder: Encoder, model: DecoderConfig | None
+) -> InitialWeights:
     """The newest whole checkpoint at `path`, a run folder or one checkpoint in it.
 
     Raises ConfigError if it is of another model than `model` (None: whatever it is of), DataError
@@ -49,7 +51,7 @@ def beginning(path: str, tokens: str, encoder: Encoder, model: DecoderConfig | N
                 f"continue_from: {found} is of another model ({differing}); leave [model] out, and "
                 "it is taken from there"
             )
-    return Beginning(found, there)
+    return InitialWeights(found, there)
 
 
 def warn_of_high_rate(path: str, peak: float) -> None:

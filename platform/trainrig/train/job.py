@@ -11,7 +11,7 @@ from trainrig.train.run_file import Training
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """Everything that a worker needs to know of its run. Travels to the workers by pickle."""
 
     folder: str  # the run folder

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainrig.objectives.contract import Computed, Contributions, Objective
-from trainrig.tokens.batches import Turn
+from trainrig.tokens.batches import MicroBatchSlot
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,21 @@ class LossTable:
         self._auxiliary: tuple[str, ...] = ()
         self._auxiliary_MA = self._sums_MNK.new_zeros(micro_batches, 0)
 
-    def fill(self, turn: Turn, computed: Computed, sources_B: Tensor) -> None:
-        """Enter what the micro-batch of `turn` came to, whose rows are of `sources_B`."""
+    def fill(self, slot: MicroBatchSlot, computed: Computed, sources_B: Tensor) -> None:
+        """Enter what the micro-batch of `slot` came to, whose rows are of `sources_B`."""
         if tuple(computed.auxiliary) != self._auxiliary:
             assert not self._auxiliary, "auxiliary terms differ between micro-batches"
             self._auxiliary = tuple(computed.auxiliary)
             rows = len(self._sums_MNK)
             self._auxiliary_MA = self._sums_MNK.new_zeros(rows, len(self._auxiliary))
-        if not turn.real:  # another rank enters it
+        if not slot.real:  # another rank enters it
             return
         for number, term in enumerate(self._terms):
             self._fill_term(
-                self._sums_MNK[turn.index, number], computed.terms[term.name], sources_B
+                self._sums_MNK[slot.index, number], computed.terms[term.name], sources_B
             )
         for number, value in enumerate(computed.auxiliary.values()):
-            self._auxiliary_MA[turn.index, number] = value.detach()
+            self._auxiliary_MA[slot.index, number] = value.detach()
 
     def _fill_term(self, sums_K: Tensor, found: Contributions, sources_B: Tensor) -> None:
         count = len(self._sources)

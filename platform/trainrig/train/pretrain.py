@@ -20,17 +20,17 @@ from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.train import checkpoint
-from trainrig.train.disk_space import check_room
+from trainrig.train.disk_space import check_disk_space
 from trainrig.train.held_out import HeldOutSets, RowSizes, nothing_held_out, open_held_out
-from trainrig.train.initial_weights import beginning, warn_of_high_rate
-from trainrig.train.job import Job
+from trainrig.train.initial_weights import find_initial_weights, warn_of_high_rate
+from trainrig.train.job import TrainingJob
 from trainrig.train.run import metrics
 from trainrig.train.run.prediction import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
 from trainrig.train.run_file import Pretraining
 
 if TYPE_CHECKING:
-    from trainrig.train.elastic.supervise import Outcome
+    from trainrig.train.elastic.supervise import TrainingResult
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def pretrain(run: Pretraining) -> Manifest:
     return drive(stage, run, job, run.workers)
 
 
-def prepare(run: Pretraining) -> Job:
+def prepare(run: Pretraining) -> TrainingJob:
     """The job that `run` describes.
 
     Raises InputError if its parts do not fit each other, or if there is not enough data.
@@ -77,7 +77,7 @@ def prepare(run: Pretraining) -> Job:
             run.batches.longest_length + 1,
         )
     model, weights = _begin(run, encoder)
-    return Job(
+    return TrainingJob(
         folder=storage.absolute(run.output),
         model=model,
         training=run.training,
@@ -106,7 +106,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
     if run.continue_from is None:
         assert run.model is not None  # the run file was refused otherwise
         return run.model.for_tokenizer(encoder.vocabulary_size), None
-    begun = beginning(run.continue_from, run.tokens, encoder, run.model)
+    begun = find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
     try:
         run.check_positions(begun.model)
     except ValueError as error:
@@ -152,7 +152,7 @@ def open_batches(
 def drive(
     stage: Stage,
     run: RunFile,
-    job: Job,
+    job: TrainingJob,
     workers: int | tuple[int, int],
     counted: Mapping[str, int] | None = None,
 ) -> Manifest:
@@ -163,7 +163,7 @@ def drive(
     # Here, as whoever is refused before should not wait for torch.
     from trainrig.train.elastic import trainer
 
-    with lease.held(job.folder):
+    with lease.hold_lease(job.folder):
         with stage.undone_if_refused():
             copy = job.training.checkpoints.copy_to
             if copy and not stage.resumed:  # later on, a second copy that fails stops nobody
@@ -171,7 +171,7 @@ def drive(
             newest, _ = checkpoint.newest_valid(RunFolder(job.folder), thorough=False, copy=copy)
             if newest:
                 checkpoint.check_data(newest.path, job.make_batches())
-            check_room(job)
+            check_disk_space(job)
             check_compiler(job.training.compile)
             trainer.check_fit(workers)
             trainer.warn_of_emulation(job.training.precision)
@@ -185,7 +185,10 @@ def drive(
 
 
 def finish(
-    stage: Stage, job: Job, outcome: "Outcome", counted: Mapping[str, int] | None = None
+    stage: Stage,
+    job: TrainingJob,
+    outcome: "TrainingResult",
+    counted: Mapping[str, int] | None = None,
 ) -> Manifest:
     """Write the manifest of a run folder whose last checkpoint is whole, with `counted` in it."""
     losses = metrics.series(job.folder)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Annotated
 
-from trainrig.config import PLACE, Field, Settings
+from trainrig.config import NOT_IDENTITY, Field, Settings
 
 
 class Checkpoints(Settings):
@@ -12,19 +12,19 @@ class Checkpoints(Settings):
     # Steps between checkpoints; the last step always makes one.
     every: int = Field(default=100, ge=1)
     # Newest checkpoints to keep; at least two, should the newest prove damaged.
-    keep: Annotated[int, PLACE] = Field(default=2, ge=2)
+    keep: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=2)
     # Steps whose multiples make checkpoints that are kept for good; None: no such ones.
-    keep_every: Annotated[int | None, PLACE] = Field(default=None, ge=1)
+    keep_every: Annotated[int | None, NOT_IDENTITY] = Field(default=None, ge=1)
     # Steps that make checkpoints which are kept for good: where other runs branch from this one.
-    keep_at: Annotated[tuple[int, ...], PLACE] = ()
+    keep_at: Annotated[tuple[int, ...], NOT_IDENTITY] = ()
     # Steps between further checkpoints, of which only the newest is kept until one of `every`
     # follows; None: no such ones.
-    short_lived_every: Annotated[int | None, PLACE] = Field(default=None, ge=1)
+    short_lived_every: Annotated[int | None, NOT_IDENTITY] = Field(default=None, ge=1)
     # Another disk or bucket that gets a copy of each checkpoint, to resume from if the run folder
     # has none; None: no copies.
-    copy_to: Annotated[str | None, PLACE] = None
+    copy_to: Annotated[str | None, NOT_IDENTITY] = None
     # Saves in a row that may fail (a full disk, a bucket that refuses) before the run ends.
-    failures: Annotated[int, PLACE] = Field(default=1, ge=0)
+    failures: Annotated[int, NOT_IDENTITY] = Field(default=1, ge=0)
 
     def due(self, step: int, last: int) -> bool:
         """Whether a run of `last` steps saves itself after `step`."""

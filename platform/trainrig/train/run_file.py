@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import PLACE, RunFile, Settings
+from trainrig.config import NOT_IDENTITY, RunFile, Settings
 from trainrig.errors import ConfigError
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives import CausalLM
@@ -16,7 +16,7 @@ from trainrig.parallel.recompute import Recompute
 from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.train.fault_settings import Faults
-from trainrig.train.held_out import HeldOut
+from trainrig.train.held_out import HeldOutSettings
 from trainrig.train.retention import Checkpoints
 from trainrig.train.worker_bounds import Workers, bounds
 
@@ -43,13 +43,13 @@ class Training(Settings):
     # doubling beyond the number of workers costs the memory of a gradient.
     virtual_workers: int = Field(default=8, ge=1)
     # Most steps in a row to skip because the loss or gradient is not finite, before the run ends.
-    max_skipped_steps: Annotated[int, PLACE] = Field(default=10, ge=0)
+    max_skipped_steps: Annotated[int, NOT_IDENTITY] = Field(default=10, ge=0)
     checkpoints: Checkpoints = Checkpoints()  # when to save, and what to keep
     faults: Faults = Faults()  # how failures and stops are met
     # When to measure the held-out loss, and on how much.
-    held_out: Annotated[HeldOut, PLACE] = HeldOut()
+    held_out: Annotated[HeldOutSettings, NOT_IDENTITY] = HeldOutSettings()
     # Steps whose batches are read ahead; 0: each is read when it is needed.
-    prefetch_steps: Annotated[int, PLACE] = Field(default=2, ge=0)
+    prefetch_steps: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
 
     @property
     def collective_timeout(self) -> float:
@@ -87,16 +87,16 @@ class Pretraining(RunFile):
     resumes: ClassVar[bool] = True
 
     stage: Literal["pretrain"] = "pretrain"
-    tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote
-    output: Annotated[str, PLACE]  # run folder to write, on disk or s3://
+    tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
+    output: Annotated[str, NOT_IDENTITY]  # run folder to write, on disk or s3://
     workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
     cache: BlockCache = BlockCache()  # cache on this machine for tokens in a bucket
     # Run folder or checkpoint whose weights to begin with; schedule, data and optimizer state are
     # this run's own; None: fresh weights.
-    continue_from: Annotated[str | None, PLACE] = None
+    continue_from: Annotated[str | None, NOT_IDENTITY] = None
     model: DecoderConfig | None = None  # sizes of the model; None: that of `continue_from`
     # Plan that `trainrig plan` wrote, for the report to compare with; None: no comparison.
-    plan: Annotated[str | None, PLACE] = None
+    plan: Annotated[str | None, NOT_IDENTITY] = None
     batches: BatchSettings  # what a batch is made of
     objective: CausalLM = CausalLM()  # what training makes small
     training: Training  # how long to train, and how

@@ -18,7 +18,7 @@ from trainrig.optim.groups import group_by_decay
 from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.fsdp import shard
 from trainrig.parallel.recompute import recompute
-from trainrig.train.job import Job
+from trainrig.train.job import TrainingJob
 
 
 @dataclass
@@ -67,7 +67,7 @@ class TrainState:
         return self.weights() | {n: each for n, each in named.items() if isinstance(each, Tensor)}
 
 
-def fresh_state(job: Job, device: torch.device) -> TrainState:
+def fresh_state(job: TrainingJob, device: torch.device) -> TrainState:
     """The state at step 0, sharded over the process group.
 
     No rank ever holds more of it than its shards and one whole parameter.

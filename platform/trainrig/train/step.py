@@ -16,8 +16,8 @@ from trainrig.objectives.contract import DeviceBatch, differentiable_loss
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, units
-from trainrig.tokens.batches import TOKENS, Share
-from trainrig.train.job import Job
+from trainrig.tokens.batches import TOKENS, LocalBatch
+from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss, LossTable, add_rows
 from trainrig.train.state import TrainState
 
@@ -47,7 +47,7 @@ class Stepper:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         sources: Sequence[str],
         state: TrainState,
         agreed_to_stop: Callable[[], bool],
@@ -65,21 +65,21 @@ class Stepper:
         gather_once = training.parallel.reshard == "step"
         self._gradients: Gradients = way(state.model, self._parameters, gather_once)
 
-    def take(self, share: Share) -> StepFigures | None:
-        """One step on a global batch of which this rank has `share`.
+    def take(self, local: LocalBatch) -> StepFigures | None:
+        """One step on a global batch of which this rank has `local`.
 
         None: all agreed to stop, and the state is as it was. If its loss or its gradient is not
         finite, no update is made of it: the state goes past its data and notes them as skipped.
         """
-        statistics = self._measure_statistics(share)
-        table = None if statistics is None else self._go_backward(share, statistics)
+        statistics = self._measure_statistics(local)
+        table = None if statistics is None else self._go_backward(local, statistics)
         if table is None:
             self._abandon()
             return None
-        loss = table.reduce(share.denominators)
+        loss = table.reduce(local.denominators)
         training, state = self._training, self._state
         rate = training.optimizer.lr * training.schedule.multiplier(state.step, training.steps)
-        tokens = share.denominators[TOKENS]
+        tokens = local.denominators[TOKENS]
         figures = StepFigures(loss, self._gradients.norm(), rate, tokens)
         if figures.fault:
             state.skip()
@@ -88,29 +88,29 @@ class Stepper:
         state.optimizer.zero_grad(set_to_none=True)
         return figures
 
-    def _measure_statistics(self, share: Share) -> Mapping[str, float] | None:
+    def _measure_statistics(self, local: LocalBatch) -> Mapping[str, float] | None:
         """The objective's sums over the global batch, by a forward pass over all of it without
         gradients; {} if it needs none. None: all agreed to stop."""
         names = tuple(self._objective.statistics)
         if not names:
             return {}
         device = self._parameters[0].device
-        shape = (share.micro_batches, len(names))
+        shape = (local.micro_batches, len(names))
         table_MK = torch.zeros(shape, dtype=torch.float64, device=device)
         try:
             with torch.no_grad():
-                for turn, (micro, _) in zip(share.turns, share.dealt, strict=True):
+                for slot, (micro, _) in zip(local.slots, local.assigned, strict=True):
                     if self._agreed_to_stop():
                         return None
                     batch = DeviceBatch.copy(micro, device)
                     found = self._objective.measure(self._state.model, batch)
-                    if turn.real:  # another only joins the others' collectives
-                        table_MK[turn.index] = torch.stack([found[name] for name in names])
+                    if slot.real:  # another only joins the others' collectives
+                        table_MK[slot.index] = torch.stack([found[name] for name in names])
         finally:
             self._abandon()  # parameters gathered for a backward pass that does not come
         return dict(zip(names, add_rows(table_MK).tolist(), strict=True))
 
-    def _go_backward(self, share: Share, statistics: Mapping[str, float]) -> LossTable | None:
+    def _go_backward(self, local: LocalBatch, statistics: Mapping[str, float]) -> LossTable | None:
         """Leave the gradient of the global batch with the parameters; and this rank's sums.
         None: all agreed to stop.
 
@@ -119,18 +119,18 @@ class Stepper:
         """
         objective, model = self._objective, self._state.model
         device = self._parameters[0].device
-        table = LossTable(objective, self._sources, share.micro_batches, device)
-        self._gradients.begin(share.virtual)
-        to_go = len(share.turns)
-        for turn, (micro, _) in zip(share.turns, share.dealt, strict=True):
+        table = LossTable(objective, self._sources, local.micro_batches, device)
+        self._gradients.begin(local.virtual)
+        to_go = len(local.slots)
+        for slot, (micro, _) in zip(local.slots, local.assigned, strict=True):
             if self._agreed_to_stop():
                 return None
             batch = DeviceBatch.copy(micro, device)
             computed = objective.compute(model, batch, statistics)
-            loss = differentiable_loss(objective, computed, share.denominators, share.micro_batches)
+            loss = differentiable_loss(objective, computed, local.denominators, local.micro_batches)
             to_go -= 1
-            self._gradients.backward(loss, turn, last=to_go == 0)
-            table.fill(turn, computed, batch.sources_B)
+            self._gradients.backward(loss, slot, last=to_go == 0)
+            table.fill(slot, computed, batch.sources_B)
         self._gradients.finish()
         return table
 

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from trainrig.config import PLACE
+from trainrig.config import NOT_IDENTITY
 
 
 @dataclass(frozen=True)
-class Bounds:
+class WorkerBounds:
     """The fewest and the most workers of a run."""
 
     least: int
@@ -24,9 +24,9 @@ class Bounds:
         return str(self.least) if self.least == self.most else f"[{self.least}, {self.most}]"
 
 
-def bounds(workers: int | tuple[int, int]) -> Bounds:
+def bounds(workers: int | tuple[int, int]) -> WorkerBounds:
     """What the `workers` of a run file mean."""
-    return Bounds(*workers) if isinstance(workers, tuple) else Bounds(workers, workers)
+    return WorkerBounds(*workers) if isinstance(workers, tuple) else WorkerBounds(workers, workers)
 
 
 def _number_or_pair(written: Any) -> Any:
@@ -40,4 +40,4 @@ def _number_or_pair(written: Any) -> Any:
     return written
 
 
-Workers = Annotated[int | tuple[int, int], PLACE, BeforeValidator(_number_or_pair)]
+Workers = Annotated[int | tuple[int, int], NOT_IDENTITY, BeforeValidator(_number_or_pair)]

@@ -14,7 +14,7 @@ pytest.importorskip("spacy")
 from trainrig.corpus.datatrove_signals import vocabulary
 from trainrig.corpus.datatrove_signals.chunks import chunks_of
 from trainrig.corpus.datatrove_signals.spacy_words import english_words
-from trainrig.corpus.datatrove_signals.vocabulary import Vocabulary
+from trainrig.corpus.datatrove_signals.vocabulary import ChunkCache
 from trainrig.corpus.signals.text_arrays.batch import batch_of
 
 WORDS = (
@@ -30,19 +30,19 @@ any_chunks = st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filt
 
 
 @pytest.fixture(scope="module")
-def vocabularies() -> tuple[Vocabulary, Vocabulary]:
+def vocabularies() -> tuple[ChunkCache, ChunkCache]:
     """Ours, and one that asks spaCy alone."""
-    return Vocabulary(english_words().grammar), Vocabulary(None)
+    return ChunkCache(english_words().grammar), ChunkCache(None)
 
 
-def assert_equal(vocabularies: tuple[Vocabulary, Vocabulary], some: list[str]) -> None:
+def assert_equal(vocabularies: tuple[ChunkCache, ChunkCache], some: list[str]) -> None:
     batch = batch_of([f" {chunk} " for chunk in some])
     ours, spacys = (tokens_at(each, each._places(batch, chunks_of(batch))) for each in vocabularies)
     for chunk, own, theirs in zip(some, ours, spacys, strict=True):
         assert own == theirs, chunk
 
 
-def tokens_at(of: Vocabulary, places: Any) -> list[list[tuple[int, ...]]]:
+def tokens_at(of: ChunkCache, places: Any) -> list[list[tuple[int, ...]]]:
     slices = zip(of._firsts[places].tolist(), of._counts[places].tolist(), strict=True)
     return [
         [
@@ -65,7 +65,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, text: str) -> list[str]:
     asked: list[str] = []
     own = vocabulary.english_words()
     answer = own.tokens
-    known = Vocabulary(own.grammar)
+    known = ChunkCache(own.grammar)
     monkeypatch.setattr(own, "tokens", lambda some: asked.extend(some) or answer(some))
     batch = batch_of([text])
     known.tokens(batch, chunks_of(batch))
@@ -100,7 +100,7 @@ def test_chunks_of_real_pages_are_split_as_by_spacy(vocabularies: Any, test_data
 def test_forgetting_changes_nothing(monkeypatch: pytest.MonkeyPatch):
     batch = batch_of(["One two, three. Don't (four)", "five's six:)"])
     found = chunks_of(batch)
-    known = Vocabulary(english_words().grammar)
+    known = ChunkCache(english_words().grammar)
     first = known.tokens(batch, found)
     monkeypatch.setattr(vocabulary, "_MOST_KNOWN", 1)
     for ours, again in zip(first, known.tokens(batch, found), strict=True):
@@ -110,4 +110,4 @@ def test_forgetting_changes_nothing(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("piece", ["(", "a.", "...", "a-", "'s", "x.y", ":)", "1+"])
 def test_no_chunk_takes_more_than_linear_time(piece: str):
     batch = batch_of([piece * 2_000])
-    Vocabulary(english_words().grammar).tokens(batch, chunks_of(batch))
+    ChunkCache(english_words().grammar).tokens(batch, chunks_of(batch))

@@ -23,7 +23,7 @@ from trainrig.corpus.decontaminate.settings import (
     PaLM,
     Style,
 )
-from trainrig.corpus.files.removed_spans import Cut, cut
+from trainrig.corpus.files.removed_spans import RemovedSpan, cut
 
 SECRET = "The quick brown fox jumps over the lazy dog, twice each day."
 OTHER = "Pack my box with five dozen liquor jugs before the ship sails away."
@@ -45,7 +45,7 @@ def test_a_collision_goes_with_what_is_around_it(tmp_path: Path):
     text = FILLER * 20 + SECRET.upper().replace(" ", "\n") + " " + FILLER * 20
     decision = decided(GPT3(), tmp_path, text, FILLER * 30)
     start, end = text.index("THE"), text.index("DAY.") + 4
-    assert decision.cuts == {0: (Cut(start - 200, end + 200, CONTAMINATED),)}
+    assert decision.cuts == {0: (RemovedSpan(start - 200, end + 200, CONTAMINATED),)}
     assert decision.fallen == frozenset()
     # Twelve words of a text of twelve: one n-gram, 5th percentile of its set.
     assert decision.touches == (Touch(0, "foxes", 7, start, end),)
@@ -59,7 +59,7 @@ def test_pieces_too_short_to_be_kept_are_cut_and_a_document_of_none_falls(tmp_pa
     texts = [f"{long}{SECRET} {short}", f"{short}{SECRET} {short}", SECRET]
     decision = decided(GPT3(), tmp_path, *texts)
     kept = long[:-200]
-    assert decision.cuts == {0: (Cut(len(kept), len(texts[0]), CONTAMINATED),)}
+    assert decision.cuts == {0: (RemovedSpan(len(kept), len(texts[0]), CONTAMINATED),)}
     assert decision.fallen == {1, 2}
 
 
@@ -115,7 +115,7 @@ def test_a_document_that_holds_enough_of_an_example_falls(style, tmp_path: Path)
     spans_only = decided(
         style.model_copy(update={"remove": "span"}), tmp_path, f"{FILLER} {SECRET} {FILLER}", SECRET
     )
-    assert spans_only.cuts == {0: (Cut(28, 28 + len(SECRET), CONTAMINATED),)}
+    assert spans_only.cuts == {0: (RemovedSpan(28, 28 + len(SECRET), CONTAMINATED),)}
     assert spans_only.fallen == {1}  # nothing of it is left
 
 

@@ -22,7 +22,7 @@ from trainrig.corpus.decontaminate.settings import (
     Style,
 )
 from trainrig.corpus.decontaminate.vocabulary import UNKNOWN, vocabulary_of
-from trainrig.corpus.decontaminate.words import Words, words_of
+from trainrig.corpus.decontaminate.words import NormalisedWords, words_of
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader
@@ -174,7 +174,7 @@ def test_what_was_written_is_read_again(tmp_path: Path):
 
 def test_n_grams_of_one_hash_are_told_apart():
     # Words without hashes: all n-grams lie in one place of the table, and all pass the sieve.
-    def blank(text: str) -> Words:
+    def blank(text: str) -> NormalisedWords:
         words = words_of([text])
         return words._replace(hashes_W=np.zeros_like(words.hashes_W))
 

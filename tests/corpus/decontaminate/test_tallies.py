@@ -12,10 +12,10 @@ from trainrig.corpus.decontaminate.tallies import (
     CONTEXT,
     SAMPLES,
     CommonRow,
-    ContaminationAccount,
-    account,
+    ContaminationTallies,
     lowest,
     sample,
+    tally_contamination,
 )
 
 TWENTY = [f"w{i}" for i in range(20)]
@@ -27,7 +27,7 @@ SET = Examples(
 SHORT = Examples("short", (1,), (("one two",),))
 
 
-def told(style: Style, folder: Path, *texts: str) -> ContaminationAccount:
+def told(style: Style, folder: Path, *texts: str) -> ContaminationTallies:
     index = Index.of_examples(Decontamination(folder="-", style=style), [SET, SHORT])
     matches = match(index, texts)
     matches.save(str(folder / "m"))
@@ -39,7 +39,7 @@ def told(style: Style, folder: Path, *texts: str) -> ContaminationAccount:
         )
         for touch in decision.touches
     ]
-    return account(index, totals, decision.counts(), samples)
+    return tally_contamination(index, totals, decision.counts(), samples)
 
 
 def test_under_gpt3_one_n_gram_makes_an_example_dirty(tmp_path: Path):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from trainrig.corpus.decontaminate.vocabulary import (
     NOT_ASKED,
     UNKNOWN,
-    Vocabulary,
+    WordNumbers,
     ask_numbers,
     vocabulary_of,
 )
-from trainrig.corpus.decontaminate.words import Words, words_of
+from trainrig.corpus.decontaminate.words import NormalisedWords, words_of
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader
@@ -28,7 +28,7 @@ ODD = (
 texts = st.lists(st.text(st.sampled_from(ODD) | st.characters(), max_size=40), max_size=4)
 
 
-def plainly(words: Words) -> list[list[plain.Word]]:
+def plainly(words: NormalisedWords) -> list[list[plain.Word]]:
     begins = [0, *words.ends_W.tolist()]
     all_words = [
         plain.Word("".join(map(chr, words.letters_L[begin:end].tolist())), start, stop)
@@ -62,7 +62,7 @@ def test_words_are_those_of_the_definition(texts: list[str]):
     assert plainly(words_of(texts)) == [plain.words(text) for text in texts]
 
 
-def numbers_in(vocabulary: Vocabulary, words: Words) -> np.ndarray:
+def numbers_in(vocabulary: WordNumbers, words: NormalisedWords) -> np.ndarray:
     numbers = np.full(len(words.ends_W), NOT_ASKED)
     ask_numbers(vocabulary, words, np.arange(len(words.firsts_D1) - 1), numbers)
     return numbers

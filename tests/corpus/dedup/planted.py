@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.decisions.documents import Documents
-from trainrig.corpus.dedup.pairs.document_reference import Shelf, id_texts
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, id_texts
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.signature_file import save_columns
 
@@ -28,7 +28,7 @@ COPY = 5  # which of the members
 class Planted:
     """The files, and of each document whether it should fall."""
 
-    shelves: list[Shelf]
+    split_indexes: list[SplitIndex]
     falls: NDArray[np.bool_]
 
 
@@ -37,12 +37,14 @@ def plant(folder: Path, documents: int, minhash: MinHash, splits: int) -> Plante
     for part in ("documents", "signatures", "pairs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     made = [_split(folder, number, documents // splits, minhash) for number in range(splits)]
-    return Planted([shelf for shelf, _ in made], np.concatenate([falls for _, falls in made]))
+    return Planted(
+        [split_index for split_index, _ in made], np.concatenate([falls for _, falls in made])
+    )
 
 
 def _split(
     folder: Path, number: int, count: int, minhash: MinHash
-) -> tuple[Shelf, NDArray[np.bool_]]:
+) -> tuple[SplitIndex, NDArray[np.bool_]]:
     group, member = divmod(number, MEMBERS)
     sets, keys, digests = _draw(np.random.default_rng([1, group]), count, minhash)  # the first's
     own = np.random.default_rng([2, number])
@@ -61,9 +63,9 @@ def _split(
     digests = np.where(stranger[:, None] | (member not in (0, COPY)), own_digests, digests)
     ids = own.integers(0, 2**64, (count, 2), dtype=np.uint64)
     ranks = np.full(count, member, np.uint64)
-    shelf = _save(folder, number, ids, ranks, sets, keys, digests, own_digests)
+    split_index = _save(folder, number, ids, ranks, sets, keys, digests, own_digests)
     falls = ~stranger & (member > 0) & (similarity >= minhash.threshold) & found
-    return shelf, falls
+    return split_index, falls
 
 
 def _save(
@@ -75,7 +77,7 @@ def _save(
     keys: NDArray[np.uint64],
     digests: NDArray[np.uint8],
     urls: NDArray[np.uint8],
-) -> Shelf:
+) -> SplitIndex:
     """The files of one split."""
     count = len(ids)
     paths = {
@@ -93,7 +95,7 @@ def _save(
     }
     save_columns(paths["signatures"], columns)
     Documents(ids, ranks, digests, urls).save(paths["documents"])
-    return Shelf(f"{number:05d}", 0, False, **paths, count=count, shingles=count * SHINGLES)
+    return SplitIndex(f"{number:05d}", 0, False, **paths, count=count, shingles=count * SHINGLES)
 
 
 def _draw(
@@ -113,7 +115,7 @@ def plant_families(
     splits: int,
     families: int,
     copies: bool = False,
-) -> list[Shelf]:
+) -> list[SplitIndex]:
     """Files of `documents` in `splits`, all of which are of one of as many families.
 
     Of a family any two share 22 shingles of 24 (similarity .85, so about a third of their band
@@ -122,7 +124,7 @@ def plant_families(
     for part in ("documents", "signatures", "pairs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     of_all = _draw(np.random.default_rng(3), families, minhash)
-    shelves = []
+    split_indexes = []
     for number in range(splits):
         count = documents // splits
         family = np.arange(count) % families
@@ -137,5 +139,5 @@ def plant_families(
             sets.sort(axis=1)
         ids = dice.integers(0, 2**64, (count, 2), dtype=np.uint64)
         ranks = np.full(count, number, np.uint64)
-        shelves.append(_save(folder, number, ids, ranks, sets, keys, digests, digests))
-    return shelves
+        split_indexes.append(_save(folder, number, ids, ranks, sets, keys, digests, digests))
+    return split_indexes

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from trainrig.corpus.dedup import passes
-from trainrig.corpus.dedup.decisions.documents import Documents, Fates
-from trainrig.corpus.dedup.decisions.keep import KeepRule, Longest, Measured
-from trainrig.corpus.dedup.pairs.document_reference import Shelf, id_texts, id_words
-from trainrig.corpus.dedup.pairs.partition_plan import Plan
+from trainrig.corpus.dedup.decisions.documents import DedupDecisions, Documents
+from trainrig.corpus.dedup.decisions.keep import KeepFeatures, KeepRule, Longest
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, id_texts, id_words
+from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
 from trainrig.corpus.dedup.pairs.verify import Verification
-from trainrig.corpus.dedup.passes import Search
-from trainrig.corpus.dedup.search import Found, find_copies
+from trainrig.corpus.dedup.passes import DuplicateSearch
+from trainrig.corpus.dedup.search import DuplicatesFound, find_duplicates
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.ray_runtime.ray_session import map_splits
@@ -28,33 +28,36 @@ FEW = 40  # entries: less than half of what a range has of a hundred documents
 class Searched:
     """What became of the documents, in the order of the files."""
 
-    search: Search
-    found: Found
+    search: DuplicateSearch
+    found: DuplicatesFound
 
-    def fates(self) -> dict[str, tuple[int, str, float]]:
+    def decisions(self) -> dict[str, tuple[int, str, float]]:
         """Id → kind, id of what it repeats, similarity; of those that fell."""
         fell = {}
-        for ids, fates in self._settled():
-            for nth in np.flatnonzero(fates.kinds).tolist():
-                of, similarity = id_texts(fates.repeated)[nth], float(fates.similarities[nth])
-                fell[ids[nth]] = (int(fates.kinds[nth]), of, similarity)
+        for ids, decisions in self._settled():
+            for nth in np.flatnonzero(decisions.kinds).tolist():
+                of, similarity = (
+                    id_texts(decisions.repeated)[nth],
+                    float(decisions.similarities[nth]),
+                )
+                fell[ids[nth]] = (int(decisions.kinds[nth]), of, similarity)
         return fell
 
     def clusters(self) -> dict[str, str]:
         """Id → name of its cluster, of those that are in one."""
         return {
             identity: cluster
-            for ids, fates in self._settled()
-            for identity, cluster in zip(ids, id_texts(fates.clusters), strict=True)
+            for ids, decisions in self._settled()
+            for identity, cluster in zip(ids, id_texts(decisions.clusters), strict=True)
             if int(cluster, 16)
         }
 
-    def _settled(self) -> list[tuple[list[str], Fates]]:
-        own = [shelf for shelf in self.search.shelves if not shelf.earlier]
-        paths = [self.search.place("settled", f"{shelf.name}.npz") for shelf in own]
-        documents = [Documents.load(shelf, self.search.keep) for shelf in own]
+    def _settled(self) -> list[tuple[list[str], DedupDecisions]]:
+        own = [split_index for split_index in self.search.split_indexes if not split_index.earlier]
+        paths = [self.search.place("decided", f"{split_index.name}.npz") for split_index in own]
+        documents = [Documents.load(split_index, self.search.keep) for split_index in own]
         return [
-            (id_texts(each.ids), Fates.load(path))
+            (id_texts(each.ids), DedupDecisions.load(path))
             for each, path in zip(documents, paths, strict=True)
         ]
 
@@ -66,7 +69,7 @@ def shelve(
     keep: KeepRule = LONGEST,
     source: tuple[str, int] = ("web", 0),
     columns: dict[str, Any] | None = None,
-) -> Shelf:
+) -> SplitIndex:
     """One file of signatures, and what goes with it, as the pass that signs leaves them."""
     paths = {
         part: str(folder / part / f"{name}.{ending}")
@@ -75,7 +78,7 @@ def shelve(
     for path in paths.values():
         Path(path).parent.mkdir(exist_ok=True, parents=True)
     signatures.save(paths["signatures"])
-    measured = Measured(signatures.characters, signatures.digests, *source, columns or {})
+    measured = KeepFeatures(signatures.characters, signatures.digests, *source, columns or {})
     Documents(
         id_words(signatures.ids.tolist()),
         keep.ranks(measured),
@@ -83,7 +86,7 @@ def shelve(
         signatures.urls,
     ).save(paths["documents"])
     count, shingles = len(signatures.ids), len(signatures.shingles)
-    return Shelf(name, 0, False, **paths, count=count, shingles=shingles)
+    return SplitIndex(name, 0, False, **paths, count=count, shingles=shingles)
 
 
 def in_process(folder: Path) -> Callable[[str, Callable[[], Work], Sequence[Split]], Phase]:
@@ -99,22 +102,24 @@ def in_process(folder: Path) -> Callable[[str, Callable[[], Work], Sequence[Spli
 
 def look(
     folder: Path,
-    shelves: Sequence[Shelf],
+    split_indexes: Sequence[SplitIndex],
     minhash: MinHash,
     apart: bool = False,
     urls: bool = False,
     keep: KeepRule = LONGEST,
     verification: Verification = DEFAULT,
-    plan: Plan | None = None,
+    plan: PartitionPlan | None = None,
 ) -> Searched:
-    """Search `shelves`; `apart`, with a task for each of them, and three for the keys, of few
+    """Search `split_indexes`; `apart`, with a task for each of them, and three for the keys, of few
     entries at a time."""
-    each = tuple((n, n + 1) for n in range(len(shelves)))
-    whole = Plan(((0, len(shelves)),), 1, 10**9, 10**9, 0)
-    cut = plan or (Plan(each, 3, FEW, FEW, 0) if apart else whole)
+    each = tuple((n, n + 1) for n in range(len(split_indexes)))
+    whole = PartitionPlan(((0, len(split_indexes)),), 1, 10**9, 10**9, 0)
+    cut = plan or (PartitionPlan(each, 3, FEW, FEW, 0) if apart else whole)
 
     def place(*names: str) -> str:
         return "/".join([str(folder), *names])
 
-    search = passes.Search(tuple(shelves), cut, minhash, verification, keep, urls, place)
-    return Searched(search, find_copies(search, in_process(folder)))
+    search = passes.DuplicateSearch(
+        tuple(split_indexes), cut, minhash, verification, keep, urls, place
+    )
+    return Searched(search, find_duplicates(search, in_process(folder)))

@@ -18,13 +18,13 @@ import pytest
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.dedup.decisions.documents import KEPT, Fates
+from trainrig.corpus.dedup.decisions.documents import KEPT, DedupDecisions
 from trainrig.corpus.dedup.decisions.keep import Longest
-from trainrig.corpus.dedup.pairs.buckets import MOST_MET
-from trainrig.corpus.dedup.pairs.document_reference import Shelf
+from trainrig.corpus.dedup.pairs.buckets import MOST_CANDIDATES
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
 from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
 from trainrig.corpus.dedup.pairs.verify import Verification
-from trainrig.corpus.dedup.passes import Search
+from trainrig.corpus.dedup.passes import DuplicateSearch
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 
 _planted = runpy.run_path(str(Path(__file__).with_name("planted.py")))
@@ -35,7 +35,7 @@ import json, pickle, re, runpy, sys, time
 from pathlib import Path
 folder, search = Path(sys.argv[1]), pickle.loads(Path(sys.argv[2]).read_bytes())
 searching = runpy.run_path(sys.argv[3])
-from trainrig.corpus.dedup.search import find_copies
+from trainrig.corpus.dedup.search import find_duplicates
 do, seconds = searching["in_process"](folder), {}
 def timed(name, make, tasks):
     began = time.process_time()
@@ -43,7 +43,7 @@ def timed(name, make, tasks):
     seconds[name] = round(time.process_time() - began, 2)
     return phase
 began = time.process_time()
-found = find_copies(search, timed)
+found = find_duplicates(search, timed)
 # Of this program alone: what getrusage tells begins with the process that started it.
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
 print(json.dumps({
@@ -58,12 +58,14 @@ print(json.dumps({
 
 
 def searched(
-    folder: Path, shelves: Sequence[Shelf], memory: int
+    folder: Path, split_indexes: Sequence[SplitIndex], memory: int
 ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
     """What a search takes, in a process of its own, and which documents fall; `memory` in bytes."""
-    cut = plan(shelves, SETTINGS.bands, memory)
+    cut = plan(split_indexes, SETTINGS.bands, memory)
     place = functools.partial(storage.join, str(folder))
-    search = Search(tuple(shelves), cut, SETTINGS, Verification(), Longest(), False, place)
+    search = DuplicateSearch(
+        tuple(split_indexes), cut, SETTINGS, Verification(), Longest(), False, place
+    )
     (folder / "search").write_bytes(pickle.dumps(search))
     command = [str(folder), str(folder / "search"), str(Path(__file__).with_name("searching.py"))]
     told = subprocess.run(
@@ -72,11 +74,11 @@ def searched(
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ).stdout
-    paths = [place("settled", f"{shelf.name}.npz") for shelf in shelves]
-    fell = np.concatenate([Fates.load(path).kinds != KEPT for path in paths])
+    paths = [place("decided", f"{split_index.name}.npz") for split_index in split_indexes]
+    fell = np.concatenate([DedupDecisions.load(path).kinds != KEPT for path in paths])
     found = {
         "documents": len(fell),
-        "tasks": [len(cut.stretches), cut.parts],
+        "tasks": [len(cut.partitions), cut.parts],
         "estimated_bytes": cut.bytes,
         **json.loads(told),
         "fell": int(fell.sum()),
@@ -87,7 +89,7 @@ def searched(
 def searched_for_planted(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
     """The same among `documents` with planted duplicates, and how right it is."""
     planted = _planted["plant"](folder, documents, SETTINGS, splits)
-    found, fell = searched(folder, planted.shelves, memory)
+    found, fell = searched(folder, planted.split_indexes, memory)
     both = int((fell & planted.falls).sum())
     return {
         **found,
@@ -113,10 +115,12 @@ def searched_for_families(
     folder: Path, documents: int, splits: int, families: int, memory: int, copies: bool = False
 ) -> dict[str, Any]:
     """The same among documents that are all of a few families, one of whom each stays."""
-    shelves = _planted["plant_families"](folder, documents, SETTINGS, splits, families, copies)
-    found, _ = searched(folder, shelves, memory)
+    split_indexes = _planted["plant_families"](
+        folder, documents, SETTINGS, splits, families, copies
+    )
+    found, _ = searched(folder, split_indexes, memory)
     assert found["peak_bytes"] < found["estimated_bytes"]
-    assert found["candidates"] <= MOST_MET * documents
+    assert found["candidates"] <= MOST_CANDIDATES * documents
     # Who shares no band key with the first of its family, .69 ** 18 of all, may stay.
     stay = documents - found["fell"]
     assert families <= stay < families + 0.005 * documents

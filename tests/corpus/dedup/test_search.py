@@ -42,11 +42,11 @@ def named(files: list[list[tuple[str, str]]]) -> list[list[Document]]:
 
 
 def search(folder: Path, files: list[list[Document]], **changes):
-    shelves = [
+    split_indexes = [
         shelve(folder, str(number), Signatures.of(documents, SMALL))
         for number, documents in enumerate(files)
     ]
-    return look(folder, shelves, **{"minhash": SMALL, **changes})
+    return look(folder, split_indexes, **{"minhash": SMALL, **changes})
 
 
 def one_after_the_other(files: list[list[Document]], urls: bool) -> dict[str, tuple]:
@@ -104,7 +104,7 @@ def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_
         mock.patch("trainrig.corpus.dedup.pairs.evidence._ROW_GROUP", held),
     ):
         searched = search(Path(folder), documents, apart=apart, urls=by_url)
-        assert same(searched.fates(), one_after_the_other(documents, by_url))
+        assert same(searched.decisions(), one_after_the_other(documents, by_url))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -136,11 +136,11 @@ def page(number: int, text: str) -> Document:
 
 
 def find(folder: Path, files: list[list[Document]], minhash: MinHash = DEFAULT, **changes):
-    shelves = [
+    split_indexes = [
         shelve(folder, str(number), Signatures.of(documents, minhash))
         for number, documents in enumerate(files)
     ]
-    return look(folder, shelves, minhash, **changes)
+    return look(folder, split_indexes, minhash, **changes)
 
 
 ALL_IDENTICAL = [[page(n, prose(1)) for n in range(1, 40)]]
@@ -163,13 +163,13 @@ ONE_WORD = [[page(n, word) for n, word in enumerate(["a", "b", "a", "c"], 1)]]
 )
 def test_odd_crawls_are_decided_like_any(tmp_path, files, kept, apart):
     found = find(tmp_path, files, apart=apart)
-    assert sum(map(len, files)) - len(found.fates()) == kept
+    assert sum(map(len, files)) - len(found.decisions()) == kept
 
 
 def test_a_text_that_is_everywhere_has_a_row_for_each_stretch(tmp_path):
     pages = [page(n, prose(1)) for n in range(1, 61)]
     found = find(tmp_path, [pages[:20], pages[20:50], pages[50:]], apart=True, urls=True)
-    assert len(found.fates()) == 59
+    assert len(found.decisions()) == 59
     for kind, rows in (("text", 3), ("url", 60)):
         parts = [found.search.part(f"{kind}-keys", range(3), n, DIGEST).count for n in range(3)]
         assert sum(parts) == rows
@@ -179,7 +179,7 @@ def test_many_that_are_nearly_one_keep_one_whatever_the_bucket(tmp_path):
     # Three times as many as a bucket pairs among themselves.
     family = [page(n, changed(prose(1), n % 100)) for n in range(1, 201)]
     found = find(tmp_path, [family[:90], family[90:]], apart=True)
-    assert len(found.fates()) == len(family) - 1
+    assert len(found.decisions()) == len(family) - 1
     assert len({cluster for cluster in found.clusters().values()}) == 1
 
 
@@ -190,7 +190,7 @@ def test_what_is_alike_is_one_cluster_kept_or_not(tmp_path, apart):
     parts = [" ".join(words[start : start + 320]) for start in (0, 20, 40)]  # 0.85 each, 0.75
     files = [[page(n, text) for n, text in enumerate(parts, 7)], [page(1, prose(99))]]
     found = find(tmp_path, [*files, [page(2, prose(99).upper())]], apart=apart)
-    assert set(found.fates()) <= {f"{8:032x}", f"{9:032x}", f"{1:032x}", f"{2:032x}"}
+    assert set(found.decisions()) <= {f"{8:032x}", f"{9:032x}", f"{1:032x}", f"{2:032x}"}
     assert {found.clusters()[f"{n:032x}"] for n in (7, 8, 9)} == {f"{7:032x}"}
     assert found.clusters()[f"{1:032x}"] == found.clusters()[f"{2:032x}"] == f"{1:032x}"
 
@@ -205,7 +205,11 @@ def test_every_pair_from_the_floor_up_is_evidence(tmp_path):
         minhash=MinHash(bands=64, rows=2, threshold=0.9),
         apart=True,
     )  # fmt: skip
-    rows = [row for shelf in found.search.shelves for row in pq.read_table(shelf.pairs).to_pylist()]
+    rows = [
+        row
+        for split_index in found.search.split_indexes
+        for row in pq.read_table(split_index.pairs).to_pylist()
+    ]
     sets = [set(shingle(text, 5).tolist()) for text in texts]
     expected = {
         (f"{a + 1:032x}", f"{b + 1:032x}"): len(sets[a] & sets[b]) / len(sets[a] | sets[b])
@@ -216,11 +220,13 @@ def test_every_pair_from_the_floor_up_is_evidence(tmp_path):
     assert found.found.evidence == 6
     assert found.found.verified == sum(likeness >= 0.9 for likeness in expected.values())
     assert found.found.clusters == 1
-    assert set(found.fates()) == {f"{2:032x}"}  # the pairs below the threshold decide nothing
+    assert set(found.decisions()) == {f"{2:032x}"}  # the pairs below the threshold decide nothing
 
 
 def evidence_of(found: Any) -> list[Any]:
-    return [pq.read_table(shelf.pairs).to_pylist() for shelf in found.search.shelves]
+    return [
+        pq.read_table(split_index.pairs).to_pylist() for split_index in found.search.split_indexes
+    ]
 
 
 @pytest.mark.parametrize("held", [1, 7])
@@ -244,9 +250,9 @@ def test_an_excerpt_falls_by_containment_alone(tmp_path):
     whole, excerpt = prose(1, 200), " ".join(prose(1, 200).split()[:120])
     files = [[page(1, whole), page(2, excerpt)]]
     many = MinHash(bands=64, rows=1, permutations=64, threshold=0.9)
-    assert find(tmp_path / "jaccard", files, many).fates() == {}
+    assert find(tmp_path / "jaccard", files, many).decisions() == {}
     contained = Verification(measure="containment")
-    fell = find(tmp_path / "contained", files, many, verification=contained).fates()
+    fell = find(tmp_path / "contained", files, many, verification=contained).decisions()
     assert fell == {f"{2:032x}": (BY_LIKENESS, f"{1:032x}", 1.0)}
 
 
@@ -259,12 +265,14 @@ def test_the_order_of_the_files_and_of_what_is_in_them_changes_nothing(tmp_path,
         mixed = list(documents)
         if dice:
             dice.shuffle(mixed)
-        shelves = [
+        split_indexes = [
             shelve(tmp_path / str(turn), str(n), Signatures.of(part, MinHash()), rule)
             for n, part in enumerate([mixed[:11], mixed[11:30], mixed[30:]][:: -1 if turn else 1])
         ]
-        found = look(tmp_path / str(turn), shelves, MinHash(), keep=rule, apart=bool(turn % 2))
-        fell.append((found.fates(), found.clusters()))
+        found = look(
+            tmp_path / str(turn), split_indexes, MinHash(), keep=rule, apart=bool(turn % 2)
+        )
+        fell.append((found.decisions(), found.clusters()))
     assert fell[0] == fell[1] == fell[2]
     assert 10 < len(fell[0][0]) < 40
 
@@ -280,7 +288,7 @@ def test_copies_of_a_copy_in_their_own_file_repeat_the_first_of_all(tmp_path, ap
     # And three captures of the first page's URL, each shorter than the one before.
     files[1] += [(f"{n:032x}", "http://a/1", prose(n)[:-n]) for n in (11, 12)]
     found = find(tmp_path, files, apart=apart, urls=True)
-    first = {id: (kind, of) for id, (kind, of, _) in found.fates().items()}
+    first = {id: (kind, of) for id, (kind, of, _) in found.decisions().items()}
     kept = f"{8:032x}"
     assert first == {
         **{f"{n:032x}": (BY_LIKENESS, kept) for n in (1, 2, 3, 4, 5)},
@@ -300,7 +308,7 @@ def test_what_equals_one_that_fell_repeats_what_is_kept(tmp_path, apart):
         [page(3, longest), (f"{5:032x}", "http://else", "short")],
         [(f"{6:032x}", "", "no address"), (f"{7:032x}", "", "nor this one")],
     ]
-    fell = find(tmp_path, files, apart=apart, urls=True).fates()
+    fell = find(tmp_path, files, apart=apart, urls=True).decisions()
     likeness = fell[f"{1:032x}"][2]
     assert 0.9 < likeness < 1
     assert same(

@@ -10,7 +10,7 @@ from trainrig.corpus.extract.block_model.blocks import (
     COLUMNS,
     FIRST_TOPIC,
     WIDTH,
-    Blocks,
+    PageBlocks,
 )
 from trainrig.corpus.extract.block_model.features import FEATURES, features
 from trainrig.corpus.extract.block_model.trees import LEAF, Trees
@@ -21,7 +21,7 @@ NAMES = (*COLUMNS, *TOPICS)
 
 def numbers_of(html: str, title: str = "") -> list[dict[str, int]]:
     """Of each block, what is not nothing."""
-    found = Blocks(html.encode(), title).numbers.tolist()
+    found = PageBlocks(html.encode(), title).numbers.tolist()
     return [
         {name: number for name, number in zip(NAMES, row, strict=True) if number} for row in found
     ]
@@ -49,7 +49,7 @@ def test_the_numbers_of_a_block(html: str, expected: dict[str, int]):
 
 def test_lines_are_blocks_and_what_is_preformatted_is_one():
     html = "<p>one<br>\ntwo</p>\n\n\n<pre>three\nfour\n</pre>\nfive"
-    blocks = Blocks(html.encode(), "")
+    blocks = PageBlocks(html.encode(), "")
     texts = [html[start:end] for start, end in blocks.spans]
     assert texts == ["<p>one<br>", "two</p>", "<pre>three\nfour\n</pre>", "five"]
     assert [each.get("gap", 0) for each in numbers_of(html)] == [0, 0, 2, 0]
@@ -62,13 +62,13 @@ def test_words_of_topics_and_of_the_title_are_counted_in_any_case():
 
 
 def test_a_block_that_comes_again_has_the_same_digest():
-    blocks = Blocks(b"Read <a>more</a>\nother\nread more!\n", "")
+    blocks = PageBlocks(b"Read <a>more</a>\nother\nread more!\n", "")
     assert blocks.digests[0] == blocks.digests[2] != blocks.digests[1]
 
 
 def test_features_of_a_block_name_its_neighbours():
     html = "\n".join(f"<p>{'word ' * number}end.</p>" for number in range(1, 40))
-    found = features(Blocks(html.encode(), ""))
+    found = features(PageBlocks(html.encode(), ""))
     assert found.shape == (39, FEATURES)
     middle, characters = found[20], [row["characters"] for row in numbers_of(html)]
     # Three neighbours on each side, of five numbers each: the second is their characters.
@@ -77,7 +77,7 @@ def test_features_of_a_block_name_its_neighbours():
 
 
 def test_a_page_without_blocks_has_no_features():
-    assert features(Blocks(b"\n<p></p>\n", "")).shape == (0, FEATURES)
+    assert features(PageBlocks(b"\n<p></p>\n", "")).shape == (0, FEATURES)
 
 
 def test_the_trees_add_up_the_leaves_that_a_row_falls_into():

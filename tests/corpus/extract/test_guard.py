@@ -12,17 +12,17 @@ from trainrig.corpus.extract import (
     Resiliparse,
     extract,
 )
-from trainrig.corpus.extract.guard import Guard, Victim
-from trainrig.corpus.read import Page
+from trainrig.corpus.extract.guard import FailedPage, Guard
+from trainrig.corpus.read import RawPage
 
 WORKS = Extracted("works", "", "")
 
 
-def page(body: bytes) -> Page:
-    return Page(f"http://example.org/{body[:9].decode()}", "text/html", body, "", None)
+def page(body: bytes) -> RawPage:
+    return RawPage(f"http://example.org/{body[:9].decode()}", "text/html", body, "", None)
 
 
-def deadly(page: Page, settings: PlainText) -> Extracted | NotExtracted:
+def deadly(page: RawPage, settings: PlainText) -> Extracted | NotExtracted:
     """An extractor that does to its process what the page says."""
     if page.body == b"fault":
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -44,7 +44,7 @@ def deadly(page: Page, settings: PlainText) -> Extracted | NotExtracted:
     return WORKS
 
 
-def guard(*victims: Victim, cpu_seconds: float = 60.0) -> Guard:
+def guard(*victims: FailedPage, cpu_seconds: float = 60.0) -> Guard:
     return Guard(PlainText(), victims, cpu_seconds=cpu_seconds, memory=2**26, by=deadly)
 
 
@@ -76,8 +76,8 @@ def test_a_page_that_ends_its_process_costs_that_page_alone_now_and_later():
 
 def test_another_page_at_a_victims_address_is_tried():
     fault = page(b"fault")
-    with guard(Victim(fault.url, "0" * 64, "crashed")) as under:
-        assert list(under.extract([Page(fault.url, "", b"x", "", None)])) == [WORKS]
+    with guard(FailedPage(fault.url, "0" * 64, "crashed")) as under:
+        assert list(under.extract([RawPage(fault.url, "", b"x", "", None)])) == [WORKS]
 
 
 def test_what_a_library_raises_costs_its_page_and_what_it_prints_is_no_answer():

@@ -11,7 +11,7 @@ from resiliparse.parse.html import HTMLTree
 from trainrig.corpus.extract import Extracted, MainContent, NotExtracted, Trafilatura, extract
 from trainrig.corpus.extract.main_content import LITTLE
 from trainrig.corpus.extract.verdict import judge
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 
 SENTENCES = (
     "The mill stands by the river, and its wheel has turned there for two hundred years.",
@@ -32,7 +32,7 @@ ARTICLE = f"""<html lang="en"><head><title>The old mill - The Herald</title></he
 
 
 def text_of(html: str, **settings: str) -> str:
-    found = extract(Page("", "text/html", html.encode(), "", None), MainContent(**settings))
+    found = extract(RawPage("", "text/html", html.encode(), "", None), MainContent(**settings))
     assert isinstance(found, Extracted)
     return found.text
 
@@ -83,11 +83,13 @@ def test_an_article_outside_the_main_content_is_looked_for_on_the_whole_page():
 
 
 def test_trafilatura_is_an_extractor_too():
-    page = Page("", "text/html", ARTICLE.encode(), "", None)
+    page = RawPage("", "text/html", ARTICLE.encode(), "", None)
     found = extract(page, Trafilatura())
     assert isinstance(found, Extracted)
     assert SENTENCES[0] in found.text
-    assert extract(Page("", "text/html", b"<p>", "", None), Trafilatura()) == NotExtracted("empty")
+    assert extract(RawPage("", "text/html", b"<p>", "", None), Trafilatura()) == NotExtracted(
+        "empty"
+    )
 
 
 CAPTIONS = (
@@ -152,7 +154,7 @@ pieces = st.sampled_from([*tags, *signs, "<a href='>'>"])
 def test_any_html_at_all_has_a_text_at_every_quality(html: str):
     body = html.encode()
     for quality in ("fast", "balanced"):
-        page = Page("", "text/html", body, "", None)
+        page = RawPage("", "text/html", body, "", None)
         once = extract(page, MainContent(quality=quality))
         assert once == extract(page, MainContent(quality=quality))
 

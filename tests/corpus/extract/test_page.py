@@ -16,7 +16,7 @@ from trainrig.corpus.extract import (
 )
 from trainrig.corpus.extract.decode import decode
 from trainrig.corpus.extract.tidy import tidy
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 
 SENTENCE = "The mill stands by the river, and its wheel has turned there for two hundred years. "
 ARTICLE = f"""<html lang="en-GB"><head><title> The
@@ -26,8 +26,8 @@ mill </title><style>p {{color: red}}</style></head><body>
 </article><footer>Imprint and cookies</footer></body></html>"""
 
 
-def page(body: bytes, content_type: str = "text/html", charset: str | None = None) -> Page:
-    return Page("http://example.org/", content_type, body, "2024-01-01T00:00:00Z", charset)
+def page(body: bytes, content_type: str = "text/html", charset: str | None = None) -> RawPage:
+    return RawPage("http://example.org/", content_type, body, "2024-01-01T00:00:00Z", charset)
 
 
 def text_of(body: bytes, **about: str) -> str:
@@ -238,7 +238,7 @@ def test_a_page_of_too_many_tags_is_refused_and_of_as_many_as_allowed_is_not(kin
 def test_a_page_as_deep_as_allowed_is_extracted_and_one_level_more_is_not(kind):
     limit, shallow = 50, b"<br>" * 250  # only pages of many tags are looked at
 
-    def nested(levels: int) -> Page:
+    def nested(levels: int) -> RawPage:
         around = 2  # html and body
         return page(shallow + b"<div>" * (levels - around) + b"deep")
 

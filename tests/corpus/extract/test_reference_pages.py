@@ -10,7 +10,7 @@ import pytest
 
 from trainrig.corpus.extract import Extracted, MainContent, Resiliparse, extract
 from trainrig.corpus.extract.kinds import HTMLExtractor
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 
 NOUNS = ("bucket", "shard", "index", "record", "cursor", "segment", "journal", "lease", "quota")
 VERBS = ("open", "read", "write", "append", "flush", "compact", "seek", "truncate", "verify")
@@ -123,7 +123,7 @@ Study</a></nav></header><div class="md-container"><main class="md-main"><div cla
 
 def text_of(html: str, settings: HTMLExtractor) -> str:
     page = f'<!DOCTYPE html><html lang="en"><head><title>store</title></head><body>{html}</body>'
-    found = extract(Page("", "text/html", page.encode(), "", None), settings)
+    found = extract(RawPage("", "text/html", page.encode(), "", None), settings)
     assert isinstance(found, Extracted)
     return found.text
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from trainrig.corpus.extract.block_model.blocks import Blocks
+from trainrig.corpus.extract.block_model.blocks import PageBlocks
 from trainrig.corpus.extract.kinds import Favour
-from trainrig.corpus.extract.verdict import Judged
+from trainrig.corpus.extract.verdict import ScoredBlocks
 from trainrig.corpus.extract.voting import vote
 
 # Four blocks of equal length, each of more than three words.
@@ -11,12 +11,14 @@ LINES = ["ant apple axe arch", "bee bread bow bell", "cat corn cup coat", "dog d
 LARGE = 60_000  # log-odds, surer than a vote may be
 
 
-def judged(lines: list[str], odds: list[int]) -> Judged:
+def judged(lines: list[str], odds: list[int]) -> ScoredBlocks:
     page = "".join(f"<p>{line}</p>\n" for line in lines).encode()
-    return Judged(page, Blocks(page, ""), np.array(odds, np.int32))
+    return ScoredBlocks(page, PageBlocks(page, ""), np.array(odds, np.int32))
 
 
-def kept(main: Judged, whole: Judged, precision: str, balance: str = "") -> tuple[str, list[str]]:
+def kept(
+    main: ScoredBlocks, whole: ScoredBlocks, precision: str, balance: str = ""
+) -> tuple[str, list[str]]:
     """The first letters of the blocks that are kept, and what trafilatura was asked for."""
     asked = []
 

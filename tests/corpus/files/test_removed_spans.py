@@ -2,17 +2,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.files.removed_spans import Cut, Removed, carried_back, cut, disjoint, restore
+from trainrig.corpus.files.removed_spans import (
+    Removed,
+    RemovedSpan,
+    cut,
+    disjoint,
+    map_to_original,
+    restore,
+)
 
 texts = st.text(st.sampled_from("ab\n é\U0001f600"), max_size=30)
 
 
 @st.composite
-def texts_and_cuts(draw: st.DrawFn) -> tuple[str, list[Cut]]:
+def texts_and_cuts(draw: st.DrawFn) -> tuple[str, list[RemovedSpan]]:
     text = draw(texts.filter(bool))
     spans = st.tuples(st.integers(0, len(text)), st.integers(0, len(text)))
     pairs = draw(st.lists(spans.filter(lambda pair: pair[0] < pair[1]), max_size=8))
-    return text, [Cut(a, b, draw(st.sampled_from(["lines", "substrings"]))) for a, b in pairs]
+    return text, [
+        RemovedSpan(a, b, draw(st.sampled_from(["lines", "substrings"]))) for a, b in pairs
+    ]
 
 
 @given(texts_and_cuts())
@@ -50,32 +59,40 @@ def test_cuts_of_two_steps_can_be_made_at_once(given_, data):
     left, removed = cut(text, first)
     span = st.tuples(st.integers(0, len(left)), st.integers(0, len(left)))
     pairs = data.draw(st.lists(span.filter(lambda pair: pair[0] < pair[1]), max_size=4))
-    second = [Cut(start, end, "later") for start, end in pairs]
-    at_once, all_removed = cut(text, [*first, *carried_back(second, removed)])
+    second = [RemovedSpan(start, end, "later") for start, end in pairs]
+    at_once, all_removed = cut(text, [*first, *map_to_original(second, removed)])
     assert at_once == cut(left, second)[0]
     assert [span for span in all_removed if span.by != "later"] == removed
 
 
 def test_a_character_goes_to_the_cut_that_starts_first_and_then_to_the_longest():
-    cuts = [Cut(2, 6, "b"), Cut(0, 3, "a"), Cut(0, 4, "c"), Cut(1, 2, "b")]
+    cuts = [
+        RemovedSpan(2, 6, "b"),
+        RemovedSpan(0, 3, "a"),
+        RemovedSpan(0, 4, "c"),
+        RemovedSpan(1, 2, "b"),
+    ]
     assert cut("0123456789", cuts) == ("6789", [Removed(0, "0123", "c"), Removed(4, "45", "b")])
 
 
 def test_spans_of_one_step_that_touch_are_one():
-    assert cut("abcdef", [Cut(3, 5, "a"), Cut(1, 3, "a")]) == ("af", [Removed(1, "bcde", "a")])
+    assert cut("abcdef", [RemovedSpan(3, 5, "a"), RemovedSpan(1, 3, "a")]) == (
+        "af",
+        [Removed(1, "bcde", "a")],
+    )
 
 
 def test_a_text_may_go_entirely_or_stay():
-    assert cut("abc", [Cut(0, 3, "a")]) == ("", [Removed(0, "abc", "a")])
+    assert cut("abc", [RemovedSpan(0, 3, "a")]) == ("", [Removed(0, "abc", "a")])
     assert cut("abc", []) == ("abc", [])
 
 
 @pytest.mark.parametrize(("start", "end"), [(3, 3), (-1, 2), (4, 2)])
 def test_what_is_no_span_is_refused(start: int, end: int):
     with pytest.raises(ValueError, match=f"from {start} to {end}"):
-        Cut(start, end, "a")
+        RemovedSpan(start, end, "a")
 
 
 def test_a_cut_beyond_the_text_is_refused():
     with pytest.raises(ValueError, match="ends at 4 of a text of 3"):
-        cut("abc", [Cut(1, 4, "a")])
+        cut("abc", [RemovedSpan(1, 4, "a")])

@@ -6,7 +6,7 @@ import pytest
 
 from trainrig import manifest, storage
 from trainrig.corpus.files.replace import Replacement
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 
@@ -36,7 +36,7 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def begun(output: str) -> tuple[Replacement, Manifest, str]:
     """A finished output, and what is to take its place."""
-    source = Source(name="web", paths=("a.warc",))
+    source = CurationSource(name="web", paths=("a.warc",))
     stage = manifest.claim(output, Curation(output=output, sources=(source,)), {})
     storage.write(stage.path(REPORT), b"old report")
     storage.write(
@@ -108,8 +108,10 @@ def test_a_note_that_names_files_elsewhere_is_refused_before_anything_is_touched
     output: str, begun: tuple[Replacement, Manifest, str], key: str
 ) -> None:
     replacement, fresh, _ = begun
-    victim = storage.join(output, "..", "victim") if "://" not in output else f"{output}-victim"
-    storage.write(victim, b"theirs")
+    failed_page = (
+        storage.join(output, "..", "victim") if "://" not in output else f"{output}-victim"
+    )
+    storage.write(failed_page, b"theirs")
     before = contents(output)
     entries = {"new": "scratch/new", "old": [], "unlisted": []}
     entries[key] = "../victim" if key == "new" else ["../victim"]
@@ -117,6 +119,6 @@ def test_a_note_that_names_files_elsewhere_is_refused_before_anything_is_touched
     storage.write(storage.join(output, "scratch", "replacement.json"), json.dumps(note).encode())
     with pytest.raises(DataError, match="no name of a file below the folder"):
         replacement.go_on()
-    assert storage.read(victim) == b"theirs"
+    assert storage.read(failed_page) == b"theirs"
     assert contents(output) == before
     assert storage.exists(storage.join(output, manifest.MANIFEST))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig import config
-from trainrig.corpus.filters.percentile_threshold import CutOff
+from trainrig.corpus.filters.percentile_threshold import PercentileThreshold
 from trainrig.corpus.filters.score import Score
 from trainrig.corpus.run_file import Curation
 from trainrig.errors import ConfigError
@@ -17,8 +17,8 @@ COLUMNS = {
 
 def broken(score: Score, columns: dict[str, np.ndarray] = COLUMNS) -> list[bool]:
     (limit,) = score.limits()
-    if isinstance(limit, CutOff):
-        limit = limit.placed(limit.place(columns))
+    if isinstance(limit, PercentileThreshold):
+        limit = limit.placed(limit.resolve(columns))
     return limit.broken(columns).tolist()
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from trainrig.corpus.models.language_model import LanguageModel, train
 from trainrig.corpus.models.perplexity import Perplexity, buckets, cutoffs
 from trainrig.corpus.models.subwords import (
-    Cutter,
     Subwords,
+    TextEncoder,
     TokenizerFile,
     Words,
     lines,
@@ -140,7 +140,7 @@ def test_a_tokenizer_may_be_there_already(tmp_path):
 @given(texts=st.lists(st.text(st.sampled_from("ab <s>/é\u00a0\u03a3\n\tΣ1")), max_size=3))
 def test_words_cut_one_by_one_are_cut_as_the_line_is(pieces, texts):
     tokenizer = tokenizers.Tokenizer.from_str(make_tokenizer(pieces, iter(TEXTS)))
-    cutter = Cutter(tokenizer.to_str(), "here")
+    cutter = TextEncoder(tokenizer.to_str(), "here")
     assert cutter._by_word
     found, _ = cutter.cut(texts, np.arange(cutter.pieces, dtype=np.uint32) + 3)
     expected = []
@@ -153,7 +153,7 @@ def test_words_cut_one_by_one_are_cut_as_the_line_is(pieces, texts):
 def test_a_tokenizer_that_may_look_beyond_a_word_is_given_lines():
     plain = tokenizers.Tokenizer.from_str(make_tokenizer(Words(), iter(["a b"])))
     plain.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
-    assert not Cutter(plain.to_str(), "here")._by_word
+    assert not TextEncoder(plain.to_str(), "here")._by_word
 
 
 def test_texts_without_a_line_train_nothing():

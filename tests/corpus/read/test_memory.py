@@ -10,12 +10,12 @@ import pytest
 
 MEASURED = """
 import resource, sys
-from trainrig.corpus.read import Reading, Unreadable, files_of, pieces, read
+from trainrig.corpus.read import ReadSettings, Unreadable, files_of, pieces, read
 
 def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
-before, reading = peak_mib(), Reading(documents=sys.argv[2])
+before, reading = peak_mib(), ReadSettings(documents=sys.argv[2])
 found = [
     page.reason if isinstance(page, Unreadable) else len(page.body)
     for group in pieces(files_of([sys.argv[1]]), reading)

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from trainrig import storage
 from trainrig.corpus.read import (
     File,
-    Page,
-    Piece,
-    Reading,
+    InputPiece,
+    RawPage,
+    ReadSettings,
     Unreadable,
     as_json,
     files_of,
@@ -48,24 +48,26 @@ Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
 NOISE = random.Random(0).randbytes(50_000)
 
 
-def pages(count: int, size: int = 3_000) -> list[Page]:
+def pages(count: int, size: int = 3_000) -> list[RawPage]:
     return [
-        Page(f"http://a/{n}", "text/html", NOISE[n : n + size], "2020-01-01T00:00:00Z", None)
+        RawPage(f"http://a/{n}", "text/html", NOISE[n : n + size], "2020-01-01T00:00:00Z", None)
         for n in range(count)
     ]
 
 
-def read_all(groups: Sequence[Sequence[Piece]], reading: Reading) -> list[Page | Unreadable]:
+def read_all(
+    groups: Sequence[Sequence[InputPiece]], reading: ReadSettings
+) -> list[RawPage | Unreadable]:
     return [page for group in groups for piece in group for page in read(piece, reading)]
 
 
-def bodies(found: Sequence[Page | Unreadable]) -> list[bytes | str]:
-    return [each.body if isinstance(each, Page) else each.reason for each in found]
+def bodies(found: Sequence[RawPage | Unreadable]) -> list[bytes | str]:
+    return [each.body if isinstance(each, RawPage) else each.reason for each in found]
 
 
 def test_a_large_archive_is_split_and_nothing_is_lost(tmp_path: Path):
     write_warc(str(tmp_path / "a.warc.gz"), written := pages(60))
-    reading = Reading(piece_bytes=20_000)
+    reading = ReadSettings(piece_bytes=20_000)
     groups = pieces(files_of([str(tmp_path)]), reading)
     assert len(groups) == 10
     assert all(0 < len(list(read(piece, reading))) < 12 for group in groups for piece in group)
@@ -75,7 +77,7 @@ def test_a_large_archive_is_split_and_nothing_is_lost(tmp_path: Path):
 def test_small_files_are_grouped_in_the_order_of_their_names(tmp_path: Path):
     for n in range(1_000):
         (tmp_path / f"{n:04d}.html").write_bytes(b"<html>" + NOISE[:n])
-    reading = Reading(piece_bytes=10 * OPENING)
+    reading = ReadSettings(piece_bytes=10 * OPENING)
     groups = pieces(files_of([str(tmp_path)]), reading)
     assert 1_000 / 10 < len(groups) < 1_000 / 8
     assert [p.name for group in groups for p in group] == [f"{n:04d}.html" for n in range(1_000)]
@@ -94,7 +96,7 @@ def test_by_default_a_source_is_cut_by_its_own_size(total: int, piece_bytes: int
 
 
 def test_a_piece_travels_as_plain_json():
-    piece = Piece("s3://a/b.warc.gz", "b.warc.gz", "warc", 10, None)
+    piece = InputPiece("s3://a/b.warc.gz", "b.warc.gz", "warc", 10, None)
     assert from_json(json.loads(json.dumps(as_json(piece)))) == piece
 
 
@@ -104,21 +106,21 @@ def test_one_packed_stream_is_one_piece(tmp_path: Path):
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(unpacked))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 10 + NOISE))
     (tmp_path / "c.warc.zst").write_bytes(pa.Codec("zstd").compress(unpacked, asbytes=True))
-    groups = pieces(files_of([str(tmp_path)]), Reading(piece_bytes=10_000))
+    groups = pieces(files_of([str(tmp_path)]), ReadSettings(piece_bytes=10_000))
     assert [[(p.name, p.begin, p.end) for p in group] for group in groups] == [
         [("a.warc.gz", 0, None)],
         [("b.jsonl.gz", 0, None)],
         [("c.warc.zst", 0, None)],
     ]
-    assert read_all(groups[:1], Reading()) == pages(60)
-    assert read_all(groups[2:], Reading()) == pages(60)
+    assert read_all(groups[:1], ReadSettings()) == pages(60)
+    assert read_all(groups[2:], ReadSettings()) == pages(60)
 
 
 def test_parquet_is_cut_by_row_groups_of_what_is_read(tmp_path: Path):
     texts = [NOISE[n : n + 2_000].hex() for n in range(100)]
     table = pa.table({"text": texts, "unread": [NOISE.hex()] * 100})
     pq.write_table(table, tmp_path / "a.parquet", 10, compression="NONE", use_dictionary=False)
-    reading = Reading(piece_bytes=100_000)
+    reading = ReadSettings(piece_bytes=100_000)
     groups = pieces(files_of([str(tmp_path)]), reading)
     assert [(p.begin, p.end) for group in groups for p in group] == [
         (0, 2),
@@ -137,7 +139,7 @@ LINES = st.lists(
 CUTS = st.lists(st.integers(0), min_size=1, max_size=5)
 
 
-def in_pieces(data: bytes, cuts: Sequence[int], read_piece: Callable) -> list[Page | Unreadable]:
+def in_pieces(data: bytes, cuts: Sequence[int], read_piece: Callable) -> list[RawPage | Unreadable]:
     bounds = [0, *sorted({1 + cut % max(1, len(data)) for cut in cuts}), len(data) + 1]
     return [
         page
@@ -151,7 +153,7 @@ def in_pieces(data: bytes, cuts: Sequence[int], read_piece: Callable) -> list[Pa
 @given(parts=LINES, end=st.sampled_from([b"", b"no line end"]), cuts=CUTS)
 @example(parts=[b"a\n", b"\n", b"b\n"], end=b"", cuts=[0, 1, 2, 3])
 def test_text_gives_in_pieces_what_it_gives_at_once(documents, parts, end, cuts):
-    data, reading = b"".join(parts) + end, Reading(documents=documents)
+    data, reading = b"".join(parts) + end, ReadSettings(documents=documents)
 
     def read_piece(stream, begin=0, end=None):
         return read_text(stream, "a.txt", reading, begin, end)
@@ -174,7 +176,7 @@ def test_json_lines_give_in_pieces_what_they_give_at_once(parts, objects, cuts, 
 def test_an_s3_archive_is_read_by_ranges_through_a_bad_day(proxy: Proxy, s3: str):
     write_warc(f"{s3}/crawl/a.warc.gz", written := pages(60))
     storage.write(f"{s3}/crawl/b.jsonl", b'{"text": "b"}\n' * 5_000)
-    reading = Reading(piece_bytes=20_000)
+    reading = ReadSettings(piece_bytes=20_000)
     groups = pieces(files_of([f"{s3}/crawl"]), reading)
     assert len(groups) > 10
     proxy.how, proxy.times = "slow_down", 5
@@ -193,8 +195,8 @@ def test_storage_that_stays_away_is_not_taken_for_damage(
 ):
     path = tmp_path / name
     path.write_bytes(make_file(name))
-    (piece,) = pieces(files_of([str(path)]), Reading())[0]
-    assert all(isinstance(page, Page) for page in read(piece, Reading()))
+    (piece,) = pieces(files_of([str(path)]), ReadSettings())[0]
+    assert all(isinstance(page, RawPage) for page in read(piece, ReadSettings()))
 
     class Failing(io.BytesIO):
         """Fails behind its first bytes, as S3 does when all attempts are used up."""
@@ -211,7 +213,7 @@ def test_storage_that_stays_away_is_not_taken_for_damage(
 
     monkeypatch.setattr(storage, "open_read", lambda path: Failing(make_file(name)))
     with pytest.raises(type(failure)):
-        list(read(piece, Reading()))
+        list(read(piece, ReadSettings()))
 
 
 def make_file(name: str) -> bytes:
@@ -237,7 +239,7 @@ def test_a_real_crawl_gives_the_same_pages_however_it_is_cut(test_data: Path):
     path = str(test_data / "crawl/0009.warc.gz")
     whole = list(read_warc(path))
     for piece_bytes in (250_000, 777_777):
-        reading = Reading(piece_bytes=piece_bytes)
+        reading = ReadSettings(piece_bytes=piece_bytes)
         groups = pieces(files_of([path]), reading)
         assert len(groups) == round(storage.size(path) / piece_bytes)
         assert read_all(groups, reading) == whole
@@ -249,7 +251,7 @@ def test_where_says_nothing_of_the_folder(tmp_path: Path):
         (tmp_path / folder / "in/a.jsonl").write_bytes(b'{"text": 1}\n[]\nnull\n\xff\n')
         (tmp_path / folder / "b.txt").write_bytes(b"\0\0")
     found = [
-        read_all(pieces(files_of([str(tmp_path / each)]), Reading()), Reading())
+        read_all(pieces(files_of([str(tmp_path / each)]), ReadSettings()), ReadSettings())
         for each in ("one", "two/deep")
     ]
     assert found[0] == found[1]

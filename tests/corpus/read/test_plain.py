@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainrig.corpus.read import Page, Reading, Unreadable, plain
+from trainrig.corpus.read import RawPage, ReadSettings, Unreadable, plain
 from trainrig.corpus.read import lines as reading_lines
 from trainrig.corpus.read.plain import read_page, read_text
 
 
-def outcome(found: Iterator[Page | Unreadable]) -> list[str]:
+def outcome(found: Iterator[RawPage | Unreadable]) -> list[str]:
     return [
-        each.body.decode(each.charset or "utf-8") if isinstance(each, Page) else each.reason
+        each.body.decode(each.charset or "utf-8") if isinstance(each, RawPage) else each.reason
         for each in found
     ]
 
 
 def texts(data: bytes, documents: str = "file", encoding: str | None = None) -> list[str]:
-    reading = Reading(documents=documents, encoding=encoding)  # type: ignore[arg-type]
+    reading = ReadSettings(documents=documents, encoding=encoding)  # type: ignore[arg-type]
     return outcome(read_text(io.BytesIO(data), "a.txt", reading))
 
 
@@ -53,7 +53,7 @@ def test_an_encoding_that_is_stated_is_believed():
     assert texts(data, "line", "utf-16-le") == ["ядро", "сеть"]
     assert texts("ядро\nсеть\n".encode("koi8-r"), "line", "koi8-r") == ["ядро", "сеть"]
     with pytest.raises(ValidationError, match="no encoding is named 'utf-9'"):
-        Reading(encoding="utf-9")
+        ReadSettings(encoding="utf-9")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_documents_and_files_too_large_are_passed_over(monkeypatch: pytest.Monke
 
 @given(st.binary(max_size=200), st.sampled_from(["file", "line", "block"]))
 def test_any_bytes_at_all_are_read(data: bytes, documents: str):
-    list(read_text(io.BytesIO(data), "a", Reading(documents=documents)))  # type: ignore[arg-type]
+    list(read_text(io.BytesIO(data), "a", ReadSettings(documents=documents)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_any_bytes_at_all_are_read(data: bytes, documents: str):
 )
 def test_a_saved_page_has_its_url_from_its_place(base_url: str, expected: str):
     (page,) = read_page(io.BytesIO(b"<p>"), "a b/é.html", base_url)
-    assert page == Page(expected, "text/html", b"<p>", "", None)
+    assert page == RawPage(expected, "text/html", b"<p>", "", None)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.read import Fields, Page, Unreadable
+from trainrig.corpus.read import Fields, RawPage, Unreadable
 from trainrig.corpus.read import lines as reading_lines
 from trainrig.corpus.read import rows as reading_rows
 from trainrig.corpus.read.jsonl import read_jsonl
@@ -22,8 +22,8 @@ from trainrig.corpus.read.parquet import read_parquet, row_group_bytes
 from trainrig.errors import DataError
 
 
-def outcome(found: Iterator[Page | Unreadable]) -> list[bytes | str]:
-    return [each.body if isinstance(each, Page) else each.reason for each in found]
+def outcome(found: Iterator[RawPage | Unreadable]) -> list[bytes | str]:
+    return [each.body if isinstance(each, RawPage) else each.reason for each in found]
 
 
 def read_lines(data: bytes, fields: Fields | None = None) -> list[bytes | str]:
@@ -39,7 +39,7 @@ def parquet(rows: list[dict[str, Any]], row_group_size: int = 10) -> bytes:
 def test_fields_are_found_by_the_names_in_the_run_file():
     fields = Fields(text="content", url="link", id="key", date="at", metadata=("stars", "tags"))
     row = {"content": "é", "link": "http://a/", "key": 7, "stars": 5, "tags": ["a"], "text": "no"}
-    expected = Page(
+    expected = RawPage(
         "http://a/", "text/plain", "é".encode(), "", "utf-8", "7", {"stars": "5", "tags": '["a"]'}
     )
     assert list(read_jsonl(io.BytesIO(json.dumps(row).encode()), "a", fields)) == [expected]
@@ -49,14 +49,14 @@ def test_fields_are_found_by_the_names_in_the_run_file():
 def test_a_date_column_is_told_in_iso_8601():
     data = parquet([{"text": "a", "date": datetime(2024, 5, 18, 1, 58, 10)}])
     (page,) = read_parquet(io.BytesIO(data), "a", Fields())
-    assert isinstance(page, Page)
+    assert isinstance(page, RawPage)
     assert page.date == "2024-05-18T01:58:10"
 
 
 def test_a_field_of_html_gives_a_page_to_extract():
     data = b'{"html": "<p>a</p>", "text": "a"}'
     (page,) = read_jsonl(io.BytesIO(data), "a", Fields(html="html"))
-    assert page == Page("", "text/html", b"<p>a</p>", "", "utf-8")
+    assert page == RawPage("", "text/html", b"<p>a</p>", "", "utf-8")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_damaged_row_group_does_not_cost_the_others():
     place = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(1).column(0).data_page_offset
     data[place : place + 8] = b"\xff" * 8
     found = list(read_parquet(io.BytesIO(bytes(data)), "a", Fields()))
-    texts = [page.body.decode() for page in found if isinstance(page, Page)]
+    texts = [page.body.decode() for page in found if isinstance(page, RawPage)]
     assert texts == [f"text {n}" for n in range(30) if not 10 <= n < 20 and n != 25]
     assert [each for each in found if isinstance(each, Unreadable)] == [
         Unreadable("a: row group 1 from row 10 on", "damaged_parquet"),

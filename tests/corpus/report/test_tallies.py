@@ -4,7 +4,13 @@ from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters import GopherQuality, Language, Length
 from trainrig.corpus.filters.rule_verdicts import Rule, rules_of
 from trainrig.corpus.report.page import curation_page
-from trainrig.corpus.report.tallies import Account, SampleRow, SourceRow, StepRow, account
+from trainrig.corpus.report.tallies import (
+    CurationTallies,
+    SampleRow,
+    SourceRow,
+    StepRow,
+    tally_curation,
+)
 from trainrig.report import percent
 
 RULES = {"web": rules_of((Length(), Language(), GopherQuality()))}
@@ -65,7 +71,7 @@ PAIRS = [
         "similarity": 0.8125,
     }
 ]
-TOLD = account(JUDGED, WRITTEN, SAMPLES, PAIRS, frozenset({"words"}))
+TOLD = tally_curation(JUDGED, WRITTEN, SAMPLES, PAIRS, frozenset({"words"}))
 
 
 def test_every_document_is_in_one_row_of_first_drops_or_kept() -> None:
@@ -117,7 +123,7 @@ COUNTS = {
 COST = {"cpu_seconds": 2.0, "page_bytes": 9_000, "peak_bytes": 2**27}
 
 
-def page(told: Account = TOLD, rules: dict[str, tuple[Rule, ...]] = RULES) -> str:
+def page(told: CurationTallies = TOLD, rules: dict[str, tuple[Rule, ...]] = RULES) -> str:
     return curation_page(told, COUNTS, rules, COST, {"Inputs": {"web": "abc"}}, MinHash())
 
 
@@ -134,7 +140,7 @@ def test_the_page_warns_of_hosts_whose_pages_were_hardly_extracted() -> None:
     html = page()
     assert "Of 2 hosts the median page kept less than 0.5 of its main content" in html
     assert "(thin.example 0.31, &lt;i&gt;.example 0.49): see the part on extraction." in html
-    whole = account(JUDGED, {**WRITTEN, "hosts": {}}, SAMPLES, PAIRS, frozenset({"words"}))
+    whole = tally_curation(JUDGED, {**WRITTEN, "hosts": {}}, SAMPLES, PAIRS, frozenset({"words"}))
     assert "the median page kept" not in page(whole)
 
 
@@ -146,7 +152,7 @@ def test_a_near_duplicate_stands_beside_what_was_kept_and_differences_are_marked
 
 
 def test_the_page_of_nothing_says_so() -> None:
-    nothing = Account((), (), (), (), (), (), ())
+    nothing = CurationTallies((), (), (), (), (), (), ())
     html = curation_page(
         nothing,
         dict.fromkeys(COUNTS, 0),

@@ -7,33 +7,33 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.document import document_id
 from trainrig.corpus.extract import PlainText, extract
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.row_schema import pool_schema
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.signals import measure
-from trainrig.corpus.stages.measure_signals import Measured, measured
+from trainrig.corpus.stages.measure_signals import MeasuredPages, measured
 
 DATE = "2024-05-18T01:58:10Z"
 TEXT = "The keeper of the lighthouse writes to the harbor master that the lamp has to be mended."
 
 
 def run_of(pii: PII = PII(), **source: Any) -> Curation:  # noqa: B008
-    one = Source(**{"name": "web", "paths": ("a.warc",), **source})
+    one = CurationSource(**{"name": "web", "paths": ("a.warc",), **source})
     return Curation(output="out", sources=(one,), pii=pii)
 
 
-def page(text: str, title: str = "") -> Page:
+def page(text: str, title: str = "") -> RawPage:
     body = f"<html><head><title>{title}</title></head><body><p>{text}</p></body></html>"
-    return Page("http://web.example/", "text/html", body.encode(), DATE, "utf-8")
+    return RawPage("http://web.example/", "text/html", body.encode(), DATE, "utf-8")
 
 
-def made(run: Curation, pages: list[tuple[int, Page]]) -> Measured:
+def made(run: Curation, pages: list[tuple[int, RawPage]]) -> MeasuredPages:
     (source,) = run.sources
     return measured(run, source, pages, lambda pages: [extract(p, source.extractor) for p in pages])
 
 
-def row_of(page: Page, pii: PII = PII()) -> dict[str, Any]:  # noqa: B008
+def row_of(page: RawPage, pii: PII = PII()) -> dict[str, Any]:  # noqa: B008
     run = run_of(pii)
     (row,) = made(run, [(7, page)]).rows.to_pylist()
     return row
@@ -59,7 +59,7 @@ def test_a_row_says_how_much_of_the_main_content_was_extracted() -> None:
     assert row_of(page(TEXT))["extracted_share"] == 1.0
     furniture = "<h3>Related articles</h3><ul>" + "<li><a href='/1'>More stories</a>" * 5 + "</ul>"
     body = f"<title>Lamps</title><article><h1>Lamps</h1>{f'<p>{TEXT}</p>' * 6}{furniture}</article>"
-    share = row_of(Page("http://web.example/", "text/html", body.encode(), DATE, None))
+    share = row_of(RawPage("http://web.example/", "text/html", body.encode(), DATE, None))
     assert 0.5 < share["extracted_share"] < 1.0
 
 
@@ -96,7 +96,7 @@ def test_the_sources_own_extractor_is_asked() -> None:
 
 
 def test_pages_keep_their_numbers_and_what_is_no_text_is_told_with_its_own() -> None:
-    image = Page("http://web.example/ann@web.example", "image/png", b"\x89PNG", DATE, None)
+    image = RawPage("http://web.example/ann@web.example", "image/png", b"\x89PNG", DATE, None)
     run = run_of()
     found = made(run, [(3, page(TEXT)), (5, image), (8, page(TEXT))])
     assert found.rows["row"].to_pylist() == [3, 8]
@@ -119,7 +119,7 @@ def test_any_page_at_all_gets_a_row_that_can_be_written_or_a_reason(
     body: bytes, content_type: str, charset: str | None
 ) -> None:
     run = run_of()
-    found = made(run, [(0, Page("", content_type, body, DATE, charset))])
+    found = made(run, [(0, RawPage("", content_type, body, DATE, charset))])
     if found.quarantined:
         assert found.quarantined[0]["reason"] in ("not_text", "binary", "empty")
         assert len(found.rows) == 0
@@ -130,7 +130,7 @@ def test_any_page_at_all_gets_a_row_that_can_be_written_or_a_reason(
 
 def test_a_url_loses_its_personal_data_but_not_its_host() -> None:
     plain = page("Any text at all.")
-    told = Page(
+    told = RawPage(
         "http://8.8.8.8/list?mail=ann@example.com",
         plain.content_type,
         plain.body,

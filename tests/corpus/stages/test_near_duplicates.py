@@ -19,12 +19,12 @@ from trainrig import config, manifest, storage
 from trainrig.corpus.curate import DROPPED, KEPT, curate, read_rows
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.decisions.keep import BestSignal, Earliest, Longest, SourcePriority
-from trainrig.corpus.dedup.pairs.partition_plan import Plan
+from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
 from trainrig.corpus.dedup.pairs.verify import Verification
 from trainrig.corpus.extract.guard import Guard, Outcome
-from trainrig.corpus.read import Page, Reading
+from trainrig.corpus.read import RawPage, ReadSettings
 from trainrig.corpus.read.web_archives.warc import write_warc
-from trainrig.corpus.run_file import Curation, Source, WipeOut
+from trainrig.corpus.run_file import Curation, CurationSource, WipeOut
 from trainrig.corpus.stages.near_duplicates import INDEX, REVOKED
 from trainrig.errors import ConfigError, DataError
 
@@ -32,7 +32,7 @@ WORDS = [f"word{n}" for n in range(300)]
 FIXED = {"bands": 16, "rows": 4, "permutations": 64}  # whatever the threshold is
 
 
-def unguarded(guard: Guard, pages: Iterable[Page]) -> Iterator[Outcome]:
+def unguarded(guard: Guard, pages: Iterable[RawPage]) -> Iterator[Outcome]:
     """What a Guard does, without the child that each curation would wait for."""
     extract, settings, *_ = pickle.loads(guard._task)
     return (extract(page, settings) for page in pages)
@@ -61,22 +61,22 @@ def changed(text: str, *places: int) -> str:
     return " ".join(words)
 
 
-def page(name: str, text: str, day: int = 1) -> Page:
+def page(name: str, text: str, day: int = 1) -> RawPage:
     date = f"2024-05-{day:02d}T01:58:10Z"
-    return Page(f"http://web.example/{name}", "text/plain", text.encode(), date, "utf-8")
+    return RawPage(f"http://web.example/{name}", "text/plain", text.encode(), date, "utf-8")
 
 
-def run_on(folder: Path, *crawls: list[Page], name: str = "out", **changes: Any) -> Curation:
+def run_on(folder: Path, *crawls: list[RawPage], name: str = "out", **changes: Any) -> Curation:
     """A run on archives of pages, one each, into `folder/name`."""
     for number, pages in enumerate(crawls):
         path = folder / f"{name}-{number}.warc.gz"
         if not path.exists():
             write_warc(str(path), pages)
-    source = Source(
+    source = CurationSource(
         name="web",
         paths=(str(folder / f"{name}-*.warc.gz"),),
         filters=(),
-        reading=Reading(piece_bytes=4_000),  # a split for each of these small files
+        reading=ReadSettings(piece_bytes=4_000),  # a split for each of these small files
     )
     settings: dict[str, Any] = {"output": str(folder / name), "workers": 0, "sources": (source,)}
     return Curation(**{**settings, **changes})
@@ -198,7 +198,7 @@ def test_what_may_be_taken_is_said_and_the_run_asked_for_it(
     run = run_on(tmp_path, FAMILY)
     curate(run)
     (line,) = (message for message in caplog.messages if "copies are looked for" in message)
-    assert line.startswith(f"{run.output}: copies are looked for among 6 documents, in 1 stretch")
+    assert line.startswith(f"{run.output}: copies are looked for among 6 documents, in 1 partition")
     assert line.endswith("MiB at most")
 
 
@@ -211,9 +211,9 @@ CRAWL = [
 ]  # fmt: skip
 
 
-def apart(shelves: Any, bands: int, memory: int) -> Plan:
+def apart(split_indexes: Any, bands: int, memory: int) -> PartitionPlan:
     """A task for each split, and three for the keys, of few entries at a time."""
-    return Plan(tuple((n, n + 1) for n in range(len(shelves))), 3, 40, 40, 0)
+    return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 3, 40, 40, 0)
 
 
 @pytest.fixture(scope="module")
@@ -258,10 +258,10 @@ from unittest import mock
 from trainrig import config
 from trainrig.ray_runtime import ray_session
 from trainrig.corpus.curate import Curation, curate
-from trainrig.corpus.dedup.pairs.partition_plan import Plan
+from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
 
-def apart(shelves, bands, memory):
-    return Plan(tuple((n, n + 1) for n in range(len(shelves))), 9, 10**9, 10**9, 0)
+def apart(split_indexes, bands, memory):
+    return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 9, 10**9, 10**9, 0)
 
 options = {**ray_session._local_options(), "num_cpus": 8}
 with mock.patch.object(ray_session, "_local_options", lambda: options):
@@ -282,10 +282,10 @@ import os, signal, sys
 from unittest import mock
 from trainrig import config, storage
 from trainrig.corpus.curate import Curation, curate
-from trainrig.corpus.dedup.pairs.partition_plan import Plan
+from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
 
-def apart(shelves, bands, memory):
-    return Plan(tuple((n, n + 1) for n in range(len(shelves))), 3, 40, 40, 0)
+def apart(split_indexes, bands, memory):
+    return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 3, 40, 40, 0)
 
 left, write = int(sys.argv[2]), storage.write
 
@@ -327,7 +327,7 @@ def test_the_keep_rule_of_the_run_file_decides(tmp_path: Path) -> None:
     assert kept(longest) == {"long"}
 
 
-def curated(folder: Path, pages: list[Page], **changes: Any) -> str:
+def curated(folder: Path, pages: list[RawPage], **changes: Any) -> str:
     folder.mkdir()
     run = run_on(folder, pages, **changes)
     curate(run)
@@ -338,7 +338,7 @@ def test_a_source_may_come_first(tmp_path: Path) -> None:
     for name, text in (("books", changed(prose(1), 75)), ("web", prose(1) + " and more")):
         write_warc(str(tmp_path / f"{name}.warc.gz"), [page(name, text)])
     sources = tuple(
-        Source(name=name, paths=(str(tmp_path / f"{name}.warc.gz"),), filters=())
+        CurationSource(name=name, paths=(str(tmp_path / f"{name}.warc.gz"),), filters=())
         for name in ("web", "books")
     )
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=sources)
@@ -445,7 +445,9 @@ NEW = [
 EARLY = {"keep_rule": Earliest(), "near_duplicates": MinHash(**FIXED, threshold=0.85)}
 
 
-def held_to(tmp_path: Path, old: list[Page], new: list[Page], **changes: Any) -> tuple[str, str]:
+def held_to(
+    tmp_path: Path, old: list[RawPage], new: list[RawPage], **changes: Any
+) -> tuple[str, str]:
     """The outputs of two crawls, the second against the first."""
     first = run_on(tmp_path, old, name="old", index=True, **changes)
     curate(first)

@@ -15,9 +15,9 @@ from trainrig import manifest, storage
 from trainrig.corpus.curate import curate
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.extract.guard import Guard
-from trainrig.corpus.read import Page, Unreadable
+from trainrig.corpus.read import RawPage, Unreadable
 from trainrig.corpus.read.web_archives.warc import write_warc
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.stages import read_pages
 from trainrig.corpus.stages.read_pages import cut
 
@@ -40,7 +40,7 @@ def archive(tmp_path: Path) -> str:
 
 
 def run_on(archive: str, output: Path) -> Curation:
-    source = Source(name="web", paths=(archive,), filters=())
+    source = CurationSource(name="web", paths=(archive,), filters=())
     return Curation(output=str(output), workers=0, sources=(source,))
 
 
@@ -56,7 +56,7 @@ def test_what_was_extracted_is_not_extracted_again(
     curate(run_on(archive, tmp_path / "whole"))
     extracted: Counter[str] = Counter()
 
-    def counting(guard: Guard, pages: Iterable[Page]) -> Iterator[Any]:
+    def counting(guard: Guard, pages: Iterable[RawPage]) -> Iterator[Any]:
         for page in pages:
             extracted[page.url] += 1
             if extracted.total() in whens:
@@ -76,7 +76,7 @@ def test_what_was_extracted_is_not_extracted_again(
 
 records = st.lists(
     st.one_of(
-        st.integers(0, 60).map(lambda size: Page("", "", b"x" * size, "", None)),
+        st.integers(0, 60).map(lambda size: RawPage("", "", b"x" * size, "", None)),
         st.just(Unreadable("a", "revisit")),
     ),
     max_size=60,
@@ -91,7 +91,7 @@ def test_parts_are_whole_and_bounded(found: list[Any], most: int, largest: int) 
         parts = list(cut(found))
     assert [record for part in parts for record in part] == found
     for part in parts:
-        sizes = [len(record.body) for record in part if isinstance(record, Page)]
+        sizes = [len(record.body) for record in part if isinstance(record, RawPage)]
         assert 1 <= len(part) <= most
         assert sum(sizes) - (sizes[-1] if sizes else 0) < largest
 
@@ -115,6 +115,6 @@ def test_a_part_of_which_a_file_is_missing_is_done_again(
 
 
 def test_inputs_that_hold_nothing_are_told(tmp_path: Path) -> None:
-    write_warc(str(tmp_path / "pages.warc.gz"), [Page("http://a/", "image/png", b"", "", None)])
+    write_warc(str(tmp_path / "pages.warc.gz"), [RawPage("http://a/", "image/png", b"", "", None)])
     with pytest.raises(Exception, match=r"none of 1 records gave a document \(not_text 1\)"):
         curate(run_on(str(tmp_path / "pages.warc.gz"), tmp_path / "out"))

@@ -15,7 +15,7 @@ from trainrig.corpus.decontaminate import GPT3, Benchmark, Decontamination
 from trainrig.corpus.dedup.lines import CommonLines
 from trainrig.corpus.dedup.substrings import ExactSubstrings
 from trainrig.corpus.files.removed_spans import Removed, restore
-from trainrig.corpus.run_file import Source, WipeOut
+from trainrig.corpus.run_file import CurationSource, WipeOut
 from trainrig.corpus.stages.span_removal import cut_passes
 from trainrig.errors import DataError
 from trainrig.manifest import read_manifest
@@ -58,7 +58,7 @@ def make_run(tmp_path: Path):
             (tmp_path / f"{half}.jsonl").write_text("\n".join(lines))
         limits = changes.pop("wipe_out", WipeOut())
         paths = (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
-        source = Source(name="web", paths=paths, filters=(), wipe_out=limits)
+        source = CurationSource(name="web", paths=paths, filters=(), wipe_out=limits)
         given = {"output": str(tmp_path / name), "workers": 0, "sources": (source,), **changes}
         return Curation(**given)
 

@@ -4,13 +4,13 @@ import pytest
 
 from trainrig import hardware
 from trainrig.launch.check.notice import notice_warnings
-from trainrig.launch.check.pools import Pool, estimate
+from trainrig.launch.check.pools import PricedPool, estimate
 from trainrig.launch.check.quotas import quotas
 
 TABLE = hardware.load()
-HEAD = Pool("head", "m7i.2xlarge", "on-demand", 1, 1, 0, 0)
-CPU = Pool("cpu", "m7i.8xlarge", "spot", 0, 16, 32, 0)
-GPU = Pool("gpu", "p5.48xlarge", "spot", 0, 4, 192, 8)
+HEAD = PricedPool("head", "m7i.2xlarge", "on-demand", 1, 1, 0, 0)
+CPU = PricedPool("cpu", "m7i.8xlarge", "spot", 0, 16, 32, 0)
+GPU = PricedPool("gpu", "p5.48xlarge", "spot", 0, 4, 192, 8)
 
 
 def usd(name: str) -> float:
@@ -42,7 +42,7 @@ def test_spot_is_reckoned_at_the_list_price_where_its_own_is_not_known() -> None
 
 
 def test_what_has_no_price_makes_no_sum() -> None:
-    unknown = Pool("odd", "x9.huge", "spot", 0, 1, 1, 0)
+    unknown = PricedPool("odd", "x9.huge", "spot", 0, 1, 1, 0)
     found = estimate([HEAD, unknown], None, TABLE)
     assert found.usd_most is None
     assert found.usd_idle == usd("m7i.2xlarge")
@@ -54,8 +54,8 @@ def test_what_is_not_rented_costs_nothing() -> None:
 
 
 def test_quotas_of_aws_are_virtual_cpus_by_family_and_market() -> None:
-    more = Pool("l4", "g6.xlarge", "spot", 0, 10, 4, 1)
-    old = Pool("a100", "p4d.24xlarge", "spot", 0, 2, 96, 8)
+    more = PricedPool("l4", "g6.xlarge", "spot", 0, 10, 4, 1)
+    old = PricedPool("a100", "p4d.24xlarge", "spot", 0, 2, 96, 8)
     found = {each.name: each.needed for each in quotas("aws", [HEAD, CPU, GPU, more, old], TABLE)}
     assert found == {
         "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances": 8,
@@ -68,10 +68,10 @@ def test_quotas_of_aws_are_virtual_cpus_by_family_and_market() -> None:
 
 def test_quotas_of_google_are_processors_and_accelerators() -> None:
     pools = [
-        Pool("head", "n2-standard-8", "on-demand", 1, 1, 0, 0),
-        Pool("cpu", "n2-standard-32", "spot", 0, 2, 32, 0),
-        Pool("gpu", "a3-highgpu-8g", "spot", 0, 4, 208, 8),
-        Pool("own", "a2-ultragpu-1g", "on-demand", 0, 3, 12, 1),
+        PricedPool("head", "n2-standard-8", "on-demand", 1, 1, 0, 0),
+        PricedPool("cpu", "n2-standard-32", "spot", 0, 2, 32, 0),
+        PricedPool("gpu", "a3-highgpu-8g", "spot", 0, 4, 208, 8),
+        PricedPool("own", "a2-ultragpu-1g", "on-demand", 0, 3, 12, 1),
     ]
     found = {each.name: each.needed for each in quotas("gcp", pools, TABLE)}
     assert found == {

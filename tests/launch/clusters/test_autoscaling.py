@@ -13,9 +13,9 @@ import trouble
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import REPORT_PAGE, Curation, curate
-from trainrig.corpus.read import Page, Reading
+from trainrig.corpus.read import RawPage, ReadSettings
 from trainrig.corpus.read.web_archives.warc import write_warc
-from trainrig.corpus.run_file import Source
+from trainrig.corpus.run_file import CurationSource
 from trainrig.errors import ConfigError
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.ray_runtime import ray_session
@@ -24,7 +24,7 @@ from trainrig.train.elastic import trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 WHEN = "2024-05-18T01:58:10Z"
-APART = Reading(piece_bytes=17_000)  # a piece for each of these small files
+APART = ReadSettings(piece_bytes=17_000)  # a piece for each of these small files
 SPLITS = [Split(f"split-{number}", {"number": number}) for number in range(6)]
 
 
@@ -89,11 +89,11 @@ def test_a_curation_on_nodes_that_came_for_it_equals_one_without_any(scaled, tmp
     for number in range(3):
         texts = (" ".join(words[at : at + 90 + number]) + "." for at in range(0, 9000, 100))
         pages = [
-            Page(f"http://web.example/{number}-{at}", "text/plain", text.encode(), WHEN, "utf-8")
+            RawPage(f"http://web.example/{number}-{at}", "text/plain", text.encode(), WHEN, "utf-8")
             for at, text in enumerate(texts)
         ]
         write_warc(str(tmp_path / f"{number}.warc.gz"), pages)
-    source = Source(name="web", paths=(f"{tmp_path}/*.warc.gz",), reading=APART)
+    source = CurationSource(name="web", paths=(f"{tmp_path}/*.warc.gz",), reading=APART)
     made = {}
     for workers in (0, 3):
         output, seen, over = str(tmp_path / f"out-{workers}"), [], threading.Event()
@@ -152,9 +152,9 @@ DEAD_DRIVER = """
 import os, signal, sys, time
 from trainrig.ray_runtime import ray_session
 from trainrig.train.elastic import autoscaler_request
-autoscaler_request.FORGOTTEN = 5.0
+autoscaler_request.EXPIRE_SECONDS = 5.0
 ray_session.join()
-autoscaler_request.Wish().say(2, {"CPU": 1})
+autoscaler_request.AutoscalerRequest().say(2, {"CPU": 1})
 import ray
 while sum(node["Alive"] for node in ray.nodes()) < 3:
     time.sleep(0.1)

@@ -8,18 +8,18 @@ from trainrig import hardware
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.check.cluster import check_cluster
 from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters.down import Patience, down, end_all
-from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.providers.machine import Machine
+from trainrig.launch.clusters.down import DeletionTimeouts, down, end_all
+from trainrig.launch.clusters.kinds import OpenCluster
+from trainrig.launch.clusters.providers.machine import CloudMachine
 from trainrig.launch.clusters.runs import runs_on
 from trainrig.launch.clusters.status import status
 from trainrig.launch.record import known_clusters
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.submit.submit import Submission
 
-QUICK = Patience(total=1.0, between=0.01, settle=0.05)
-HEAD = Machine("i-1", "instance", "aws", "running", pool="head")
-WORKER = Machine("i-2", "instance", "aws", "running", pool="cpu")
+QUICK = DeletionTimeouts(total=1.0, between=0.01, settle=0.05)
+HEAD = CloudMachine("i-1", "instance", "aws", "running", pool="head")
+WORKER = CloudMachine("i-2", "instance", "aws", "running", pool="cpu")
 
 
 class Cloud:
@@ -38,8 +38,8 @@ class Cloud:
         self.ended.append([machine.id for machine in machines])
 
 
-def ended(cloud, patience=QUICK):
-    return end_all(cloud, "aws", patience, lambda text: None), cloud.ended
+def ended(cloud, timeouts=QUICK):
+    return end_all(cloud, "aws", timeouts, lambda text: None), cloud.ended
 
 
 def test_what_appears_after_the_list_was_empty_is_ended_too():
@@ -76,7 +76,7 @@ def cluster(tmp_path, monkeypatch):
 
 def cluster_of(data, cloud):
     path = find_cluster("aws")
-    return Cluster(path, "aws", "aws", data, check_cluster(path), cloud)
+    return OpenCluster(path, "aws", "aws", data, check_cluster(path), cloud)
 
 
 def submit_from(home, cluster="aws"):
@@ -164,7 +164,7 @@ def test_a_bucket_that_a_file_names_and_nobody_made_holds_no_runs(cluster, s3):
 
 
 def test_the_price_by_the_hour_is_that_of_a_table_of_ones_own(cluster, tmp_path):
-    spot = Machine("i-3", "instance", "aws", "running", instance="m7i.2xlarge", market="spot")
+    spot = CloudMachine("i-3", "instance", "aws", "running", instance="m7i.2xlarge", market="spot")
     cluster.provider.looks = [[spot]]
     shipped = Path(hardware.__file__).with_name("hardware.toml").read_text()
     before, name, after = shipped.partition('[instances."m7i.2xlarge"]\n')

@@ -9,7 +9,7 @@ import pytest
 from trainrig.errors import ConfigError
 from trainrig.launch.check.shipped import find_cluster
 from trainrig.launch.clusters import up as bringing_up
-from trainrig.launch.clusters.kinds import Cluster, open_cluster
+from trainrig.launch.clusters.kinds import OpenCluster, open_cluster
 from trainrig.launch.clusters.up import up
 
 NO_CLOUD = """#!/bin/sh
@@ -23,7 +23,7 @@ class Rented(Exception):
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenCluster:
     """The file for Google Cloud, with what its user puts in, and no machine there."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -52,20 +52,20 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return open_cluster(str(path))
 
 
-def refused(cluster: Cluster) -> str:
+def refused(cluster: OpenCluster) -> str:
     with pytest.raises(ConfigError) as error:
         up(cluster, lambda text: None)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def test_the_token_that_is_made_is_the_one_that_is_brought_along(cluster: Cluster) -> None:
+def test_the_token_that_is_made_is_the_one_that_is_brought_along(cluster: OpenCluster) -> None:
     with pytest.raises(Rented):
         up(cluster, lambda text: None)
 
 
 def test_a_token_of_the_environment_must_lie_where_the_file_says(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: OpenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     said = refused(cluster)
@@ -82,7 +82,7 @@ def test_a_token_of_the_environment_must_lie_where_the_file_says(
 
 
 def test_a_token_that_is_kept_elsewhere_is_not_that_of_the_file(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: OpenCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere, mounted = tmp_path / "token", tmp_path / ".ray" / "auth_token"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(elsewhere))
@@ -94,7 +94,7 @@ def test_a_token_that_is_kept_elsewhere_is_not_that_of_the_file(
 
 
 def test_every_other_file_that_is_brought_along_must_be_there(
-    cluster: Cluster, tmp_path: Path
+    cluster: OpenCluster, tmp_path: Path
 ) -> None:
     other = tmp_path / "corpus.txt"
     text = cluster.path.read_text()

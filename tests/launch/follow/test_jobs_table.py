@@ -66,11 +66,11 @@ def test_no_id_is_cut_however_narrow_the_screen(
 
 def test_cost_is_that_of_all_attempts(pretraining: RunRecord) -> None:
     pretraining.record("started", 1)
-    pretraining.beat(1, "running", usd=2.0)
+    pretraining.heartbeat(1, "running", usd=2.0)
     assert row_of(pretraining).usd == 2.0
     pretraining.record("spent", 1, usd=2.5)
     pretraining.take_attempt("job-2", "http://127.0.0.1:8265", "", {})
-    pretraining.beat(2, "running", usd=1.25)
+    pretraining.heartbeat(2, "running", usd=1.25)
     assert row_of(pretraining).usd == 3.75
     assert as_text(row_of(pretraining))["cost"] == "3.75 USD"
     pretraining.record("ended", 2, state="failed", usd=None, usd_at_least=1.5, usd_at_most=None)

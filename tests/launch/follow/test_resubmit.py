@@ -11,7 +11,7 @@ from clocked import Clock
 
 from trainrig.errors import ClusterError
 from trainrig.launch.follow.follow import Following
-from trainrig.launch.follow.resubmit import GONE_SECONDS, HUNG_SECONDS, Watch
+from trainrig.launch.follow.resubmit import GONE_SECONDS, HUNG_SECONDS, Resubmitter
 from trainrig.launch.record.run_record import LOST_SECONDS
 from trainrig.launch.supervise.limits import Limits
 
@@ -29,7 +29,7 @@ class Watched:
         following = Following(
             self.run, lambda line: None, self.said.append, self.clock, self.clock.sleep
         )
-        self.watch = Watch(following, Limits(), self.again, self.said.append, self.clock)
+        self.watch = Resubmitter(following, Limits(), self.again, self.said.append, self.clock)
 
     def take(self):
         return self.run.take_attempt("job-{attempt}", self.cluster.address, "", {})
@@ -48,7 +48,7 @@ class Watched:
 
     def begun(self):
         self.run.record("started", 1)
-        self.run.beat(1, "running")
+        self.run.heartbeat(1, "running")
 
     def end(self):
         self.run.record("ended", 1, state="done", exit_code=0)
@@ -89,7 +89,7 @@ def beating(watched, there, until):
         if watched.clock.now - last[0] >= 5.0:
             last[0] = watched.clock.now
             with there():
-                watched.run.beat(1, "running", step=int(watched.clock.now))
+                watched.run.heartbeat(1, "running", step=int(watched.clock.now))
         if watched.clock.now >= until:
             watched.end()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trainrig import storage
-from trainrig.launch.record.run_progress import Reached, Saved
+from trainrig.launch.record.run_progress import RunProgress, Saved
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
@@ -22,7 +22,7 @@ def update(step, attempt=1):
 
 
 def test_steps_are_followed_as_they_are_written(output):
-    reached = Reached("pretrain", output)
+    reached = RunProgress("pretrain", output)
     reached.look()
     assert reached.figures() == {"step": 0, "tokens": 0}
     writer = metrics.MetricsWriter(output, attempt=1, resumed_step=0)
@@ -35,17 +35,17 @@ def test_steps_are_followed_as_they_are_written(output):
     writer.write(4, update(4))
     writer.close()
     assert reached.progress() == 4
-    assert Reached("posttrain", output).progress() == 4
+    assert RunProgress("posttrain", output).progress() == 4
 
 
 def test_a_torn_line_is_passed_over(tmp_path):
     lines = [json.dumps({"step": 2, "train/loss": 1, "train/tokens": 5}), '{"step": 9, "trai', "{}"]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert Reached("pretrain", str(tmp_path)).progress() == 2
+    assert RunProgress("pretrain", str(tmp_path)).progress() == 2
 
 
 def test_other_stages_get_on_by_whole_files(output):
-    reached = Reached("curate", output)
+    reached = RunProgress("curate", output)
     assert reached.progress() == 0
     for number in range(3):
         storage.write(storage.join(output, "scratch", f"{number}.json"), b"{}")
@@ -57,9 +57,9 @@ def test_other_stages_get_on_by_whole_files(output):
 
 def test_what_is_saved_is_the_newest_whole_checkpoint(tmp_path, ranks, make_job):
     job = make_job(tmp_path / "run", training={"steps": 6, "checkpoints": {"every": 4}})
-    assert Reached("pretrain", job.folder).saved() == Saved(None, None)
+    assert RunProgress("pretrain", job.folder).saved() == Saved(None, None)
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    reached = Reached("pretrain", job.folder)
+    reached = RunProgress("pretrain", job.folder)
     saved = reached.saved()
     assert saved.step == 6 and reached.progress() == 6
     assert saved.tokens == metrics.series(job.folder)[-1]["train/tokens"]

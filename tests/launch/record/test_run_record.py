@@ -82,37 +82,37 @@ def test_states_follow_from_what_was_put_on_record(run, monkeypatch):
     assert run.state() == "queued"
     run.record("started", 1)
     assert run.state() == "running"
-    run.beat(1, "waiting")
+    run.heartbeat(1, "waiting")
     assert run.state() == "waiting"
-    run.beat(1, "running")
+    run.heartbeat(1, "running")
     assert run.state() == "running"
     run.request_stop()
     assert run.state() == "stopping"
     run.record("ended", 1, state="stopped", cause="stopped")
     assert run.state() == "stopped" and not run.status().alive
     attempt(run)
-    assert run.state() == "queued" and run.status().beat == {}
+    assert run.state() == "queued" and run.status().heartbeat == {}
     run.record("ended", 1, state="failed")  # of an attempt that counts no more
     assert run.state() == "queued"
-    run.beat(2, "running")
+    run.heartbeat(2, "running")
     assert run.state() == "running", "the request to stop was for the attempt before"
 
 
 def test_who_is_not_heard_of_is_lost(run, monkeypatch):
     attempt(run)
-    run.beat(1, "running")
+    run.heartbeat(1, "running")
     shift(monkeypatch, 59)
     assert run.state() == "running"
     shift(monkeypatch, 3)
     assert run.state() == "lost"
-    run.beat(1, "running")
+    run.heartbeat(1, "running")
     assert run.state() == "running"
 
 
 def test_what_others_put_on_record_is_no_sign_of_life(run, monkeypatch):
     attempt(run)
     run.record("started", 1)
-    run.beat(1, "running")
+    run.heartbeat(1, "running")
     shift(monkeypatch, 62)
     run.request_stop()
     for event in ("spent", "resubmitted"):

@@ -18,14 +18,14 @@ import pytest
 from moto.s3.responses import S3Response
 
 from trainrig import cli, storage
-from trainrig.launch.ray_jobs import Node, RayJobs
+from trainrig.launch.ray_jobs import ClusterNode, RayJobs
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.submit import package_upload
 from trainrig.launch.submit.cluster_view import ClusterView
-from trainrig.launch.submit.preflight import Preflight, Request, examine
-from trainrig.launch.submit.resource_request import Needs
+from trainrig.launch.submit.preflight import Preflight, SubmissionRequest, examine
+from trainrig.launch.submit.resource_request import ResourceRequest
 from trainrig.launch.supervise.limits import Limits
-from trainrig.ray_runtime.ray_pools import Pool
+from trainrig.ray_runtime.ray_pools import NodePool
 
 ELSEWHERE = "203.0.113.7"  # an address for documentation: nobody's
 
@@ -66,19 +66,19 @@ tokens = [80_000, 160_000]
 
 
 @pytest.fixture
-def make_request(tmp_path: Path, dashboard: Any) -> Callable[..., Request]:
+def make_request(tmp_path: Path, dashboard: Any) -> Callable[..., SubmissionRequest]:
     """A request whose run can work, but for what is changed."""
 
     def make(
         text: str = CURATE, place: str | None = None, workers: str = "2", **changes: Any
-    ) -> Request:
+    ) -> SubmissionRequest:
         place = place or str(tmp_path)
         with contextlib.suppress(Exception):  # of a bucket that is not there
             storage.write(f"{place}/pages.jsonl", b'{"text": "a page"}\n')
         run_file = tmp_path / "run.toml"
         run_file.write_text(text.format(place=place, workers=workers))
         given = {"verb": "curate", "address": dashboard.address, "home": f"{tmp_path}/home"}
-        return Request(run_file=str(run_file), **{**given, **changes})
+        return SubmissionRequest(run_file=str(run_file), **{**given, **changes})
 
     return make
 
@@ -93,7 +93,9 @@ def one_problem(found: Preflight) -> tuple[str, str]:
     return problem
 
 
-def test_nothing_is_wrong_with_a_run_that_can_work(make_request: Callable[..., Request]) -> None:
+def test_nothing_is_wrong_with_a_run_that_can_work(
+    make_request: Callable[..., SubmissionRequest],
+) -> None:
     found = examine(make_request())
     assert not problems(found)
     said = {each.what: each.text for each in found.findings}
@@ -103,7 +105,7 @@ def test_nothing_is_wrong_with_a_run_that_can_work(make_request: Callable[..., R
     assert not storage.list_files(found.output)
 
 
-def test_an_address_where_nothing_answers(make_request: Callable[..., Request]) -> None:
+def test_an_address_where_nothing_answers(make_request: Callable[..., SubmissionRequest]) -> None:
     what, text = one_problem(examine(make_request(address="http://127.0.0.1:9")))
     assert what == "cluster"
     assert text.startswith("http://127.0.0.1:9: no Ray dashboard answers (Connection refused)")
@@ -113,7 +115,9 @@ def test_an_address_where_nothing_answers(make_request: Callable[..., Request]) 
     assert "no Ray dashboard answers" in text
 
 
-def test_what_answers_is_no_ray(make_request: Callable[..., Request], dashboard: Any) -> None:
+def test_what_answers_is_no_ray(
+    make_request: Callable[..., SubmissionRequest], dashboard: Any
+) -> None:
     dashboard.answer = lambda *_: (404, "404: Not Found")
     assert "is it Ray's dashboard?" in one_problem(examine(make_request()))[1]
     dashboard.answer = lambda *_: (200, ["no", "metadata"])
@@ -123,7 +127,7 @@ def test_what_answers_is_no_ray(make_request: Callable[..., Request], dashboard:
 
 
 def test_a_wrong_token_and_none(
-    make_request: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_request: Callable[..., SubmissionRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
     assert "refuses our token" in one_problem(examine(make_request()))[1]
@@ -135,7 +139,7 @@ def test_a_wrong_token_and_none(
 
 
 def test_a_token_does_not_follow_a_redirect(
-    make_request: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    make_request: Callable[..., SubmissionRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
@@ -166,7 +170,7 @@ def test_a_token_does_not_go_to_a_proxy(dashboard: Any, monkeypatch: pytest.Monk
 
 
 def test_other_versions_on_the_cluster(
-    make_request: Callable[..., Request], dashboard: Any
+    make_request: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:
     dashboard.ray, dashboard.python = "2.54.0", "3.10.12"
     what, text = one_problem(examine(make_request()))
@@ -178,7 +182,7 @@ def test_other_versions_on_the_cluster(
     assert not problems(examine(make_request()))
 
 
-def test_a_run_file_of_another_verb(make_request: Callable[..., Request]) -> None:
+def test_a_run_file_of_another_verb(make_request: Callable[..., SubmissionRequest]) -> None:
     what, text = one_problem(examine(make_request(verb="tokenize")))
     assert what == "run file"
     assert "use `trainrig curate" in text
@@ -186,7 +190,7 @@ def test_a_run_file_of_another_verb(make_request: Callable[..., Request]) -> Non
 
 
 def test_gpus_that_no_pool_has(
-    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+    make_request: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
     dashboard.pools = [{"name": "cpu", "resources": {"CPU": 8}, "labels": {}, "most": 4}]
     (tmp_path / "tokens").mkdir()
@@ -232,7 +236,9 @@ PRICES = (Path(__file__).parents[1] / "prices.toml").read_text()
 
 
 @pytest.fixture
-def pretrain(make_request: Callable[..., Request], tmp_path: Path) -> Callable[..., Request]:
+def pretrain(
+    make_request: Callable[..., SubmissionRequest], tmp_path: Path
+) -> Callable[..., SubmissionRequest]:
     """A request to train on tokens that are there."""
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "begun").write_text("")
@@ -240,7 +246,7 @@ def pretrain(make_request: Callable[..., Request], tmp_path: Path) -> Callable[.
 
 
 def test_training_is_reckoned_for_the_gpus_that_will_come_though_cpus_are_up(
-    pretrain: Callable[..., Request], dashboard: Any
+    pretrain: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
     dashboard.pools = [GPUS]
@@ -252,7 +258,9 @@ def test_training_is_reckoned_for_the_gpus_that_will_come_though_cpus_are_up(
 
 
 def test_nothing_is_asked_of_a_machine_alone_nor_for_stages_without_accelerators(
-    pretrain: Callable[..., Request], make_request: Callable[..., Request], dashboard: Any
+    pretrain: Callable[..., SubmissionRequest],
+    make_request: Callable[..., SubmissionRequest],
+    dashboard: Any,
 ) -> None:
     dashboard.pools = [GPUS]
     said = {each.what: each.text for each in examine(pretrain()).findings}
@@ -263,7 +271,7 @@ def test_nothing_is_asked_of_a_machine_alone_nor_for_stages_without_accelerators
 
 
 def test_a_table_of_prices_is_read_before_anything_is_sent(
-    pretrain: Callable[..., Request], dashboard: Any, tmp_path: Path
+    pretrain: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
     dashboard.nodes.append(node(4) | {"is_head_node": False, "labels": {INSTANCE: "mine"}})
     table = tmp_path / "prices.toml"
@@ -280,7 +288,7 @@ def test_a_table_of_prices_is_read_before_anything_is_sent(
 
 
 def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
-    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+    make_request: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws", INSTANCE: "m7i.2xlarge"}
     dashboard.pools = [GPUS | {"labels": {INSTANCE: "mine"}}]
@@ -301,7 +309,7 @@ def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
 
 
 def test_another_live_run_there_is_told_of_as_each_pays_for_all_nodes(
-    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+    make_request: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
     home = Home.named(f"{tmp_path}/home")
     elsewhere = home.create("curate", "s3://b/elsewhere")
@@ -319,8 +327,8 @@ def test_another_live_run_there_is_told_of_as_each_pays_for_all_nodes(
     assert [each.what for each in examine(make_request()).findings if each.verdict == "warning"]
 
 
-def _node(cpus: float, gpus: float = 0.0) -> Node:
-    return Node("203.0.113.9", False, {"CPU": cpus, "GPU": gpus}, {})
+def _node(cpus: float, gpus: float = 0.0) -> ClusterNode:
+    return ClusterNode("203.0.113.9", False, {"CPU": cpus, "GPU": gpus}, {})
 
 
 @pytest.mark.parametrize(
@@ -328,32 +336,35 @@ def _node(cpus: float, gpus: float = 0.0) -> Node:
     [
         (4, [], "ok"),
         (5, [], "problem"),
-        (16, [Pool("cpu", {"CPU": 8.0}, {}, 2)], "ok"),
-        (17, [Pool("cpu", {"CPU": 8.0}, {}, 2)], "problem"),
+        (16, [NodePool("cpu", {"CPU": 8.0}, {}, 2)], "ok"),
+        (17, [NodePool("cpu", {"CPU": 8.0}, {}, 2)], "problem"),
         (5, None, "unknown"),
     ],
 )
 def test_room_is_that_of_nodes_and_pools(
-    least: int, pools: list[Pool] | None, verdict: str
+    least: int, pools: list[NodePool] | None, verdict: str
 ) -> None:
     view = ClusterView("http://c", "1", "3.11", [_node(4.0), _node(0.5)], pools)
-    assert view.room_for(Needs(least, 64))[0] == verdict
+    assert view.capacity_for(ResourceRequest(least, 64))[0] == verdict
 
 
 def test_stages_without_accelerators_have_the_room_of_their_own_pool() -> None:
     cpu, gpu = {"trainrig.io/pool": "cpu"}, {"trainrig.io/pool": "gpu"}
-    pools = [Pool("small", {"CPU": 2.0}, cpu, 1), Pool("large", {"CPU": 96.0, "GPU": 8.0}, gpu, 4)]
-    nodes = [Node("203.0.113.9", False, {"CPU": 96.0, "GPU": 8.0}, gpu)]
+    pools = [
+        NodePool("small", {"CPU": 2.0}, cpu, 1),
+        NodePool("large", {"CPU": 96.0, "GPU": 8.0}, gpu, 4),
+    ]
+    nodes = [ClusterNode("203.0.113.9", False, {"CPU": 96.0, "GPU": 8.0}, gpu)]
     view = ClusterView("http://c", "1", "3.11", nodes, pools)
-    assert view.room_for(Needs(2, 2, pool="cpu"))[0] == "ok"
-    assert view.room_for(Needs(3, 3, pool="cpu"))[0] == "problem"
-    assert view.room_for(Needs(8, 8, gpus=1.0))[1].endswith("room for 8 now")
-    assert view.room_for(Needs(33, 33, gpus=1.0))[0] == "problem"
-    assert view.room_for(Needs(1, 1, cpus=0.0))[0] == "ok"
+    assert view.capacity_for(ResourceRequest(2, 2, pool="cpu"))[0] == "ok"
+    assert view.capacity_for(ResourceRequest(3, 3, pool="cpu"))[0] == "problem"
+    assert view.capacity_for(ResourceRequest(8, 8, gpus=1.0))[1].endswith("room for 8 now")
+    assert view.capacity_for(ResourceRequest(33, 33, gpus=1.0))[0] == "problem"
+    assert view.capacity_for(ResourceRequest(1, 1, cpus=0.0))[0] == "ok"
 
 
 def test_disks_that_the_cluster_does_not_see(
-    make_request: Callable[..., Request], dashboard: Any, tmp_path: Path
+    make_request: Callable[..., SubmissionRequest], dashboard: Any, tmp_path: Path
 ) -> None:
     dashboard.nodes = [node(4, address=ELSEWHERE)]
     found = problems(examine(make_request()))
@@ -363,7 +374,7 @@ def test_disks_that_the_cluster_does_not_see(
 
 
 def test_all_in_a_bucket_is_seen_by_any_cluster(
-    make_request: Callable[..., Request], dashboard: Any, s3: str
+    make_request: Callable[..., SubmissionRequest], dashboard: Any, s3: str
 ) -> None:
     dashboard.nodes = [node(4, address=ELSEWHERE)]
     found = examine(make_request(place=f"{s3}/data", home=f"{s3}/home"))
@@ -372,7 +383,7 @@ def test_all_in_a_bucket_is_seen_by_any_cluster(
 
 
 def test_a_bucket_that_is_not_there_and_one_without_rights(
-    make_request: Callable[..., Request],
+    make_request: Callable[..., SubmissionRequest],
     dashboard: Any,
     s3: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -394,7 +405,9 @@ def _refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(S3Response, "put_object", lambda *_: (403, {}, body))
 
 
-def test_inputs_that_are_not_there(make_request: Callable[..., Request], tmp_path: Path) -> None:
+def test_inputs_that_are_not_there(
+    make_request: Callable[..., SubmissionRequest], tmp_path: Path
+) -> None:
     request = make_request()
     (tmp_path / "pages.jsonl").unlink()
     what, text = one_problem(examine(request))
@@ -403,7 +416,7 @@ def test_inputs_that_are_not_there(make_request: Callable[..., Request], tmp_pat
 
 
 def test_a_package_too_large_names_its_ten_largest(
-    make_request: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_request: Callable[..., SubmissionRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "code" / "trainrig"
     (folder / "__pycache__").mkdir(parents=True)
@@ -424,7 +437,9 @@ def test_a_package_too_large_names_its_ten_largest(
 
 
 def test_another_run_in_the_output(
-    make_request: Callable[..., Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_request: Callable[..., SubmissionRequest],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     request = make_request()
     with pytest.raises(SystemExit):
@@ -441,7 +456,7 @@ def test_another_run_in_the_output(
 
 
 def test_every_problem_is_told_at_once_and_ends_with_2(
-    make_request: Callable[..., Request],
+    make_request: Callable[..., SubmissionRequest],
     dashboard: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

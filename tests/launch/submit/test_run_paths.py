@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trainrig import config
-from trainrig.launch.submit.run_paths import is_there, places, with_absolute_paths
+from trainrig.launch.submit.run_paths import find_paths, is_there, with_absolute_paths
 from trainrig.verbs import VERBS
 
 CONFIGS = Path(__file__).parents[3] / "jobs" / "configs"
@@ -25,9 +25,9 @@ def load(path: Path, *changes: str) -> config.RunFile:
 def test_written_out_in_full_it_is_the_same_run(path: Path, tmp_path: Path) -> None:
     run = load(path)
     whole = with_absolute_paths(run)
-    assert places(whole), "every run has an output"
-    assert all(p.path.startswith(("/", "s3://")) for p in places(whole))
-    assert [p.key for p in places(whole)] == [p.key for p in places(run)]
+    assert find_paths(whole), "every run has an output"
+    assert all(p.path.startswith(("/", "s3://")) for p in find_paths(whole))
+    assert [p.key for p in find_paths(whole)] == [p.key for p in find_paths(run)]
     assert config.identity(whole) == config.identity(run)
     text = config.to_toml(whole)
     assert config.build(type(run), config.parse(text, "copy"), "copy", text) == whole
@@ -38,7 +38,7 @@ def test_what_is_read_and_what_is_written_are_told_apart() -> None:
     changes = ['training.checkpoints.copy_to="elsewhere"', 'cache.folder="blocks"']
     changes += ['continue_from="before"', 'training.parallel={kind="FSDP", reshard="layer"}']
     run = load(CONFIGS / "quickstart" / "pretrain.toml", *changes)
-    found = {place.key: (place.path, place.written) for place in places(run)}
+    found = {place.key: (place.path, place.written) for place in find_paths(run)}
     assert found == {
         "tokens": ("quickstart/tokens", False),
         "output": ("quickstart/model", True),
@@ -51,7 +51,7 @@ def test_what_is_read_and_what_is_written_are_told_apart() -> None:
 def test_tables_and_arrays_of_places_are_seen() -> None:
     lists = 'scorers=[{kind="WordList", path={en="en.txt", ja="ja.txt"}}]'
     run = load(CONFIGS / "quickstart" / "curate.toml", lists, 'against=["old"]')
-    keys = {place.key: place.path for place in places(run)}
+    keys = {place.key: place.path for place in find_paths(run)}
     assert keys["scorers[0].path.en"] == "en.txt"
     assert keys["against[0]"] == "old"
     assert keys["sources[1].paths[0]"] == "quickstart/pages/code-*.warc.gz"

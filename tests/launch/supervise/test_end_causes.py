@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from trainrig.launch.supervise.end_causes import CAUSES, End, end_of, read_outcome
+from trainrig.launch.supervise.end_causes import CAUSES, RunEnd, find_end, read_outcome
 from trainrig.launch.supervise.retries import signature
 from trainrig.processes.stop_file import StopRequests
 
@@ -39,7 +39,7 @@ def outcome(kind, message="what it was"):
     ],
 )
 def test_each_end_has_its_cause(code, written, asked, cause, state):
-    end = end_of(code, written, asked, "its last words")
+    end = find_end(code, written, asked, "its last words")
     assert (end.cause, end.state, end.exit_code) == (cause, state, code)
     assert end.cause in CAUSES
 
@@ -48,13 +48,13 @@ def test_a_file_stop_in_the_output_is_a_request_of_the_user(tmp_path):
     (tmp_path / "stop").touch()
     how = StopRequests(str(tmp_path)).wanted()
     written = outcome("Unfinished", f"{tmp_path}: stopped by {how}; step 3 of 9 is saved")
-    assert end_of(75, written, None, "").cause == "stopped"
+    assert find_end(75, written, None, "").cause == "stopped"
 
 
 def test_one_that_wrote_nothing_is_told_by_its_last_words():
-    assert end_of(1, None, None, "KeyError: 'x'").message == "KeyError: 'x'"
-    assert end_of(-9, None, None, "step 7").message.endswith("it last said: step 7")
-    assert end_of(3, None, None, "").message == "exit code 3"
+    assert find_end(1, None, None, "KeyError: 'x'").message == "KeyError: 'x'"
+    assert find_end(-9, None, None, "step 7").message.endswith("it last said: step 7")
+    assert find_end(3, None, None, "").message == "exit code 3"
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"kind": "X"}', b"\xff"])
@@ -75,10 +75,10 @@ def test_an_outcome_that_its_writer_died_in_is_none(tmp_path, data):
     ],
 )
 def test_the_same_failure_has_the_same_signature(one, other):
-    assert signature(End(1, "unknown", one)) == signature(End(1, "unknown", other))
+    assert signature(RunEnd(1, "unknown", one)) == signature(RunEnd(1, "unknown", other))
 
 
 def test_other_failures_have_others():
     texts = ["KeyError: 'a'", "KeyError: 'b'", "ValueError: 'a'", "decade", "facade"]
-    assert len({signature(End(1, "unknown", text)) for text in texts}) == len(texts)
-    assert signature(End(1, "data", "x")) != signature(End(1, "cluster", "x"))
+    assert len({signature(RunEnd(1, "unknown", text)) for text in texts}) == len(texts)
+    assert signature(RunEnd(1, "data", "x")) != signature(RunEnd(1, "cluster", "x"))

@@ -11,8 +11,8 @@ from attended import DEAF, WHOLE, log_of
 from trainrig.launch.supervise import live_nodes
 
 
-def test_a_run_that_is_done_is_put_on_record_as_done(attend, home):
-    attended = attend(home, "print('one'); print(); print('two', file=sys.stderr, end='')")
+def test_a_run_that_is_done_is_put_on_record_as_done(supervise, home):
+    attended = supervise(home, "print('one'); print(); print('two', file=sys.stderr, end='')")
     ended = attended.end()
     assert attended.code == 0
     assert (ended["state"], ended["cause"], ended["exit_code"]) == ("done", "done", 0)
@@ -33,21 +33,21 @@ def test_a_run_that_is_done_is_put_on_record_as_done(attend, home):
         ('if trial == 1: end("ClusterError", "none", 1)', "done", 0, 2),
     ],
 )
-def test_each_cause_is_retried_as_the_table_says(attend, local, code, state, exit_code, tries):
-    attended = attend(local, code)
+def test_each_cause_is_retried_as_the_table_says(supervise, local, code, state, exit_code, tries):
+    attended = supervise(local, code)
     ended = attended.end()
     assert (ended["state"], ended["tries"], attended.code) == (state, tries, exit_code)
     assert len(attended.events("started")) == tries
     assert len(attended.events("retried")) == tries - 1
 
 
-def test_a_user_can_set_the_budgets(attend, local):
-    ended = attend(local, 'end("DataError", "b" * trial, 2)', retries={"data": 2}).end()
+def test_a_user_can_set_the_budgets(supervise, local):
+    ended = supervise(local, 'end("DataError", "b" * trial, 2)', retries={"data": 2}).end()
     assert ended["tries"] == 3 and "2 times, which is all it may" in ended["message"]
 
 
-def test_a_stop_lets_the_child_end_whole(attend, home):
-    attended = attend(home, WHOLE)
+def test_a_stop_lets_the_child_end_whole(supervise, home):
+    attended = supervise(home, WHOLE)
     attended.until_it_waits()
     attended.run.request_stop()
     ended = attended.end()
@@ -56,8 +56,8 @@ def test_a_stop_lets_the_child_end_whole(attend, home):
     assert not attended.run.stop_requested(attended.attempt.number)
 
 
-def test_a_child_that_does_not_end_in_its_grace_is_killed(attend, local):
-    attended = attend(local, DEAF, grace=0.3)
+def test_a_child_that_does_not_end_in_its_grace_is_killed(supervise, local):
+    attended = supervise(local, DEAF, grace=0.3)
     attended.until_it_waits()
     attended.run.request_stop()
     attended.until_state("stopping")
@@ -66,18 +66,18 @@ def test_a_child_that_does_not_end_in_its_grace_is_killed(attend, local):
     assert "within 0.3 s and was killed" in ended["message"]
 
 
-def test_a_stop_between_tries_ends_the_wait(attend, local):
-    attended = attend(local, "whole()", back_off=300.0)
+def test_a_stop_between_tries_ends_the_wait(supervise, local):
+    attended = supervise(local, "whole()", back_off=300.0)
     attended.until_state("waiting")
     attended.run.request_stop()
     assert attended.end()["state"] == "stopped"
 
 
-def test_the_first_to_ask_is_the_cause(attend, local):
-    attended = attend(local, WHOLE)
+def test_the_first_to_ask_is_the_cause(supervise, local):
+    attended = supervise(local, WHOLE)
     attended.until_it_waits()
-    attended.attendant.ask("out of budget", "5.00 USD are spent")
-    attended.attendant.ask("stopped", "asked to stop")
+    attended.supervisor.ask("out of budget", "5.00 USD are spent")
+    attended.supervisor.ask("stopped", "asked to stop")
     ended = attended.end()
     assert (ended["cause"], ended["message"].partition(":")[0]) == (
         "out of budget",
@@ -87,7 +87,7 @@ def test_the_first_to_ask_is_the_cause(attend, local):
 
 @pytest.mark.parametrize(("asked_for", "cause"), [(False, "deadline"), (True, "done")])
 def test_the_deadline_goes_on_over_attempts_that_the_user_did_not_ask_for(
-    attend, local, tmp_path, monkeypatch, asked_for, cause
+    supervise, local, tmp_path, monkeypatch, asked_for, cause
 ):
     run = local.create("evaluate", f"{tmp_path}/out")
     now = time.time
@@ -96,13 +96,13 @@ def test_the_deadline_goes_on_over_attempts_that_the_user_did_not_ask_for(
         run.take_attempt("job", "http://here", "", {})
     if asked_for:
         run.begin_anew()
-    attended = attend(local, "", deadline=900.0)
+    attended = supervise(local, "", deadline=900.0)
     ended = attended.end()
     assert (ended["attempt"], ended["cause"], ended["tries"]) == (2, cause, int(asked_for))
 
 
-def test_the_deadline_counts_from_the_submission(attend, local):
-    attended = attend(local, WHOLE, deadline=1.0)
+def test_the_deadline_counts_from_the_submission(supervise, local):
+    attended = supervise(local, WHOLE, deadline=1.0)
     ended = attended.end()
     assert (ended["state"], ended["cause"]) == ("failed", "deadline")
     assert ended["message"].startswith("not finished within 1 s of its submission")
@@ -136,28 +136,28 @@ def a_dollar_a_second(tmp_path, monkeypatch):
     return str(path)
 
 
-def test_no_more_is_spent_than_was_allowed(attend, local, a_dollar_a_second):
-    attended = attend(local, WHOLE, hardware=a_dollar_a_second, max_cost=2.0, grace=1.0)
+def test_no_more_is_spent_than_was_allowed(supervise, local, a_dollar_a_second):
+    attended = supervise(local, WHOLE, hardware=a_dollar_a_second, max_cost=2.0, grace=1.0)
     ended = attended.end()
     assert (ended["state"], ended["cause"], attended.code) == ("out of budget",) * 2 + (75,)
     assert 0 < ended["usd"] < 2.0 and "max_cost is 2" in ended["message"]
     assert ended["node_seconds"]["here/dear/on-demand"] == pytest.approx(ended["usd"], abs=0.1)
 
 
-def test_what_earlier_attempts_cost_counts(attend, local, a_dollar_a_second):
-    first = attend(local, WHOLE, hardware=a_dollar_a_second, max_cost=0.6, grace=0.1).end()
-    second = attend(local, WHOLE, hardware=a_dollar_a_second, max_cost=0.6, grace=0.1).end()
+def test_what_earlier_attempts_cost_counts(supervise, local, a_dollar_a_second):
+    first = supervise(local, WHOLE, hardware=a_dollar_a_second, max_cost=0.6, grace=0.1).end()
+    second = supervise(local, WHOLE, hardware=a_dollar_a_second, max_cost=0.6, grace=0.1).end()
     assert second["state"] == "out of budget" and second["tries"] == 0
     assert second["total_usd"] == pytest.approx(first["usd"] + second["usd"], abs=1e-3)
 
 
-def test_an_unknown_price_is_null_and_said_once(attend, local, caplog):
-    ended = attend(local, "time.sleep(0.5)").end()
+def test_an_unknown_price_is_null_and_said_once(supervise, local, caplog):
+    ended = supervise(local, "time.sleep(0.5)").end()
     assert ended["usd"] is None and ended["node_seconds"]["local/?/?"] > 0
     assert [r.message for r in caplog.records].count("no price for local/?/?") == 1
 
 
-def test_the_end_is_told_to_a_command(attend, local, tmp_path):
+def test_the_end_is_told_to_a_command(supervise, local, tmp_path):
     told = tmp_path / "told.json"
     names = "('RUN', 'STATE', 'CAUSE', 'MESSAGE')"
     tell = tmp_path / "tell.py"
@@ -167,7 +167,7 @@ def test_the_end_is_told_to_a_command(attend, local, tmp_path):
         f"open({str(told)!r}, 'w').write(json.dumps(facts))\n"
     )
     notify = f"{sys.executable} {tell}"
-    attended = attend(local, 'end("DataError", "torn; $(id)", 2)', notify=notify)
+    attended = supervise(local, 'end("DataError", "torn; $(id)", 2)', notify=notify)
     attended.end()
     assert json.loads(told.read_text()) == {
         "RUN": attended.run.id,
@@ -178,52 +178,52 @@ def test_the_end_is_told_to_a_command(attend, local, tmp_path):
     assert attended.events("notified")[0]["exit_code"] == 0
 
 
-def test_a_command_that_fails_is_on_record_and_changes_nothing(attend, local):
-    attended = attend(local, "", notify="no-such-command-here")
+def test_a_command_that_fails_is_on_record_and_changes_nothing(supervise, local):
+    attended = supervise(local, "", notify="no-such-command-here")
     assert attended.end()["state"] == "done" and attended.code == 0
     assert "no-such-command" in attended.events("notified")[0]["problem"]
 
 
 def test_secrets_reach_neither_log_nor_events_nor_the_command(
-    attend, home, monkeypatch, capfdbinary, tmp_path
+    supervise, home, monkeypatch, capfdbinary, tmp_path
 ):
     monkeypatch.setenv("HF_TOKEN", "hf_canary0123456789")
     half = "sys.stdout.write('hf_canary'); sys.stdout.flush(); time.sleep(0.2)\n"
     code = half + "print('0123456789'); end('DataError', os.environ['HF_TOKEN'] + ' denied', 2)"
     tell = tmp_path / "tell.py"
     tell.write_text("import os, sys; sys.exit(os.environ['TRAINRIG_MESSAGE'])")
-    attended = attend(home, code, notify=f"{sys.executable} {tell}")
+    attended = supervise(home, code, notify=f"{sys.executable} {tell}")
     assert attended.end()["message"] == "[masked] denied"
     assert attended.events("notified")[0]["problem"] == "[masked] denied"
     assert log_of(attended.run) == b"[masked]"
     assert b"[masked]\n" in capfdbinary.readouterr().out
 
 
-def test_what_only_begins_like_a_secret_is_said_in_the_end(attend, local, monkeypatch):
+def test_what_only_begins_like_a_secret_is_said_in_the_end(supervise, local, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canary0123456789")
     code = "sys.stdout.write('see hf_canary'); sys.exit(3)"
-    attended = attend(local, code, retries={"unknown": 0})
+    attended = supervise(local, code, retries={"unknown": 0})
     assert attended.end()["message"] == "see hf_canary"
     assert log_of(attended.run) == b"see hf_canary"
 
 
-def test_a_line_without_an_end_is_logged_in_lines(attend, home):
-    attended = attend(home, "sys.stdout.write('o' * 200_000)")
+def test_a_line_without_an_end_is_logged_in_lines(supervise, home):
+    attended = supervise(home, "sys.stdout.write('o' * 200_000)")
     attended.end()
     lines = list(attended.run.tail().lines())
     assert [len(line) for line in lines] == [65_536] * 3 + [200_000 - 3 * 65_536]
 
 
-def test_a_log_that_cannot_be_written_ends_nothing(attend, local, tmp_path):
+def test_a_log_that_cannot_be_written_ends_nothing(supervise, local, tmp_path):
     run = local.create("evaluate", f"{tmp_path}/out")
     Path(run.log).mkdir(parents=True)
-    attended = attend(local, "print('x')")
+    attended = supervise(local, "print('x')")
     assert attended.end()["state"] == "done"
 
 
-def test_an_output_that_nobody_can_read_does_not_cost_the_run_its_end(attend, local, tmp_path):
+def test_an_output_that_nobody_can_read_does_not_cost_the_run_its_end(supervise, local, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "metrics.jsonl").write_text('{"train/loss": 1}\n"no table"\n')
     (tmp_path / "out" / "events.jsonl").write_text('{"event": "attempt_started"}\n')
-    attended = attend(local, "time.sleep(0.3)", verb="pretrain")
+    attended = supervise(local, "time.sleep(0.3)", verb="pretrain")
     assert attended.end()["state"] == "done" and attended.code == 0

@@ -4,12 +4,12 @@ from hypothesis import strategies as st
 
 from trainrig import config
 from trainrig.errors import ConfigError
-from trainrig.launch.supervise.end_causes import CAUSES, End
+from trainrig.launch.supervise.end_causes import CAUSES, RunEnd
 from trainrig.launch.supervise.limits import NEVER, RETRIES, Limits
-from trainrig.launch.supervise.retries import GiveUp, Retries, Retry, signature
+from trainrig.launch.supervise.retries import Retries, Retry, StopRetrying, signature
 
 ENDS = st.tuples(
-    st.builds(End, st.just(1), st.sampled_from(CAUSES), st.sampled_from(["a 1", "a 2", "b"])),
+    st.builds(RunEnd, st.just(1), st.sampled_from(CAUSES), st.sampled_from(["a 1", "a 2", "b"])),
     st.integers(0, 4),
 )
 LIMITS = st.builds(
@@ -52,30 +52,30 @@ def test_a_budget_that_is_left_is_given_to_every_new_failure(ends):
 @pytest.mark.parametrize("cause", CAUSES)
 def test_each_cause_has_the_budget_of_the_table(cause):
     retries = Retries(Limits())
-    ends = [retries.after(End(1, cause, "so"), progress) for progress in range(200)]
+    ends = [retries.after(RunEnd(1, cause, "so"), progress) for progress in range(200)]
     assert sum(isinstance(each, Retry) for each in ends) == RETRIES.get(cause, 0)
 
 
 def test_preemptions_before_any_step_are_retried_ever_more_patiently():
     retries = Retries(Limits(back_off=5.0, longest_back_off=60.0))
-    waits = [retries.after(End(75, "preempted", "went"), 0).seconds for _ in range(7)]
+    waits = [retries.after(RunEnd(75, "preempted", "went"), 0).seconds for _ in range(7)]
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
-    assert retries.after(End(75, "preempted", "went"), 1).seconds == 5.0
+    assert retries.after(RunEnd(75, "preempted", "went"), 1).seconds == 5.0
 
 
 def test_the_reason_for_giving_up_is_said_where_another_try_was_to_be_expected():
     retries = Retries(Limits())
-    lost = End(-9, "lost node", "killed")
+    lost = RunEnd(-9, "lost node", "killed")
     assert isinstance(retries.after(lost, 3), Retry)
-    assert retries.after(lost, 3) == GiveUp("the same failure came twice at the same place")
-    assert retries.after(End(2, "input", "no key"), 3) == GiveUp("")
+    assert retries.after(lost, 3) == StopRetrying("the same failure came twice at the same place")
+    assert retries.after(RunEnd(2, "input", "no key"), 3) == StopRetrying("")
 
 
 def test_a_failure_that_comes_earlier_than_before_has_come_before():
     retries = Retries(Limits())
-    cluster = End(1, "cluster", "no answer")
+    cluster = RunEnd(1, "cluster", "no answer")
     assert isinstance(retries.after(cluster, 9), Retry)
-    assert isinstance(retries.after(cluster, 8), GiveUp)
+    assert isinstance(retries.after(cluster, 8), StopRetrying)
 
 
 @pytest.mark.parametrize(

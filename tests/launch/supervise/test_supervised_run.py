@@ -1,4 +1,5 @@
-"""A real verb under attendants: stopped in the middle, gone on with, the same bytes as straight."""
+"""A real verb under supervisors: stopped in the middle, gone on with, the same bytes as
+straight."""
 
 import random
 import runpy
@@ -14,10 +15,10 @@ import pytest
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import Source
+from trainrig.corpus.run_file import CurationSource
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.supervise.entrypoint import verb_command
-from trainrig.launch.supervise.job_supervisor import Attendant, Pace
+from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
 from trainrig.launch.supervise.limits import Limits
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
@@ -33,7 +34,7 @@ def inputs(tmp_path_factory):
     """Many files of made-up documents, and a tokenizer: two folders."""
     base = tmp_path_factory.mktemp("inputs")
     folder, dice = str(base / "curated"), random.Random(7)
-    source = Source(name="made-up", paths=("made-up.warc",))
+    source = CurationSource(name="made-up", paths=("made-up.warc",))
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), {})
     Path(stage.path("kept")).mkdir()
     words, files = [word for each in tiny["WORDS"].values() for word in each], {}
@@ -89,9 +90,9 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_bytes(tmp_path,
     straight = tokenize(run_file(inputs, tmp_path / "straight"))
     home, run = Home(str(tmp_path / "home")), run_file(inputs, tmp_path / "out")
     record, first = submit(home, run)
-    pace = Pace(beat=0.2, look=0.02, poll=0.01)
-    attendant = Attendant(record, first, Limits(), verb_command(record), pace)
-    thread = threading.Thread(target=attendant.attend)
+    pace = Pace(heartbeat=0.2, look=0.02, poll=0.01)
+    supervisor = JobSupervisor(record, first, Limits(), verb_command(record), pace)
+    thread = threading.Thread(target=supervisor.supervise)
     thread.start()
     until = time.monotonic() + PATIENCE
     while len(storage.list_files(f"{run.output}/scratch")) < 5:

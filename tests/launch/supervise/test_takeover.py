@@ -12,14 +12,14 @@ from attended import CHILD, DEAF, PACE, PATIENCE, WHOLE, until, waiting
 
 from trainrig.launch.supervise import previous_supervisor
 from trainrig.launch.supervise.entrypoint import listen
-from trainrig.launch.supervise.job_supervisor import Attendant
+from trainrig.launch.supervise.job_supervisor import JobSupervisor
 from trainrig.launch.supervise.limits import Limits
 
 
-def test_a_newer_attempt_takes_over_from_one_that_lives(attend, home):
-    first = attend(home, WHOLE)
+def test_a_newer_attempt_takes_over_from_one_that_lives(supervise, home):
+    first = supervise(home, WHOLE)
     first.until_it_waits()
-    second = attend(home, "print('second')")
+    second = supervise(home, "print('second')")
     assert second.end()["state"] == "done"
     assert first.end() is None and first.code == 1
     (superseded,) = first.events("superseded")
@@ -27,28 +27,28 @@ def test_a_newer_attempt_takes_over_from_one_that_lives(attend, home):
     assert superseded["time"] <= second.events("started")[0]["time"], "two drivers at once"
 
 
-def test_of_many_attempts_at_once_one_child_runs_at_a_time(attend, local, tmp_path):
+def test_of_many_attempts_at_once_one_child_runs_at_a_time(supervise, local, tmp_path):
     busy = str(tmp_path / "busy")
     held = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     held += f"os.mkdir({busy!r}); time.sleep(0.2); os.rmdir({busy!r})"
-    attempts = [attend(local, held) for _ in range(5)]
+    attempts = [supervise(local, held) for _ in range(5)]
     ends = [each.end() for each in attempts]
     assert ends[-1]["state"] == "done" and ends[-1]["tries"] == 1
 
 
-def test_an_attempt_that_was_superseded_before_it_began_starts_nothing(attend, local, tmp_path):
+def test_an_attempt_that_was_superseded_before_it_began_starts_nothing(supervise, local, tmp_path):
     run = local.create("evaluate", f"{tmp_path}/out")
     old = run.take_attempt("job", "", "", {})
     run.take_attempt("job", "", "", {})
-    attendant = Attendant(run, old, Limits(), ["false"], PACE)
-    assert attendant.attend() == 1
+    supervisor = JobSupervisor(run, old, Limits(), ["false"], PACE)
+    assert supervisor.supervise() == 1
     assert [e["event"] for e in run.events()] == ["superseded"]
 
 
-def test_an_attempt_that_is_stopped_while_it_waits_for_another_never_begins(attend, local):
-    first = attend(local, DEAF, grace=3.0)
+def test_an_attempt_that_is_stopped_while_it_waits_for_another_never_begins(supervise, local):
+    first = supervise(local, DEAF, grace=3.0)
     first.until_it_waits()
-    second = attend(local, "")
+    second = supervise(local, "")
     second.run.request_stop()
     ended = second.end()
     assert (ended["state"], ended["tries"], second.code) == ("stopped", 0, 75)
@@ -60,15 +60,15 @@ def test_an_attempt_that_was_given_up_before_it_began_starts_nothing(local, tmp_
     run = local.create("evaluate", f"{tmp_path}/out")
     attempt = run.take_attempt("job", "", "", {})
     run.record("ended", 1, state="failed", cause="cluster", exit_code=1, message="pending")
-    assert Attendant(run, attempt, Limits(), ["false"], PACE).attend() == 1
+    assert JobSupervisor(run, attempt, Limits(), ["false"], PACE).supervise() == 1
     assert [event["event"] for event in run.events()] == ["ended"]
 
 
-def test_an_end_that_no_attendant_wrote_is_not_believed_while_one_beats(attend, local):
-    first = attend(local, WHOLE)
+def test_an_end_that_no_attendant_wrote_is_not_believed_while_one_beats(supervise, local):
+    first = supervise(local, WHOLE)
     first.until_it_waits()
     first.run.record("ended", 1, state="failed", cause="cluster", exit_code=1, message="lost")
-    second = attend(local, "")
+    second = supervise(local, "")
     second._thread.join(PATIENCE)
     first._thread.join(PATIENCE)
     (superseded,) = first.events("superseded")
@@ -77,25 +77,30 @@ def test_an_end_that_no_attendant_wrote_is_not_believed_while_one_beats(attend, 
 
 PROCESS = """
 import sys
-from trainrig.launch.supervise import job_supervisor as attendants
+from trainrig.launch.supervise import job_supervisor as supervisors
 from trainrig.launch.supervise.entrypoint import listen
-from trainrig.launch.supervise.job_supervisor import Attendant, Pace
+from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
 from trainrig.launch.supervise.limits import Limits
 from trainrig.launch.record.run_record import Home
-attendants.LOST_SECONDS = 0.6  # s: how soon it has to think that others think it lost
+supervisors.LOST_SECONDS = 0.6  # s: how soon it has to think that others think it lost
 home, run, number, *command = sys.argv[1:]
 record = Home(home).open(run)
-attendant = Attendant(
-    record, record.attempt(int(number)), Limits(), command, Pace(beat=0.1, look=0.05, poll=0.02)
+supervisor = JobSupervisor(
+    record,
+    record.attempt(int(number)),
+    Limits(),
+    command,
+    Pace(heartbeat=0.1, look=0.05, poll=0.02),
 )
-listen(attendant)
-sys.exit(attendant.attend())
+listen(supervisor)
+sys.exit(supervisor.supervise())
 """
 
 
 @pytest.fixture
 def start_attendant(home, tmp_path):
-    """`start_attendant(code)`: an attendant that is a process; it, its run and its child's id."""
+    """`start_attendant(code)`: a job supervisor that is a process; it, its run and its child's
+    id."""
     started = []
 
     def start(code):
@@ -105,7 +110,7 @@ def start_attendant(home, tmp_path):
         command = [sys.executable, "-c", PROCESS, home.path, run.id, str(number), *child]
         started.append(subprocess.Popen(command))
         until(lambda: any(e["event"] == "started" for e in run.events(number)))
-        until(lambda: run.last_beat().get("attended", 0) > 0)
+        until(lambda: run.last_heartbeat().get("attended", 0) > 0)
         until(lambda: waiting(tmp_path) == number)
         (event,) = [e for e in run.events(number) if e["event"] == "started"]
         return started[-1], run, event["pid"]
@@ -116,27 +121,27 @@ def start_attendant(home, tmp_path):
         process.wait()
 
 
-def test_after_the_attendants_own_death_a_new_attempt_takes_over(start_attendant, attend, home):
+def test_after_the_attendants_own_death_a_new_attempt_takes_over(start_attendant, supervise, home):
     process, run, guard = start_attendant(WHOLE)
     (command,) = psutil.Process(guard).children()
     process.kill()
     process.wait()
     until(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE)
     assert not any(event["event"] == "ended" for event in run.events())
-    second = attend(home, "")
+    second = supervise(home, "")
     assert second.end()["state"] == "done"
     (spent,) = [event for event in run.events(1) if event["event"] == "spent"]
     assert spent["attended"] > 0 and "local/?/?" in spent["node_seconds"]
 
 
 def test_an_attendant_that_comes_back_ends_its_child_and_leaves_the_last_word(
-    start_attendant, monkeypatch, attend, home, tmp_path
+    start_attendant, monkeypatch, supervise, home, tmp_path
 ):
 
     process, run, _ = start_attendant(DEAF)  # so its grace would be long
     process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(previous_supervisor, "_alive", lambda *_: False)  # as from another machine
-    second = attend(home, WHOLE)
+    second = supervise(home, WHOLE)
     until(lambda: waiting(tmp_path) == 2)
     time.sleep(0.5)  # so that it was away for longer than others bear
     process.send_signal(signal.SIGCONT)
@@ -155,11 +160,11 @@ def test_a_signal_to_the_attendant_ends_its_child_whole(start_attendant):
     assert (ended["state"], ended["forced"]) == ("preempted", False)
 
 
-def test_its_own_signals_are_asked_for(attend, local):
+def test_its_own_signals_are_asked_for(supervise, local):
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
-    attended = attend(local, WHOLE)
+    attended = supervise(local, WHOLE)
     try:
-        listen(attended.attendant)
+        listen(attended.supervisor)
         attended.until_it_waits()
         os.kill(os.getpid(), signal.SIGINT)
         assert attended.end()["state"] == "stopped"

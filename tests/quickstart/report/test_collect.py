@@ -12,7 +12,7 @@ from trainrig.corpus.curate import DROPPED, KEPT, Curation
 from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.row_schema import row_schema
-from trainrig.corpus.run_file import PROSE, Source
+from trainrig.corpus.run_file import PROSE, CurationSource
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
 from trainrig.quickstart.fault_injection import KILLED
@@ -21,7 +21,7 @@ from trainrig.quickstart.report import collect, results
 from trainrig.quickstart.site.planted import Kind, Plant
 from trainrig.tokens.batches import IDS, MicroBatch
 from trainrig.tokens.mixing.pretraining import BatchSettings
-from trainrig.tokens.shards.token_shards import EncodedDocument, Vocabulary, write_shard
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import SampleLog
@@ -94,7 +94,7 @@ def test_an_attempt_that_failed_on_the_way_back_hides_no_restart(run: RunFolder)
 
 def write_documents(at: Folders, rows: list[dict[str, Any]], quarantined: int) -> Manifest:
     """A curated folder of rows that nobody judged, and its manifest."""
-    source = Source(name="any", paths=("any.warc",))
+    source = CurationSource(name="any", paths=("any.warc",))
     curation = Curation(output=at.documents, workers=0, sources=(source,))
     stage = manifest.claim(at.documents, curation, {})
     for folder, kept in ((KEPT, True), (DROPPED, False)):
@@ -183,7 +183,7 @@ def prescribe(at: Folders) -> Plan:
     """Tokens and a run file; which samples each of two ranks has to train on at each step."""
     ids = np.arange(1, 200, dtype=np.uint32)
     document = EncodedDocument("a", "web", "http://a/1", ids, 100, "a.parquet", 0)
-    write_shard(f"{at.tokens}/train", "documents-00000", Vocabulary(300, "f" * 64), [document])
+    write_shard(f"{at.tokens}/train", "documents-00000", ShardVocabulary(300, "f" * 64), [document])
     run = Pretraining(
         tokens=at.tokens,
         output=at.model,

@@ -19,17 +19,17 @@ from trainrig.quickstart.report.page import quickstart_page
 from trainrig.quickstart.report.results import (
     DomainScore,
     Dropped,
-    Generation,
+    GenerationPair,
     HeldOutPoint,
     LossPoint,
     NearDuplicate,
     Planned,
     Planted,
+    QuickstartResults,
     Restart,
     Scaling,
     SpeedPoint,
-    Stage,
-    Story,
+    StageResult,
     SweepPoint,
     TuningPoint,
 )
@@ -54,14 +54,14 @@ def loss_points() -> tuple[LossPoint, ...]:
     )
 
 
-STORY = Story(
+STORY = QuickstartResults(
     stages=(
-        Stage("pages", 21.4, 3_452, "pages"),
-        Stage("documents", 38.2, 2_318, "documents"),
-        Stage("tokens", 11.9, 6_912_345, "tokens"),
-        Stage("model", 131.0, 3_412_992, "parameters"),
-        Stage("tuned", 31.8, 200, "steps"),
-        Stage("scores", 15.7, 3, "domains"),
+        StageResult("pages", 21.4, 3_452, "pages"),
+        StageResult("documents", 38.2, 2_318, "documents"),
+        StageResult("tokens", 11.9, 6_912_345, "tokens"),
+        StageResult("model", 131.0, 3_412_992, "parameters"),
+        StageResult("tuned", 31.8, 200, "steps"),
+        StageResult("scores", 15.7, 3, "domains"),
     ),
     documents_in=3_452,
     documents_kept=2_318,
@@ -117,21 +117,21 @@ STORY = Story(
         DomainScore("questions and answers", 2.92, 1.61, 151.0, 15.9),
     ),
     generations=(
-        Generation(
+        GenerationPair(
             "What does `json.dumps` do?",
             " json.dumps(obj, *, skipkeys=False)\n\n    Return the the the string of the",
             "length",
             "Serialize an object to a string.",
             "end of turn",
         ),
-        Generation(
+        GenerationPair(
             "Write the signature of `heapq.merge`.",
             "\nheapq.merge is a function of the module. The module is a module",
             "length",
             "heapq.merge(*iterables, key=None)",
             "end of turn",
         ),
-        Generation(
+        GenerationPair(
             "Which module defines `Counter`?",
             " Counter Counter Counter",
             "length",
@@ -178,7 +178,7 @@ def with_hostile_text(value: Any) -> Any:
     """`value` with markup appended to every string in it, stage names excepted (they are ours)."""
     if isinstance(value, str):
         return f"{value}</p><script>alert('1')</script>\u202e\x00"
-    if isinstance(value, Stage):
+    if isinstance(value, StageResult):
         return value
     if isinstance(value, tuple):
         return tuple(map(with_hostile_text, value))
@@ -250,8 +250,8 @@ def test_the_next_commands_are_lines_to_copy():
 def test_the_steps_done_twice_are_counted_and_compared():
     assert charts.repeated_steps(STORY) == (32, 0.0)
     other = replace(STORY.loss[211], loss=STORY.loss[211].loss + 0.25)
-    story = replace(STORY, loss=(*STORY.loss[:211], other, *STORY.loss[212:]))
-    assert charts.repeated_steps(story) == (32, pytest.approx(0.25))
+    results = replace(STORY, loss=(*STORY.loss[:211], other, *STORY.loss[212:]))
+    assert charts.repeated_steps(results) == (32, pytest.approx(0.25))
 
 
 def test_the_curve_is_the_final_models_history_and_the_dead_attempts_end_is_apart():
@@ -269,8 +269,8 @@ def test_a_killed_step_that_was_not_logged_still_has_its_place():
 
 
 def test_the_funnel_narrows_by_what_each_reason_drops():
-    story = replace(STORY, dropped=(Dropped("short", 1_000), Dropped("foreign", 134)))
-    assert [row.lengths for row in charts.funnel_rows(story)] == [
+    results = replace(STORY, dropped=(Dropped("short", 1_000), Dropped("foreign", 134)))
+    assert [row.lengths for row in charts.funnel_rows(results)] == [
         (3_452, 0),
         (2_452, 1_000),
         (2_318, 134),
@@ -279,8 +279,8 @@ def test_the_funnel_narrows_by_what_each_reason_drops():
 
 
 def test_at_most_three_examples_are_shown_for_a_reason():
-    story = replace(STORY, dropped=(Dropped("short", 9, tuple("abcde")),))
-    assert re.findall("Example [0-9]", quickstart_page(story)) == [
+    results = replace(STORY, dropped=(Dropped("short", 9, tuple("abcde")),))
+    assert re.findall("Example [0-9]", quickstart_page(results)) == [
         "Example 1",
         "Example 2",
         "Example 3",
@@ -346,7 +346,7 @@ def test_a_run_in_which_nothing_fell_and_nothing_was_planted_twice_has_a_page():
 
 
 def test_a_story_survives_json():
-    adapter = TypeAdapter(Story)
+    adapter = TypeAdapter(QuickstartResults)
     assert adapter.validate_json(adapter.dump_json(STORY)) == STORY
 
 

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.corpus.curate import DROPPED, KEPT
-from trainrig.quickstart.report.planted_results import DUPLICATES, by_kind, fates, tally
+from trainrig.quickstart.report.planted_results import DUPLICATES, by_kind, outcomes, tally
 from trainrig.quickstart.site.planted import Plant
 
 COPY, ORIGINAL, PAGE = "http://a/copy", "http://a/original", "http://a/page"
@@ -36,7 +36,7 @@ def write_rows(folder: Path, *rows: tuple[str, str | None, str]) -> str:
 
 @pytest.mark.parametrize("plant", [EXACT, NEAR])
 @pytest.mark.parametrize(
-    ("copy", "original", "fate"),
+    ("copy", "original", "outcome"),
     [
         ("exact_duplicate", None, "caught"),
         ("near_duplicate", None, "caught"),
@@ -52,15 +52,15 @@ def write_rows(folder: Path, *rows: tuple[str, str | None, str]) -> str:
     ],
 )
 def test_a_copy_is_caught_if_one_of_the_two_fell_as_a_duplicate(
-    tmp_path: Path, plant: Plant, copy: str | None, original: str | None, fate: str
+    tmp_path: Path, plant: Plant, copy: str | None, original: str | None, outcome: str
 ) -> None:
     rows = [(COPY, copy, "text"), (ORIGINAL, original, "text")]
     folder = write_rows(tmp_path, *(row for row in rows if row[1] != "unread"))
-    assert fates([plant], folder) == {plant: fate}
+    assert outcomes([plant], folder) == {plant: outcome}
 
 
 @pytest.mark.parametrize(
-    ("reason", "fate"),
+    ("reason", "outcome"),
     [
         ("Language.not_allowed", "caught"),
         ("Language.unsure", "caught"),
@@ -70,9 +70,9 @@ def test_a_copy_is_caught_if_one_of_the_two_fell_as_a_duplicate(
     ],
 )
 def test_a_foreign_page_is_caught_by_its_language_alone(
-    tmp_path: Path, reason: str | None, fate: str
+    tmp_path: Path, reason: str | None, outcome: str
 ) -> None:
-    assert fates([FOREIGN], write_rows(tmp_path, (PAGE, reason, "text"))) == {FOREIGN: fate}
+    assert outcomes([FOREIGN], write_rows(tmp_path, (PAGE, reason, "text"))) == {FOREIGN: outcome}
 
 
 @pytest.mark.parametrize("reason", [None, "Length.too_short"])
@@ -80,13 +80,13 @@ def test_personal_data_are_caught_where_their_value_is_gone_from_the_text(
     tmp_path: Path, reason: str | None
 ) -> None:
     folder = write_rows(tmp_path, (PAGE, reason, "Write to <EMAIL>, or call +49 30 901820."))
-    assert fates([MAIL, PHONE], folder) == {MAIL: "caught", PHONE: "missed"}
+    assert outcomes([MAIL, PHONE], folder) == {MAIL: "caught", PHONE: "missed"}
 
 
 def test_what_was_never_read_is_gone(tmp_path: Path) -> None:
     plants = [EXACT, FOREIGN, MAIL]
     folder = write_rows(tmp_path, (ORIGINAL, None, "text"))
-    assert fates(plants, folder) == dict.fromkeys(plants, "gone")
+    assert outcomes(plants, folder) == dict.fromkeys(plants, "gone")
 
 
 FOUND = {EXACT: "caught", NEAR: "missed", FOREIGN: "caught", MAIL: "caught", PHONE: "gone"}

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from trainrig.quickstart.site.article import (
     Article,
+    ArticleTable,
     Bullets,
     Code,
     Heading,
     Paragraph,
-    Table,
     body_html,
     main_text,
     plain,
@@ -98,7 +98,7 @@ def test_all_text_is_escaped(text):
         Heading(2, text),
         Code(text),
         Bullets((text,)),
-        Table((text,), ((text,),)),
+        ArticleTable((text,), ((text,),)),
     )
     parser = Tags()
     parser.feed(body_html(Article("a.html", "A", "s", blocks)))
@@ -106,6 +106,6 @@ def test_all_text_is_escaped(text):
 
 
 def test_the_main_text_is_what_the_blocks_say():
-    blocks = (Paragraph("One."), Code("a\nb"), Bullets(("x", "y")), Table(("h",), (("c",),)))
+    blocks = (Paragraph("One."), Code("a\nb"), Bullets(("x", "y")), ArticleTable(("h",), (("c",),)))
     lines = ["T", "One.", "a", "b", "x", "y", "h", "c"]
     assert main_text(Article("a.html", "T", "s", blocks)).splitlines() == lines

@@ -3,7 +3,14 @@ from html.parser import HTMLParser
 import pytest
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.quickstart.site.article import Article, Bullets, Code, Heading, Paragraph, Table
+from trainrig.quickstart.site.article import (
+    Article,
+    ArticleTable,
+    Bullets,
+    Code,
+    Heading,
+    Paragraph,
+)
 from trainrig.quickstart.site.page_frame import Frame, Link, render
 
 ARTICLE = Article(
@@ -15,7 +22,7 @@ ARTICLE = Article(
         Heading(2, "A part"),
         Bullets(("the first point", "the second point")),
         Code("total(values)"),
-        Table(("Parameter", "Type"), (("values", "array"), ("axis", "int"))),
+        ArticleTable(("Parameter", "Type"), (("values", "array"), ("axis", "int"))),
         Paragraph("And the closing paragraph tells what else there is to be known. " * 3),
     ),
 )

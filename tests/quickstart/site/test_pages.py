@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainrig.corpus.extract import Resiliparse, extract
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.web_archives.warc import read_warc
 from trainrig.errors import ConfigError
 from trainrig.quickstart.site.pages import PagesSettings, build_pages
@@ -40,7 +40,7 @@ def pages(built):
     found = {}
     for path in sorted(built[0].glob("*.warc.gz")):
         for page in read_warc(str(path)):
-            assert isinstance(page, Page)
+            assert isinstance(page, RawPage)
             assert page.url not in found
             found[page.url] = page
     return found

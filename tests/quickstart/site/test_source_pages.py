@@ -3,7 +3,7 @@ import os
 import sys
 
 from trainrig.quickstart.site import source_pages
-from trainrig.quickstart.site.article import Code, Heading, Paragraph, Table
+from trainrig.quickstart.site.article import ArticleTable, Code, Heading, Paragraph
 from trainrig.quickstart.site.source_pages import (
     Described,
     SourceFile,
@@ -57,7 +57,7 @@ def test_a_module_becomes_a_page_of_its_public_parts(tmp_path):
         Heading(3, "add"),
         Code("add(self, book, place: int=0, gently: bool=True, note: str | None=None) -> int"),
         Paragraph("Puts a book on the shelf."),
-        Table(
+        ArticleTable(
             ("Parameter", "Type", "Default"),
             (
                 ("place", "int", "0"),

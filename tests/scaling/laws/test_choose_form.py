@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainrig.scaling.laws.choose_form import Forms, Judged, fit_forms
+from trainrig.scaling.laws.choose_form import Judged, LawForms, fit_forms
 from trainrig.scaling.laws.fit import LawFit, fit_law
 from trainrig.scaling.laws.fit_verb import settings_of
 from trainrig.scaling.laws.forms import Form, Kaplan, Parametric
@@ -15,7 +15,7 @@ from trainrig.scaling.laws.pages.fit_warnings import grave
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.regression.held_out import HoldOut, split
 from trainrig.scaling.laws.regression.minimise import Huber
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.summary import lines
 
 KAPLAN = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
@@ -23,10 +23,10 @@ CHINCHILLA = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.30)
 FEW = LawFit(bootstrap=Bootstrap(draws=20), hold_out=HoldOut(share=0.25))
 
 
-def table(law: Form) -> Runs:
+def table(law: Form) -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     scatter = np.exp(0.001 * np.random.default_rng(2).normal(size=n.size))
-    return Runs.of(parameters=n, tokens=d, loss=law.loss(n, d) * scatter)
+    return RunsTable.of(parameters=n, tokens=d, loss=law.loss(n, d) * scatter)
 
 
 def test_the_form_that_predicts_best_heads_the_law_and_terminal_and_page_say_why() -> None:
@@ -52,7 +52,7 @@ def test_the_standard_form_stays_within_one_standard_error_and_where_nothing_is_
     forms = fit_forms(runs, split(runs, FEW.hold_out), None, Huber())
     assert forms.chosen == "Parametric"
 
-    def found(parametric: list[float], kaplan: list[float], kept: str = "abcd") -> Forms:
+    def found(parametric: list[float], kaplan: list[float], kept: str = "abcd") -> LawForms:
         errors = {"Parametric": parametric, "Kaplan": kaplan}
         judged = {
             kind: Judged(forms.judged[kind].fit, np.array(each)) for kind, each in errors.items()

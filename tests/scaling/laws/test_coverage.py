@@ -14,7 +14,7 @@ from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
 from trainrig.scaling.laws.regression.profile import profile, profiles
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 QUICK = ParametricFit(exponents=(0.2, 0.5), floors=(0.5, 0.9))
@@ -53,7 +53,7 @@ def grid(sizes, lengths, replicas=1):
     tokens = parameters * np.tile(np.geomspace(2, 100, lengths), sizes * replicas)
     trial = [f"{row // lengths:03}" for row in range(sizes * each)]
     loss = TRUTH.loss(parameters, tokens)
-    return Runs.of(parameters=parameters, tokens=tokens, loss=loss, trial=trial)
+    return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss, trial=trial)
 
 
 CASES = {
@@ -73,7 +73,7 @@ def noisy(runs, noise, resample, seed):
     """The same runs with `noise`; drawn by rows, each is a trial of its own."""
     errors = noise(np.random.default_rng(seed), runs)
     trial = runs.name if resample == "rows" else runs.trial
-    return Runs.of(
+    return RunsTable.of(
         parameters=runs.parameters,
         tokens=runs.tokens,
         loss=runs.loss * np.exp(errors),

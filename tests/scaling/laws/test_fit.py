@@ -17,7 +17,7 @@ from trainrig.scaling.laws.law import read_law
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.regression.held_out import HoldOut, criterion, split
 from trainrig.scaling.laws.regression.minimise import Huber
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.summary import lines
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
@@ -25,10 +25,10 @@ TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 FEW = LawFit(bootstrap=Bootstrap(draws=40), hold_out=HoldOut(share=0.2))
 
 
-def table(noise: float = 0.003, seed: int = 2, **more: object) -> Runs:
+def table(noise: float = 0.003, seed: int = 2, **more: object) -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     scatter = np.exp(noise * np.random.default_rng(seed).normal(size=n.size))
-    return Runs.of(parameters=n, tokens=d, loss=TRUTH.loss(n, d) * scatter, **more)  # type: ignore[arg-type]
+    return RunsTable.of(parameters=n, tokens=d, loss=TRUTH.loss(n, d) * scatter, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_largest_runs_are_kept_back_with_those_that_tie() -> None:
     assert "6 runs of" in halves.rule
     by_size = split(table(), HoldOut(by="parameters", share=0.1))
     assert set(by_size.largest.parameters) == {1e9}
-    same = Runs.of(parameters=1e6, tokens=1e8, loss=[3.0, 3.1])
+    same = RunsTable.of(parameters=1e6, tokens=1e8, loss=[3.0, 3.1])
     with pytest.raises(DataError, match="2 of 2 runs would be kept back"):
         split(same, HoldOut())
 
@@ -119,7 +119,7 @@ SMALL = """
 def test_where_no_irreducible_loss_is_seen_the_form_without_one_is_named() -> None:
     """Models so small that the parametric form would have it fall below zero."""
     rows = np.array([row.split() for row in SMALL.replace(",", "\n").split("\n") if row], float).T
-    runs = Runs.of(parameters=rows[0], tokens=rows[1], loss=rows[2])
+    runs = RunsTable.of(parameters=rows[0], tokens=rows[1], loss=rows[2])
     with pytest.raises(DataError, match=r"none of 100 starts .*; or take --form Kaplan, which"):
         fit_law(runs, LawFit(hold_out=HoldOut(share=0.0)), "tiny")
     settings = LawFit(form="Kaplan", hold_out=HoldOut(share=0.0), bootstrap=Bootstrap(draws=20))

@@ -6,7 +6,7 @@ from trainrig.scaling.laws.fit_progress import EVERY, Progress
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.parametric import fit_parametric
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 
@@ -28,7 +28,7 @@ def test_lines_come_at_a_bounded_rate_and_say_what_is_done() -> None:
 def test_draws_are_counted_on_the_way_and_are_the_same_as_all_at_once() -> None:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 5)))
     scatter = np.exp(0.003 * np.random.default_rng(2).normal(size=n.size))
-    fit = fit_parametric(Runs.of(parameters=n, tokens=d, loss=TRUTH.loss(n, d) * scatter))
+    fit = fit_parametric(RunsTable.of(parameters=n, tokens=d, loss=TRUTH.loss(n, d) * scatter))
     told: list[tuple[int, int]] = []
     rules = Bootstrap(draws=150)
     counted = bootstrap_form(fit, rules, lambda done, total: told.append((done, total)))

@@ -3,7 +3,14 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.forms import Parametric
-from trainrig.scaling.laws.law import Estimate, Interval, Law, percentiles, read_law, write_law
+from trainrig.scaling.laws.law import (
+    Interval,
+    IntervalEstimate,
+    Law,
+    percentiles,
+    read_law,
+    write_law,
+)
 
 FORM = Parametric(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 DRAWS = tuple(FORM.with_constants({"E": 1.7 + 0.002 * k}) for k in range(101))
@@ -11,7 +18,7 @@ LAW = Law(
     name="test",
     form=FORM,
     draws=DRAWS,
-    estimates={"E": Estimate(value=1.8, profile=Interval(low=1.7, high=None))},
+    estimates={"E": IntervalEstimate(value=1.8, profile=Interval(low=1.7, high=None))},
     parameters_count="total",
     tokenizer="bytes",
 )

@@ -14,7 +14,7 @@ from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.recipes import Comparison, RecipeFit, compare, lines
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.regression.minimise import Squares
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 BASE = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
@@ -27,11 +27,11 @@ def worth(multiplier: float) -> Parametric:
     return BASE.with_constants({"A": BASE.A * scale, "B": BASE.B * scale})
 
 
-def table(law: Parametric, seed: int, noise: float = 0.003, tokenizer: str = "") -> Runs:
+def table(law: Parametric, seed: int, noise: float = 0.003, tokenizer: str = "") -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 5), np.geomspace(1e9, 1e11, 5)))
     scatter = np.exp(noise * np.random.default_rng(seed).normal(size=n.size))
     loss = law.loss(n, d) * scatter
-    return Runs.of(parameters=n, tokens=d, loss=loss, tokenizer=tokenizer)
+    return RunsTable.of(parameters=n, tokens=d, loss=loss, tokenizer=tokenizer)
 
 
 def compared(multiplier: float, seed: int, settings: RecipeFit = FEW) -> Comparison:

@@ -9,7 +9,7 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.read_table import read_table
-from trainrig.scaling.laws.runs_table import NUMBERS, TEXTS, Runs, together
+from trainrig.scaling.laws.runs_table import NUMBERS, TEXTS, RunsTable, together
 
 PUBLISHED = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 published = [
@@ -18,8 +18,8 @@ published = [
 ]
 
 
-def three() -> Runs:
-    return Runs.of(
+def three() -> RunsTable:
+    return RunsTable.of(
         parameters=[1e6, 2e6, 4e6],
         tokens=[1e8, 1e8, 2e8],
         loss=[3.0, np.nan, 2.5],
@@ -63,7 +63,7 @@ def test_rows_are_selected_in_every_column() -> None:
 
 
 def test_tables_are_joined_with_the_sources_of_either() -> None:
-    other = Runs.of(parameters=1.0, tokens=1.0, loss=[1.0], losses={"web": [0.5]})
+    other = RunsTable.of(parameters=1.0, tokens=1.0, loss=[1.0], losses={"web": [0.5]})
     joined = together([three(), other])
     assert len(joined) == 4
     assert joined.losses["web"][3] == 0.5

@@ -9,19 +9,19 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.read_table import read_table
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.screening import Exclusions, screen
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 
 
-def grid(sizes: int = 4, tokens: int = 4, **more: object) -> Runs:
+def grid(sizes: int = 4, tokens: int = 4, **more: object) -> RunsTable:
     n, d = np.meshgrid(np.geomspace(1e6, 1e8, sizes), np.geomspace(1e8, 1e10, tokens))
     loss = 1.8 + 400 / n.ravel() ** 0.34 + 400 / d.ravel() ** 0.28
-    return Runs.of(parameters=n.ravel(), tokens=d.ravel(), loss=loss, **more)  # type: ignore[arg-type]
+    return RunsTable.of(parameters=n.ravel(), tokens=d.ravel(), loss=loss, **more)  # type: ignore[arg-type]
 
 
-def with_loss(runs: Runs, row: int, loss: float) -> Runs:
+def with_loss(runs: RunsTable, row: int, loss: float) -> RunsTable:
     losses = runs.loss.copy()
     losses[row] = loss
     return replace(runs, loss=losses)

@@ -12,13 +12,13 @@ import pytest
 from trainrig import cli, config
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.mixture.fitting import MixtureFit
-from trainrig.scaling.mixture.proposal import Search
+from trainrig.scaling.mixture.proposal import MixtureSearch
 from trainrig.scaling.mixture.runs import MixtureRuns
 from trainrig.scaling.mixture.write_mixture import write_mixture
-from trainrig.tokens.shards.token_shards import EncodedDocument, Vocabulary, write_shard
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
 from trainrig.train.run_file import Pretraining
 
-QUICK = Search(candidates=10_000, finalists=100, draws=40)
+QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)
 RUN = """
 stage = "pretrain"
 tokens = "tokens"
@@ -176,7 +176,7 @@ def test_a_run_file_of_tokens_with_other_sources_is_refused_before_anything_is_w
     write_shard(
         str(tokens / "train"),
         "a",
-        Vocabulary(300, "f"),
+        ShardVocabulary(300, "f"),
         [EncodedDocument(s, s, "", ids, 1, "f", 0) for s in ("web", "wiki")],
     )
     run = tmp_path / "run.toml"

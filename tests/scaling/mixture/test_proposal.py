@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
 from trainrig.scaling.mixture.mean_of_targets import MeanProcess
-from trainrig.scaling.mixture.proposal import Search, drawn, limited, propose
+from trainrig.scaling.mixture.proposal import MixtureSearch, drawn, limited, propose
 
 SOURCES = ("web", "code", "books")
-QUICK = Search(candidates=10_000, finalists=100, draws=40)
+QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)
 
 
 def two_targets(shares: np.ndarray) -> np.ndarray:
@@ -90,4 +90,4 @@ def test_drawn_mixtures_lie_around_the_centre():
 )
 def test_limits_that_cannot_be_are_refused(at_most, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
-        Search(at_most=at_most).limits(SOURCES)
+        MixtureSearch(at_most=at_most).limits(SOURCES)

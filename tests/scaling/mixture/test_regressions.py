@@ -13,7 +13,7 @@ from trainrig.scaling.mixture.gaussian_process import GaussianProcess
 from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
 from trainrig.scaling.mixture.mixing_law import MixingLaw
 from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.validation import Judged, law_in_folds, left_out_once, ranks
+from trainrig.scaling.mixture.validation import PredictedLosses, law_in_folds, left_out_once, ranks
 
 DATA = os.environ.get("TRAINRIG_TEST_DATA")
 
@@ -92,8 +92,10 @@ def test_ranks_are_spearmans_ties_included():
     values = np.array([3.0, 1.0, 3.0, 2.0, 5.0])
     assert ranks(values).tolist() == [2.5, 0, 2.5, 1, 4]
     other = np.array([1.0, 2.0, 2.0, 5.0, 0.0])
-    assert Judged(values, other).rank_correlation == pytest.approx(spearmanr(values, other)[0])
-    assert np.isnan(Judged(values, np.ones(5)).rank_correlation)
+    assert PredictedLosses(values, other).rank_correlation == pytest.approx(
+        spearmanr(values, other)[0]
+    )
+    assert np.isnan(PredictedLosses(values, np.ones(5)).rank_correlation)
 
 
 def test_both_regressions_order_runs_they_were_not_fitted_to():
@@ -115,7 +117,7 @@ def test_the_order_of_regmix_runs_is_predicted_better_than_by_boosted_trees():
     ]
     fitted, held_out = (x.of_targets(["metric/the_pile_pile_cc_val_loss"]) for x in read)
     found = {
-        name: Judged(
+        name: PredictedLosses(
             fit(fitted.shares, fitted.losses).expect(held_out.shares), held_out.losses[:, 0]
         ).rank_correlation
         for name, fit in (("process", MeanProcess.fit), ("law", MeanLaw.fit))

@@ -10,7 +10,7 @@ from trainrig.errors import ConfigError
 from trainrig.scaling.laws.forms import DataConstrained
 from trainrig.scaling.laws.published import law
 from trainrig.scaling.plan.allocation import (
-    Division,
+    Allocation,
     for_flops,
     for_parameters,
     for_serving,
@@ -78,7 +78,7 @@ def test_with_fewer_tokens_the_model_is_smaller_and_sees_them_again() -> None:
     assert loss_of(form, few, free.tokens / 20) > loss_of(form, free)
     # No other division of the budget does better.
     for factor in (0.5, 0.9, 1.1, 2.0):
-        other = Division(few.parameters * factor, few.tokens / factor)
+        other = Allocation(few.parameters * factor, few.tokens / factor)
         assert loss_of(form, other, free.tokens / 20) > loss_of(form, few, free.tokens / 20)
 
 

@@ -15,7 +15,7 @@ from trainrig.scaling.laws.published import law as published
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.minimise import Squares
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.loss_prediction import lines, predict_loss
 
 TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
@@ -71,7 +71,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     held = 0
     for seed in range(40):
         loss = TRUTH.loss(n, d) * np.exp(0.003 * np.random.default_rng(seed).normal(size=n.size))
-        runs = Runs.of(parameters=n, tokens=d, loss=loss)
+        runs = RunsTable.of(parameters=n, tokens=d, loss=loss)
         fit = fit_parametric(
             runs, ParametricFit(loss=Squares(), exponents=(0.35,), floors=(0.5, 0.8))
         )

@@ -12,15 +12,15 @@ from trainrig.models.decoder import count_parameters
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.published import law
-from trainrig.scaling.plan.plan import Plan
-from trainrig.scaling.plan.planner import Request, make_plan
+from trainrig.scaling.plan.plan import ScalingPlan
+from trainrig.scaling.plan.planner import PlanRequest, make_plan
 
 OFFERS = hardware.load()
 
 
-def planned(name: str | Law = "besiroglu", **asked: Any) -> Plan:
+def planned(name: str | Law = "besiroglu", **asked: Any) -> ScalingPlan:
     found = law(name) if isinstance(name, str) else name
-    return make_plan(found, Request.model_validate(asked), OFFERS)
+    return make_plan(found, PlanRequest.model_validate(asked), OFFERS)
 
 
 def test_a_budget_is_divided_as_the_law_says() -> None:
@@ -60,7 +60,7 @@ def test_a_table_of_ones_own_is_planned_on(tmp_path: Path) -> None:
         "[devices.mine]\nflops = { bfloat16 = 1e15 }\nmemory = 1e11\nwatts = 500\n"
         'source = "measured"\n'
     )
-    request = Request(gpu_days=10.0)
+    request = PlanRequest(gpu_days=10.0)
     plan = make_plan(law("besiroglu"), request, hardware.load(str(own)))
     assert plan.cost.device == "mine"
     assert plan.cost.usd is None

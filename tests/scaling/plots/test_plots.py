@@ -16,7 +16,7 @@ from trainrig.scaling.plots.agreement import (
 from trainrig.scaling.plots.curves import LossCurve, Parabola, plot_isoflops, plot_loss_curves
 from trainrig.scaling.plots.frontier import Band, OtherWay, plot_contours, plot_optimum
 from trainrig.scaling.plots.profiles import Profiled, plot_profile
-from trainrig.scaling.plots.serving import Repeated, Served, plot_epochs, plot_served
+from trainrig.scaling.plots.serving import RepeatedTokens, Served, plot_epochs, plot_served
 from trainrig.scaling.plots.shares import Share, plot_shares
 from trainrig.scaling.plots.trajectory import plot_trajectory
 
@@ -127,7 +127,9 @@ def test_served_and_repeated_tokens_have_the_plan_on_them(ax):
     assert lines(ax)[0] == ((UP * 1e12).tolist(), [20.0, 40.0, 60.0])
     assert lines(ax)[-1] == ([2e12], [40.0])
     other = Figure().add_subplot()
-    plot_epochs(other, Repeated(UP, np.array([1.0, 1.9, 2.7]) * 1e9, 1e9), chosen=(2.0, 1.9e9))
+    plot_epochs(
+        other, RepeatedTokens(UP, np.array([1.0, 1.9, 2.7]) * 1e9, 1e9), chosen=(2.0, 1.9e9)
+    )
     assert lines(other) == [
         ([1.0, 2.0, 3.0], [1e9, 2e9, 3e9]),
         ([1.0, 2.0, 3.0], [1e9, 1.9e9, 2.7e9]),
@@ -164,7 +166,7 @@ DRAWN = {
     "residuals": lambda ax: plot_residuals(ax, Residuals(UP * 1e8, UP), "tokens"),
     "profile": lambda ax: plot_profile(ax, Profiled("E", UP, UP - 1, 1.0, None, 2.0)),
     "served": lambda ax: plot_served(ax, Served(UP * 1e12, UP * 20, 20.0)),
-    "epochs": lambda ax: plot_epochs(ax, Repeated(UP, UP * 1e9, 1e9)),
+    "epochs": lambda ax: plot_epochs(ax, RepeatedTokens(UP, UP * 1e9, 1e9)),
 }
 
 

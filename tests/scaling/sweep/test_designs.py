@@ -3,27 +3,35 @@ import pytest
 from trainrig import config
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.scaling.sweep.designs import Design, Grid, IsoFLOP, Model, Point, Points, Rays
+from trainrig.scaling.sweep.designs import (
+    Design,
+    DesignPoint,
+    Grid,
+    IsoFLOP,
+    ModelShape,
+    Points,
+    Rays,
+)
 
 
 class Run(Settings):
     design: Design
 
 
-def model(parameters: float) -> Model:
+def model(parameters: float) -> ModelShape:
     """One of exactly so many parameters, whose embedding doubles what a token costs."""
-    return Model(int(parameters), 12.0 * parameters)
+    return ModelShape(int(parameters), 12.0 * parameters)
 
 
 def test_a_grid_has_every_size_at_every_length():
     design = Grid(parameters=(200.0, 100.0), tokens=(3e3, 1e3))
     pairs = [(100, 1e3), (100, 3e3), (200, 1e3), (200, 3e3)]
-    assert design.points(model) == tuple(Point(n, d) for n, d in pairs)
+    assert design.points(model) == tuple(DesignPoint(n, d) for n, d in pairs)
 
 
 def test_rays_have_each_size_at_multiples_of_what_its_decoder_has():
     design = Rays(parameters=(100.0, 200.0), tokens_per_parameter=(5.0, 20.0))
-    off = design.points(lambda parameters: Model(int(parameters) + 1, 1.0))
+    off = design.points(lambda parameters: ModelShape(int(parameters) + 1, 1.0))
     assert [(p.parameters, p.tokens) for p in off] == [
         *((100, 505), (100, 2020)),
         *((200, 1005), (200, 4020)),
@@ -47,7 +55,7 @@ def test_iso_flop_points_spend_their_budget_and_no_ratio_is_beyond_what_is_allow
 
 def test_points_are_those_that_were_given():
     design = Points(pairs=((200.0, 1e3), (100.0, 2e3), (200.0, 1e3)))
-    assert design.points(model) == (Point(100, 2e3), Point(200, 1e3))
+    assert design.points(model) == (DesignPoint(100, 2e3), DesignPoint(200, 1e3))
     with pytest.raises(ConfigError, match="one size of model"):
         config.build(Run, {"design": {"kind": "Points", "pairs": [[100, 1e3], [100, 2e3]]}}, "s")
 

@@ -7,8 +7,8 @@ from trainrig import config
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.sweep.search_settings import (
     ASHA,
-    Pair,
-    Search,
+    RateBatchPair,
+    RateSearch,
     Tried,
     best,
     drawn_pair,
@@ -20,14 +20,16 @@ from trainrig.scaling.sweep.search_settings import (
 )
 from trainrig.scaling.sweep.search_trials import chosen
 
-SEARCH = Search(parameters=1e4, tokens=1e5, rate_factors=(2.0, 0.5, 1.0), batch_factors=(1.0, 0.5))
+SEARCH = RateSearch(
+    parameters=1e4, tokens=1e5, rate_factors=(2.0, 0.5, 1.0), batch_factors=(1.0, 0.5)
+)
 
 
 def test_a_grid_tries_each_rate_with_each_batch():
-    assert len(pairs(SEARCH)) == 6 and Pair(0.5, 1.0) in pairs(SEARCH)
-    for pair in pairs(Search(parameters=1e4, tokens=1e5, rate_factors=(1e-7, 1 / 3, 3e8))):
+    assert len(pairs(SEARCH)) == 6 and RateBatchPair(0.5, 1.0) in pairs(SEARCH)
+    for pair in pairs(RateSearch(parameters=1e4, tokens=1e5, rate_factors=(1e-7, 1 / 3, 3e8))):
         assert named_pair(pair.name) == pair
-    assert drawn_pair(SEARCH, {"rate": 1 / 3, "batch": 2 / 3}) == Pair(0.333333, 0.666667)
+    assert drawn_pair(SEARCH, {"rate": 1 / 3, "batch": 2 / 3}) == RateBatchPair(0.333333, 0.666667)
 
 
 @pytest.mark.parametrize(
@@ -46,15 +48,16 @@ def test_rungs_are_multiples_of_the_first_and_the_end(scheduler, steps, expected
 
 def test_the_best_is_of_those_that_came_to_their_end(tmp_path):
     tried = [
-        Tried(Pair(0.5, 1.0), 3.0, 100, whole=True),
-        Tried(Pair(1.0, 1.0), 2.9, 100, whole=True),
-        Tried(Pair(2.0, 1.0), 2.5, 50, whole=False),  # was stopped: it has not been compared there
-        Tried(Pair(4.0, 1.0), math.nan, 10, whole=True),
+        Tried(RateBatchPair(0.5, 1.0), 3.0, 100, whole=True),
+        Tried(RateBatchPair(1.0, 1.0), 2.9, 100, whole=True),
+        # was stopped: it has not been compared there
+        Tried(RateBatchPair(2.0, 1.0), 2.5, 50, whole=False),
+        Tried(RateBatchPair(4.0, 1.0), math.nan, 10, whole=True),
     ]
-    assert best(tried) == Pair(1.0, 1.0)
+    assert best(tried) == RateBatchPair(1.0, 1.0)
     assert best(tried[2:]) is None
-    write_found(str(tmp_path), SEARCH, Pair(2.0, 1.0), tried)
-    assert read_found(str(tmp_path)) == Pair(2.0, 1.0)
+    write_found(str(tmp_path), SEARCH, RateBatchPair(2.0, 1.0), tried)
+    assert read_found(str(tmp_path)) == RateBatchPair(2.0, 1.0)
     found = json.loads((tmp_path / "search.json").read_text())
     assert found["at_an_edge"] == ["rate", "batch"]
     assert [each["loss"] for each in found["tried"]] == [3.0, 2.9, 2.5, None]
@@ -66,10 +69,10 @@ def test_a_search_in_which_all_diverged_says_so(tmp_path):
         output = str(tmp_path)
 
     with pytest.raises(DataError, match=r"all 1 pairs .* lower search\.rate_factors"):
-        chosen(Swept(), [Tried(Pair(4.0, 1.0), math.nan, 10, whole=False)])
+        chosen(Swept(), [Tried(RateBatchPair(4.0, 1.0), math.nan, 10, whole=False)])
 
 
 def test_a_search_among_one_is_refused():
     data = {"parameters": 1e4, "tokens": 1e5, "rate_factors": [1.0]}
     with pytest.raises(ConfigError, match="leave nothing to search"):
-        config.build(Search, data, "sweep.toml")
+        config.build(RateSearch, data, "sweep.toml")

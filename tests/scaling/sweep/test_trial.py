@@ -10,9 +10,9 @@ import pytest
 from trainrig import config, storage
 from trainrig.errors import ClusterError, Unfinished
 from trainrig.scaling.sweep import trial as trial_module
-from trainrig.scaling.sweep.designs import Point
+from trainrig.scaling.sweep.designs import DesignPoint
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import Pair
+from trainrig.scaling.sweep.search_settings import RateBatchPair
 from trainrig.scaling.sweep.sweep_table import noise, stated, summary, table
 from trainrig.scaling.sweep.trial import Alone, StopFile, read_diverged, train_trial
 from trainrig.scaling.sweep.trials import folder_of, look_at, plan
@@ -36,7 +36,9 @@ def sweep(tokens, tmp_path) -> Sweep:
 
 def planned(sweep, *lengths):
     data = look_at(sweep)
-    (trial,) = plan(sweep, [Point(6_000, tokens) for tokens in lengths], data, Pair(1.0, 1.0))
+    (trial,) = plan(
+        sweep, [DesignPoint(6_000, tokens) for tokens in lengths], data, RateBatchPair(1.0, 1.0)
+    )
     return trial, data
 
 
@@ -46,7 +48,7 @@ class After:
     def __init__(self, beats):
         self._left = beats
 
-    def beat(self, step, doing):
+    def heartbeat(self, step, doing):
         self._left -= doing == "train"
 
     def stop_wanted(self):
@@ -147,7 +149,7 @@ def test_a_stop_file_is_seen(tmp_path, monkeypatch):
 def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
     sweep = sweep.model_copy(update={"seeds": (0, 1)})
     data = look_at(sweep)
-    trials = plan(sweep, [Point(6_000, 1_024)], data, Pair(1.0, 1.0))
+    trials = plan(sweep, [DesignPoint(6_000, 1_024)], data, RateBatchPair(1.0, 1.0))
     for trial in trials:
         train_trial(sweep, trial, data, Alone())
     runs = table(sweep, trials, data)

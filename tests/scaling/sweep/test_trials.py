@@ -5,13 +5,13 @@ import pytest
 from trainrig import config
 from trainrig.check import describe
 from trainrig.errors import ConfigError
-from trainrig.scaling.sweep.designs import Point
+from trainrig.scaling.sweep.designs import DesignPoint
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import Pair
-from trainrig.scaling.sweep.trials import Data, plan, run_file, stable_steps
+from trainrig.scaling.sweep.search_settings import RateBatchPair
+from trainrig.scaling.sweep.trials import SweepTokens, plan, run_file, stable_steps
 
-DATA = Data(tokenizer="abc", vocabulary=320, unique_tokens=1_000_000, held_out_windows=7)
-AS_RULED = Pair(1.0, 1.0)
+DATA = SweepTokens(tokenizer="abc", vocabulary=320, unique_tokens=1_000_000, held_out_windows=7)
+AS_RULED = RateBatchPair(1.0, 1.0)
 DESIGN = {"kind": "Grid", "parameters": [10_000, 40_000], "tokens": [1e5, 4e5]}
 
 
@@ -20,8 +20,8 @@ def build(**changes) -> Sweep:
     return config.build(Sweep, settings | changes, "sweep.toml")
 
 
-def points(*pairs: tuple[float, float]) -> list[Point]:
-    return [Point(n, d) for n, d in pairs]
+def points(*pairs: tuple[float, float]) -> list[DesignPoint]:
+    return [DesignPoint(n, d) for n, d in pairs]
 
 
 def test_each_size_at_each_seed_is_a_trial_whose_longest_run_is_its_trunk():
@@ -61,7 +61,7 @@ def test_the_trunk_is_saved_where_shorter_runs_leave_it_and_all_have_one_rate_un
 def test_rate_and_batch_are_the_rules_times_the_factors():
     sweep = build(rule={"kind": "StepLaw", "highest_rate": 1.0})
     (one,) = plan(sweep, points((4e4, 4e5)), DATA, AS_RULED)
-    (other,) = plan(sweep, points((4e4, 4e5)), DATA, Pair(0.5, 0.25))
+    (other,) = plan(sweep, points((4e4, 4e5)), DATA, RateBatchPair(0.5, 0.25))
     assert one.rate == sweep.rule.rate(one.rung.parameters, 4e5)
     assert other.rate == 0.5 * one.rate and other.batch == one.batch / 4
 

@@ -24,7 +24,7 @@ from trainrig.tokens.documents.document_set import (
     Documents,
     Files,
     Parquet,
-    Refused,
+    RefusedRow,
     open_documents,
 )
 
@@ -89,10 +89,10 @@ MADE = [
 
 def read(
     *tables: Files | Curated, split_bytes: int = 10**9
-) -> tuple[list[dict[str, Any]], list[Refused]]:
+) -> tuple[list[dict[str, Any]], list[RefusedRow]]:
     """All documents of `tables`, and what was refused, as a worker that was sent them reads."""
     documents = pickle.loads(pickle.dumps(open_documents(tables)))
-    refused: list[Refused] = []
+    refused: list[RefusedRow] = []
     rows = [
         document
         for split in documents.splits(split_bytes)
@@ -230,7 +230,7 @@ def test_a_bad_row_is_told_with_its_place_and_reason_and_never_fatal(tmp_path):
     assert documents[1]["id"] == "7"
     places = np.cumsum([0, *(len(line) + 1 for line, _ in LINES)]).tolist()
     bad = [
-        Refused("a.jsonl", place, reason)
+        RefusedRow("a.jsonl", place, reason)
         for place, (_, reason) in zip(places, LINES, strict=False)
         if reason
     ]
@@ -241,7 +241,10 @@ def test_bad_rows_of_parquet_are_told_too(tmp_path):
     rows = [{"text": "fine"}, {"text": None}, {"text": " "}]
     storage.write(f"{tmp_path}/a.parquet", parquet(rows))
     _, refused = read(Parquet(paths=(f"{tmp_path}/a.parquet",), source="s"))
-    assert refused == [Refused("a.parquet", 1, "no_text"), Refused("a.parquet", 2, "empty_text")]
+    assert refused == [
+        RefusedRow("a.parquet", 1, "no_text"),
+        RefusedRow("a.parquet", 2, "empty_text"),
+    ]
 
 
 def test_a_line_too_long_to_hold_is_stepped_over(tmp_path, monkeypatch):
@@ -250,7 +253,7 @@ def test_a_line_too_long_to_hold_is_stepped_over(tmp_path, monkeypatch):
     storage.write(f"{tmp_path}/a.jsonl", "\n".join(lines).encode())
     documents, refused = read(JSONL(paths=(f"{tmp_path}/a.jsonl",), source="s"))
     assert [document["text"] for document in documents] == ["one", "two"]
-    assert refused == [Refused("a.jsonl", len(lines[0]) + 1, "line_too_long")]
+    assert refused == [RefusedRow("a.jsonl", len(lines[0]) + 1, "line_too_long")]
 
 
 @pytest.mark.parametrize(

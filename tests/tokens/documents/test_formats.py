@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.tokens.documents.formats import FORMATS, Piece
+from trainrig.tokens.documents.formats import FORMATS, StagePart
 
 COLUMNS = ("text", "id", "meta.url")
 TABLE = pa.Table.from_pylist(
@@ -43,7 +43,7 @@ WHOLE = {
 def rows_of(kind: str, path: str) -> int:
     made = FORMATS[kind]
     cuts = made.cut(path, COLUMNS, 10**5)
-    pieces = [Piece(0, path, path, c.begin, c.end, c.weight, c.whole) for c in cuts]
+    pieces = [StagePart(0, path, path, c.begin, c.end, c.weight, c.whole) for c in cuts]
     return sum(1 for piece in pieces for _ in made.read(piece, COLUMNS))
 
 

@@ -21,8 +21,8 @@ from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
+    ShardVocabulary,
     TokenShards,
-    Vocabulary,
     write_shard,
 )
 
@@ -52,7 +52,7 @@ def write_tokens(folder: str) -> str:
             ids = draw.integers(2, 300, dice.randint(2, 150)).astype(np.uint16)
             name = f"{shard}-{number}"
             documents.append(EncodedDocument(name, source, "u", ids, 1, "f", number))
-        write_shard(folder, f"{shard}", Vocabulary(300, "tokenizer"), documents)
+        write_shard(folder, f"{shard}", ShardVocabulary(300, "tokenizer"), documents)
     return folder
 
 
@@ -91,7 +91,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from test_batch_order import digest, SETTINGS
 from trainrig.config import build
-from trainrig.tokens.batches import read_share
+from trainrig.tokens.batches import read_local_batch
 from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
@@ -102,10 +102,10 @@ found = []
 begins = [0, *restarts]
 for begin, end in zip(begins, [*restarts, steps]):
     batches = PretrainBatches(TokenShards.open(folder), build(BatchSettings, SETTINGS, "run.toml"))
-    with Prefetch(lambda step: read_share(batches, rank, world, step), 2) as prefetch:
+    with Prefetch(lambda step: read_local_batch(batches, rank, world, step), 2) as prefetch:
         for step in range(begin, end):
             share = prefetch.at(step)
-            digests = [digest(m) for m, real in share.dealt if real]
+            digests = [digest(m) for m, real in share.assigned if real]
             found.append([step, share.denominators["tokens"], digests])
 json.dump(found, sys.stdout)
 """
@@ -175,7 +175,7 @@ def test_packings_by_plan_are_read_whole_once_an_epoch(packing, on_disk, tmp_pat
     chosen = build(BatchSettings, table, "run.toml")
     shards = TokenShards.open(str(tmp_path))
     batches = PretrainBatches(shards, chosen)
-    end = sum(batches.timeline.passage(0, source).blocks.count for source in batches.sources)
+    end = sum(batches.timeline.source_stage(0, source).blocks.count for source in batches.sources)
     seen = set()
     for step in range(-(-end // 6)):
         batch = batches.at(step)

@@ -23,8 +23,8 @@ from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.permutation import permuted
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
+    ShardVocabulary,
     TokenShards,
-    Vocabulary,
     write_shard,
 )
 
@@ -45,8 +45,8 @@ def write_counting(folder: str, **tokens: int) -> TokenShards:
             documents.append(EncodedDocument(f"{source}-{first}", source, url, ids, 1, "f", first))
     documents.sort(key=lambda document: document.corpus_row)  # sources take turns
     half = len(documents) // 2
-    write_shard(folder, "0", Vocabulary(60_000, "tokenizer"), documents[:half])
-    write_shard(folder, "1", Vocabulary(60_000, "tokenizer"), documents[half:])
+    write_shard(folder, "0", ShardVocabulary(60_000, "tokenizer"), documents[:half])
+    write_shard(folder, "1", ShardVocabulary(60_000, "tokenizer"), documents[half:])
     return TokenShards.open(folder)
 
 

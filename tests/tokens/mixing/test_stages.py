@@ -19,8 +19,8 @@ from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
+    ShardVocabulary,
     TokenShards,
-    Vocabulary,
     write_shard,
 )
 
@@ -32,7 +32,7 @@ def write(folder: Path, **tokens: int) -> TokenShards:
         EncodedDocument(source, source, "u", BASE[source] + np.arange(count), 1, "f", 0)
         for source, count in tokens.items()
     ]
-    write_shard(str(folder), "0", Vocabulary(60_000, "tokenizer"), documents)
+    write_shard(str(folder), "0", ShardVocabulary(60_000, "tokenizer"), documents)
     return TokenShards.open(str(folder))
 
 

@@ -5,7 +5,7 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from trainrig.tokens.mixing import window_order
-from trainrig.tokens.mixing.window_order import Blocks, Passage, Progress
+from trainrig.tokens.mixing.window_order import ReadPosition, SourceStage, WindowBlocks
 from trainrig.tokens.permutation import permuted
 
 
@@ -17,12 +17,12 @@ def group(request, monkeypatch):
 
 
 def whole(blocks, span=1):
-    return Passage(blocks, span, Progress.at(blocks, 0, 0))
+    return SourceStage(blocks, span, ReadPosition.at(blocks, 0, 0))
 
 
-def trained(passage, count):
+def trained(source_stage, count):
     """(Epoch, base window) of all that the first rows of a passage train on, row by row."""
-    rows = passage.rows(np.arange(count))
+    rows = source_stage.rows(np.arange(count))
     return [
         {(epoch, window + at) for at, again in enumerate(read) if not again}
         for epoch, window, read in zip(
@@ -32,7 +32,7 @@ def trained(passage, count):
 
 
 def test_one_length_for_all_is_one_permutation_an_epoch():
-    rows = whole(Blocks("web", 7, 1, seed=5)).rows(np.arange(14))
+    rows = whole(WindowBlocks("web", 7, 1, seed=5)).rows(np.arange(14))
     assert rows.epochs.tolist() == [0] * 7 + [1] * 7
     for epoch in (0, 1):
         expected = permuted(np.arange(7), 7, f"5\n{epoch}\nweb")
@@ -41,7 +41,7 @@ def test_one_length_for_all_is_one_permutation_an_epoch():
 
 
 blocks = st.builds(
-    Blocks,
+    WindowBlocks,
     source=st.sampled_from(["web", "wiki"]),
     count=st.integers(1, 12),
     length=st.sampled_from([1, 2, 4, 6, 12]),
@@ -63,14 +63,14 @@ def test_through_any_stages_each_window_is_trained_on_once_an_epoch_and_epochs_f
 def check_exactly_once(blocks, stages):
     spans = [span for span in range(1, blocks.length + 1) if blocks.length % span == 0]
     seen = []
-    progress = Progress.at(blocks, 0, 0)
+    progress = ReadPosition.at(blocks, 0, 0)
     for choice, count in stages:
-        passage = Passage(blocks, spans[choice % len(spans)], progress)
-        for row in trained(passage, count):
+        source_stage = SourceStage(blocks, spans[choice % len(spans)], progress)
+        for row in trained(source_stage, count):
             assert row  # none for nothing
             seen += sorted(row)
-        assert passage.windows_after(count) == len(seen)
-        progress = passage.after(count)
+        assert source_stage.windows_after(count) == len(seen)
+        progress = source_stage.after(count)
         assert progress.windows(blocks) == len(seen)
     assert len(set(seen)) == len(seen)  # nothing repeats
     for epoch in range(len(seen) // blocks.windows):  # nothing vanishes
@@ -79,7 +79,7 @@ def check_exactly_once(blocks, stages):
 
 
 def test_rows_are_whole_neighbours_that_begin_at_multiples_of_their_span(group):
-    blocks = Blocks("web", 10, 8, seed=1)
+    blocks = WindowBlocks("web", 10, 8, seed=1)
     for span in (1, 2, 4, 8):
         rows = whole(blocks, span).rows(np.arange(3 * 80 // span))
         assert (rows.windows % span == 0).all()
@@ -87,26 +87,26 @@ def test_rows_are_whole_neighbours_that_begin_at_multiples_of_their_span(group):
 
 
 def test_any_row_can_be_had_first(group):
-    blocks = Blocks("web", 10, 4, seed=1)
-    passage = Passage(blocks, 2, whole(blocks, 1).after(7))
-    together = passage.rows(np.arange(60))
+    blocks = WindowBlocks("web", 10, 4, seed=1)
+    source_stage = SourceStage(blocks, 2, whole(blocks, 1).after(7))
+    together = source_stage.rows(np.arange(60))
     for number in (59, 0, 3, 17):
-        alone = Passage(blocks, 2, whole(blocks, 1).after(7)).rows(np.array([number]))
+        alone = SourceStage(blocks, 2, whole(blocks, 1).after(7)).rows(np.array([number]))
         assert alone.windows.tolist() == [together.windows[number]]
         assert alone.read.tolist() == [together.read[number].tolist()]
 
 
 def test_what_comes_before_a_stage_does_not_depend_on_whether_it_comes(group):
-    blocks = Blocks("web", 10, 4, seed=1)
-    passage = whole(blocks, 1)
-    uninterrupted = trained(passage, 30)
-    assert trained(Passage(blocks, 1, passage.after(0)), 30) == uninterrupted
+    blocks = WindowBlocks("web", 10, 4, seed=1)
+    source_stage = whole(blocks, 1)
+    uninterrupted = trained(source_stage, 30)
+    assert trained(SourceStage(blocks, 1, source_stage.after(0)), 30) == uninterrupted
     # A change that changes nothing: the same rows as if it had not come.
-    assert trained(Passage(blocks, 1, passage.after(13)), 17) == uninterrupted[13:]
+    assert trained(SourceStage(blocks, 1, source_stage.after(13)), 17) == uninterrupted[13:]
 
 
 def test_neighbours_in_a_text_do_not_follow_each_other():
-    blocks = Blocks("web", 2_000, 8, seed=1)
+    blocks = WindowBlocks("web", 2_000, 8, seed=1)
     windows = whole(blocks, 1).rows(np.arange(16_000)).windows
     assert (np.diff(windows) == 1).sum() < 60  # by chance 7 of 2,048 rows of each of 8 groups
     first_group = set((windows[: 256 * 8] // 8).tolist())
@@ -115,10 +115,10 @@ def test_neighbours_in_a_text_do_not_follow_each_other():
 
 def test_a_longer_row_after_a_change_masks_what_was_read_by_hand(monkeypatch):
     monkeypatch.setattr(window_order, "GROUP", 1)
-    blocks = Blocks("web", 1, 4, seed=0)
+    blocks = WindowBlocks("web", 1, 4, seed=0)
     short = whole(blocks, 1)
     first = int(short.rows(np.array([0])).windows[0])
-    long = Passage(blocks, 4, short.after(1)).rows(np.array([0, 1]))
+    long = SourceStage(blocks, 4, short.after(1)).rows(np.array([0, 1]))
     assert long.windows.tolist() == [0, 0]
     assert long.epochs.tolist() == [0, 1]
     assert long.read.tolist() == [[at == first for at in range(4)], [False] * 4]
@@ -127,11 +127,11 @@ def test_a_longer_row_after_a_change_masks_what_was_read_by_hand(monkeypatch):
 @tries(max_examples=60, deadline=None)
 @given(blocks, st.integers(0, 30), st.floats(0.1, 5))
 def test_rows_within_a_cap_are_the_most_that_stay_below_it(blocks, count, epochs):
-    passage = Passage(blocks, blocks.length, whole(blocks, 1).after(count))
+    source_stage = SourceStage(blocks, blocks.length, whole(blocks, 1).after(count))
     limit = int(epochs * blocks.windows)
-    rows = passage.rows_within(epochs)
-    if passage.begun.windows(blocks) > limit:
+    rows = source_stage.rows_within(epochs)
+    if source_stage.begun.windows(blocks) > limit:
         assert rows == 0
     else:
-        assert passage.windows_after(rows) <= limit < passage.windows_after(rows + 1)
-    assert passage.rows_within(float("inf")) is None
+        assert source_stage.windows_after(rows) <= limit < source_stage.windows_after(rows + 1)
+    assert source_stage.rows_within(float("inf")) is None

@@ -12,11 +12,11 @@ from trainrig.errors import ConfigError
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.packing.choices import BestFit, Concatenate, Layout, Packing, open_layout
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
-from trainrig.tokens.shards.shard_files import Vocabulary
+from trainrig.tokens.shards.shard_files import ShardVocabulary
 from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
 from trainrig.tokens.shards.token_shards import TokenShards
 
-VOCABULARY = Vocabulary(60_000, "f" * 64)
+VOCABULARY = ShardVocabulary(60_000, "f" * 64)
 PADDING = 59_999
 PACKINGS = [Concatenate(), Concatenate(shuffle_documents=True), BestFit()]
 

@@ -18,7 +18,7 @@ from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.permutation import permuted
 from trainrig.tokens.shards.block_sums import SUMS, block_sums
 from trainrig.tokens.shards.blocks import BLOCK, WAYS, BlockCache
-from trainrig.tokens.shards.shard_files import Vocabulary
+from trainrig.tokens.shards.shard_files import ShardVocabulary
 from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
 from trainrig.tokens.shards.token_shards import TokenShards
 
@@ -34,7 +34,7 @@ def write_documents(folder: str, shards: list[list[tuple[str, int]]]) -> None:
             EncodedDocument("d", source, "", np.full(length, 5 + index), 1, "f", index)
             for index, (source, length) in enumerate(documents)
         ]
-        write_shard(folder, f"{number}", Vocabulary(1_000, "f" * 64), encoded)
+        write_shard(folder, f"{number}", ShardVocabulary(1_000, "f" * 64), encoded)
 
 
 SHARDS = [

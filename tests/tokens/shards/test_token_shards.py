@@ -20,12 +20,12 @@ from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.shard_writer import INDEX_ROW_GROUP
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
+    ShardVocabulary,
     TokenShards,
-    Vocabulary,
     write_shard,
 )
 
-VOCABULARY = Vocabulary(60_000, "f" * 64)
+VOCABULARY = ShardVocabulary(60_000, "f" * 64)
 
 
 def document(
@@ -198,7 +198,7 @@ def test_ids_lie_little_endian_in_the_smallest_type_that_holds_the_vocabulary(
     tmp_path, vocabulary, expected
 ):
     ids = [0x0102, 0xFFFF]
-    write_shard(str(tmp_path), "a", Vocabulary(vocabulary, "t"), [document("web", ids)])
+    write_shard(str(tmp_path), "a", ShardVocabulary(vocabulary, "t"), [document("web", ids)])
     assert (tmp_path / "a.bin").read_bytes() == expected
     assert TokenShards.open(str(tmp_path)).window("web", 0, 2).tolist() == ids
 
@@ -468,7 +468,7 @@ def test_one_bit_that_flips_is_found_and_its_file_named(folder, ending, when):
 
 
 def test_shards_of_two_tokenizers_do_not_mix(folder):
-    write_shard(folder, "2-c", Vocabulary(60_000, "another"), [document("web", [1])])
+    write_shard(folder, "2-c", ShardVocabulary(60_000, "another"), [document("web", [1])])
     with pytest.raises(DataError, match=r"2-c: made with another tokenizer than .*0-a"):
         TokenShards.open(folder)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainrig.errors import ConfigError
-from trainrig.tokens.tokenizers.sample import Sample, Sampling, draw_sample
+from trainrig.tokens.tokenizers.sample import DrawnTexts, TextSampling, draw_sample
 
 Documents = list[tuple[str, str, str]]
 
@@ -20,7 +20,7 @@ some_documents = st.lists(
 some_weights = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.0, 0.1, 1.0, 2.5, 7.0]))
 
 
-def drawn_from_everything(documents: Documents, settings: Sampling) -> dict[str, int]:
+def drawn_from_everything(documents: Documents, settings: TextSampling) -> dict[str, int]:
     """Bytes by source when all texts are held and the shares are filled a byte at a time."""
     available = {s: sum(len(t.encode()) for _, of, t in documents if of == s) for s in "abc"}
     shares = {source: Fraction(weight) for source, weight in (settings.weights or {}).items()}
@@ -45,18 +45,18 @@ def with_weights_that_hold(documents: Documents, weights: dict[str, float]) -> d
 
 def test_a_sample_large_enough_holds_every_text_once():
     documents = [("1", "a", "one"), ("2", "b", "two"), ("3", "a", "")]
-    sample = draw_sample(documents, Sampling(bytes=100))
+    sample = draw_sample(documents, TextSampling(bytes=100))
     assert sorted(sample.texts) == ["one", "two"]
     assert sample.bytes_of == {"a": 3, "b": 3}
 
 
 def test_no_documents_make_an_empty_sample():
-    assert draw_sample([], Sampling(bytes=5)) == Sample([], {})
+    assert draw_sample([], TextSampling(bytes=5)) == DrawnTexts([], {})
 
 
 def test_another_seed_draws_other_texts_in_another_order():
     documents = [(str(n), "a", f"text {n:03d}") for n in range(100)]
-    samples = [draw_sample(documents, Sampling(bytes=80, seed=seed)).texts for seed in range(4)]
+    samples = [draw_sample(documents, TextSampling(bytes=80, seed=seed)).texts for seed in range(4)]
     assert all(len(texts) == 10 for texts in samples)
     assert all(set(one) != set(other) for one, other in itertools.combinations(samples, 2))
     assert samples[0] != sorted(samples[0])
@@ -66,23 +66,23 @@ def test_a_seed_is_an_integer_of_toml_and_the_samples_of_known_seeds_stay():
     documents = [(str(n), "a", f"{n:02d}") for n in range(100)]
     first = {0: ["43", "87", "93"], 7: ["38", "58", "17"], -1: ["60", "37", "74"]}
     for seed, texts in first.items():
-        assert draw_sample(documents, Sampling(bytes=6, seed=seed)).texts == texts
+        assert draw_sample(documents, TextSampling(bytes=6, seed=seed)).texts == texts
     for seed in (-(2**63), 2**63 - 1):
-        assert len(draw_sample(documents, Sampling(bytes=6, seed=seed)).texts) == 3
+        assert len(draw_sample(documents, TextSampling(bytes=6, seed=seed)).texts) == 3
     for seed in (10**70, 2**63, -(2**63) - 1):
         with pytest.raises(ValidationError, match="seed"):
-            Sampling(seed=seed)
+            TextSampling(seed=seed)
 
 
 def test_a_sample_is_cut_where_it_is_full_and_never_inside_a_character():
-    assert draw_sample([("1", "a", "abcdef")], Sampling(bytes=4)).texts == ["abcd"]
-    assert draw_sample([("1", "a", "aé")], Sampling(bytes=2)) == Sample(["a"], {"a": 1})
-    assert draw_sample([("1", "a", "é")], Sampling(bytes=1)) == Sample([], {})
+    assert draw_sample([("1", "a", "abcdef")], TextSampling(bytes=4)).texts == ["abcd"]
+    assert draw_sample([("1", "a", "aé")], TextSampling(bytes=2)) == DrawnTexts(["a"], {"a": 1})
+    assert draw_sample([("1", "a", "é")], TextSampling(bytes=1)) == DrawnTexts([], {})
 
 
 def test_bytes_are_divided_by_weight():
     documents = [(f"{s}{n}", s, s * 10) for n in range(100) for s in "abc"]
-    sample = draw_sample(documents, Sampling(bytes=400, weights={"a": 3, "b": 1}))
+    sample = draw_sample(documents, TextSampling(bytes=400, weights={"a": 3, "b": 1}))
     assert sample.bytes_of == {"a": 300, "b": 100}
 
 
@@ -90,7 +90,7 @@ def test_what_a_small_source_lacks_is_divided_among_the_others_by_weight():
     documents = [("small", "a", "a" * 20)]
     documents += [(f"{s}{n}", s, s * 10) for n in range(100) for s in "bc"]
     weights = {"a": 2, "b": 2, "c": 1}
-    sample = draw_sample(documents, Sampling(bytes=200, weights=weights))
+    sample = draw_sample(documents, TextSampling(bytes=200, weights=weights))
     assert sample.bytes_of == {"a": 20, "b": 120, "c": 60}
 
 
@@ -99,7 +99,7 @@ def test_a_sample_holds_what_is_drawn_when_all_is_held(documents, weights, sampl
     weights = with_weights_that_hold(documents, weights)
     if not any(weights.values()):
         return
-    settings = Sampling(bytes=sample_bytes, weights=weights)
+    settings = TextSampling(bytes=sample_bytes, weights=weights)
     sample = draw_sample(documents, settings)
     for source, amount in drawn_from_everything(documents, settings).items():
         assert 0 <= amount - sample.bytes_of.get(source, 0) < 4  # a character cut in two
@@ -109,7 +109,7 @@ def test_a_sample_holds_what_is_drawn_when_all_is_held(documents, weights, sampl
 @given(
     documents=some_documents,
     weights=st.none() | some_weights,
-    settings=st.builds(Sampling, bytes=st.integers(1, 60), seed=st.integers(0, 3)),
+    settings=st.builds(TextSampling, bytes=st.integers(1, 60), seed=st.integers(0, 3)),
     data=st.data(),
 )
 def test_a_sample_does_not_depend_on_the_order_of_the_documents(documents, weights, settings, data):
@@ -124,8 +124,8 @@ def test_a_sample_does_not_depend_on_the_order_of_the_documents(documents, weigh
 
 def test_a_larger_sample_begins_with_the_smaller_one():
     documents = [(str(n), "a", f"{n:04d}") for n in range(500)]
-    small = draw_sample(documents, Sampling(bytes=100)).texts
-    assert draw_sample(documents, Sampling(bytes=400)).texts[:25] == small
+    small = draw_sample(documents, TextSampling(bytes=100)).texts
+    assert draw_sample(documents, TextSampling(bytes=400)).texts[:25] == small
 
 
 class CountedText(str):
@@ -152,7 +152,7 @@ class CountedText(str):
 def test_no_more_than_about_the_sample_is_held(weights):
     CountedText.alive = CountedText.most = CountedText.encoded = 0
     documents = ((str(n), "aabc"[n % 4], CountedText("x" * 100)) for n in range(20_000))
-    sample = draw_sample(documents, Sampling(bytes=100_000, weights=weights))
+    sample = draw_sample(documents, TextSampling(bytes=100_000, weights=weights))
     assert sum(sample.bytes_of.values()) == 100_000
     assert CountedText.most <= 1_000 * 9 // 8 + 10
     # What can be no part of it is not looked at: of n texts seen, 1,000 in n are among the lowest.
@@ -172,10 +172,10 @@ def test_no_more_than_about_the_sample_is_held(weights):
 def test_weights_that_cannot_be_shares_are_refused(weights, message):
     documents = [("1", "web", "text"), ("2", "books", "text")]
     with pytest.raises(ConfigError) as refused:
-        draw_sample(documents, Sampling(weights=weights))
+        draw_sample(documents, TextSampling(weights=weights))
     assert str(refused.value).startswith("sample.weights: ") and message in str(refused.value)
 
 
 def test_a_sample_of_no_bytes_is_refused():
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
-        Sampling(bytes=0)
+        TextSampling(bytes=0)

@@ -4,12 +4,18 @@ import re
 import pytest
 
 from trainrig.tokens.vocabulary.charts import compression_chart, counted, lengths_chart
-from trainrig.tokens.vocabulary.measures import Amount, Group, Rival, TokenizerReport, Vocabulary
+from trainrig.tokens.vocabulary.measures import (
+    Amount,
+    EntryGroup,
+    MeasuredVocabulary,
+    Rival,
+    TokenizerReport,
+)
 from trainrig.tokens.vocabulary.page import vocabulary_page
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 
-VOCABULARY = Vocabulary(
+VOCABULARY = MeasuredVocabulary(
     entries=1_000,
     fingerprint="5eed" * 16,
     engine="tokenizers",
@@ -23,8 +29,13 @@ VOCABULARY = Vocabulary(
     languages={
         "en": Amount(documents=30, bytes=9_000, characters=8_000, words=1_500, tokens=3_000)
     },
-    lengths=[Group("1", 256, 100), Group("2", 700, 650), Group("17", 30, 5), Group("40", 13, 1)],
-    scripts=[Group("Latin", 900, 700), Group("part of a character", 99, 56)],
+    lengths=[
+        EntryGroup("1", 256, 100),
+        EntryGroup("2", 700, 650),
+        EntryGroup("17", 30, 5),
+        EntryGroup("40", 13, 1),
+    ],
+    scripts=[EntryGroup("Latin", 900, 700), EntryGroup("part of a character", 99, 56)],
     unused=243,
     unused_examples=["␣<b>", "zz"],
     never_seen=12,

@@ -4,15 +4,15 @@ import torch
 from trainrig.errors import DataError
 from trainrig.processes.fork_server import how_it_ended
 from trainrig.train.checkpoint import DamagedCheckpoint
-from trainrig.train.elastic.failure_cause import cause, out_of_memory
-from trainrig.train.elastic.restart_policy import GiveUp, Patience
+from trainrig.train.elastic.failure_cause import find_cause, out_of_memory
+from trainrig.train.elastic.restart_policy import GiveUp, RestartPolicy
 from trainrig.train.fault_settings import Faults
 
 BROKEN = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4")
 
 
 def test_a_dead_process_is_the_cause_of_what_the_others_say():
-    failure = cause(
+    failure = find_cause(
         {0: BROKEN, 1: RuntimeError("gone"), 2: BROKEN}, {1: "killed by SIGKILL"}, {0: 7, 2: 7}, 6
     )
     assert failure.problem.startswith("the process of rank 1 died: killed by SIGKILL")
@@ -21,31 +21,31 @@ def test_a_dead_process_is_the_cause_of_what_the_others_say():
 
 
 def test_several_dead_processes_are_counted():
-    problem = cause(
+    problem = find_cause(
         dict.fromkeys((2, 1, 3), RuntimeError("x")), dict.fromkeys((2, 1, 3), "ended with 1"), {}, 0
     ).problem
     assert problem.startswith("the process of rank 1 died (and 2 more): ended with 1")
 
 
 def test_an_exception_of_a_ranks_own_is_told_from_what_follows_it():
-    failure = cause({0: BROKEN, 1: ValueError("first\nbad row 7\n")}, {}, {0: 9, 1: 8}, 0)
+    failure = find_cause({0: BROKEN, 1: ValueError("first\nbad row 7\n")}, {}, {0: 9, 1: 8}, 0)
     assert failure.problem == "rank 1: ValueError: bad row 7"
     assert (failure.exception, failure.step) == ("ValueError: bad row 7", 8)
 
 
 def test_lost_connections_alone_are_nobodys_own():
-    failure = cause({0: BROKEN, 1: BROKEN}, {}, {}, 3)
+    failure = find_cause({0: BROKEN, 1: BROKEN}, {}, {}, 3)
     assert failure.problem.startswith("rank 0 lost its connection to another")
     assert failure.exception is None
 
 
 def test_what_the_user_must_mend_is_raised():
     with pytest.raises(DataError, match="tokens: gone"):
-        cause({0: BROKEN, 1: DataError("tokens: gone")}, {0: "killed"}, {}, 3)
+        find_cause({0: BROKEN, 1: DataError("tokens: gone")}, {0: "killed"}, {}, 3)
 
 
 def test_a_damaged_checkpoint_is_not_the_users_to_mend():
-    failure = cause({0: DamagedCheckpoint("model.safetensors: torn"), 1: BROKEN}, {}, {}, 3)
+    failure = find_cause({0: DamagedCheckpoint("model.safetensors: torn"), 1: BROKEN}, {}, {}, 3)
     assert failure.damaged
     assert failure.problem.endswith("model.safetensors: torn")
 
@@ -69,28 +69,28 @@ def test_of_what_ray_says_at_length_of_memory_the_node_and_the_figures_are_left(
     ],
 )
 def test_an_allocator_that_has_no_more_is_known_for_that(error):
-    assert cause({0: BROKEN, 1: error}, {}, {}, 3).memory
-    assert not cause({1: RuntimeError("bad row 7")}, {}, {}, 3).memory
+    assert find_cause({0: BROKEN, 1: error}, {}, {}, 3).memory
+    assert not find_cause({1: RuntimeError("bad row 7")}, {}, {}, 3).memory
 
 
 def test_torchs_own_words_for_too_large_a_tensor_are_known():
     with pytest.raises(RuntimeError) as too_large:
         torch.empty(2**55, dtype=torch.uint8)
-    assert cause({0: too_large.value}, {}, {}, 3).memory
+    assert find_cause({0: too_large.value}, {}, {}, 3).memory
 
 
 def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then_told_what_to_set():
     by_kernel, by_hand = how_it_ended(-9, True), how_it_ended(-9, False)
-    patience = Patience(Faults(max_restarts=9), step=4)
-    short = cause({0: BROKEN}, {1: by_kernel}, {0: 4}, 4)
+    patience = RestartPolicy(Faults(max_restarts=9), step=4)
+    short = find_cause({0: BROKEN}, {1: by_kernel}, {0: 4}, 4)
     assert short.memory
     assert patience.after(short, newest=4) == 0.0
     verdict = patience.after(short, newest=4)
     assert isinstance(verdict, GiveUp) and "lower batches.micro_batch" in verdict.reason
-    assert not cause({0: BROKEN}, {1: by_hand}, {0: 4}, 4).memory
+    assert not find_cause({0: BROKEN}, {1: by_hand}, {0: 4}, 4).memory
 
 
 def test_of_several_dead_ranks_the_one_that_had_no_memory_is_the_cause():
-    failure = cause({}, {0: "ended with 1", 1: how_it_ended(-9, True)}, {}, 0)
+    failure = find_cause({}, {0: "ended with 1", 1: how_it_ended(-9, True)}, {}, 0)
     assert failure.memory
     assert failure.problem.startswith("the process of rank 1 died (and 1 more): killed by the kern")

@@ -2,34 +2,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.processes.heartbeats import Beat
+from trainrig.processes.heartbeats import Heartbeat
 from trainrig.train.elastic.restart_policy import (
     Failure,
     GiveUp,
     HangDetector,
-    Node,
-    Patience,
+    RestartPolicy,
+    WorkerNode,
     best_size,
     may_be_freed,
     why_leave,
 )
 from trainrig.train.fault_settings import Faults
-from trainrig.train.worker_bounds import Bounds
+from trainrig.train.worker_bounds import WorkerBounds
 
-A, B, C = (Node(name, room=1) for name in "ABC")
-GOING = Node("B", room=1, draining=True)
+A, B, C = (WorkerNode(name, capacity=1) for name in "ABC")
+GOING = WorkerNode("B", capacity=1, draining=True)
 
 
 @pytest.mark.parametrize(
     ("nodes", "allowed", "size"),
     [
-        ([A, B], Bounds(1, 2), 2),
-        ([A, B, C], Bounds(1, 2), 2),
-        ([A], Bounds(1, 2), 1),
-        ([A, GOING], Bounds(1, 2), 1),
-        ([A, GOING], Bounds(2, 2), None),
-        ([], Bounds(1, 4), None),
-        ([Node("D", room=4)], Bounds(1, 8), 4),
+        ([A, B], WorkerBounds(1, 2), 2),
+        ([A, B, C], WorkerBounds(1, 2), 2),
+        ([A], WorkerBounds(1, 2), 1),
+        ([A, GOING], WorkerBounds(1, 2), 1),
+        ([A, GOING], WorkerBounds(2, 2), None),
+        ([], WorkerBounds(1, 4), None),
+        ([WorkerNode("D", capacity=4)], WorkerBounds(1, 8), 4),
     ],
 )
 def test_as_many_workers_as_there_is_lasting_room_for(nodes, allowed, size):
@@ -52,47 +52,48 @@ def test_as_many_workers_as_there_is_lasting_room_for(nodes, allowed, size):
 def test_an_attempt_leaves_for_more_nodes_or_off_one_that_is_taken_away(
     workers, used, stepped, nodes, why
 ):
-    assert why_leave(workers, frozenset(used), stepped, nodes, Bounds(1, 2)) == why
+    assert why_leave(workers, frozenset(used), stepped, nodes, WorkerBounds(1, 2)) == why
 
 
 FAULTS = Faults(hang_seconds=2.0, hang_steps=10.0, start_limit=60.0)
 
 
-def beat(rank=0, count=1, usual=True, seconds=0.1, doing="train"):
-    return Beat(rank, (100 + rank,), "A", count, 5, doing, usual, seconds)
+def heartbeat(rank=0, count=1, usual=True, seconds=0.1, doing="train"):
+    return Heartbeat(rank, (100 + rank,), "A", count, 5, doing, usual, seconds)
 
 
 def test_a_rank_hangs_when_its_beat_stays_the_same_for_too_long():
     detector = HangDetector(FAULTS, 2, now=0.0)
-    assert detector.see({0: beat(0), 1: beat(1)}, 0.0) is None
-    assert detector.see({0: beat(0, count=2), 1: beat(1)}, 1.9) is None
-    hang = detector.see({0: beat(0, count=3), 1: beat(1)}, 2.1)
+    assert detector.update({0: heartbeat(0), 1: heartbeat(1)}, 0.0) is None
+    assert detector.update({0: heartbeat(0, count=2), 1: heartbeat(1)}, 1.9) is None
+    hang = detector.update({0: heartbeat(0, count=3), 1: heartbeat(1)}, 2.1)
     assert hang is not None and (hang.rank, hang.silent, hang.allowed) == (1, 2.1, 2.0)
     assert "rank 1 hangs: no progress for 2.1 s" in str(hang)
 
 
 def test_slow_steps_are_given_more_time():
     detector = HangDetector(FAULTS, 1, now=0.0)
-    slow = {0: beat(seconds=3.0)}
-    assert detector.see(slow, 0.0) is None
-    assert detector.see(slow, 29.9) is None
-    assert detector.see(slow, 30.1) is not None
+    slow = {0: heartbeat(seconds=3.0)}
+    assert detector.update(slow, 0.0) is None
+    assert detector.update(slow, 29.9) is None
+    assert detector.update(slow, 30.1) is not None
 
 
 @pytest.mark.parametrize(
-    "first", [beat(usual=False), beat(seconds=None), beat(usual=False, doing="evaluate")]
+    "first",
+    [heartbeat(usual=False), heartbeat(seconds=None), heartbeat(usual=False, doing="evaluate")],
 )
 def test_what_is_done_for_the_first_time_may_be_compiling(first):
     detector = HangDetector(FAULTS, 1, now=0.0)
-    assert detector.see({0: first}, 0.0) is None
-    assert detector.see({0: first}, 59.0) is None
-    assert detector.see({0: first}, 61.0) is not None
+    assert detector.update({0: first}, 0.0) is None
+    assert detector.update({0: first}, 59.0) is None
+    assert detector.update({0: first}, 61.0) is not None
 
 
 def test_a_rank_that_never_says_a_word_hangs_too():
     detector = HangDetector(FAULTS, 2, now=0.0)
-    assert detector.see({0: beat(count=1)}, 59.0) is None
-    hang = detector.see({0: beat(count=2)}, 60.5)
+    assert detector.update({0: heartbeat(count=1)}, 59.0) is None
+    hang = detector.update({0: heartbeat(count=2)}, 60.5)
     assert hang is not None and hang.rank == 1
 
 
@@ -101,7 +102,7 @@ def test_a_rank_that_goes_on_never_hangs(gaps):
     detector, now = HangDetector(FAULTS, 1, now=0.0), 0.0
     for count, gap in enumerate(gaps):
         now += gap
-        assert detector.see({0: beat(count=count)}, now) is None
+        assert detector.update({0: heartbeat(count=count)}, now) is None
 
 
 def killed(step=0):
@@ -114,79 +115,79 @@ def raised(step, what="ValueError: bad row"):
 
 @given(st.integers(0, 6))
 def test_so_many_restarts_without_a_new_checkpoint_and_no_more(allowed):
-    patience = Patience(Faults(max_restarts=allowed), step=0)
-    verdicts = [patience.after(killed(), newest=0) for _ in range(allowed + 1)]
+    policy = RestartPolicy(Faults(max_restarts=allowed), step=0)
+    verdicts = [policy.after(killed(), newest=0) for _ in range(allowed + 1)]
     assert not any(isinstance(verdict, GiveUp) for verdict in verdicts[:-1])
     assert isinstance(verdicts[-1], GiveUp)
     assert f"no progress beyond step 0, attempts: {allowed + 1}" in verdicts[-1].reason
 
 
 def test_a_new_checkpoint_restores_the_patience():
-    patience = Patience(Faults(max_restarts=1), step=0)
-    assert [patience.after(killed(step), newest=step) for step in range(1, 50)] == [0.0] * 49
+    policy = RestartPolicy(Faults(max_restarts=1), step=0)
+    assert [policy.after(killed(step), newest=step) for step in range(1, 50)] == [0.0] * 49
 
 
 def test_the_first_restart_waits_for_nothing_and_each_further_one_longer():
-    patience = Patience(Faults(max_restarts=9, back_off=1.0, longest_back_off=5.0), step=0)
-    assert [patience.after(killed(), newest=0) for _ in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+    policy = RestartPolicy(Faults(max_restarts=9, back_off=1.0, longest_back_off=5.0), step=0)
+    assert [policy.after(killed(), newest=0) for _ in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
 
 
 def test_the_same_exception_at_the_same_step_twice_ends_the_run():
-    patience = Patience(Faults(max_restarts=9), step=4)
-    assert patience.after(raised(6), newest=4) == 0.0
-    verdict = patience.after(raised(6), newest=4)
+    policy = RestartPolicy(Faults(max_restarts=9), step=4)
+    assert policy.after(raised(6), newest=4) == 0.0
+    verdict = policy.after(raised(6), newest=4)
     assert isinstance(verdict, GiveUp)
     assert "the same failure at step 6 twice in a row" in verdict.reason
     assert "ValueError: bad row" in verdict.reason
 
 
 def test_two_failures_are_the_same_whatever_the_numbers_in_them():
-    patience = Patience(Faults(max_restarts=9), step=4)
-    patience.after(raised(6, "ClusterError: events/0179.0fef4400.jsonl: no"), newest=4)
+    policy = RestartPolicy(Faults(max_restarts=9), step=4)
+    policy.after(raised(6, "ClusterError: events/0179.0fef4400.jsonl: no"), newest=4)
     again = raised(6, "ClusterError: events/0188.ab12.jsonl: no")
-    assert isinstance(patience.after(again, newest=4), GiveUp)
+    assert isinstance(policy.after(again, newest=4), GiveUp)
 
 
 @pytest.mark.parametrize(
     "second", [raised(7), raised(6, "OSError: gone"), killed(6)], ids=["step", "message", "death"]
 )
 def test_another_failure_or_another_step_is_tried_again(second):
-    patience = Patience(Faults(max_restarts=9), step=4)
-    patience.after(raised(6), newest=4)
-    assert not isinstance(patience.after(second, newest=4), GiveUp)
+    policy = RestartPolicy(Faults(max_restarts=9), step=4)
+    policy.after(raised(6), newest=4)
+    assert not isinstance(policy.after(second, newest=4), GiveUp)
 
 
 def test_processes_that_die_at_the_same_step_are_tried_again():
-    patience = Patience(Faults(max_restarts=9), step=4)
-    patience.after(killed(6), newest=4)
-    assert not isinstance(patience.after(killed(6), newest=4), GiveUp)
+    policy = RestartPolicy(Faults(max_restarts=9), step=4)
+    policy.after(killed(6), newest=4)
+    assert not isinstance(policy.after(killed(6), newest=4), GiveUp)
 
 
 def test_memory_that_runs_out_at_the_same_step_twice_is_not_tried_a_third_time():
-    patience = Patience(Faults(max_restarts=9), step=0)
+    policy = RestartPolicy(Faults(max_restarts=9), step=0)
     short = Failure("node 10.0.0.1 ran out of memory (5.7GB of 6GB)", "Ray", 0, memory=True)
-    assert patience.after(short, newest=0) == 0.0
-    verdict = patience.after(short, newest=0)
+    assert policy.after(short, newest=0) == 0.0
+    verdict = policy.after(short, newest=0)
     assert isinstance(verdict, GiveUp)
     for named in ("batches.micro_batch", "[training.recompute]", "`trainrig check`", "10.0.0.1"):
         assert named in verdict.reason
 
 
 def test_memory_that_runs_out_at_another_step_is_tried_again():
-    patience = Patience(Faults(max_restarts=9), step=0)
-    patience.after(Failure("no memory", "Ray", 4, memory=True), newest=4)
-    assert patience.after(Failure("no memory", "Ray", 9, memory=True), newest=8) == 0.0
+    policy = RestartPolicy(Faults(max_restarts=9), step=0)
+    policy.after(Failure("no memory", "Ray", 4, memory=True), newest=4)
+    assert policy.after(Failure("no memory", "Ray", 9, memory=True), newest=8) == 0.0
 
 
 def test_damaged_checkpoints_use_up_no_patience():
-    patience = Patience(Faults(max_restarts=0), step=8)
+    policy = RestartPolicy(Faults(max_restarts=0), step=8)
     damaged = Failure("step_00000008: torn", "Ray", 8, damaged=True)
-    assert [patience.after(damaged, newest=step) for step in (6, 4, 2)] == [0.0, 0.0, 0.0]
+    assert [policy.after(damaged, newest=step) for step in (6, 4, 2)] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("rooms", "freed"), [((1, 1), False), ((1, 0), True), ((0, 0), True), ((1,), False)]
 )
 def test_room_that_others_hold_may_be_freed(rooms, freed):
-    nodes = [Node(str(number), room, places=1) for number, room in enumerate(rooms)]
-    assert may_be_freed(nodes, Bounds(1, 2)) is freed
+    nodes = [WorkerNode(str(number), capacity, slots=1) for number, capacity in enumerate(rooms)]
+    assert may_be_freed(nodes, WorkerBounds(1, 2)) is freed

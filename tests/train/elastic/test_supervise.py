@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
-from trainrig.processes.heartbeats import Beat
+from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
 from trainrig.train.checkpoint import Checkpoint
 from trainrig.train.elastic import supervise as module
-from trainrig.train.elastic.restart_policy import Failure, Node
+from trainrig.train.elastic.restart_policy import Failure, WorkerNode
 from trainrig.train.elastic.supervise import supervise
 from trainrig.train.fault_settings import Faults
 from trainrig.train.retention import Checkpoints
-from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.worker_bounds import bounds
 
 STEPS = 12
@@ -92,10 +92,10 @@ class Group:
             return None
         return Failure(self.problem, "Ray", self.step(), play.exception, play.damaged)
 
-    def beats(self):
+    def heartbeats(self):
         step = self.step()
         return {
-            rank: Beat(rank, (rank,), f"node{rank}", step, step, "train", step > 0, 1.0)
+            rank: Heartbeat(rank, (rank,), f"node{rank}", step, step, "train", step > 0, 1.0)
             for rank in range(self.workers)
         }
 
@@ -127,7 +127,8 @@ class FakeCluster:
 
     def nodes(self):
         return [
-            Node(name, room, name in self.draining, places=1) for name, room in self.rooms.items()
+            WorkerNode(name, capacity, name in self.draining, slots=1)
+            for name, capacity in self.rooms.items()
         ]
 
     def start(self, job, attempt, resume_from, workers):
@@ -287,7 +288,7 @@ def test_a_hang_is_seen_and_all_ranks_are_killed(play):
     seen = only(play.folder, "hang_seen")
     assert seen["step"] == 5 and "hangs: no progress for 4." in seen["problem"]
     failed = only(play.folder, "attempt_failed")
-    assert (failed["seen_by"], failed["problem"]) == ("beats", seen["problem"])
+    assert (failed["seen_by"], failed["problem"]) == ("heartbeats", seen["problem"])
     assert outcome.restarts == 1
 
 
@@ -405,7 +406,7 @@ def test_with_too_few_nodes_a_run_waits_for_more(play):
         workers=2,
         at=[(3.5, goes("node1")), (60.0, comes("node2"))],
     )
-    assert only(play.folder, "waiting_for_nodes")["room"] == 1
+    assert only(play.folder, "waiting_for_nodes")["capacity"] == 1
     assert [group.workers for group in cluster.groups] == [2, 2]
     assert play.clock.now >= 160 and outcome.checkpoint.step == STEPS
 
@@ -527,7 +528,7 @@ class FakeFolder:
         return False
 
     def take_attempt(self, step):
-        self.taken.append(Attempt(len(self.taken) + 1, step))
+        self.taken.append(TrainingAttempt(len(self.taken) + 1, step))
         return self.taken[-1]
 
 

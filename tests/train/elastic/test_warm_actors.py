@@ -2,11 +2,11 @@ from collections import Counter
 
 import pytest
 
-from trainrig.train.elastic.restart_policy import Node
-from trainrig.train.elastic.warm_actors import idle_beyond_need
+from trainrig.train.elastic.restart_policy import WorkerNode
+from trainrig.train.elastic.warm_actors import find_idle_surplus
 
-FREE, OTHER = Node("free", 2, places=2), Node("other", 1, places=1)
-OURS, HALF = Node("ours", 1, places=1), Node("half", 1, places=2)
+FREE, OTHER = WorkerNode("free", 2, slots=2), WorkerNode("other", 1, slots=1)
+OURS, HALF = WorkerNode("ours", 1, slots=1), WorkerNode("half", 1, slots=2)
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ OURS, HALF = Node("ours", 1, places=1), Node("half", 1, places=2)
         ([OURS, FREE], {"ours": 1}, 2, set()),
         ([HALF, FREE], {}, 1, {"free"}),
         ([HALF], {}, 0, set()),  # somebody else is there, so it stays anyway
-        ([Node("free", 2, draining=True, places=2)], {}, 2, {"free"}),
+        ([WorkerNode("free", 2, draining=True, slots=2)], {}, 2, {"free"}),
     ],
 )
 def test_nodes_that_a_run_would_not_grow_onto_are_left(nodes, ours, most, beyond):
-    assert idle_beyond_need(nodes, Counter(ours), most) == beyond
+    assert find_idle_surplus(nodes, Counter(ours), most) == beyond

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.train.run.goodput import Goodput, account, goodput
+from trainrig.train.run.goodput import Goodput, account_time, goodput
 
 
 def event(name, time, **details):
@@ -35,7 +35,7 @@ def test_an_undisturbed_run_is_start_steps_and_saves():
         event("attempt_stopped", 116.0, attempt=1),
         event("finished", 116.0),
     ]
-    found = account(events, steps(1, 1, 10, begin=105.0))
+    found = account_time(events, steps(1, 1, 10, begin=105.0))
     assert found == Goodput(productive=9.5, restart=5.0, stall=1.5)
     assert found.share == pytest.approx(9.5 / 16)
 
@@ -50,7 +50,7 @@ def test_what_a_fault_costs_is_told_apart():
     ]
     # Steps 1–6, of which the last two are taken again; the fault comes half a second later.
     lines = steps(1, 1, 6, begin=4.0) + steps(2, 5, 6, begin=18.0)
-    assert account(events, lines) == Goodput(
+    assert account_time(events, lines) == Goodput(
         productive=10.0, lost=2.0, detection=0.5, restart=4.0 + 0.5 + 5.0, waiting=2.0
     )
 
@@ -63,7 +63,9 @@ def test_a_move_to_other_nodes_is_a_restart_without_a_loss():
         event("attempt_stopped", 20.0, attempt=2),
     ]
     lines = steps(1, 1, 6, begin=4.0) + steps(2, 7, 4, begin=16.0)
-    assert account(events, lines) == Goodput(productive=10.0, restart=4.0 + 0.5 + 4.5, stall=1.0)
+    assert account_time(events, lines) == Goodput(
+        productive=10.0, restart=4.0 + 0.5 + 4.5, stall=1.0
+    )
 
 
 def test_waiting_for_nodes_is_nobodys_fault():
@@ -74,7 +76,7 @@ def test_waiting_for_nodes_is_nobodys_fault():
         started(2, 66.0),
         event("attempt_stopped", 70.0, attempt=2),
     ]
-    found = account(events, steps(1, 1, 2, begin=3.0) + steps(2, 3, 1, begin=69.0))
+    found = account_time(events, steps(1, 1, 2, begin=3.0) + steps(2, 3, 1, begin=69.0))
     assert (found.waiting, found.restart) == (60.0, 3.0 + 1.0 + 3.0)
 
 
@@ -82,7 +84,7 @@ def test_waiting_for_nodes_is_nobodys_fault():
 def test_while_nobody_drives_the_run_no_time_counts(asked):
     end = [event("attempt_stopped", 6.0, attempt=1), event("run_stopped", 6.0)] if asked else []
     events = [started(1, 0.0), *end, started(2, 1000.0), event("attempt_stopped", 1004, attempt=2)]
-    found = account(events, steps(1, 1, 3, begin=3.0) + steps(2, 4, 2, begin=1002.0))
+    found = account_time(events, steps(1, 1, 3, begin=3.0) + steps(2, 4, 2, begin=1002.0))
     assert found == Goodput(productive=5.0, restart=3.0 + 2.0, stopped=994.0)
     assert found.share == 0.5
 
@@ -94,16 +96,16 @@ def test_a_late_word_of_an_outlived_worker_counts_no_time_twice():
         saved(1, 12.0, seconds=1.0, stall=0.1),
         event("attempt_stopped", 20.0, attempt=2),
     ]
-    assert account(events, steps(2, 1, 4, begin=15.0)).wall == 20.0
+    assert account_time(events, steps(2, 1, 4, begin=15.0)).wall == 20.0
 
 
 def test_an_attempt_that_never_stepped_is_all_restart():
     events = [started(1, 0.0), event("attempt_failed", 7.0, attempt=1), started(2, 7.0)]
-    assert account(events, []) == Goodput(restart=7.0)
+    assert account_time(events, []) == Goodput(restart=7.0)
 
 
 def test_a_run_that_has_not_begun_has_no_goodput():
-    assert account([], []) == Goodput()
+    assert account_time([], []) == Goodput()
     assert Goodput().share == 0.0
 
 
@@ -132,7 +134,7 @@ def test_the_parts_add_up_to_the_wall_time_whatever_is_on_record(data):
         between = data.draw(st.sampled_from(["back_off", "waiting_for_nodes", "run_stopped", None]))
         if between:
             events.append(event(between, later(), seconds=data.draw(st.floats(0.0, 40.0))))
-    found = account(data.draw(st.permutations(events)), data.draw(st.permutations(lines)))
+    found = account_time(data.draw(st.permutations(events)), data.draw(st.permutations(lines)))
     own = [e["time"] for e in events if "attempt" in e] + [each["time"] for each in lines]
     assert found.wall == pytest.approx(max(own) - min(own))
     assert all(seconds >= 0 for seconds in vars(found).values())

@@ -6,10 +6,10 @@ import pytest
 from trainrig import storage
 from trainrig.processes import append_log
 from trainrig.processes.append_log import Tail, append_line, open_appender
-from trainrig.train.run.progress import Follower, Progress
+from trainrig.train.run.progress import ProgressFollower, TrainingProgress
 from trainrig.train.run.run_folder import RunFolder
 
-TOLD = Progress(
+TOLD = TrainingProgress(
     step=120,
     loss=2.31449,
     held_out=None,
@@ -62,7 +62,7 @@ def run(request, tmp_path):
 
 
 def test_a_run_is_followed_through_a_restart(run):
-    follower = Follower(run.folder.path, 100)
+    follower = ProgressFollower(run.folder.path, 100)
     assert follower.look() is None
     run.folder.record("attempt_started", attempt=1, workers=2)
     assert follower.look() is None
@@ -96,7 +96,7 @@ def test_a_run_is_followed_through_a_restart(run):
 
 
 def test_only_the_recent_pace_says_how_long_the_rest_takes(run):
-    follower = Follower(run.folder.path, 1_000)
+    follower = ProgressFollower(run.folder.path, 1_000)
     run.update(1, 0.0)  # it waited for a compiler
     for step in range(2, 102):
         run.update(step, 1_000.0 + step)

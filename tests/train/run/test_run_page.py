@@ -13,9 +13,9 @@ from trainrig.train import pretrain
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.metrics import MetricsWriter
 from trainrig.train.run.prediction import Prediction, read_prediction
-from trainrig.train.run.prediction_chart import Measured, plot_prediction
-from trainrig.train.run.run_charts import RunStory
-from trainrig.train.run.run_page import read_story, reported, run_page, write_report
+from trainrig.train.run.prediction_chart import MeasuredLoss, plot_prediction
+from trainrig.train.run.run_charts import RunReportData
+from trainrig.train.run.run_page import read_report_data, reported, run_page, write_report
 from trainrig.train.run_file import Pretraining
 
 HOSTILE = "<script>alert(1)</script>"
@@ -51,7 +51,7 @@ def event(name, time, **details):
     return {"event": name, "time": time, "pid": 1, "host": "here", **details}
 
 
-def story(**changes):
+def run_data(**changes):
     given = {
         "folder": "runs/one",
         "verb": "pretrain",
@@ -62,7 +62,7 @@ def story(**changes):
         "events": [event("attempt_started", 90.0, attempt=1, step=0, workers=2, why="start")],
         "goodput": Goodput(productive=30.0, restart=10.0),
     }
-    return RunStory(**(given | changes))
+    return RunReportData(**(given | changes))
 
 
 def text_of(page):
@@ -70,7 +70,7 @@ def text_of(page):
 
 
 def test_a_page_says_how_the_run_went_and_where_its_time():
-    page = text_of(run_page(story()))
+    page = text_of(run_page(run_data()))
     assert "40 of 40 steps; held-out loss 3.250 nats per token." in page
     assert "Held-out loss 3.50 → 3.25 nats per token" in page
     assert "Hardest to predict: web, 4.25 nats per token" in page
@@ -80,7 +80,7 @@ def test_a_page_says_how_the_run_went_and_where_its_time():
 
 
 def test_a_run_that_is_not_at_its_end_says_how_to_go_on():
-    page = text_of(run_page(story(steps=50)))
+    page = text_of(run_page(run_data(steps=50)))
     assert "40 of 50 steps" in page and "Not at its last step" in page
     assert "trainrig pretrain runs/one/run.toml" in page and "generate" not in page
 
@@ -95,7 +95,7 @@ def test_what_went_wrong_is_among_the_events_and_the_warnings():
         event("numerics_changed", 106.0, attempt=2, step=20, what="torch 1 → 2"),
     ]
     dead = [update(21, 1, 9.0), update(22, 1, 9.5)]
-    html = run_page(story(events=events, thrown_away=[dead]))
+    html = run_page(run_data(events=events, thrown_away=[dead]))
     page = text_of(html)
     assert "Global batches that no update was made from: 1;" in page
     assert "Machine or libraries changed on the way" in page
@@ -107,26 +107,26 @@ def test_what_went_wrong_is_among_the_events_and_the_warnings():
 
 @pytest.mark.parametrize("loss", [None, 3.0])
 def test_a_run_without_held_out_loss_or_with_a_loss_that_is_no_number_has_a_page(loss):
-    updates = [*story().updates[:-1], update(40) | {"train/loss": loss}]
-    page = text_of(run_page(story(held_out=[], updates=updates)))
+    updates = [*run_data().updates[:-1], update(40) | {"train/loss": loss}]
+    page = text_of(run_page(run_data(held_out=[], updates=updates)))
     assert "eval" not in page and "Training loss 5.00 →" in page
 
 
 def test_a_run_of_one_step_and_of_many_sources_has_a_page():
     many = held_out(1, 3.0) | {f"eval/source-{n}/loss": 2.0 + n / 10 for n in range(9)}
-    page = text_of(run_page(story(updates=[update(1)], held_out=[many], goodput=Goodput())))
+    page = text_of(run_page(run_data(updates=[update(1)], held_out=[many], goodput=Goodput())))
     assert "Drawn: the 4 with the highest loss." in page and "source-0" in page
     assert "of the time went" not in page
 
 
 def test_the_same_story_gives_the_same_bytes():
-    assert run_page(story()) == run_page(story())
+    assert run_page(run_data()) == run_page(run_data())
 
 
 def test_a_real_run_is_drawn_from_its_folder(straight, make_run):
     folder = straight(1).folder
     Path(folder, "run.toml").write_text(to_toml(make_run(folder, training={"steps": 20})))
-    told = read_story(folder)
+    told = read_report_data(folder)
     assert (told.verb, told.steps, len(told.updates), told.thrown_away) == ("pretrain", 20, 20, [])
     assert write_report(folder) == f"{folder}/report.html"
     assert Path(folder, "report.html").read_text() == run_page(told)
@@ -140,7 +140,7 @@ def test_updates_that_were_taken_again_are_told_apart(tmp_path):
             names = {n: v for n, v in update(step).items() if "/" in n}
             writer.write(step, names | {"train/loss": float(attempt)})
         writer.close()
-    told = read_story(str(tmp_path))
+    told = read_report_data(str(tmp_path))
     assert [line["train/loss"] for line in told.updates] == [1, 1, 2, 2, 2, 2]
     assert [[line["step"] for line in lines] for lines in told.thrown_away] == [[3, 4]]
 
@@ -174,10 +174,10 @@ def predicted(low: float = 1.9) -> Prediction:
 
 
 def test_a_planned_run_is_compared_with_what_the_law_said():
-    page = text_of(run_page(story(prediction=predicted())))
+    page = text_of(run_page(run_data(prediction=predicted())))
     assert "Held-out loss 3.250; the law besiroglu said 2.000 [1.900, 2.100]: +62.5%" in page
     assert "Predicted loss 2.000 nats per token 3.250 came, +62.5%" in page
-    assert "besiroglu" not in run_page(story())
+    assert "besiroglu" not in run_page(run_data())
 
 
 def test_the_prediction_is_read_from_the_plan_in_the_run_folder(tmp_path):
@@ -199,7 +199,7 @@ def test_the_prediction_is_read_from_the_plan_in_the_run_folder(tmp_path):
 
 def test_the_overlay_draws_both_losses():
     ax = Figure().add_subplot()
-    came = Measured(np.array([1e6, 2e6]), np.array([3.0, 2.5]), held_out=True)
+    came = MeasuredLoss(np.array([1e6, 2e6]), np.array([3.0, 2.5]), held_out=True)
     plot_prediction(ax, came, predicted())
     said, actual = [
         (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.get_lines()

@@ -31,7 +31,7 @@ from trainrig.corpus.datatrove_signals.vocabulary import Tokens, vocabulary_of_t
 from trainrig.corpus.rewrite.c4 import C4Lines
 from trainrig.corpus.signals.marks import Marks, marks_of
 from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS
-from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
 
 __all__ = ["DATATROVE_SIGNALS", "measure_datatrove"]
 
@@ -56,7 +56,7 @@ def measure_datatrove(texts: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 
 def _gopher_quality(
-    batch: Batch, chunks: Chunks, tokens: Tokens, marks: Marks
+    batch: TextBatch, chunks: Chunks, tokens: Tokens, marks: Marks
 ) -> dict[str, NDArray[Any]]:
     firsts = _first_tokens(chunks, tokens)
     counts = np.diff(firsts)
@@ -74,7 +74,7 @@ def _gopher_quality(
     }
 
 
-def _gopher_repetition(batch: Batch, chunks: Chunks, tokens: Tokens) -> dict[str, NDArray[Any]]:
+def _gopher_repetition(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> dict[str, NDArray[Any]]:
     characters = np.diff(batch.starts_D1)
     lines, paragraphs = repeated_lines(batch), repeated_paragraphs(batch)
     firsts = _first_tokens(chunks, tokens)
@@ -98,7 +98,7 @@ def _gopher_repetition(batch: Batch, chunks: Chunks, tokens: Tokens) -> dict[str
 
 
 def _fineweb(
-    prefix: str, batch: Batch, counts: NDArray[np.int64], marks: Marks
+    prefix: str, batch: TextBatch, counts: NDArray[np.int64], marks: Marks
 ) -> dict[str, NDArray[Any]]:
     lines = fineweb_lines(batch, _is_terminal())
     terminals = _quotients(lines.terminals, lines.lines)
@@ -113,7 +113,7 @@ def _fineweb(
     }
 
 
-def _c4(texts: Sequence[str], batch: Batch) -> dict[str, NDArray[Any]]:
+def _c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any]]:
     """What C4's filter counts, and FineWeb's of the text that it leaves."""
     cut, any_end = _ANY_END.cut(batch)
     # What drops a page of lines that end as they should also drops one of any lines.

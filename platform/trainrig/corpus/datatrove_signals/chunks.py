@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import SPACE
 from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed
 
@@ -20,7 +20,7 @@ class Chunks(NamedTuple):
     firsts_D1: NDArray[np.int64]  # [D + 1] the first of each text; the last is K
 
 
-def chunks_of(batch: Batch) -> Chunks:
+def chunks_of(batch: TextBatch) -> Chunks:
     """The chunks of each text."""
     room = len(batch.codes_C) // 2 + len(batch.starts_D1)
     places = np.empty((2, room), np.int64)

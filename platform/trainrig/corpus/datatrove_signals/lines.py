@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.pieces import Pieces, Repeated, repeated
-from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.pieces import Pieces, RepeatedPieces, repeated
+from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE
 from trainrig.corpus.signals.text_arrays.hashing import count_again, hash_of, seen_table, table_size
 
@@ -39,24 +39,24 @@ class FineWebLines(NamedTuple):
     characters: NDArray[np.int64]  # of the text, new lines left out
 
 
-def repeated_lines(batch: Batch) -> Repeated:
+def repeated_lines(batch: TextBatch) -> RepeatedPieces:
     """Of pieces between runs of new lines."""
     return repeated(batch, _pieces(batch, 1))
 
 
-def repeated_paragraphs(batch: Batch) -> Repeated:
+def repeated_paragraphs(batch: TextBatch) -> RepeatedPieces:
     """Of pieces of the trimmed text between runs of two new lines and more."""
     return repeated(batch, _pieces(batch, 2))
 
 
-def quality_lines(batch: Batch) -> QualityLines:
+def quality_lines(batch: TextBatch) -> QualityLines:
     """How the lines of each text start and end."""
     found = np.zeros((len(QualityLines._fields), len(batch.starts_D1) - 1), np.int64)
     _count_quality(*batch, found)
     return QualityLines(*found)
 
 
-def fineweb_lines(batch: Batch, is_terminal: NDArray[np.bool_]) -> FineWebLines:
+def fineweb_lines(batch: TextBatch, is_terminal: NDArray[np.bool_]) -> FineWebLines:
     """How the lines of each text end; `is_terminal` by code point."""
     found = np.zeros((len(FineWebLines._fields), len(batch.starts_D1) - 1), np.int64)
     table = seen_table(int(np.diff(batch.starts_D1).max(initial=0)) // 2 + 1)
@@ -64,7 +64,7 @@ def fineweb_lines(batch: Batch, is_terminal: NDArray[np.bool_]) -> FineWebLines:
     return FineWebLines(*found)
 
 
-def _pieces(batch: Batch, new_lines: int) -> Pieces:
+def _pieces(batch: TextBatch, new_lines: int) -> Pieces:
     room = len(batch.codes_C) + len(batch.starts_D1)
     starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
     firsts = np.zeros(len(batch.starts_D1), np.int64)

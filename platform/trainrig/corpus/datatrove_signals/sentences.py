@@ -8,13 +8,13 @@ from trainrig.corpus.datatrove_signals.chunks import Chunks
 from trainrig.corpus.datatrove_signals.token_flags import ENDS_SENTENCE, PUNCTUATION
 from trainrig.corpus.datatrove_signals.vocabulary import Tokens
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.batch import TextBatch
 
 _NEW_LINE, _SPACE = 0x0A, 0x20
 _END_MARKS = tuple(map(ord, ".?!\"'"))
 
 
-def sentences_of(batch: Batch, chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
+def sentences_of(batch: TextBatch, chunks: Chunks, tokens: Tokens) -> NDArray[np.int64]:
     """[2, D] of all lines of each text, and of those that end as C4 wants lines to."""
     found = np.zeros((2, len(batch.starts_D1) - 1), np.int64)
     _count(

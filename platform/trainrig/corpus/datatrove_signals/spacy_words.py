@@ -23,7 +23,7 @@ class Token(NamedTuple):
     flags: int
 
 
-class Grammar(NamedTuple):
+class SplittingRules(NamedTuple):
     """What it takes to split chunks without spaCy."""
 
     rules: Rules
@@ -60,7 +60,7 @@ class SpacyWords:
         self._kinds = flags.kinds
 
     @functools.cached_property
-    def grammar(self) -> Grammar | None:
+    def grammar(self) -> SplittingRules | None:
         """Its rules as tables; None if they are of other kinds than those known here."""
         defaults = self._english.Defaults
         rules = rules_of(defaults.prefixes, defaults.suffixes, defaults.infixes)
@@ -71,7 +71,7 @@ class SpacyWords:
         chunks = sorted(case for case in cases if case.split() == [case])
         texts = [[token.text for token in tokens] for tokens in self.tokens(chunks)]
         specials = specials_of(dict(zip(chunks, texts, strict=True)))
-        return Grammar(rules, specials, self._kinds(), self._tokenizer.url_match)
+        return SplittingRules(rules, specials, self._kinds(), self._tokenizer.url_match)
 
     def tokens(self, chunks: Sequence[str]) -> list[list[Token]]:
         """The words of each chunk."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.datatrove_signals.affixes import Rules
 from trainrig.corpus.datatrove_signals.chunks import Chunks
-from trainrig.corpus.datatrove_signals.spacy_words import Grammar, Token, english_words
+from trainrig.corpus.datatrove_signals.spacy_words import SplittingRules, Token, english_words
 from trainrig.corpus.datatrove_signals.splitting import (
     MAYBE_URL,
     NO_URL,
@@ -25,7 +25,7 @@ from trainrig.corpus.datatrove_signals.splitting import (
     split,
 )
 from trainrig.corpus.datatrove_signals.token_flags import Kinds, flags_of
-from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
 from trainrig.corpus.signals.text_arrays.hashing import hash_of
 
 _MOST_KNOWN = 2**19  # chunks; then all are forgotten: about 40 MB
@@ -47,14 +47,14 @@ class Tokens(NamedTuple):
     firsts_K1: NDArray[np.int64]  # [K + 1] the first of each chunk; the last is T
 
 
-class Vocabulary:
+class ChunkCache:
     """What chunks are known to be. A cache: what it holds changes no result."""
 
-    def __init__(self, grammar: Grammar | None) -> None:
+    def __init__(self, grammar: SplittingRules | None) -> None:
         self._grammar = grammar  # None: spaCy is asked for every new chunk
         self._forget()
 
-    def tokens(self, batch: Batch, chunks: Chunks) -> Tokens:
+    def tokens(self, batch: TextBatch, chunks: Chunks) -> Tokens:
         """The tokens of each chunk of `batch`."""
         if self._held[0] > _MOST_KNOWN:
             self._forget()
@@ -72,7 +72,7 @@ class Vocabulary:
         self._pool = _pool(_FEWEST_PLACES)
         self._held = np.zeros(2, np.int64)  # chunks, tokens
 
-    def _places(self, batch: Batch, chunks: Chunks) -> NDArray[np.int64]:
+    def _places(self, batch: TextBatch, chunks: Chunks) -> NDArray[np.int64]:
         """[K] where the chunks are. New ones are learnt."""
         self._make_room(len(chunks.hashes_K))
         places = np.empty(len(chunks.hashes_K), np.int64)
@@ -87,8 +87,8 @@ class Vocabulary:
 
     def _split(
         self,
-        grammar: Grammar,
-        batch: Batch,
+        grammar: SplittingRules,
+        batch: TextBatch,
         chunks: Chunks,
         new: NDArray[np.int64],
         places: NDArray[np.int64],
@@ -114,8 +114,8 @@ class Vocabulary:
 
     def _learn(
         self,
-        grammar: Grammar,
-        batch: Batch,
+        grammar: SplittingRules,
+        batch: TextBatch,
         chunks: Chunks,
         new: NDArray[np.int64],
         places: NDArray[np.int64],
@@ -166,7 +166,7 @@ class Vocabulary:
             _copy(old, self._pool, 0)
 
     def _ask(
-        self, batch: Batch, chunks: Chunks, new: NDArray[np.int64], places: NDArray[np.int64]
+        self, batch: TextBatch, chunks: Chunks, new: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
         texts = _texts(batch, chunks.starts_K[new], chunks.ends_K[new])
         found = _given_to_spacy(texts)
@@ -187,7 +187,7 @@ def _given_to_spacy(texts: Sequence[str]) -> list[list[Token]]:
     return [[token for _ in each for token in next(found)] for each in pieces]
 
 
-def _texts(batch: Batch, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
+def _texts(batch: TextBatch, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
     return [
         batch.codes_C[start:end].tobytes().decode("utf-32-le", "replace")
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
@@ -214,11 +214,11 @@ def _columns(tokens: list[Token]) -> Pool:
 _of_this_thread = threading.local()
 
 
-def vocabulary_of_this_thread() -> Vocabulary:
+def vocabulary_of_this_thread() -> ChunkCache:
     """The one of this thread."""
     if not hasattr(_of_this_thread, "vocabulary"):
-        _of_this_thread.vocabulary = Vocabulary(english_words().grammar)
-    known: Vocabulary = _of_this_thread.vocabulary
+        _of_this_thread.vocabulary = ChunkCache(english_words().grammar)
+    known: ChunkCache = _of_this_thread.vocabulary
     return known
 
 

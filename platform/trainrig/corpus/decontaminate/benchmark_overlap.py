@@ -18,7 +18,7 @@ from trainrig.corpus.signals.shares import STEPS, shares
 _Whole = int | np.int64
 
 
-class Spans(NamedTuple):
+class OverlapSpans(NamedTuple):
     """Where documents hold examples of which they hold enough: words of a batch. They overlap."""
 
     documents: NDArray[np.int64]
@@ -27,7 +27,7 @@ class Spans(NamedTuple):
     stops: NDArray[np.int64]
 
 
-class Holding:
+class BenchmarkOverlap:
     """What documents hold, batch by batch. Takes some 20 bytes a word of the benchmarks."""
 
     def __init__(self, index: Index, style: BySize) -> None:
@@ -46,12 +46,14 @@ class Holding:
         self._documents = 0
         self.marks_B = np.zeros(len(index.words_B), np.bool_)  # units that any document held
 
-    def add(self, hits: Hits, numbers_W: NDArray[np.uint32], firsts_D1: NDArray[np.int64]) -> Spans:
+    def add(
+        self, hits: Hits, numbers_W: NDArray[np.uint32], firsts_D1: NDArray[np.int64]
+    ) -> OverlapSpans:
         """The spans of what the documents of a batch hold, by their places in it."""
         index = self._index
         room = len(hits.texts) * len(index.names)  # memory that is not used is not there either
         documents, begins, stops = (np.empty(room, np.int64) for _ in range(3))
-        spans = Spans(documents, np.empty(room, np.uint32), begins, stops)
+        spans = OverlapSpans(documents, np.empty(room, np.uint32), begins, stops)
         filled = 0
         # One document after another: how many examples it holds is known only then.
         bounds = np.flatnonzero(np.diff(hits.texts, prepend=-1, append=-2))
@@ -108,7 +110,7 @@ class Holding:
                 *spans,
             )
         self._documents += len(firsts_D1) - 1
-        return Spans(
+        return OverlapSpans(
             spans.documents[:filled].copy(),
             spans.examples[:filled].copy(),
             spans.begins[:filled].copy(),

@@ -11,7 +11,7 @@ import numpy as np
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import Matches, Totals
 from trainrig.corpus.decontaminate.settings import GPT3
-from trainrig.corpus.files.removed_spans import Cut
+from trainrig.corpus.files.removed_spans import RemovedSpan
 
 CONTAMINATED = "contaminated"  # the reason why a document falls, and the step that cuts
 
@@ -34,7 +34,7 @@ class Decision:
     documents: int
     touches: tuple[Touch, ...]  # by document and benchmark
     fallen: frozenset[int] = frozenset()
-    cuts: dict[int, tuple[Cut, ...]] = field(default_factory=dict)  # of documents that stay
+    cuts: dict[int, tuple[RemovedSpan, ...]] = field(default_factory=dict)  # of documents that stay
 
     def counts(self) -> dict[str, Any]:
         """Documents that hold a benchmark, in all and for each, and what was done about them.
@@ -80,7 +80,7 @@ def decide(index: Index, matches: Matches, totals: Totals) -> Decision:
             kept = _between(places, length)
         if kept:
             cuts[document] = tuple(
-                Cut(start, end, CONTAMINATED) for start, end in _between(kept, length)
+                RemovedSpan(start, end, CONTAMINATED) for start, end in _between(kept, length)
             )
         else:
             fallen.add(document)

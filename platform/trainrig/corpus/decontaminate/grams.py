@@ -14,11 +14,11 @@ from trainrig.corpus.compiled import compiled
 from trainrig.corpus.decontaminate.vocabulary import (
     NOT_ASKED,
     UNKNOWN,
-    Vocabulary,
+    WordNumbers,
     ask_numbers,
     number_of,
 )
-from trainrig.corpus.decontaminate.words import Words
+from trainrig.corpus.decontaminate.words import NormalisedWords
 from trainrig.corpus.signals.text_arrays.hashing import mixed, table_size
 
 NONE = np.uint32(0xFFFFFFFF)  # no n-gram begins here
@@ -77,7 +77,7 @@ def grams_of(
 
 
 def hits_in(
-    grams: Grams, words_B: NDArray[np.uint32], vocabulary: Vocabulary, words: Words
+    grams: Grams, words_B: NDArray[np.uint32], vocabulary: WordNumbers, words: NormalisedWords
 ) -> tuple[Hits, NDArray[np.uint32]]:
     """Every n-gram of benchmarks in texts, and the numbers of the words of texts that have any."""
     texts, places = np.empty(0, np.int64), np.empty(0, np.int64)

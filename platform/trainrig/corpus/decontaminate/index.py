@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from trainrig.corpus.decontaminate.benchmarks import Examples, benchmarks_of, read_examples
 from trainrig.corpus.decontaminate.grams import Grams, Hits, grams_of, hits_in
 from trainrig.corpus.decontaminate.settings import Decontamination
-from trainrig.corpus.decontaminate.vocabulary import Vocabulary, vocabulary_of
-from trainrig.corpus.decontaminate.words import Words, words_of
+from trainrig.corpus.decontaminate.vocabulary import WordNumbers, vocabulary_of
+from trainrig.corpus.decontaminate.words import NormalisedWords, words_of
 from trainrig.corpus.models.array_file import open_arrays, write_arrays
 
 _KIND = "benchmark index"
@@ -26,7 +26,7 @@ class Index:
     names: tuple[str, ...]  # of the benchmarks
     orders: tuple[int, ...]  # n of each
     firsts: tuple[int, ...]  # the first example of each; last, how many examples there are
-    vocabulary: Vocabulary
+    vocabulary: WordNumbers
     grams: Grams
     words_B: NDArray[np.uint32]  # numbers of the vocabulary
     texts_B: NDArray[np.uint32]  # the text that each word is of
@@ -99,7 +99,7 @@ class Index:
             tuple(facts["names"]),
             tuple(facts["orders"]),
             tuple(facts["firsts"]),
-            Vocabulary(*(arrays.pop(f"vocabulary.{name}") for name in Vocabulary._fields)),
+            WordNumbers(*(arrays.pop(f"vocabulary.{name}") for name in WordNumbers._fields)),
             Grams(*(arrays.pop(f"grams.{name}") for name in Grams._fields)),
             **arrays,
         )
@@ -116,7 +116,7 @@ class Index:
             "lines_E": self.lines_E,
         }
 
-    def hits(self, texts: Sequence[str]) -> tuple[Hits, Words, NDArray[np.uint32]]:
+    def hits(self, texts: Sequence[str]) -> tuple[Hits, NormalisedWords, NDArray[np.uint32]]:
         """The n-grams found in `texts`, all words, and the numbers of those of texts with any."""
         words = words_of(texts)
         hits, numbers = hits_in(self.grams, self.words_B, self.vocabulary, words)

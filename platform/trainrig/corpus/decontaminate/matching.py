@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.decontaminate.benchmark_overlap import Holding
+from trainrig.corpus.decontaminate.benchmark_overlap import BenchmarkOverlap
 from trainrig.corpus.decontaminate.grams import Hits
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import GPT3, BySize
@@ -132,16 +132,16 @@ class _Shares:
     """What documents hold of the examples of which one of them holds enough."""
 
     def __init__(self, index: Index, style: BySize) -> None:
-        self._index, self._holding = index, Holding(index, style)
+        self._index, self._overlap = index, BenchmarkOverlap(index, style)
 
     def spans(self, texts: Sequence[str]) -> tuple[NDArray[Any], ...]:
         hits, words, numbers = self._index.hits(texts)
-        spans = self._holding.add(hits, numbers, words.firsts_D1)
+        spans = self._overlap.add(hits, numbers, words.firsts_D1)
         begins, stops = words.begins_W[spans.begins], words.stops_W[spans.stops - 1]
         return spans.documents, spans.examples, begins, stops
 
     def units(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        found = np.flatnonzero(self._holding.marks_B).astype(np.uint32)
+        found = np.flatnonzero(self._overlap.marks_B).astype(np.uint32)
         return found, np.ones_like(found)
 
 

@@ -3,34 +3,34 @@
 from trainrig.corpus.decontaminate.tallies import (
     LEAST_SHARES,
     BenchmarkRow,
-    ContaminationAccount,
+    ContaminationTallies,
 )
-from trainrig.report import Details, Group, Sample, Section, Table, Text, percent
+from trainrig.report import Details, ReportTable, SampleGroup, Section, Text, TextSample, percent
 
 
-def contamination_section(account: ContaminationAccount) -> Section:
+def contamination_section(summary: ContaminationTallies) -> Section:
     """What of the benchmarks was in the corpus, what was done about it, and some of it to read."""
     return Section(
         "contamination",
         "Benchmarks in the corpus",
         (
-            Text(_finding(account)),
-            _documents(account),
-            _examples(account),
-            Details("How much of each example was found", (_shares(account),)),
-            *_common(account),
-            *_samples(account),
+            Text(_finding(summary)),
+            _documents(summary),
+            _examples(summary),
+            Details("How much of each example was found", (_shares(summary),)),
+            *_common(summary),
+            *_samples(summary),
         ),
     )
 
 
-def _finding(account: ContaminationAccount) -> str:
-    touched = [row for row in account.benchmarks if row.documents]
-    unseen = sum(row.not_looked_for for row in account.benchmarks)
-    examples = sum(row.examples for row in account.benchmarks)
+def _finding(summary: ContaminationTallies) -> str:
+    touched = [row for row in summary.benchmarks if row.documents]
+    unseen = sum(row.not_looked_for for row in summary.benchmarks)
+    examples = sum(row.examples for row in summary.benchmarks)
     sentence = (
-        f"By the rule of {account.style}, {account.contaminated:,} of {account.documents:,} "
-        f"documents hold text of {len(touched)} of {len(account.benchmarks)} benchmarks."
+        f"By the rule of {summary.style}, {summary.contaminated:,} of {summary.documents:,} "
+        f"documents hold text of {len(touched)} of {len(summary.benchmarks)} benchmarks."
     )
     if unseen:
         sentence += (
@@ -40,9 +40,9 @@ def _finding(account: ContaminationAccount) -> str:
     return sentence
 
 
-def _documents(account: ContaminationAccount) -> Table:
-    rows = sorted(account.benchmarks, key=lambda row: (-row.documents, row.benchmark))
-    return Table(
+def _documents(summary: ContaminationTallies) -> ReportTable:
+    rows = sorted(summary.benchmarks, key=lambda row: (-row.documents, row.benchmark))
+    return ReportTable(
         "Documents that hold a benchmark; one may hold several",
         ("benchmark", "documents", "of them fallen", "of them cut"),
         tuple(
@@ -51,8 +51,8 @@ def _documents(account: ContaminationAccount) -> Table:
     )
 
 
-def _examples(account: ContaminationAccount) -> Table:
-    return Table(
+def _examples(summary: ContaminationTallies) -> ReportTable:
+    return ReportTable(
         "Examples as the corpus held them before anything was removed",
         (
             "benchmark",
@@ -66,7 +66,7 @@ def _examples(account: ContaminationAccount) -> Table:
             "only common",
             "too short",
         ),
-        tuple(_cells(row) for row in account.benchmarks),
+        tuple(_cells(row) for row in summary.benchmarks),
     )
 
 
@@ -85,44 +85,44 @@ def _cells(row: BenchmarkRow) -> tuple[str | int, ...]:
     )
 
 
-def _shares(account: ContaminationAccount) -> Table:
+def _shares(summary: ContaminationTallies) -> ReportTable:
     examples: dict[str, list[int]] = {}
-    for row in account.shares:
+    for row in summary.shares:
         examples.setdefault(row.benchmark, []).append(row.examples)
-    return Table(
+    return ReportTable(
         "Examples of which the corpus as a whole holds such a share or more",
         ("benchmark", *(percent(share, 1) for share in LEAST_SHARES)),
         tuple((name, *numbers) for name, numbers in examples.items()),
     )
 
 
-def _common(account: ContaminationAccount) -> tuple[Details, ...]:
-    if not account.common:
+def _common(summary: ContaminationTallies) -> tuple[Details, ...]:
+    if not summary.common:
         return ()
-    table = Table(
+    table = ReportTable(
         "N-grams that more documents hold than the rule acts on, the most common first",
         ("n-gram", "documents", "in"),
-        tuple((row.text, row.documents, row.benchmark) for row in account.common),
+        tuple((row.text, row.documents, row.benchmark) for row in summary.common),
     )
     return (Details("Common phrases, for which nothing was removed", (table,)),)
 
 
-def _samples(account: ContaminationAccount) -> tuple[Details | Text, ...]:
-    names = dict.fromkeys(each.benchmark for each in account.samples)
+def _samples(summary: ContaminationTallies) -> tuple[Details | Text, ...]:
+    names = dict.fromkeys(each.benchmark for each in summary.samples)
     if not names:
         return (Text("No document to show."),)
     return tuple(
         Details(
             f"Documents that hold {name}",
             (
-                Group(
+                SampleGroup(
                     tuple(
-                        Sample(
+                        TextSample(
                             each.url,
                             f"{each.before}⟦{each.text}⟧{each.after}",
                             f"⟦ ⟧: in common with line {each.line} of {name}",
                         )
-                        for each in account.samples
+                        for each in summary.samples
                         if each.benchmark == name
                     )
                 ),

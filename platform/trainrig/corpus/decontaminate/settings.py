@@ -16,7 +16,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import PLACE, Settings, did_you_mean
+from trainrig.config import NOT_IDENTITY, Settings, did_you_mean
 
 Remove = Literal["span", "document", "nothing"]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -27,7 +27,7 @@ class Benchmark(Settings):
     """A JSON Lines file (plain or gzip) with an example a line."""
 
     name: str = Field(pattern=NAME)  # name of the benchmark in reports
-    path: Annotated[str, PLACE]  # JSON Lines file with one example a line, plain or gzip
+    path: Annotated[str, NOT_IDENTITY]  # JSON Lines file with one example a line, plain or gzip
     # Keys of an example that hold its texts, "a.b" for one inside another. Lists are gone through;
     # numbers are taken as they are written.
     fields: tuple[str, ...] = Field(min_length=1)
@@ -172,7 +172,7 @@ class Decontamination(Settings):
     benchmarks: tuple[Benchmark, ...] = ()  # benchmarks to look for, each a table
     # Folder of benchmarks: each .jsonl or .jsonl.gz file is one, named as the file; None: no
     # folder.
-    folder: Annotated[str | None, PLACE] = None
+    folder: Annotated[str | None, NOT_IDENTITY] = None
     # Keys that hold the texts of the folder's benchmarks, by name.
     fields: Mapping[str, tuple[str, ...]] = {}
     style: Style = GPT3()  # rule by which a text counts as contaminated

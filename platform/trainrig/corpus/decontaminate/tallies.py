@@ -63,7 +63,7 @@ class CommonRow:
 
 
 @dataclass(frozen=True, order=True)
-class SampleRow:
+class ContaminatedSample:
     """A contaminated document, where it holds a benchmark."""
 
     benchmark: str
@@ -76,7 +76,7 @@ class SampleRow:
 
 
 @dataclass(frozen=True)
-class ContaminationAccount:
+class ContaminationTallies:
     """All that a report shows of it."""
 
     style: str  # kind
@@ -85,12 +85,12 @@ class ContaminationAccount:
     benchmarks: tuple[BenchmarkRow, ...]
     shares: tuple[ShareRow, ...]
     common: tuple[CommonRow, ...]  # under GPT3, those that most documents hold
-    samples: tuple[SampleRow, ...]
+    samples: tuple[ContaminatedSample, ...]
 
 
-def account(
-    index: Index, totals: Totals, counts: Mapping[str, Any], samples: Iterable[SampleRow]
-) -> ContaminationAccount:
+def tally_contamination(
+    index: Index, totals: Totals, counts: Mapping[str, Any], samples: Iterable[ContaminatedSample]
+) -> ContaminationTallies:
     """The account of a corpus.
 
     Args:
@@ -121,7 +121,7 @@ def account(
             ShareRow(name, least, int((looked_for & (shares_E[own] >= least)).sum()))
             for least in LEAST_SHARES
         ]
-    return ContaminationAccount(
+    return ContaminationTallies(
         index.settings.style.kind,
         totals.documents,
         counts["contaminated_documents"],
@@ -198,10 +198,10 @@ class _Kinds:
         }
 
 
-def sample(touch: Touch, identity: str, url: str, text: str) -> SampleRow:
+def sample(touch: Touch, identity: str, url: str, text: str) -> ContaminatedSample:
     """What a report shows of a touched document: its id, URL and text."""
     end = min(touch.end, touch.start + LONGEST)
-    return SampleRow(
+    return ContaminatedSample(
         touch.benchmark,
         identity,
         url,
@@ -212,12 +212,12 @@ def sample(touch: Touch, identity: str, url: str, text: str) -> SampleRow:
     )
 
 
-def lowest(samples: Iterable[SampleRow]) -> list[SampleRow]:
+def lowest(samples: Iterable[ContaminatedSample]) -> list[ContaminatedSample]:
     """The SAMPLES documents of the lowest ids for each benchmark: ids are digests, so any."""
-    by_benchmark: dict[str, list[SampleRow]] = {}
+    by_benchmark: dict[str, list[ContaminatedSample]] = {}
     for each in samples:
         by_benchmark.setdefault(each.benchmark, []).append(each)
-    chosen: list[Sequence[SampleRow]] = [
+    chosen: list[Sequence[ContaminatedSample]] = [
         heapq.nsmallest(SAMPLES, by_benchmark[name]) for name in sorted(by_benchmark)
     ]
     return [each for few in chosen for each in few]

@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.decontaminate.words import Words
+from trainrig.corpus.decontaminate.words import NormalisedWords
 from trainrig.corpus.signals.text_arrays.hashing import table_size
 
 UNKNOWN = np.uint32(0xFFFFFFFF)  # the number of a word that no benchmark has
 NOT_ASKED = np.uint32(0xFFFFFFFE)  # of a word whose number nobody has wanted yet
 
 
-class Vocabulary(NamedTuple):
+class WordNumbers(NamedTuple):
     """V words. Numbers go by first occurrence."""
 
     letters: NDArray[np.uint32]  # of all, one word after another
@@ -22,7 +22,7 @@ class Vocabulary(NamedTuple):
     slots: NDArray[np.uint32]  # an open-addressing table by hash: number + 1, or 0
 
 
-def vocabulary_of(words: Words) -> tuple[Vocabulary, NDArray[np.uint32]]:
+def vocabulary_of(words: NormalisedWords) -> tuple[WordNumbers, NDArray[np.uint32]]:
     """The vocabulary of `words`, and the number of each of them."""
     numbers = np.empty(len(words.ends_W), np.uint32)
     firsts = np.empty(len(words.ends_W), np.int64)  # the first word of each number
@@ -36,12 +36,12 @@ def vocabulary_of(words: Words) -> tuple[Vocabulary, NDArray[np.uint32]]:
     slots = np.zeros(int(table_size(count)), np.uint32)
     _fill(hashes, slots)
     together = np.concatenate([np.empty(0, np.uint32), *letters])
-    return Vocabulary(together, np.cumsum(ends - begins), hashes, slots), numbers
+    return WordNumbers(together, np.cumsum(ends - begins), hashes, slots), numbers
 
 
 def ask_numbers(
-    vocabulary: Vocabulary,
-    words: Words,
+    vocabulary: WordNumbers,
+    words: NormalisedWords,
     texts: NDArray[np.int64],
     numbers_W: NDArray[np.uint32],
 ) -> None:

@@ -25,7 +25,7 @@ from trainrig.corpus.signals.text_arrays.characters import (
 from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed
 
 
-class Words(NamedTuple):
+class NormalisedWords(NamedTuple):
     """All words of some texts, one after another. L letters, W words, D texts."""
 
     letters_L: NDArray[np.uint32]  # what is left of each word: code points in lower case
@@ -36,7 +36,7 @@ class Words(NamedTuple):
     firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
 
 
-def words_of(texts: Sequence[str]) -> Words:
+def words_of(texts: Sequence[str]) -> NormalisedWords:
     """The words of `texts`."""
     batch = batch_of(texts)
     room = len(batch.codes_C)
@@ -48,7 +48,7 @@ def words_of(texts: Sequence[str]) -> Words:
     lower, sigmas = characters().lower, _sigmas(texts)
     _split(*batch, lower, sigmas, letters, ends, hashes, begins, stops, firsts)
     count = int(firsts[-1])
-    return Words(
+    return NormalisedWords(
         letters[: int(ends[count - 1]) if count else 0],
         ends[:count],
         hashes[:count],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainrig.corpus.dedup import passes
-from trainrig.corpus.dedup.passes import Search
+from trainrig.corpus.dedup.passes import DuplicateSearch
 from trainrig.splits import Phase, Split, Work, total
 
 Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
@@ -20,22 +20,22 @@ _STEPS = (
     "band-keys",
     "shared-keys",
     "bands",
-    "meet",
-    "carry",
+    "find-candidates",
+    "fetch-remote",
     "verify",
     "edges",
     "decide",
-    "text-tell",
-    "url-tell",
-    "settle",
+    "text-propagate",
+    "url-propagate",
+    "finalise",
 )
 
 
 @dataclass(frozen=True)
-class Found:
+class DuplicatesFound:
     """What a search left, beside the files of its last pass."""
 
-    by_shelf: dict[int, dict[str, int]]  # documents by fate; of earlier shelves: revoked
+    by_split: dict[int, dict[str, int]]  # documents by fate; of earlier split indexes: revoked
     candidates: int  # pairs that were compared
     evidence: int  # of them, those kept: from the floor of evidence up
     verified: int  # of those, the ones alike enough for one of the two to fall
@@ -52,7 +52,7 @@ def nth_step(name: str, urls: bool) -> int:
     return steps(urls).index(name.rstrip("-0123456789")) + 1
 
 
-def find_copies(search: Search, do: Do, pairs_known: bool = False) -> Found:
+def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) -> DuplicatesFound:
     """Decide which documents are copies; the pairs may be known from before.
 
     Then what comparing them came to (`candidates`, `evidence`) is not: 0.
@@ -63,25 +63,25 @@ def find_copies(search: Search, do: Do, pairs_known: bool = False) -> Found:
         phase = do(name, functools.partial(make, search, *more), splits)
         return total(record.counts for record in phase.results(splits))
 
-    stretches, parts = search.stretches, search.parts
+    partitions, parts = search.partitions, search.parts
     for kind in ("url", "text") if search.urls else ("text",):
-        run(f"{kind}-keys", passes.equal_keys, stretches, kind)
+        run(f"{kind}-keys", passes.equal_keys, partitions, kind)
         run(f"{kind}-repeats", passes.repeats, parts, kind)
     compared = {"candidates": 0, "evidence": 0}
     if not pairs_known:
-        run("band-keys", passes.band_keys, stretches)
+        run("band-keys", passes.band_keys, partitions)
         run("shared-keys", passes.shared_keys, parts)
-        run("bands", passes.bands, stretches)
-        run("meet", passes.meet, parts)
-        run("carry", passes.carry, stretches)
-        compared = run("verify", passes.verify, stretches)
-    alike = run("edges", passes.edges, stretches)["alike"]
+        run("bands", passes.bands, partitions)
+        run("find-candidates", passes.find_candidates, parts)
+        run("fetch-remote", passes.fetch_remote, partitions)
+        compared = run("verify", passes.verify, partitions)
+    alike = run("edges", passes.edges, partitions)["alike"]
     turn = 0
-    while run(f"decide-{turn:05d}", passes.decide, stretches, turn)["unsettled"]:
+    while run(f"decide-{turn:05d}", passes.decide, partitions, turn)["unsettled"]:
         turn += 1
     for kind in ("text", "url") if search.urls else ("text",):
-        run(f"{kind}-tell", passes.tell, stretches, kind, turn)
-    settled = run("settle", passes.settle, stretches, turn)
-    by_shelf = {int(number): counts for number, counts in settled["by_shelf"].items()}
+        run(f"{kind}-propagate", passes.propagate, partitions, kind, turn)
+    settled = run("finalise", passes.finalise, partitions, turn)
+    by_split = {int(number): counts for number, counts in settled["by_split"].items()}
     of_pairs = (compared["candidates"], compared["evidence"], alike)
-    return Found(by_shelf, *of_pairs, settled["clusters"])
+    return DuplicatesFound(by_split, *of_pairs, settled["clusters"])

@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.dedup import sliced_file
-from trainrig.corpus.files.removed_spans import Cut
+from trainrig.corpus.files.removed_spans import RemovedSpan
 
 _SPAN = np.dtype([("document", "<i8"), ("start", "<i8"), ("end", "<i8")])
 
 
 @dataclass(frozen=True)
-class Spans:
+class RemovedSpans:
     """Spans of characters, in the order of the documents and their texts."""
 
     documents: NDArray[np.int64]  # [spans] the document's place in the split
@@ -20,17 +20,17 @@ class Spans:
     ends: NDArray[np.int64]
 
 
-def save_spans(path: str, spans: Spans) -> None:
-    """Write them, as `load_cuts` reads them."""
+def save_spans(path: str, spans: RemovedSpans) -> None:
+    """Write them, as `load_spans` reads them."""
     records = np.empty(len(spans.documents), _SPAN)
     records["document"], records["start"] = spans.documents, spans.starts
     records["end"] = spans.ends
     sliced_file.save(path, records, np.array([0, len(records)], np.int64))
 
 
-def load_cuts(path: str, by: str) -> dict[int, list[Cut]]:
+def load_spans(path: str, by: str) -> dict[int, list[RemovedSpan]]:
     """The cuts at `path` of each document that has any, by its place in the split."""
-    cuts: dict[int, list[Cut]] = {}
+    cuts: dict[int, list[RemovedSpan]] = {}
     for document, start, end in sliced_file.load(path, _SPAN, 0, 1).tolist():
-        cuts.setdefault(document, []).append(Cut(start, end, by))
+        cuts.setdefault(document, []).append(RemovedSpan(start, end, by))
     return cuts

@@ -14,12 +14,12 @@ from trainrig.corpus.extract.block_model.blocks import (
     TEXT,
     WORDS,
 )
-from trainrig.corpus.extract.verdict import Judged
+from trainrig.corpus.extract.verdict import ScoredBlocks
 
 _LEAST_WORDS: Final = 5  # shorter lines are repeated for many reasons
 
 
-def without_thumbnails(judged: Judged) -> Judged:
+def without_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     """`judged` without list items and links whose words, all of them, are also a kept line of text.
 
     Nothing is lost: the line of text stays. Lines of text may repeat each other, as refrains do.

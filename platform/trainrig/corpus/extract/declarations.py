@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.extract.verdict import Judged
+from trainrig.corpus.extract.verdict import ScoredBlocks
 
 # A name and a bracket at once (or, as Doxygen writes it, with spaces around the bracket).
 _CALL: Final = re.compile(rb"\((?:(?<=[A-Za-z0-9_>]\()|(?<=[A-Za-z0-9_>] \()(?= ))(?!\d)")
@@ -30,7 +30,7 @@ _ENOUGH: Final = 0.9  # of the characters, and of the declarations
 _LITTLE: Final = 100  # characters: what was dropped may be "Previous topic" and "Next topic"
 
 
-def is_gutted(main: Judged) -> bool:
+def is_gutted(main: ScoredBlocks) -> bool:
     """Whether `main` is a page of reference of which the trees drop more than a tenth."""
     if bool(main.kept.all()) or len(_CALL.findall(main.page)) < _LEAST:
         return False

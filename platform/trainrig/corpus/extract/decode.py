@@ -7,7 +7,7 @@ from typing import Final
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.encoding import guess
 
 _BOMS = (
@@ -43,7 +43,7 @@ _MOST_CONTROLS: Final = 0.02  # of them; random bytes have a tenth
 _A_FEW_CONTROLS: Final = 4
 
 
-def decode(page: Page) -> str:
+def decode(page: RawPage) -> str:
     """The body as text: by byte-order mark, as UTF-8 if it is that, by what it claims, by guess.
 
     Bytes that are valid UTF-8 are UTF-8 whatever they claim: no other text looks so by chance. A
@@ -73,7 +73,7 @@ def decode(page: Page) -> str:
     return first
 
 
-def is_binary(page: Page, text: str) -> bool:
+def is_binary(page: RawPage, text: str) -> bool:
     """Whether the body is no text at all, whatever type it claims; `text` is what it decodes to."""
     if page.body.startswith(_MAGIC):
         return True
@@ -83,7 +83,7 @@ def is_binary(page: Page, text: str) -> bool:
     return len(_CONTROL.findall(head)) > max(_A_FEW_CONTROLS, _MOST_CONTROLS * len(head))
 
 
-def _candidates(page: Page) -> Iterator[str]:
+def _candidates(page: RawPage) -> Iterator[str]:
     """By header, by the page's own head, by its bytes; the last decodes anything."""
     claimed = map_encoding_to_html5(page.charset, fallback_utf8=False) if page.charset else None
     if claimed:

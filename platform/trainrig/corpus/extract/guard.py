@@ -29,7 +29,7 @@ from typing import IO, Literal, Self
 from trainrig.config import Settings
 from trainrig.corpus.extract.outcome import Extracted, NotExtracted
 from trainrig.corpus.extract.page import extract
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 
 Outcome = Extracted | NotExtracted
 Cause = Literal["cpu_time", "memory", "crashed"]
@@ -47,7 +47,7 @@ FULL = 0.25
 
 
 @dataclass(frozen=True)
-class Victim:
+class FailedPage:
     """A page that its extraction did not survive."""
 
     url: str
@@ -65,20 +65,22 @@ class Guard:
     def __init__(
         self,
         settings: Settings,
-        victims: Iterable[Victim] = (),
+        victims: Iterable[FailedPage] = (),
         *,
         # 10 MB of 499,000 paragraphs, within all limits of MainContent's, take 6.6 s and 0.5 GB.
         cpu_seconds: float = 60.0,  # a page
         memory: int = 4 * 2**30,  # bytes
-        by: Callable[[Page, Settings], Outcome] = extract,  # type: ignore[assignment]
+        by: Callable[[RawPage, Settings], Outcome] = extract,  # type: ignore[assignment]
     ) -> None:
         self._task = pickle.dumps((by, settings, cpu_seconds, memory))
         self._memory = memory
-        self._victims = {(victim.url, victim.sha256): victim for victim in victims}
+        self._victims = {
+            (failed_page.url, failed_page.sha256): failed_page for failed_page in victims
+        }
         self._child: _Child | None = None
 
     @property
-    def victims(self) -> list[Victim]:
+    def victims(self) -> list[FailedPage]:
         """All that are known, earlier ones included, in the order in which they were met."""
         return list(self._victims.values())
 
@@ -99,23 +101,25 @@ class Guard:
             self._child.close()
             self._child = None
 
-    def extract(self, pages: Iterable[Page]) -> Iterator[Outcome]:
+    def extract(self, pages: Iterable[RawPage]) -> Iterator[Outcome]:
         """The outcome of each page, in order."""
         for batch in _batches(pages):
             yield from self._extract_batch(batch)
 
-    def _extract_batch(self, pages: Sequence[Page]) -> Iterator[Outcome]:
+    def _extract_batch(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
         urls = {url for url, _ in self._victims}
         known = [self._known(page) if page.url in urls else None for page in pages]
-        to_try = [page for page, victim in zip(pages, known, strict=True) if victim is None]
+        to_try = [
+            page for page, failed_page in zip(pages, known, strict=True) if failed_page is None
+        ]
         outcomes = self._try(to_try)
-        for victim in known:
-            yield next(outcomes) if victim is None else NotExtracted(victim.cause)
+        for failed_page in known:
+            yield next(outcomes) if failed_page is None else NotExtracted(failed_page.cause)
 
-    def _known(self, page: Page) -> Victim | None:
+    def _known(self, page: RawPage) -> FailedPage | None:
         return self._victims.get((page.url, hashlib.sha256(page.body).hexdigest()))
 
-    def _try(self, pages: Sequence[Page]) -> Iterator[Outcome]:
+    def _try(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
         left, killed_before = list(pages), False
         while left:
             self._child = self._child or _Child(self._task)
@@ -132,10 +136,10 @@ class Guard:
                 continue
             full = memory > FULL * self._memory
             cause = _CAUSES.get(ended_by, "memory" if full else "crashed")
-            victim = Victim(left[0].url, hashlib.sha256(left[0].body).hexdigest(), cause)
-            self._victims[victim.url, victim.sha256] = victim
+            failed_page = FailedPage(left[0].url, hashlib.sha256(left[0].body).hexdigest(), cause)
+            self._victims[failed_page.url, failed_page.sha256] = failed_page
             left, killed_before = left[1:], False
-            yield NotExtracted(victim.cause)
+            yield NotExtracted(failed_page.cause)
 
 
 class _Child:
@@ -160,7 +164,7 @@ class _Child:
             raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
         self._without_pages = int(ready)  # bytes of memory
 
-    def extract(self, pages: Sequence[Page]) -> Iterator[Outcome]:
+    def extract(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
         """The outcomes of the first pages: of all of them, unless the child ends before."""
         size = sum(len(page.body) for page in pages)
         os.ftruncate(self._shared, max(size, 1))
@@ -234,8 +238,8 @@ def receive(pipe: IO[bytes]) -> bytes | None:
     return message if len(message) == length else None
 
 
-def _batches(pages: Iterable[Page]) -> Iterator[list[Page]]:
-    batch: list[Page] = []
+def _batches(pages: Iterable[RawPage]) -> Iterator[list[RawPage]]:
+    batch: list[RawPage] = []
     size = 0
     for page in pages:
         if batch and (len(batch) == BATCH or size + len(page.body) > BATCH_BYTES):

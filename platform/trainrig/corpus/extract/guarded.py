@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainrig.corpus.extract.guard import FULL, receive, send
 from trainrig.corpus.extract.outcome import NotExtracted
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 
 
 def main(shared: int) -> None:
@@ -28,7 +28,7 @@ def main(shared: int) -> None:
         return
     extract, settings, cpu_seconds, memory = pickle.loads(task)
     # Loads what is loaded at first use: no page is to pay for it, nor be blamed.
-    extract(Page("", "text/html", b"<p>A first page.", "", None), settings)
+    extract(RawPage("", "text/html", b"<p>A first page.", "", None), settings)
     _limit_memory(memory)
     without_pages = most_memory()
     send(answers, str(without_pages).encode())

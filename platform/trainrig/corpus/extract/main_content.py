@@ -12,7 +12,7 @@ from trainrig.corpus.extract.block_model.trees import Name
 from trainrig.corpus.extract.captions import without_thumbnails
 from trainrig.corpus.extract.declarations import is_gutted
 from trainrig.corpus.extract.kinds import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
-from trainrig.corpus.extract.verdict import Judged, judge
+from trainrig.corpus.extract.verdict import ScoredBlocks, judge
 from trainrig.corpus.extract.voting import Ask, vote
 
 # The figures below are F1 of five-fold cross-validation over the hosts that the trees were trained
@@ -50,7 +50,7 @@ def main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
     return by_blocks(functools.partial(judge, tree), ask, settings.list_bullets)
 
 
-def by_blocks(judged: Callable[[Name], Judged], ask: Ask | None, bullets: bool) -> Content:
+def by_blocks(judged: Callable[[Name], ScoredBlocks], ask: Ask | None, bullets: bool) -> Content:
     """The text of the blocks that `judged` gives for each part of a page, and `ask`'s vote."""
     main = best = judged("main")
     if is_gutted(main):
@@ -70,7 +70,7 @@ def by_blocks(judged: Callable[[Name], Judged], ask: Ask | None, bullets: bool) 
     return Content(text, _share(best, main))
 
 
-def _share(best: Judged, main: Judged) -> float | None:
+def _share(best: ScoredBlocks, main: ScoredBlocks) -> float | None:
     """Of the characters of `main`, how many `best` keeps; what it has besides is not counted."""
     all_of_it = int(main.characters.sum())
     if not all_of_it:

@@ -17,13 +17,13 @@ from trainrig.corpus.extract.metadata import date_of, language_of, title_of
 from trainrig.corpus.extract.outcome import Extracted, NotExtracted
 from trainrig.corpus.extract.tidy import tidy
 from trainrig.corpus.extract.tree import parse
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPES = ("text/plain", "text/markdown")
 
 
-def extract(page: Page, extractor: HTMLExtractor | PlainText) -> Extracted | NotExtracted:
+def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | NotExtracted:
     """The text of `page`. No bytes at all make it raise."""
     if len(page.body) > extractor.max_bytes:
         return NotExtracted("too_large")
@@ -44,7 +44,7 @@ def extract(page: Page, extractor: HTMLExtractor | PlainText) -> Extracted | Not
     return _found(text, title_of(tree), language_of(tree), date_of(tree, html), share)
 
 
-def _plain(page: Page) -> Extracted | NotExtracted:
+def _plain(page: RawPage) -> Extracted | NotExtracted:
     text = decode(page)
     return NotExtracted("binary") if is_binary(page, text) else _found(text)
 

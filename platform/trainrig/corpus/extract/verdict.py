@@ -10,7 +10,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract.block_model import trees
-from trainrig.corpus.extract.block_model.blocks import CHARACTERS, Blocks
+from trainrig.corpus.extract.block_model.blocks import CHARACTERS, PageBlocks
 from trainrig.corpus.extract.block_model.features import features
 from trainrig.corpus.extract.block_model.text import lines_of, text_of
 
@@ -18,11 +18,11 @@ _SURE: Final = 3 * trees.SCALE  # log-odds that count as no surer than this
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoredBlocks:
     """The blocks of a page, and how likely each is a part of its text."""
 
     page: bytes  # what the blocks are places in
-    blocks: Blocks
+    blocks: PageBlocks
     odds: NDArray[np.int32]  # log, times SCALE
 
     def text(self, bullets: bool) -> str:
@@ -34,7 +34,7 @@ class Judged:
         """Which blocks are more likely text than not."""
         return self.odds > 0
 
-    def whole(self) -> "Judged":
+    def whole(self) -> "ScoredBlocks":
         """The same with every block kept."""
         return dataclasses.replace(self, odds=np.ones_like(self.odds))
 
@@ -55,11 +55,11 @@ class Judged:
         return int((self.characters * sizes).sum() // max(1, self.characters.sum()))
 
 
-def judge(tree: HTMLTree, part: trees.Name) -> Judged:
+def judge(tree: HTMLTree, part: trees.Name) -> ScoredBlocks:
     """The blocks of resiliparse's main content, or of the whole page."""
     page = minimal_html(tree, part).replace("\0", "").encode("utf-8", "replace")
-    blocks = Blocks(page, tree.title or "")
-    return Judged(page, blocks, trees.load(part).odds(features(blocks)))
+    blocks = PageBlocks(page, tree.title or "")
+    return ScoredBlocks(page, blocks, trees.load(part).odds(features(blocks)))
 
 
 def minimal_html(tree: HTMLTree, part: trees.Name) -> str:

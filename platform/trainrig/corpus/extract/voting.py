@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.extract.agreement import shares
 from trainrig.corpus.extract.block_model.trees import SCALE
 from trainrig.corpus.extract.kinds import Favour
-from trainrig.corpus.extract.verdict import Judged
+from trainrig.corpus.extract.verdict import ScoredBlocks
 
 Ask = Callable[[Favour], str]  # trafilatura's text of the page at hand, "" where it finds none
 
@@ -22,7 +22,7 @@ _OUTSIDE: Final = SCALE  # against what is not in resiliparse's main content; 0:
 _APART: Final = 200
 
 
-def vote(main: Judged, whole: Judged, ask: Ask) -> Judged:
+def vote(main: ScoredBlocks, whole: ScoredBlocks, ask: Ask) -> ScoredBlocks:
     """The blocks of `whole` when the trees for each part and trafilatura have voted.
 
     Trafilatura is asked for precision, and for balance where precision agrees little with the
@@ -32,14 +32,14 @@ def vote(main: Judged, whole: Judged, ask: Ask) -> Judged:
     lines = whole.lines
     precise = _by_text(lines, ask("precision"))
     if precise is not None and _apart(whole, ours, precise) <= _APART:
-        return Judged(whole.page, whole.blocks, ours + precise)
+        return ScoredBlocks(whole.page, whole.blocks, ours + precise)
     balance = _by_text(lines, ask("balance"))
     texts = [each for each in (precise, balance) if each is not None]
     theirs = sum(texts, np.zeros(len(lines), np.int32)) // max(1, len(texts))
-    return Judged(whole.page, whole.blocks, ours + theirs)
+    return ScoredBlocks(whole.page, whole.blocks, ours + theirs)
 
 
-def _by_trees(main: Judged, whole: Judged) -> NDArray[np.int32]:
+def _by_trees(main: ScoredBlocks, whole: ScoredBlocks) -> NDArray[np.int32]:
     """The mean of both, on the blocks of `whole`; `main` is of two minds about those it lacks."""
     places = {digest: at for at, digest in reversed(list(enumerate(main.blocks.digests.tolist())))}
     at = np.array([places.get(digest, -1) for digest in whole.blocks.digests.tolist()], np.int64)
@@ -56,7 +56,7 @@ def _by_text(lines: list[str], text: str) -> NDArray[np.int32] | None:
     return (2 * shares(lines, text) - 1000) * (_OTHERS // 1000)
 
 
-def _apart(whole: Judged, ours: NDArray[np.int32], theirs: NDArray[np.int32]) -> int:
+def _apart(whole: ScoredBlocks, ours: NDArray[np.int32], theirs: NDArray[np.int32]) -> int:
     """Of the characters that either keeps, how many thousandths the other does not."""
     one, other = ours > 0, theirs > 0
     of_either = int(whole.characters[one | other].sum())

@@ -23,7 +23,7 @@ KEPT, DROPPED, QUARANTINE, PAGES = "kept", "dropped", "quarantine", "pages"
 ROW = "row"  # the column of a record's place among those read of its split
 
 
-class Pool(Protocol):
+class MeasuredDocuments(Protocol):
     """Measured documents, by split."""
 
     def chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -72,7 +72,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecidedDocuments:
     """The pool that a finished curation is: kept and dropped documents together."""
 
     output: str

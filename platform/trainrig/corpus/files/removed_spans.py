@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, order=True)
-class Cut:
+class RemovedSpan:
     """The span `start` up to `end` is to go, and `by` which step."""
 
     start: int
@@ -32,7 +32,7 @@ class Removed:
     by: str
 
 
-def cut(text: str, cuts: Iterable[Cut]) -> tuple[str, list[Removed]]:
+def cut(text: str, cuts: Iterable[RemovedSpan]) -> tuple[str, list[Removed]]:
     """`text` without the spans of `cuts`, and the spans that went, in their order.
 
     Cuts come in any order and may overlap: what is removed is their union. A character that
@@ -64,7 +64,7 @@ def restore(text: str, removed: Iterable[Removed]) -> str:
     return "".join([*pieces, text[place:]])
 
 
-def carried_back(cuts: Iterable[Cut], removed: Iterable[Removed]) -> list[Cut]:
+def map_to_original(cuts: Iterable[RemovedSpan], removed: Iterable[Removed]) -> list[RemovedSpan]:
     """`cuts` of what was left of a text, as cuts of the text as it was: those of a later step.
 
     One that spans a place where something was `removed` becomes several, about it.
@@ -79,7 +79,7 @@ def carried_back(cuts: Iterable[Cut], removed: Iterable[Removed]) -> list[Cut]:
         end = bisect.bisect_left(starts, each.end)
         edges = [each.start, *starts[first + 1 : end], each.end]
         carried += [
-            Cut(begin + shift, stop + shift, each.by)
+            RemovedSpan(begin + shift, stop + shift, each.by)
             for (begin, stop), shift in zip(
                 itertools.pairwise(edges), shifts[first:end], strict=True
             )
@@ -88,9 +88,9 @@ def carried_back(cuts: Iterable[Cut], removed: Iterable[Removed]) -> list[Cut]:
     return carried
 
 
-def disjoint(cuts: Iterable[Cut]) -> list[Cut]:
+def disjoint(cuts: Iterable[RemovedSpan]) -> list[RemovedSpan]:
     """The same spans, each character claimed by one cut only, in their order; as `cut` has it."""
-    apart: list[Cut] = []
+    apart: list[RemovedSpan] = []
     for each in sorted(cuts, key=lambda c: (c.start, -c.end, c.by)):
         last = apart[-1] if apart else None
         if last and each.end <= last.end:

@@ -12,7 +12,7 @@ ALL = ""  # the language under which the value for all others stands
 
 
 @dataclass(frozen=True)
-class CutOff:
+class PercentileThreshold:
     """Keeps the `share` of a source's documents with the highest values, or the lowest.
 
     Where the cut falls is known once all documents are measured: `place` finds it, and only the
@@ -24,9 +24,10 @@ class CutOff:
     share: float  # of 1
     highest: bool = True
     by_language: bool = False  # that share of each language, as CCNet does
-    cuts: Mapping[str, float] | None = None  # value by language; ALL: of those without their own
+    # value by language; ALL: of those without their own
+    thresholds: Mapping[str, float] | None = None
 
-    def place(self, columns: Columns) -> dict[str, float]:
+    def resolve(self, columns: Columns) -> dict[str, float]:
         """The value at the edge of what stays; documents of equal value stay together.
 
         Of nothing at all, there is no value.
@@ -34,25 +35,27 @@ class CutOff:
         values = columns[self.signal].astype(np.float64)
         if not self.by_language:
             return _edge(values, self.share, self.highest, ALL)
-        cuts: dict[str, float] = {}
+        thresholds: dict[str, float] = {}
         for language in np.unique(columns[LANGUAGE]):
             own = values[columns[LANGUAGE] == language]
-            cuts |= _edge(own, self.share, self.highest, str(language))
-        return cuts
+            thresholds |= _edge(own, self.share, self.highest, str(language))
+        return thresholds
 
-    def placed(self, cuts: Mapping[str, float]) -> "CutOff":
+    def placed(self, thresholds: Mapping[str, float]) -> "PercentileThreshold":
         """The same bound with its values."""
-        return CutOff(self.rule, self.signal, self.share, self.highest, self.by_language, cuts)
+        return PercentileThreshold(
+            self.rule, self.signal, self.share, self.highest, self.by_language, thresholds
+        )
 
     def broken(self, columns: Columns) -> NDArray[np.bool_]:
         """Which documents lie beyond the cut. A value that is no number (NaN) breaks no bound."""
-        if self.cuts is None:
+        if self.thresholds is None:
             raise ValueError(f"{self.rule}: where its cut falls has not been found")
         values = columns[self.signal]
-        edge = np.full(len(values), self.cuts.get(ALL, np.nan))
+        edge = np.full(len(values), self.thresholds.get(ALL, np.nan))
         if self.by_language:
             languages, which = np.unique(columns[LANGUAGE], return_inverse=True)
-            own = [self.cuts.get(str(language), np.nan) for language in languages]
+            own = [self.thresholds.get(str(language), np.nan) for language in languages]
             edge = np.array([*own, np.nan])[which] if len(values) else edge
         beyond = values < edge if self.highest else values > edge
         return np.asarray(beyond, bool)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.filters.percentile_threshold import CutOff
+from trainrig.corpus.filters.percentile_threshold import PercentileThreshold
 from trainrig.corpus.limits import LANGUAGE, Among, Columns, Limit
 
 BYTES = "bytes"  # the column of UTF-8 bytes of a document's text
@@ -24,7 +24,7 @@ INTEGER_EDGES = np.concatenate([[0], 2.0 ** np.arange(0, 41)])
 EDGES = np.concatenate([np.arange(0, 52) / 50, 2.0 ** (np.arange(1, 81) / 4)])
 
 
-Bound = Limit | Among | CutOff
+Bound = Limit | Among | PercentileThreshold
 
 
 class HasLimits(Protocol):
@@ -53,20 +53,20 @@ def rules_of(filters: Iterable[HasLimits]) -> tuple[Rule, ...]:
     )
 
 
-Cuts = Mapping[str, Mapping[str, float]]
+Thresholds = Mapping[str, Mapping[str, float]]
 """Rule → language → value: where the cuts of the rules that need it fall."""
 
 
 def unplaced(rules: Sequence[Rule]) -> list[Rule]:
     """The rules whose cuts the corpus sets."""
-    return [rule for rule in rules if isinstance(rule.limit, CutOff)]
+    return [rule for rule in rules if isinstance(rule.limit, PercentileThreshold)]
 
 
-def placed(rules: Sequence[Rule], cuts: Cuts) -> tuple[Rule, ...]:
+def placed(rules: Sequence[Rule], thresholds: Thresholds) -> tuple[Rule, ...]:
     """`rules` with their cuts, so that all can decide."""
     return tuple(
-        Rule(rule.name, rule.limit.placed(cuts[rule.name]))
-        if isinstance(rule.limit, CutOff)
+        Rule(rule.name, rule.limit.placed(thresholds[rule.name]))
+        if isinstance(rule.limit, PercentileThreshold)
         else rule
         for rule in rules
     )

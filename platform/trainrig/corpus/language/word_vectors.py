@@ -88,7 +88,7 @@ def own_words(
     return words, word_rows
 
 
-class Rows(NamedTuple):
+class WordRows(NamedTuple):
     """The model's side: which rows a word has."""
 
     rows_RC: NDArray[np.float32]
@@ -107,7 +107,7 @@ def text_vector(
     start: int,
     end: int,
     known: Known,
-    model: Rows,
+    model: WordRows,
     vector: NDArray[np.float32],
 ) -> np.int64:
     """Adds the rows of the text's words up in `vector`; how many they are, -1 without letters."""
@@ -150,7 +150,7 @@ def _look_up(
     hashes: NDArray[np.uint64],
     count: int,
     known: Known,
-    model: Rows,
+    model: WordRows,
     spelt: NDArray[np.uint8],
     n_grams: NDArray[np.uint32],
     words: NDArray[np.uint64],
@@ -211,7 +211,7 @@ def _add_rows(
     first: int,
     end: int,
     key: np.uint64,
-    model: Rows,
+    model: WordRows,
     total: NDArray[np.float32],
     spelt: NDArray[np.uint8],
     n_grams: NDArray[np.uint32],
@@ -253,7 +253,7 @@ def _add_rows(
 
 @compiled
 def _add_n_grams(
-    n_grams: NDArray[np.uint32], count: int, model: Rows, total: NDArray[np.float32]
+    n_grams: NDArray[np.uint32], count: int, model: WordRows, total: NDArray[np.float32]
 ) -> np.int64:
     """Adds up the rows of those buckets that have one; how many they are."""
     # In passes without branches: loads of one pass do not wait for each other.

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from trainrig import storage
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.models.scores import Scores
 from trainrig.corpus.models.toxicity import ANY, entries_of
 from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
@@ -33,7 +33,7 @@ class BadWords(Settings):
 
     kind: Literal["BadWords"] = "BadWords"
     # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
-    path: Annotated[str | dict[str, str], PLACE]
+    path: Annotated[str | dict[str, str], NOT_IDENTITY]
     # Column to write the number of different entries to.
     column: str = Field(default="bad_words", pattern=r"^[a-z][a-z0-9_]*$")
 

@@ -18,7 +18,7 @@ from trainrig.corpus.models.kneser_ney.estimate import estimate
 from trainrig.corpus.models.kneser_ney.levels import levels
 from trainrig.corpus.models.kneser_ney.ngrams import SPECIAL, UNKNOWN, Ids
 from trainrig.corpus.models.kneser_ney.trie import Trie
-from trainrig.corpus.models.subwords import Cutter, tokenizer_of
+from trainrig.corpus.models.subwords import TextEncoder, tokenizer_of
 from trainrig.errors import DataError
 
 KIND = "n-gram model"
@@ -32,7 +32,7 @@ class LanguageModel:
     trie: Trie
     vocabulary: Sequence[str]
     tokenizer: str  # JSON
-    cutter: Cutter
+    cutter: TextEncoder
     word_of: Ids  # the model's word for each piece of the tokenizer
     facts: dict[str, Any]  # what it was made with and from
 
@@ -46,7 +46,7 @@ class LanguageModel:
         facts: dict[str, Any],
     ) -> Self:
         """A model whose words are pieces of `tokenizer`, by name. Raises DataError if none is."""
-        cutter = Cutter(tokenizer, where)
+        cutter = TextEncoder(tokenizer, where)
         ids = {word: number for number, word in enumerate(vocabulary)}
         # The name of a special word in a text is not that word.
         names = [name if name not in SPECIAL else SPECIAL[UNKNOWN] for name in cutter.names()]
@@ -120,7 +120,7 @@ def train(
     `least[n - 1]` is how often an n-gram of order n must have come to be kept. Raises DataError for
     texts without a word.
     """
-    cutter = Cutter(tokenizer, "tokenizer")
+    cutter = TextEncoder(tokenizer, "tokenizer")
     names = cutter.names()
     counted = [name not in SPECIAL for name in names]
     # Pieces by their own numbers while nobody knows which will come.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig import storage
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.models.kneser_ney.arpa import ENDINGS
 from trainrig.corpus.models.language_model import LanguageModel
 from trainrig.corpus.models.scores import quantised
@@ -26,9 +26,9 @@ class Perplexity(Settings):
 
     kind: Literal["Perplexity"] = "Perplexity"
     # Model of all texts, or one for each language: {en = "en.lm", de = "de.arpa.gz"}.
-    path: Annotated[str | dict[str, str], PLACE]
+    path: Annotated[str | dict[str, str], NOT_IDENTITY]
     # Tokenizer.json for an ARPA model, which holds none; None: words are split at white space.
-    tokenizer: Annotated[str | None, PLACE] = None
+    tokenizer: Annotated[str | None, NOT_IDENTITY] = None
     # Column to write the perplexity to.
     column: str = Field(default="perplexity", pattern=r"^[a-z][a-z0-9_]*$")
 

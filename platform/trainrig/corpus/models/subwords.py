@@ -16,7 +16,7 @@ from pydantic import Field
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from trainrig import storage
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.models.kneser_ney.ngrams import (
     BEGIN,
     END,
@@ -61,7 +61,7 @@ class TokenizerFile(Settings):
     """A tokenizer that is there already."""
 
     kind: Literal["TokenizerFile"] = "TokenizerFile"
-    path: Annotated[str, PLACE]  # a tokenizer.json
+    path: Annotated[str, NOT_IDENTITY]  # a tokenizer.json
 
 
 Pieces = Annotated[Subwords | Words | TokenizerFile, Field(discriminator="kind")]
@@ -125,7 +125,7 @@ def lines(text: str) -> Iterator[str]:
             yield folded
 
 
-class Cutter:
+class TextEncoder:
     """Cuts texts into the ids of a model's words.
 
     A tokenizer that works on each word by itself is asked once for each: a text is then cut ten

@@ -6,17 +6,17 @@ from typing import Annotated
 from pydantic import Field
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, Settings
-from trainrig.corpus.read import Reading, Unreadable, files_of, pieces, read
+from trainrig.config import NOT_IDENTITY, Settings
+from trainrig.corpus.read import ReadSettings, Unreadable, files_of, pieces, read
 from trainrig.errors import DataError
 
 
-class Texts(Settings):
+class TextFiles(Settings):
     """Files of texts: curated or other Parquet, JSONL, plain text. Pages must be curated first."""
 
     # Files, folders and patterns (* and ? are wildcards), on disk or in buckets.
-    paths: Annotated[tuple[str, ...], PLACE] = Field(min_length=1)
-    reading: Reading = Reading()  # how the files are split into texts
+    paths: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
+    reading: ReadSettings = ReadSettings()  # how the files are split into texts
 
     def fingerprint(self) -> str:
         """Of the contents. Raises DataError if a path names nothing."""

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from trainrig import storage
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.models.scores import Scores, quantised
 from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
 from trainrig.errors import DataError
@@ -33,7 +33,7 @@ class WordList(Settings):
 
     kind: Literal["WordList"] = "WordList"
     # List for all texts, or one for each language: {en = "en.txt", ja = "ja.txt"}.
-    path: Annotated[str | dict[str, str], PLACE]
+    path: Annotated[str | dict[str, str], NOT_IDENTITY]
     # Column to write the share of words to.
     column: str = Field(default="toxic_words", pattern=r"^[a-z][a-z0-9_]*$")
 

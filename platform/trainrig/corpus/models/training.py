@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, RunFile
+from trainrig.config import NOT_IDENTITY, RunFile
 from trainrig.corpus.models import language_model
 from trainrig.corpus.models.classifier import model as classifier
 from trainrig.corpus.models.classifier.model import Learning
 from trainrig.corpus.models.kneser_ney.ngrams import LONGEST
 from trainrig.corpus.models.subwords import Pieces, Subwords, TokenizerFile, make_tokenizer
-from trainrig.corpus.models.texts import Texts
+from trainrig.corpus.models.texts import TextFiles
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.ray_runtime.ray_session import Progress
@@ -35,9 +35,9 @@ class ClassifierTraining(RunFile):
     verb: ClassVar[str] = "classifier"
 
     stage: Literal["classifier"] = "classifier"
-    positives: Texts  # texts that are wanted
-    negatives: Texts  # texts that are not wanted
-    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    positives: TextFiles  # texts that are wanted
+    negatives: TextFiles  # texts that are not wanted
+    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
     learning: Learning = Learning()  # how the classifier is trained
 
 
@@ -47,8 +47,8 @@ class NgramTraining(RunFile):
     verb: ClassVar[str] = "ngrams"
 
     stage: Literal["ngrams"] = "ngrams"
-    texts: Texts  # texts to train on
-    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    texts: TextFiles  # texts to train on
+    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
     pieces: Pieces = Subwords()  # what the n-grams are made of
     sample_bytes: int = Field(default=100_000_000, ge=1)  # bytes of text to train the pieces on
     order: int = Field(default=5, ge=1, le=LONGEST)  # words in the longest n-grams

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from trainrig import storage
 from trainrig.corpus.read.files import File, files_of, first_bytes
 from trainrig.corpus.read.jsonl import read_jsonl
-from trainrig.corpus.read.page import Page, Unreadable
-from trainrig.corpus.read.pieces import Piece, as_json, from_json, pieces
+from trainrig.corpus.read.page import RawPage, Unreadable
+from trainrig.corpus.read.pieces import InputPiece, as_json, from_json, pieces
 from trainrig.corpus.read.plain import read_page, read_text
-from trainrig.corpus.read.settings import Fields, Reading
+from trainrig.corpus.read.settings import Fields, ReadSettings
 from trainrig.corpus.read.web_archives import arc, warc
 from trainrig.corpus.read.web_archives.archive import read_archive
-from trainrig.corpus.read.web_archives.records import Grammar
+from trainrig.corpus.read.web_archives.records import ArchiveGrammar
 
 
-def read(piece: Piece, reading: Reading) -> Iterator[Page | Unreadable]:
+def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreadable]:
     """What `piece` holds, in its order: pages, and what was none, with a reason to count it by.
 
     Raises DataError for columns that are named in `reading` and that a Parquet file lacks,
@@ -23,7 +23,7 @@ def read(piece: Piece, reading: Reading) -> Iterator[Page | Unreadable]:
     begin, end = piece.begin, piece.end
     with storage.open_read(piece.path) as stream:
         if piece.format in ("warc", "arc"):
-            grammar: Grammar = warc.GRAMMAR if piece.format == "warc" else arc.GRAMMAR
+            grammar: ArchiveGrammar = warc.GRAMMAR if piece.format == "warc" else arc.GRAMMAR
             magic = first_bytes(piece.path, 4)
             yield from read_archive(stream, piece.name, grammar, magic, begin, end)
         elif piece.format == "jsonl":
@@ -42,9 +42,9 @@ def read(piece: Piece, reading: Reading) -> Iterator[Page | Unreadable]:
 __all__ = [
     "Fields",
     "File",
-    "Page",
-    "Piece",
-    "Reading",
+    "InputPiece",
+    "RawPage",
+    "ReadSettings",
     "Unreadable",
     "as_json",
     "files_of",

@@ -10,7 +10,7 @@ from fastwarc.stream_io import ZstdReader
 
 from trainrig.corpus.read.encoding import is_wide
 from trainrig.corpus.read.files import NAMES, File, first_bytes, format_by_name
-from trainrig.corpus.read.settings import Format, Reading
+from trainrig.corpus.read.settings import Format, ReadSettings
 from trainrig.corpus.read.web_archives import arc, warc
 from trainrig.corpus.read.web_archives.archive import has_a_member_for_each_record
 from trainrig.corpus.read.web_archives.members import MAGIC as GZIP_MAGIC
@@ -40,7 +40,7 @@ def recognise(file: File) -> Format:
     return cast(Format, format_)
 
 
-def can_be_cut(path: str, format_: Format, reading: Reading) -> bool:
+def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
     """Whether parts of the file, which is no Parquet, can be read without what is before them."""
     head = first_bytes(path, _HEAD)
     if format_ in ("warc", "arc"):

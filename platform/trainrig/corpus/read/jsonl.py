@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from trainrig.corpus.read.lines import lines
-from trainrig.corpus.read.page import Page, Unreadable
+from trainrig.corpus.read.page import RawPage, Unreadable
 from trainrig.corpus.read.rows import page_of
 from trainrig.corpus.read.settings import Fields
 from trainrig.corpus.read.web_archives.packed import Unpacked
@@ -15,7 +15,7 @@ _MARK = b"\xef\xbb\xbf"
 
 def read_jsonl(
     stream: BinaryIO, name: str, fields: Fields, begin: int = 0, end: int | None = None
-) -> Iterator[Page | Unreadable]:
+) -> Iterator[RawPage | Unreadable]:
     """The texts of the lines that begin in [begin, end), which is all of a packed file.
 
     Blank lines pass in silence. Unreadable: "too_large", "not_utf8", "bad_json", "not_an_object",

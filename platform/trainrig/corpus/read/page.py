@@ -7,7 +7,7 @@ LARGEST_BODY = 64 * 2**20  # bytes; Common Crawl cuts bodies at 1 to 5 MiB, larg
 
 
 @dataclass(frozen=True)
-class Page:
+class RawPage:
     """One page, or one text of a file of texts."""
 
     url: str

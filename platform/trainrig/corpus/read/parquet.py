@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from trainrig import storage
 from trainrig.config import did_you_mean
-from trainrig.corpus.read.page import Page, Unreadable
+from trainrig.corpus.read.page import RawPage, Unreadable
 from trainrig.corpus.read.rows import page_of
 from trainrig.corpus.read.settings import Fields
 from trainrig.errors import DataError
@@ -45,7 +45,7 @@ def row_group_bytes(path: str, fields: Fields) -> list[int]:
 
 def read_parquet(
     stream: BinaryIO, name: str, fields: Fields, begin: int = 0, end: int | None = None
-) -> Iterator[Page | Unreadable]:
+) -> Iterator[RawPage | Unreadable]:
     """The texts of the row groups [begin, end).
 
     Unreadable: what `page_of` has, and "damaged_parquet" for a file or a row group. Raises

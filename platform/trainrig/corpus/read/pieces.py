@@ -26,7 +26,7 @@ from typing import Any
 
 from trainrig.corpus.read.files import File
 from trainrig.corpus.read.formats import can_be_cut, recognise
-from trainrig.corpus.read.settings import Format, Reading
+from trainrig.corpus.read.settings import Format, ReadSettings
 
 PIECES = 256  # that a source is cut into, unless they would be smaller or larger than:
 SMALLEST_PIECE = 4 * 2**20  # bytes
@@ -36,7 +36,7 @@ _THREADS = 8  # that look at first bytes at a time; S3 answers each after some 3
 
 
 @dataclass(frozen=True)
-class Piece:
+class InputPiece:
     """A file, or a part of one. `begin` and `end` count bytes; of a Parquet file, row groups."""
 
     path: str
@@ -46,17 +46,17 @@ class Piece:
     end: int | None = None  # None: to the end of the file
 
 
-def as_json(piece: Piece) -> dict[str, Any]:
+def as_json(piece: InputPiece) -> dict[str, Any]:
     """`piece` as plain JSON values."""
     return dataclasses.asdict(piece)
 
 
-def from_json(values: Mapping[str, Any]) -> Piece:
+def from_json(values: Mapping[str, Any]) -> InputPiece:
     """The piece that `as_json` gave `values` for."""
-    return Piece(**values)
+    return InputPiece(**values)
 
 
-def pieces(files: Sequence[File], reading: Reading) -> list[list[Piece]]:
+def pieces(files: Sequence[File], reading: ReadSettings) -> list[list[InputPiece]]:
     """Groups of pieces of about one size, in the order of `files`.
 
     Looks at the first bytes of each file (a Parquet file's last). Raises DataError for a file that
@@ -74,10 +74,10 @@ def size_of_pieces(files: Sequence[File]) -> int:
     return min(max(share, SMALLEST_PIECE), LARGEST_PIECE)
 
 
-def _cut(file: File, reading: Reading, size: int) -> list[tuple[Piece, int]]:
+def _cut(file: File, reading: ReadSettings, size: int) -> list[tuple[InputPiece, int]]:
     """The pieces of one file, each with its bytes."""
     format_ = reading.format or recognise(file)
-    whole = Piece(file.path, file.name, format_)
+    whole = InputPiece(file.path, file.name, format_)
     number = round(file.bytes / size)
     if number < 2:
         return [(whole, file.bytes)]
@@ -95,7 +95,9 @@ def _cut(file: File, reading: Reading, size: int) -> list[tuple[Piece, int]]:
     ]
 
 
-def _by_row_groups(whole: Piece, bytes_of: Sequence[int], size: int) -> list[tuple[Piece, int]]:
+def _by_row_groups(
+    whole: InputPiece, bytes_of: Sequence[int], size: int
+) -> list[tuple[InputPiece, int]]:
     found = []
     begin = 0
     for group in _runs(bytes_of, size):
@@ -117,8 +119,8 @@ def _runs(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
         yield run
 
 
-def _grouped(cut: Iterator[tuple[Piece, int]], size: int) -> Iterator[list[Piece]]:
-    group: list[Piece] = []
+def _grouped(cut: Iterator[tuple[InputPiece, int]], size: int) -> Iterator[list[InputPiece]]:
+    group: list[InputPiece] = []
     filled = 0
     for piece, bytes_ in cut:
         weight = bytes_ + OPENING

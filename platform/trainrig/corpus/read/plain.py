@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from trainrig.corpus.read.encoding import HEAD, encoding_of, is_wide
 from trainrig.corpus.read.lines import Line, lines
-from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
-from trainrig.corpus.read.settings import Reading
+from trainrig.corpus.read.page import LARGEST_BODY, RawPage, Unreadable
+from trainrig.corpus.read.settings import ReadSettings
 from trainrig.corpus.read.web_archives.packed import Unpacked
 
 _BLOCK = 2**16  # bytes
@@ -17,14 +17,14 @@ _BACK = 2**12  # bytes read at a time when looking back
 _SPACE = b" \t\r\n\v\f"
 
 
-def read_page(stream: BinaryIO, name: str, base_url: str) -> Iterator[Page | Unreadable]:
+def read_page(stream: BinaryIO, name: str, base_url: str) -> Iterator[RawPage | Unreadable]:
     """A file that is one page of HTML. Unreadable: "too_large", "truncated", "damaged_gzip"…"""
     yield _whole(stream, name, base_url, "text/html", None)
 
 
 def read_text(
-    stream: BinaryIO, name: str, reading: Reading, begin: int = 0, end: int | None = None
-) -> Iterator[Page | Unreadable]:
+    stream: BinaryIO, name: str, reading: ReadSettings, begin: int = 0, end: int | None = None
+) -> Iterator[RawPage | Unreadable]:
     """The documents that begin in [begin, end), which is all of a packed file.
 
     Unreadable: "not_text", "too_large"; of a packed file "truncated", "damaged_gzip"…
@@ -52,7 +52,7 @@ def read_text(
         if text is None:
             yield Unreadable(f"{name}: {reading.documents} at byte {start}", "too_large")
         elif text.strip():
-            yield Page(url, "text/plain", text.rstrip(b"\r\n"), "", encoding)
+            yield RawPage(url, "text/plain", text.rstrip(b"\r\n"), "", encoding)
     if unpacked is not None and unpacked.reason:
         yield Unreadable(name, unpacked.reason)
 
@@ -115,14 +115,14 @@ def _begins_inside(stream: BinaryIO, begin: int) -> bool:
 
 def _whole(
     stream: BinaryIO, name: str, base_url: str, content_type: str, encoding: str | None
-) -> Page | Unreadable:
+) -> RawPage | Unreadable:
     unpacked = Unpacked(stream)
     body = unpacked.read(LARGEST_BODY + 1)
     if len(body) > LARGEST_BODY:
         return Unreadable(name, "too_large")
     if unpacked.reason:
         return Unreadable(name, unpacked.reason)
-    return Page(_url(base_url, name), content_type, body, "", encoding)
+    return RawPage(_url(base_url, name), content_type, body, "", encoding)
 
 
 def _url(base_url: str, name: str) -> str:

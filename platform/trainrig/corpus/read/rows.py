@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
+from trainrig.corpus.read.page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.settings import Fields
 
 _SURROGATE = re.compile("[\ud800-\udfff]")  # alone; UTF-8 has no bytes for them
 
 
-def page_of(row: Mapping[str, Any], fields: Fields, where: str) -> Page | Unreadable:
+def page_of(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | Unreadable:
     """The page in `row`. Unreadable: "no_text" (or null), "text_is_no_string", "too_large"."""
     text = row.get(fields.text if fields.html is None else fields.html)
     if text is None:
@@ -25,7 +25,7 @@ def page_of(row: Mapping[str, Any], fields: Fields, where: str) -> Page | Unread
         body = _clean(text).encode()
     if len(body) > LARGEST_BODY:
         return Unreadable(where, "too_large")
-    return Page(
+    return RawPage(
         url=_as_text(row.get(fields.url)),
         content_type="text/plain" if fields.html is None else "text/html",
         body=body,

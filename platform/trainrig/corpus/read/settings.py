@@ -31,7 +31,7 @@ class Fields(Settings):
         return list(dict.fromkeys([body, self.url, self.id, self.date, *self.metadata]))
 
 
-class Reading(Settings):
+class ReadSettings(Settings):
     """How files become pages. All of it is part of what a run is: it decides names and bytes."""
 
     # Format of the files; None: found out for each by its first bytes, else by its name.

@@ -11,28 +11,31 @@ from matplotlib.ticker import EngFormatter
 from trainrig import figures
 from trainrig.corpus.filters.rule_verdicts import Rule
 from trainrig.corpus.limits import Limit
-from trainrig.corpus.report.tallies import Account, BinRow, StepRow
-from trainrig.figures import C1, C2, MUTED, Part, Row
-from trainrig.report import Chart, Table, percent, short
+from trainrig.corpus.report.tallies import BinRow, CurationTallies, StepRow
+from trainrig.figures import C1, C2, MUTED, BarPart, BarRow
+from trainrig.report import Chart, ReportTable, percent, short
 
 MOST_ROWS = 14  # in a chart; its table has all
 ROW_HEIGHT = 34  # CSS pixels
 
 
-def steps_chart(account: Account, seen: int) -> Chart:
+def steps_chart(tallies: CurationTallies, seen: int) -> Chart:
     """What each step dropped: the first to do so, and what it alone would have besides."""
-    steps = steps_in_all(account.steps)
+    steps = steps_in_all(tallies.steps)
     order = sorted(steps, key=lambda step: (-steps[step][0], -steps[step][1], step))
     drawn = [step for step in order if steps[step][1]][:MOST_ROWS]
     rows = [
-        Row(
+        BarRow(
             step,
             (float(steps[step][0]), float(steps[step][1] - steps[step][0])),
             f"{steps[step][0]:,} / {steps[step][1]:,}",
         )
         for step in drawn
     ]
-    parts = (Part("the first to drop", C1), Part("dropped before, breaks it too", C2, hatched=True))
+    parts = (
+        BarPart("the first to drop", C1),
+        BarPart("dropped before, breaks it too", C2, hatched=True),
+    )
     worst = order[0]
     return Chart(
         f"{worst} drops the most: {steps[worst][0]:,} documents, {percent(steps[worst][0], seen)}",
@@ -44,7 +47,7 @@ def steps_chart(account: Account, seen: int) -> Chart:
         caption=f"n = {seen:,} documents. Steps are tried in the order of the run file, and copies "
         "are looked for among what is left. "
         + (f"The {len(drawn)} largest of {len(order)} steps." if len(order) > len(drawn) else ""),
-        table=steps_table(account.steps),
+        table=steps_table(tallies.steps),
     )
 
 
@@ -57,23 +60,25 @@ def steps_in_all(rows: Sequence[StepRow]) -> dict[str, tuple[int, int]]:
     return {step: (first, any_) for step, (first, any_) in sums.items()}
 
 
-def steps_table(rows: Sequence[StepRow]) -> Table:
+def steps_table(rows: Sequence[StepRow]) -> ReportTable:
     """Documents and bytes by step, in the order of the steps."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
         values = (row.first_documents, row.any_documents, row.first_bytes, row.any_bytes)
         sums[row.step] = [a + b for a, b in zip(sums[row.step], values, strict=True)]
-    return Table(
+    return ReportTable(
         "Dropped by each step",
         ("step", "first: documents", "by itself: documents", "first: bytes", "by itself: bytes"),
         tuple((step, *values) for step, values in sums.items()),
     )
 
 
-def signal_charts(account: Account, rules: Mapping[str, Sequence[Rule]]) -> tuple[Chart, ...]:
+def signal_charts(
+    tallies: CurationTallies, rules: Mapping[str, Sequence[Rule]]
+) -> tuple[Chart, ...]:
     """The distribution of each bounded signal, its bounds drawn in."""
     by_signal: dict[str, list[BinRow]] = defaultdict(list)
-    for row in account.bins:
+    for row in tallies.bins:
         by_signal[row.signal].append(row)
     return tuple(_signal_chart(signal, rows, rules) for signal, rows in by_signal.items())
 
@@ -101,7 +106,7 @@ def _signal_chart(
         figures.draw(partial(_plot_bins, bins=ordered, bounds=bounds), 180),
         label=f"Histogram of {signal} with its bounds.",
         caption=f"n = {documents:,} documents, all sources; a bar is a bin of the table.",
-        table=Table(
+        table=ReportTable(
             f"Documents by {signal}",
             ("from", "to below", "documents"),
             tuple((least, below, number) for (least, below), number in ordered),

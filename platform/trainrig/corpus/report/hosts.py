@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainrig.report import Section, Table, Text
+from trainrig.report import ReportTable, Section, Text
 
 FAR_BELOW = 0.5  # a host's median share that is worth a warning
 ENOUGH = 5  # pages of a host: of fewer, one odd page makes the median
@@ -76,11 +76,11 @@ def hosts_section(rows: Sequence[HostRow]) -> Section:
     return Section("extraction", "How much of the pages was extracted", (_block(rows),))
 
 
-def _block(rows: Sequence[HostRow]) -> Table | Text:
+def _block(rows: Sequence[HostRow]) -> ReportTable | Text:
     worst = [row for row in rows if row.documents >= ENOUGH][:SHOWN]
     if not worst:
         return Text(f"No host has {ENOUGH} pages whose extractor says how much it kept.")
-    return Table(
+    return ReportTable(
         f"Share of the main content kept (extracted_share); the {len(worst):,} lowest medians of "
         f"hosts with {ENOUGH} pages or more. Below {FAR_BELOW} a host is warned of; "
         "tallies/hosts.parquet has all",

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from trainrig import figures
 from trainrig.corpus.dedup.signatures.minhash import MinHash, curve
 from trainrig.figures import C1, C2, MUTED
-from trainrig.report import Chart, Table, percent
+from trainrig.report import Chart, ReportTable, percent
 
 _HEIGHT = 200  # CSS pixels
 
@@ -24,7 +24,7 @@ def match_chart(settings: MinHash) -> Chart:
         caption=f"Computed, not counted: 1 - (1 - s^{settings.rows})^{settings.bands} for "
         f"{settings.bands} bands of {settings.rows} rows. What is compared falls only at a Jaccard "
         f"similarity of {settings.threshold:g} or more.",
-        table=Table(
+        table=ReportTable(
             "Probability that a pair is compared",
             ("Jaccard similarity", "probability"),
             tuple(

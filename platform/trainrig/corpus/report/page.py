@@ -16,13 +16,23 @@ from trainrig.corpus.report.differences import differences
 from trainrig.corpus.report.duplicate_samples import EXCERPT
 from trainrig.corpus.report.hosts import hosts_section, warning
 from trainrig.corpus.report.match_chart import match_chart
-from trainrig.corpus.report.tallies import BYTES_PER_TOKEN, Account, SampleRow
-from trainrig.report import Chart, Details, Group, Sample, Section, Table, Text, duration, percent
+from trainrig.corpus.report.tallies import BYTES_PER_TOKEN, CurationTallies, SampleRow
+from trainrig.report import (
+    Chart,
+    Details,
+    ReportTable,
+    SampleGroup,
+    Section,
+    Text,
+    TextSample,
+    duration,
+    percent,
+)
 from trainrig.report import short as shortened
 
 
 def curation_page(
-    account: Account,
+    summary: CurationTallies,
     counts: Mapping[str, Any],
     rules: Mapping[str, Sequence[Rule]],
     cost: Mapping[str, float],
@@ -36,43 +46,43 @@ def curation_page(
     documents that no rule drops.
     """
     seen = counts["documents_extracted"]
-    page = report.Page(
+    page = report.ReportPage(
         title="Curation",
-        verdict=_verdict(account, counts),
+        verdict=_verdict(summary, counts),
         figures=_key_figures(counts, cost),
         sections=(
-            Section("dropped", "What fell, and why", _dropped(account, seen)),
-            Section("sources", "By source and language", (_sources(account),)),
-            Section("signals", "Where the thresholds lie", _signals(account, rules)),
-            Section("samples", "What fell, to read", _samples(account)),
-            _copies(account, near),
+            Section("dropped", "What fell, and why", _dropped(summary, seen)),
+            Section("sources", "By source and language", (_sources(summary),)),
+            Section("signals", "Where the thresholds lie", _signals(summary, rules)),
+            Section("samples", "What fell, to read", _samples(summary)),
+            _copies(summary, near),
             *more,
-            hosts_section(account.hosts),
-            Section("quarantine", "What gave no document", (_quarantine(account),)),
+            hosts_section(summary.hosts),
+            Section("quarantine", "What gave no document", (_quarantine(summary),)),
         ),
         commands=(
-            report.Command(
+            report.PageCommand(
                 "trainrig curate RUN.toml --set …",
                 "Decide again by other thresholds",
             ),
-            report.Command("trainrig tokenizer RUN.toml", "Train a tokenizer on what was kept"),
+            report.PageCommand("trainrig tokenizer RUN.toml", "Train a tokenizer on what was kept"),
         ),
         provenance=provenance,
     )
     return page.html()
 
 
-def _verdict(account: Account, counts: Mapping[str, Any]) -> report.Verdict:
+def _verdict(summary: CurationTallies, counts: Mapping[str, Any]) -> report.Verdict:
     kept, came = counts["documents_kept"], counts["documents_in"]
-    idle = [step for step, (_, any_) in steps_in_all(account.steps).items() if not any_]
+    idle = [step for step, (_, any_) in steps_in_all(summary.steps).items() if not any_]
     warnings = []
     if idle:
         some = ", ".join(idle[:4]) + (", …" if len(idle) > 4 else "")
         rules = "1 rule" if len(idle) == 1 else f"{len(idle)} rules"
         warnings.append(f"{rules} would drop nothing: {some}.")
-    if thin := warning(account.hosts):
+    if thin := warning(summary.hosts):
         warnings.append(f"{thin[0].upper()}{thin[1:]}: see the part on extraction.")
-    lost = sum(row.records for row in account.quarantine)
+    lost = sum(row.records for row in summary.quarantine)
     if lost > came / 2:
         warnings.append(
             f"{percent(lost, came)} of the records gave no document: see the last part."
@@ -123,14 +133,14 @@ def _key_figures(
     )
 
 
-def _dropped(account: Account, seen: int) -> tuple[Chart | Text, ...]:
-    if not any(row.any_documents for row in account.steps):
+def _dropped(summary: CurationTallies, seen: int) -> tuple[Chart | Text, ...]:
+    if not any(row.any_documents for row in summary.steps):
         return (Text("Nothing: no rule was set, or no document breaks one."),)
-    return (steps_chart(account, seen),)
+    return (steps_chart(summary, seen),)
 
 
-def _sources(account: Account) -> Table:
-    return Table(
+def _sources(summary: CurationTallies) -> ReportTable:
+    return ReportTable(
         "Documents and bytes; tokens are estimated at "
         f"{BYTES_PER_TOKEN} bytes, which another language or vocabulary changes",
         (
@@ -154,53 +164,55 @@ def _sources(account: Account) -> Table:
                 row.kept_bytes,
                 round(row.kept_bytes / BYTES_PER_TOKEN),
             )
-            for row in sorted(account.sources, key=lambda row: (row.source, -row.seen_documents))
+            for row in sorted(summary.sources, key=lambda row: (row.source, -row.seen_documents))
         ),
     )
 
 
-def _signals(account: Account, rules: Mapping[str, Sequence[Rule]]) -> tuple[Details | Text, ...]:
-    charts = signal_charts(account, rules)
+def _signals(
+    summary: CurationTallies, rules: Mapping[str, Sequence[Rule]]
+) -> tuple[Details | Text, ...]:
+    charts = signal_charts(summary, rules)
     if not charts:
         return (Text("No rule bounds a number."),)
     return tuple(Details(chart.title, (chart,)) for chart in charts)
 
 
-def _samples(account: Account) -> tuple[Details | Text, ...]:
+def _samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
     by_step: dict[str, list[SampleRow]] = defaultdict(list)
-    for row in account.samples:
+    for row in summary.samples:
         by_step[row.step].append(row)
     if not by_step:
         return (Text("Nothing fell, or its texts were not kept (keep_dropped)."),)
     return tuple(
         Details(
             step,
-            (Group(tuple(Sample(row.url, row.text, row.language) for row in rows)),),
+            (SampleGroup(tuple(TextSample(row.url, row.text, row.language) for row in rows)),),
         )
         for step, rows in by_step.items()
     )
 
 
-def _copies(account: Account, near: MinHash) -> Section:
+def _copies(summary: CurationTallies, near: MinHash) -> Section:
     blocks: list[Chart | Details | Text] = [match_chart(near)]
-    if account.pairs:
+    if summary.pairs:
         blocks.append(Text("Near-duplicates beside what was kept, with what differs marked:"))
-    for row in account.pairs:
+    for row in summary.pairs:
         gone, stayed = differences(row.text, row.kept_text)
         if max(len(row.text), len(row.kept_text)) >= EXCERPT:  # where an excerpt ends is no finding
             gone, stayed = gone[:-1], stayed[:-1]
-        fell = Sample(row.url, row.text, "fell", gone)
-        kept = Sample(row.kept_url, row.kept_text, "was kept", stayed)
+        fell = TextSample(row.url, row.text, "fell", gone)
+        kept = TextSample(row.kept_url, row.kept_text, "was kept", stayed)
         title = f"{row.url}: {row.similarity:.3f} of all shingles in common"
-        blocks.append(Details(title, (Group((fell, kept)),)))
+        blocks.append(Details(title, (SampleGroup((fell, kept)),)))
     return Section("copies", "Near-duplicates", tuple(blocks))
 
 
-def _quarantine(account: Account) -> Table | Text:
-    if not account.quarantine:
+def _quarantine(summary: CurationTallies) -> ReportTable | Text:
+    if not summary.quarantine:
         return Text("Every record gave a document.")
-    return Table(
+    return ReportTable(
         "Records by the reason why they gave no document; quarantine/*.jsonl has each",
         ("reason", "records"),
-        tuple((row.reason, row.records) for row in account.quarantine),
+        tuple((row.reason, row.records) for row in summary.quarantine),
     )

@@ -9,11 +9,11 @@ from typing import Any
 
 from trainrig import manifest, storage
 from trainrig.corpus.decontaminate.page import contamination_section
-from trainrig.corpus.decontaminate.tallies import ContaminationAccount
-from trainrig.corpus.dedup.substrings import Passage
+from trainrig.corpus.decontaminate.tallies import ContaminationTallies
+from trainrig.corpus.dedup.substrings import RepeatedText
 from trainrig.corpus.report.tallies import TALLIES
 from trainrig.manifest import FileSum
-from trainrig.report import Details, Group, Sample, Section, Table, Text, percent
+from trainrig.report import Details, ReportTable, SampleGroup, Section, Text, TextSample, percent
 
 MOST = 10  # passages shown of a kind
 
@@ -46,12 +46,12 @@ class CutRow:
 
 
 @dataclass(frozen=True)
-class CutAccount:
+class RemovalCounts:
     """All that a report shows of it; empty where a run cuts nothing."""
 
     rows: tuple[CutRow, ...] = ()
-    passages: Mapping[str, Sequence[Passage]] = dataclasses.field(default_factory=dict)
-    contamination: ContaminationAccount | None = None
+    repeated_texts: Mapping[str, Sequence[RepeatedText]] = dataclasses.field(default_factory=dict)
+    contamination: ContaminationTallies | None = None
 
     def save(self, folder: str) -> dict[str, FileSum]:
         """Write it below `folder`, where there is anything; sums by the names below it."""
@@ -83,8 +83,8 @@ class CutAccount:
             found.append(contamination_section(self.contamination))
         return tuple(found)
 
-    def _blocks(self) -> tuple[Table | Details | Text, ...]:
-        table = Table(
+    def _blocks(self) -> tuple[ReportTable | Details | Text, ...]:
+        table = ReportTable(
             "Documents that reached each step, and what it took from them; the column `cut` of a "
             "kept document has it",
             ("step", "source", "documents", "cut", "unit", "size", "size cut", "of it"),
@@ -104,12 +104,12 @@ class CutAccount:
         )
         titles = {"frequent": "Passages cut most often", "long": "The longest passages cut"}
         return table, *(
-            Details(titles[kind], (Group(tuple(map(_shown, passages))),))
-            for kind, passages in self.passages.items()
-            if passages
+            Details(titles[kind], (SampleGroup(tuple(map(_shown, repeated_texts))),))
+            for kind, repeated_texts in self.repeated_texts.items()
+            if repeated_texts
         )
 
 
-def _shown(passage: Passage) -> Sample:
-    times = "once" if passage.copies == 1 else f"{passage.copies:,} times"
-    return Sample(f"{passage.length:,} bytes", passage.excerpt, f"cut {times}")
+def _shown(repeated_text: RepeatedText) -> TextSample:
+    times = "once" if repeated_text.copies == 1 else f"{repeated_text.copies:,} times"
+    return TextSample(f"{repeated_text.length:,} bytes", repeated_text.excerpt, f"cut {times}")

@@ -94,7 +94,7 @@ class PairRow:
 
 
 @dataclass(frozen=True)
-class Account:
+class CurationTallies:
     """All tables of one curation."""
 
     steps: tuple[StepRow, ...]
@@ -144,13 +144,13 @@ def _name_of(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
-def account(
+def tally_curation(
     rules: Mapping[str, Any],
     written: Mapping[str, Any],
     samples: Mapping[str, Sequence[Mapping[str, Any]]],
     pairs: Sequence[Mapping[str, Any]],
     integers: frozenset[str],
-) -> Account:
+) -> CurationTallies:
     """The account of a curation from the counts of its passes.
 
     Args:
@@ -161,7 +161,7 @@ def account(
         pairs: near-duplicates beside what was kept.
         integers: the signals whose histograms are cut as counts.
     """
-    return Account(
+    return CurationTallies(
         steps=tuple(_steps(rules["tally"], written["copies"])),
         sources=tuple(_sources(rules["tally"], written["kept"])),
         bins=tuple(_bins(rules["histograms"], integers)),

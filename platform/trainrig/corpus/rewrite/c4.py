@@ -20,7 +20,7 @@ from trainrig.config import Settings
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
 from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE, characters
 from trainrig.corpus.signals.text_arrays.phrases import (
     JAVASCRIPT,
@@ -85,7 +85,7 @@ class C4Lines(Settings):
         kept = left.codes_C.tobytes().decode("utf-32-le", "surrogatepass")
         return kept, dict(zip(self.columns, counts[:, 0].tolist(), strict=True))
 
-    def cut(self, batch: Batch) -> tuple[Batch, NDArray[np.int64]]:
+    def cut(self, batch: TextBatch) -> tuple[TextBatch, NDArray[np.int64]]:
         """The same of many texts, and the counts [columns, texts]."""
         reading = _READINGS[self.reading]
         rules = _Rules(
@@ -97,11 +97,11 @@ class C4Lines(Settings):
             reading.words_before_citations_are_cut,
             (JAVASCRIPT if self.javascript else 0) | (POLICY if self.policy else 0),
         )
-        kept = Batch(*map(np.empty_like, batch))
+        kept = TextBatch(*map(np.empty_like, batch))
         counts = np.zeros((len(self.columns), len(batch.starts_D1) - 1), np.int64)
         _cut(*batch, characters().lower, rules, *kept, counts)
         end = kept.starts_D1[-1]
-        return Batch(kept.codes_C[:end], kept.classes_C[:end], kept.starts_D1), counts
+        return TextBatch(kept.codes_C[:end], kept.classes_C[:end], kept.starts_D1), counts
 
 
 class _Rules(NamedTuple):

@@ -24,7 +24,7 @@ from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS, repetition_of
 from trainrig.corpus.signals.pieces import lines_and_paragraphs, repeated
 from trainrig.corpus.signals.shares import shares
 from trainrig.corpus.signals.stop_words import stop_words_in
-from trainrig.corpus.signals.text_arrays.batch import Batch, batch_of
+from trainrig.corpus.signals.text_arrays.batch import TextBatch, batch_of
 from trainrig.corpus.signals.text_arrays.words import words_of
 
 __all__ = ["SIGNALS", "measure"]
@@ -67,7 +67,7 @@ SIGNALS: dict[str, np.dtype[Any]] = {
 
 
 def measure(
-    texts: Sequence[str], languages: Sequence[str], batch: Batch | None = None
+    texts: Sequence[str], languages: Sequence[str], batch: TextBatch | None = None
 ) -> dict[str, NDArray[Any]]:
     """Every column of SIGNALS for `texts`, whose `languages` are ISO 639 codes or "".
 

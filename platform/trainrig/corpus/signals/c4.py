@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.c4_lines import line_at, without_citations, words_in
 from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import SPACE, characters
 from trainrig.corpus.signals.text_arrays.phrases import (
     JAVASCRIPT,
@@ -28,7 +28,7 @@ _MIN_WORDS, _MIN_WORDS_ANY_END = 5, 3  # of its authors' code, and of datatrove
 _END_MARKS = (0x2E, 0x3F, 0x21, 0x22)  # . ? ! "
 
 
-class C4(NamedTuple):
+class C4Counts(NamedTuple):
     """Counts for each text."""
 
     sentences: NDArray[np.int64]  # of lines that end as sentences do, of 5 words or more
@@ -36,11 +36,11 @@ class C4(NamedTuple):
     lorem_ipsum: NDArray[np.int64]  # lines that have it
 
 
-def c4_of(batch: Batch) -> C4:
+def c4_of(batch: TextBatch) -> C4Counts:
     """What the lines that C4 keeps have."""
-    found = np.zeros((len(C4._fields), len(batch.starts_D1) - 1), np.int64)
+    found = np.zeros((len(C4Counts._fields), len(batch.starts_D1) - 1), np.int64)
     _count(*batch, characters().lower, found)
-    return C4(*found)
+    return C4Counts(*found)
 
 
 @compiled

@@ -15,7 +15,7 @@ _EDIT, _NEEDED = (np.array([*map(ord, each)]) for each in ("[edit]", "[citation 
 _ZEROS = np.array([*map(ord, re.findall(r"\d", "".join(map(chr, range(0x20000)))))][::10])
 
 
-class Line(NamedTuple):
+class C4Line(NamedTuple):
     """A line, as `str.splitlines` cuts them, without the white space around it."""
 
     start: int
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 @compiled
 def line_at(
     codes: NDArray[np.uint32], classes: NDArray[np.uint16], place: int, end_of_text: int
-) -> Line:
+) -> C4Line:
     """The line that begins at `place`."""
     start, end, words, longest = place, place, 0, 0
     may_cite, has_curly_bracket = False, False
@@ -53,7 +53,7 @@ def line_at(
     after = place + 1
     if after < end_of_text and codes[place] == _RETURN and codes[after] == _NEW_LINE:
         after += 1
-    return Line(start, end, words, longest, may_cite, has_curly_bracket, after)
+    return C4Line(start, end, words, longest, may_cite, has_curly_bracket, after)
 
 
 @compiled

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.pieces import Pieces
-from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import BULLET, DASH, SPACE, TERMINAL
 
 SHORT_LINE = 30  # characters; of FineWeb (Penedo et al. 2024, arXiv:2406.17557, section 3.6)
@@ -23,7 +23,7 @@ class LineEnds(NamedTuple):
     short: NDArray[np.int64]  # of at most SHORT_LINE characters
 
 
-def line_ends_of(batch: Batch, lines: Pieces) -> LineEnds:
+def line_ends_of(batch: TextBatch, lines: Pieces) -> LineEnds:
     """The kinds of lines of each text."""
     found = np.zeros((len(LineEnds._fields), len(batch.starts_D1) - 1), np.int64)
     _count(batch.codes_C, batch.classes_C, *lines, found)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import SYMBOL
 
 _NEW_LINE, _HASH, _FULL_STOP, _CURLY_BRACKET, _ELLIPSIS = 0x0A, 0x23, 0x2E, 0x7B, 0x2026
@@ -22,7 +22,7 @@ class Marks(NamedTuple):
     curly_brackets: NDArray[np.int64]  # "{"
 
 
-def marks_of(batch: Batch) -> Marks:
+def marks_of(batch: TextBatch) -> Marks:
     """The signs of each text."""
     found = np.zeros((len(Marks._fields), len(batch.starts_D1) - 1), np.int64)
     _count(*batch, found)

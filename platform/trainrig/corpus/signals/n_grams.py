@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.text_arrays.hashing import count_again, mixed, seen_table, table_size
-from trainrig.corpus.signals.text_arrays.words import Words
+from trainrig.corpus.signals.text_arrays.words import BatchWords
 
 TOPS = (2, 3, 4)
 DUPLICATES = (5, 6, 7, 8, 9, 10)
@@ -25,7 +25,7 @@ class Repetition(NamedTuple):
     duplicates: NDArray[np.int64]  # [D, 6] inside n-grams that came before, n = 5 to 10
 
 
-def repetition_of(words: Words) -> Repetition:
+def repetition_of(words: BatchWords) -> Repetition:
     """What each text repeats.
 
     Of equally frequent n-grams the longest is the top one; one that occurs once is none.

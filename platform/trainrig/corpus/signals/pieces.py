@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import SPACE
 from trainrig.corpus.signals.text_arrays.hashing import count_again, hash_of, seen_table, table_size
 
@@ -25,7 +25,7 @@ class Pieces(NamedTuple):
     firsts_D1: NDArray[np.int64]  # [D + 1] the first of each text; the last is P
 
 
-class Repeated(NamedTuple):
+class RepeatedPieces(NamedTuple):
     """Counts for each text."""
 
     pieces: NDArray[np.int64]
@@ -35,7 +35,7 @@ class Repeated(NamedTuple):
     longest_run: NDArray[np.int64]  # of pieces equal to the one before
 
 
-def lines_and_paragraphs(batch: Batch) -> tuple[Pieces, Pieces]:
+def lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
     """The lines and the paragraphs of each text."""
     room = len(batch.codes_C) // 2 + len(batch.starts_D1)  # a character and a new line each
     starts, ends = np.empty((2, room), np.int64), np.empty((2, room), np.int64)
@@ -48,13 +48,13 @@ def lines_and_paragraphs(batch: Batch) -> tuple[Pieces, Pieces]:
     return lines, paragraphs
 
 
-def repeated(batch: Batch, pieces: Pieces) -> Repeated:
+def repeated(batch: TextBatch, pieces: Pieces) -> RepeatedPieces:
     """How often pieces repeat an earlier one of the same text."""
     texts = len(batch.starts_D1) - 1
-    found = np.zeros((len(Repeated._fields), texts), np.int64)
+    found = np.zeros((len(RepeatedPieces._fields), texts), np.int64)
     table = seen_table(int(np.diff(pieces.firsts_D1).max(initial=0)))
     _repeated(batch.codes_C, *pieces, *table, found)
-    return Repeated(*found)
+    return RepeatedPieces(*found)
 
 
 @compiled

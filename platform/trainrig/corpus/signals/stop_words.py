@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.text_arrays.batch import batch_of
 from trainrig.corpus.signals.text_arrays.hashing import mixed, table_size
-from trainrig.corpus.signals.text_arrays.words import Words, words_of
+from trainrig.corpus.signals.text_arrays.words import BatchWords, words_of
 
 STOP_WORDS: dict[str, tuple[str, ...]] = {
     "ar": ("في", "من", "على", "إلى", "أن", "التي", "عن", "مع"),
@@ -64,7 +64,7 @@ class _Table(NamedTuple):
     numbers: NDArray[np.int64]
 
 
-def stop_words_in(words: Words, languages: Sequence[str]) -> NDArray[np.int64]:
+def stop_words_in(words: BatchWords, languages: Sequence[str]) -> NDArray[np.int64]:
     """How many different stop words of its language each text has; 0 where there is no list."""
     numbers = {language: number for number, language in enumerate(STOP_WORDS)}
     known = np.fromiter((numbers.get(each, -1) for each in languages), np.int64, len(languages))

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.corpus.files.arrays import load_arrays, save_arrays
-from trainrig.corpus.files.measured_documents import Pool
-from trainrig.corpus.filters.percentile_threshold import CutOff
+from trainrig.corpus.files.measured_documents import MeasuredDocuments
+from trainrig.corpus.filters.percentile_threshold import PercentileThreshold
 from trainrig.corpus.filters.rule_verdicts import (
-    Cuts,
     Rule,
+    Thresholds,
     columns_of,
     decide,
     histograms,
@@ -26,22 +26,24 @@ from trainrig.corpus.filters.rule_verdicts import (
 from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.models.perplexity import cutoffs
 from trainrig.corpus.row_schema import pool_schema
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
 
-Place = Callable[..., str]
+PathBuilder = Callable[..., str]
 """The location of a file of this decision, by the names of its folders and its own."""
 
 
-def rules_for(run: Curation, source: Source) -> tuple[Rule, ...]:
+def rules_for(run: Curation, source: CurationSource) -> tuple[Rule, ...]:
     """What the documents of `source` are held to, in order."""
     return rules_of((*source.filters, run.pii))
 
 
-def cuts_of(run: Curation, pool: Pool, splits: Sequence[Split]) -> dict[str, Cuts]:
+def find_thresholds(
+    run: Curation, pool: MeasuredDocuments, splits: Sequence[Split]
+) -> dict[str, Thresholds]:
     """Source → where the cuts fall that its documents themselves set; reads those columns alone."""
-    found: dict[str, Cuts] = {}
+    found: dict[str, Thresholds] = {}
     for index, source in enumerate(run.sources):
         rules = unplaced(rules_for(run, source))
         if rules:
@@ -55,15 +57,15 @@ def cuts_of(run: Curation, pool: Pool, splits: Sequence[Split]) -> dict[str, Cut
             table = _together(run, names, chunks)
             columns = {name: as_numpy(table[name]) for name in names}
             found[source.name] = {
-                rule.name: rule.limit.place(columns)
+                rule.name: rule.limit.resolve(columns)
                 for rule in rules
-                if isinstance(rule.limit, CutOff)
+                if isinstance(rule.limit, PercentileThreshold)
             }
     return found
 
 
-def bucket_cuts_of(
-    run: Curation, pool: Pool, splits: Sequence[Split]
+def find_bucket_thresholds(
+    run: Curation, pool: MeasuredDocuments, splits: Sequence[Split]
 ) -> dict[str, tuple[float, float]]:
     """Language → where head and middle end, over the documents of all sources."""
     if run.buckets is None:
@@ -76,18 +78,18 @@ def bucket_cuts_of(
     return cutoffs(values, languages, run.buckets.shares)
 
 
-def judging(run: Curation, pool: Pool, place: Place) -> Work:
+def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBuilder) -> Work:
     """The work of the pass: which rule each document breaks first, and the tallies."""
-    cuts = json.loads(storage.read(place("cuts.json")))
+    thresholds = json.loads(storage.read(path_of("cuts.json")))
 
     def judge(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         source = run.sources[task["source"]]
-        rules = placed(rules_for(run, source), cuts.get(source.name, {}))
+        rules = placed(rules_for(run, source), thresholds.get(source.name, {}))
         names = columns_of(rules)
         table = _together(run, names, pool.chunks(task["name"], names))
         columns = {name: as_numpy(table[name]) for name in names}
         verdicts = decide(rules, columns, len(table))
-        save_arrays(place("verdicts", f"{task['name']}.npz"), {"first": verdicts.first})
+        save_arrays(path_of("verdicts", f"{task['name']}.npz"), {"first": verdicts.first})
         by_source = {source.name: tally(verdicts, columns)}
         return {"tally": by_source, "histograms": {source.name: histograms(verdicts, columns)}}, {}
 
@@ -107,16 +109,16 @@ def as_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
     return column.to_numpy()  # type: ignore[no-any-return]
 
 
-def first_broken(place: Place, split: str) -> NDArray[np.int64]:
+def read_first_broken(path_of: PathBuilder, split: str) -> NDArray[np.int64]:
     """[documents of the split] the index of the first rule broken, or -1."""
-    return load_arrays(place("verdicts", f"{split}.npz"))["first"]
+    return load_arrays(path_of("verdicts", f"{split}.npz"))["first"]
 
 
-def judged(
-    pool: Pool, place: Place, split: str, columns: Sequence[str]
+def read_verdicts(
+    pool: MeasuredDocuments, path_of: PathBuilder, split: str, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
     """The rows of a split, chunk by chunk, each with the first rules that they break."""
-    first, at = first_broken(place, split), 0
+    first, at = read_first_broken(path_of, split), 0
     for rows in pool.chunks(split, columns):
         yield rows, first[at : at + len(rows)]
         at += len(rows)

@@ -15,33 +15,33 @@ from trainrig.corpus.datatrove_signals import measure_datatrove
 from trainrig.corpus.document import document_id
 from trainrig.corpus.extract import Extracted, NotExtracted
 from trainrig.corpus.language import identify_all
-from trainrig.corpus.read import Page
-from trainrig.corpus.rewrite.pii import PII, Span, mask
+from trainrig.corpus.read import RawPage
+from trainrig.corpus.rewrite.pii import PII, MaskedSpan, mask
 from trainrig.corpus.row_schema import pool_schema
-from trainrig.corpus.run_file import Curation, Source
+from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.signals import measure
 from trainrig.corpus.signals.text_arrays.batch import batch_of
 from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPages:
     """What pages gave: rows, and why some gave none."""
 
     rows: pa.Table  # by `pool_schema`
     quarantined: dict[int, dict[str, str]]  # by number: "where", "reason"
 
 
-Extract = Callable[[Iterable[Page]], Iterable[Extracted | NotExtracted]]
+Extract = Callable[[Iterable[RawPage]], Iterable[Extracted | NotExtracted]]
 """What makes texts of pages, one outcome for each, in order."""
 
 
 def measured(
-    run: Curation, source: Source, pages: Sequence[tuple[int, Page]], extract: Extract
-) -> Measured:
+    run: Curation, source: CurationSource, pages: Sequence[tuple[int, RawPage]], extract: Extract
+) -> MeasuredPages:
     """The rows of `pages`, each with its number, in their order."""
     numbers: list[int] = []
-    taken: list[tuple[Page, Extracted]] = []
+    taken: list[tuple[RawPage, Extracted]] = []
     quarantined = {}
     outcomes = extract([page for _, page in pages])
     for (number, page), extracted in zip(pages, outcomes, strict=True):
@@ -81,7 +81,7 @@ def measured(
     columns |= {name: counts.get(name) for name in schema.names if name not in columns}
     nothing = [None] * len(taken)
     columns = {name: nothing if values is None else values for name, values in columns.items()}
-    return Measured(pa.table(columns, schema), quarantined)
+    return MeasuredPages(pa.table(columns, schema), quarantined)
 
 
 @functools.lru_cache(maxsize=1)
@@ -90,7 +90,9 @@ def _url_signals(lists: UrlLists) -> UrlSignals:
     return UrlSignals(lists)
 
 
-def _rewritten(source: Source, texts: Sequence[str]) -> tuple[list[str], dict[str, list[int]]]:
+def _rewritten(
+    source: CurationSource, texts: Sequence[str]
+) -> tuple[list[str], dict[str, list[int]]]:
     """The texts after all rewrites of `source`, and what those changed, by column."""
     counts: dict[str, list[int]] = {}
     if not source.rewrites:
@@ -103,7 +105,7 @@ def _rewritten(source: Source, texts: Sequence[str]) -> tuple[list[str], dict[st
     return list(texts), counts
 
 
-def _metadata(page: Page, extracted: Extracted, pii: PII) -> str:
+def _metadata(page: RawPage, extracted: Extracted, pii: PII) -> str:
     """What the page and its file say beside the text, as a JSON object."""
     said = {
         **page.metadata,
@@ -116,7 +118,7 @@ def _metadata(page: Page, extracted: Extracted, pii: PII) -> str:
     return json.dumps(told, ensure_ascii=False)
 
 
-def _places(spans: Sequence[Span]) -> list[dict[str, Any]]:
+def _places(spans: Sequence[MaskedSpan]) -> list[dict[str, Any]]:
     return [{"kind": span.kind, "start": span.start, "length": span.length} for span in spans]
 
 

@@ -21,15 +21,15 @@ import pyarrow.parquet as pq
 from trainrig import manifest, storage
 from trainrig.config import identity
 from trainrig.corpus.dedup.decisions.documents import COPIES, Documents
-from trainrig.corpus.dedup.decisions.keep import Measured
-from trainrig.corpus.dedup.pairs.document_reference import Shelf, id_texts, id_words
+from trainrig.corpus.dedup.decisions.keep import KeepFeatures
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, id_texts, id_words
 from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
-from trainrig.corpus.dedup.passes import Search, revoked_file
-from trainrig.corpus.dedup.search import Found
+from trainrig.corpus.dedup.passes import DuplicateSearch, revoked_file
+from trainrig.corpus.dedup.search import DuplicatesFound
 from trainrig.corpus.dedup.signatures.sign_split import Signatures
 from trainrig.corpus.files.arrays import load_arrays
 from trainrig.corpus.run_file import Curation
-from trainrig.corpus.stages.apply_rules import Place, as_numpy
+from trainrig.corpus.stages.apply_rules import PathBuilder, as_numpy
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.splits import Phase, Split
@@ -83,7 +83,7 @@ def save_documents(
 
     Returns: counts, and the bytes of files by which a torn one is known.
     """
-    measured = Measured(
+    measured = KeepFeatures(
         signatures.characters,
         signatures.digests,
         run.sources[source].name,
@@ -129,25 +129,27 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
                 break
 
 
-def search_for(run: Curation, shelves: Sequence[Shelf], place: Place, bands: int) -> Search:
+def search_for(
+    run: Curation, split_indexes: Sequence[SplitIndex], path_of: PathBuilder, bands: int
+) -> DuplicateSearch:
     """The search that `run` asks for, cut so that it stays within its memory; which is said."""
-    cut = plan(shelves, bands, run.memory * MIB)
+    cut = plan(split_indexes, bands, run.memory * MIB)
     log.info(
         "%s: copies are looked for among %s documents, in %s and %s; a worker takes %s MiB at most",
         run.output,
-        f"{sum(shelf.count for shelf in shelves):,}",
-        f"{len(cut.stretches):,} {'stretch' if len(cut.stretches) == 1 else 'stretches'}",
+        f"{sum(split_index.count for split_index in split_indexes):,}",
+        f"{len(cut.partitions):,} {'stretch' if len(cut.partitions) == 1 else 'stretches'}",
         f"{cut.parts:,} {'part' if cut.parts == 1 else 'parts'}",
         f"{-(-cut.bytes // MIB):,}",
     )
-    return Search(
-        tuple(shelves),
+    return DuplicateSearch(
+        tuple(split_indexes),
         cut,
         run.near_duplicates,
         run.verification,
         run.keep_rule,
         run.url_duplicates,
-        place,
+        path_of,
     )
 
 
@@ -192,20 +194,24 @@ def known_splits(run: Curation) -> Mapping[str, tuple[int, int]]:
     return index["splits"]  # type: ignore[no-any-return]
 
 
-def with_known_pairs(run: Curation, found: Found) -> Found:
+def with_known_pairs(run: Curation, found: DuplicatesFound) -> DuplicatesFound:
     """`found`, and how many pairs were compared and kept when such an output's were."""
     pairs: dict[str, int] = json.loads(storage.read(storage.join(run.output, INDEX)))["pairs"]
     return dataclasses.replace(found, candidates=pairs["candidates"], evidence=pairs["evidence"])
 
 
-def write_index(run: Curation, folder: str, search: Search, found: Found) -> dict[str, FileSum]:
+def write_index(
+    run: Curation, folder: str, search: DuplicateSearch, found: DuplicatesFound
+) -> dict[str, FileSum]:
     """Write what the copies of an output were found by, and which of earlier ones would fall."""
-    own = [shelf for shelf in search.shelves if not shelf.earlier]
+    own = [split_index for split_index in search.split_indexes if not split_index.earlier]
     index = {
         "format": FORMAT,
         "made_with": _of_signatures(run),
         "signed": _signed(run),
-        "splits": {shelf.name: [shelf.count, shelf.shingles] for shelf in own},
+        "splits": {
+            split_index.name: [split_index.count, split_index.shingles] for split_index in own
+        },
         "pairs": {"candidates": found.candidates, "evidence": found.evidence},
     }
     storage.write(storage.join(folder, INDEX), json.dumps(index, indent=1).encode())
@@ -216,12 +222,17 @@ def write_index(run: Curation, folder: str, search: Search, found: Found) -> dic
     return {name: manifest.file_sum(storage.join(folder, name)) for name in names}
 
 
-def keep_files(run: Curation, shelf: Shelf, place: Place, folder: str) -> dict[str, str]:
+def keep_files(
+    run: Curation, split_index: SplitIndex, path_of: PathBuilder, folder: str
+) -> dict[str, str]:
     """Copy what is kept of a split into the output; name below the output → path."""
-    sources = {"documents": place("settled", f"{shelf.name}.npz"), "pairs": shelf.pairs}
+    sources = {
+        "documents": path_of("decided", f"{split_index.name}.npz"),
+        "pairs": split_index.pairs,
+    }
     if run.index:
-        sources["signatures"] = shelf.signatures
-    targets = paths_of(storage.join(folder, FOLDER), shelf.name)
+        sources["signatures"] = split_index.signatures
+    targets = paths_of(storage.join(folder, FOLDER), split_index.name)
     files = {}
     for part, source in sources.items():
         with storage.atomic_file(targets[part]) as temporary:
@@ -246,15 +257,17 @@ def check_earlier(run: Curation) -> dict[str, str]:
     return found
 
 
-def earlier_shelves(run: Curation) -> list[Shelf]:
+def earlier_split_indexes(run: Curation) -> list[SplitIndex]:
     """The documents of the outputs that `run` is held to."""
-    shelves = []
+    split_indexes = []
     for crawl, path in enumerate(run.against):
         splits = _index_of(run, path, manifest.read_manifest(path))["splits"]
         for name, (count, shingles) in sorted(splits.items()):
             paths = paths_of(storage.join(path, FOLDER), name)
-            shelves.append(Shelf(name, crawl, True, **paths, count=count, shingles=shingles))
-    return shelves
+            split_indexes.append(
+                SplitIndex(name, crawl, True, **paths, count=count, shingles=shingles)
+            )
+    return split_indexes
 
 
 def _index_of(run: Curation, path: str, made: Manifest) -> Mapping[str, Any]:
@@ -279,15 +292,15 @@ def _index_of(run: Curation, path: str, made: Manifest) -> Mapping[str, Any]:
     return index
 
 
-def _write_revoked(run: Curation, path: str, search: Search) -> None:
+def _write_revoked(run: Curation, path: str, search: DuplicateSearch) -> None:
     tables = [_REVOKED.empty_table()]
-    for number, shelf in enumerate(search.shelves):
-        if shelf.earlier:
+    for number, split_index in enumerate(search.split_indexes):
+        if split_index.earlier:
             found = load_arrays(revoked_file(search, number))
             tables.append(
                 pa.table(
                     {
-                        "against": np.full(len(found["ids"]), shelf.crawl),
+                        "against": np.full(len(found["ids"]), split_index.crawl),
                         "id": id_texts(found["ids"]),
                         "dropped_by": [COPIES[kind - 1] for kind in found["kinds"].tolist()],
                         "duplicate_of": id_texts(found["repeated"]),

@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 
 from trainrig import storage
 from trainrig.corpus.extract import Extracted, NotExtracted
-from trainrig.corpus.extract.guard import Cause, Guard, Victim
+from trainrig.corpus.extract.guard import Cause, FailedPage, Guard
 from trainrig.corpus.files.measured_documents import Parts
 from trainrig.corpus.files.row_files import writing
-from trainrig.corpus.read import Page, Unreadable, from_json, read
+from trainrig.corpus.read import RawPage, Unreadable, from_json, read
 from trainrig.corpus.row_schema import pool_schema
-from trainrig.corpus.run_file import Curation, Source
-from trainrig.corpus.stages.measure_signals import Extract, Measured, measured
+from trainrig.corpus.run_file import Curation, CurationSource
+from trainrig.corpus.stages.measure_signals import Extract, MeasuredPages, measured
 from trainrig.manifest import SCRATCH, FileSum
 from trainrig.splits import Work
 
@@ -35,7 +35,7 @@ PART_BYTES = 64 * 2**20  # of pages' bodies
 CAUSES = frozenset(get_args(Cause))
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of getrusage's maximum
 
-Record = Page | Unreadable
+Record = RawPage | Unreadable
 
 
 def reading(run: Curation) -> Work:
@@ -60,7 +60,7 @@ def reading(run: Curation) -> Work:
             documents += _rows_in(files.page_file(name, parts))
             reasons.update(_reasons_in(files.quarantine_file(name, parts)))
             parts, first = parts + 1, first + len(part)
-            size += sum(len(record.body) for record in part if isinstance(record, Page))
+            size += sum(len(record.body) for record in part if isinstance(record, RawPage))
         ended = time.process_time() + extractors.cpu_seconds
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
         cost = {"cpu_seconds": ended - began, "page_bytes": size}
@@ -76,7 +76,7 @@ def cut(records: Iterable[Record]) -> Iterator[list[Record]]:
     size = 0
     for record in records:
         part.append(record)
-        size += len(record.body) if isinstance(record, Page) else 0
+        size += len(record.body) if isinstance(record, RawPage) else 0
         if len(part) == PART or size >= PART_BYTES:
             yield part
             part, size = [], 0
@@ -95,10 +95,10 @@ class _Extractors:
         self._guards: dict[str, Guard] = {}
         weakref.finalize(self, _close, self._guards)
 
-    def of(self, source: Source) -> Extract:
+    def of(self, source: CurationSource) -> Extract:
         """What extracts the pages of `source`."""
 
-        def extract(pages: Iterable[Page]) -> Iterator[Extracted | NotExtracted]:
+        def extract(pages: Iterable[RawPage]) -> Iterator[Extracted | NotExtracted]:
             for outcome in guard.extract(pages):
                 if isinstance(outcome, NotExtracted) and outcome.reason in CAUSES:
                     self._write_down(guard.victims)
@@ -114,16 +114,16 @@ class _Extractors:
         """Of all children that are alive."""
         return sum(guard.cpu_seconds for guard in self._guards.values())
 
-    def _known(self) -> list[Victim]:
+    def _known(self) -> list[FailedPage]:
         paths = storage.list_files(self._folder, ".json")
-        return [Victim(**json.loads(storage.read(path))) for path in paths]
+        return [FailedPage(**json.loads(storage.read(path))) for path in paths]
 
-    def _write_down(self, victims: Iterable[Victim]) -> None:
-        for victim in victims:
-            name = hashlib.sha256(f"{victim.url}\n{victim.sha256}".encode()).hexdigest()
+    def _write_down(self, victims: Iterable[FailedPage]) -> None:
+        for failed_page in victims:
+            name = hashlib.sha256(f"{failed_page.url}\n{failed_page.sha256}".encode()).hexdigest()
             path = storage.join(self._folder, f"{name}.json")
             if not storage.exists(path):
-                storage.write(path, json.dumps(dataclasses.asdict(victim)).encode())
+                storage.write(path, json.dumps(dataclasses.asdict(failed_page)).encode())
 
 
 def _close(guards: Mapping[str, Guard]) -> None:
@@ -132,17 +132,17 @@ def _close(guards: Mapping[str, Guard]) -> None:
 
 
 def _measured(
-    run: Curation, source: Source, part: list[Record], first: int, extract: Extract
-) -> Measured:
+    run: Curation, source: CurationSource, part: list[Record], first: int, extract: Extract
+) -> MeasuredPages:
     """What `part` gives; its records are numbered from `first`, the reasons stay in their order."""
-    pages = [(first + n, record) for n, record in enumerate(part) if isinstance(record, Page)]
+    pages = [(first + n, record) for n, record in enumerate(part) if isinstance(record, RawPage)]
     found = measured(run, source, pages, extract)
     unreadable = {
         first + n: {"where": record.where, "reason": record.reason}
         for n, record in enumerate(part)
         if isinstance(record, Unreadable)
     }
-    return Measured(found.rows, dict(sorted((found.quarantined | unreadable).items())))
+    return MeasuredPages(found.rows, dict(sorted((found.quarantined | unreadable).items())))
 
 
 def _rows_in(path: str) -> int:

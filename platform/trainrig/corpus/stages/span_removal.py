@@ -34,13 +34,13 @@ from trainrig.corpus.decontaminate import (
     merge,
 )
 from trainrig.corpus.decontaminate.tallies import (
-    ContaminationAccount,
-    SampleRow,
-    account,
+    ContaminatedSample,
+    ContaminationTallies,
     lowest,
     sample,
+    tally_contamination,
 )
-from trainrig.corpus.dedup.decisions.documents import KEPT, Documents, Fates
+from trainrig.corpus.dedup.decisions.documents import KEPT, DedupDecisions, Documents
 from trainrig.corpus.dedup.decisions.keep import KeepRule
 from trainrig.corpus.dedup.lines import (
     COMMON_LINES,
@@ -50,27 +50,27 @@ from trainrig.corpus.dedup.lines import (
     cut_lines,
 )
 from trainrig.corpus.dedup.lines import ranges_for as ranges_for_lines
-from trainrig.corpus.dedup.pairs.document_reference import Shelf
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
 from trainrig.corpus.dedup.pairs.partition_plan import MIB
-from trainrig.corpus.dedup.span_file import Spans, save_spans
+from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
 from trainrig.corpus.dedup.substrings import (
     EXACT_SUBSTRINGS,
     ExactSubstrings,
-    Passage,
+    RepeatedText,
     count_anchors,
     cut_substrings,
     find_repeats,
     gather_pieces,
     partitions_for,
+    read_repeated_texts,
     repeated_anchors,
-    told_passages,
 )
 from trainrig.corpus.dedup.substrings import ranges_for as ranges_for_anchors
 from trainrig.corpus.files.arrays import save_arrays
-from trainrig.corpus.report.removal_counts import MOST, CutAccount, CutRow
+from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
 from trainrig.corpus.run_file import Curation
-from trainrig.corpus.stages.apply_rules import Place
-from trainrig.corpus.stages.surviving_documents import Staying, cut_steps
+from trainrig.corpus.stages.apply_rules import PathBuilder
+from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, cut_steps
 from trainrig.manifest import FileSum
 from trainrig.splits import Phase, Split, Work, total
 
@@ -96,32 +96,34 @@ def cut_passes(run: Curation) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Cutting:
+class SpanRemoval:
     """All passes of one run."""
 
     run: Curation
-    staying: Staying
+    surviving: SurvivingDocuments
     splits: Sequence[Split]
     do: Do
 
     @property
-    def place(self) -> Place:
+    def path_of(self) -> PathBuilder:
         """The location of a file of this decision."""
-        return self.staying.place
+        return self.surviving.path_of
 
-    def cut(self, shelves: Sequence[Shelf]) -> CutAccount:
+    def cut(self, split_indexes: Sequence[SplitIndex]) -> RemovalCounts:
         """Do them; what they did."""
         run, found = self.run, dict[str, dict[str, Any]]()
-        passages: Mapping[str, Sequence[Passage]] = {}
+        repeated_texts: Mapping[str, Sequence[RepeatedText]] = {}
         contamination = None
         if run.common_lines or run.exact_substrings:
-            work = functools.partial(_numbering, shelves, run.keep_rule, self.place)
+            work = functools.partial(_numbering, split_indexes, run.keep_rule, self.path_of)
             self.do("numbers", work, [Split("all", {})])
         if run.common_lines:
             found[COMMON_LINES] = self._lines(run.common_lines)
         if run.exact_substrings:
             found[EXACT_SUBSTRINGS] = self._substrings(run.exact_substrings)
-            passages = told_passages(self._files("passages", "keys"), MOST, run.memory * MIB)
+            repeated_texts = read_repeated_texts(
+                self._files("passages", "keys"), MOST, run.memory * MIB
+            )
         if run.decontamination:
             found[CONTAMINATED] = self._benchmarks(run.decontamination)
             contamination = self._contamination(total(found[CONTAMINATED].values()))
@@ -136,158 +138,171 @@ class Cutting:
             for step, counts in found.items()
             for number, source in enumerate(run.sources)
         ]
-        return CutAccount(tuple(rows), passages, contamination)
+        return RemovalCounts(tuple(rows), repeated_texts, contamination)
 
-    def _contamination(self, counts: Mapping[str, Any]) -> ContaminationAccount:
+    def _contamination(self, counts: Mapping[str, Any]) -> ContaminationTallies:
         samples = [
-            SampleRow(**row)
+            ContaminatedSample(**row)
             for path in self._files("touched", "json")
             for row in json.loads(storage.read(path))
         ]
-        index = Index.load(self.place(BENCHMARKS_INDEX))
-        return account(index, Totals.load(self.place(BENCHMARKS_TOTALS)), counts, samples)
+        index = Index.load(self.path_of(BENCHMARKS_INDEX))
+        return tally_contamination(
+            index, Totals.load(self.path_of(BENCHMARKS_TOTALS)), counts, samples
+        )
 
     def _lines(self, settings: CommonLines) -> dict[str, Any]:
         counted = self._each("line-keys", _line_keys, settings)
         parts = ranges_for_lines(total(counted.values())["distinct"], self.run.memory * MIB)
         keys = self._files("lines", "keys")
-        work = functools.partial(_common_lines, keys, parts, settings, self.place)
+        work = functools.partial(_common_lines, keys, parts, settings, self.path_of)
         self.do(f"common-lines-{parts}", work, _numbered(parts))
-        common = [self.place("common", f"{part:05d}.keys") for part in range(parts)]
+        common = [self.path_of("common", f"{part:05d}.keys") for part in range(parts)]
         return self._each("cut-lines", _cut_lines, settings, common)
 
     def _substrings(self, settings: ExactSubstrings) -> dict[str, Any]:
         counted = self._each("anchors", _anchors, settings)
         parts = ranges_for_anchors(total(counted.values())["distinct"], self.run.memory * MIB)
         keys = self._files("anchors", "keys")
-        work = functools.partial(_repeated, keys, parts, self.place)
+        work = functools.partial(_repeated, keys, parts, self.path_of)
         records = self.do(f"repeated-{parts}", work, _numbered(parts)).results(_numbered(parts))
         copies = total(record.counts for record in records)["copies"]
         partitions = partitions_for(copies, settings)
-        repeated = [self.place("repeated", f"{part:05d}.keys") for part in range(parts)]
+        repeated = [self.path_of("repeated", f"{part:05d}.keys") for part in range(parts)]
         self._each(f"pieces-{partitions}", _pieces, settings, repeated, partitions)
-        work = functools.partial(_repeats, self._files("pieces", "pieces"), settings, self.place)
+        work = functools.partial(_repeats, self._files("pieces", "pieces"), settings, self.path_of)
         self.do(f"repeats-{partitions}", work, _numbered(partitions))
-        repeats = [self.place("repeats", f"{part:05d}.spans") for part in range(partitions)]
+        repeats = [self.path_of("repeats", f"{part:05d}.spans") for part in range(partitions)]
         nth = {split.name: number for number, split in enumerate(self.splits)}
         return self._each("cut-substrings", _cut_substrings, repeats, nth)
 
     def _benchmarks(self, settings: Decontamination) -> dict[str, Any]:
-        index = self.place(BENCHMARKS_INDEX)
+        index = self.path_of(BENCHMARKS_INDEX)
         self.do("benchmarks", functools.partial(_indexing, settings, index), [Split("all", {})])
         self._each("matches", _matching, index)
-        paths, totals = self._files("matches", "npz"), self.place(BENCHMARKS_TOTALS)
+        paths, totals = self._files("matches", "npz"), self.path_of(BENCHMARKS_TOTALS)
         self.do("matched", functools.partial(_adding_up, index, paths, totals), [Split("all", {})])
         return self._each("decontaminate", _decontaminating, index, totals)
 
     def _each(self, name: str, make: Callable[..., Work], *more: Any) -> dict[str, Any]:
         """A pass over all splits; what it counted of each."""
-        phase = self.do(name, functools.partial(make, self.staying, *more), self.splits)
+        phase = self.do(name, functools.partial(make, self.surviving, *more), self.splits)
         return {record.name: record.counts for record in phase.results(self.splits)}
 
     def _files(self, folder: str, ending: str) -> list[str]:
-        return [self.place(folder, f"{split.name}.{ending}") for split in self.splits]
+        return [self.path_of(folder, f"{split.name}.{ending}") for split in self.splits]
 
 
 def _numbered(tasks: int) -> list[Split]:
     return [Split(f"{number:05d}", {"number": number}) for number in range(tasks)]
 
 
-def _numbering(shelves: Sequence[Shelf], rule: KeepRule, place: Place) -> Work:
+def _numbering(split_indexes: Sequence[SplitIndex], rule: KeepRule, path_of: PathBuilder) -> Work:
     """The place of each document that stays in the keep order; 40 bytes a document, here."""
 
     def number(task: Task) -> Done:
         ranks, ids, counts = [np.empty(0, np.uint64)], [np.empty((0, 2), np.uint64)], []
-        for shelf in shelves:
-            stays = Fates.load(place("settled", f"{shelf.name}.npz")).kinds == KEPT
-            documents = Documents.load(shelf, rule)
-            ranks.append(documents.ranks[stays])
-            ids.append(documents.ids[stays])
-            counts.append(int(stays.sum()))
+        for split_index in split_indexes:
+            survives = (
+                DedupDecisions.load(path_of("decided", f"{split_index.name}.npz")).kinds == KEPT
+            )
+            documents = Documents.load(split_index, rule)
+            ranks.append(documents.ranks[survives])
+            ids.append(documents.ids[survives])
+            counts.append(int(survives.sum()))
         first, second = np.concatenate(ids).T
         order = np.lexsort((second, first, np.concatenate(ranks)))
         numbers = np.empty(len(order), np.int64)
         numbers[order] = np.arange(len(order))
-        for shelf, own in zip(shelves, np.split(numbers, np.cumsum(counts)[:-1]), strict=True):
-            save_arrays(place("numbers", f"{shelf.name}.npz"), {"numbers": own})
+        for split_index, own in zip(
+            split_indexes, np.split(numbers, np.cumsum(counts)[:-1]), strict=True
+        ):
+            save_arrays(path_of("numbers", f"{split_index.name}.npz"), {"numbers": own})
         return {"documents": len(order)}, {}
 
     return number
 
 
-def _line_keys(staying: Staying, settings: CommonLines) -> Work:
+def _line_keys(surviving: SurvivingDocuments, settings: CommonLines) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
-        batches = staying.numbered(COMMON_LINES, name)
-        return count_lines(batches, settings, staying.place("lines", f"{name}.keys")), {}
+        batches = surviving.numbered(COMMON_LINES, name)
+        return count_lines(batches, settings, surviving.path_of("lines", f"{name}.keys")), {}
 
     return count
 
 
-def _common_lines(paths: Sequence[str], parts: int, settings: CommonLines, place: Place) -> Work:
+def _common_lines(
+    paths: Sequence[str], parts: int, settings: CommonLines, path_of: PathBuilder
+) -> Work:
     def find(task: Task) -> Done:
         part = task["number"]
-        return common_lines(paths, part, parts, settings, place("common", f"{part:05d}.keys")), {}
+        return common_lines(paths, part, parts, settings, path_of("common", f"{part:05d}.keys")), {}
 
     return find
 
 
-def _cut_lines(staying: Staying, settings: CommonLines, common: Sequence[str]) -> Work:
+def _cut_lines(surviving: SurvivingDocuments, settings: CommonLines, common: Sequence[str]) -> Work:
     def cut_split(task: Task) -> Done:
         name = task["name"]
-        batches = staying.numbered(COMMON_LINES, name)
-        path = staying.cuts_file(COMMON_LINES, name)
+        batches = surviving.numbered(COMMON_LINES, name)
+        path = surviving.spans_file(COMMON_LINES, name)
         return cut_lines(batches, common, settings, path), {}
 
     return cut_split
 
 
-def _anchors(staying: Staying, settings: ExactSubstrings) -> Work:
+def _anchors(surviving: SurvivingDocuments, settings: ExactSubstrings) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
-        batches = staying.texts(EXACT_SUBSTRINGS, name)
-        return count_anchors(batches, settings, staying.place("anchors", f"{name}.keys")), {}
+        batches = surviving.texts(EXACT_SUBSTRINGS, name)
+        return count_anchors(batches, settings, surviving.path_of("anchors", f"{name}.keys")), {}
 
     return count
 
 
-def _repeated(paths: Sequence[str], parts: int, place: Place) -> Work:
+def _repeated(paths: Sequence[str], parts: int, path_of: PathBuilder) -> Work:
     def find(task: Task) -> Done:
         part = task["number"]
-        return repeated_anchors(paths, part, parts, place("repeated", f"{part:05d}.keys")), {}
+        return repeated_anchors(paths, part, parts, path_of("repeated", f"{part:05d}.keys")), {}
 
     return find
 
 
 def _pieces(
-    staying: Staying, settings: ExactSubstrings, repeated: Sequence[str], partitions: int
+    surviving: SurvivingDocuments,
+    settings: ExactSubstrings,
+    repeated: Sequence[str],
+    partitions: int,
 ) -> Work:
     def gather(task: Task) -> Done:
         name = task["name"]
-        batches = staying.numbered(EXACT_SUBSTRINGS, name)
-        path = staying.place("pieces", f"{name}.pieces")
+        batches = surviving.numbered(EXACT_SUBSTRINGS, name)
+        path = surviving.path_of("pieces", f"{name}.pieces")
         return gather_pieces(batches, repeated, partitions, settings, path), {}
 
     return gather
 
 
-def _repeats(pieces: Sequence[str], settings: ExactSubstrings, place: Place) -> Work:
+def _repeats(pieces: Sequence[str], settings: ExactSubstrings, path_of: PathBuilder) -> Work:
     def find(task: Task) -> Done:
         part = task["number"]
-        return find_repeats(pieces, part, settings, place("repeats", f"{part:05d}.spans")), {}
+        return find_repeats(pieces, part, settings, path_of("repeats", f"{part:05d}.spans")), {}
 
     return find
 
 
-def _cut_substrings(staying: Staying, repeats: Sequence[str], nth: Mapping[str, int]) -> Work:
+def _cut_substrings(
+    surviving: SurvivingDocuments, repeats: Sequence[str], nth: Mapping[str, int]
+) -> Work:
     def cut_split(task: Task) -> Done:
         name = task["name"]
         counts = cut_substrings(
-            staying.texts(EXACT_SUBSTRINGS, name),
+            surviving.texts(EXACT_SUBSTRINGS, name),
             repeats,
             nth[name],
-            staying.cuts_file(EXACT_SUBSTRINGS, name),
-            staying.place("passages", f"{name}.keys"),
+            surviving.spans_file(EXACT_SUBSTRINGS, name),
+            surviving.path_of("passages", f"{name}.keys"),
         )
         return counts, {}
 
@@ -302,13 +317,13 @@ def _indexing(settings: Decontamination, path: str) -> Work:
     return index
 
 
-def _matching(staying: Staying, path: str) -> Work:
+def _matching(surviving: SurvivingDocuments, path: str) -> Work:
     index = Index.load(path)
 
     def match_split(task: Task) -> Done:
         name = task["name"]
-        texts = (text for batch in staying.texts(CONTAMINATED, name) for text in batch)
-        match(index, texts).save(staying.place("matches", f"{name}.npz"))
+        texts = (text for batch in surviving.texts(CONTAMINATED, name) for text in batch)
+        match(index, texts).save(surviving.path_of("matches", f"{name}.npz"))
         return {}, {}
 
     return match_split
@@ -322,40 +337,44 @@ def _adding_up(index: str, matches: Sequence[str], path: str) -> Work:
     return add
 
 
-def _decontaminating(staying: Staying, path: str, totals_path: str) -> Work:
+def _decontaminating(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
     index, totals = Index.load(path), Totals.load(totals_path)
 
     def decide_split(task: Task) -> Done:
         name = task["name"]
-        matches = Matches.load(staying.place("matches", f"{name}.npz"))
+        matches = Matches.load(surviving.path_of("matches", f"{name}.npz"))
         decision = decide(index, matches, totals)
-        save_spans(staying.cuts_file(CONTAMINATED, name), _spans(decision))
+        save_spans(surviving.spans_file(CONTAMINATED, name), _spans(decision))
         fallen = np.array(sorted(decision.fallen), np.int64)
-        save_arrays(staying.fallen_file(name), {"fallen": fallen})
-        told = json.dumps([dataclasses.asdict(each) for each in _samples(staying, name, decision)])
-        storage.write(staying.place("touched", f"{name}.json"), told.encode())
+        save_arrays(surviving.fallen_file(name), {"fallen": fallen})
+        told = json.dumps(
+            [dataclasses.asdict(each) for each in _samples(surviving, name, decision)]
+        )
+        storage.write(surviving.path_of("touched", f"{name}.json"), told.encode())
         counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
         return {**counts, **decision.counts()}, {}
 
     return decide_split
 
 
-def _spans(decision: Decision) -> Spans:
+def _spans(decision: Decision) -> RemovedSpans:
     found = [
         (document, each.start, each.end)
         for document, cuts in sorted(decision.cuts.items())
         for each in cuts
     ]
-    return Spans(*np.array(found, np.int64).reshape(-1, 3).T)
+    return RemovedSpans(*np.array(found, np.int64).reshape(-1, 3).T)
 
 
-def _samples(staying: Staying, split: str, decision: Decision) -> list[SampleRow]:
+def _samples(
+    surviving: SurvivingDocuments, split: str, decision: Decision
+) -> list[ContaminatedSample]:
     touches: dict[int, list[Touch]] = {}
     for touch in decision.touches:
         touches.setdefault(touch.document, []).append(touch)
     found = []
     before = 0
-    for rows, texts in staying.before(CONTAMINATED, split, ["id", "url"]):
+    for rows, texts in surviving.before(CONTAMINATED, split, ["id", "url"]):
         ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
         for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
             found += [sample(touch, identity, url, text) for touch in touches.get(nth, ())]

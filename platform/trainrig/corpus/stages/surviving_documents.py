@@ -8,15 +8,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trainrig.corpus.decontaminate import CONTAMINATED
-from trainrig.corpus.dedup.decisions.documents import KEPT, Fates
+from trainrig.corpus.dedup.decisions.documents import KEPT, DedupDecisions
 from trainrig.corpus.dedup.lines import COMMON_LINES
-from trainrig.corpus.dedup.span_file import load_cuts
+from trainrig.corpus.dedup.span_file import load_spans
 from trainrig.corpus.dedup.substrings import EXACT_SUBSTRINGS
 from trainrig.corpus.files.arrays import load_arrays
-from trainrig.corpus.files.measured_documents import Pool
-from trainrig.corpus.files.removed_spans import Cut, Removed, carried_back, cut
+from trainrig.corpus.files.measured_documents import MeasuredDocuments
+from trainrig.corpus.files.removed_spans import Removed, RemovedSpan, cut, map_to_original
 from trainrig.corpus.run_file import Curation
-from trainrig.corpus.stages.apply_rules import Place, judged
+from trainrig.corpus.stages.apply_rules import PathBuilder, read_verdicts
 
 CUT_STEPS = (COMMON_LINES, EXACT_SUBSTRINGS, CONTAMINATED)  # in their order
 
@@ -30,27 +30,27 @@ def cut_steps(run: Curation) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Staying:
+class SurvivingDocuments:
     """The documents of each split that passed the rules and repeat none, and what cuts them."""
 
-    pool: Pool
-    place: Place
+    pool: MeasuredDocuments
+    path_of: PathBuilder
     steps: tuple[str, ...]
 
     def rows(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Those of a split, a few at a time."""
-        stays = Fates.load(self.place("settled", f"{split}.npz")).kinds == KEPT
+        survives = DedupDecisions.load(self.path_of("decided", f"{split}.npz")).kinds == KEPT
         at = 0
-        for rows, first in judged(self.pool, self.place, split, columns):
+        for rows, first in read_verdicts(self.pool, self.path_of, split, columns):
             passed = rows.filter(pa.array(first < 0))
-            yield passed.filter(pa.array(stays[at : at + len(passed)]))
+            yield passed.filter(pa.array(survives[at : at + len(passed)]))
             at += len(passed)
 
     def before(
         self, step: str, split: str, columns: Sequence[str] = ()
     ) -> Iterator[tuple[pa.Table, list[str]]]:
         """Rows of a split with `columns`, and their texts as the steps before leave them."""
-        cutter = Cutter.of(self, split, self.steps[: self.steps.index(step)])
+        cutter = SpanRemover.of(self, split, self.steps[: self.steps.index(step)])
         for rows in self.rows(split, ["text", *columns]):
             yield rows, [cutter.left(text)[0] for text in rows["text"].to_pylist()]
 
@@ -60,35 +60,37 @@ class Staying:
 
     def numbered(self, step: str, split: str) -> Iterator[tuple[list[str], NDArray[np.int64]]]:
         """Texts, and the place of each document in the keep order of the corpus."""
-        numbers = load_arrays(self.place("numbers", f"{split}.npz"))["numbers"]
+        numbers = load_arrays(self.path_of("numbers", f"{split}.npz"))["numbers"]
         at = 0
         for texts in self.texts(step, split):
             yield texts, numbers[at : at + len(texts)]
             at += len(texts)
 
-    def cuts_file(self, step: str, split: str) -> str:
+    def spans_file(self, step: str, split: str) -> str:
         """Where the spans to cut of a split are."""
-        return self.place(step, f"{split}.cuts")
+        return self.path_of(step, f"{split}.cuts")
 
     def fallen_file(self, split: str) -> str:
         """Where the documents are that fall for the benchmarks they hold."""
-        return self.place(CONTAMINATED, f"{split}.npz")
+        return self.path_of(CONTAMINATED, f"{split}.npz")
 
 
-class Cutter:
+class SpanRemover:
     """Cuts the texts of one split, given in their order."""
 
-    def __init__(self, cuts: Mapping[str, dict[int, list[Cut]]], fallen: frozenset[int]) -> None:
+    def __init__(
+        self, cuts: Mapping[str, dict[int, list[RemovedSpan]]], fallen: frozenset[int]
+    ) -> None:
         self._cuts, self._fallen = cuts, fallen
         self._document = 0
 
     @classmethod
-    def of(cls, staying: Staying, split: str, steps: Sequence[str]) -> "Cutter":
+    def of(cls, surviving: SurvivingDocuments, split: str, steps: Sequence[str]) -> "SpanRemover":
         """That of the cuts which `steps` left."""
-        cuts = {step: load_cuts(staying.cuts_file(step, split), step) for step in steps}
+        cuts = {step: load_spans(surviving.spans_file(step, split), step) for step in steps}
         fallen: list[int] = []
         if CONTAMINATED in steps:
-            fallen = load_arrays(staying.fallen_file(split))["fallen"].tolist()
+            fallen = load_arrays(surviving.fallen_file(split))["fallen"].tolist()
         return cls(cuts, frozenset(fallen))
 
     def left(self, text: str) -> tuple[str, list[Removed], str | None]:
@@ -99,12 +101,12 @@ class Cutter:
         """
         document, self._document = self._document, self._document + 1
         left, removed = text, list[Removed]()
-        all_cuts = list[Cut]()
+        all_spans = list[RemovedSpan]()
         last = None
         for step, cuts in self._cuts.items():
             if document in cuts:
-                all_cuts += carried_back(cuts[document], removed)
-                left, removed = cut(text, all_cuts)
+                all_spans += map_to_original(cuts[document], removed)
+                left, removed = cut(text, all_spans)
                 last = step
         if document in self._fallen:
             return left, removed, CONTAMINATED

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainrig import manifest, storage
-from trainrig.corpus.dedup.decisions.documents import COPIES, Fates
-from trainrig.corpus.dedup.pairs.document_reference import Shelf
+from trainrig.corpus.dedup.decisions.documents import COPIES, DedupDecisions
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
 from trainrig.corpus.dedup.signatures.sign_split import Signatures
-from trainrig.corpus.files.measured_documents import DROPPED, KEPT, QUARANTINE, Pool
+from trainrig.corpus.files.measured_documents import DROPPED, KEPT, QUARANTINE, MeasuredDocuments
 from trainrig.corpus.files.row_files import writing
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
 from trainrig.corpus.models.perplexity import buckets
@@ -24,8 +24,13 @@ from trainrig.corpus.report.duplicate_samples import LikePairs
 from trainrig.corpus.row_schema import VERDICT, pool_schema, row_schema
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages import near_duplicates
-from trainrig.corpus.stages.apply_rules import Place, judged, rules_for
-from trainrig.corpus.stages.surviving_documents import CUT_STEPS, Cutter, Staying, cut_steps
+from trainrig.corpus.stages.apply_rules import PathBuilder, read_verdicts, rules_for
+from trainrig.corpus.stages.surviving_documents import (
+    CUT_STEPS,
+    SpanRemover,
+    SurvivingDocuments,
+    cut_steps,
+)
 from trainrig.manifest import FileSum
 from trainrig.splits import Work
 
@@ -37,14 +42,14 @@ EXCERPT = 2000  # characters of a sample
 NOT_KEPT = {"text", "metadata"}  # of dropped documents, where only signals are
 
 
-def signing(run: Curation, pool: Pool, place: Place) -> Work:
+def write_signatures(run: Curation, pool: MeasuredDocuments, place: PathBuilder) -> Work:
     """The work of the third pass: signatures of the texts that passed the rules."""
 
     def sign(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
         needed = run.keep_rule.columns
         parts, ranking = [Signatures.of([], run.near_duplicates)], []
-        for rows, first in judged(pool, place, name, ["id", "url", "text", *needed]):
+        for rows, first in read_verdicts(pool, place, name, ["id", "url", "text", *needed]):
             passed = rows.filter(pa.array(first < 0))
             parts.append(Signatures.of_table(passed, run.near_duplicates))
             ranking.append(passed.select(list(needed)))
@@ -56,8 +61,12 @@ def signing(run: Curation, pool: Pool, place: Place) -> Work:
     return sign
 
 
-def writing_out(
-    run: Curation, pool: Pool, place: Place, folder: str, shelves: Mapping[str, Shelf]
+def write_split(
+    run: Curation,
+    pool: MeasuredDocuments,
+    place: PathBuilder,
+    folder: str,
+    split_indexes: Mapping[str, SplitIndex],
 ) -> Work:
     """The work of the last pass: each document to where it belongs, below `folder`."""
     cuts = json.loads(storage.read(place("bucket_cuts.json")))
@@ -69,36 +78,36 @@ def writing_out(
     def write(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
         rules = [rule.name for rule in rules_for(run, run.sources[task["source"]])]
-        fates = Fates.load(place("settled", f"{name}.npz")).verdicts()
-        staying = Staying(pool, place, cut_steps(run))
-        cutter = Cutter.of(staying, name, staying.steps)
+        decisions = DedupDecisions.load(place("decided", f"{name}.npz")).verdicts()
+        surviving = SurvivingDocuments(pool, place, cut_steps(run))
+        cutter = SpanRemover.of(surviving, name, surviving.steps)
         counts = _Counts()
         samples = _Samples()
-        pairs = LikePairs(place("settled", f"{name}.npz"))
+        pairs = LikePairs(place("decided", f"{name}.npz"))
         target = {
             part: storage.join(folder, part, f"{name}.{ending}")
             for part, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
         }
         with writing(target[KEPT], whole) as kept, writing(target[DROPPED], shown) as dropped:
             passed_before = 0
-            for rows, first in judged(pool, place, name, schema.names):
-                rows, passed_before = _with_verdicts(rows, first, rules, fates, passed_before)
+            for rows, first in read_verdicts(pool, place, name, schema.names):
+                rows, passed_before = _with_verdicts(rows, first, rules, decisions, passed_before)
                 pairs.add(rows)
-                if staying.steps:
+                if surviving.steps:
                     rows = _with_cuts(rows, cutter)
                 if run.buckets is not None:
                     rows = _with_buckets(rows, run.buckets.signal, cuts)
-                stays = pc.is_null(rows["dropped_by"])
-                kept.add(rows.filter(stays))
-                dropped.add(rows.filter(pc.invert(stays)))
-                counts.add(rows, stays)
-                samples.add(rows.filter(pc.invert(stays)))
+                survives = pc.is_null(rows["dropped_by"])
+                kept.add(rows.filter(survives))
+                dropped.add(rows.filter(pc.invert(survives)))
+                counts.add(rows, survives)
+                samples.add(rows.filter(pc.invert(survives)))
         if run.keep_dropped == "none":
             storage.delete(target.pop(DROPPED))
         lines = pool.quarantined(name)
         storage.write(target[QUARANTINE], lines)
         files = {f"{part}/{path.rpartition('/')[2]}": path for part, path in target.items()}
-        files |= near_duplicates.keep_files(run, shelves[name], place, folder)
+        files |= near_duplicates.keep_files(run, split_indexes[name], place, folder)
         reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
         told = {
             "samples": samples.lowest(),
@@ -116,12 +125,12 @@ def _with_verdicts(
     rows: pa.Table,
     first: np.ndarray[Any, np.dtype[np.int64]],
     rules: Sequence[str],
-    fates: Mapping[int, Mapping[str, Any]],
+    decisions: Mapping[int, Mapping[str, Any]],
     passed_before: int,
 ) -> tuple[pa.Table, int]:
     """`rows` with the columns of VERDICT, and how many documents of the split have passed by now.
 
-    `fates` are known by their place among those of the split that passed.
+    `decisions` are known by their place among those of the split that passed.
     """
     verdicts: list[dict[str, Any]] = []
     for index in first.tolist():
@@ -129,7 +138,7 @@ def _with_verdicts(
         if index >= 0:
             verdict["dropped_by"] = rules[index]
         else:
-            verdict |= fates.get(passed_before, {})
+            verdict |= decisions.get(passed_before, {})
             passed_before += 1
         verdicts.append(verdict)
     added = pa.Table.from_pylist(verdicts, VERDICT)
@@ -138,7 +147,7 @@ def _with_verdicts(
     return rows, passed_before
 
 
-def _with_cuts(rows: pa.Table, cutter: Cutter) -> pa.Table:
+def _with_cuts(rows: pa.Table, cutter: SpanRemover) -> pa.Table:
     """`rows` with what is left of the texts that stay, and what falls by being cut."""
     columns = {name: rows[name].to_pylist() for name in ("text", "dropped_by", "cut")}
     for nth, (text, fell) in enumerate(zip(columns["text"], columns["dropped_by"], strict=True)):
@@ -174,13 +183,13 @@ class _Counts:
         self._hosts: dict[str, Counter[int]] = {}
         self._told: dict[str, Any] = {"kept": {}, "copies": {}}
 
-    def add(self, rows: pa.Table, stays: pa.ChunkedArray) -> None:
-        kept = rows.filter(stays)
+    def add(self, rows: pa.Table, survives: pa.ChunkedArray) -> None:
+        kept = rows.filter(survives)
         self._numbers["documents"] += len(rows)
         self._numbers["kept"] += len(kept)
         self._numbers["bytes"] += pc.sum(pc.binary_length(kept["text"])).as_py() or 0
         self._tables["kept_of"].update(kept["source"].to_pylist())
-        fell = rows.filter(pc.invert(stays)).select(["source", "dropped_by"]).to_pydict()
+        fell = rows.filter(pc.invert(survives)).select(["source", "dropped_by"]).to_pydict()
         self._tables["dropped_by"].update(fell["dropped_by"])
         for source, step in zip(fell["source"], fell["dropped_by"], strict=True):
             self._dropped_of.setdefault(source, Counter())[step] += 1
@@ -230,7 +239,7 @@ class _Counts:
 
 
 @dataclasses.dataclass(order=True, frozen=True)
-class Sample:
+class DroppedSample:
     """A document that fell, as a report shows it; ids are digests, so the lowest are any."""
 
     id: str
@@ -243,7 +252,7 @@ class _Samples:
     """The dropped documents of the lowest ids, for each reason."""
 
     def __init__(self) -> None:
-        self._lowest: dict[str, list[Sample]] = {}
+        self._lowest: dict[str, list[DroppedSample]] = {}
 
     def add(self, dropped: pa.Table) -> None:
         names = ["id", "url", "text", "language", "dropped_by"]
@@ -252,7 +261,7 @@ class _Samples:
             there = self._lowest.setdefault(reason, [])
             if len(there) == SAMPLES and row["id"] > there[-1].id:
                 continue
-            sample = Sample(**{**row, "text": (row["text"] or "")[:EXCERPT]})
+            sample = DroppedSample(**{**row, "text": (row["text"] or "")[:EXCERPT]})
             self._lowest[reason] = heapq.nsmallest(SAMPLES, [*there, sample])
 
     def lowest(self) -> dict[str, list[dict[str, str]]]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.urls.hash_set import HashSet
 from trainrig.corpus.urls.list_files import domains_and_pages, entries, files_of
 from trainrig.corpus.urls.substrings import Substrings
@@ -18,7 +18,7 @@ from trainrig.errors import DataError
 
 URL_COLUMNS = ("url_blocked_domain", "url_strict_words", "url_hard_words", "url_soft_words")
 
-_Paths = Annotated[tuple[str, ...], PLACE]
+_Paths = Annotated[tuple[str, ...], NOT_IDENTITY]
 # Words end where ASCII has neither letter nor digit. What is no ASCII is escaped in most URLs.
 _SIGNS = bytes(code for code in range(0x80) if not chr(code).isalnum() and code != ord("\n"))
 _SIGNS_TO_SPACES = bytes(ord(" ") if code in _SIGNS else code for code in range(256))

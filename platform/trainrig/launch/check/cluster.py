@@ -14,9 +14,9 @@ from trainrig.launch.check.clouds.gcp import gcp_problems
 from trainrig.launch.check.clouds.laptop import laptop_problems
 from trainrig.launch.check.containers import docker_problems
 from trainrig.launch.check.document import (
-    Document,
     Found,
     Problem,
+    YamlDocument,
     at,
     nearest,
     read_documents,
@@ -26,7 +26,7 @@ from trainrig.launch.check.kubernetes.kuberay import groups, kuberay_pools, ray_
 from trainrig.launch.check.kubernetes.kubernetes_shape import RAY, kubernetes_differences
 from trainrig.launch.check.kubernetes.rayjob import ray_job_problems
 from trainrig.launch.check.notice import notice_warnings
-from trainrig.launch.check.pools import Estimate, Pool, estimate
+from trainrig.launch.check.pools import PoolEstimate, PricedPool, estimate
 from trainrig.launch.check.quotas import Quota, quotas
 from trainrig.launch.check.ray_file import ray_pools, ray_problems
 from trainrig.launch.check.secrets import secrets_in
@@ -54,8 +54,8 @@ class Checked:
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
     placeholders: tuple[Problem, ...]  # what is still to be put in
-    pools: tuple[Pool, ...]
-    price: Estimate
+    pools: tuple[PricedPool, ...]
+    price: PoolEstimate
     quotas: tuple[Quota, ...]
 
     def refuse(self, placeholders: bool = True) -> None:
@@ -132,13 +132,13 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: {error}; write YAML") from None
 
 
-def _main(documents: list[Document]) -> Any:
+def _main(documents: list[YamlDocument]) -> Any:
     """What describes the cluster, of what may be several documents."""
     of_ray = [each.data for each in documents if at(each.data, "kind") in RAY]
     return (of_ray or [each.data for each in documents] or [{}])[0]
 
 
-def _provider(documents: list[Document]) -> str:
+def _provider(documents: list[YamlDocument]) -> str:
     if any("apiVersion" in table(d.data) or "kind" in table(d.data) for d in documents):
         return KUBERNETES
     return str(at(documents[0].data, "provider", "type") or "") if documents else ""
@@ -174,7 +174,7 @@ def _unknown_provider(data: dict[str, Any]) -> Iterator[Found]:
         yield ("provider", "type"), f"no provider '{found}' that we know{hint}"
 
 
-def _unpriced(pools: list[Pool], known: Hardware, provider: str) -> list[str]:
+def _unpriced(pools: list[PricedPool], known: Hardware, provider: str) -> list[str]:
     if provider == LAPTOP:
         return []
     return [

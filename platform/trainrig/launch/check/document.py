@@ -41,7 +41,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """One YAML document: what it says, and where."""
 
     path: str
@@ -73,7 +73,7 @@ def _dotted(location: Location) -> str:
     return "".join(parts).lstrip(".")
 
 
-def read_documents(text: str, path: str) -> tuple[list[Document], list[Problem]]:
+def read_documents(text: str, path: str) -> tuple[list[YamlDocument], list[Problem]]:
     """All documents of `text`, and what is wrong with it as YAML. Without any: problems alone."""
     try:
         nodes = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
@@ -92,7 +92,7 @@ def read_documents(text: str, path: str) -> tuple[list[Document], list[Problem]]
             data = reader.value(node, ())
         except _TooMuch as error:
             return [], [Problem(path, error.line, "", str(error))]
-        documents.append(Document(path, data, reader.lines))
+        documents.append(YamlDocument(path, data, reader.lines))
         problems += reader.problems
     return documents, problems
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainrig.launch.check.pools import Pool
+from trainrig.launch.check.pools import PricedPool
 
 # s from the notice to the end, at best. AWS: spot interruption notice. Google: ACPI off to forced
 # off. Kubernetes: what GKE leaves pods on spot machines; other services give what their nodes get.
@@ -13,7 +13,10 @@ BEFORE = 10.0
 
 
 def notice_warnings(
-    provider: str, pools: Sequence[Pool], checkpoint_seconds: float, grace: float | None = None
+    provider: str,
+    pools: Sequence[PricedPool],
+    checkpoint_seconds: float,
+    grace: float | None = None,
 ) -> list[str]:
     """What to know of pools on spot when a checkpoint takes so long. `grace`: of the pods, s."""
     notice = grace if grace is not None else SECONDS.get(provider)

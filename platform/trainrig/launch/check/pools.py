@@ -13,7 +13,7 @@ HEAD = "head"  # the pool of the node that leads
 
 
 @dataclass(frozen=True)
-class Pool:
+class PricedPool:
     """Machines of one kind; how many there are at the least and at the most."""
 
     name: str
@@ -30,10 +30,10 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Price:
+class PoolPrice:
     """USD an hour by pool; None where the table of hardware has no price."""
 
-    pool: Pool
+    pool: PricedPool
     usd: float | None  # of one machine; of a spot machine without a price the list price
     listed: bool  # whether that is the list price of a machine that is rented as spot
     as_of: str | None
@@ -45,10 +45,10 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class PoolEstimate:
     """What a cluster costs by the hour, without disks and traffic."""
 
-    prices: tuple[Price, ...]
+    prices: tuple[PoolPrice, ...]
     usd_idle: float | None  # with the machines that never go: the head, and every pool's least
     usd_most: float | None  # with as many as there may be at once, the dearest first
 
@@ -64,25 +64,25 @@ class Estimate:
 
 
 def estimate(
-    pools: Sequence[Pool], most_workers: int | None, hardware: Hardware, free: bool = False
-) -> Estimate:
+    pools: Sequence[PricedPool], most_workers: int | None, hardware: Hardware, free: bool = False
+) -> PoolEstimate:
     """USD an hour of `pools`; `most_workers`: nodes beside the head over all of them. `free`:
     nothing is rented."""
     prices = tuple(
-        Price(pool, 0.0, False, None) if free else _price(pool, hardware) for pool in pools
+        PoolPrice(pool, 0.0, False, None) if free else _price(pool, hardware) for pool in pools
     )
     idle = [None if p.usd is None else p.usd * p.pool.least for p in prices if p.pool.least]
-    return Estimate(prices, _sum(idle), _sum(_at_once(prices, most_workers)))
+    return PoolEstimate(prices, _sum(idle), _sum(_at_once(prices, most_workers)))
 
 
-def _price(pool: Pool, hardware: Hardware) -> Price:
+def _price(pool: PricedPool, hardware: Hardware) -> PoolPrice:
     found = hardware.price(pool.instance, pool.market)
     if found is None:
-        return Price(pool, None, False, None)
-    return Price(pool, found.usd, found.listed, found.as_of)
+        return PoolPrice(pool, None, False, None)
+    return PoolPrice(pool, found.usd, found.listed, found.as_of)
 
 
-def _at_once(prices: Sequence[Price], most_workers: int | None) -> list[float | None]:
+def _at_once(prices: Sequence[PoolPrice], most_workers: int | None) -> list[float | None]:
     """What each pool costs when the cluster is as dear as its bounds let it be."""
     dearest_first = sorted(prices, key=lambda each: -(each.usd or 0.0))
     left = float("inf") if most_workers is None else most_workers

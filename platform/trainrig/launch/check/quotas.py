@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainrig.hardware import Hardware
-from trainrig.launch.check.pools import Pool
+from trainrig.launch.check.pools import PricedPool
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ _AWS_ON_DEMAND = {
 }
 
 
-def quotas(provider: str, pools: Sequence[Pool], hardware: Hardware) -> list[Quota]:
+def quotas(provider: str, pools: Sequence[PricedPool], hardware: Hardware) -> list[Quota]:
     """What must be granted for all of `pools` at their most; instances of no known size are left
     out."""
     needed: Counter[tuple[str, str]] = Counter()
@@ -59,7 +59,7 @@ def quotas(provider: str, pools: Sequence[Pool], hardware: Hardware) -> list[Quo
     return [Quota(name, n, unit, tuple(by[name, unit])) for (name, unit), n in needed.items()]
 
 
-def _quota(provider: str, pool: Pool, hardware: Hardware) -> tuple[str, str]:
+def _quota(provider: str, pool: PricedPool, hardware: Hardware) -> tuple[str, str]:
     spot = pool.market == "spot"
     if provider == "aws":
         return (_AWS_SPOT if spot else _AWS_ON_DEMAND)[_aws_family(pool.instance, spot)], "vCPUs"

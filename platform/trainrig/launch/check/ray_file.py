@@ -13,7 +13,7 @@ from typing import Any
 
 from trainrig.errors import ClusterError
 from trainrig.launch.check.document import Found, at, entries, nearest, table
-from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, MARKETS, POOL, Pool
+from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, MARKETS, POOL, PricedPool
 from trainrig.launch.check.shape import differences
 
 # What Ray's providers read beside what its schema lists (ray/autoscaler/_private, 2.60).
@@ -57,7 +57,7 @@ def node_types(data: Any) -> dict[str, dict[str, Any]]:
     return {name: table(each) for name, each in table(at(data, "available_node_types")).items()}
 
 
-def ray_pools(data: Any) -> list[Pool]:
+def ray_pools(data: Any) -> list[PricedPool]:
     """A pool for each node type; what is missing is taken for none."""
     return [
         _pool(name, each, name == at(data, "head_node_type"))
@@ -65,9 +65,9 @@ def ray_pools(data: Any) -> list[Pool]:
     ]
 
 
-def _pool(name: str, node_type: dict[str, Any], is_head: bool) -> Pool:
+def _pool(name: str, node_type: dict[str, Any], is_head: bool) -> PricedPool:
     labels, resources = table(node_type.get("labels")), table(node_type.get("resources"))
-    return Pool(
+    return PricedPool(
         name=HEAD if is_head else name,
         instance=str(labels.get(INSTANCE, "")),
         market=str(labels.get(MARKET, "")),

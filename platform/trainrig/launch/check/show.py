@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from trainrig.launch.check.cluster import Checked
-from trainrig.launch.check.pools import Price
+from trainrig.launch.check.pools import PoolPrice
 
 
 def shown(checked: Checked) -> Iterator[str]:
@@ -37,7 +37,7 @@ def _pools(checked: Checked) -> Iterator[str]:
         yield "  * list price: what spot costs is not in the table (typically 0.3 to 0.5 of it)"
 
 
-def _mark(price: Price) -> str:
+def _mark(price: PoolPrice) -> str:
     return "*" if price.listed else ""
 
 

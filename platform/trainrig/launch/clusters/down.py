@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.providers.machine import Machine, Provider
+from trainrig.launch.clusters.kinds import OpenCluster
+from trainrig.launch.clusters.providers.machine import CloudMachine, Provider
 from trainrig.launch.clusters.runs import runs_on
 from trainrig.launch.record.known_clusters import forget
 from trainrig.launch.record.run_record import Home
@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Patience:
+class DeletionTimeouts:
     """How long to look, in seconds."""
 
     total: float = 600.0  # then what is left is named, and it has failed
@@ -28,10 +28,10 @@ class Patience:
 
 
 def down(
-    cluster: Cluster,
+    cluster: OpenCluster,
     home: Home,
     say: Say,
-    patience: Patience | None = None,
+    timeouts: DeletionTimeouts | None = None,
     ignored: Collection[str] = (),
 ) -> int:
     """End all machines of `cluster`; how many there were. What the homes `ignored` hold counts not.
@@ -44,13 +44,13 @@ def down(
     _refuse_live_runs(cluster, home, ignored)
     for machine in before:
         say(f"ending {machine}")
-    if left := end_all(cluster.provider, cluster.name, patience or Patience(), say):
+    if left := end_all(cluster.provider, cluster.name, timeouts or DeletionTimeouts(), say):
         raise ClusterError(f"{cluster.name}: left: {'; '.join(map(str, left))}")
     forget(cluster.name)
     return len(before)
 
 
-def _refuse_live_runs(cluster: Cluster, home: Home, ignored: Collection[str]) -> None:
+def _refuse_live_runs(cluster: OpenCluster, home: Home, ignored: Collection[str]) -> None:
     live, unread = runs_on(cluster, home, ignored)
     if live:
         named = ", ".join(f"{record.id} ({record.state()})" for record in live)
@@ -65,15 +65,17 @@ def _refuse_live_runs(cluster: Cluster, home: Home, ignored: Collection[str]) ->
         )
 
 
-def end_all(provider: Provider, name: str, patience: Patience, say: Say) -> Sequence[Machine]:
+def end_all(
+    provider: Provider, name: str, timeouts: DeletionTimeouts, say: Say
+) -> Sequence[CloudMachine]:
     """End what is there of the cluster `name`, and what comes meanwhile; what is left at the end.
 
     Raises ClusterError if at the end the lists could not be read.
     """
-    until = time.monotonic() + patience.total
+    until = time.monotonic() + timeouts.total
     empty_since: float | None = None
     while True:
-        unread, left = None, list[Machine]()
+        unread, left = None, list[CloudMachine]()
         try:
             left = list(provider.machines(name))
             if left:
@@ -85,7 +87,7 @@ def end_all(provider: Provider, name: str, patience: Patience, say: Say) -> Sequ
             empty_since = None
         else:
             empty_since = now if empty_since is None else empty_since
-            if now - empty_since >= patience.settle:
+            if now - empty_since >= timeouts.settle:
                 return []
         if now >= until:
             if unread:
@@ -93,4 +95,4 @@ def end_all(provider: Provider, name: str, patience: Patience, say: Say) -> Sequ
             return left
         if unread:
             say(f"trying again: {unread}")
-        time.sleep(patience.between)
+        time.sleep(timeouts.between)

@@ -17,7 +17,7 @@ from trainrig.launch.clusters.providers.machine import Provider
 
 
 @dataclass(frozen=True)
-class Cluster:
+class OpenCluster:
     """What the verbs work on."""
 
     path: Path
@@ -28,7 +28,7 @@ class Cluster:
     provider: Provider
 
 
-def open_cluster(name: str) -> Cluster:
+def open_cluster(name: str) -> OpenCluster:
     """The cluster that NAME|FILE means. Raises ConfigError."""
     path = find_cluster(name)
     checked = check_cluster(path)
@@ -43,7 +43,9 @@ def open_cluster(name: str) -> Cluster:
         )
     data = _ray_object([d.data for d in documents]) or data
     tag = str(at(data, "metadata", "labels", CLUSTER_LABEL) or checked.name)
-    return Cluster(path, tag, checked.provider, data, checked, _PROVIDERS[checked.provider](data))
+    return OpenCluster(
+        path, tag, checked.provider, data, checked, _PROVIDERS[checked.provider](data)
+    )
 
 
 def _ray_object(documents: Sequence[Any]) -> dict[str, Any] | None:

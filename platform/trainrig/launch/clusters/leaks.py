@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 
 from trainrig.launch.check.cluster import KUBERNETES, LAPTOP
-from trainrig.launch.clusters.kinds import Cluster
+from trainrig.launch.clusters.kinds import OpenCluster
 from trainrig.launch.clusters.providers.compute_engine import Compute
 from trainrig.launch.clusters.providers.ec2 import EC2
 from trainrig.launch.clusters.providers.kubernetes import Kubernetes
 from trainrig.launch.clusters.providers.local_processes import Processes
-from trainrig.launch.clusters.providers.machine import Machine, Provider
+from trainrig.launch.clusters.providers.machine import CloudMachine, Provider
 
 
-def leaks(cluster: Cluster, regions: Sequence[str] | None, all_of_ours: bool) -> list[Machine]:
+def leaks(
+    cluster: OpenCluster, regions: Sequence[str] | None, all_of_ours: bool
+) -> list[CloudMachine]:
     """What is there of `cluster`, or with `all_of_ours` of any cluster of that provider's account,
     in every region (or in `regions`), namespace or zone; the expired first.
 
@@ -21,7 +23,7 @@ def leaks(cluster: Cluster, regions: Sequence[str] | None, all_of_ours: bool) ->
     return sorted(found, key=lambda each: (not each.expired, each.place, each.id))
 
 
-def _everywhere(cluster: Cluster, regions: Sequence[str] | None) -> Provider:
+def _everywhere(cluster: OpenCluster, regions: Sequence[str] | None) -> Provider:
     if cluster.kind == KUBERNETES:
         return Kubernetes(None)
     if cluster.kind == LAPTOP:

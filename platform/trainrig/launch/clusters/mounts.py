@@ -10,13 +10,13 @@ from pathlib import Path
 from trainrig.errors import ConfigError
 from trainrig.launch import ray_jobs
 from trainrig.launch.check.document import at, table
-from trainrig.launch.clusters.kinds import Cluster
+from trainrig.launch.clusters.kinds import OpenCluster
 from trainrig.launch.clusters.token import token_path
 
 TOKEN = ".ray/auth_token"  # below the home of whoever runs Ray
 
 
-def check_mounts(cluster: Cluster) -> None:
+def check_mounts(cluster: OpenCluster) -> None:
     """Raise ConfigError for a source that is not there, or a token that is another than ours."""
     for target, source in table(at(cluster.data, "file_mounts")).items():
         where = f'{cluster.path}: file_mounts["{target}"]: {source}'

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.errors import DataError, TrainrigError
-from trainrig.launch.clusters.kinds import Cluster
+from trainrig.launch.clusters.kinds import OpenCluster
 from trainrig.launch.record.known_clusters import addresses, noted_homes
 from trainrig.launch.record.live_runs import live_runs
 from trainrig.launch.record.run_record import Home, RunRecord
@@ -22,7 +22,7 @@ SET = re.compile(HOME + r"""=["']?([^\s"';]+)""")  # as an option of docker's or
 
 
 def runs_on(
-    cluster: Cluster, home: Home, ignored: Collection[str] = ()
+    cluster: OpenCluster, home: Home, ignored: Collection[str] = ()
 ) -> tuple[list[RunRecord], dict[str, str]]:
     """Those live on `cluster`, and the homes that cannot be read, with the reason. The homes of
     `ignored` are left out."""

@@ -17,7 +17,7 @@ LABEL = "trainrig-expires"  # on Google Cloud
 NODE_LABEL = "trainrig.io/cluster"
 
 
-def stamped(config: dict[str, Any], cluster: str) -> dict[str, Any]:
+def apply_stamp(config: dict[str, Any], cluster: str) -> dict[str, Any]:
     """A copy of `config` (Ray's form) in which hours from now on have become a time in UTC, and
     nodes have the name of the cluster."""
     now = datetime.datetime.now(datetime.UTC)

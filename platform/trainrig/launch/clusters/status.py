@@ -8,21 +8,21 @@ from typing import Any
 from trainrig import hardware
 from trainrig.hardware import Hardware
 from trainrig.launch.check.cluster import LAPTOP
-from trainrig.launch.clusters.kinds import Cluster
-from trainrig.launch.clusters.providers.machine import Machine
+from trainrig.launch.clusters.kinds import OpenCluster
+from trainrig.launch.clusters.providers.machine import CloudMachine
 from trainrig.launch.clusters.runs import runs_on
-from trainrig.launch.record.known_clusters import reached
+from trainrig.launch.record.known_clusters import read_endpoint
 from trainrig.launch.record.run_record import Home
 
 NODES = {"instance", "pod", "node"}  # what counts as a machine; the rest hangs on it
 
 
 @dataclass(frozen=True)
-class Status:
+class ClusterStatus:
     """A cluster at one moment."""
 
     name: str
-    machines: Sequence[Machine]
+    machines: Sequence[CloudMachine]
     usd: float | None  # an hour, of its nodes; None: the price of one is not known
     runs: Mapping[str, str]  # states by id, of those that are live
     how: Mapping[str, str]  # it is reached
@@ -68,21 +68,21 @@ class Status:
         return lines
 
 
-def status(cluster: Cluster, home: Home, table_of_hardware: str | None = None) -> Status:
+def status(cluster: OpenCluster, home: Home, table_of_hardware: str | None = None) -> ClusterStatus:
     """At the prices of the table; None: of trainrig's own.
 
     Raises ClusterError if what is there cannot be read, ConfigError if the table is none.
     """
     prices = hardware.load(table_of_hardware)
     machines = [_as_file_says(cluster, each) for each in cluster.provider.machines(cluster.name)]
-    how = reached(cluster.name) if machines else {}
+    how = read_endpoint(cluster.name) if machines else {}
     live, unread = runs_on(cluster, home)
     runs = {record.id: record.state() for record in live}
     usd = 0.0 if cluster.kind == LAPTOP else _usd(machines, prices)
-    return Status(cluster.name, machines, usd, runs, how, unread)
+    return ClusterStatus(cluster.name, machines, usd, runs, how, unread)
 
 
-def _as_file_says(cluster: Cluster, machine: Machine) -> Machine:
+def _as_file_says(cluster: OpenCluster, machine: CloudMachine) -> CloudMachine:
     """With the instance and the market of its pool, where the list does not tell."""
     pool = next((pool for pool in cluster.checked.pools if pool.name == machine.pool), None)
     if pool is None or machine.instance:
@@ -90,7 +90,7 @@ def _as_file_says(cluster: Cluster, machine: Machine) -> Machine:
     return replace(machine, instance=pool.instance, market=machine.market or pool.market)
 
 
-def _usd(machines: Sequence[Machine], known: Hardware) -> float | None:
+def _usd(machines: Sequence[CloudMachine], known: Hardware) -> float | None:
     total = 0.0
     for machine in machines:
         if machine.kind not in NODES:

@@ -11,20 +11,20 @@ from trainrig.launch.check.cluster import KUBERNETES, LAPTOP
 from trainrig.launch.check.document import at
 from trainrig.launch.check.kubernetes.kubernetes_shape import RAY
 from trainrig.launch.clusters import local_head, ray_launcher
-from trainrig.launch.clusters.down import Patience, end_all
-from trainrig.launch.clusters.kinds import Cluster
+from trainrig.launch.clusters.down import DeletionTimeouts, end_all
+from trainrig.launch.clusters.kinds import OpenCluster
 from trainrig.launch.clusters.mounts import check_mounts
 from trainrig.launch.clusters.providers import kubernetes
-from trainrig.launch.clusters.stamp import expiry, stamped
+from trainrig.launch.clusters.stamp import apply_stamp, expiry
 from trainrig.launch.clusters.token import make_token
-from trainrig.launch.record.known_clusters import folder_of, launched, remember
+from trainrig.launch.record.known_clusters import folder_of, record_launch, save_endpoint
 
 LAUNCH = 900.0  # s for the head to be up: an instance, its image, its setup
 
 Say = Callable[[str], None]
 
 
-def up(cluster: Cluster, say: Say, seconds: float = LAUNCH) -> dict[str, str]:
+def up(cluster: OpenCluster, say: Say, seconds: float = LAUNCH) -> dict[str, str]:
     """Bring `cluster` up, within so many seconds; how it is reached.
 
     What a failed attempt has started is ended again. Raises ConfigError if the file is wrong or
@@ -49,30 +49,30 @@ def up(cluster: Cluster, say: Say, seconds: float = LAUNCH) -> dict[str, str]:
         raise
 
 
-def _launch(cluster: Cluster, say: Say, seconds: float) -> dict[str, str]:
+def _launch(cluster: OpenCluster, say: Say, seconds: float) -> dict[str, str]:
     if cluster.kind == KUBERNETES:
-        path = launched(cluster.name, documents_to_apply(cluster))
+        path = record_launch(cluster.name, documents_to_apply(cluster))
         for line in kubernetes.apply(str(path)).splitlines():
             say(line)
         if at(cluster.data, "kind") == "RayCluster":
             say(f"waiting for the head of {cluster.name}")
             kubernetes.wait_for_head(cluster.data["metadata"], seconds)
         return {"reached": "by kubectl port-forward: docs/kubernetes.md"}
-    config = stamped(dict(cluster.data), cluster.name)
+    config = apply_stamp(dict(cluster.data), cluster.name)
     log = folder_of(cluster.name) / "launch.log"
     if cluster.kind == LAPTOP:
         how = local_head.start(cluster.name, config, log, seconds)
-        remember(cluster.name, how)
+        save_endpoint(cluster.name, how)
         return how
     say(f"bringing up the head of {cluster.name}; what Ray says of it: {log}")
-    ray_launcher.launch(launched(cluster.name, yaml.safe_dump(config)), log, seconds)
+    ray_launcher.launch(record_launch(cluster.name, yaml.safe_dump(config)), log, seconds)
     head = next((m for m in cluster.provider.machines(cluster.name) if m.head), None)
     if head is None:
         raise ClusterError(f"{log}: after the launch no head of {cluster.name} is there")
     return {"head": head.id, "place": head.place}
 
 
-def documents_to_apply(cluster: Cluster) -> str:
+def documents_to_apply(cluster: OpenCluster) -> str:
     """What Kubernetes is given: the file, in which hours have become a time, and pods have the
     label of the cluster."""
     now = datetime.datetime.now(datetime.UTC)
@@ -86,10 +86,10 @@ def documents_to_apply(cluster: Cluster) -> str:
     return str(yaml.safe_dump_all(documents))
 
 
-def _end_what_was_started(cluster: Cluster, say: Say) -> None:
+def _end_what_was_started(cluster: OpenCluster, say: Say) -> None:
     say(f"it did not come up: ending what there is of {cluster.name}")
     try:
-        left = end_all(cluster.provider, cluster.name, Patience(), say)
+        left = end_all(cluster.provider, cluster.name, DeletionTimeouts(), say)
     except ClusterError as error:
         say(str(error))
     else:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from trainrig.hardware import Hardware
 from trainrig.launch.cost.metering import Kind
 from trainrig.train.run import metrics
-from trainrig.train.run.goodput import account
+from trainrig.train.run.goodput import account_time
 from trainrig.train.run.run_folder import RunFolder
 
 HOUR = 3600.0  # seconds; prices are by the hour
@@ -94,29 +94,30 @@ def tokens_per_usd(tokens: int | None, spent: Spent) -> float | None:
 
 
 def bill(
-    usd: float | None, attended: float, events: Sequence[Mapping[str, Any]], output: str
+    usd: float | None, supervised: float, events: Sequence[Mapping[str, Any]], output: str
 ) -> dict[str, float] | None:
-    """`usd` by what it went to, for a training run that was answered for during `attended` seconds.
+    """`usd` by what it went to, for a training run that was answered for during `supervised`
+    seconds.
 
     `events` are those of its record, `output` its run folder. None without a price or a start.
     """
     starts = [event["time"] for event in events if event["event"] == "started"]
-    if usd is None or not starts or attended <= 0:
+    if usd is None or not starts or supervised <= 0:
         return None
     seconds = _seconds(starts, output)
     seconds["waiting"] += sum(e["seconds"] for e in events if e["event"] == "retried")
     named = sum(seconds.values())
-    scale = min(1.0, attended / named) if named else 1.0  # clocks of two machines may differ
+    scale = min(1.0, supervised / named) if named else 1.0  # clocks of two machines may differ
     seconds = {name: value * scale for name, value in seconds.items()}
-    seconds["idle"] = attended - sum(seconds.values())
-    return {name: round(usd * max(0.0, value) / attended, 4) for name, value in seconds.items()}
+    seconds["idle"] = supervised - sum(seconds.values())
+    return {name: round(usd * max(0.0, value) / supervised, 4) for name, value in seconds.items()}
 
 
 def _seconds(starts: Sequence[float], output: str) -> dict[str, float]:
     """Of the run folder's time since the first of our tries, which began at `starts`."""
     events = [e for e in RunFolder(output).events() if e["time"] >= starts[0]]
     lines = [line for line in metrics.read_lines(output) if line["time"] >= starts[0]]
-    whole = account(events, lines)
+    whole = account_time(events, lines)
     found = {
         "useful": whole.productive,
         "redone": whole.lost,
@@ -128,7 +129,7 @@ def _seconds(starts: Sequence[float], output: str) -> dict[str, float]:
     for begin, end in zip(starts, [*starts[1:], float("inf")], strict=True):
         own = [event for event in events if begin <= event["time"] < end]
         attempts = [e["time"] for e in own if e["event"] == "attempt_started"]
-        spent = account(own, [line for line in lines if begin <= line["time"] < end])
+        spent = account_time(own, [line for line in lines if begin <= line["time"] < end])
         found["waiting"] += spent.waiting
         found["start-up"] += spent.restart + (attempts[0] - begin if attempts else 0.0)
     return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.errors import ClusterError
-from trainrig.launch.record.run_record import DONE, ENDED, LOST, RunRecord, Status
+from trainrig.launch.record.run_record import DONE, ENDED, LOST, RunRecord, RunStatus
 
 LOOK_SECONDS = 0.2  # between looks at a disk
 LOOK_SECONDS_S3 = 2.0  # each of these is a handful of requests
@@ -48,7 +48,7 @@ class Following:
         for line in lines[len(lines) - but :] if but else ():
             self.hear(line)
 
-    def look(self) -> Status:
+    def look(self) -> RunStatus:
         """Say what is new; how the run is. Raises ClusterError or OSError if storage fails."""
         status, events = self._read()
         while self._lines:
@@ -60,7 +60,7 @@ class Following:
                 self.say(f"{self.record.id}: {_in_words(status)}")
         return status
 
-    def looks(self) -> Iterator[Status]:
+    def looks(self) -> Iterator[RunStatus]:
         """Look, as often as the storage bears, until the run has ended.
 
         No look is given while storage does not answer. Raises ClusterError if it does not for long.
@@ -90,14 +90,14 @@ class Following:
                 f"the run goes on without you, `{logs}` follows it again"
             ) from error
 
-    def _read(self) -> tuple[Status, list[dict[str, Any]]]:
+    def _read(self) -> tuple[RunStatus, list[dict[str, Any]]]:
         """How the run is, and the events of its newest attempt; what its log has is kept."""
         status = self.record.status()
         for line in self._tail.lines():  # after the status: an end comes when the log is whole
             self._lines.append(line)  # one by one, so that none is lost with the rest
         return status, list(self.record.events(status.attempt.number)) if status.attempt else []
 
-    def _tell(self, status: Status, events: Sequence[Mapping[str, Any]]) -> None:
+    def _tell(self, status: RunStatus, events: Sequence[Mapping[str, Any]]) -> None:
         number = status.attempt.number if status.attempt else 0
         if number != self._attempt:
             self._attempt, self._told = number, 0
@@ -127,7 +127,7 @@ def in_words(ended: Mapping[str, Any]) -> str:
     return f"{ended['state']}{why}{message}{kept}{cost}"
 
 
-def _in_words(status: Status) -> str:
+def _in_words(status: RunStatus) -> str:
     number = status.attempt.number if status.attempt else 0
     if status.state == LOST:
         return f"attempt {number} gives no sign of life"

@@ -9,13 +9,13 @@ from trainrig import config, storage
 from trainrig.errors import TrainrigError
 from trainrig.launch.cost.spending import UNKNOWN, Spent
 from trainrig.launch.record.run_progress import TRAINING
-from trainrig.launch.record.run_record import DONE, Home, RunRecord, Status
+from trainrig.launch.record.run_record import DONE, Home, RunRecord, RunStatus
 from trainrig.manifest import SCRATCH
 from trainrig.report import duration
 
 
 @dataclass(frozen=True)
-class Row:
+class JobRow:
     """One run. None: not known, or it has none."""
 
     verb: str
@@ -42,12 +42,12 @@ class Row:
         return f"{self.splits:,} splits done" if self.splits else ""
 
 
-def rows(home: Home) -> list[Row]:
+def rows(home: Home) -> list[JobRow]:
     """The runs of `home`, the newest first."""
     return sorted((row_of(record) for record in home.list()), key=lambda row: row.age)
 
 
-def row_of(record: RunRecord) -> Row:
+def row_of(record: RunRecord) -> JobRow:
     """The line of one run. What cannot be read of its output is left out."""
     about, status = record.about(), record.status()
     verb, output = str(about["verb"]), str(about["output"])
@@ -55,7 +55,7 @@ def row_of(record: RunRecord) -> Row:
     cost = spent(record, status)
     if verb in TRAINING:
         step, steps, share = _training(record, output)
-    return Row(
+    return JobRow(
         verb=verb,
         id=record.id,
         state=status.state,
@@ -72,11 +72,11 @@ def row_of(record: RunRecord) -> Row:
     )
 
 
-def spent(record: RunRecord, status: Status) -> Spent:
+def spent(record: RunRecord, status: RunStatus) -> Spent:
     """What all attempts took: as their ends have it, or the newest beat of one under way."""
     took: dict[int, Spent] = {}
-    if status.attempt and "usd" in status.beat:
-        took[status.attempt.number] = Spent.of_json(status.beat)
+    if status.attempt and "usd" in status.heartbeat:
+        took[status.attempt.number] = Spent.of_json(status.heartbeat)
     for event in record.events():
         if "usd" in event:
             took[event["attempt"]] = Spent.of_json(event)
@@ -85,11 +85,11 @@ def spent(record: RunRecord, status: Status) -> Spent:
 
 def _training(record: RunRecord, output: str) -> tuple[int | None, int | None, float | None]:
     from trainrig.train.run.goodput import goodput
-    from trainrig.train.run.progress import Follower
+    from trainrig.train.run.progress import ProgressFollower
 
     try:
         steps = _steps(record)
-        progress = Follower(output, steps).look()
+        progress = ProgressFollower(output, steps).look()
         share = goodput(output).share if progress else None
     except (TrainrigError, OSError, KeyError):
         return None, None, None
@@ -108,12 +108,12 @@ def _splits(output: str) -> int | None:
         return None
 
 
-def as_json(row: Row) -> dict[str, Any]:
+def as_json(row: JobRow) -> dict[str, Any]:
     """The line for programs."""
     return asdict(row)
 
 
-def as_text(row: Row) -> Mapping[str, str]:
+def as_text(row: JobRow) -> Mapping[str, str]:
     """The line for people, by column."""
     return {
         "verb": row.verb,
@@ -126,7 +126,7 @@ def as_text(row: Row) -> Mapping[str, str]:
     }
 
 
-def lines(found: Sequence[Row]) -> Iterator[str]:
+def lines(found: Sequence[JobRow]) -> Iterator[str]:
     """The table for people, a line each. No cell is cut: an id is there to be copied."""
     texts = [as_text(row) for row in found]
     heads = list(texts[0]) if texts else []
@@ -135,7 +135,7 @@ def lines(found: Sequence[Row]) -> Iterator[str]:
         yield "  ".join(text[head].ljust(widths[head]) for head in heads).rstrip()
 
 
-def _cost(row: Row) -> str:
+def _cost(row: JobRow) -> str:
     if row.usd is not None:
         return f"{row.usd:,.2f} USD"
     if row.usd_at_most is not None:

@@ -1,7 +1,7 @@
 """Follows a run that this process submitted, and submits it again when its cluster drops it.
 
-Its attendant retries what fails below it; what can go wrong with the attendant itself (a head that
-is replaced, a job that never starts) is seen from here alone.
+Its supervisor retries what fails below it; what can go wrong with the supervisor itself (a head
+that is replaced, a job that never starts) is seen from here alone.
 """
 
 import time
@@ -12,8 +12,8 @@ from typing import Any
 from trainrig.errors import ClusterError
 from trainrig.launch.follow.follow import Following
 from trainrig.launch.follow.stop import end_as_stopped
-from trainrig.launch.ray_jobs import PENDING, SILENT_SECONDS, Job, RayJobs
-from trainrig.launch.record.run_record import LOST, LOST_SECONDS, QUEUED, Attempt, Status
+from trainrig.launch.ray_jobs import PENDING, SILENT_SECONDS, RayJob, RayJobs
+from trainrig.launch.record.run_record import LOST, LOST_SECONDS, QUEUED, JobAttempt, RunStatus
 from trainrig.launch.submit.submit import give_up
 from trainrig.launch.supervise.limits import Limits
 
@@ -25,13 +25,13 @@ STARTS_AGAIN = 1  # of a job that stays pending
 
 
 @dataclass
-class Watch:
+class Resubmitter:
     """Of the run that `following` follows. `again` submits it once more; None: this process may
     not, for it has found problems."""
 
     following: Following
     limits: Limits
-    again: Callable[[], Attempt] | None
+    again: Callable[[], JobAttempt] | None
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     _dropped: dict[str, int] = field(default_factory=dict)  # attempts, by what became of them
@@ -50,16 +50,16 @@ class Watch:
                 self._ask(status, status.attempt)
         raise AssertionError("looks end with an end")
 
-    def _hear(self, status: Status) -> None:
-        sign = (status.attempt, status.beat)
+    def _hear(self, status: RunStatus) -> None:
+        sign = (status.attempt, status.heartbeat)
         if sign != self._heard[0]:
             self._heard = (sign, self.clock())
 
-    def _lost(self, status: Status) -> bool:
+    def _lost(self, status: RunStatus) -> bool:
         """Whether there is no sign of life, by our clock too: that of the run may be another."""
         return status.state == LOST and self.clock() - self._heard[1] >= LOST_SECONDS
 
-    def _ask(self, status: Status, attempt: Attempt) -> None:
+    def _ask(self, status: RunStatus, attempt: JobAttempt) -> None:
         """See what the cluster makes of the attempt, and act on it."""
         jobs = RayJobs(attempt.address, SILENT_SECONDS)  # the log is not followed meanwhile
         try:
@@ -74,7 +74,7 @@ class Watch:
         except (ClusterError, OSError) as error:  # of the cluster, or of storage
             self._unreachable(status, error)
 
-    def _trouble_of(self, status: Status, job: Job | None) -> tuple[str, float]:
+    def _trouble_of(self, status: RunStatus, job: RayJob | None) -> tuple[str, float]:
         """What is wrong with an attempt that has no end on record, and for how long it may be."""
         if job is not None and job.over:
             return "over", END_SECONDS
@@ -92,7 +92,7 @@ class Watch:
             self._trouble = (trouble, self.clock())
         return self.clock() - self._trouble[1] >= seconds
 
-    def _unreachable(self, status: Status, error: Exception) -> None:
+    def _unreachable(self, status: RunStatus, error: Exception) -> None:
         if self._trouble[0] != "unreachable":
             self.say(f"{error}; followed from storage meanwhile")
         if self._lasts("unreachable", GONE_SECONDS) and self._lost(status):
@@ -101,7 +101,7 @@ class Watch:
                 "one, it will go on"
             ) from error
 
-    def _again(self, attempt: Attempt, trouble: str, why: str) -> None:
+    def _again(self, attempt: JobAttempt, trouble: str, why: str) -> None:
         """Submit once more, if that is left and wanted; else put the end on record."""
         record = self.following.record
         if record.status().ended:  # it came while we looked
@@ -123,7 +123,7 @@ class Watch:
         self.again()
 
 
-def _why(trouble: str, job: Job | None, attempt: Attempt) -> str:
+def _why(trouble: str, job: RayJob | None, attempt: JobAttempt) -> str:
     lines = job.message.strip().splitlines() if job else []
     said = lines[-1] if lines else ""
     waited = time.time() - attempt.submitted_at

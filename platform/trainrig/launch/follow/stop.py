@@ -10,7 +10,7 @@ from typing import Any
 from trainrig.errors import ClusterError, Unfinished
 from trainrig.launch.follow.follow import Following
 from trainrig.launch.ray_jobs import RayJobs
-from trainrig.launch.record.run_record import ENDED, LOST, STOPPED, Attempt, RunRecord
+from trainrig.launch.record.run_record import ENDED, LOST, STOPPED, JobAttempt, RunRecord
 from trainrig.launch.supervise.limits import Limits
 
 MARGIN_SECONDS = 30.0  # beyond the grace: until it is noticed, and until the end is on record
@@ -35,7 +35,7 @@ def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[st
 
 
 def _wait(
-    record: RunRecord, attempt: Attempt, jobs: RayJobs, say: Callable[[str], None]
+    record: RunRecord, attempt: JobAttempt, jobs: RayJobs, say: Callable[[str], None]
 ) -> Mapping[str, Any] | None:
     """The end, if it comes within the grace; None also if its job never began."""
     grace = float(attempt.limits.get("grace", Limits().grace))
@@ -49,7 +49,7 @@ def _wait(
     return None
 
 
-def _may_run(state: str, jobs: RayJobs, attempt: Attempt) -> bool:
+def _may_run(state: str, jobs: RayJobs, attempt: JobAttempt) -> bool:
     """Whether an end may still come: not of a job that waits for its start, or is over."""
     if state != "queued":
         return state != LOST
@@ -61,7 +61,7 @@ def _may_run(state: str, jobs: RayJobs, attempt: Attempt) -> bool:
 
 
 def _end_job(
-    record: RunRecord, attempt: Attempt, jobs: RayJobs, say: Callable[[str], None]
+    record: RunRecord, attempt: JobAttempt, jobs: RayJobs, say: Callable[[str], None]
 ) -> Mapping[str, Any] | None:
     try:
         jobs.stop(attempt.submission_id)
@@ -79,7 +79,7 @@ def _end_job(
     return record.status().ended
 
 
-def end_as_stopped(record: RunRecord, attempt: Attempt) -> None:
+def end_as_stopped(record: RunRecord, attempt: JobAttempt) -> None:
     """Put on record that `attempt`, which was asked to end, has no job any more."""
     end = {
         "state": STOPPED,

@@ -17,12 +17,12 @@ def folder_of(name: str) -> Path:
     return folder
 
 
-def remember(name: str, how: Mapping[str, str]) -> None:
+def save_endpoint(name: str, how: Mapping[str, str]) -> None:
     """Note how the cluster `name` is reached, and where its files are."""
     (folder_of(name) / "reached.json").write_text(json.dumps(dict(how)))
 
 
-def reached(name: str) -> dict[str, str]:
+def read_endpoint(name: str) -> dict[str, str]:
     """What was remembered; empty: nothing."""
     try:
         return dict(json.loads((folder_of(name) / "reached.json").read_text()))
@@ -32,7 +32,7 @@ def reached(name: str) -> dict[str, str]:
 
 def addresses(name: str) -> list[str]:
     """The addresses that runs may have been sent to."""
-    how = reached(name)
+    how = read_endpoint(name)
     return [how[key] for key in ("jobs", "address") if key in how]
 
 
@@ -53,12 +53,12 @@ def noted_homes(name: str) -> list[str]:
 
 def forget(name: str) -> None:
     """Once nothing of the cluster `name` is left: no run is on it, and it is reached no more."""
-    if folder := reached(name).get("folder"):
+    if folder := read_endpoint(name).get("folder"):
         shutil.rmtree(folder, ignore_errors=True)
     (folder_of(name) / HOMES).unlink(missing_ok=True)
 
 
-def launched(name: str, text: str) -> Path:
+def record_launch(name: str, text: str) -> Path:
     """Keep `text`, the file as it is launched, for this user's eyes; its path."""
     path = folder_of(name) / "launched.yaml"
     path.touch(mode=0o600)

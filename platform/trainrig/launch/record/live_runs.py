@@ -1,4 +1,4 @@
-"""Runs that somebody attends on a cluster just now."""
+"""Runs that somebody supervises on a cluster just now."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -22,7 +22,7 @@ class Saved:
     tokens: int | None  # trained on up to there
 
 
-class Reached:
+class RunProgress:
     """Follows the output of the run of `verb`."""
 
     def __init__(self, verb: str, output: str) -> None:

@@ -4,7 +4,7 @@
                  run.toml            its run file as last submitted, every default in it
                  attempts/0001.json  each submission, taken by exclusive create
                  events.jsonl        what happened to it; its `ended` is the truth about an attempt
-                 beat.json           the newest sign of life of who attends it
+                 beat.json           the newest sign of life of who supervises it
                  log.txt             what its verb printed
                  stop                asks the attempts up to the one that it names to end
 
@@ -12,7 +12,7 @@ The id follows from verb and output alone, so a run file that is submitted again
 the same run. An attempt counts only while no newer one was taken: nobody needs to trust clocks for
 that.
 
-That a run is `lost` is said by the clock of who asks, against that of who attends it: where they
+That a run is `lost` is said by the clock of who asks, against that of who supervises it: where they
 are a minute apart, a run that is well may be called lost, or a lost one running. Who follows a run
 (`watch`) therefore acts on it only once, by its own clock, no beat came for as long. Programs that
 look once believe it: `submit` then takes the run over, which ends the older attempt whole; `stop`
@@ -36,18 +36,18 @@ from typing import Any
 from trainrig import storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError
-from trainrig.launch.redaction import masked
+from trainrig.launch.redaction import redact
 from trainrig.processes import append_log
 
-BEAT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 LOST_SECONDS = 60.0  # without a beat: a dozen misses
 PENDING_SECONDS = 900.0  # from submission to the first sign of life; Limits.pending
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SHOWN = 10  # of the ids that a beginning may mean
 ENDED = "ended"
-ANEW = "submitted_anew"  # what came after the attempt was asked for by the user
+RESTART = "submitted_anew"  # what came after the attempt was asked for by the user
 PINNED = "pinned"  # the attempt was submitted with the submitter's versions of all libraries
-# Events that an attendant writes while its attempt lasts: others say nothing about its life.
+# Events that a job supervisor writes while its attempt lasts: others say nothing about its life.
 SIGNS = ("other_versions", "started", "retried", "superseded")
 # States. The first five may still change by themselves.
 QUEUED, WAITING, RUNNING, STOPPING, LOST = "queued", "waiting", "running", "stopping", "lost"
@@ -65,11 +65,11 @@ def run_id(verb: str, output: str) -> str:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class JobAttempt:
     """One submission of a run, numbered from 1."""
 
     number: int
-    submission_id: str  # of the Ray job that attends it
+    submission_id: str  # of the Ray job that supervises it
     address: str  # of the cluster's jobs, as it was reached
     cluster: str  # its name; empty: none that we know
     submitted_at: float  # time.time()
@@ -82,17 +82,17 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """How a run is, as far as storage tells."""
 
     state: str
-    attempt: Attempt | None  # the newest
-    beat: Mapping[str, Any]  # its newest; empty: none yet
+    attempt: JobAttempt | None  # the newest
+    heartbeat: Mapping[str, Any]  # its newest; empty: none yet
     ended: Mapping[str, Any]  # its end; empty: none yet
 
     @property
     def alive(self) -> bool:
-        """Whether somebody attends it, or soon will."""
+        """Whether somebody supervises it, or soon will."""
         return self.state in ALIVE
 
 
@@ -195,12 +195,12 @@ class RunRecord:
         """`id`, `verb`, `output` and `created` of the run."""
         return dict(json.loads(storage.read(storage.join(self.path, "run.json"))))
 
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[JobAttempt]:
         """The attempts so far, in order."""
         paths = storage.list_files(storage.join(self.path, "attempts"), ".json")
         return [_attempt(storage.read(path)) for path in paths]
 
-    def attempt(self, number: int) -> Attempt:
+    def attempt(self, number: int) -> JobAttempt:
         """One of them. Raises FileNotFoundError."""
         return _attempt(storage.read(self._attempt_path(number)))
 
@@ -213,7 +213,7 @@ class RunRecord:
 
     def take_attempt(
         self, submission_id: str, address: str, cluster: str, limits: Mapping[str, Any]
-    ) -> Attempt:
+    ) -> JobAttempt:
         """The next attempt, ours alone; from here on earlier ones count no more.
 
         "{attempt}" in the submission id stands for its number.
@@ -221,7 +221,9 @@ class RunRecord:
         while True:
             number = self.newest_attempt() + 1
             name = submission_id.replace("{attempt}", str(number))
-            attempt = Attempt(number, name, address, cluster, round(time.time(), 3), dict(limits))
+            attempt = JobAttempt(
+                number, name, address, cluster, round(time.time(), 3), dict(limits)
+            )
             entry = asdict(attempt) | {"nonce": secrets.token_hex(8)}
             if storage.create(self._attempt_path(number), _json(entry)):
                 return attempt
@@ -229,9 +231,9 @@ class RunRecord:
     def begin_anew(self) -> None:
         """Say that the next attempt is asked for by the user: no deadline is carried over to it."""
         if newest := self.newest_attempt():
-            self.record(ANEW, newest)
+            self.record(RESTART, newest)
 
-    def asked_at(self, attempt: Attempt) -> float:
+    def asked_at(self, attempt: JobAttempt) -> float:
         """When the user asked for what `attempt` does, as time.time().
 
         Of an attempt that was submitted again without them, when the first one was submitted.
@@ -243,7 +245,7 @@ class RunRecord:
 
     def _left(self, number: int) -> bool:
         """Whether what came after the attempt was asked for by the user."""
-        return any(event["event"] in (ENDED, ANEW) for event in self.events(number))
+        return any(event["event"] in (ENDED, RESTART) for event in self.events(number))
 
     def _attempt_path(self, number: int) -> str:
         return storage.join(self.path, "attempts", f"{number:04d}.json")
@@ -251,7 +253,7 @@ class RunRecord:
     def record(self, event: str, attempt: int, **details: Any) -> None:
         """Append one event with the time. What this process holds as a secret is masked."""
         line = {"event": event, "time": round(time.time(), 3), "attempt": attempt}
-        append_log.append_line(self._events, _event_line(line | masked(details)))
+        append_log.append_line(self._events, _event_line(line | redact(details)))
 
     def events(self, attempt: int | None = None) -> Iterator[dict[str, Any]]:
         """All events so far, or those of one attempt, in the order written."""
@@ -265,8 +267,8 @@ class RunRecord:
     def _events(self) -> str:
         return storage.join(self.path, "events.jsonl")
 
-    def beat(self, attempt: int, state: str, **figures: Any) -> None:
-        """Say that `attempt` is attended by this process, and how it is."""
+    def heartbeat(self, attempt: int, state: str, **figures: Any) -> None:
+        """Say that `attempt` is supervised by this process, and how it is."""
         line = {
             "time": round(time.time(), 3),
             "attempt": attempt,
@@ -277,41 +279,45 @@ class RunRecord:
         }
         storage.write(storage.join(self.path, "beat.json"), _json(line))
 
-    def last_beat(self) -> dict[str, Any]:
+    def last_heartbeat(self) -> dict[str, Any]:
         """The newest sign of life, of whichever attempt; empty: none yet."""
         try:
             return dict(json.loads(storage.read(storage.join(self.path, "beat.json"))))
         except (FileNotFoundError, ValueError):
             return {}
 
-    def status(self) -> Status:
+    def status(self) -> RunStatus:
         """How the newest attempt is."""
         number = self.newest_attempt()
         if not number:
-            return Status(QUEUED, None, {}, {})
+            return RunStatus(QUEUED, None, {}, {})
         newest = self.attempt(number)
         events = list(self.events(newest.number))
         ended = next((event for event in reversed(events) if event["event"] == ENDED), None)
-        beat = self.last_beat()
-        if beat.get("attempt") != newest.number:
-            beat = {}
-        state = str(ended["state"]) if ended else self._state_before_end(newest, events, beat)
-        return Status(state, newest, beat, ended or {})
+        heartbeat = self.last_heartbeat()
+        if heartbeat.get("attempt") != newest.number:
+            heartbeat = {}
+        state = str(ended["state"]) if ended else self._state_before_end(newest, events, heartbeat)
+        return RunStatus(state, newest, heartbeat, ended or {})
 
     def state(self) -> str:
         """How the newest attempt is, in a word."""
         return self.status().state
 
     def _state_before_end(
-        self, attempt: Attempt, events: Sequence[Mapping[str, Any]], beat: Mapping[str, Any]
+        self, attempt: JobAttempt, events: Sequence[Mapping[str, Any]], heartbeat: Mapping[str, Any]
     ) -> str:
         now = time.time()
         signs = [event["time"] for event in events if event["event"] in SIGNS]
-        if not beat and not any(event["event"] == "started" for event in events):
+        if not heartbeat and not any(event["event"] == "started" for event in events):
             return QUEUED if now - attempt.submitted_at < attempt.pending else LOST
-        if now - max([beat.get("time", 0.0), *signs]) > LOST_SECONDS:
+        if now - max([heartbeat.get("time", 0.0), *signs]) > LOST_SECONDS:
             return LOST
-        return STOPPING if self.stop_requested(attempt.number) else str(beat.get("state", RUNNING))
+        return (
+            STOPPING
+            if self.stop_requested(attempt.number)
+            else str(heartbeat.get("state", RUNNING))
+        )
 
     def request_stop(self) -> None:
         """Ask the newest attempt, and those before it, to checkpoint and end."""
@@ -360,9 +366,9 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value).encode()
 
 
-def _attempt(data: bytes) -> Attempt:
+def _attempt(data: bytes) -> JobAttempt:
     entry = json.loads(data)
-    return Attempt(**{name: entry[name] for name in Attempt.__dataclass_fields__})
+    return JobAttempt(**{name: entry[name] for name in JobAttempt.__dataclass_fields__})
 
 
 def _event_line(event: Mapping[str, Any]) -> bytes:

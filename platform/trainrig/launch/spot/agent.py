@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from trainrig.launch.spot.notices import Notice, Source, Unclear
+from trainrig.launch.spot.notices import Notice, NoticeSource, Unclear
 
 log = logging.getLogger(__name__)
 AFTER_TROUBLE = 1.0  # s, at least, until the next look or try
@@ -19,7 +19,7 @@ class Agent:
     """Looks at `source` until that is over. No trouble ends it: a machine has but this one."""
 
     def __init__(
-        self, source: Source, drain: Drain, wait: Callable[[float], None] = time.sleep
+        self, source: NoticeSource, drain: Drain, wait: Callable[[float], None] = time.sleep
     ) -> None:
         self._source, self._drain, self._wait = source, drain, wait
         self._heard: Notice | None = None

@@ -90,7 +90,7 @@ def _head(address: str) -> Any:
     """A client of it. Raises ClusterError."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    _knock(address)
+    _probe(address)
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.exceptions import RayError
 
@@ -100,7 +100,7 @@ def _head(address: str) -> Any:
         raise ClusterError(f"{address}: {error}") from None
 
 
-def _knock(address: str) -> None:
+def _probe(address: str) -> None:
     """Raise ClusterError at once if nobody is there; Ray's client would try for 40 s."""
     host, _, port = address.rpartition(":")
     try:

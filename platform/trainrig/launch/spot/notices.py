@@ -18,7 +18,7 @@ class Unclear(Exception):
     """The cloud could not be asked, or said what nobody understands. That is never a notice."""
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """Where one cloud leaves its notices."""
 
     pause: float  # s between two looks

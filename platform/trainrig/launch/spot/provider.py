@@ -7,7 +7,7 @@ from trainrig.errors import ConfigError
 from trainrig.launch.spot import aws, gcp
 from trainrig.launch.spot.kubernetes import PodEnd
 from trainrig.launch.spot.metadata import Endpoint
-from trainrig.launch.spot.notices import Source
+from trainrig.launch.spot.notices import NoticeSource
 
 PROVIDERS = ("aws", "gcp", "kubernetes")
 VENDOR = Path("/sys/class/dmi/id/sys_vendor")  # who made the machine, says its firmware
@@ -29,7 +29,7 @@ def detect(environment: Mapping[str, str], vendor: Path = VENDOR) -> str:
 
 def source(
     provider: str, environment: Mapping[str, str], endpoint: str, grace: float, now: bool
-) -> Source:
+) -> NoticeSource:
     """Where the notices of `provider` come from. Raises ConfigError.
 
     `endpoint`: the URL of a metadata service in the place of the provider's own, or empty. `grace`

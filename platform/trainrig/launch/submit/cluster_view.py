@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from trainrig.hardware import Hardware
-from trainrig.launch.ray_jobs import Node, RayJobs
-from trainrig.launch.submit.resource_request import Needs
+from trainrig.launch.ray_jobs import ClusterNode, RayJobs
+from trainrig.launch.submit.resource_request import ResourceRequest
 from trainrig.ray_runtime import ray_pools
-from trainrig.ray_runtime.ray_pools import LABEL, Pool, places
+from trainrig.ray_runtime.ray_pools import LABEL, NodePool, places
 
 INSTANCE = "trainrig.io/instance"  # the label that says what was rented
 CLUSTER = "trainrig.io/cluster"  # the label that says whose node it is
@@ -39,8 +39,8 @@ class ClusterView:
     address: str
     ray: str
     python: str
-    nodes: Sequence[Node]
-    pools: Sequence[Pool] | None  # None: not known; (): nothing scales it
+    nodes: Sequence[ClusterNode]
+    pools: Sequence[NodePool] | None  # None: not known; (): nothing scales it
 
     @property
     def here(self) -> bool:
@@ -86,10 +86,10 @@ class ClusterView:
             )
         return "; ".join(wrong) or None
 
-    def room_for(self, asked: Needs) -> tuple[Verdict, str]:
+    def capacity_for(self, asked: ResourceRequest) -> tuple[Verdict, str]:
         """Whether it has, or may grow to have, what a run cannot do without."""
         if asked.least == 0 or not asked.each:
-            return "ok", "nothing of its own: it runs beside its attendant, on the head"
+            return "ok", "nothing of its own: it runs beside its supervisor, on the head"
         live = self.live_places(asked)
         if live >= asked.least:
             return "ok", f"{asked}: room for {live} now"
@@ -103,13 +103,13 @@ class ClusterView:
             return "ok", f"{asked}: room for {live} now, for {later} with what may come ({grown})"
         return "problem", f"{asked}, but {self._lack(asked, later)}"
 
-    def live_places(self, asked: Needs) -> int:
+    def live_places(self, asked: ResourceRequest) -> int:
         """How many workers the live nodes hold, were nothing else there."""
         if not asked.each:
             return asked.most
         return sum(places(node.resources, asked.each) for node in self._meant(asked)[0])
 
-    def _meant(self, asked: Needs) -> tuple[list[Node], list[Pool]]:
+    def _meant(self, asked: ResourceRequest) -> tuple[list[ClusterNode], list[NodePool]]:
         """The nodes and pools that such workers go to: those with the label, if there are any."""
         nodes, pools = list(self.nodes), list(self.pools or ())
         meant = [n for n in nodes if n.labels.get(LABEL) == asked.pool]
@@ -120,15 +120,15 @@ class ClusterView:
         """Of each live node, and of a node of each pool."""
         return [*(n.resources for n in self.nodes), *(p.resources for p in self.pools or ())]
 
-    def _lack(self, asked: Needs, room: int) -> str:
+    def _lack(self, asked: ResourceRequest, capacity: int) -> str:
         if asked.gpus and not any(each.get("GPU", 0) for each in self.resources()):
             pools = "; ".join(map(str, self.pools or ())) or "it has none"
             return (
                 f"no node has GPUs, and no pool has GPUs ({pools}); set {asked.key} = 0, or add a "
                 "pool with GPUs to the cluster's file"
             )
-        fewer = f"set {asked.key} = {room} or fewer" if room else "ask for smaller ones"
-        return f"the cluster has room for {room} at most; {fewer}, or let it have more nodes"
+        fewer = f"set {asked.key} = {capacity} or fewer" if capacity else "ask for smaller ones"
+        return f"the cluster has room for {capacity} at most; {fewer}, or let it have more nodes"
 
     def device(self, known: Hardware) -> str | None:
         """What the table calls the devices that training would run on; None: unknown.
@@ -169,7 +169,7 @@ def look(jobs: RayJobs) -> ClusterView:
     return ClusterView(jobs.address, *jobs.versions(), jobs.nodes(), None)
 
 
-def ask_pools(jobs: RayJobs) -> Sequence[Pool] | None:
+def ask_pools(jobs: RayJobs) -> Sequence[NodePool] | None:
     """What the cluster's autoscaler may start; None: it does not say. Raises ClusterError.
 
     Its file is on the head, so the question is a job that reads it there. It brings its own text
@@ -188,7 +188,7 @@ def ask_pools(jobs: RayJobs) -> Sequence[Pool] | None:
         time.sleep(0.2)
     found = [line for line in jobs.output(name).splitlines() if line.startswith(ANSWER)]
     answer = json.loads(found[-1].removeprefix(ANSWER)) if found else None
-    return None if answer is None else [Pool(**each) for each in answer]
+    return None if answer is None else [NodePool(**each) for each in answer]
 
 
 def _is_ours(address: str) -> bool:

@@ -11,7 +11,7 @@ from trainrig.config import RunFile, identity
 from trainrig.errors import OutputTaken
 from trainrig.manifest import MANIFEST, Manifest
 
-CHANGE_WHAT_IS_FINISHED = {"curate", "sweep"}  # by fields marked AHEAD
+CHANGE_WHAT_IS_FINISHED = {"curate", "sweep"}  # by fields marked EXTENDABLE
 
 
 def check_output(run: RunFile, folder: str) -> Manifest | None:
@@ -27,7 +27,7 @@ def check_output(run: RunFile, folder: str) -> Manifest | None:
         return None
     if done := storage.exists(storage.join(folder, MANIFEST)):
         found = manifest.read_manifest(folder)
-    here, lasting = identity(run), identity(run, ahead=False)
+    here, lasting = identity(run), identity(run, extendable=False)
     whole = done and run.verb not in CHANGE_WHAT_IS_FINISHED
     there = found.config if whole else _lasting(found.config, here, lasting)
     different = manifest.difference_of(
@@ -51,7 +51,7 @@ def _check_empty(folder: str) -> None:
 
 
 def _lasting(there: Any, whole: Any, lasting: Any) -> Any:
-    """`there` without what `lasting` leaves out of `whole`: the fields marked AHEAD."""
+    """`there` without what `lasting` leaves out of `whole`: the fields marked EXTENDABLE."""
     if all(isinstance(each, Mapping) for each in (there, whole, lasting)):
         return {
             key: _lasting(value, whole.get(key), lasting.get(key))

@@ -20,18 +20,18 @@ from trainrig.launch.submit import package_upload
 from trainrig.launch.submit.cluster_view import ClusterView, Verdict, ask_pools, look
 from trainrig.launch.submit.output_check import check_output
 from trainrig.launch.submit.package_upload import Package
-from trainrig.launch.submit.resource_request import TRAINING, Needs, needs
-from trainrig.launch.submit.run_paths import Place, is_there, places, with_absolute_paths
+from trainrig.launch.submit.resource_request import TRAINING, ResourceRequest, request_resources
+from trainrig.launch.submit.run_paths import NamedPath, find_paths, is_there, with_absolute_paths
 from trainrig.launch.submit.write_access import check_writable, shared_disk
 from trainrig.launch.supervise.limits import Limits
 from trainrig.manifest import Manifest
 from trainrig.verbs import VERBS
 
-RECKONED = ("pretrain", "sweep")  # verbs whose time and cost follow from the run file
+ESTIMATED = ("pretrain", "sweep")  # verbs whose time and cost follow from the run file
 
 
 @dataclass(frozen=True)
-class Request:
+class SubmissionRequest:
     """What the user asks for."""
 
     verb: str
@@ -113,7 +113,7 @@ class Preflight:
                 self.note(what, "ok", text)
 
 
-def read_run(request: Request) -> RunFile:
+def read_run(request: SubmissionRequest) -> RunFile:
     """The run that is asked for, with absolute paths. Raises ConfigError."""
     if request.verb not in VERBS:
         hint = config.did_you_mean(request.verb, VERBS)
@@ -122,7 +122,7 @@ def read_run(request: Request) -> RunFile:
     return with_absolute_paths(config.load(model, request.run_file, request.changes))
 
 
-def examine(request: Request) -> Preflight:
+def examine(request: SubmissionRequest) -> Preflight:
     """Everything that can be known before the upload, in the order in which people mend it."""
     found = Preflight(Home.named(request.home), request.limits)
     found.check("run file", lambda: _read_run_file(found, request))
@@ -136,14 +136,14 @@ def examine(request: Request) -> Preflight:
         _outputs(found, found.run)
         _inputs(found, found.run)
         if found.cluster:
-            _room(found, found.run, found.cluster)
+            _check_capacity(found, found.run, found.cluster)
             found.check("cost", lambda: _cost(found))
             _max_cost(found)
             _others(found, found.run, found.cluster)
     return found
 
 
-def _read_run_file(found: Preflight, request: Request) -> str:
+def _read_run_file(found: Preflight, request: SubmissionRequest) -> str:
     found.run = read_run(request)
     return f"{request.run_file} is one for `{request.verb}`"
 
@@ -154,7 +154,7 @@ def _read_prices(found: Preflight) -> str | None:
     return None if path is None else f"{path}: {len(found.prices.instances)} instances with prices"
 
 
-def _reach(found: Preflight, request: Request) -> str:
+def _reach(found: Preflight, request: SubmissionRequest) -> str:
     jobs = RayJobs(address_of(request.address))
     found.cluster = look(jobs)
     found.jobs = jobs
@@ -179,7 +179,7 @@ def _home(found: Preflight) -> None:
 
 
 def _outputs(found: Preflight, run: RunFile) -> None:
-    for place in places(run):
+    for place in find_paths(run):
         if place.written and place.key.rpartition(".")[2] in ("output", "copy_to"):
             found.check(place.key, lambda at=place: _place(found, at.path, at.key))  # type: ignore[misc]
     found.check("output", lambda: _look_into_output(found, run))
@@ -221,32 +221,34 @@ def _seen_by_the_cluster(found: Preflight, path: str, key: str) -> str | None:
 
 
 def _inputs(found: Preflight, run: RunFile) -> None:
-    inputs = [place for place in places(run) if not place.written]
+    inputs = [place for place in find_paths(run) if not place.written]
     for place in inputs:
         found.check(place.key, lambda at=place: _input(found, at))  # type: ignore[misc]
     if inputs and not any(each.what in {p.key for p in inputs} for each in found.problems):
         found.note("inputs", "ok", f"all {len(inputs)} are there")
 
 
-def _input(found: Preflight, place: Place) -> None:
+def _input(found: Preflight, place: NamedPath) -> None:
     _seen_by_the_cluster(found, place.path, place.key)
     if not is_there(place.path):
         raise ConfigError(f"{place.path}: nothing is there; make it first, or name another")
 
 
-def _room(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
-    asked = needs(run, cluster.resources())
+def _check_capacity(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
+    asked = request_resources(run, cluster.resources())
     if found.jobs and _pools_matter(found, run, cluster, asked) and not cluster.other_versions():
         try:  # a few seconds, which a cluster with enough nodes does not cost
             cluster = found.cluster = dataclasses.replace(cluster, pools=ask_pools(found.jobs))
         except ClusterError as error:
             found.note("resources", "problem", str(error))
             return
-        asked = needs(run, cluster.resources())
-    found.note("resources", *cluster.room_for(asked))
+        asked = request_resources(run, cluster.resources())
+    found.note("resources", *cluster.capacity_for(asked))
 
 
-def _pools_matter(found: Preflight, run: RunFile, cluster: ClusterView, asked: Needs) -> bool:
+def _pools_matter(
+    found: Preflight, run: RunFile, cluster: ClusterView, asked: ResourceRequest
+) -> bool:
     """Whether what may come says more than what is up: of the room, of the devices that training
     takes, which go before cores also while their pool is at zero, or of the prices."""
     if cluster.live_places(asked) < asked.least:
@@ -259,18 +261,18 @@ def _pools_matter(found: Preflight, run: RunFile, cluster: ClusterView, asked: N
 
 def _cost(found: Preflight) -> str | None:
     """Hours and price, for runs that can be reckoned. Raises InputError if parts do not fit."""
-    if found.run is None or found.run.verb not in RECKONED or found.cluster is None:
+    if found.run is None or found.run.verb not in ESTIMATED or found.cluster is None:
         return None
     if found.prices is None:  # said already
         return None
-    from trainrig.check import Machine, describe
+    from trainrig.check import DeviceChoice, describe
 
     # What the reckoning is for must be known; it is not for this machine, unless the cluster is.
     device = found.cluster.device(found.prices)
     if device is None and not found.cluster.here:
         return None
-    facts = describe(found.run, Machine(device, found.limits.hardware))
-    return ", ".join(_reckoned(facts, found.cluster.spot_share(found.prices))) or None
+    facts = describe(found.run, DeviceChoice(device, found.limits.hardware))
+    return ", ".join(_estimate(facts, found.cluster.spot_share(found.prices))) or None
 
 
 def _max_cost(found: Preflight) -> None:
@@ -301,7 +303,7 @@ def _others(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
         )
 
 
-def _reckoned(facts: dict[str, Any], spot: float | None) -> Iterator[str]:
+def _estimate(facts: dict[str, Any], spot: float | None) -> Iterator[str]:
     if "trials" in facts:
         yield f"{facts['trials']} models, {facts['runs']} runs, {facts['flops']:.3g} FLOP"
     if "hours" in facts:

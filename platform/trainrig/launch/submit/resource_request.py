@@ -12,7 +12,7 @@ TRAINING = {"pretrain", "posttrain"}  # each worker takes a GPU where there are 
 
 
 @dataclass(frozen=True)
-class Needs:
+class ResourceRequest:
     """Places for workers, each of `cpus` and `gpus` on one node; `least` of them at a time."""
 
     least: int
@@ -33,16 +33,16 @@ class Needs:
         return f"{self.key}: {count} of {' and '.join(parts) or 'nothing'} each"
 
 
-def needs(run: RunFile, resources: Iterable[Mapping[str, float]]) -> Needs:
+def request_resources(run: RunFile, resources: Iterable[Mapping[str, float]]) -> ResourceRequest:
     """Those of `run` on nodes with such `resources`. A run without workers does all its work
-    beside its attendant, on the head."""
+    beside its supervisor, on the head."""
     trials: Any = getattr(run, "trials", None)
     if trials is not None:
         key = "trials.gpus" if trials.gpus else "trials.cpus"
-        return Needs(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
+        return ResourceRequest(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
     workers: Any = getattr(run, "workers", 0)
     asked = bounds(workers)
     if run.verb not in TRAINING:
-        return Needs(asked.least, asked.most, pool=CPU_POOL)
+        return ResourceRequest(asked.least, asked.most, pool=CPU_POOL)
     gpus = any(each.get("GPU", 0) >= 1 for each in resources)
-    return Needs(asked.least, asked.most, gpus=1.0 if gpus else 0.0)
+    return ResourceRequest(asked.least, asked.most, gpus=1.0 if gpus else 0.0)

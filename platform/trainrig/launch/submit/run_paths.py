@@ -1,6 +1,6 @@
 """The places that a run file names: what it reads, and what it writes.
 
-They are its fields marked PLACE that hold text. A choice between words (a Literal) is none.
+They are its fields marked NOT_IDENTITY that hold text. A choice between words (a Literal) is none.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from trainrig.errors import DataError
 WRITTEN = {"output", "copy_to", "cache"}
 CACHES = {"BlockCache"}  # their folder is this machine's own
 
-__all__ = ["Place", "is_there", "places", "with_absolute_paths"]
+__all__ = ["NamedPath", "find_paths", "is_there", "with_absolute_paths"]
 
 
 @dataclass(frozen=True)
-class Place:
+class NamedPath:
     """One path of a run file."""
 
     key: str  # as `training.checkpoints.copy_to`
@@ -30,20 +30,20 @@ class Place:
     written: bool
 
 
-def places(run: Settings) -> list[Place]:
+def find_paths(run: Settings) -> list[NamedPath]:
     """All of them, in the order of the fields."""
-    return list(_places(run, ()))
+    return list(_find_paths(run, ()))
 
 
-def _places(settings: Settings, at: tuple[str | int, ...]) -> Iterator[Place]:
+def _find_paths(settings: Settings, at: tuple[str | int, ...]) -> Iterator[NamedPath]:
     for name, value in values(settings):
         here = (*at, name)
         if name in texts(settings):
             written = name in WRITTEN or type(settings).__name__ in CACHES
             for part, path in _strings(value):
-                yield Place(dotted((*here, *part)), path, written)
+                yield NamedPath(dotted((*here, *part)), path, written)
         for part, inner in _inner(value):
-            yield from _places(inner, (*here, *part))
+            yield from _find_paths(inner, (*here, *part))
 
 
 def _strings(value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:

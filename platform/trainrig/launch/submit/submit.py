@@ -1,7 +1,8 @@
-"""Puts a run on a cluster: its run file on record, the package on the head, a job that attends it.
+"""Puts a run on a cluster: its run file on record, the package on the head, a job that supervises
+it.
 
 The attempt is on record before the job is asked for. So a submission that dies halfway leaves an
-attempt that nobody attends, which the next one supersedes, and never a job that nobody knows.
+attempt that nobody supervises, which the next one supersedes, and never a job that nobody knows.
 """
 
 import logging
@@ -15,7 +16,7 @@ from trainrig import config, manifest, storage
 from trainrig.errors import ClusterError
 from trainrig.launch.ray_jobs import RayJobs
 from trainrig.launch.record.known_clusters import note_home
-from trainrig.launch.record.run_record import ENDED, FAILED, Attempt, Home, RunRecord
+from trainrig.launch.record.run_record import ENDED, FAILED, Home, JobAttempt, RunRecord
 from trainrig.launch.submit import package_upload
 from trainrig.launch.submit.package_upload import Package
 from trainrig.launch.submit.preflight import Preflight
@@ -28,7 +29,7 @@ SETUP_SECONDS = 1800  # for pip on a node; Ray gives it 600
 
 @dataclass(frozen=True)
 class Submission:
-    """A run, and where and how it is to be attended."""
+    """A run, and where and how it is to be supervised."""
 
     home: Home
     record: RunRecord
@@ -59,8 +60,8 @@ class Submission:
             table,
         )
 
-    def submit(self) -> Attempt:
-        """Upload, take the next attempt and have it attended. Raises ClusterError."""
+    def submit(self) -> JobAttempt:
+        """Upload, take the next attempt and have it supervised. Raises ClusterError."""
         self._note_home()
         storage.write(self.record.run_file, self.run_file.encode())
         uri = self.jobs.upload(self.package.name, self.package.data)
@@ -101,7 +102,7 @@ class Submission:
             storage.write(limits["hardware"], self.hardware.encode())
         return limits
 
-    def _entrypoint(self, attempt: Attempt) -> str:
+    def _entrypoint(self, attempt: JobAttempt) -> str:
         command = ["python", "-m", "trainrig.launch.supervise.entrypoint", "--home", self.home.path]
         command += ["--run", self.record.id, "--attempt", str(attempt.number)]
         return shlex.join(command)
@@ -119,7 +120,7 @@ class Submission:
         }
 
 
-def give_up(record: RunRecord, attempt: Attempt, message: str, cause: str = "cluster") -> None:
-    """Put on record that nobody attends `attempt`, nor will."""
+def give_up(record: RunRecord, attempt: JobAttempt, message: str, cause: str = "cluster") -> None:
+    """Put on record that nobody supervises `attempt`, nor will."""
     end = {"state": FAILED, "cause": cause, "exit_code": 1, "message": message}
     record.record(ENDED, attempt.number, **end)

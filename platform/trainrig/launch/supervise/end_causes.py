@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from trainrig import storage
 from trainrig.errors import ClusterError, ConfigError, DataError, Diverged, OutputTaken, Unfinished
-from trainrig.launch.redaction import masked
+from trainrig.launch.redaction import redact
 
 Cause = Literal[
     "done",
@@ -56,7 +56,7 @@ STATES: dict[Cause, str] = {
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """How a child ended."""
 
     exit_code: int  # negative: the signal that ended it
@@ -69,9 +69,9 @@ class End:
         return STATES.get(self.cause, "failed")
 
 
-def end_of(
+def find_end(
     exit_code: int, outcome: dict[str, Any] | None, asked: Cause | None, last_words: str
-) -> End:
+) -> RunEnd:
     """Why a child with `exit_code` ended.
 
     `outcome` is what it wrote about that itself, `asked` why we told it to end, if we did;
@@ -79,20 +79,20 @@ def end_of(
     """
     message = str(outcome["message"]) if outcome else last_words
     if exit_code == 0:
-        return End(0, "done", "")
+        return RunEnd(0, "done", "")
     if asked:  # whatever came of it: it is over because we wanted it to be
-        return End(exit_code, asked, message)
+        return RunEnd(exit_code, asked, message)
     if outcome and BY_USER.search(message):
-        return End(exit_code, "stopped", message)
+        return RunEnd(exit_code, "stopped", message)
     if outcome and outcome["kind"] in OF_ERRORS:
-        return End(exit_code, OF_ERRORS[outcome["kind"]], message)
+        return RunEnd(exit_code, OF_ERRORS[outcome["kind"]], message)
     if exit_code == Unfinished.exit_code:
-        return End(exit_code, "preempted", message)
+        return RunEnd(exit_code, "preempted", message)
     if exit_code in KILLED:
-        return End(exit_code, "lost node", _killed(exit_code, message))
+        return RunEnd(exit_code, "lost node", _killed(exit_code, message))
     if outcome is None and exit_code == ConfigError.exit_code:  # a wrong command line
-        return End(exit_code, "input", message)
-    return End(exit_code, "unknown", message or f"exit code {exit_code}")
+        return RunEnd(exit_code, "input", message)
+    return RunEnd(exit_code, "unknown", message or f"exit code {exit_code}")
 
 
 def _killed(exit_code: int, last_words: str) -> str:
@@ -109,4 +109,4 @@ def read_outcome(path: str) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     whole = isinstance(found, dict) and {"kind", "message"} <= found.keys()
-    return masked(found) if whole else None
+    return redact(found) if whole else None

@@ -1,4 +1,4 @@
-"""The entrypoint of a run's Ray job: attends one attempt, and ends as its verb does.
+"""The entrypoint of a run's Ray job: supervises one attempt, and ends as its verb does.
 
 python -m trainrig.launch.supervise.entrypoint --home HOME --run ID --attempt N
 """
@@ -14,15 +14,15 @@ from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.job import GOES_ON, exit_codes, if_stopped
 from trainrig.launch.record.run_record import ENDED, Home, RunRecord
-from trainrig.launch.redaction import MaskingFormatter
-from trainrig.launch.supervise.end_causes import Cause, End
-from trainrig.launch.supervise.job_supervisor import Attendant
+from trainrig.launch.redaction import RedactingFormatter
+from trainrig.launch.supervise.end_causes import Cause, RunEnd
+from trainrig.launch.supervise.job_supervisor import JobSupervisor
 from trainrig.launch.supervise.limits import Limits
 from trainrig.launch.supervise.versions import compare_versions
 
-# What is asked of the attempt by a signal to its attendant.
+# What is asked of the attempt by a signal to its supervisor.
 SIGNALS: dict[signal.Signals, tuple[Cause, str]] = {
-    signal.SIGTERM: ("preempted", "its attendant was told to end"),
+    signal.SIGTERM: ("preempted", "its supervisor was told to end"),
     signal.SIGINT: ("stopped", "interrupted"),
 }
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--attempt", required=True, type=int, metavar="N")
     given = parser.parse_args(arguments)
     handler = logging.StreamHandler()
-    handler.setFormatter(MaskingFormatter("trainrig: %(message)s"))
+    handler.setFormatter(RedactingFormatter("trainrig: %(message)s"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("trainrig").setLevel(logging.INFO)
     with exit_codes(), if_stopped(GOES_ON):
@@ -49,20 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         compare_versions(record, attempt.number)
         try:
             limits = config.build(Limits, attempt.limits, f"{record.id}: limits")
-            attendant = Attendant(record, attempt, limits, verb_command(record))
+            supervisor = JobSupervisor(record, attempt, limits, verb_command(record))
         except ConfigError as error:
-            end = End(error.exit_code, "input", str(error))
+            end = RunEnd(error.exit_code, "input", str(error))
             record.record(ENDED, attempt.number, state=end.state, **asdict(end))
             raise
-        listen(attendant)
-        code = attendant.attend()
+        listen(supervisor)
+        code = supervisor.supervise()
     raise SystemExit(code)
 
 
-def listen(attendant: Attendant) -> None:
+def listen(supervisor: JobSupervisor) -> None:
     """Let signals to this process ask the attempt to end."""
     for number, asked in SIGNALS.items():
-        signal.signal(number, lambda *_, asked=asked: attendant.ask(*asked))
+        signal.signal(number, lambda *_, asked=asked: supervisor.ask(*asked))
 
 
 if __name__ == "__main__":

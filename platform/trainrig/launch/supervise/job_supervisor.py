@@ -25,27 +25,27 @@ from trainrig.job import OUTCOME
 from trainrig.launch.cost import metering, spending
 from trainrig.launch.cost.metering import Kind, Meter
 from trainrig.launch.cost.spending import Spent
-from trainrig.launch.record.run_progress import Reached
+from trainrig.launch.record.run_progress import RunProgress
 from trainrig.launch.record.run_record import (
-    BEAT_SECONDS,
     ENDED,
+    HEARTBEAT_SECONDS,
     LOST_SECONDS,
     RUNNING,
     STOPPING,
     WAITING,
-    Attempt,
+    JobAttempt,
     RunRecord,
 )
-from trainrig.launch.redaction import masked
-from trainrig.launch.supervise.end_causes import Cause, End, end_of, read_outcome
+from trainrig.launch.redaction import redact
+from trainrig.launch.supervise.end_causes import Cause, RunEnd, find_end, read_outcome
 from trainrig.launch.supervise.limits import Limits
 from trainrig.launch.supervise.live_nodes import LiveNodes
 from trainrig.launch.supervise.log_copy import LogCopy
 from trainrig.launch.supervise.notify import notify
-from trainrig.launch.supervise.previous_supervisor import settle_predecessors
+from trainrig.launch.supervise.previous_supervisor import settle_previous_supervisors
 from trainrig.launch.supervise.retries import Retries, Retry
 from trainrig.processes.child_process import Child
-from trainrig.processes.lease import Owner
+from trainrig.processes.lease import LeaseOwner
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 60.0  # for a last look to come back
@@ -54,9 +54,9 @@ LAST_WORD_SECONDS = 600.0  # for storage that does not take the end: without it 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds between the looks of an attendant."""
+    """Seconds between the looks of a job supervisor."""
 
-    beat: float = BEAT_SECONDS  # signs of life, cost, newer attempts
+    heartbeat: float = HEARTBEAT_SECONDS  # signs of life, cost, newer attempts
     look: float = 1.0  # at the file `stop`, which may lie in a bucket: each is a request
     poll: float = 0.1  # at the child
 
@@ -65,17 +65,17 @@ class Superseded(Exception):
     """A newer attempt has taken over."""
 
 
-class NoNeed(Exception):
+class AlreadyDone(Exception):
     """It was asked to end before it began."""
 
 
-class Attendant:
+class JobSupervisor:
     """Of `attempt` at the run of `record`. `command` is what its verb is done by."""
 
     def __init__(
         self,
         record: RunRecord,
-        attempt: Attempt,
+        attempt: JobAttempt,
         limits: Limits,
         command: Sequence[str],
         pace: Pace = Pace(),
@@ -83,13 +83,13 @@ class Attendant:
         about = record.about()
         self._record, self._attempt, self._limits = record, attempt, limits
         self._command, self._pace = command, pace
-        self._reached = Reached(about["verb"], about["output"])
+        self._progress = RunProgress(about["verb"], about["output"])
         self._output = about["output"]
         self._prices = hardware.load(limits.hardware)
         self._meter = Meter(LiveNodes(os.environ.get("RAY_ADDRESS")).look)
-        self._owner = Owner.here().model_dump()
+        self._owner = LeaseOwner.here().model_dump()
         self._before = Spent()  # by earlier attempts
-        self._attended_before = 0.0  # s, of them
+        self._supervised_before = 0.0  # s, of them
         self._state = WAITING
         self._since = attempt.submitted_at  # what the deadline counts from
         self._asked: tuple[Cause, str] | None = None  # why it has to end, and in words
@@ -106,14 +106,14 @@ class Attendant:
         """Have it end whole. The first to ask is the cause."""
         self._asked = self._asked or (cause, why)
 
-    def attend(self) -> int:
+    def supervise(self) -> int:
         """Do the attempt; the exit code of its verb."""
         number = self._attempt.number
         if any(event["event"] == ENDED for event in self._record.events(number)):
             log.warning("%s: attempt %d was given up before it began", self._record.id, number)
             return 1
         try:
-            self._take_over()
+            self._settle_previous()
             self._log = LogCopy(self._record, number)
             self._watch.start()
             end, tries = self._tries()
@@ -125,36 +125,36 @@ class Attendant:
             log.warning("%s: superseded by attempt %d", self._record.id, self._newer)
             self._insist("superseded", by=self._newer, **self._figures())
             return 1
-        except NoNeed:
+        except AlreadyDone:
             end, tries = self._asked_before_it_began(), 0
         except Exception as error:
-            self._finish(End(1, "unknown", f"its attendant failed: {error!r}"), 0)
+            self._finish(RunEnd(1, "unknown", f"its supervisor failed: {error!r}"), 0)
             raise
         self._finish(end, tries)
         return end.exit_code if end.exit_code >= 0 else 128 - end.exit_code
 
-    def _take_over(self) -> None:
+    def _settle_previous(self) -> None:
         """Wait until nobody else drives the run. Raises Superseded or NoNeed."""
         if self._limits.deadline:
             self._since = self._record.asked_at(self._attempt)
-        earlier = settle_predecessors(self._record, self._attempt.number, self._check_need)
-        self._before, self._attended_before = earlier.spent, earlier.attended
+        earlier = settle_previous_supervisors(self._record, self._attempt.number, self._check_need)
+        self._before, self._supervised_before = earlier.spent, earlier.supervised
         self._check_budget({})
         # In this order: of two attempts that begin at once, one sees the other.
-        self._beat()
+        self._heartbeat()
         self._check_fence()
 
     def _check_need(self) -> None:
         self._check_fence()
         self._look()
         if self._asked:
-            raise NoNeed
+            raise AlreadyDone
 
-    def _asked_before_it_began(self) -> End:
+    def _asked_before_it_began(self) -> RunEnd:
         assert self._asked is not None
-        return End(Unfinished.exit_code, *self._asked)
+        return RunEnd(Unfinished.exit_code, *self._asked)
 
-    def _tries(self) -> tuple[End, int]:
+    def _tries(self) -> tuple[RunEnd, int]:
         """The end of the last try, and how many there were."""
         retries, tries = Retries(self._limits), 0
         while True:
@@ -167,14 +167,14 @@ class Attendant:
                 raise Superseded
             if self._asked or end.cause == "done":
                 return end, tries
-            progress = self._quietly(self._reached.progress) or 0
+            progress = self._quietly(self._progress.progress) or 0
             decision = retries.after(end, progress)
             if not isinstance(decision, Retry):
                 why = f" ({decision.why})" if decision.why else ""
-                return End(end.exit_code, end.cause, f"{end.message}{why}"), tries
+                return RunEnd(end.exit_code, end.cause, f"{end.message}{why}"), tries
             self._back_off(end, progress, decision.seconds * uniform(0.5, 1.0))
 
-    def _one_try(self, number: int) -> End:
+    def _one_try(self, number: int) -> RunEnd:
         with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
             outcome = str(Path(folder) / "outcome.json")
             environment = {**os.environ, OUTCOME: outcome, "PYTHONUNBUFFERED": "1"}
@@ -189,10 +189,10 @@ class Attendant:
                 child.kill()
             self._log.end_lines()
             asked = self._asked[0] if self._asked else None
-            end = end_of(code, read_outcome(outcome), asked, self._log.last_words())
-        return End(end.exit_code, end.cause, self._why(end))
+            end = find_end(code, read_outcome(outcome), asked, self._log.last_words())
+        return RunEnd(end.exit_code, end.cause, self._why(end))
 
-    def _why(self, end: End) -> str:
+    def _why(self, end: RunEnd) -> str:
         if not self._asked or end.cause == "done":
             return end.message
         if self._forced:
@@ -215,7 +215,7 @@ class Attendant:
             self._forced = True
             child.kill()
 
-    def _back_off(self, end: End, progress: int, seconds: float) -> None:
+    def _back_off(self, end: RunEnd, progress: int, seconds: float) -> None:
         log.warning("%s: %s; begun again in %.0f s", end.cause, end.message, seconds)
         self._insist(
             "retried",
@@ -232,13 +232,13 @@ class Attendant:
             time.sleep(self._pace.poll)
 
     def _watch_until_over(self) -> None:
-        next_beat = time.monotonic()
+        next_heartbeat = time.monotonic()
         while not self._over.wait(self._pace.look):
             self._quietly(self._look)
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + self._pace.beat
+            if time.monotonic() >= next_heartbeat:
+                next_heartbeat = time.monotonic() + self._pace.heartbeat
                 self._quietly(self._read_meter)
-                self._quietly(self._beat)
+                self._quietly(self._heartbeat)
 
     def _end_watch(self) -> None:
         self._over.set()
@@ -253,14 +253,14 @@ class Attendant:
         if not self._asked and self._record.stop_requested(number):
             self.ask("stopped", "asked to stop")
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         began = time.monotonic()  # whoever is frozen in the middle has been away since then
         self._newer = self._newer_attempt()
         if self._newer and self._was_away():
             return
-        self._quietly(self._reached.look)
-        figures = self._figures() | self._reached.figures()
-        self._record.beat(self._attempt.number, self._state, owner=self._owner, **figures)
+        self._quietly(self._progress.look)
+        figures = self._figures() | self._progress.figures()
+        self._record.heartbeat(self._attempt.number, self._state, owner=self._owner, **figures)
         self._heard = began
 
     def _was_away(self) -> bool:
@@ -319,7 +319,7 @@ class Attendant:
         if self._newer:
             raise Superseded
 
-    def _finish(self, end: End, tries: int) -> None:
+    def _finish(self, end: RunEnd, tries: int) -> None:
         self._end_watch()
         self._read_meter()
         self._insist(ENDED, **self._end_facts(end), tries=tries, **self._figures())
@@ -330,19 +330,19 @@ class Attendant:
                 "run": self._record.id,
                 "state": end.state,
                 "cause": end.cause,
-                "message": masked(end.message),
+                "message": redact(end.message),
             }
             how = notify(self._limits.notify, self._limits.notify_seconds, facts)
             self._quietly(lambda: self._record.record("notified", self._attempt.number, **how))
 
-    def _end_facts(self, end: End) -> dict[str, Any]:
-        saved = self._quietly(self._reached.saved)
+    def _end_facts(self, end: RunEnd) -> dict[str, Any]:
+        saved = self._quietly(self._progress.saved)
         spent = self._spent()
         tokens = saved.tokens if saved else None
-        attended = self._attended_before + self._meter.wall
+        supervised = self._supervised_before + self._meter.wall
         events = self._quietly(lambda: list(self._record.events())) or []
-        split = self._reached.trains and self._quietly(
-            lambda: spending.bill(spent.usd, attended, events, self._output)
+        split = self._progress.trains and self._quietly(
+            lambda: spending.bill(spent.usd, supervised, events, self._output)
         )
         return {
             "state": end.state,
@@ -366,13 +366,13 @@ class Attendant:
                 if time.monotonic() > until:
                     log.error("%s: `%s` is not on record: %s", self._record.path, event, problem)
                     return None
-                time.sleep(min(self._pace.beat, 5.0))
+                time.sleep(min(self._pace.heartbeat, 5.0))
 
     def _quietly(self, look: Callable[[], Any]) -> Any:
         """What `look` gives; None if it fails: no run ends, or goes without its end, for that."""
         try:
             return look()
-        except (Superseded, NoNeed):
+        except (Superseded, AlreadyDone):
             raise
         except (OSError, TrainrigError) as problem:
             self._say_once(f"storage: {problem}")

@@ -1,6 +1,7 @@
 """The machines that a cluster has just now, asked of Ray's control store.
 
-Not by `ray.init`: an attendant is no driver, and must neither hold the cluster nor fall with it.
+Not by `ray.init`: a job supervisor is no driver, and must neither hold the cluster nor fall with
+it.
 """
 
 import os

@@ -8,7 +8,7 @@ from collections import deque
 
 from trainrig.errors import ClusterError
 from trainrig.launch.record.run_record import RunRecord
-from trainrig.launch.redaction import Masking, secrets_of
+from trainrig.launch.redaction import Redactor, secrets_of
 from trainrig.processes.append_log import Appender
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class LogCopy:
 
     def __init__(self, record: RunRecord, attempt: int) -> None:
         self._record, self._attempt = record, attempt
-        self._masking = Masking(secrets_of(os.environ))
+        self._masking = Redactor(secrets_of(os.environ))
         self._begun = b""  # of the line that is not yet at its end
         self._last: deque[bytes] = deque(maxlen=LAST_LINES)
         self._file: Appender | None = None

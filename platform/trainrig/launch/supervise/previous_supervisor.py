@@ -9,30 +9,32 @@ from pydantic import ValidationError
 
 from trainrig.launch.cost.spending import Spent
 from trainrig.launch.record.run_record import ENDED, LOST_SECONDS, RunRecord
-from trainrig.processes.lease import EXPIRE_SECONDS, Owner
+from trainrig.processes.lease import EXPIRE_SECONDS, LeaseOwner
 
 LOOK_SECONDS = 1.0
-# Events by an attendant, which say what its attempt took; after the first two it has no child. An
-# end without that was written by somebody else, who cannot know.
+# Events by a job supervisor, which say what its attempt took; after the first two it has no child.
+# An end without that was written by somebody else, who cannot know.
 OVER = (ENDED, "superseded")
 ACCOUNTS = (*OVER, "spent")
 
 
 @dataclass(frozen=True)
-class Earlier:
+class PreviousUsage:
     """What all earlier attempts took."""
 
     spent: Spent
-    attended: float  # seconds
+    supervised: float  # seconds
 
 
-def settle_predecessors(record: RunRecord, attempt: int, check_need: Callable[[], None]) -> Earlier:
+def settle_previous_supervisors(
+    record: RunRecord, attempt: int, check_need: Callable[[], None]
+) -> PreviousUsage:
     """Wait until nobody drives an earlier attempt than `attempt`; what they took together.
 
     `check_need` is called at each look, and raises if there is no point in waiting. The cost of
     one that died is put on record as its last beat has it: the next beat replaces that.
     """
-    while (beat := record.last_beat()) and _alive(record, beat, attempt):
+    while (heartbeat := record.last_heartbeat()) and _alive(record, heartbeat, attempt):
         check_need()
         time.sleep(LOOK_SECONDS)
     took = {
@@ -40,11 +42,11 @@ def settle_predecessors(record: RunRecord, attempt: int, check_need: Callable[[]
         for event in record.events()
         if _is_account(event, ACCOUNTS) and event["attempt"] < attempt
     }
-    if beat and beat["attempt"] < attempt and beat["attempt"] not in took:
-        left = {n: beat[n] for n in (*beat.keys() & _SPENT, "node_seconds", "attended")}
-        record.record("spent", beat["attempt"], **left)
-        took[beat["attempt"]] = left
-    return Earlier(
+    if heartbeat and heartbeat["attempt"] < attempt and heartbeat["attempt"] not in took:
+        left = {n: heartbeat[n] for n in (*heartbeat.keys() & _SPENT, "node_seconds", "attended")}
+        record.record("spent", heartbeat["attempt"], **left)
+        took[heartbeat["attempt"]] = left
+    return PreviousUsage(
         sum((Spent.of_json(line) for line in took.values()), Spent()),
         sum(float(line["attended"]) for line in took.values()),
     )
@@ -57,16 +59,16 @@ def _is_account(event: Mapping[str, Any], kinds: tuple[str, ...]) -> bool:
     return event["event"] in kinds and "attended" in event
 
 
-def _alive(record: RunRecord, beat: Mapping[str, Any], attempt: int) -> bool:
-    """Whether whoever gave `beat` may still have a child."""
-    if beat["attempt"] >= attempt:
+def _alive(record: RunRecord, heartbeat: Mapping[str, Any], attempt: int) -> bool:
+    """Whether whoever gave `heartbeat` may still have a child."""
+    if heartbeat["attempt"] >= attempt:
         return False
-    if any(_is_account(event, OVER) for event in record.events(beat["attempt"])):
+    if any(_is_account(event, OVER) for event in record.events(heartbeat["attempt"])):
         return False
     try:
-        owner = Owner.model_validate(beat["owner"])
+        owner = LeaseOwner.model_validate(heartbeat["owner"])
     except (KeyError, ValidationError):
-        return bool(time.time() - beat["time"] <= LOST_SECONDS)
+        return bool(time.time() - heartbeat["time"] <= LOST_SECONDS)
     # On this machine its process tells; of another we say so when the run is called lost.
-    heard = beat["time"] + LOST_SECONDS - EXPIRE_SECONDS
+    heard = heartbeat["time"] + LOST_SECONDS - EXPIRE_SECONDS
     return not owner.model_copy(update={"renewed": heard}).gone()

@@ -8,7 +8,7 @@ progress tell whether it is the same.
 import re
 from dataclasses import dataclass, field
 
-from trainrig.launch.supervise.end_causes import Cause, End
+from trainrig.launch.supervise.end_causes import Cause, RunEnd
 from trainrig.launch.supervise.limits import Limits
 
 # What differs between two messages about the same failure.
@@ -30,16 +30,16 @@ class Retry:
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class StopRetrying:
     """It was the last; `why` is empty where nobody would have expected another."""
 
     why: str = ""
 
 
-Decision = Retry | GiveUp
+Decision = Retry | StopRetrying
 
 
-def signature(end: End) -> tuple[Cause, str]:
+def signature(end: RunEnd) -> tuple[Cause, str]:
     """What two ends have in common when they are the same failure."""
     return end.cause, VARYING.sub("#", end.message)
 
@@ -54,21 +54,23 @@ class Retries:
     _farthest: int = -1
     _fruitless: int = 0  # ends in a row that got no farther than those before
 
-    def after(self, end: End, progress: int) -> Decision:
+    def after(self, end: RunEnd, progress: int) -> Decision:
         """What to do after `end`, with `progress` (steps, or files) made in all."""
         budget, used = self.limits.budget(end.cause), self._used.get(end.cause, 0)
         if not budget:
-            return GiveUp()
+            return StopRetrying()
         if self._came_before(end, progress):
-            return GiveUp("the same failure came twice at the same place")
+            return StopRetrying("the same failure came twice at the same place")
         if used >= budget:
-            return GiveUp(f"begun again after '{end.cause}' {used} times, which is all it may")
+            return StopRetrying(
+                f"begun again after '{end.cause}' {used} times, which is all it may"
+            )
         self._used[end.cause] = used + 1
         self._fruitless = 0 if progress > self._farthest else self._fruitless + 1
         self._farthest = max(self._farthest, progress)
         return Retry(self._back_off())
 
-    def _came_before(self, end: End, progress: int) -> bool:
+    def _came_before(self, end: RunEnd, progress: int) -> bool:
         if end.cause == "preempted":  # a machine that is taken back says nothing about the run
             return False
         key = signature(end)

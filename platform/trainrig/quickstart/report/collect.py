@@ -20,12 +20,12 @@ from trainrig.evaluate.perplexity import SCORECARD
 from trainrig.manifest import Manifest
 from trainrig.models.generate import Sampling
 from trainrig.posttrain.chat import read_conversations
-from trainrig.posttrain.text_generator import Speaker, Spoken
+from trainrig.posttrain.text_generator import Spoken, TextGenerator
 from trainrig.quickstart.fault_injection import KILLED
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.report import results
 from trainrig.quickstart.report.laws import scaling_of
-from trainrig.quickstart.report.planted_results import DUPLICATES, by_kind, fates, tally
+from trainrig.quickstart.report.planted_results import DUPLICATES, by_kind, outcomes, tally
 from trainrig.quickstart.site.planted import Plant, read_plants
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run import metrics
@@ -83,19 +83,19 @@ class _Made:
         return cls(**{name: manifest.read_manifest(getattr(at, name)) for name in names})
 
 
-def tell(at: Folders, with_law: bool = False) -> results.Story:
+def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartResults:
     """The story of the finished quickstart in `at`; `with_law`: and of its sweep."""
     made = _Made.read(at)
     run = RunFolder(at.model)
     lines = list(metrics.read_lines(at.model))
     checked, lost, repeated = _check_samples(at, made.model.counts["steps"])
     dropped, pairs = _dropped(at, made.documents)
-    return results.Story(
+    return results.QuickstartResults(
         stages=_stages(made) + (_sweep_stage(at) if with_law else ()),
         documents_in=made.documents.counts["documents_in"],
         documents_kept=made.documents.counts["documents_kept"],
         dropped=dropped,
-        planted=_planted(fates(read_plants(at.planted), at.documents)),
+        planted=_planted(outcomes(read_plants(at.planted), at.documents)),
         near_duplicates=pairs,
         tokens_by_source=made.tokens.counts["train_tokens_of"],
         vocabulary=made.tokens.counts["vocabulary"],
@@ -127,9 +127,9 @@ def tell(at: Folders, with_law: bool = False) -> results.Story:
     )
 
 
-def summarise(at: Folders, told: results.Story) -> dict[str, Any]:
+def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
     """The quickstart in one JSON object."""
-    found = fates(read_plants(at.planted), at.documents)
+    found = outcomes(read_plants(at.planted), at.documents)
     duplicates = tally(found, DUPLICATES)
     personal = tally(found, ["personal_data"])
     made = _Made.read(at)
@@ -170,27 +170,29 @@ def _scaling(found: results.Scaling) -> dict[str, Any]:
     }
 
 
-def _stages(made: _Made) -> tuple[results.Stage, ...]:
+def _stages(made: _Made) -> tuple[results.StageResult, ...]:
     pages, tuned = made.pages.counts, made.tuned.counts
     scores = (made.scores_early, made.scores_before, made.scores_after)
     tokens_seconds = made.tokenizer.seconds + made.tokens.seconds
     bits = made.scores_after.counts["bits_per_byte"]
     kept = made.documents.counts["documents_kept"]
     return (
-        results.Stage("pages", made.pages.seconds, pages["docs"] + pages["code"], "pages"),
-        results.Stage("documents", made.documents.seconds, kept, "documents"),
-        results.Stage("tokens", tokens_seconds, made.tokens.counts["train_tokens"], "tokens"),
-        results.Stage("model", made.model.seconds, made.model.counts["parameters"], "parameters"),
-        results.Stage("tuned", made.tuned.seconds, tuned["steps"], "steps"),
-        results.Stage(
+        results.StageResult("pages", made.pages.seconds, pages["docs"] + pages["code"], "pages"),
+        results.StageResult("documents", made.documents.seconds, kept, "documents"),
+        results.StageResult("tokens", tokens_seconds, made.tokens.counts["train_tokens"], "tokens"),
+        results.StageResult(
+            "model", made.model.seconds, made.model.counts["parameters"], "parameters"
+        ),
+        results.StageResult("tuned", made.tuned.seconds, tuned["steps"], "steps"),
+        results.StageResult(
             "scores", sum(s.seconds for s in scores), bits["docs"], "bits per byte, docs"
         ),
     )
 
 
-def _sweep_stage(at: Folders) -> tuple[results.Stage, ...]:
+def _sweep_stage(at: Folders) -> tuple[results.StageResult, ...]:
     made = manifest.read_manifest(at.sweep)
-    return (results.Stage("sweep", made.seconds, made.counts["points"], "runs"),)
+    return (results.StageResult("sweep", made.seconds, made.counts["points"], "runs"),)
 
 
 def _dropped(
@@ -295,19 +297,19 @@ def _scores(at: Folders) -> tuple[results.DomainScore, ...]:
     )
 
 
-def _generations(at: Folders) -> tuple[results.Generation, ...]:
+def _generations(at: Folders) -> tuple[results.GenerationPair, ...]:
     """What both models answer to the first held-out questions."""
-    before, after = Speaker.open(at.model), Speaker.open(at.tuned)
+    before, after = TextGenerator.open(at.model), TextGenerator.open(at.tuned)
     questions = [
         c[0].content for c in itertools.islice(read_conversations(at.questions), QUESTIONS)
     ]
 
-    def ask(speaker: Speaker, question: str) -> Spoken:
-        return speaker.speak(question, SPEECH, chat=True)
+    def ask(generator: TextGenerator, question: str) -> Spoken:
+        return generator.speak(question, SPEECH, chat=True)
 
     answers = [(q, ask(before, q), ask(after, q)) for q in questions]
     return tuple(
-        results.Generation(q, b.text, _stop(b.stopped), a.text, _stop(a.stopped))
+        results.GenerationPair(q, b.text, _stop(b.stopped), a.text, _stop(a.stopped))
         for q, b, a in answers
     )
 

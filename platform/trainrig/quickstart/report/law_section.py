@@ -6,7 +6,7 @@ import numpy as np
 
 from trainrig import figures, report
 from trainrig.quickstart.report.results import Scaling
-from trainrig.report import Chart, Details, Sample, Section, Table, Text
+from trainrig.report import Chart, Details, ReportTable, Section, Text, TextSample
 from trainrig.scaling.plots.agreement import Agreement, plot_agreement
 
 _HEIGHT = 320  # pixels of the drawing
@@ -23,8 +23,12 @@ def law_section(found: Scaling) -> Section:
         "So few runs of so small models bind a law loosely: see the intervals. It shows the path "
         "from a sweep to a plan, not what a large model will do."
     )
-    constants = Table("The law's constants", ("constant", "value", "95% interval"), found.constants)
-    plan = Sample(f"A plan for {report.short(found.plan.flops)} FLOPs", "\n".join(found.plan.lines))
+    constants = ReportTable(
+        "The law's constants", ("constant", "value", "95% interval"), found.constants
+    )
+    plan = TextSample(
+        f"A plan for {report.short(found.plan.flops)} FLOPs", "\n".join(found.plan.lines)
+    )
     return Section(
         "law",
         f"{what}, and a plan for ten times their compute",
@@ -32,10 +36,10 @@ def law_section(found: Scaling) -> Section:
     )
 
 
-def _runs(found: Scaling) -> Table:
+def _runs(found: Scaling) -> ReportTable:
     columns = ("parameters", "tokens", "loss")
     rows = tuple((point.parameters, point.tokens, point.loss) for point in found.points)
-    return Table("The runs of the sweep", columns, rows)
+    return ReportTable("The runs of the sweep", columns, rows)
 
 
 def _agreement(found: Scaling) -> Chart:
@@ -49,5 +53,7 @@ def _agreement(found: Scaling) -> Chart:
         figures.draw(plot, _HEIGHT),
         label="Points: the loss by the law against the loss measured, with the diagonal.",
         caption=f"n = {len(found.points)} runs, held-out loss at the end of each.",
-        table=Table("The runs of the sweep", ("parameters", "tokens", "loss", "by the law"), rows),
+        table=ReportTable(
+            "The runs of the sweep", ("parameters", "tokens", "loss", "by the law"), rows
+        ),
     )

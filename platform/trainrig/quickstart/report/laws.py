@@ -9,11 +9,11 @@ from trainrig.errors import DataError, InputError
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.report import results
 from trainrig.scaling.laws.fit import LAW_FILE, Fitted, LawFit, fit_law, write_fit
-from trainrig.scaling.laws.law import Estimate
+from trainrig.scaling.laws.law import IntervalEstimate
 from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.regression.held_out import HoldOut, predict
-from trainrig.scaling.laws.runs_table import Floats, Runs
-from trainrig.scaling.plan.plan import Plan
+from trainrig.scaling.laws.runs_table import Floats, RunsTable
+from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plan.plan_verb import RunWanted, answer
 
 NAME = "quickstart"
@@ -45,7 +45,7 @@ def scaling_of(at: Folders) -> results.Scaling:
     )
 
 
-def _fitted(runs: Runs, source: str) -> Fitted:
+def _fitted(runs: RunsTable, source: str) -> Fitted:
     """The law, judged on runs kept back if enough are left without them."""
     try:
         fitted = fit_law(runs, LawFit(), NAME, source)
@@ -55,7 +55,7 @@ def _fitted(runs: Runs, source: str) -> Fitted:
     return fitted
 
 
-def _planned(at: Folders, fitted: Fitted) -> tuple[Plan, tuple[str, ...]]:
+def _planned(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...]]:
     """A plan for TIMES the compute of the largest run, its run file, and the lines that tell it."""
     flops = TIMES * float(fitted.runs.flops_6nd.max())
     wanted = RunWanted(at.planned, at.tokens, at.planned.removesuffix(".toml"))
@@ -64,7 +64,7 @@ def _planned(at: Folders, fitted: Fitted) -> tuple[Plan, tuple[str, ...]]:
     return plan, tuple(lines)
 
 
-def _points(runs: Runs, predicted: Floats) -> tuple[results.SweepPoint, ...]:
+def _points(runs: RunsTable, predicted: Floats) -> tuple[results.SweepPoint, ...]:
     return tuple(
         results.SweepPoint(
             parameters=int(runs.parameters[row]),
@@ -76,6 +76,6 @@ def _points(runs: Runs, predicted: Floats) -> tuple[results.SweepPoint, ...]:
     )
 
 
-def _interval(estimate: Estimate) -> str:
+def _interval(estimate: IntervalEstimate) -> str:
     found = estimate.profile or estimate.bootstrap
     return str(found) if found else "none"

@@ -9,19 +9,19 @@ from trainrig.corpus.curate import DROPPED, KEPT, read_rows
 from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
 from trainrig.quickstart.site.planted import Plant
 
-Fate = Literal["caught", "missed", "gone"]
+PlantedOutcome = Literal["caught", "missed", "gone"]
 DUPLICATES = ("exact_duplicate", "near_duplicate")
 
 
 @dataclass(frozen=True)
-class Row:
+class CuratedRow:
     """What is needed of one curated document."""
 
     text: str
     dropped_by: str | None
 
 
-def fates(plants: Sequence[Plant], documents: str) -> dict[Plant, Fate]:
+def outcomes(plants: Sequence[Plant], documents: str) -> dict[Plant, PlantedOutcome]:
     """Each plant's fate in the curated folder `documents`.
 
     A copy is caught if it or its original fell as a duplicate, gone if one of them fell for another
@@ -30,14 +30,14 @@ def fates(plants: Sequence[Plant], documents: str) -> dict[Plant, Fate]:
     """
     columns = ["url", "text", "dropped_by"]
     rows = {
-        row["url"]: Row(row["text"], row["dropped_by"])
+        row["url"]: CuratedRow(row["text"], row["dropped_by"])
         for folder in (KEPT, DROPPED)
         for row in read_rows(documents, folder, columns)
     }
-    return {plant: _fate(plant, rows) for plant in plants}
+    return {plant: _outcome(plant, rows) for plant in plants}
 
 
-def _fate(plant: Plant, rows: Mapping[str, Row]) -> Fate:
+def _outcome(plant: Plant, rows: Mapping[str, CuratedRow]) -> PlantedOutcome:
     row = rows.get(plant.url)
     if row is None:
         return "gone"
@@ -55,21 +55,23 @@ def _fate(plant: Plant, rows: Mapping[str, Row]) -> Fate:
     return "missed" if reasons == [None, None] else "gone"
 
 
-def tally(found: Mapping[Plant, Fate], wanted: Iterable[str]) -> dict[Fate, int]:
+def tally(
+    found: Mapping[Plant, PlantedOutcome], wanted: Iterable[str]
+) -> dict[PlantedOutcome, int]:
     """How many plants of the kinds `wanted` met each fate."""
-    counts: dict[Fate, int] = {"caught": 0, "missed": 0, "gone": 0}
+    counts: dict[PlantedOutcome, int] = {"caught": 0, "missed": 0, "gone": 0}
     kinds = set(wanted)
-    for plant, fate in found.items():
+    for plant, outcome in found.items():
         if plant.kind in kinds:
-            counts[fate] += 1
+            counts[outcome] += 1
     return counts
 
 
-def by_kind(found: Mapping[Plant, Fate]) -> dict[str, dict[Fate, int]]:
+def by_kind(found: Mapping[Plant, PlantedOutcome]) -> dict[str, dict[PlantedOutcome, int]]:
     """The same for each kind; personal data by what they are."""
-    counts: defaultdict[str, dict[Fate, int]] = defaultdict(
+    counts: defaultdict[str, dict[PlantedOutcome, int]] = defaultdict(
         lambda: {"caught": 0, "missed": 0, "gone": 0}
     )
-    for plant, fate in found.items():
-        counts[plant.what or plant.kind][fate] += 1
+    for plant, outcome in found.items():
+        counts[plant.what or plant.kind][outcome] += 1
     return dict(counts)

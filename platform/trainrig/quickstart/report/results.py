@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageResult:
     """One arrow of the path. `name` is pages, documents, tokens, model, tuned or scores."""
 
     name: str
@@ -111,7 +111,7 @@ class DomainScore:
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationPair:
     """What both models wrote after `prompt`, and why each stopped ("end of turn", "length")."""
 
     prompt: str
@@ -153,7 +153,7 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Story:
+class QuickstartResults:
     """A whole quickstart run. `dropped` is in the order in which curation decides.
 
     `samples_checked` training samples were compared with the order that the seed prescribes;
@@ -161,7 +161,7 @@ class Story:
     model's history. Raises ValueError when a part is missing without which there is no page.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageResult, ...]
     documents_in: int
     documents_kept: int
     dropped: tuple[Dropped, ...]
@@ -179,7 +179,7 @@ class Story:
     samples_repeated: int
     tuning: tuple[TuningPoint, ...]
     scores: tuple[DomainScore, ...]
-    generations: tuple[Generation, ...]
+    generations: tuple[GenerationPair, ...]
     versions: Mapping[str, str]
     machine: str
     manifests: Mapping[str, str]  # stage or folder -> SHA-256 of its manifest.json

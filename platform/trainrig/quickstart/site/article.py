@@ -42,7 +42,7 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Table:
+class ArticleTable:
     """A table; every row has as many cells as the header."""
 
     header: tuple[str, ...]
@@ -56,7 +56,7 @@ class Markup:
     html: str
 
 
-Block = Paragraph | Heading | Code | Bullets | Table | Markup
+Block = Paragraph | Heading | Code | Bullets | ArticleTable | Markup
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _lines(block: Block) -> list[str]:
             return text.splitlines()
         case Bullets(items):
             return list(items)
-        case Table(header, rows):
+        case ArticleTable(header, rows):
             return [" ".join(row) for row in (header, *rows)]
         case Markup(_):
             return []
@@ -109,7 +109,7 @@ def _html(block: Block) -> str:
             return f"<pre><code>{html.escape(text)}</code></pre>"
         case Bullets(items):
             return f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in items)}</ul>"
-        case Table(header, rows):
+        case ArticleTable(header, rows):
             head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
             body = "".join(
                 f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"

@@ -23,7 +23,7 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.config import Field, Settings
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.errors import ConfigError, DataError
 from trainrig.quickstart.site import pydoc_pages, reference_topics, source_pages
@@ -33,7 +33,7 @@ from trainrig.quickstart.site.page_frame import render
 from trainrig.quickstart.site.planted import write_plants
 from trainrig.quickstart.site.pydoc_pages import Skipped
 from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site
-from trainrig.quickstart.site.source_pages import Described, Reading, SourceFile, keyed
+from trainrig.quickstart.site.source_pages import Described, SourceFile, SourceReading, keyed
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
@@ -186,7 +186,7 @@ def _shared_out(sources: Sequence[SourceFile]) -> tuple[list[SourceFile], list[S
     return shares
 
 
-def _readings(sources: Sequence[SourceFile], run: Map) -> Iterator[Reading]:
+def _readings(sources: Sequence[SourceFile], run: Map) -> Iterator[SourceReading]:
     for start in range(0, len(sources), _WINDOW):
         groups = [
             sources[at : at + 16] for at in range(start, min(start + _WINDOW, len(sources)), 16)
@@ -195,7 +195,7 @@ def _readings(sources: Sequence[SourceFile], run: Map) -> Iterator[Reading]:
             yield from readings
 
 
-def _read_sources(sources: Sequence[SourceFile]) -> list[Reading]:
+def _read_sources(sources: Sequence[SourceFile]) -> list[SourceReading]:
     return [source_pages.read_source(source) for source in sources]
 
 
@@ -231,7 +231,7 @@ def _code_pages(sources: Iterable[SourceFile], count: int) -> list[tuple[SourceF
 @dataclass(frozen=True)
 class _Archive:
     path: str
-    pages: tuple[PlannedPage | Page, ...]
+    pages: tuple[PlannedPage | RawPage, ...]
     date: str
 
 
@@ -243,7 +243,7 @@ def _archives(
 ) -> Iterator[_Archive]:
     date = _date()
     sources = [
-        Page(f"{CODE}{source.module.replace('.', '/')}.py", "text/plain", data, date, "utf-8")
+        RawPage(f"{CODE}{source.module.replace('.', '/')}.py", "text/plain", data, date, "utf-8")
         for source, data in code
     ]
     for name, pages, count in (
@@ -272,10 +272,10 @@ def _write_archive(archive: _Archive) -> int:
     return storage.size(archive.path)
 
 
-def _rendered(page: PlannedPage | Page, date: str) -> Page:
-    if isinstance(page, Page):
+def _rendered(page: PlannedPage | RawPage, date: str) -> RawPage:
+    if isinstance(page, RawPage):
         return page
-    return Page(page.url, "text/html", render(page.article, page.frame), date, "utf-8")
+    return RawPage(page.url, "text/html", render(page.article, page.frame), date, "utf-8")
 
 
 def _write_lines(path: str, instructions: Sequence[Instruction]) -> None:

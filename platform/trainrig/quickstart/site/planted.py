@@ -19,7 +19,7 @@ from trainrig import storage
 from trainrig.corpus.extract import NotExtracted, Resiliparse, extract
 from trainrig.corpus.filters import first_broken_rule
 from trainrig.corpus.language import identify
-from trainrig.corpus.read import Page
+from trainrig.corpus.read import RawPage
 from trainrig.corpus.run_file import PROSE
 from trainrig.corpus.signals import measure
 from trainrig.quickstart.site.article import Article, Paragraph, main_text, prose_words
@@ -109,7 +109,9 @@ def _is_own_prose(article: Article, copies: Counter[str]) -> bool:
 
 
 def _is_kept(article: Article, frame: Frame) -> bool:
-    extracted = extract(Page("", "text/html", render(article, frame), "", "utf-8"), Resiliparse())
+    extracted = extract(
+        RawPage("", "text/html", render(article, frame), "", "utf-8"), Resiliparse()
+    )
     if isinstance(extracted, NotExtracted):
         return False
     text = extracted.text

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from trainrig.quickstart.site.article import (
     Article,
+    ArticleTable,
     Block,
     Code,
     Heading,
     Paragraph,
-    Table,
     plain,
     prose_words,
     read_docstring,
@@ -62,7 +62,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SourceReading:
     """What a source gave. Exactly one of `article` and `refused` is None."""
 
     digest: str  # of its bytes: vendored copies have the same; unreadable ones have their path
@@ -126,25 +126,25 @@ def _is_public(part: str) -> bool:
     return part not in _COPIES and not _TESTS.match(part) and not part.startswith("thirdparty")
 
 
-def read_source(source: SourceFile) -> Reading:
+def read_source(source: SourceFile) -> SourceReading:
     """The page and the descriptions that a source gives, or why it gives no page."""
     try:
         data = Path(source.path).read_bytes()
     except OSError:
-        return Reading(source.path, None, "unreadable", ())
+        return SourceReading(source.path, None, "unreadable", ())
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     beginning = _beginning(data)
     if sum(len(text.split()) for text in _TRIPLE_QUOTED.findall(beginning)) < _FEWEST_QUOTED:
-        return Reading(digest, None, "little_prose", ())
+        return SourceReading(digest, None, "little_prose", ())
     try:
         tree = _parsed(beginning)
     except (SyntaxError, ValueError, RecursionError) as error:
-        return Reading(digest, None, f"unparsed_{type(error).__name__}", ())
+        return SourceReading(digest, None, f"unparsed_{type(error).__name__}", ())
     described = tuple(_descriptions(tree, source.module))
     article = _article(tree, source)
     if prose_words(article) < _FEWEST_WORDS:
-        return Reading(digest, None, "little_prose", described)
-    return Reading(digest, article, None, described)
+        return SourceReading(digest, None, "little_prose", described)
+    return SourceReading(digest, article, None, described)
 
 
 def _beginning(data: bytes) -> bytes:
@@ -225,7 +225,7 @@ def _function_blocks(node: _Function, level: int) -> list[Block]:
     blocks += read_docstring(ast.get_docstring(node) or "")
     rows = tuple(_parameters(node.args))
     if len(rows) >= _PARAMETERS:
-        blocks.append(Table(("Parameter", "Type", "Default"), rows))
+        blocks.append(ArticleTable(("Parameter", "Type", "Default"), rows))
     return blocks
 
 

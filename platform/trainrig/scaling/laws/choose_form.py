@@ -18,13 +18,13 @@ from trainrig.scaling.laws.regression.data_constrained import (
     DataConstrainedFit,
     fit_data_constrained,
 )
-from trainrig.scaling.laws.regression.held_out import FitForm, Split, criterion, predict
+from trainrig.scaling.laws.regression.held_out import FitForm, HeldOutSplit, criterion, predict
 from trainrig.scaling.laws.regression.kaplan_form import KaplanFit, fit_kaplan_form
 from trainrig.scaling.laws.regression.minimise import Loss
 from trainrig.scaling.laws.regression.overtraining import OverTrainingFit, fit_overtraining
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
 from trainrig.scaling.laws.regression.regression import Fit
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 EPOCHS = 4  # repeats beyond these are worth visibly less than new tokens (arXiv:2305.16264)
 LEAST_KEPT = 3  # training runs kept back below which a standard error means nothing
@@ -58,7 +58,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Forms:
+class LawForms:
     """Every form that the runs can tell, fitted to all of them, and to the rest."""
 
     asked: Kind | None
@@ -136,12 +136,12 @@ class Forms:
 
 
 def fit_forms(
-    runs: Runs,
-    halves: Split | None,
+    runs: RunsTable,
+    halves: HeldOutSplit | None,
     asked: Kind | None,
     loss: Loss,
     tell: Callable[[str], None] = lambda stage: None,
-) -> Forms:
+) -> LawForms:
     """Fit each form to `runs` and to those not kept back. Raises DataError where the form asked
     for, or else the standard one, cannot be fitted; others are then left out."""
     first = asked or STANDARD
@@ -160,20 +160,20 @@ def fit_forms(
                 raise
             fits.pop(kind, None)
     kept = () if halves is None else tuple(halves.largest.trial.tolist())
-    return Forms(asked, fits, judged, kept)
+    return LawForms(asked, fits, judged, kept)
 
 
-def kinds(runs: Runs) -> Sequence[Kind]:
+def kinds(runs: RunsTable) -> Sequence[Kind]:
     """The forms that may describe `runs`."""
     return FORMS if repeating(runs) else FORMS[:-1]
 
 
-def repeating(runs: Runs) -> int:
+def repeating(runs: RunsTable) -> int:
     """How many runs saw their tokens more than four times; NaN, for all unseen, counts not."""
     return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
 
 
-def _judged(halves: Split, fitter: FitForm) -> Judged:
+def _judged(halves: HeldOutSplit, fitter: FitForm) -> Judged:
     try:
         fit = fitter(halves.rest)
     except DataError as why:
@@ -184,7 +184,7 @@ def _judged(halves: Split, fitter: FitForm) -> Judged:
     return Judged(fit, np.abs(predict(fit.form, halves.largest) / halves.largest.loss - 1))
 
 
-def _fit(runs: Runs, kind: Kind, loss: Loss) -> Fit[Any]:
+def _fit(runs: RunsTable, kind: Kind, loss: Loss) -> Fit[Any]:
     """Raises DataError; it names Kaplan's form where the parametric one has no minimum and that
     has: losses of small models alone may show nothing that cannot be reduced."""
     try:
@@ -197,7 +197,7 @@ def _fit(runs: Runs, kind: Kind, loss: Loss) -> Fit[Any]:
         ) from None
 
 
-def _has_minimum(runs: Runs, kind: Kind, loss: Loss) -> bool:
+def _has_minimum(runs: RunsTable, kind: Kind, loss: Loss) -> bool:
     try:
         form_fitter(kind, loss)(runs)
     except DataError:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainrig import config, storage
 from trainrig.errors import DataError
-from trainrig.scaling.laws.runs_table import NEEDED, NUMBERS, TEXTS, Runs
+from trainrig.scaling.laws.runs_table import NEEDED, NUMBERS, TEXTS, RunsTable
 from trainrig.storage import utf8
 
 # Other names that tables give to our columns.
@@ -58,7 +58,7 @@ class Csv:
         return found
 
 
-def read_csv(path: str, columns: Mapping[str, str]) -> Runs:
+def read_csv(path: str, columns: Mapping[str, str]) -> RunsTable:
     """The runs of a CSV with a header line. `columns`: our name of a column -> the file's.
 
     Raises DataError.
@@ -91,7 +91,7 @@ def parse(path: str) -> Csv:
     return Csv(path, {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)})
 
 
-def _read_named(table: Csv, columns: Mapping[str, str]) -> Runs:
+def _read_named(table: Csv, columns: Mapping[str, str]) -> RunsTable:
     ours = (*TEXTS, *NUMBERS, "total_parameters")
     for name, header in columns.items():
         if name not in ours:
@@ -113,7 +113,7 @@ def _read_named(table: Csv, columns: Mapping[str, str]) -> Runs:
     }
     if "tokens" not in given:
         given["tokens"] = given["flops"] / (6 * given["parameters"])
-    return Runs.of(**given, counts="total" if total else "non-embedding")
+    return RunsTable.of(**given, counts="total" if total else "non-embedding")
 
 
 def _header(table: Csv, name: str, columns: Mapping[str, str]) -> str | None:
@@ -146,10 +146,10 @@ def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:
 # --- published tables
 
 
-def _chinchilla(table: Csv) -> Runs:
+def _chinchilla(table: Csv) -> RunsTable:
     """Points read off figure 4 of Hoffmann et al. (arXiv:2203.15556) by Besiroglu et al. 2024."""
     parameters, flops = table.numbers("Model Size"), table.numbers("Training FLOP")
-    return Runs.of(
+    return RunsTable.of(
         parameters=parameters,
         tokens=flops / (6 * parameters),
         flops=flops,
@@ -160,9 +160,9 @@ def _chinchilla(table: Csv) -> Runs:
     )
 
 
-def _datablations(table: Csv) -> Runs:
+def _datablations(table: Csv) -> RunsTable:
     """Runs on repeated data, Muennighoff et al. (arXiv:2305.16264)."""
-    return Runs.of(
+    return RunsTable.of(
         name=table.cells["name"],
         parameters=table.numbers("params"),
         tokens=table.numbers("tokens"),
@@ -174,14 +174,14 @@ def _datablations(table: Csv) -> Runs:
     )
 
 
-def _gadre(table: Csv) -> Runs:
+def _gadre(table: Csv) -> RunsTable:
     """Over-trained models on three corpora, Gadre et al. (arXiv:2403.08540).
 
     N is the total there; the loss reported is that on C4's validation part.
     """
     losses = {h.removeprefix("loss_"): table.numbers(h) for h in table.cells if h[:5] == "loss_"}
     without = table.numbers("params_no_embed")
-    return Runs.of(
+    return RunsTable.of(
         name=table.cells["name"],
         recipe=table.cells["dataset"],
         parameters=without,
@@ -205,7 +205,7 @@ OLMO_SIZES = {
 }
 
 
-def _olmo(table: Csv) -> Runs:
+def _olmo(table: Csv) -> RunsTable:
     """The model ladder of Bhagia et al. (arXiv:2412.04403); the loss is that on C4."""
     names = table.cells["run"]
     for line, name in enumerate(names, 2):
@@ -213,7 +213,7 @@ def _olmo(table: Csv) -> Runs:
             raise DataError(f"{table.path}:{line}: '{name}' names no size of the OLMo ladder")
     sizes = np.array([OLMO_SIZES[name.split("-")[0]] for name in names], dtype=np.float64)
     tokens = table.numbers("tokens")
-    return Runs.of(
+    return RunsTable.of(
         name=names,
         parameters=sizes[:, 0],
         tokens=tokens,
@@ -225,7 +225,7 @@ def _olmo(table: Csv) -> Runs:
     )
 
 
-def _porian(table: Csv) -> Runs:
+def _porian(table: Csv) -> RunsTable:
     """The best size for each budget, by study; Porian et al. (arXiv:2406.19146).
 
     The rows are minima that the authors found: a law of N*(C) can be fitted to them, a loss in
@@ -235,7 +235,7 @@ def _porian(table: Csv) -> Runs:
     parts = ("dataset", "hparams", "warmup", "decay", "param_count", "val")
     study = ["/".join(values) for values in zip(*(cells[part] for part in parts), strict=True)]
     flops = table.numbers("flops")
-    return Runs.of(
+    return RunsTable.of(
         name=[f"{s} at {c:.3g} FLOPs" for s, c in zip(study, flops, strict=True)],
         recipe=study,
         parameters=table.numbers("n"),
@@ -247,7 +247,7 @@ def _porian(table: Csv) -> Runs:
     )
 
 
-Reader = Callable[[Csv], Runs]
+Reader = Callable[[Csv], RunsTable]
 PUBLISHED: dict[frozenset[str], Reader] = {
     frozenset({"Model Size", "Training FLOP", "loss"}): _chinchilla,
     frozenset({"name", "params", "params_no_embed", "cc_mult", "loss_c4_val"}): _gadre,

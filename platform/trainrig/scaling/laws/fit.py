@@ -21,11 +21,11 @@ from trainrig.scaling.laws.choose_form import EPOCHS, Kind, fit_forms, repeating
 from trainrig.scaling.laws.fit_progress import Progress
 from trainrig.scaling.laws.law import (
     Approach,
-    Estimate,
+    FittedRange,
     Interval,
+    IntervalEstimate,
     Law,
     Ranges,
-    Span,
     write_law,
 )
 from trainrig.scaling.laws.read_table import read_table
@@ -33,7 +33,7 @@ from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, boo
 from trainrig.scaling.laws.regression.held_out import HoldOut, judge, split
 from trainrig.scaling.laws.regression.minimise import Huber, Loss
 from trainrig.scaling.laws.regression.profile import Profile, profiles, with_profiles
-from trainrig.scaling.laws.runs_table import Counts, Floats, Runs, together
+from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, together
 from trainrig.scaling.laws.screening import Exclusions, Screened, screen
 
 LAW_FILE = "law.json"
@@ -61,15 +61,15 @@ class Fitted:
     """A law, and the runs that it was fitted to."""
 
     law: Law
-    runs: Runs  # those fitted
-    along: Runs  # with them, the points along their curves
+    runs: RunsTable  # those fitted
+    along: RunsTable  # with them, the points along their curves
     profiles: Mapping[str, Profile]  # by constant
     settings: LawFit  # by which
 
 
 def read_runs(
     paths: Sequence[str], columns: dict[str, str] | None = None, recipes: Sequence[str] = ()
-) -> Runs:
+) -> RunsTable:
     """The rows of all `paths`, of `recipes` alone where some are named. Raises DataError."""
     runs = together([read_table(path, columns) for path in paths])
     if not recipes:
@@ -82,7 +82,7 @@ def read_runs(
 
 
 def fit_law(
-    runs: Runs, settings: LawFit, name: str, source: str = "", progress: Progress | None = None
+    runs: RunsTable, settings: LawFit, name: str, source: str = "", progress: Progress | None = None
 ) -> Fitted:
     """The law of `runs`. Raises DataError where they do not make one; `name` is the law's."""
     told = progress or Progress.silent()
@@ -124,7 +124,7 @@ def fit_law(
     return Fitted(law, screened.runs, screened.along, profiled, settings)
 
 
-def _warn_of_repeats(runs: Runs, kind: Kind) -> None:
+def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
     if kind != "DataConstrained" and (count := repeating(runs)):
         log.warning(
             "%d of %d runs saw their tokens more than %d times, which %s takes for new ones; "
@@ -133,7 +133,7 @@ def _warn_of_repeats(runs: Runs, kind: Kind) -> None:
         )
 
 
-def _estimates(drawn: FormDraws[Any], quantities: dict[str, Any]) -> dict[str, Estimate]:
+def _estimates(drawn: FormDraws[Any], quantities: dict[str, Any]) -> dict[str, IntervalEstimate]:
     """With the bootstrap's intervals, or without where too many draws have no fit."""
     try:
         return drawn.estimates(quantities)
@@ -141,7 +141,7 @@ def _estimates(drawn: FormDraws[Any], quantities: dict[str, Any]) -> dict[str, E
         log.warning("%s", why)
     form = drawn.fit.form
     found = form.constants | {name: float(of(form)) for name, of in quantities.items()}
-    return {name: Estimate(value=value) for name, value in found.items()}
+    return {name: IntervalEstimate(value=value) for name, value in found.items()}
 
 
 def write_fit(folder: str, fitted: Fitted) -> str:
@@ -151,7 +151,7 @@ def write_fit(folder: str, fitted: Fitted) -> str:
     return path
 
 
-def ranges(runs: Runs) -> Ranges:
+def ranges(runs: RunsTable) -> Ranges:
     """Where `runs` lie."""
     return Ranges(
         parameters=_span(runs.parameters),
@@ -166,11 +166,11 @@ def made_by() -> dict[str, str]:
     return {"trainrig": __version__} | {n: metadata.version(n) for n in ("numpy", "scipy")}
 
 
-def _span(values: Floats) -> Span:
-    return Span(least=float(values.min()), greatest=float(values.max()))
+def _span(values: Floats) -> FittedRange:
+    return FittedRange(least=float(values.min()), greatest=float(values.max()))
 
 
-def counted(runs: Runs, counts: Counts | None) -> Runs:
+def counted(runs: RunsTable, counts: Counts | None) -> RunsTable:
     """`runs` with N counted as asked. Raises DataError where the table does not tell."""
     if counts is None or counts == runs.counts:
         return runs
@@ -182,7 +182,7 @@ def counted(runs: Runs, counts: Counts | None) -> Runs:
     return runs.counted_with_embeddings()
 
 
-def _tokenizer(runs: Runs, given: str) -> str:
+def _tokenizer(runs: RunsTable, given: str) -> str:
     named = {str(name) for name in runs.tokenizer if name}
     if given and named - {given}:
         raise DataError(
@@ -200,7 +200,7 @@ def _parameters_exponent(form: Any) -> Any:
     return form.parameters_exponent
 
 
-def _frontiers(screened: Screened, settings: LawFit) -> dict[str, Estimate]:
+def _frontiers(screened: Screened, settings: LawFit) -> dict[str, IntervalEstimate]:
     try:
         return frontier_laws(screened.runs, settings.bootstrap)[1]
     except DataError:
@@ -208,7 +208,7 @@ def _frontiers(screened: Screened, settings: LawFit) -> dict[str, Estimate]:
 
 
 def _approaches(
-    screened: Screened, kind: Kind, estimates: dict[str, Estimate], settings: LawFit
+    screened: Screened, kind: Kind, estimates: dict[str, IntervalEstimate], settings: LawFit
 ) -> tuple[Approach, ...]:
     """Approaches 1 and 2, and the exponent that the fitted form itself implies."""
     found = by_each(
@@ -228,9 +228,9 @@ def _approaches(
     )
 
 
-def _one_less(exponent: Estimate) -> Estimate:
+def _one_less(exponent: IntervalEstimate) -> IntervalEstimate:
     """The estimate of 1 - a."""
-    return Estimate(
+    return IntervalEstimate(
         value=1 - exponent.value,
         bootstrap=_mirrored(exponent.bootstrap),
         profile=_mirrored(exponent.profile),

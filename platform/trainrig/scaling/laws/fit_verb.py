@@ -13,7 +13,7 @@ from trainrig.scaling.laws.fit import LawFit, counted, fit_law, read_runs, write
 from trainrig.scaling.laws.fit_progress import Progress
 from trainrig.scaling.laws.pages.fit_page import write_fit_page
 from trainrig.scaling.laws.recipes import RecipeFit, compare
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.storage.writable import check_folder
 
 RECIPES_FILE = "recipes.json"
@@ -118,7 +118,7 @@ def _compare(tables: Tables, settings: LawFit, out: str | None, as_json: bool) -
     return "\n".join([*recipes.lines(found), *(f"wrote {path}" for path in written)])
 
 
-def _named(tables: Tables) -> Iterator[tuple[str, Runs]]:
+def _named(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
     """Each recipe's runs: a table each, or those of one table by the name of the recipe."""
     columns = dict(tables.columns)
     if len(tables.paths) == 1:

@@ -41,7 +41,7 @@ class Interval(Settings):
         return above and (self.high is None or value <= self.high)
 
 
-class Estimate(Settings):
+class IntervalEstimate(Settings):
     """One constant, or a quantity derived from them, by both ways of saying how sure it is."""
 
     value: float
@@ -50,7 +50,7 @@ class Estimate(Settings):
     standard_error: float | None = None  # of the bootstrap draws
 
 
-class Span(Settings):
+class FittedRange(Settings):
     """The least and the greatest of the runs fitted."""
 
     least: float
@@ -60,10 +60,10 @@ class Span(Settings):
 class Ranges(Settings):
     """Where the runs lie: beyond it, a law extrapolates."""
 
-    parameters: Span
-    tokens: Span
-    flops: Span  # by 6ND
-    tokens_per_parameter: Span
+    parameters: FittedRange
+    tokens: FittedRange
+    flops: FittedRange  # by 6ND
+    tokens_per_parameter: FittedRange
 
 
 class LeftOut(Settings):
@@ -104,7 +104,7 @@ class HeldOutRow(Settings):
         return self.predicted / self.loss - 1
 
 
-class HeldOut(Settings):
+class HeldOutErrors(Settings):
     """The fit on the small, judged on the large."""
 
     rule: str  # which rows were kept back
@@ -131,8 +131,9 @@ class Approach(Settings):
     """N* ~ C^a and D* ~ C^b by another way of finding them."""
 
     name: str  # `envelope`, `isoflop`, `kaplan`, `parametric`
-    parameters_exponent: Estimate | None  # a; None: it refused these runs, and `note` says why
-    tokens_exponent: Estimate | None  # b
+    # a; None: it refused these runs, and `note` says why
+    parameters_exponent: IntervalEstimate | None
+    tokens_exponent: IntervalEstimate | None  # b
     parameters_coefficient: float | None = None  # k of N* = k C^a
     note: str = ""  # what it refused, or assumed
 
@@ -145,7 +146,7 @@ class Law(Settings):
     form: Form
     choice: str = ""  # why this form heads the law
     draws: tuple[Form, ...] = ()  # bootstrap draws of `form`: intervals of whatever is planned
-    estimates: Mapping[str, Estimate] = Field(
+    estimates: Mapping[str, IntervalEstimate] = Field(
         {}
     )  # by constant, and `parameters_exponent` where there is one
     parameters_count: Literal["non-embedding", "total"]  # what N counts
@@ -153,7 +154,7 @@ class Law(Settings):
     tokenizer: str  # its fingerprint or name: losses of different ones do not compare
     ranges: Ranges | None = None  # None: published without its runs
     fit: FitRecord | None = None  # None: published
-    held_out: HeldOut | None = None
+    held_out: HeldOutErrors | None = None
     compared: tuple[Compared, ...] = ()
     approaches: tuple[Approach, ...] = ()
     source: str = ""  # the paper of a published law, the folder or file of a fitted one

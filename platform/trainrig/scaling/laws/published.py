@@ -18,15 +18,15 @@ from math import exp
 from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.scaling.laws.forms import DataConstrained, Kaplan, Parametric
-from trainrig.scaling.laws.law import Law, Ranges, Span
+from trainrig.scaling.laws.law import FittedRange, Law, Ranges
 
 _CHINCHILLA = "MassiveText, SentencePiece of 32,000 entries"
 # Of the 400 runs of Hoffmann et al.: 70M to 16B parameters, 5B to 500B tokens (their section 1).
 _CHINCHILLA_RANGES = Ranges(
-    parameters=Span(least=70e6, greatest=16.2e9),
-    tokens=Span(least=5e9, greatest=500e9),
-    flops=Span(least=6e18, greatest=3e21),
-    tokens_per_parameter=Span(least=1.0, greatest=2_000.0),
+    parameters=FittedRange(least=70e6, greatest=16.2e9),
+    tokens=FittedRange(least=5e9, greatest=500e9),
+    flops=FittedRange(least=6e18, greatest=3e21),
+    tokens_per_parameter=FittedRange(least=1.0, greatest=2_000.0),
 )
 
 LAWS = {
@@ -38,10 +38,10 @@ LAWS = {
             parameters_count="non-embedding",
             tokenizer="WebText2, GPT-2's of 50,257 entries",
             ranges=Ranges(
-                parameters=Span(least=768, greatest=1.5e9),
-                tokens=Span(least=22e6, greatest=23e9),
-                flops=Span(least=1e14, greatest=2e20),
-                tokens_per_parameter=Span(least=1.0, greatest=1e6),
+                parameters=FittedRange(least=768, greatest=1.5e9),
+                tokens=FittedRange(least=22e6, greatest=23e9),
+                flops=FittedRange(least=1e14, greatest=2e20),
+                tokens_per_parameter=FittedRange(least=1.0, greatest=1e6),
             ),
             source="Kaplan et al. 2020, arXiv:2001.08361, equations 1.1, 1.2 and 1.5",
         ),

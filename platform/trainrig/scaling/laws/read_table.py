@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.scaling.laws.csv_tables import read_csv
-from trainrig.scaling.laws.runs_table import RUNS_FILE, Runs, read_parquet
+from trainrig.scaling.laws.runs_table import RUNS_FILE, RunsTable, read_parquet
 
 
-def read_table(path: str, columns: Mapping[str, str] | None = None) -> Runs:
+def read_table(path: str, columns: Mapping[str, str] | None = None) -> RunsTable:
     """The table of a sweep's folder, of a runs.parquet, or of a CSV.
 
     `columns` names a CSV's own columns: `{"loss": "eval/loss"}`. Raises DataError.

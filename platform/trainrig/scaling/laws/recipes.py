@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.forms import Array, Constants, Parametric
-from trainrig.scaling.laws.law import Estimate, LeftOut, Span
+from trainrig.scaling.laws.law import FittedRange, IntervalEstimate, LeftOut
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, Draws, bootstrap
-from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, Search
+from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, MinimiseSettings
 from trainrig.scaling.laws.regression.parametric import (
     ParametricFit,
     above_the_floor,
     fit_parametric,
 )
 from trainrig.scaling.laws.regression.regression import Fit, Regression
-from trainrig.scaling.laws.runs_table import Runs, together
+from trainrig.scaling.laws.runs_table import RunsTable, together
 from trainrig.scaling.laws.screening import Exclusions, refuse_mixtures, screen
 
 
@@ -44,7 +44,7 @@ class RecipeFit(Settings):
     bootstrap: Bootstrap = Bootstrap()
     # FLOPs (6ND) to compare at; none: the middle, in log, and the greatest of all recipes' runs.
     flops: tuple[float, ...] = ()
-    search: Search = Field(Search())
+    search: MinimiseSettings = Field(MinimiseSettings())
 
 
 class Difference(Settings):
@@ -52,8 +52,9 @@ class Difference(Settings):
 
     recipe: str
     flops: float  # 6ND
-    loss: Estimate  # nats per token that the recipe is above the baseline
-    multiplier: Estimate | None  # the baseline needs so many times the compute; None: none will do
+    loss: IntervalEstimate  # nats per token that the recipe is above the baseline
+    # the baseline needs so many times the compute; None: none will do
+    multiplier: IntervalEstimate | None
 
     @property
     def told_apart(self) -> bool:
@@ -81,7 +82,7 @@ class Comparison(Settings):
     criterion_of_sharing: float
     tokenizer: str
     parameters_count: Literal["non-embedding", "total"]
-    flops: Span  # of all runs
+    flops: FittedRange  # of all runs
     draws_failed: int
 
 
@@ -105,7 +106,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def compare(tables: Mapping[str, Runs], settings: RecipeFit) -> Comparison:
+def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
     """Each table is one recipe's runs, by its name; the first is the baseline.
 
     Raises DataError for fewer than two, for other tokenizers or counts, and for too few runs.
@@ -138,7 +139,9 @@ def compare(tables: Mapping[str, Runs], settings: RecipeFit) -> Comparison:
         criterion_of_sharing=_criterion([jointly]) - _criterion(apart),
         tokenizer=next((str(name) for name in swept.runs.tokenizer if name), "unknown"),
         parameters_count=swept.runs.counts,
-        flops=Span(least=float(swept.runs.flops_6nd.min()), greatest=max(_budgets(swept.runs))),
+        flops=FittedRange(
+            least=float(swept.runs.flops_6nd.min()), greatest=max(_budgets(swept.runs))
+        ),
         draws_failed=drawn.failed,
     )
 
@@ -182,16 +185,16 @@ def _in_words(each: Difference, baseline: str) -> str:
 class _Swept:
     """The runs of all recipes, and whose each is."""
 
-    runs: Runs
+    runs: RunsTable
     names: tuple[str, ...]
     recipe: Counts  # [R] the recipe's number
     left_out: tuple[tuple[LeftOut, ...], ...]
 
-    def runs_of(self, recipe: int) -> Runs:
+    def runs_of(self, recipe: int) -> RunsTable:
         return self.runs.select(self.recipe == recipe)
 
 
-def _screened(tables: Mapping[str, Runs], settings: RecipeFit) -> _Swept:
+def _screened(tables: Mapping[str, RunsTable], settings: RecipeFit) -> _Swept:
     if len(tables) < 2:
         raise DataError("one recipe compares with nothing: name two tables, or two recipes of one")
     screened = [_of(name, screen, table, settings.exclusions) for name, table in tables.items()]
@@ -206,7 +209,7 @@ def _screened(tables: Mapping[str, Runs], settings: RecipeFit) -> _Swept:
     return _Swept(replace(runs, trial=trial), tuple(tables), recipe, left_out)
 
 
-def _of(name: str, do: Callable[[Runs, S], T], runs: Runs, settings: S) -> T:
+def _of(name: str, do: Callable[[RunsTable, S], T], runs: RunsTable, settings: S) -> T:
     """`do` the recipe's runs, and say whose they are if that cannot be."""
     try:
         return do(runs, settings)
@@ -305,15 +308,15 @@ def _differences(
     return tuple(found)
 
 
-def _estimate(drawn: Draws, value: float, values: Array) -> Estimate:
+def _estimate(drawn: Draws, value: float, values: Array) -> IntervalEstimate:
     """With its interval, or without where too many draws have no fit."""
     try:
         return drawn.estimate(value, values)
     except DataError:
-        return Estimate(value=value)
+        return IntervalEstimate(value=value)
 
 
-def _budgets(runs: Runs) -> tuple[float, ...]:
+def _budgets(runs: RunsTable) -> tuple[float, ...]:
     least, greatest = float(runs.flops_6nd.min()), float(runs.flops_6nd.max())
     return float(np.sqrt(least * greatest)), greatest
 

@@ -62,7 +62,7 @@ _COUNTS_KEY = b"parameters_count"
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class RunsTable:
     """Columns of one length R, as RUNS_SCHEMA describes them; NaN where a number is not known."""
 
     name: Texts
@@ -102,7 +102,7 @@ class Runs:
         losses: Mapping[str, ArrayLike] | None = None,
         counts: Counts = "non-embedding",
         **more: ArrayLike,
-    ) -> "Runs":
+    ) -> "RunsTable":
         """A table from the columns that are known; a single value stands for all rows.
 
         Left out, `name` numbers the rows, each row is a trial of its own, `flops` is 6ND.
@@ -139,12 +139,12 @@ class Runs:
         schema = RUNS_SCHEMA.with_metadata({_COUNTS_KEY: self.counts.encode()})
         return pa.table({name: arrays[name] for name in RUNS_SCHEMA.names}, schema=schema)
 
-    def select(self, rows: NDArray[Any]) -> "Runs":
+    def select(self, rows: NDArray[Any]) -> "RunsTable":
         """The rows of a mask, or those of an array of indices, in its order."""
         columns = {name: getattr(self, name)[rows] for name in (*TEXTS, *NUMBERS)}
         return replace(self, **columns, losses={s: v[rows] for s, v in self.losses.items()})
 
-    def counted_with_embeddings(self) -> "Runs":
+    def counted_with_embeddings(self) -> "RunsTable":
         """The same runs with N the total count, and 6ND counted by it.
 
         Raises DataError where the embeddings' parameters are not known.
@@ -161,7 +161,7 @@ class Runs:
         return replace(self, parameters=total, flops_6nd=six, counts="total")
 
 
-def together(tables: Sequence[Runs]) -> Runs:
+def together(tables: Sequence[RunsTable]) -> RunsTable:
     """The rows of several tables in one; sources that one of them lacks are NaN there."""
     kinds = {table.counts for table in tables}
     if len(kinds) > 1:
@@ -174,10 +174,10 @@ def together(tables: Sequence[Runs]) -> Runs:
         source: np.concatenate([t.losses.get(source, np.full(len(t), np.nan)) for t in tables])
         for source in sources
     }
-    return Runs(**joined, losses=by_source, counts=tables[0].counts)
+    return RunsTable(**joined, losses=by_source, counts=tables[0].counts)
 
 
-def read_parquet(path: str) -> Runs:
+def read_parquet(path: str) -> RunsTable:
     """Read the table at `path`. Raises DataError."""
     try:
         with storage.open_read(path) as file:
@@ -197,7 +197,7 @@ def read_parquet(path: str) -> Runs:
     if counts not in get_args(Counts):
         raise DataError(f"{path}: counts parameters as {counts!r}; there are: non-embedding, total")
     try:
-        return Runs.of(**known, losses=sources, counts=cast(Counts, counts))
+        return RunsTable.of(**known, losses=sources, counts=cast(Counts, counts))
     except (TypeError, ValueError) as error:
         raise DataError(f"{path}: a column of the wrong type: {error}") from None
 
@@ -216,4 +216,4 @@ def _known(values: Floats, otherwise: Floats) -> Floats:
     return np.where(np.isnan(values), otherwise, values)
 
 
-assert {*TEXTS, *NUMBERS, "losses", "counts"} == {field.name for field in fields(Runs)}
+assert {*TEXTS, *NUMBERS, "losses", "counts"} == {field.name for field in fields(RunsTable)}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import LeftOut
-from trainrig.scaling.laws.runs_table import NATS, Runs
+from trainrig.scaling.laws.runs_table import NATS, RunsTable
 
 Mask = NDArray[np.bool_]
 
@@ -35,12 +35,12 @@ class Exclusions(Settings):
 class Screened:
     """`runs` may be fitted; `along` are whole curves, for the envelope, which include them."""
 
-    runs: Runs
-    along: Runs
+    runs: RunsTable
+    along: RunsTable
     left_out: tuple[LeftOut, ...]
 
 
-def screen(runs: Runs, exclusions: Exclusions | None = None) -> Screened:
+def screen(runs: RunsTable, exclusions: Exclusions | None = None) -> Screened:
     """Take from `runs` what no law should be fitted to.
 
     Raises DataError for a table that mixes units, tokenizers or recipes, or keeps nothing.
@@ -60,7 +60,7 @@ def screen(runs: Runs, exclusions: Exclusions | None = None) -> Screened:
     return Screened(runs.select(ends), runs.select(kept), tuple(left_out))
 
 
-def refuse_mixtures(runs: Runs) -> None:
+def refuse_mixtures(runs: RunsTable) -> None:
     """Raise DataError unless all losses are in nats per token, of one tokenizer and recipe."""
     for unit in dict.fromkeys(runs.unit):
         if unit != NATS:
@@ -84,10 +84,10 @@ def refuse_mixtures(runs: Runs) -> None:
 
 
 Reasons = Iterator[tuple[int, str]]
-Rule = Callable[[Runs, Mask], Reasons]
+Rule = Callable[[RunsTable, Mask], Reasons]
 
 
-def _invalid(runs: Runs, kept: Mask) -> Reasons:
+def _invalid(runs: RunsTable, kept: Mask) -> Reasons:
     for row in np.flatnonzero(kept):
         loss, sizes = runs.loss[row], (runs.parameters[row], runs.tokens[row])
         if not np.isfinite(loss):
@@ -104,14 +104,14 @@ _STATES = {
 }
 
 
-def _not_ended(runs: Runs, kept: Mask) -> Reasons:
+def _not_ended(runs: RunsTable, kept: Mask) -> Reasons:
     for row in np.flatnonzero(kept):
         if reason := _STATES.get(str(runs.state[row])):
             yield int(row), reason
 
 
 def _out_of_line(rules: Exclusions) -> Rule:
-    def reasons(runs: Runs, kept: Mask) -> Reasons:
+    def reasons(runs: RunsTable, kept: Mask) -> Reasons:
         for row in np.flatnonzero(kept & (runs.loss > rules.above)):
             yield int(row), f"its loss, {runs.loss[row]:.4g}, is above {rules.above:g}"
         if rules.outliers == "keep":
@@ -133,7 +133,7 @@ def _out_of_line(rules: Exclusions) -> Rule:
     return reasons
 
 
-def _outlier(of: Runs, row: int, smaller: int, worse: float) -> str:
+def _outlier(of: RunsTable, row: int, smaller: int, worse: float) -> str:
     return (
         f"outlier (residual {worse:+.0%}): its loss, {of.loss[row]:.4g}, against that of "
         f"'{of.name[smaller]}', with no more parameters and no more tokens; --outliers keep fits it"
@@ -141,7 +141,7 @@ def _outlier(of: Runs, row: int, smaller: int, worse: float) -> str:
 
 
 def _highest(rules: Exclusions) -> Rule:
-    def reasons(runs: Runs, kept: Mask) -> Reasons:
+    def reasons(runs: RunsTable, kept: Mask) -> Reasons:
         ends = np.flatnonzero(kept & (runs.state == "end"))
         highest = ends[np.argsort(-runs.loss[ends], kind="stable")][: rules.highest_losses]
         for place, row in enumerate(highest, 1):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from trainrig.scaling.laws.law import Approach, Estimate, HeldOut, Law
+from trainrig.scaling.laws.law import Approach, HeldOutErrors, IntervalEstimate, Law
 
 LISTED = 8  # rows of any list that are printed; the file has all
 
@@ -37,11 +37,11 @@ def _level(law: Law) -> float:
     return next((interval.level for interval in found), 0.95)
 
 
-def _bootstrap(estimate: Estimate) -> str:
+def _bootstrap(estimate: IntervalEstimate) -> str:
     return str(estimate.bootstrap) if estimate.bootstrap else "none"
 
 
-def _profile(estimate: Estimate) -> str:
+def _profile(estimate: IntervalEstimate) -> str:
     return str(estimate.profile) if estimate.profile else ""
 
 
@@ -80,7 +80,7 @@ def _approach(approach: Approach) -> Iterator[str]:
     )
 
 
-def _held_out(held_out: HeldOut) -> Iterator[str]:
+def _held_out(held_out: HeldOutErrors) -> Iterator[str]:
     known = [row for row in held_out.rows if row.interval is not None]
     inside = sum(row.interval.contains(row.loss) for row in known if row.interval)
     within = (

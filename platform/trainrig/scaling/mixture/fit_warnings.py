@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 from trainrig.scaling.laws.figure_format import loss
-from trainrig.scaling.mixture.record import MixtureRecord, Score, spelt
+from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, spelt
 
 ORDERED = 0.9  # rank correlation below which the best of many may be the luckiest
 EXPLAINED = 0.5  # of the baseline's error, above which losses are hardly predicted at all
 SHARED = 0.7  # of the error, above which it is one shift of all runs
 
 
-def judged(record: MixtureRecord) -> Score:
+def judged(record: MixtureRecord) -> RegressionScore:
     """The score of the processes: on the held-out runs where there are some."""
     held = (score for score in record.scores if "held-out" in score.judged_on)
     return next(held, record.scores[0])
@@ -42,7 +42,7 @@ def warnings(record: MixtureRecord) -> Iterator[str]:
         )
 
 
-def _of_losses(score: Score) -> Iterator[str]:
+def _of_losses(score: RegressionScore) -> Iterator[str]:
     error, baseline = score.error, score.baseline_error
     if baseline is None or error <= EXPLAINED * baseline:
         return

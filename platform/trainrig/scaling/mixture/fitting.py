@@ -12,10 +12,10 @@ from trainrig.manifest import environment
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.mixture import fit_warnings
 from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
-from trainrig.scaling.mixture.proposal import LEVEL, Proposal, Search, propose
-from trainrig.scaling.mixture.record import MixtureRecord, Score, SourceShare, spelt
+from trainrig.scaling.mixture.proposal import LEVEL, MixtureSearch, Proposal, propose
+from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, SourceShare, spelt
 from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.validation import Judged, law_in_folds, left_out_once
+from trainrig.scaling.mixture.validation import PredictedLosses, law_in_folds, left_out_once
 from trainrig.train.run_file import Pretraining
 
 RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
@@ -31,7 +31,7 @@ class MixtureFit(Settings):
     held_out_mixtures: str | None = None  # runs to judge by, which nothing is fitted to
     held_out_losses: str | None = None
     run: str | None = None  # a run file of pretrain, to be written again with the weights
-    search: Search = Search()
+    search: MixtureSearch = MixtureSearch()
 
     def check(self) -> None:
         """Raise ConfigError for half of a pair."""
@@ -44,8 +44,8 @@ class MixtureResult:
     """The record, and the points that its page draws."""
 
     record: MixtureRecord
-    left_out: Judged  # each run of the fit, as predicted from the others
-    held_out: Judged | None
+    left_out: PredictedLosses  # each run of the fit, as predicted from the others
+    held_out: PredictedLosses | None
 
 
 def fit_mixture(settings: MixtureFit) -> MixtureResult:
@@ -66,13 +66,15 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     ]
     held_out, by_target = None, {}
     if others is not None:
-        held_out = Judged(process.expect(others.shares), others.losses.mean(axis=1))
-        by_law = Judged(law.expect(others.shares), others.losses.mean(axis=1))
+        held_out = PredictedLosses(process.expect(others.shares), others.losses.mean(axis=1))
+        by_law = PredictedLosses(law.expect(others.shares), others.losses.mean(axis=1))
         where = "the held-out runs"
         scores += [_score("Gaussian processes", where, held_out, mean)]
         scores += [_score("mixing laws", where, by_law, mean)]
         by_target = {
-            target: Judged(one.expect(others.shares), others.losses[:, at]).rank_correlation
+            target: PredictedLosses(
+                one.expect(others.shares), others.losses[:, at]
+            ).rank_correlation
             for at, (target, one) in enumerate(zip(runs.targets, process.processes, strict=True))
         }
     found = propose(process, runs.shares, settings.search, limits)
@@ -139,8 +141,10 @@ def _held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | None:
     return others.of_targets(runs.targets)
 
 
-def _score(regression: str, judged_on: str, judged: Judged, mean: float) -> Score:
-    return Score(
+def _score(
+    regression: str, judged_on: str, judged: PredictedLosses, mean: float
+) -> RegressionScore:
+    return RegressionScore(
         regression=regression,
         judged_on=judged_on,
         rows=len(judged.actual),

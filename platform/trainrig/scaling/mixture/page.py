@@ -3,7 +3,7 @@
 from functools import partial
 
 from trainrig import figures, report
-from trainrig.report import Chart, Details, KeyFigure, Section, Table, Text
+from trainrig.report import Chart, Details, KeyFigure, ReportTable, Section, Text
 from trainrig.scaling.laws.figure_format import loss
 from trainrig.scaling.mixture.fit_warnings import judged as judged_score
 from trainrig.scaling.mixture.fitting import (
@@ -12,7 +12,7 @@ from trainrig.scaling.mixture.fitting import (
     MixtureFit,
     MixtureResult,
 )
-from trainrig.scaling.mixture.record import MixtureRecord, Score, spelt
+from trainrig.scaling.mixture.record import MixtureRecord, RegressionScore, spelt
 from trainrig.scaling.plots.agreement import Agreement, plot_agreement
 from trainrig.scaling.plots.shares import Share, plot_shares
 
@@ -22,7 +22,7 @@ TABLE_ROWS = 60
 def mixture_page(settings: MixtureFit, result: MixtureResult, folder: str) -> str:
     """The page as HTML text: a pure function of what it is given."""
     record = result.record
-    page = report.Page(
+    page = report.ReportPage(
         title="Mixture",
         verdict=_verdict(record),
         figures=_key_figures(record),
@@ -67,7 +67,7 @@ def _key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
     )  # fmt: skip
 
 
-def _against(score: Score) -> str:
+def _against(score: RegressionScore) -> str:
     """What the error is to be read against."""
     of = f"n = {score.rows:,}"
     if score.baseline_error is None:
@@ -97,7 +97,7 @@ def _shares_chart(record: MixtureRecord) -> Chart:
         caption=f"n = {record.runs:,} runs. {prefix}The average of the {record.search.best} best "
         f"of {record.search.candidates:,} mixtures drawn; a line holds 95% of the answers under "
         f"{record.search.draws} functions that the runs do not rule out.",
-        table=Table(
+        table=ReportTable(
             "Weights, as a run file has them",
             ("source", "weight", "low", "high", "average run"),
             tuple(
@@ -122,7 +122,7 @@ def _shared_beginning(names: list[str]) -> str:
     return "".join(f"{word}_" for word in words[0][:shared]) if len(names) > 1 else ""
 
 
-def _proof(result: MixtureResult) -> tuple[Chart | Table | Text | Details, ...]:
+def _proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | Details, ...]:
     record = result.record
     fitted = Agreement(result.left_out.predicted, result.left_out.actual)
     held = result.held_out
@@ -143,13 +143,13 @@ def _proof(result: MixtureResult) -> tuple[Chart | Table | Text | Details, ...]:
         label="Predicted against measured loss of each run.",
         caption=f"n = {len(fitted.actual):,} runs of the fit, each predicted from the others"
         + ("." if held is None else f"; {len(held.actual):,} held out, which no fit has seen."),
-        table=Table(
+        table=ReportTable(
             f"Losses, nats per token{_some(len(rows))}",
             ("measured", "predicted"),
             tuple(rows[:TABLE_ROWS]),
         ),
     )
-    scores = Table(
+    scores = ReportTable(
         "Regressions side by side",
         (
             "regression",
@@ -178,7 +178,7 @@ def _proof(result: MixtureResult) -> tuple[Chart | Table | Text | Details, ...]:
     )
     if not record.by_target:
         return chart, scores, note
-    by_target = Table(
+    by_target = ReportTable(
         "Rank correlation on the held-out runs",
         ("target", "rank correlation"),
         tuple(record.by_target.items()),
@@ -190,11 +190,11 @@ def _some(rows: int) -> str:
     return f", {TABLE_ROWS} of {rows:,}" if rows > TABLE_ROWS else ""
 
 
-def _commands(settings: MixtureFit, folder: str) -> tuple[report.Command, ...]:
+def _commands(settings: MixtureFit, folder: str) -> tuple[report.PageCommand, ...]:
     if settings.run is not None:
-        return (report.Command(f"trainrig pretrain {folder}/pretrain.toml", "Train on it"),)
+        return (report.PageCommand(f"trainrig pretrain {folder}/pretrain.toml", "Train on it"),)
     return (
-        report.Command(
+        report.PageCommand(
             f"cat {folder}/{SECTION} >> RUN.toml", "Give the weights to a run file of pretrain"
         ),
     )

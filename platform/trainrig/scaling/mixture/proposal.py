@@ -25,7 +25,7 @@ LEVEL = 0.95
 DRAWS_OF_TWO = 4000  # functions at two mixtures cost next to nothing
 
 
-class Search(Settings):
+class MixtureSearch(Settings):
     """How mixtures are looked for."""
 
     candidates: int = Field(50_000, ge=10_000)
@@ -69,7 +69,7 @@ class Proposal:
     gain_interval: tuple[float, float]
 
 
-def propose(process: MeanProcess, runs: Array, search: Search, limits: Array) -> Proposal:
+def propose(process: MeanProcess, runs: Array, search: MixtureSearch, limits: Array) -> Proposal:
     """The average of the best of `search.candidates` mixtures, drawn around those of `runs`."""
     generator = np.random.default_rng(search.seed)
     average = runs.mean(axis=0)
@@ -139,7 +139,7 @@ def _finalists(process: MeanProcess, mixtures: Array, expected: Array, count: in
 
 
 def _best_under_draws(
-    process: MeanProcess, finalists: Array, search: Search, generator: np.random.Generator
+    process: MeanProcess, finalists: Array, search: MixtureSearch, generator: np.random.Generator
 ) -> Array:
     """[P, S] the average of the best finalists, under each function drawn."""
     functions = process.draw(finalists, search.draws, generator)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from trainrig.config import Field, Settings
 from trainrig.scaling.laws.law import Interval
-from trainrig.scaling.mixture.proposal import Search
+from trainrig.scaling.mixture.proposal import MixtureSearch
 
 
-class Score(Settings):
+class RegressionScore(Settings):
     """How well one regression predicts runs that it was not fitted to."""
 
     regression: str
@@ -43,9 +43,9 @@ class MixtureRecord(Settings):
     gain_interval: Interval
     lowest_measured: float  # of the runs fitted, its noise and luck included
     law_loss: float  # what mixing laws expect of the proposal
-    scores: tuple[Score, ...]
+    scores: tuple[RegressionScore, ...]
     by_target: Mapping[str, float] = Field({})  # rank correlation on the held-out runs
-    search: Search
+    search: MixtureSearch
     made_by: Mapping[str, str]
     warnings: tuple[str, ...] = ()
 

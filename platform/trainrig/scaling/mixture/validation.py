@@ -15,7 +15,7 @@ FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class PredictedLosses:
     """Losses that were predicted, beside those that came. Nats per token."""
 
     predicted: Array  # [R]
@@ -46,13 +46,13 @@ def correlation(a: Array, b: Array) -> float:
     return float(a @ b / scale) if scale else float("nan")
 
 
-def left_out_once(process: MeanProcess, losses: Array) -> Judged:
+def left_out_once(process: MeanProcess, losses: Array) -> PredictedLosses:
     """Each run as the process of the others predicts it, by the scales that fitted all."""
     actual = losses.mean(axis=1)
-    return Judged(actual - process.residuals(), actual)
+    return PredictedLosses(actual - process.residuals(), actual)
 
 
-def law_in_folds(shares: Array, losses: Array, seed: int) -> Judged:
+def law_in_folds(shares: Array, losses: Array, seed: int) -> PredictedLosses:
     """Each run as predicted by mixing laws fitted to the other FOLDS - 1 parts of the runs."""
     order = np.random.default_rng(seed).permutation(len(losses))
     predicted = np.empty(len(losses))
@@ -60,4 +60,4 @@ def law_in_folds(shares: Array, losses: Array, seed: int) -> Judged:
         kept = order[fold::FOLDS]
         others = np.setdiff1d(order, kept)
         predicted[kept] = MeanLaw.fit(shares[others], losses[others]).expect(shares[kept])
-    return Judged(predicted, losses.mean(axis=1))
+    return PredictedLosses(predicted, losses.mean(axis=1))

@@ -23,7 +23,7 @@ FLOPS_PER_SERVED = 2  # of a parameter and token: the forward pass alone (arXiv:
 
 
 @dataclass(frozen=True)
-class Division:
+class Allocation:
     """A size and tokens to train it on."""
 
     parameters: float  # as the law counts them
@@ -54,25 +54,25 @@ def repeating(form: Form) -> DataConstrained:
     return DataConstrained(base=base, r_d=published.r_d, r_n=published.r_n)
 
 
-def for_flops(form: Form, flops: float, unique_tokens: float | None = None) -> Division:
+def for_flops(form: Form, flops: float, unique_tokens: float | None = None) -> Allocation:
     """The least loss for a budget, by 6ND, with so many different tokens (None: no end of them)."""
     found = _optimum(form, flops, unique_tokens)
-    return Division(float(found.parameters), float(found.tokens))
+    return Allocation(float(found.parameters), float(found.tokens))
 
 
-def for_parameters(form: Form, parameters: float) -> Division:
+def for_parameters(form: Form, parameters: float) -> Allocation:
     """The budget for which `parameters` are best. Raises ConfigError if there is none."""
     return _where(form, lambda found: float(found.parameters), parameters, "parameters")
 
 
-def for_tokens(form: Form, tokens: float) -> Division:
+def for_tokens(form: Form, tokens: float) -> Allocation:
     """The budget for which `tokens` are best. Raises ConfigError if there is none."""
     return _where(form, lambda found: float(found.tokens), tokens, "tokens")
 
 
 def for_serving(
-    form: Form, trained: Division, served: float, unique_tokens: float | None = None
-) -> Division:
+    form: Form, trained: Allocation, served: float, unique_tokens: float | None = None
+) -> Allocation:
     """The cheapest model as good as `trained`, with the `served` tokens that it is to read and
     write counted in (Sardana et al. 2024, arXiv:2401.00448, equation 3).
 
@@ -97,12 +97,12 @@ def for_serving(
 
     found = minimize_scalar(cost, bounds=around, method="bounded", options={"xatol": 1e-9})
     parameters = math.exp(found.x)
-    return Division(parameters, tokens_reaching(form, loss, parameters, unique_tokens))
+    return Allocation(parameters, tokens_reaching(form, loss, parameters, unique_tokens))
 
 
-def loss_of(form: Form, division: Division, unique_tokens: float | None = None) -> float:
+def loss_of(form: Form, allocation: Allocation, unique_tokens: float | None = None) -> float:
     """Nats per token."""
-    return float(form.loss(division.parameters, division.tokens, unique_tokens))
+    return float(form.loss(allocation.parameters, allocation.tokens, unique_tokens))
 
 
 def tokens_reaching(
@@ -127,7 +127,9 @@ def _optimum(form: Form, flops: float, unique_tokens: float | None = None) -> Op
     return form.optimum(flops)
 
 
-def _where(form: Form, quantity: Callable[[Optimum], float], wanted: float, unit: str) -> Division:
+def _where(
+    form: Form, quantity: Callable[[Optimum], float], wanted: float, unit: str
+) -> Allocation:
     def above(log_flops: float) -> float:
         return math.log(quantity(form.optimum(math.exp(log_flops))) / wanted)
 
@@ -140,7 +142,7 @@ def _where(form: Form, quantity: Callable[[Optimum], float], wanted: float, unit
     from scipy.optimize import brentq
 
     found = form.optimum(math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-14)))
-    return Division(float(found.parameters), float(found.tokens))
+    return Allocation(float(found.parameters), float(found.tokens))
 
 
 def _exponent(above: Callable[[float], float]) -> float:

@@ -14,7 +14,7 @@ Positive = Field(gt=0, allow_inf_nan=False)
 MOST_EPOCHS = 100.0  # no published run on which fading was fitted has seen its tokens more often
 
 
-class Prediction(Settings):
+class LossPrediction(Settings):
     """What `trainrig predict --json` prints."""
 
     law: str
@@ -40,7 +40,7 @@ def predict_loss(
     tokens: float,
     epochs: float | None = None,
     unique_tokens: float | None = None,
-) -> Prediction:
+) -> LossPrediction:
     """What `law` says of N and D, the tokens seen `epochs` times, or of `unique_tokens` alone.
 
     Raises ConfigError for numbers that no run has, and for repeats under a law that knows none.
@@ -58,7 +58,7 @@ def predict_loss(
 
     found = law.interval(said)
     expected = float(form.loss(parameters, tokens, unique_tokens))
-    return Prediction(
+    return LossPrediction(
         law=law.name,
         law_source=law.source,
         form=form.kind,
@@ -77,7 +77,7 @@ def predict_loss(
     )
 
 
-def lines(found: Prediction) -> Iterator[str]:
+def lines(found: LossPrediction) -> Iterator[str]:
     """The prediction, the loss first."""
     sure = f" (no interval: {found.no_interval})"
     if found.loss_interval is not None:

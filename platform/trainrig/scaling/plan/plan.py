@@ -39,7 +39,7 @@ class Size(Settings):
         return self.non_embedding + self.embedding
 
 
-class Point(Settings):
+class PredictedLoss(Settings):
     """The loss that the law predicts for a run that ends after so many tokens."""
 
     tokens: float
@@ -48,7 +48,7 @@ class Point(Settings):
     high: float | None = None
 
 
-class Data(Settings):
+class TokenBudget(Settings):
     """Tokens that there are, against those that are wanted."""
 
     unique_tokens: float
@@ -105,7 +105,7 @@ class Placement(Settings):
     table: tuple[MemoryRow, ...]
 
 
-class Plan(Settings):
+class ScalingPlan(Settings):
     """What `plan.json` holds."""
 
     format: Literal[1] = 1
@@ -118,10 +118,10 @@ class Plan(Settings):
     loss: float  # nats per token, at the end
     loss_interval: Interval | None  # None: `no_interval` says why
     no_interval: str = "the law has no draws"
-    curve: tuple[Point, ...]
+    curve: tuple[PredictedLoss, ...]
     model: DecoderConfig
     recipe: Recipe
-    data: Data | None = None
+    data: TokenBudget | None = None
     service: Service | None = None
     placement: Placement
     cost: Cost
@@ -130,16 +130,16 @@ class Plan(Settings):
     warnings: tuple[str, ...] = Field(())
 
 
-def write_plan(path: str, plan: Plan) -> None:
+def write_plan(path: str, plan: ScalingPlan) -> None:
     """Write `plan` to `path`: the same plan, the same bytes."""
     data = json.dumps(plan.model_dump(mode="json"), indent=1, allow_nan=False)
     storage.write(path, data.encode() + b"\n")
 
 
-def read_plan(path: str) -> Plan:
+def read_plan(path: str) -> ScalingPlan:
     """The plan at `path`. Raises DataError, one line, if it is none."""
     try:
-        return config.build(Plan, json.loads(storage.read(path)), path)
+        return config.build(ScalingPlan, json.loads(storage.read(path)), path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such plan; `trainrig plan --out` writes one") from None
     except (ConfigError, ValueError) as error:

@@ -5,15 +5,15 @@ from functools import partial
 import numpy as np
 
 from trainrig import figures, report, storage
-from trainrig.report import Cell, Chart, KeyFigure, Section, Table, Text
+from trainrig.report import Cell, Chart, KeyFigure, ReportTable, Section, Text
 from trainrig.scaling.laws.figure_format import count, flops, four_digits, interval, loss, usd
 from trainrig.scaling.laws.forms import OverTraining, Parametric
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.pages.law_views import surface
 from trainrig.scaling.plan import allocation
-from trainrig.scaling.plan.plan import Plan
+from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plots.frontier import Band, plot_contours
-from trainrig.scaling.plots.serving import Repeated, Served, plot_epochs, plot_served
+from trainrig.scaling.plots.serving import RepeatedTokens, Served, plot_epochs, plot_served
 from trainrig.scaling.plots.trajectory import plot_trajectory
 
 GIB = 2**30
@@ -22,15 +22,15 @@ WIDE = 30.0  # times the plan's size and tokens, on either side of the surface
 SERVED = (0.01, 1000.0)  # times the plan's tokens
 
 
-def write_plan_page(path: str, plan: Plan, law: Law, run_file: str) -> str:
+def write_plan_page(path: str, plan: ScalingPlan, law: Law, run_file: str) -> str:
     """Put the page of `plan` at `path`; `run_file` is what was written of it. The path."""
     storage.write(path, plan_page(plan, law, run_file).encode())
     return path
 
 
-def plan_page(plan: Plan, law: Law, run_file: str) -> str:
+def plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
     """The page as HTML text."""
-    page = report.Page(
+    page = report.ReportPage(
         title="Plan of a run",
         verdict=_verdict(plan),
         figures=_key_figures(plan),
@@ -42,8 +42,8 @@ def plan_page(plan: Plan, law: Law, run_file: str) -> str:
             Section("assumed", "What it hangs on", _assumed(plan)),
         ),
         commands=(
-            report.Command(f"trainrig check {run_file}", "See what would run"),
-            report.Command(f"trainrig pretrain {run_file}", "Train it"),
+            report.PageCommand(f"trainrig check {run_file}", "See what would run"),
+            report.PageCommand(f"trainrig pretrain {run_file}", "Train it"),
         ),
         provenance={
             "Law": {"name": plan.law, "source": plan.law_source, "counts": plan.parameters_count},
@@ -53,7 +53,7 @@ def plan_page(plan: Plan, law: Law, run_file: str) -> str:
     return page.html()
 
 
-def _verdict(plan: Plan) -> report.Verdict:
+def _verdict(plan: ScalingPlan) -> report.Verdict:
     size = plan.size
     sure = f" {interval(plan.loss_interval)}" if plan.loss_interval else ""
     sentence = (
@@ -64,7 +64,7 @@ def _verdict(plan: Plan) -> report.Verdict:
     return report.Verdict(sentence, "warning" if plan.warnings else "done", plan.warnings)
 
 
-def _key_figures(plan: Plan) -> tuple[KeyFigure, ...]:
+def _key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
     size, cost = plan.size, plan.cost
     sure = interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
     sizes = size.parameters_interval
@@ -83,7 +83,7 @@ def _key_figures(plan: Plan) -> tuple[KeyFigure, ...]:
     )
 
 
-def _size(plan: Plan, law: Law) -> tuple[Chart | Table, ...]:
+def _size(plan: ScalingPlan, law: Law) -> tuple[Chart | ReportTable, ...]:
     size, recipe = plan.size, plan.recipe
     shape = plan.model.shape
     rows: list[tuple[Cell, ...]] = [
@@ -95,10 +95,10 @@ def _size(plan: Plan, law: Law) -> tuple[Chart | Table, ...]:
         ("learning rate", f"{recipe.rate:.2g}, by {recipe.rule.kind}"),
         ("checkpoints", f"every {plan.saving.every:,} steps"),
     ]
-    return _contours(plan, law), Table("The run", ("", "value"), tuple(rows))
+    return _contours(plan, law), ReportTable("The run", ("", "value"), tuple(rows))
 
 
-def _contours(plan: Plan, law: Law) -> Chart:
+def _contours(plan: ScalingPlan, law: Law) -> Chart:
     size = plan.size
     sizes = (size.parameters / WIDE, size.parameters * WIDE)
     tokens = (size.tokens / WIDE, size.tokens * WIDE)
@@ -117,7 +117,7 @@ def _contours(plan: Plan, law: Law) -> Chart:
         ),
         label="Lines of equal loss over parameters and tokens, with the plan on them.",
         caption="Lines: loss by the law, nats per token, every token new.",
-        table=Table(
+        table=ReportTable(
             "The best division of each compute",
             ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
             tuple(
@@ -133,7 +133,7 @@ def _contours(plan: Plan, law: Law) -> Chart:
     )
 
 
-def _trajectory(plan: Plan) -> Chart:
+def _trajectory(plan: ScalingPlan) -> Chart:
     points = plan.curve
     losses = np.array([point.loss for point in points])
     known = all(point.low is not None and point.high is not None for point in points)
@@ -147,7 +147,7 @@ def _trajectory(plan: Plan) -> Chart:
         label="The predicted loss of this size against the tokens that it ends after.",
         caption="Each point is of a run that ends there, its rate decayed. The run's own report "
         "draws this under the losses that come.",
-        table=Table(
+        table=ReportTable(
             "Loss by tokens, nats per token",
             ("tokens", "loss", "low", "high"),
             tuple((count(p.tokens), loss(p.loss), _end(p.low), _end(p.high)) for p in points),
@@ -159,7 +159,7 @@ def _end(of_interval: float | None) -> str:
     return "–" if of_interval is None else loss(of_interval)
 
 
-def _beyond_training(plan: Plan, law: Law) -> tuple[Section, ...]:
+def _beyond_training(plan: ScalingPlan, law: Law) -> tuple[Section, ...]:
     charts = []
     if plan.service is not None and isinstance(law.form, Parametric | OverTraining):
         charts.append(_served(plan, law))
@@ -168,10 +168,10 @@ def _beyond_training(plan: Plan, law: Law) -> tuple[Section, ...]:
     return (Section("beyond", "Beyond training alone", tuple(charts)),) if charts else ()
 
 
-def _served(plan: Plan, law: Law) -> Chart:
+def _served(plan: ScalingPlan, law: Law) -> Chart:
     assert plan.service is not None  # asked before
     service = plan.service
-    alone = allocation.Division(*service.best_trained)
+    alone = allocation.Allocation(*service.best_trained)
     served = np.geomspace(SERVED[0] * alone.tokens, SERVED[1] * alone.tokens, 24)
     found = [allocation.for_serving(law.form, alone, float(each)) for each in served]
     ratio = np.array([each.tokens / each.parameters for each in found])
@@ -184,7 +184,7 @@ def _served(plan: Plan, law: Law) -> Chart:
         label="Tokens per parameter of the cheapest model of one loss, against tokens served.",
         caption="All models of the line have the loss of the best one for training alone, every "
         "token new; the plan lies off it where its tokens repeat.",
-        table=Table(
+        table=ReportTable(
             "The cheapest model of that loss",
             ("tokens served", "parameters", "tokens", "tokens a parameter"),
             tuple(
@@ -195,13 +195,13 @@ def _served(plan: Plan, law: Law) -> Chart:
     )
 
 
-def _epochs(plan: Plan) -> Chart:
+def _epochs(plan: ScalingPlan) -> Chart:
     assert plan.data is not None  # asked before
     data = plan.data
     epochs = np.geomspace(1, max(EPOCHS, 2 * data.epochs), 60)
     # Muennighoff et al. 2023, arXiv:2305.16264, equation 5.
     effective = data.unique_tokens * (1 - data.fading * np.expm1(-(epochs - 1) / data.fading))
-    drawn = Repeated(epochs, effective, data.unique_tokens)
+    drawn = RepeatedTokens(epochs, effective, data.unique_tokens)
     few = range(0, len(epochs), 4)
     return Chart(
         f"{data.epochs:.3g} epochs are worth {count(data.worth)} new tokens, and no number of them "
@@ -210,7 +210,7 @@ def _epochs(plan: Plan) -> Chart:
         label="What repeated tokens are worth in new ones, against epochs.",
         caption=f"{count(data.unique_tokens)} different tokens; a repeat fades with R_D* = "
         f"{data.fading:.3g}.",
-        table=Table(
+        table=ReportTable(
             "Worth of epochs",
             ("epochs", "worth, tokens"),
             tuple((float(epochs[i]), count(effective[i])) for i in few),
@@ -218,10 +218,10 @@ def _epochs(plan: Plan) -> Chart:
     )
 
 
-def _memory(plan: Plan) -> Table:
+def _memory(plan: ScalingPlan) -> ReportTable:
     placement = plan.placement
     columns = tuple(next((row.bytes_by_recompute for row in placement.table), {}))
-    return Table(
+    return ReportTable(
         f"GiB of a device, of {placement.room / GIB:,.1f}, by layout and by what is computed again",
         ("layout", *columns, ""),
         tuple(
@@ -235,11 +235,11 @@ def _memory(plan: Plan) -> Table:
     )
 
 
-def _assumed(plan: Plan) -> tuple[Table | Text, ...]:
+def _assumed(plan: ScalingPlan) -> tuple[ReportTable | Text, ...]:
     rows = tuple((k.replace("_", " "), v) for k, v in plan.assumptions.model_dump().items())
     price = Text(
         f"Prices are of {plan.cost.as_of}, on demand."
         if plan.cost.usd is not None
         else "The table of hardware has no price for this device."
     )
-    return Table("Assumptions", ("", "value"), rows), price
+    return ReportTable("Assumptions", ("", "value"), rows), price

@@ -8,15 +8,15 @@ from trainrig.errors import ConfigError
 from trainrig.manifest import Manifest
 from trainrig.optim import AdamW
 from trainrig.parallel.precision import Precision
-from trainrig.scaling.plan.plan import Plan, write_plan
-from trainrig.scaling.plan.planner import Request
+from trainrig.scaling.plan.plan import ScalingPlan, write_plan
+from trainrig.scaling.plan.planner import PlanRequest
 from trainrig.tokens.mixing.stages import EPOCHS, BatchSettings
 from trainrig.train.pretrain import open_batches
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run_file import Pretraining, Training
 
 
-def fitted_to(tokens: str, request: Request) -> Request:
+def fitted_to(tokens: str, request: PlanRequest) -> PlanRequest:
     """`request` with the vocabulary of the folder that `tokenize` wrote.
 
     Raises DataError if `tokens` is no such folder.
@@ -35,7 +35,9 @@ def _read(tokens: str) -> Manifest:
     return manifest.read_input(tokens, "tokenize")
 
 
-def run_file(plan: Plan, compute: str, tokens: str, output: str, plan_path: str) -> Pretraining:
+def run_file(
+    plan: ScalingPlan, compute: str, tokens: str, output: str, plan_path: str
+) -> Pretraining:
     """The run that `plan` describes, on the folder `tokens`, into the folder `output`.
 
     Raises ConfigError where no layout fits, or the folder has too little to make whole windows of.
@@ -71,7 +73,7 @@ def run_file(plan: Plan, compute: str, tokens: str, output: str, plan_path: str)
     )
 
 
-def _epochs(plan: Plan, tokens: str) -> float:
+def _epochs(plan: ScalingPlan, tokens: str) -> float:
     """The usual cap, or what the plan needs: windows leave some tokens of each source out."""
     uncapped = BatchSettings(
         sequence_length=plan.recipe.sequence_length,
@@ -83,7 +85,7 @@ def _epochs(plan: Plan, tokens: str) -> float:
     return max(EPOCHS, math.ceil(max(needed.values())))
 
 
-def write_run(path: str, plan: Plan, compute: str, tokens: str, output: str | None) -> str:
+def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: str | None) -> str:
     """Write the run file to `path` and the plan beside it; where the plan is.
 
     The run's folder, if none is named, is called like the run file. Raises ConfigError if another

@@ -8,7 +8,7 @@ from trainrig.scaling.laws.figure_format import count, flops, four_digits, loss,
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.published import HOFFMANN_SIZES
 from trainrig.scaling.plan import allocation
-from trainrig.scaling.plan.plan import Placement, Plan
+from trainrig.scaling.plan.plan import Placement, ScalingPlan
 
 GIB = 2**30
 _WIDTH = 22
@@ -22,7 +22,7 @@ _ASKED = {
 }
 
 
-def lines(plan: Plan) -> Iterator[str]:
+def lines(plan: ScalingPlan) -> Iterator[str]:
     """The plan, most wanted first; warnings last, where they are read."""
     yield f"{plan.law}: {plan.law_source}"
     yield f"the best for {_ASKED[plan.target].format(plan.asked)}"
@@ -37,7 +37,7 @@ def lines(plan: Plan) -> Iterator[str]:
         yield f"! {warning}"
 
 
-def _size(plan: Plan) -> Iterator[tuple[str, str]]:
+def _size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     size = plan.size
     yield (
         "parameters N",
@@ -58,7 +58,7 @@ def _size(plan: Plan) -> Iterator[tuple[str, str]]:
     )
 
 
-def _data(plan: Plan) -> Iterator[tuple[str, str]]:
+def _data(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     if plan.data:
         data = plan.data
         yield (
@@ -82,7 +82,7 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         )
 
 
-def _recipe(plan: Plan) -> Iterator[tuple[str, str]]:
+def _recipe(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     recipe, saving = plan.recipe, plan.saving
     yield (
         "batch",
@@ -101,7 +101,7 @@ def _recipe(plan: Plan) -> Iterator[tuple[str, str]]:
     )
 
 
-def _cost(plan: Plan) -> Iterator[tuple[str, str]]:
+def _cost(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     cost = plan.cost
     yield (
         "time",
@@ -119,7 +119,7 @@ def _cost(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "energy", f"{four_digits(cost.kwh)} kWh"
 
 
-def _memory(plan: Plan) -> Iterator[str]:
+def _memory(plan: ScalingPlan) -> Iterator[str]:
     placement = plan.placement
     words = layout_words(placement)
     if placement.fits:
@@ -153,7 +153,7 @@ def layout_words(placement: Placement) -> str:
     return f"{words[0]}, " + ", ".join(words[1:])
 
 
-def _assumed(plan: Plan) -> Iterator[str]:
+def _assumed(plan: ScalingPlan) -> Iterator[str]:
     assumed = plan.assumptions
     yield (
         f"Assumed: {assumed.utilisation:.0%} of the peak; a machine draws {assumed.machine:g} "

@@ -13,8 +13,8 @@ from trainrig.scaling.laws import published
 from trainrig.scaling.laws.forms import Kaplan
 from trainrig.scaling.laws.law import Law, read_law
 from trainrig.scaling.plan import plan_run, plan_text, plan_warnings
-from trainrig.scaling.plan.plan import Plan
-from trainrig.scaling.plan.planner import Request, make_plan
+from trainrig.scaling.plan.plan import ScalingPlan
+from trainrig.scaling.plan.planner import PlanRequest, make_plan
 from trainrig.storage.writable import check_file
 
 _OPTIONS = {"assumptions.utilisation": "mfu", "rule.kind": "rule"}
@@ -31,7 +31,7 @@ class RunWanted:
 
 def answer(
     name: str, given: Mapping[str, Any], table: str | None, wanted: RunWanted
-) -> tuple[Plan, list[str]]:
+) -> tuple[ScalingPlan, list[str]]:
     """The plan by the law called `name` for what is `given`, and lines that tell it.
 
     Raises InputError for what cannot be, before anything is written.
@@ -58,7 +58,7 @@ def answer(
     return found, lines
 
 
-def _fitted(law: Law, request: Request, table: str | None, wanted: RunWanted) -> Plan:
+def _fitted(law: Law, request: PlanRequest, table: str | None, wanted: RunWanted) -> ScalingPlan:
     """The plan, its vocabulary and its data those of the folder of tokens where one is named."""
     offers = hardware.load(table)
     if wanted.out is None:
@@ -100,10 +100,10 @@ def find_law(name: str) -> Law:
     return published.law(name)
 
 
-def _request(given: Mapping[str, Any]) -> Request:
+def _request(given: Mapping[str, Any]) -> PlanRequest:
     """Raises ConfigError in terms of options, where config speaks of keys."""
     try:
-        return Request.model_validate(given)
+        return PlanRequest.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if part != "Request")

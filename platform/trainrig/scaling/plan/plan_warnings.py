@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from trainrig.estimate.cost import Cost
 from trainrig.estimate.flops import six_n_d
 from trainrig.scaling.laws.figure_format import usd
-from trainrig.scaling.laws.law import Law, Span
+from trainrig.scaling.laws.law import FittedRange, Law
 from trainrig.scaling.plan.plan import Placement
 
 # Of what was asked for, that the decoder from the ladder may be off without a word.
@@ -27,7 +27,7 @@ def beyond(law: Law, parameters: float, tokens: float) -> Iterator[str]:
         yield from _outside(what, value, span)
 
 
-def _outside(what: str, value: float, span: Span) -> Iterator[str]:
+def _outside(what: str, value: float, span: FittedRange) -> Iterator[str]:
     if value > span.greatest:
         yield (
             f"Extrapolated: {what}, {value:.3g}, {_times(value / span.greatest)} the greatest of "

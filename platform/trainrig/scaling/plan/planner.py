@@ -13,7 +13,7 @@ from trainrig.errors import ConfigError
 from trainrig.estimate import layouts
 from trainrig.estimate.cost import Assumptions, Cost, affordable, cost, days_for, saving
 from trainrig.estimate.flops import six_n_d, token_flops
-from trainrig.estimate.layouts import Batch
+from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import MASTER, MOMENTS, slices
 from trainrig.hardware import Compute, Hardware
 from trainrig.models.decoder_config import DecoderConfig
@@ -22,19 +22,19 @@ from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, Rule, whole_sequences
 from trainrig.scaling.laws.forms import Form
 from trainrig.scaling.laws.law import Interval, Law
-from trainrig.scaling.model_ladder import Rung, rung_of
+from trainrig.scaling.model_ladder import LadderModel, ladder_model_of
 from trainrig.scaling.plan import allocation, plan_warnings
-from trainrig.scaling.plan.allocation import Division
+from trainrig.scaling.plan.allocation import Allocation
 from trainrig.scaling.plan.plan import (
-    Data,
     MemoryRow,
     Placement,
-    Plan,
-    Point,
+    PredictedLoss,
     Recipe,
+    ScalingPlan,
     Service,
     Size,
     Target,
+    TokenBudget,
 )
 from trainrig.train.run_file import Training
 
@@ -51,7 +51,7 @@ SETTLING_ROUNDS = 4
 Positive = Field(default=None, gt=0, allow_inf_nan=False)
 
 
-class Request(Settings):
+class PlanRequest(Settings):
     """What is asked for. Exactly one of the first five."""
 
     flops: float | None = Positive  # by 6ND
@@ -96,7 +96,7 @@ class _Where:
     instance: str | None
 
 
-def make_plan(law: Law, request: Request, hardware: Hardware) -> Plan:
+def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan:
     """The plan for what `request` gives. Raises ConfigError for what cannot be.
 
     The law says how compute is best divided; a decoder of that size is taken from the ladder, and
@@ -106,7 +106,7 @@ def make_plan(law: Law, request: Request, hardware: Hardware) -> Plan:
     where = _where(request, hardware)
     form = law.form if request.tokens_available is None else allocation.repeating(law.form)
     wanted, service = _divided(law, form, request, where)
-    found = _rung(law, request, wanted.parameters)
+    found = _ladder_model(law, request, wanted.parameters)
     batch, steps = _batch(request, wanted, found)
     tokens = float(steps * batch.global_batch * batch.sequence_length)
     placed = _place(found.model, request, where, batch, tokens)
@@ -114,7 +114,7 @@ def make_plan(law: Law, request: Request, hardware: Hardware) -> Plan:
     each = token_flops(found.model, request.sequence_length)
     flops = each.training * tokens
     priced = _cost(flops, where, request, placed.devices)
-    return Plan(
+    return ScalingPlan(
         law=law.name,
         law_source=law.source,
         parameters_count=law.parameters_count,
@@ -165,7 +165,7 @@ def make_plan(law: Law, request: Request, hardware: Hardware) -> Plan:
     )
 
 
-def _where(request: Request, hardware: Hardware) -> _Where:
+def _where(request: PlanRequest, hardware: Hardware) -> _Where:
     if request.instance is None:
         usual = USUAL_DEVICE if USUAL_DEVICE in hardware.devices else next(iter(hardware.devices))
         device = request.device or usual
@@ -181,8 +181,8 @@ def _where(request: Request, hardware: Hardware) -> _Where:
 
 
 def _divided(
-    law: Law, form: Form, request: Request, where: _Where
-) -> tuple[Division, Service | None]:
+    law: Law, form: Form, request: PlanRequest, where: _Where
+) -> tuple[Allocation, Service | None]:
     """N and D by the law, and what serving changes of them."""
     trained = _trained(law, form, request, where)
     if not request.tokens_served:
@@ -201,7 +201,7 @@ def _divided(
     )
 
 
-def _trained(law: Law, form: Form, request: Request, where: _Where) -> Division:
+def _trained(law: Law, form: Form, request: PlanRequest, where: _Where) -> Allocation:
     target, asked = request.target
     unique = request.tokens_available
     if target == "parameters":
@@ -217,29 +217,29 @@ def _trained(law: Law, form: Form, request: Request, where: _Where) -> Division:
     return _settled(law, form, request, budget)
 
 
-def _settled(law: Law, form: Form, request: Request, budget: float) -> Division:
+def _settled(law: Law, form: Form, request: PlanRequest, budget: float) -> Allocation:
     """The best division of exactly `budget` operations: 6ND leaves some of them out."""
     found = allocation.for_flops(form, budget, request.tokens_available)
     for _ in range(SETTLING_ROUNDS):
-        model = _rung(law, request, found.parameters).model
+        model = _ladder_model(law, request, found.parameters).model
         exact = token_flops(model, request.sequence_length).training * found.tokens
         found = allocation.for_flops(form, found.flops * budget / exact, request.tokens_available)
-    model = _rung(law, request, found.parameters).model
+    model = _ladder_model(law, request, found.parameters).model
     tokens = budget / token_flops(model, request.sequence_length).training
-    return Division(found.parameters, tokens)
+    return Allocation(found.parameters, tokens)
 
 
-def _rung(law: Law, request: Request, parameters: float) -> Rung:
-    return rung_of(
+def _ladder_model(law: Law, request: PlanRequest, parameters: float) -> LadderModel:
+    return ladder_model_of(
         parameters, law.parameters_count, request.vocabulary, positions=request.sequence_length
     )
 
 
-def _counted(law: Law, found: Rung) -> float:
+def _counted(law: Law, found: LadderModel) -> float:
     return float(found.total if law.parameters_count == "total" else found.parameters)
 
 
-def _batch(request: Request, wanted: Division, found: Rung) -> tuple[Batch, int]:
+def _batch(request: PlanRequest, wanted: Allocation, found: LadderModel) -> tuple[BatchShape, int]:
     length = request.sequence_length
     by_rule = request.rule.batch(wanted.parameters, wanted.tokens)
     sequences = whole_sequences(by_rule, length, wanted.tokens, FEWEST_STEPS)
@@ -249,7 +249,7 @@ def _batch(request: Request, wanted: Division, found: Rung) -> tuple[Batch, int]
             f"{wanted.tokens:.3g} tokens are not one sequence of {length}; plan for more, or "
             "lower --sequence-length"
         )
-    return Batch(sequences, length), steps
+    return BatchShape(sequences, length), steps
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class _Placed:
 
 
 def _place(
-    model: DecoderConfig, request: Request, where: _Where, batch: Batch, tokens: float
+    model: DecoderConfig, request: PlanRequest, where: _Where, batch: BatchShape, tokens: float
 ) -> _Placed:
     """The layout; where devices are left open: a whole machine, or the fewest that hold the model
     and end within MOST_DAYS."""
@@ -308,7 +308,7 @@ def _place(
 
 
 def _quick(
-    model: DecoderConfig, request: Request, where: _Where, batch: Batch, tokens: float
+    model: DecoderConfig, request: PlanRequest, where: _Where, batch: BatchShape, tokens: float
 ) -> int:
     """The fewest devices, a power of two, with which the run ends within MOST_DAYS."""
     one = affordable(1.0, where.hardware, where.device, request.compute, _share(request))
@@ -316,11 +316,11 @@ def _quick(
     return int(2 ** max(0, math.ceil(math.log2(flops / one / MOST_DAYS))))
 
 
-def _share(request: Request) -> float:
+def _share(request: PlanRequest) -> float:
     return request.assumptions.utilisation
 
 
-def _cost(flops: float, where: _Where, request: Request, devices: int) -> Cost:
+def _cost(flops: float, where: _Where, request: PlanRequest, devices: int) -> Cost:
     return cost(
         flops,
         where.hardware,
@@ -332,13 +332,13 @@ def _cost(flops: float, where: _Where, request: Request, devices: int) -> Cost:
     )
 
 
-def _data(form: Form, request: Request, parameters: float, tokens: float) -> Data | None:
+def _data(form: Form, request: PlanRequest, parameters: float, tokens: float) -> TokenBudget | None:
     unique = request.tokens_available
     if unique is None:
         return None
     repeating = allocation.repeating(form)
     _, worth = repeating.effective(parameters, tokens, unique)
-    return Data(
+    return TokenBudget(
         unique_tokens=unique,
         epochs=tokens / unique,
         worth=float(worth),
@@ -348,7 +348,7 @@ def _data(form: Form, request: Request, parameters: float, tokens: float) -> Dat
     )
 
 
-def _loss_at(request: Request, parameters: float, tokens: float) -> Callable[[Form], float]:
+def _loss_at(request: PlanRequest, parameters: float, tokens: float) -> Callable[[Form], float]:
     """What to ask each draw of a law."""
     unique = request.tokens_available
 
@@ -360,7 +360,7 @@ def _loss_at(request: Request, parameters: float, tokens: float) -> Callable[[Fo
 
 
 def _best(
-    law: Law, request: Request, wanted: Division, quantity: Callable[[Division], float]
+    law: Law, request: PlanRequest, wanted: Allocation, quantity: Callable[[Allocation], float]
 ) -> Interval | None:
     """Where the best size lies, under the law's draws, for the compute of `wanted`."""
     if request.tokens_served or request.target[0] in ("parameters", "tokens"):
@@ -371,13 +371,13 @@ def _best(
 
 
 def _curve(
-    law: Law, form: Form, request: Request, parameters: float, tokens: float
-) -> tuple[Point, ...]:
+    law: Law, form: Form, request: PlanRequest, parameters: float, tokens: float
+) -> tuple[PredictedLoss, ...]:
     points = []
     for seen in np.geomspace(CURVE_BEGINS * tokens, tokens, CURVE_POINTS):
         interval = law.interval(_loss_at(request, parameters, float(seen)))
         points.append(
-            Point(
+            PredictedLoss(
                 tokens=float(seen),
                 loss=float(form.loss(parameters, seen, request.tokens_available)),
                 low=interval.low if interval else None,

@@ -32,7 +32,7 @@ def plot_served(ax: Axes, served: Served, chosen: tuple[float, float] | None = N
 
 
 @dataclass(frozen=True)
-class Repeated:
+class RepeatedTokens:
     """What tokens are worth, in fresh ones, by how often the unique ones are gone through."""
 
     epochs: Numbers
@@ -40,7 +40,9 @@ class Repeated:
     unique: float  # tokens
 
 
-def plot_epochs(ax: Axes, repeated: Repeated, chosen: tuple[float, float] | None = None) -> Axes:
+def plot_epochs(
+    ax: Axes, repeated: RepeatedTokens, chosen: tuple[float, float] | None = None
+) -> Axes:
     """Effective tokens against epochs (Muennighoff et al., arXiv:2305.16264)."""
     ax.plot(
         repeated.epochs, repeated.epochs * repeated.unique, color=MUTED, linewidth=1,

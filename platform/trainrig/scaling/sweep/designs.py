@@ -21,7 +21,7 @@ FEWEST_SIZES = 2  # with one, nothing is learnt of N; a fit asks for more, and s
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelShape:
     """What of a decoder a design needs to know."""
 
     parameters: int  # N
@@ -29,7 +29,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Point:
+class DesignPoint:
     """A model, and the tokens it is to be trained on."""
 
     parameters: float  # N as it was asked for
@@ -47,7 +47,7 @@ class _Design(Settings, abc.ABC):
         _check_sizes(self.parameters)
         return self
 
-    def points(self, model: Callable[[float], Model]) -> tuple[Point, ...]:
+    def points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
         """All points, by size and tokens; `model` tells of the decoder of about so many
         parameters. Raises ConfigError if there is none."""
         found = sorted(self._points(model), key=lambda each: (each.parameters, each.tokens))
@@ -56,7 +56,7 @@ class _Design(Settings, abc.ABC):
         return tuple(found)
 
     @abc.abstractmethod
-    def _points(self, model: Callable[[float], Model]) -> Iterator[Point]:
+    def _points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
         """The points, in any order."""
 
 
@@ -66,9 +66,9 @@ class Grid(_Design):
     kind: Literal["Grid"] = "Grid"
     tokens: Several  # numbers of tokens (D) to train each size on
 
-    def _points(self, model: Callable[[float], Model]) -> Iterator[Point]:
+    def _points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
         for parameters in self.parameters:
-            yield from (Point(parameters, tokens) for tokens in self.tokens)
+            yield from (DesignPoint(parameters, tokens) for tokens in self.tokens)
 
 
 class Rays(_Design):
@@ -79,10 +79,10 @@ class Rays(_Design):
     # al. 2022 (arXiv:2203.15556) found best to four times it.
     tokens_per_parameter: Several = (5.0, 10.0, 20.0, 40.0, 80.0)
 
-    def _points(self, model: Callable[[float], Model]) -> Iterator[Point]:
+    def _points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
         for asked in self.parameters:
             size = model(asked).parameters
-            yield from (Point(asked, size * ratio) for ratio in self.tokens_per_parameter)
+            yield from (DesignPoint(asked, size * ratio) for ratio in self.tokens_per_parameter)
 
 
 class IsoFLOP(_Design):
@@ -96,7 +96,7 @@ class IsoFLOP(_Design):
     # Least and greatest D/N of a point; what a budget has beyond is not trained.
     tokens_per_parameter: tuple[Positive, Positive] = (1.0, 1_000.0)
 
-    def _points(self, model: Callable[[float], Model]) -> Iterator[Point]:
+    def _points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
         least, most = self.tokens_per_parameter
         for asked in self.parameters:
             size = model(asked)
@@ -104,7 +104,7 @@ class IsoFLOP(_Design):
             for budget in self.budgets:
                 tokens = budget / each
                 if least <= tokens / size.parameters <= most:
-                    yield Point(asked, tokens, budget)
+                    yield DesignPoint(asked, tokens, budget)
 
 
 class Points(Settings):
@@ -119,9 +119,9 @@ class Points(Settings):
         _check_sizes([parameters for parameters, _ in self.pairs])
         return self
 
-    def points(self, model: Callable[[float], Model]) -> tuple[Point, ...]:
+    def points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
         """All of them, by size and tokens."""
-        return tuple(Point(*pair) for pair in sorted(set(self.pairs)))
+        return tuple(DesignPoint(*pair) for pair in sorted(set(self.pairs)))
 
 
 def _check_sizes(parameters: Sequence[float]) -> None:

@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainrig.config import AHEAD, PLACE, RunFile, Settings
+from trainrig.config import EXTENDABLE, NOT_IDENTITY, RunFile, Settings
 from trainrig.optim.adamw import Momentum
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, Rule
 from trainrig.scaling.sweep.designs import Design
-from trainrig.scaling.sweep.search_settings import Search
+from trainrig.scaling.sweep.search_settings import RateSearch
 from trainrig.tokens.mixing.stages import EPOCHS, Cap, Weights
 from trainrig.tokens.packing.choices import Concatenate, Packing
 from trainrig.tokens.shards.blocks import BlockCache
@@ -56,7 +56,7 @@ class SweepTraining(Settings):
     compile: Compile | None = None  # how to compile the layers; None: not at all
     deterministic: bool = True  # whether results are the same bits at any number of workers
     # Steps between checkpoints: what a trial that is cut short loses at most.
-    checkpoint_every: Annotated[int, PLACE] = Field(default=200, ge=1)
+    checkpoint_every: Annotated[int, NOT_IDENTITY] = Field(default=200, ge=1)
     # Fewest steps of a run; the batch is made smaller for it. With fewer a run is short of steps
     # rather than tokens: of 166,000 tokens a model of 40,000 parameters made 4.63 nats in 324
     # steps, one of 80,000 in 163 steps 5.12.
@@ -91,18 +91,18 @@ class Sweep(RunFile):
     resumes: ClassVar[bool] = True
 
     stage: Literal["sweep"] = "sweep"
-    tokens: Annotated[str, PLACE]  # folder that `tokenize` wrote
-    output: Annotated[str, PLACE]  # folder to write, on disk or s3://
+    tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
+    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
     cache: BlockCache = BlockCache()  # cache on this machine for tokens in a bucket
     recipe: str = ""  # name of the corpus, where laws of several are compared
     # Which sizes to train on how many tokens. It may grow later: what is there is not trained
     # again.
-    design: Annotated[Design, AHEAD]
+    design: Annotated[Design, EXTENDABLE]
     # Seeds of weights and of the order of data together; a second tells noise from signal.
-    seeds: Annotated[tuple[int, ...], AHEAD, Field(min_length=1)] = (0,)
+    seeds: Annotated[tuple[int, ...], EXTENDABLE, Field(min_length=1)] = (0,)
     # Parameters (N) up to which models are trained with all seeds, larger ones with the first
     # alone; None: all with all.
-    seeds_up_to: Annotated[float | None, AHEAD] = Field(default=None, gt=0)
+    seeds_up_to: Annotated[float | None, EXTENDABLE] = Field(default=None, gt=0)
     tie_embeddings: bool = True  # whether the output head uses the embedding's weights
     batches: SweepBatches = SweepBatches()  # what the rows of all trials are made of
     training: SweepTraining = SweepTraining()  # what all trials share of training
@@ -112,14 +112,14 @@ class Sweep(RunFile):
     rate_factor: Factor = 1.0  # factor for the rule's learning rate
     batch_factor: Factor = 1.0  # factor for the rule's batch size
     # Search for better factors, before any point of the law is trained; None: no search.
-    search: Search | None = None
+    search: RateSearch | None = None
     # Sequences of each held-out source to measure losses on; None: all.
     held_out_rows: int | None = Field(default=None, ge=1)
     # Held-out losses to measure on the way of each trial, at its constant rate: for envelopes.
-    along: Annotated[int, PLACE] = Field(default=0, ge=0)
-    trials: Annotated[Trials, PLACE] = Trials()  # how many trials run at a time, and on what
+    along: Annotated[int, NOT_IDENTITY] = Field(default=0, ge=0)
+    trials: Annotated[Trials, NOT_IDENTITY] = Trials()  # how many trials run at a time, and on what
     # Models that one process is too small for; None: there are none.
-    large: Annotated[Large | None, PLACE] = None
+    large: Annotated[Large | None, NOT_IDENTITY] = None
 
     @model_validator(mode="before")
     @classmethod

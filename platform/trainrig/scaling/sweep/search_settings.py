@@ -50,7 +50,7 @@ class ASHA(Settings):
     keep: int = Field(default=2, ge=2)  # one trial out of this many goes on at each rung
 
 
-class Search(Settings):
+class RateSearch(Settings):
     """Where to search, among what, and how."""
 
     # Size of the model to search with, in parameters (N): a small one, as it is trained often.
@@ -64,14 +64,14 @@ class Search(Settings):
     scheduler: ASHA | None = None
 
     @model_validator(mode="after")
-    def _something_to_search(self) -> "Search":
+    def _something_to_search(self) -> "RateSearch":
         if len(set(self.rate_factors)) * len(set(self.batch_factors)) < 2:
             raise ValueError("one rate and one batch leave nothing to search; give several factors")
         return self
 
 
 @dataclass(frozen=True)
-class Pair:
+class RateBatchPair:
     """A factor of the rule's rate, and one of its batch."""
 
     rate: float
@@ -83,23 +83,23 @@ class Pair:
         return f"rate-{self.rate:.6g}-batch-{self.batch:.6g}"
 
 
-def named_pair(name: str) -> Pair:
+def named_pair(name: str) -> RateBatchPair:
     """The pair of this name."""
     _, rate, batch = re.split(r"(?:^|-)(?:rate|batch)-", name)
-    return Pair(float(rate), float(batch))
+    return RateBatchPair(float(rate), float(batch))
 
 
-def drawn_pair(search: Search, drawn: Mapping[str, float]) -> Pair:
+def drawn_pair(search: RateSearch, drawn: Mapping[str, float]) -> RateBatchPair:
     """The pair of factors that were drawn, to as many digits as its name has."""
     rate = drawn.get("rate", search.rate_factors[0])
-    return named_pair(Pair(rate, drawn.get("batch", search.batch_factors[0])).name)
+    return named_pair(RateBatchPair(rate, drawn.get("batch", search.batch_factors[0])).name)
 
 
-def pairs(search: Search) -> tuple[Pair, ...]:
+def pairs(search: RateSearch) -> tuple[RateBatchPair, ...]:
     """All that a grid tries."""
     rates, batches = sorted(set(search.rate_factors)), sorted(set(search.batch_factors))
     # As their names have them.
-    return tuple(named_pair(Pair(rate, batch).name) for batch in batches for rate in rates)
+    return tuple(named_pair(RateBatchPair(rate, batch).name) for batch in batches for rate in rates)
 
 
 def rungs(scheduler: ASHA | None, steps: int) -> tuple[int, ...]:
@@ -118,19 +118,21 @@ def rungs(scheduler: ASHA | None, steps: int) -> tuple[int, ...]:
 class Tried:
     """What came of one pair."""
 
-    pair: Pair
+    pair: RateBatchPair
     loss: float  # held out, nats per token; NaN: it diverged
     steps: int  # done
     whole: bool  # trained to its end: only such are compared in the end
 
 
-def best(tried: Sequence[Tried]) -> Pair | None:
+def best(tried: Sequence[Tried]) -> RateBatchPair | None:
     """The pair of the least loss at the end; None if none came there."""
     ended = [each for each in tried if each.whole and math.isfinite(each.loss)]
     return min(ended, key=lambda each: (each.loss, each.pair.name)).pair if ended else None
 
 
-def write_found(folder: str, search: Search, found: Pair, tried: Sequence[Tried]) -> None:
+def write_found(
+    folder: str, search: RateSearch, found: RateBatchPair, tried: Sequence[Tried]
+) -> None:
     """Put on record below `folder` what the search found, and what it was chosen from."""
     entries: dict[str, Any] = {
         "parameters": search.parameters,
@@ -152,16 +154,16 @@ def write_found(folder: str, search: Search, found: Pair, tried: Sequence[Tried]
     storage.write(storage.join(folder, FOUND), json.dumps(entries, indent=1).encode())
 
 
-def read_found(folder: str) -> Pair | None:
+def read_found(folder: str) -> RateBatchPair | None:
     """What an earlier search below `folder` found; None if none ended."""
     path = storage.join(folder, FOUND)
     if not storage.exists(path):
         return None
     entries: dict[str, Any] = json.loads(storage.read(path))
-    return Pair(entries["rate_factor"], entries["batch_factor"])
+    return RateBatchPair(entries["rate_factor"], entries["batch_factor"])
 
 
-def _edges(search: Search, found: Pair) -> list[str]:
+def _edges(search: RateSearch, found: RateBatchPair) -> list[str]:
     """Which of the two is the least or the greatest of several: a better one may lie beyond."""
     sides = {
         "rate": (search.rate_factors, found.rate),

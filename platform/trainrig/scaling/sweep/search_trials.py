@@ -8,16 +8,23 @@ from trainrig import storage
 from trainrig.errors import DataError, Diverged
 from trainrig.manifest import MANIFEST
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import Pair, Search, Tried, best, named_pair, rungs
-from trainrig.scaling.sweep.trial import Alone, claimed, is_over, read_diverged, write_diverged
-from trainrig.scaling.sweep.trials import SEARCH, Data, Trial, folder_of, run_file
+from trainrig.scaling.sweep.search_settings import (
+    RateBatchPair,
+    RateSearch,
+    Tried,
+    best,
+    named_pair,
+    rungs,
+)
+from trainrig.scaling.sweep.trial import Alone, claim_output, is_over, read_diverged, write_diverged
+from trainrig.scaling.sweep.trials import SEARCH, SweepTokens, Trial, folder_of, run_file
 from trainrig.train.run import metrics
 
 Report = Callable[[Mapping[str, Any]], None]
 
 
 def train_searched(
-    sweep: Sweep, search: Search, trial: Trial, data: Data, alone: Alone, report: Report
+    sweep: Sweep, search: RateSearch, trial: Trial, data: SweepTokens, alone: Alone, report: Report
 ) -> None:
     """Train `trial`, and report at each rung the held-out loss and how far it is, in percent.
 
@@ -27,7 +34,7 @@ def train_searched(
     folder = folder_of(sweep, trial, length)
     for step in rungs(search.scheduler, length.steps):
         if not is_over(folder):
-            stage, job = claimed(run_file(sweep, trial, length, data))
+            stage, job = claim_output(run_file(sweep, trial, length, data))
             try:
                 if step == length.steps:
                     alone(stage, job)
@@ -39,14 +46,16 @@ def train_searched(
         report({"loss": loss, "percent": 100 * step / length.steps})
 
 
-def pairs_tried(sweep: Sweep) -> tuple[Pair, ...]:
+def pairs_tried(sweep: Sweep) -> tuple[RateBatchPair, ...]:
     """All pairs that have a trial on disk, by name."""
     folders = storage.list_folders(storage.join(sweep.output, SEARCH))
     names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
     return tuple(named_pair(name) for name in names)
 
 
-def tried(sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[Pair]) -> tuple[Tried, ...]:
+def tried(
+    sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[RateBatchPair]
+) -> tuple[Tried, ...]:
     """What came of each of `pairs`, by its trial, which stands at the same place."""
     found = []
     for trial, pair in zip(trials, pairs, strict=True):
@@ -60,7 +69,7 @@ def tried(sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[Pair]) -> tuple
     return tuple(found)
 
 
-def chosen(sweep: Sweep, found: Sequence[Tried]) -> Pair:
+def chosen(sweep: Sweep, found: Sequence[Tried]) -> RateBatchPair:
     """The best of what was tried. Raises DataError if nothing came to its end."""
     pair = best(found)
     if pair is None:

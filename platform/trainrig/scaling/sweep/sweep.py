@@ -29,16 +29,16 @@ from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import (
     FOUND,
     Optuna,
-    Pair,
-    Search,
+    RateBatchPair,
+    RateSearch,
     pairs,
     read_found,
     write_found,
 )
-from trainrig.scaling.sweep.sweep_progress import Board, Show
+from trainrig.scaling.sweep.sweep_progress import Show, SweepProgress
 from trainrig.scaling.sweep.sweep_table import stated, summary, table, usd_an_hour
-from trainrig.scaling.sweep.trial_process import Config, SearchedPairs, TrainedTrials, Work
-from trainrig.scaling.sweep.trials import Data, Trial, look_at, plan, plan_search, points_of
+from trainrig.scaling.sweep.trial_process import Config, SearchedPairs, TrainedTrials, TrialTask
+from trainrig.scaling.sweep.trials import SweepTokens, Trial, look_at, plan, plan_search, points_of
 from trainrig.train.elastic.trainer import fork_servers
 
 __all__ = ["Sweep", "sweep"]
@@ -63,7 +63,7 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
         update={name: storage.absolute(getattr(run, name)) for name in ("tokens", "output")}
     )
     tokens = manifest.read_input(run.tokens, "tokenize")
-    data, given = look_at(run), Pair(run.rate_factor, run.batch_factor)
+    data, given = look_at(run), RateBatchPair(run.rate_factor, run.batch_factor)
     points = points_of(run, data)
     plan(run, points, data, given)  # what cannot work is refused here,
     if run.search:
@@ -73,11 +73,13 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     stage = manifest.claim(run.output, run, inputs, changes_what_is_finished=True)
     if stage.finished:
         return stage.finished
-    with lease.held(run.output):
+    with lease.hold_lease(run.output):
         _connect(run)
         driver = _Driver(stage, run, data, show)
-        found = driver.search(run.search) if run.search else Pair(1.0, 1.0)
-        trials = plan(run, points, data, Pair(given.rate * found.rate, given.batch * found.batch))
+        found = driver.search(run.search) if run.search else RateBatchPair(1.0, 1.0)
+        trials = plan(
+            run, points, data, RateBatchPair(given.rate * found.rate, given.batch * found.batch)
+        )
         driver.train(trials)
         runs = table(run, trials, data)
         runs.write(stage.path(RUNS_FILE))
@@ -111,7 +113,7 @@ def _connect(run: Sweep) -> None:
 class _Driver:
     """Has the trials of one sweep trained."""
 
-    def __init__(self, stage: Stage, run: Sweep, data: Data, show: Show) -> None:
+    def __init__(self, stage: Stage, run: Sweep, data: SweepTokens, show: Show) -> None:
         self._stage, self._run, self._data, self._show = stage, run, data, show
         self._groups: list[_OnTune] = []
 
@@ -119,25 +121,25 @@ class _Driver:
         """Make all runs of `trials` that are not over: the costliest first, so that none is
         waited for alone."""
         from_ = self._run.large.parameters if self._run.large else float("inf")
-        board = Board(self._run, sum(len(each.lengths) for each in trials), over=trials)
-        left = [trial for trial in trials if not board.is_over(trial)]
+        progress = SweepProgress(self._run, sum(len(each.lengths) for each in trials), over=trials)
+        left = [trial for trial in trials if not progress.is_over(trial)]
         left.sort(key=lambda each: (-each.work, each.name))
         small = {each.name: each for each in left if each.rung.parameters < from_}
         if small:
-            self._on_tune(TrainedTrials(self._run, self._data, small), board, list(small), {})
+            self._on_tune(TrainedTrials(self._run, self._data, small), progress, list(small), {})
         for trial in left:
             if trial.name not in small:
-                self._train_large(trial, board)
+                self._train_large(trial, progress)
 
-    def search(self, search: Search) -> Pair:
+    def search(self, search: RateSearch) -> RateBatchPair:
         """The best factors, by the search of this call or of one before it."""
         if there := read_found(self._run.output):
             return there
         drawn = search.searcher.draws if isinstance(search.searcher, Optuna) else 0
         names = [] if drawn else [each.name for each in pairs(search)]
-        board = Board(self._run, drawn or len(names))
+        progress = SweepProgress(self._run, drawn or len(names))
         work = SearchedPairs(self._run, self._data, search)
-        self._on_tune(work, board, names, _search_settings(search))
+        self._on_tune(work, progress, names, _search_settings(search))
         tried_pairs = search_trials.pairs_tried(self._run)
         trials = plan_search(self._run, search, self._data, tried_pairs)
         tried = search_trials.tried(self._run, trials, tried_pairs)
@@ -156,44 +158,48 @@ class _Driver:
         return found
 
     def _on_tune(
-        self, work: Work, board: Board, names: Sequence[str], settings: Mapping[str, Any]
+        self,
+        work: TrialTask,
+        progress: SweepProgress,
+        names: Sequence[str],
+        settings: Mapping[str, Any],
     ) -> None:
-        group = _OnTune(self._stage, self._run, work, board)
+        group = _OnTune(self._stage, self._run, work, progress)
         self._groups.append(group)
         with StopRequests(self._run.output) as stop:
             stop.honoured()  # a file that a driver left which was killed while it stopped
             group.train(names, settings, stop, self._show)
 
-    def _train_large(self, trial: Trial, board: Board) -> None:
+    def _train_large(self, trial: Trial, progress: SweepProgress) -> None:
         """Make the runs of one trial, each by a group of workers that Ray Train starts."""
         from trainrig.scaling.sweep.trial import check_sane, train_trial
         from trainrig.train.elastic import trainer
-        from trainrig.train.job import Job
+        from trainrig.train.job import TrainingJob
         from trainrig.train.pretrain import finish
 
         assert self._run.large is not None
         workers = self._run.large.workers
 
-        def train_run(stage: Stage, job: Job) -> None:
+        def train_run(stage: Stage, job: TrainingJob) -> None:
             outcome = trainer.run(job, workers)
             check_sane(job)
             finish(stage, job, outcome)
 
-        board.started(trial)
-        with _shown(board, self._show):
+        progress.started(trial)
+        with _shown(progress, self._show):
             train_trial(self._run, trial, self._data, train_run)
-        board.ended(trial)
-        board.show(self._show)
+        progress.ended(trial)
+        progress.show(self._show)
 
 
 @contextlib.contextmanager
-def _shown(board: Board, show: Show) -> Iterator[None]:
-    """Show `board` from a thread of its own while the block runs."""
+def _shown(progress: SweepProgress, show: Show) -> Iterator[None]:
+    """Show `progress` from a thread of its own while the block runs."""
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(POLL):
-            board.show(show)
+            progress.show(show)
 
     thread = threading.Thread(target=look, name="trials", daemon=True)
     thread.start()
@@ -207,8 +213,8 @@ def _shown(board: Board, show: Show) -> Iterator[None]:
 class _OnTune:
     """Trials of one kind, on Ray Tune."""
 
-    def __init__(self, stage: Stage, run: Sweep, work: Work, board: Board) -> None:
-        self._stage, self._run, self._work, self._board = stage, run, work, board
+    def __init__(self, stage: Stage, run: Sweep, work: TrialTask, progress: SweepProgress) -> None:
+        self._stage, self._run, self._work, self._progress = stage, run, work, progress
         self.trials = 0  # ended
         self.seconds = 0.0  # from the start of each to its end, together
         self.training_seconds = 0.0  # of which updates and held-out losses took
@@ -236,11 +242,11 @@ class _OnTune:
         threading.Thread(target=fit, name="tune", daemon=True).start()
         asked = False
         while not over.wait(POLL):
-            self._board.show(show)
+            self._progress.show(show)
             if not asked and (stop.wanted() or self._problem):
                 storage.write(storage.join(self._run.output, FILE), b"")
                 asked = True
-        self._board.show(show)
+        self._progress.show(show)
         how = stop.wanted()
         stop.honoured()
         if self._error:
@@ -327,7 +333,7 @@ class _OnTune:
 
     def _begin(self, name: str, config: Config) -> None:
         self._began.setdefault(name, time.monotonic())
-        self._board.started(self._work.trial(config))
+        self._progress.started(self._work.trial(config))
 
     def _end(self, name: str, config: Config, last: Config) -> None:
         self.trials += 1
@@ -336,10 +342,10 @@ class _OnTune:
         self._stopped |= last.get("stopped", False)
         if "problem" in last and not self._problem:
             self._problem = getattr(errors, last["kind"])(last["problem"])
-        self._board.ended(self._work.trial(config))
+        self._progress.ended(self._work.trial(config))
 
 
-def _search_settings(search: Search) -> dict[str, Any]:
+def _search_settings(search: RateSearch) -> dict[str, Any]:
     """What Tune is told of a search: its space, its searcher, its scheduler."""
     from ray import tune
     from ray.tune.schedulers import AsyncHyperBandScheduler

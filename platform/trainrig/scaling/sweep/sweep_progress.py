@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.trial import is_over
-from trainrig.scaling.sweep.trials import Length, Trial, folder_of
-from trainrig.train.run.progress import Follower
+from trainrig.scaling.sweep.trials import Trial, TrialLength, folder_of
+from trainrig.train.run.progress import ProgressFollower
 
 Show = Callable[[int, int, Sequence[Mapping[str, str]]], None]
 """Called with (runs over, runs in all, a row of texts by column for each trial under way)."""
 
 
-class Board:
+class SweepProgress:
     """Of one set of trials, which come to `runs` runs; those of `over` are over already."""
 
     def __init__(self, sweep: Sweep, runs: int, over: Iterable[Trial] = ()) -> None:
         self._sweep, self._runs = sweep, runs
         self._running: dict[str, Trial] = {}  # in the order of starts
         self._over: set[str] = set()  # run folders
-        self._followed: dict[str, Follower] = {}  # by run folder
+        self._followed: dict[str, ProgressFollower] = {}  # by run folder
         for trial in over:
             self._look(trial)
 
@@ -43,7 +43,7 @@ class Board:
         rows = [self._row(trial) for trial in list(self._running.values())]
         show(len(self._over), self._runs, rows)
 
-    def _look(self, trial: Trial) -> Length | None:
+    def _look(self, trial: Trial) -> TrialLength | None:
         """The run of `trial` that is being made; None if all are over."""
         for length in reversed(trial.lengths):
             folder = folder_of(self._sweep, trial, length)
@@ -67,7 +67,7 @@ class Board:
         }
         if length := self._look(trial):
             folder = folder_of(self._sweep, trial, length)
-            follower = self._followed.setdefault(folder, Follower(folder, length.steps))
+            follower = self._followed.setdefault(folder, ProgressFollower(folder, length.steps))
             progress = follower.look()
             row["tokens"] = f"{length.tokens:,}"
             row["step"] = f"{progress.step if progress else 0:,} of {length.steps:,}"

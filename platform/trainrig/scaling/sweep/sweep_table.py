@@ -10,13 +10,13 @@ import numpy as np
 
 from trainrig import hardware, storage
 from trainrig.manifest import MANIFEST
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.trial import read_diverged
 from trainrig.scaling.sweep.trials import (
-    Data,
-    Length,
+    SweepTokens,
     Trial,
+    TrialLength,
     flops_per_token,
     folder_of,
     stable_steps,
@@ -26,7 +26,7 @@ from trainrig.train.run import metrics
 Row = dict[str, Any]
 
 
-def table(sweep: Sweep, trials: Sequence[Trial], data: Data) -> Runs:
+def table(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> RunsTable:
     """The rows of all trials, in the order of size, seed and tokens.
 
     A run that is not over has none.
@@ -46,7 +46,7 @@ def table(sweep: Sweep, trials: Sequence[Trial], data: Data) -> Runs:
     tokens = np.array(column("tokens"), dtype=np.float64)
     seconds = np.array(column("seconds"), dtype=np.float64)
     per_token = np.array([flops_per_token(sweep, trial.rung) for trial in each])
-    return Runs.of(
+    return RunsTable.of(
         name=column("name"),
         trial=column("trial"),
         recipe=sweep.recipe,
@@ -66,7 +66,7 @@ def table(sweep: Sweep, trials: Sequence[Trial], data: Data) -> Runs:
     )
 
 
-def _rows(sweep: Sweep, trial: Trial, length: Length, trunk: Sequence[Row]) -> list[Row]:
+def _rows(sweep: Sweep, trial: Trial, length: TrialLength, trunk: Sequence[Row]) -> list[Row]:
     """Of one run: what was measured on its way, and its end."""
     folder = folder_of(sweep, trial, length)
     name = f"{trial.name}-d{length.tokens}"
@@ -121,7 +121,7 @@ def usd_an_hour(sweep: Sweep) -> float:
     return share * machine.usd
 
 
-def noise(runs: Runs) -> tuple[float | None, int]:
+def noise(runs: RunsTable) -> tuple[float | None, int]:
     """Standard deviation of the loss between seeds, in nats, and its degrees of freedom.
 
     Pooled over all points that more than one seed came to; None and 0 where there is none.
@@ -134,7 +134,7 @@ def noise(runs: Runs) -> tuple[float | None, int]:
     return (math.sqrt(squares / freedom), freedom) if freedom else (None, 0)
 
 
-def summary(trials: Sequence[Trial], data: Data, runs: Runs) -> dict[str, Any]:
+def summary(trials: Sequence[Trial], data: SweepTokens, runs: RunsTable) -> dict[str, Any]:
     """The sweep in a few figures."""
     ends = runs.select(runs.state == "end")
     spread, freedom = noise(runs)

@@ -23,14 +23,21 @@ from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ClusterError, Diverged, Unfinished
 from trainrig.manifest import Stage
 from trainrig.parallel.mesh import join_group, use_device
-from trainrig.processes.heartbeats import UNWATCHED, Watch
+from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.trials import Data, Length, Trial, folder_of, run_file, stable_steps
+from trainrig.scaling.sweep.trials import (
+    SweepTokens,
+    Trial,
+    TrialLength,
+    folder_of,
+    run_file,
+    stable_steps,
+)
 from trainrig.train.checkpoint import DamagedCheckpoint, content_key, find_damage, newest_valid
 from trainrig.train.checkpoint.manifest import committed
-from trainrig.train.elastic.supervise import Outcome
-from trainrig.train.job import Job
+from trainrig.train.elastic.supervise import TrainingResult
+from trainrig.train.job import TrainingJob
 from trainrig.train.loop import train
 from trainrig.train.pretrain import finish, prepare
 from trainrig.train.run import metrics
@@ -38,11 +45,11 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file import Pretraining
 
 DIVERGED = "diverged.json"
-Train = Callable[[Stage, Job], None]
+Train = Callable[[Stage, TrainingJob], None]
 """Brings a claimed run to its end: the manifest of its folder, or an error."""
 
 
-def train_trial(sweep: Sweep, trial: Trial, data: Data, train_run: Train) -> None:
+def train_trial(sweep: Sweep, trial: Trial, data: SweepTokens, train_run: Train) -> None:
     """Make all runs of `trial` that are not finished: the trunk, then the branches from it.
 
     Raises Unfinished when asked to stop, InputError for what no trial can work with. A run that
@@ -55,7 +62,7 @@ def train_trial(sweep: Sweep, trial: Trial, data: Data, train_run: Train) -> Non
         at = None if length == trial.trunk else _branching(sweep, trial, length)
         gone = _diverged_before(sweep, trial, length)
         run = run_file(sweep, trial, length, data)
-        stage, job = claimed(run, at)
+        stage, job = claim_output(run, at)
         if stage.finished:
             continue
         try:
@@ -88,7 +95,7 @@ def read_diverged(folder: str) -> dict[str, Any] | None:
     return entries
 
 
-def claimed(run: Pretraining, branch_from: str | None = None) -> tuple[Stage, Job]:
+def claim_output(run: Pretraining, branch_from: str | None = None) -> tuple[Stage, TrainingJob]:
     """The folder of `run`, claimed, and its job; a branch takes the state of `branch_from` over."""
     inputs = {"tokens": manifest.read_input(run.tokens, "tokenize").content}
     if branch_from:
@@ -100,7 +107,7 @@ def claimed(run: Pretraining, branch_from: str | None = None) -> tuple[Stage, Jo
     return stage, job
 
 
-def _branching(sweep: Sweep, trial: Trial, length: Length) -> str | None:
+def _branching(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
     """The trunk's checkpoint that the run of `length` goes on from.
 
     None where there is none that is whole: the run then begins at its first step, and comes to the
@@ -114,7 +121,7 @@ def _branching(sweep: Sweep, trial: Trial, length: Length) -> str | None:
     return None
 
 
-def _diverged_before(sweep: Sweep, trial: Trial, length: Length) -> str | None:
+def _diverged_before(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
     """Why the run of `length` need not be made: the trunk diverged before it would leave it."""
     if length == trial.trunk:
         return None
@@ -127,11 +134,11 @@ def _diverged_before(sweep: Sweep, trial: Trial, length: Length) -> str | None:
 class Alone:
     """Trains runs in this process, as the only rank of a group."""
 
-    def __init__(self, watch: Watch = UNWATCHED) -> None:
-        self._watch = watch
+    def __init__(self, heartbeats: HeartbeatSink = UNSUPERVISED) -> None:
+        self._heartbeats = heartbeats
         self.training_seconds = 0.0  # that updates and held-out losses took
 
-    def __call__(self, stage: Stage, job: Job) -> None:
+    def __call__(self, stage: Stage, job: TrainingJob) -> None:
         """See Train."""
         if not self.reaches(job, job.training.steps):
             raise Unfinished(f"{job.folder}: stopped; its last step is saved")
@@ -139,9 +146,9 @@ class Alone:
         newest, _ = newest_valid(folder, thorough=False)
         assert newest is not None
         check_sane(job)
-        finish(stage, job, Outcome(newest, restarts=max(0, len(folder.attempts()) - 1)))
+        finish(stage, job, TrainingResult(newest, restarts=max(0, len(folder.attempts()) - 1)))
 
-    def reaches(self, job: Job, step: int) -> bool:
+    def reaches(self, job: TrainingJob, step: int) -> bool:
         """Train until `step` updates are saved; false: asked to stop before.
 
         Raises ClusterError once another process has the run: one of two must give way, or each
@@ -153,9 +160,9 @@ class Alone:
             if newest and newest.step >= step:
                 return True
             attempt = folder.take_attempt(newest.step if newest else 0)
-            watch = _Until(step, self._watch)
+            heartbeats = _Until(step, self._heartbeats)
             try:
-                train(job, attempt, newest.path if newest else None, watch)
+                train(job, attempt, newest.path if newest else None, heartbeats)
             except DamagedCheckpoint:
                 continue  # it is marked as such: the one before is taken
             finally:
@@ -165,24 +172,25 @@ class Alone:
                     f"{job.folder}: another process took the run over from attempt "
                     f"{attempt.number}; that one goes on, and this one ends"
                 )
-            if self._watch.stop_wanted():
+            if self._heartbeats.stop_wanted():
                 return False
 
 
 class _Until:
     """Wants a stop once so many updates are done, or when another watch does."""
 
-    def __init__(self, step: int, other: Watch) -> None:
+    def __init__(self, step: int, other: HeartbeatSink) -> None:
         self._step, self._other = step, other
         self._there = False
 
-    def beat(self, step: int, doing: str) -> None:
-        """See Watch. What is measured after the last of these updates is measured to its end."""
+    def heartbeat(self, step: int, doing: str) -> None:
+        """See HeartbeatSink. What is measured after the last of these updates is measured to its
+        end."""
         self._there = step >= self._step and doing == "train"
-        self._other.beat(step, doing)
+        self._other.heartbeat(step, doing)
 
     def stop_wanted(self) -> bool:
-        """See Watch."""
+        """See HeartbeatSink."""
         return self._there or self._other.stop_wanted()
 
 
@@ -193,18 +201,18 @@ class StopFile:
         self._path = path
         self._wanted, self._looked = False, float("-inf")
 
-    def beat(self, step: int, doing: str) -> None:
+    def heartbeat(self, step: int, doing: str) -> None:
         """See Watch: who follows a trial reads its run folder."""
 
     def stop_wanted(self) -> bool:
-        """See Watch."""
+        """See HeartbeatSink."""
         if not self._wanted and time.monotonic() - self._looked >= LOOK_EVERY:
             self._looked = time.monotonic()
             self._wanted = storage.exists(self._path)
         return self._wanted
 
 
-def check_sane(job: Job) -> None:
+def check_sane(job: TrainingJob) -> None:
     """Raise Diverged if the model ended worse than one that has learnt nothing."""
     measured = metrics.held_out_series(job.folder)
     if not measured:
@@ -222,8 +230,8 @@ def check_sane(job: Job) -> None:
 def only_rank() -> Iterator[None]:
     """This process as a group of one, for as long as the block runs."""
     use_device(0)
-    with tempfile.TemporaryDirectory(prefix="trainrig-trial-") as meeting:
-        join_group(0, 1, f"file://{meeting}/store", timedelta(minutes=5))
+    with tempfile.TemporaryDirectory(prefix="trainrig-trial-") as rendezvous:
+        join_group(0, 1, f"file://{rendezvous}/store", timedelta(minutes=5))
         try:
             yield
         finally:

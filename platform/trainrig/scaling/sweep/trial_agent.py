@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainrig.processes.fork_server import Forked, ForkServer, ProcessDied
+from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
 
 WORK = "trainrig.scaling.sweep.trial_process"
 MODULES = (WORK, "torch._dynamo", "boto3", "tensorboardX")
@@ -24,7 +24,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrialEnded:
     """What a trial reports at its end."""
 
     result: Result
@@ -44,7 +44,7 @@ def keep(
     """
     try:
         with contextlib.closing(_forked(address, (work, dict(config)))) as process:
-            while not isinstance(said := process.receive(), Ended):
+            while not isinstance(said := process.receive(), TrialEnded):
                 report(said.result)
                 process.send(None)
             report(said.result)
@@ -52,14 +52,14 @@ def keep(
         raise TrialDied(str(died)) from None
 
 
-def _forked(address: str | None, given: tuple[bytes, Result]) -> Forked:
+def _forked(address: str | None, given: tuple[bytes, Result]) -> ForkedProcess:
     """By the server at `address`; by one of our own, if there is none or it is dead."""
     with contextlib.suppress(ProcessDied):
         if address:
-            return Forked(address, f"{WORK}:main", given)
+            return ForkedProcess(address, f"{WORK}:main", given)
     global _own
     _own = _own or ForkServer(*MODULES)
-    return Forked(_own.address(), f"{WORK}:main", given)
+    return ForkedProcess(_own.address(), f"{WORK}:main", given)
 
 
 _own: ForkServer | None = None  # for as long as this process lives

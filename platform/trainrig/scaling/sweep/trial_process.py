@@ -15,17 +15,17 @@ from trainrig import storage
 from trainrig.errors import InputError, Unfinished
 from trainrig.processes.stop_file import FILE
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import Search, drawn_pair, named_pair
+from trainrig.scaling.sweep.search_settings import RateSearch, drawn_pair, named_pair
 from trainrig.scaling.sweep.search_trials import train_searched
 from trainrig.scaling.sweep.trial import Alone, StopFile, only_rank, train_trial
-from trainrig.scaling.sweep.trial_agent import Ended, Said
-from trainrig.scaling.sweep.trials import Data, Trial, plan_search
+from trainrig.scaling.sweep.trial_agent import Said, TrialEnded
+from trainrig.scaling.sweep.trials import SweepTokens, Trial, plan_search
 
 Config = Mapping[str, Any]
 Report = Callable[[Mapping[str, Any]], None]
 
 
-class Work(Protocol):
+class TrialTask(Protocol):
     """One kind of trials."""
 
     @property
@@ -44,7 +44,7 @@ class TrainedTrials:
     """The points of a law. Nothing is reported on the way: nobody may stop them."""
 
     run: Sweep
-    data: Data
+    data: SweepTokens
     trials: Mapping[str, Trial]
 
     def trial(self, config: Config) -> Trial:
@@ -61,8 +61,8 @@ class SearchedPairs:
     """Pairs of rate and batch at one N and D."""
 
     run: Sweep
-    data: Data
-    search: Search
+    data: SweepTokens
+    search: RateSearch
 
     def trial(self, config: Config) -> Trial:
         """See Work."""
@@ -78,10 +78,10 @@ class SearchedPairs:
 def main(channel: Connection) -> None:
     """Do the trial that the channel gives, and say there how it goes and how it ended.
 
-    What the user has to mend, and a wish to stop, are results: whoever dies is started again.
+    What the user has to mend, and a stop request, are results: whoever dies is started again.
     """
     pickled, config = channel.recv()
-    work: Work = pickle.loads(pickled)
+    work: TrialTask = pickle.loads(pickled)
     if not work.run.trials.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else all trials of a node share its first
 
@@ -100,4 +100,4 @@ def main(channel: Connection) -> None:
             ended["stopped"] = True
         except InputError as error:
             ended |= {"problem": str(error), "kind": type(error).__name__}
-    channel.send(Ended(ended | {"training": alone.training_seconds}))
+    channel.send(TrialEnded(ended | {"training": alone.training_seconds}))

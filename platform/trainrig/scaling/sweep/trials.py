@@ -19,14 +19,14 @@ from trainrig.estimate.flops import six_n_d, token_flops
 from trainrig.models.decoder_config import ALIGNMENT
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.batch_rate_rules import whole_sequences
-from trainrig.scaling.model_ladder import Rung, rung
-from trainrig.scaling.sweep.designs import Model, Point
+from trainrig.scaling.model_ladder import LadderModel, rung
+from trainrig.scaling.sweep.designs import DesignPoint, ModelShape
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import Pair, Search, rungs
+from trainrig.scaling.sweep.search_settings import RateBatchPair, RateSearch, rungs
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
-from trainrig.train.held_out import HeldOut
+from trainrig.train.held_out import HeldOutSettings
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run_file import Pretraining, Training
 
@@ -35,7 +35,7 @@ SEARCH = "search"
 
 
 @dataclass(frozen=True)
-class Data:
+class SweepTokens:
     """What a sweep has to know of its tokens."""
 
     tokenizer: str  # its fingerprint
@@ -45,7 +45,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Length:
+class TrialLength:
     """One run of a trial: how long it is, and which point it gives."""
 
     steps: int
@@ -58,16 +58,16 @@ class Trial:
     """One model at one seed, and its runs."""
 
     name: str
-    rung: Rung
+    rung: LadderModel
     seed: int
     batch: int  # sequences
     rate: float  # peak
     warmup: int  # steps
-    lengths: tuple[Length, ...]  # ascending; the last is the trunk
+    lengths: tuple[TrialLength, ...]  # ascending; the last is the trunk
     place: str = TRIALS  # the folder, below the sweep's, that its own lies in
 
     @property
-    def trunk(self) -> Length:
+    def trunk(self) -> TrialLength:
         """The longest."""
         return self.lengths[-1]
 
@@ -77,13 +77,15 @@ class Trial:
         return float(self.rung.total * self.trunk.tokens)
 
 
-def plan(sweep: Sweep, points: Sequence[Point], data: Data, factors: Pair) -> tuple[Trial, ...]:
+def plan(
+    sweep: Sweep, points: Sequence[DesignPoint], data: SweepTokens, factors: RateBatchPair
+) -> tuple[Trial, ...]:
     """The trials that give `points`, by size and seed; each point once for each seed.
 
     Raises ConfigError for points that are too short for their batch, that need more passes over
     the data than `batches.epochs`, or whose sizes come to the same decoder.
     """
-    by_size: dict[float, list[Point]] = defaultdict(list)
+    by_size: dict[float, list[DesignPoint]] = defaultdict(list)
     for point in points:
         by_size[point.parameters].append(point)
     found: dict[int, float] = {}  # N → as it was asked for
@@ -103,7 +105,7 @@ def plan(sweep: Sweep, points: Sequence[Point], data: Data, factors: Pair) -> tu
     return tuple(trials)
 
 
-def look_at(sweep: Sweep) -> Data:
+def look_at(sweep: Sweep) -> SweepTokens:
     """What `sweep` has to know of its tokens. Raises DataError if nothing of them is held out."""
     tokenizer = manifest.read_file(sweep.tokens, "tokenizer.json").decode()
     encoder = Encoder(tokenizer)
@@ -118,7 +120,7 @@ def look_at(sweep: Sweep) -> Data:
             f"{sweep.tokens}: nothing is held out, and a law is of the loss on text that was not "
             "trained on; tokenize with a larger `held_out`"
         )
-    return Data(
+    return SweepTokens(
         tokenizer=encoder.fingerprint,
         vocabulary=-(-encoder.vocabulary_size // ALIGNMENT) * ALIGNMENT,
         unique_tokens=sum(train.tokens(source) for source in train.sources),
@@ -126,28 +128,34 @@ def look_at(sweep: Sweep) -> Data:
     )
 
 
-def points_of(sweep: Sweep, data: Data) -> tuple[Point, ...]:
+def points_of(sweep: Sweep, data: SweepTokens) -> tuple[DesignPoint, ...]:
     """The points of the design of `sweep`."""
 
-    def model(parameters: float) -> Model:
+    def model(parameters: float) -> ModelShape:
         made = decoder(sweep, parameters, data)
-        return Model(made.parameters, flops_per_token(sweep, made))
+        return ModelShape(made.parameters, flops_per_token(sweep, made))
 
     return sweep.design.points(model)
 
 
-def flops_per_token(sweep: Sweep, model: Rung) -> float:
+def flops_per_token(sweep: Sweep, model: LadderModel) -> float:
     """Of training, each operation counted."""
     return token_flops(model.model, sweep.batches.sequence_length).training
 
 
-def decoder(sweep: Sweep, parameters: float, data: Data) -> Rung:
+def decoder(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
     """The decoder of about so many parameters, for the sequences and tokens of `sweep`."""
     length = sweep.batches.sequence_length
     return rung(parameters, data.vocabulary, length, sweep.tie_embeddings)
 
 
-def _trial(sweep: Sweep, model: Rung, seed: int, points: Sequence[Point], factors: Pair) -> Trial:
+def _trial(
+    sweep: Sweep,
+    model: LadderModel,
+    seed: int,
+    points: Sequence[DesignPoint],
+    factors: RateBatchPair,
+) -> Trial:
     settings, length = sweep.training, sweep.batches.sequence_length
     wanted = sorted(point.tokens for point in points)
     middle = math.sqrt(wanted[0] * wanted[-1])
@@ -159,7 +167,7 @@ def _trial(sweep: Sweep, model: Rung, seed: int, points: Sequence[Point], factor
         settings.fewest_steps,
     )
     budgets = {point.tokens: point.budget for point in points}
-    lengths: dict[int, Length] = {}
+    lengths: dict[int, TrialLength] = {}
     for tokens in wanted:
         steps = round(tokens / (batch * length))
         if steps < settings.fewest_steps / 2:  # the smallest batch there is, and still so few
@@ -169,7 +177,7 @@ def _trial(sweep: Sweep, model: Rung, seed: int, points: Sequence[Point], factor
                 f"{settings.fewest_steps}; leave the point out, or make batches.sequence_length "
                 "shorter"
             )
-        lengths.setdefault(steps, Length(steps, steps * batch * length, budgets[tokens]))
+        lengths.setdefault(steps, TrialLength(steps, steps * batch * length, budgets[tokens]))
     return Trial(
         name=f"n{model.parameters}-s{seed}",
         rung=model,
@@ -181,20 +189,22 @@ def _trial(sweep: Sweep, model: Rung, seed: int, points: Sequence[Point], factor
     )
 
 
-def plan_search(sweep: Sweep, search: Search, data: Data, pairs: Sequence[Pair]) -> list[Trial]:
+def plan_search(
+    sweep: Sweep, search: RateSearch, data: SweepTokens, pairs: Sequence[RateBatchPair]
+) -> list[Trial]:
     """A trial for each of `pairs`, at the one N and D of `search`."""
     model = decoder(sweep, search.parameters, data)
-    points = [Point(search.parameters, search.tokens)]
+    points = [DesignPoint(search.parameters, search.tokens)]
     found = []
     for pair in pairs:
-        factors = Pair(sweep.rate_factor * pair.rate, sweep.batch_factor * pair.batch)
+        factors = RateBatchPair(sweep.rate_factor * pair.rate, sweep.batch_factor * pair.batch)
         trial = _trial(sweep, model, sweep.seeds[0], points, factors)
         found.append(dataclasses.replace(trial, name=pair.name, place=SEARCH))
     _check_epochs(sweep, found, data)
     return found
 
 
-def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: Data) -> None:
+def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> None:
     """Raise ConfigError, with all that can be done, if some points see their data too often."""
     allowed = sweep.batches.epochs
     beyond = [
@@ -215,12 +225,12 @@ def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: Data) -> None:
     )
 
 
-def folder_of(sweep: Sweep, trial: Trial, length: Length) -> str:
+def folder_of(sweep: Sweep, trial: Trial, length: TrialLength) -> str:
     """The run folder of one run of a trial."""
     return storage.join(sweep.output, trial.place, trial.name, f"d{length.tokens}")
 
 
-def run_file(sweep: Sweep, trial: Trial, length: Length, data: Data) -> Pretraining:
+def run_file(sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens) -> Pretraining:
     """The run of one length, as `pretrain` would be told it."""
     rows, training = sweep.batches, sweep.training
     micro = min(rows.micro_batch, trial.batch)
@@ -261,7 +271,9 @@ def run_file(sweep: Sweep, trial: Trial, length: Length, data: Data) -> Pretrain
             checkpoints=Checkpoints(
                 every=training.checkpoint_every, keep_at=tuple(branches) if is_trunk else ()
             ),
-            held_out=HeldOut(every=measured, rows=sweep.held_out_rows or data.held_out_windows),
+            held_out=HeldOutSettings(
+                every=measured, rows=sweep.held_out_rows or data.held_out_windows
+            ),
         ),
     )
 
@@ -271,7 +283,7 @@ def schedule(sweep: Sweep, trial: Trial) -> WarmupStableDecay:
     return WarmupStableDecay(warmup=trial.warmup, decay=sweep.training.decay)
 
 
-def stable_steps(sweep: Sweep, trial: Trial, length: Length) -> int:
+def stable_steps(sweep: Sweep, trial: Trial, length: TrialLength) -> int:
     """Steps of a run before its rate falls: where it branches from the trunk."""
     return schedule(sweep, trial).stable_steps(length.steps)
 
@@ -282,7 +294,9 @@ def foreseen(sweep: Sweep) -> dict[str, float]:
     Raises InputError for what cannot work.
     """
     data = look_at(sweep)
-    trials = plan(sweep, points_of(sweep, data), data, Pair(sweep.rate_factor, sweep.batch_factor))
+    trials = plan(
+        sweep, points_of(sweep, data), data, RateBatchPair(sweep.rate_factor, sweep.batch_factor)
+    )
     positions = [trial.trunk.tokens + _falls(sweep, trial) for trial in trials]
     exact = [flops_per_token(sweep, trial.rung) for trial in trials]
     sizes = [trial.rung.parameters for trial in trials]

@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, Field, Settings
+from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.corpus.document import document_id
 from trainrig.corpus.files.measured_documents import KEPT
 from trainrig.errors import DataError
 from trainrig.splits import Split
 from trainrig.tokens.documents.files import named, paths_of
-from trainrig.tokens.documents.formats import FORMATS, Piece, value_of
+from trainrig.tokens.documents.formats import FORMATS, StagePart, value_of
 
 # Bytes of text that a split is made of unless the caller says otherwise: some 16 million tokens,
 # which a worker holds as 32 to 64 MB until its shard is written.
@@ -39,7 +39,7 @@ class Curated(Settings):
     """The documents that `curate` kept."""
 
     kind: Literal["Curated"] = "Curated"
-    folder: Annotated[str, PLACE]  # folder that `curate` wrote
+    folder: Annotated[str, NOT_IDENTITY]  # folder that `curate` wrote
 
 
 class _Files(Settings):
@@ -49,7 +49,7 @@ class _Files(Settings):
     """
 
     # Files, folders and patterns (* and ? are wildcards), on disk or s3://.
-    paths: Annotated[tuple[str, ...], PLACE, Field(min_length=1)]
+    paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
     # Source of the documents in the mixture: a name, or the column that holds it.
     source: Annotated[str, Field(min_length=1)] | Column
     text: str = "text"  # column of the text
@@ -91,7 +91,7 @@ Documents = Annotated[_Tables, BeforeValidator(_from_folder, json_schema_input_t
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedRow:
     """A row that is no document, and why."""
 
     file: str
@@ -100,7 +100,7 @@ class Refused:
     reason: str
 
 
-Refuse = Callable[[Refused], None]
+Refuse = Callable[[RefusedRow], None]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class DocumentSet:
         stands in the file, as `Refused.place`). Rows that are none go to `refuse`. Raises DataError
         for a whole file of such rows, and for one of other bytes than `curate` wrote.
         """
-        for piece in (Piece(**fields) for fields in task["pieces"]):
+        for piece in (StagePart(**fields) for fields in task["pieces"]):
             if expected := self.sums.get(piece.path):
                 _check_file(piece.path, expected)
             yield from _documents(piece, self.tables[piece.table], refuse)
@@ -190,16 +190,16 @@ def _columns(table: Files) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
-def _pieces(number: int, table: Files, path: str, name: str, split_bytes: int) -> list[Piece]:
+def _pieces(number: int, table: Files, path: str, name: str, split_bytes: int) -> list[StagePart]:
     return [
-        Piece(number, path, name, cut.begin, cut.end, cut.weight, cut.whole)
+        StagePart(number, path, name, cut.begin, cut.end, cut.weight, cut.whole)
         for cut in FORMATS[table.kind].cut(path, _columns(table), split_bytes)
     ]
 
 
-def _dealt(pieces: Sequence[Piece], split_bytes: int) -> Iterator[list[Piece]]:
+def _dealt(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[StagePart]]:
     """Pieces in order, as many to a split as stay within `split_bytes`, but at least one."""
-    dealt: list[Piece] = []
+    dealt: list[StagePart] = []
     for piece in pieces:
         if dealt and sum(each.weight for each in dealt) + piece.weight > split_bytes:
             yield dealt
@@ -209,14 +209,14 @@ def _dealt(pieces: Sequence[Piece], split_bytes: int) -> Iterator[list[Piece]]:
         yield dealt
 
 
-def _documents(piece: Piece, table: Files, refuse: Refuse) -> Iterator[dict[str, Any]]:
+def _documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[dict[str, Any]]:
     refused: Counter[str] = Counter()
     usable = 0
     for place, row in FORMATS[table.kind].read(piece, _columns(table)):
         document = row if isinstance(row, str) else _document(row, table)
         if isinstance(document, str):
             refused[document] += 1
-            refuse(Refused(piece.file, place, document))
+            refuse(RefusedRow(piece.file, place, document))
         else:
             usable += 1
             yield document | {"file": piece.file, "row": place}

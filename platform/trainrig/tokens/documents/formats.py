@@ -36,7 +36,7 @@ Rows = Iterator[tuple[int, Row]]  # each with its place in the file
 
 
 @dataclass(frozen=True)
-class Cut:
+class FilePart:
     """A part of a file that can be read by itself."""
 
     begin: int  # row group (Parquet) or byte (JSON lines)
@@ -46,7 +46,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Piece:
+class StagePart:
     """A part of a file, among all the files of a stage. Plain values: it travels as JSON."""
 
     table: int  # number of the run file's table that it is of
@@ -63,8 +63,8 @@ class Format:
     """One kind of file."""
 
     endings: tuple[str, ...]  # of the names that are taken from a folder
-    cut: Callable[[str, Sequence[str], int], list[Cut]]  # (path, columns, bytes of a part)
-    read: Callable[[Piece, Sequence[str]], Rows]
+    cut: Callable[[str, Sequence[str], int], list[FilePart]]  # (path, columns, bytes of a part)
+    read: Callable[[StagePart, Sequence[str]], Rows]
     # Where each row has columns of its own: (path, columns), to see in the first rows if they are
     # there at all. None: `cut` sees, of every file.
     peek: Callable[[str, Sequence[str]], None] | None = None
@@ -113,7 +113,7 @@ def _opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
         yield file
 
 
-def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[Cut]:
+def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
     """Row groups, as many together as stay within `part_bytes`."""
     with _opened_parquet(path) as file:
         _check_columns(path, columns, file.schema_arrow.names)
@@ -125,17 +125,17 @@ def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[Cut
             )
             for group in map(file.metadata.row_group, range(file.num_row_groups))
         ]
-    cuts: list[Cut] = []
+    cuts: list[FilePart] = []
     begin, held = 0, 0
     for number, weight in enumerate(weights):
         if held and held + weight > part_bytes:
-            cuts.append(Cut(begin, number, held, whole=False))
+            cuts.append(FilePart(begin, number, held, whole=False))
             begin, held = number, 0
         held += weight
-    return [*cuts, Cut(begin, len(weights), held, whole=not cuts)]
+    return [*cuts, FilePart(begin, len(weights), held, whole=not cuts)]
 
 
-def _read_parquet(piece: Piece, columns: Sequence[str]) -> Rows:
+def _read_parquet(piece: StagePart, columns: Sequence[str]) -> Rows:
     with _opened_parquet(piece.path) as file:
         groups = range(piece.begin, piece.end)
         place = sum(file.metadata.row_group(number).num_rows for number in range(piece.begin))
@@ -181,14 +181,14 @@ def _opened_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatc
             yield reader.schema, iter(reader)
 
 
-def _cut_arrow(path: str, columns: Sequence[str], part_bytes: int) -> list[Cut]:
+def _cut_arrow(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
     """The whole file: a stream has no table of contents to find a part by."""
     with _opened_arrow(path) as (schema, _):
         _check_columns(path, columns, schema.names)
-    return [Cut(0, 1, storage.size(path), whole=True)]
+    return [FilePart(0, 1, storage.size(path), whole=True)]
 
 
-def _read_arrow(piece: Piece, columns: Sequence[str]) -> Rows:
+def _read_arrow(piece: StagePart, columns: Sequence[str]) -> Rows:
     with _opened_arrow(piece.path) as (schema, batches):
         names = _outer(columns, schema)
         place = 0
@@ -203,21 +203,22 @@ def _read_arrow(piece: Piece, columns: Sequence[str]) -> Rows:
 # JSON lines
 
 
-def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[Cut]:
+def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
     """Equal ranges of bytes, each of the lines that begin in it; a packed file is one."""
     size = storage.size(path)
     if path.endswith((".gz", ".zst")):
-        return [Cut(0, size, size * UNPACKED, whole=True)]
+        return [FilePart(0, size, size * UNPACKED, whole=True)]
     parts = max(1, -(-size // part_bytes))
     ends = [size * number // parts for number in range(parts + 1)]
     return [
-        Cut(begin, end, end - begin, whole=parts == 1) for begin, end in itertools.pairwise(ends)
+        FilePart(begin, end, end - begin, whole=parts == 1)
+        for begin, end in itertools.pairwise(ends)
     ]
 
 
 def _peek(path: str, columns: Sequence[str]) -> None:
     """Raise DataError if one of `columns` is in none of the first rows."""
-    whole = Piece(0, path, path, 0, storage.size(path), 0, whole=True)
+    whole = StagePart(0, path, path, 0, storage.size(path), 0, whole=True)
     first = itertools.islice(_read_jsonl(whole, ()), PEEKED_LINES)
     rows = [row for _, row in first if isinstance(row, Mapping)]
     there = list(dict.fromkeys(name for row in rows for name in row))
@@ -225,7 +226,7 @@ def _peek(path: str, columns: Sequence[str]) -> None:
         _check_columns(path, columns, there)
 
 
-def _read_jsonl(piece: Piece, columns: Sequence[str]) -> Rows:
+def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
     del columns  # a line is parsed whole
     for place, line in _lines(piece):
         if line is None:
@@ -249,7 +250,7 @@ def _parsed(line: bytes, first: bool) -> Row:
     return row if isinstance(row, dict) else "not_an_object"
 
 
-def _lines(piece: Piece) -> Iterator[tuple[int, bytes | None]]:
+def _lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
     """The lines that begin in the piece, each with its place; None for one that is too long."""
     try:
         with storage.open_read(piece.path) as packed, _unpacked(piece.path, packed) as stream:

@@ -21,7 +21,7 @@ from trainrig.tokens.batches import IGNORE, TOKENS, MicroBatch, token_arrays
 from trainrig.tokens.mixing import epoch_caps
 from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
 from trainrig.tokens.mixing.timeline import Places, Timeline
-from trainrig.tokens.mixing.window_order import Blocks, Rows
+from trainrig.tokens.mixing.window_order import RowStarts, WindowBlocks
 from trainrig.tokens.packing.choices import open_layout
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
@@ -78,7 +78,7 @@ class PretrainBatches:
             stages,
             weights,
             self.sources,
-            {s: Blocks(s, counts[s], together, settings.seed) for s in read},
+            {s: WindowBlocks(s, counts[s], together, settings.seed) for s in read},
             settings.base_length,
             caps if settings.when_exhausted == "renormalise" else {},
         )
@@ -180,13 +180,13 @@ class PretrainBatches:
         caps = {s: self.settings.cap(s) for s in self.timeline.epochs_read(0)}
         return epoch_caps.check(self.timeline, caps, steps)
 
-    def _rows(self, places: Places) -> Iterator[tuple[str, Any, Rows]]:
+    def _rows(self, places: Places) -> Iterator[tuple[str, Any, RowStarts]]:
         """(Source, which of the samples are of it, their rows), source by source."""
         for number in np.unique(places.sources):
             of = places.sources == number
             source = self.sources[number]
-            passage = self.timeline.passage(places.stage, source)
-            yield source, of, passage.rows(places.ordinals[of])
+            source_stage = self.timeline.source_stage(places.stage, source)
+            yield source, of, source_stage.rows(places.ordinals[of])
 
 
 def _positions(pieces: Integers, shape: tuple[int, ...]) -> Integers:

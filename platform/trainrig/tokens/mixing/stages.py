@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from trainrig.config import AHEAD, Field, Settings
+from trainrig.config import EXTENDABLE, Field, Settings
 from trainrig.tokens.batches import BatchSizes, check_divides
 from trainrig.tokens.packing.choices import Concatenate, Packing
 
@@ -19,7 +19,7 @@ Weights = dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 Cap = Annotated[float, Field(gt=0)]  # infinity: none
 
 
-class Stage(Settings):
+class BatchStage(Settings):
     """From a step on, other batches. What a stage does not say stays as it was before."""
 
     from_step: int = Field(ge=1)  # first step with these batches, counted from 0
@@ -66,7 +66,7 @@ class BatchSettings(BatchSizes):
     # refused before it starts. "renormalise": its weight becomes 0, and others share the samples.
     when_exhausted: Literal["error", "renormalise"] = "error"
     # Changes of weights or sizes at a step; those ahead of an unfinished run may be edited.
-    stages: Annotated[tuple[Stage, ...], AHEAD] = ()
+    stages: Annotated[tuple[BatchStage, ...], EXTENDABLE] = ()
     # Length in tokens of the windows that sources are cut into; every `sequence_length` is a
     # multiple of it. Set it where later stages may bring shorter sequences; None: as the stages
     # have it.

@@ -20,7 +20,7 @@ import numpy as np
 from trainrig.errors import ConfigError
 from trainrig.tokens.mixing.mixture import Mixture, carried
 from trainrig.tokens.mixing.stages import StageSizes
-from trainrig.tokens.mixing.window_order import Blocks, Passage, Progress
+from trainrig.tokens.mixing.window_order import ReadPosition, SourceStage, WindowBlocks
 from trainrig.tokens.permutation import Integers
 
 
@@ -51,7 +51,7 @@ class Timeline:
         stages: Sequence[StageSizes],
         weights: Sequence[Mapping[str, float]],
         sources: Sequence[str],
-        blocks: Mapping[str, Blocks],
+        blocks: Mapping[str, WindowBlocks],
         base_length: int,
         caps: Mapping[str, float],
     ) -> None:
@@ -65,21 +65,21 @@ class Timeline:
         # The sample from which on no source that its stage reads has anything left.
         self.end: int | None = None
         self.segments: list[Segment] = []
-        self._passages: list[dict[str, Passage]] = []  # of the stages up to the end
+        self._source_stages: list[dict[str, SourceStage]] = []  # of the stages up to the end
         self._caps = caps
         self._weights = tuple(weights)
         self._numbers = {source: number for number, source in enumerate(self.sources)}
-        progress = {source: Progress.at(each, 0, 0) for source, each in blocks.items()}
+        progress = {source: ReadPosition.at(each, 0, 0) for source, each in blocks.items()}
         owed: Mapping[str, Fraction] = {}
         for number, stage in enumerate(stages):
             span = stage.sequence_length // base_length
-            passages = {s: Passage(each, span, progress[s]) for s, each in blocks.items()}
-            self._passages.append(passages)
+            source_stages = {s: SourceStage(each, span, progress[s]) for s, each in blocks.items()}
+            self._source_stages.append(source_stages)
             past = stages[number + 1].first_sample if number + 1 < len(stages) else None
             rows, owed = self._divide(number, weights[number], owed, past)
             if self.end is not None:
                 break
-            progress = {source: passages[source].after(n) for source, n in rows.items()}
+            progress = {source: source_stages[source].after(n) for source, n in rows.items()}
         self._firsts = [segment.first for segment in self.segments]
 
     def _divide(
@@ -91,9 +91,9 @@ class Timeline:
     ) -> tuple[dict[str, int], Mapping[str, Fraction]]:
         """Lay out the segments of one stage, which ends before sample `past`; rows of each source
         in it, and what each is owed after it."""
-        passages = self._passages[stage]
-        limits = {s: passages[s].rows_within(cap) for s, cap in self._caps.items()}
-        rows = dict.fromkeys(passages, 0)
+        source_stages = self._source_stages[stage]
+        limits = {s: source_stages[s].rows_within(cap) for s, cap in self._caps.items()}
+        rows = dict.fromkeys(source_stages, 0)
         first = self.stages[stage].first_sample
         while True:
             left = {s: w for s, w in weights.items() if w > 0 and limits.get(s) != rows[s]}
@@ -158,28 +158,28 @@ class Timeline:
 
     def last_read(self) -> str:
         """Which sources have nothing left at the end, in words."""
-        stage = len(self._passages) - 1
+        stage = len(self._source_stages) - 1
         names = [source for source, weight in self._weights[stage].items() if weight > 0]
         return (
             f"all sources with weight in the stage from step {self.stages[stage].from_step} "
             f"({', '.join(sorted(names))})"
         )
 
-    def passage(self, stage: int, source: str) -> Passage:
+    def source_stage(self, stage: int, source: str) -> SourceStage:
         """The rows of `source` in a stage."""
-        return self._passages[stage][source]
+        return self._source_stages[stage][source]
 
     def epochs_read(self, samples: int) -> dict[str, float]:
         """How many epochs of each source the first `samples` samples make."""
         if samples == 0:
-            return dict.fromkeys(self._passages[0], 0.0)
+            return dict.fromkeys(self._source_stages[0], 0.0)
         number = bisect.bisect_right(self._firsts, samples - 1) - 1
         segment = self.segments[number]
         counts = segment.mixture.counts(samples - segment.first)
         return {
-            source: passage.windows_after(segment.before[source] + counts.get(source, 0))
-            / passage.blocks.windows
-            for source, passage in self._passages[segment.stage].items()
+            source: source_stage.windows_after(segment.before[source] + counts.get(source, 0))
+            / source_stage.blocks.windows
+            for source, source_stage in self._source_stages[segment.stage].items()
         }
 
     def first_beyond(self, source: str, epochs: float) -> int:
@@ -188,7 +188,7 @@ class Timeline:
         There has to be one: ask only when `epochs_read` says so.
         """
         for number, segment in enumerate(self.segments):
-            limit = self.passage(segment.stage, source).rows_within(epochs)
+            limit = self.source_stage(segment.stage, source).rows_within(epochs)
             assert limit is not None, f"{source}: no number of samples is beyond {epochs} epochs"
             if source not in segment.mixture.sources:
                 continue

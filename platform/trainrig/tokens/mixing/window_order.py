@@ -30,11 +30,11 @@ from trainrig.tokens.permutation import Integers, permuted
 # stage costs up to this many rows a source that are trained on only in part.
 GROUP = 256
 
-Flags = NDArray[np.bool_]
+WindowFlags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class WindowBlocks:
     """One source as blocks of base windows, and what its order depends on."""
 
     source: str
@@ -69,43 +69,43 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ReadPosition:
     """How far a source was read: all groups of all epochs before this one, and part of it."""
 
     epoch: int
     group: int
-    read: Flags  # [blocks of the group, K]
+    read: WindowFlags  # [blocks of the group, K]
 
     @classmethod
-    def at(cls, blocks: Blocks, epoch: int, group: int) -> "Progress":
+    def at(cls, blocks: WindowBlocks, epoch: int, group: int) -> "ReadPosition":
         """Nothing of this group read yet."""
         return cls(epoch, group, np.zeros((blocks.in_group(group), blocks.length), dtype=np.bool_))
 
-    def windows(self, blocks: Blocks) -> int:
+    def windows(self, blocks: WindowBlocks) -> int:
         """Base windows read since the run began."""
         before = self.epoch * blocks.count + self.group * blocks.per_group
         return before * blocks.length + int(self.read.sum())
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowStarts:
     """Where some rows of a source begin."""
 
     epochs: Integers  # [R]
     windows: Integers  # [R] the first base window of each
-    read: Flags  # [R, span] base windows that an earlier row of the epoch trained on
+    read: WindowFlags  # [R, span] base windows that an earlier row of the epoch trained on
 
 
 @dataclass(frozen=True)
-class Passage:
+class SourceStage:
     """The rows of one source in one stage, numbered from 0."""
 
-    blocks: Blocks
+    blocks: WindowBlocks
     span: int  # base windows of a row
-    begun: Progress
+    begun: ReadPosition
 
     @functools.cached_property
-    def _left(self) -> tuple[Integers, Flags]:
+    def _left(self) -> tuple[Integers, WindowFlags]:
         """Of the group in which the stage begins, in their order: the rows with a window left, as
         [R] numbers in the group, and [R, span] what was read of them."""
         count = self.begun.read.size // self.span
@@ -121,7 +121,7 @@ class Passage:
         """[R + 1] base windows trained on for the first time in the first rows of `_left`."""
         return np.append(0, (~self._left[1]).sum(axis=1).cumsum())
 
-    def rows(self, ordinals: Integers) -> Rows:
+    def rows(self, ordinals: Integers) -> RowStarts:
         """The rows of these numbers."""
         left, _ = self._left
         late = ordinals >= len(left)
@@ -131,9 +131,11 @@ class Passage:
         for epoch, group in np.unique(np.stack([epochs, groups])[:, late], axis=1).T.tolist():
             of = late & (epochs == epoch) & (groups == group)
             numbers[of] = self.blocks.group_order(epoch, group, self.span, numbers[of])
-        return Rows(epochs, self._windows(epochs, groups, numbers), self._flags(ordinals, late))
+        return RowStarts(
+            epochs, self._windows(epochs, groups, numbers), self._flags(ordinals, late)
+        )
 
-    def _flags(self, ordinals: Integers, late: Flags) -> Flags:
+    def _flags(self, ordinals: Integers, late: WindowFlags) -> WindowFlags:
         flags = np.zeros((len(ordinals), self.span), dtype=np.bool_)
         flags[~late] = self._left[1][ordinals[~late]]
         return flags
@@ -157,7 +159,7 @@ class Passage:
         windows: Integers = blocks * self.blocks.length + parts * self.span
         return windows
 
-    def after(self, count: int) -> Progress:
+    def after(self, count: int) -> ReadPosition:
         """How far the source is read after the first `count` rows."""
         left, _ = self._left
         if count < len(left):
@@ -165,11 +167,11 @@ class Passage:
         (epoch,), (group,), (place,) = (
             each.tolist() for each in self._after_left(np.array([count - len(left)]))
         )
-        fresh = Progress.at(self.blocks, epoch, group)
+        fresh = ReadPosition.at(self.blocks, epoch, group)
         order = self.blocks.group_order(epoch, group, self.span, np.arange(place))
         return self._with(fresh, order)
 
-    def _with(self, progress: Progress, rows: Integers) -> Progress:
+    def _with(self, progress: ReadPosition, rows: Integers) -> ReadPosition:
         read = progress.read.reshape(-1, self.span).copy()
         read[rows] = True
         return dataclasses.replace(progress, read=read.reshape(progress.read.shape))

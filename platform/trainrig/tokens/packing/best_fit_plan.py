@@ -48,7 +48,7 @@ def plan_name(sequence_length: int) -> str:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PackedRows:
     """Pieces in rows, row by row."""
 
     row_ends: Integers  # [R] pieces up to the end of each row
@@ -100,7 +100,7 @@ def _blocks(shards: TokenShards, sequence_length: int) -> Iterator[tuple[str, In
             first = past
 
 
-def pack_block(bounds: Integers, sequence_length: int) -> Rows:
+def pack_block(bounds: Integers, sequence_length: int) -> PackedRows:
     """The rows of N documents; `bounds`: [N + 1] where they begin, and the last one ends."""
     lengths = np.diff(bounds)
     filled = (lengths - 1) // sequence_length  # rows that each document fills by itself
@@ -114,7 +114,7 @@ def pack_block(bounds: Integers, sequence_length: int) -> Rows:
         filled[left] > 0,
         sequence_length,
     )
-    return Rows(
+    return PackedRows(
         np.append(np.arange(1, len(of) + 1), len(of) + shared.row_ends),
         np.append(np.full(len(of), sequence_length), shared.row_targets),
         np.append(bounds[of] + nth * sequence_length, shared.starts),
@@ -124,7 +124,7 @@ def pack_block(bounds: Integers, sequence_length: int) -> Rows:
 
 def _share_rows(
     starts: Integers, lengths: Integers, continues: Integers, sequence_length: int
-) -> Rows:
+) -> PackedRows:
     """Pieces of at most a row each, packed. `continues`: [P] whether a document began before."""
     row_of = packed(lengths, sequence_length + 1)
     order = np.argsort(row_of * 2 + ~continues, kind="stable")
@@ -133,10 +133,12 @@ def _share_rows(
     ids = np.bincount(row_of, lengths).astype(np.int64)
     continuing = np.bincount(row_of, continues).astype(np.int64)
     row_targets = ids - 1 - np.maximum(continuing - 1, 0)
-    return Rows(row_ends, row_targets, starts[order], lengths[order])
+    return PackedRows(row_ends, row_targets, starts[order], lengths[order])
 
 
-def _counts(bounds: Integers, rows: Rows, sequence_length: int, windows: int) -> dict[str, int]:
+def _counts(
+    bounds: Integers, rows: PackedRows, sequence_length: int, windows: int
+) -> dict[str, int]:
     """What became of the documents of a block, and what cutting them end to end would have done.
 
     `windows`: rows that the source, laid end to end, is cut into.

@@ -13,7 +13,7 @@ from trainrig.errors import ConfigError
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.packing.best_fit_plan import ARRAYS, plan_name
 from trainrig.tokens.packing.layout import check_windows
-from trainrig.tokens.packing.plan_files import HEAD, PLANS, Plan
+from trainrig.tokens.packing.plan_files import HEAD, PLANS, PackingPlanFiles
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import TokenShards
@@ -27,7 +27,7 @@ class BestFitRows:
         self._shards = shards
         self._length = sequence_length
         remedy = _remedy(shards.folder, sequence_length)
-        self._plan = Plan(shards, plan_name(sequence_length), ARRAYS, cache, remedy)
+        self._plan = PackingPlanFiles(shards, plan_name(sequence_length), ARRAYS, cache, remedy)
         self._padding = self._plan.head.settings["padding"]
         self.fingerprint = self._plan.fingerprint
 

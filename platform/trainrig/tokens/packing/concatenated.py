@@ -10,7 +10,7 @@ Shapes: T positions of a base window, B rows asked about, P pieces of documents 
 import numpy as np
 
 from trainrig.tokens.packing.layout import check_windows
-from trainrig.tokens.packing.plan_files import Plan
+from trainrig.tokens.packing.plan_files import PackingPlanFiles
 from trainrig.tokens.packing.shuffle_plan import ARRAYS, NAME
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
@@ -63,7 +63,7 @@ class Shuffled(Concatenated):
     def __init__(self, shards: TokenShards, sequence_length: int, cache: BlockCache | None) -> None:
         """Raises ConfigError without a plan, DataError for one that does not fit the shards."""
         super().__init__(shards, sequence_length)
-        self._plan = Plan(shards, NAME, ARRAYS, cache, REMEDY)
+        self._plan = PackingPlanFiles(shards, NAME, ARRAYS, cache, REMEDY)
         self.fingerprint = self._plan.fingerprint
 
     def read(

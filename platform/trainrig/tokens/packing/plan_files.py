@@ -86,7 +86,7 @@ def write_plan(
     return files | {f"{PLANS}/{name}{HEAD}": manifest.file_sum(head_path)}
 
 
-class Plan:
+class PackingPlanFiles:
     """A plan that was written, of whose arrays nothing is read until asked. May be pickled."""
 
     def __init__(

@@ -11,7 +11,7 @@ from trainrig.tokens.permutation import Integers
 
 
 @dataclass(frozen=True)
-class Runs:
+class DocumentRuns:
     """The runs of one source: its documents of each shard, in a row. All lists: [runs]."""
 
     shards: list[int] = field(default_factory=list)
@@ -60,13 +60,13 @@ def grouped(ends: list[int], places: Integers) -> Iterator[tuple[int, Any]]:
         yield run, runs == run
 
 
-def runs_of(shards: Sequence[Iterable[tuple[str, int, int]]]) -> dict[str, Runs]:
+def runs_of(shards: Sequence[Iterable[tuple[str, int, int]]]) -> dict[str, DocumentRuns]:
     """The runs of each source, in alphabetical order, from the (source, documents, tokens) of
     each shard in turn."""
-    found: dict[str, Runs] = {}
+    found: dict[str, DocumentRuns] = {}
     for number, shard in enumerate(shards):
         token, document = 0, 0
         for source, documents, tokens in shard:
-            found.setdefault(source, Runs()).add(number, token, document, tokens, documents)
+            found.setdefault(source, DocumentRuns()).add(number, token, document, tokens, documents)
             token, document = token + tokens, document + documents
     return dict(sorted(found.items()))

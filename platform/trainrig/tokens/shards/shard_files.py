@@ -43,7 +43,7 @@ Ids = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class ShardVocabulary:
     """What the ids of a shard mean: they are below `size`, by the tokenizer of `fingerprint`."""
 
     size: int
@@ -55,7 +55,7 @@ class Vocabulary:
         return np.dtype("<u2" if self.size <= 2**16 else "<u4")
 
 
-class Head(BaseModel):
+class ShardHeader(BaseModel):
     """What `NAME.json` says of a shard."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -79,9 +79,9 @@ class Head(BaseModel):
         return self
 
     @property
-    def of(self) -> Vocabulary:
+    def of(self) -> ShardVocabulary:
         """What the ids mean."""
-        return Vocabulary(self.vocabulary, self.tokenizer)
+        return ShardVocabulary(self.vocabulary, self.tokenizer)
 
     def sizes(self) -> dict[str, tuple[int, str]]:
         """Of each other file, by its ending: bytes, and what they are."""
@@ -101,7 +101,7 @@ class Head(BaseModel):
         return json.dumps(entries | {"sum": digest(entries)}, indent=1).encode()
 
     @classmethod
-    def read(cls, path: str) -> "Head":
+    def read(cls, path: str) -> "ShardHeader":
         """The head at `path`. Raises DataError for what is none."""
         try:
             found = json.loads(storage.read(path))
@@ -146,14 +146,14 @@ class Shard:
     """One shard: its head, and its arrays, of which nothing is read yet."""
 
     path: str  # without an ending
-    head: Head
+    head: ShardHeader
     ids: FlatArray
     ends: FlatArray
 
     @classmethod
     def open(cls, path: str, cache: BlockCache | None) -> "Shard":
         """Raises DataError for a shard that is not whole."""
-        head = Head.read(path + HEAD)
+        head = ShardHeader.read(path + HEAD)
         for ending, (size, what) in head.sizes().items():
             _check_size(path + ending, size, what)
         ids = FlatArray(path + TOKENS, head.of.dtype, head.tokens, cache)

@@ -21,8 +21,8 @@ from trainrig.tokens.shards.shard_files import (
     HEAD,
     INDEX,
     TOKENS,
-    Head,
-    Vocabulary,
+    ShardHeader,
+    ShardVocabulary,
 )
 
 # Rows that a reader of the index decodes to have one: few enough for a millisecond or so.
@@ -75,7 +75,7 @@ class _Run:
     lengths: list[int] = field(default_factory=list)  # tokens
     columns: dict[str, list[Any]] = field(default_factory=lambda: {c: [] for c in _CARRIED})
 
-    def pack(self, vocabulary: Vocabulary) -> None:
+    def pack(self, vocabulary: ShardVocabulary) -> None:
         """Bring those that wait into the form they will have on disk; all at once is quicker."""
         if not self.waiting:
             return
@@ -89,7 +89,7 @@ class _Run:
         self.waiting = []
 
 
-def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: Vocabulary) -> NoReturn:
+def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: ShardVocabulary) -> NoReturn:
     for document in documents:
         low, high = document.ids.min(), document.ids.max()
         if high >= vocabulary.size or low < 0:
@@ -103,7 +103,7 @@ def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: Vocabulary)
 class ShardBuilder:
     """The documents of a shard to be: kept as they will lie on disk, until all are there."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: ShardVocabulary) -> None:
         self._vocabulary = vocabulary
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
         self._waiting = 0  # tokens that are not packed yet
@@ -138,7 +138,7 @@ class ShardBuilder:
             **_write_summed(folder, name + ENDS, [ends.tobytes()]),
             name + INDEX: _write_index(folder, name + INDEX, runs, ends),
         }
-        head = Head(
+        head = ShardHeader(
             vocabulary=self._vocabulary.size,
             tokenizer=self._vocabulary.fingerprint,
             documents=len(lengths),
@@ -159,7 +159,7 @@ class ShardBuilder:
 
 
 def write_shard(
-    folder: str, name: str, vocabulary: Vocabulary, documents: Iterable[EncodedDocument]
+    folder: str, name: str, vocabulary: ShardVocabulary, documents: Iterable[EncodedDocument]
 ) -> ShardSummary:
     """Write `documents` as the shard `name` of `folder`. Raises as `ShardBuilder.add`."""
     shard = ShardBuilder(vocabulary)

@@ -21,7 +21,7 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.runs import Runs, grouped, runs_of, spread
+from trainrig.tokens.shards.runs import DocumentRuns, grouped, runs_of, spread
 from trainrig.tokens.shards.shard_files import (
     ENDINGS,
     ENDS,
@@ -31,7 +31,7 @@ from trainrig.tokens.shards.shard_files import (
     Ids,
     IndexedDocument,
     Shard,
-    Vocabulary,
+    ShardVocabulary,
 )
 from trainrig.tokens.shards.shard_writer import EncodedDocument, ShardSummary, write_shard
 
@@ -47,9 +47,9 @@ class TokenShards:
     """The shards of one folder, as one array of ids for each source. May be pickled."""
 
     folder: str
-    vocabulary: Vocabulary
+    vocabulary: ShardVocabulary
     _shards: tuple[Shard, ...]
-    _runs: Mapping[str, Runs]
+    _runs: Mapping[str, DocumentRuns]
 
     @classmethod
     def open(cls, folder: str, cache: BlockCache | None = None) -> "TokenShards":
@@ -221,7 +221,7 @@ class TokenShards:
             offset = of.first_tokens[run]
             yield of.shards[run], offset + begin, offset + end
 
-    def _check_ends(self, of: Runs, run: int, documents: Integers, ends: Integers) -> None:
+    def _check_ends(self, of: DocumentRuns, run: int, documents: Integers, ends: Integers) -> None:
         """Raise DataError unless the first so many `documents` of a run can end at `ends`, tokens
         of its shard: each has a token or more, and so has each that comes after them."""
         tokens = of.token_ends[run] - of.tokens_before(run)
@@ -277,7 +277,7 @@ __all__ = [
     "Ids",
     "IndexedDocument",
     "ShardSummary",
+    "ShardVocabulary",
     "TokenShards",
-    "Vocabulary",
     "write_shard",
 ]

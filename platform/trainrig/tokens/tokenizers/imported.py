@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import decoders
 
 from trainrig import manifest, storage
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.errors import DataError
 from trainrig.tokens.special import SPECIAL_TOKENS, role_id
 from trainrig.tokens.tokenizers.entries import entry_bytes
@@ -44,7 +44,7 @@ class Imported(Settings):
     """
 
     kind: Literal["Imported"] = "Imported"
-    path: Annotated[str, PLACE]  # a tokenizer.json, on disk or s3://
+    path: Annotated[str, NOT_IDENTITY]  # a tokenizer.json, on disk or s3://
     # Whether to leave out a normalizer, which changes texts for good (NFC makes one character of
     # `e` and its accent): texts that it would not have changed keep their ids, and all come back.
     drop_normalizer: bool = False

@@ -15,7 +15,7 @@ SLACK = Fraction(1, 8)
 EVERYTHING = ""  # the pool of all documents, when no weights are given
 
 
-class Sampling(Settings):
+class TextSampling(Settings):
     """How much text to train on, and from which sources."""
 
     # Bytes (UTF-8) of text to train on; more changes few entries, and costs about 1 s for 4 MB on
@@ -28,7 +28,7 @@ class Sampling(Settings):
 
 
 @dataclass(frozen=True)
-class Sample:
+class DrawnTexts:
     """What was drawn: the texts in a random order, and how many bytes of UTF-8 by source."""
 
     texts: list[str]
@@ -45,7 +45,7 @@ class _Drawn(NamedTuple):
     bytes: int
 
 
-def draw_sample(documents: Iterable[tuple[str, str, str]], settings: Sampling) -> Sample:
+def draw_sample(documents: Iterable[tuple[str, str, str]], settings: TextSampling) -> DrawnTexts:
     """A sample of `documents` (id, source, text), the same one in whatever order they come.
 
     A keyed hash of seed and id puts the documents in a random order, and the first are taken. With
@@ -141,7 +141,7 @@ def _shares(
     return shares
 
 
-def _joined(pools: Mapping[str, _Pool], shares: Mapping[str, int]) -> Sample:
+def _joined(pools: Mapping[str, _Pool], shares: Mapping[str, int]) -> DrawnTexts:
     chosen: list[_Drawn] = []
     for name, share in shares.items():
         pool = pools[name]
@@ -157,7 +157,7 @@ def _joined(pools: Mapping[str, _Pool], shares: Mapping[str, int]) -> Sample:
     bytes_of: dict[str, int] = {}
     for drawn in chosen:
         bytes_of[drawn.source] = bytes_of.get(drawn.source, 0) + drawn.bytes
-    return Sample([drawn.text for drawn in chosen], dict(sorted(bytes_of.items())))
+    return DrawnTexts([drawn.text for drawn in chosen], dict(sorted(bytes_of.items())))
 
 
 def _checked(weights: Mapping[str, float] | None) -> dict[str, Fraction]:

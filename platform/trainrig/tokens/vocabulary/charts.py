@@ -11,9 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
 from trainrig import figures
-from trainrig.figures import C1, C2, MUTED, Part, Row
-from trainrig.report import Chart, Table, percent, short
-from trainrig.tokens.vocabulary.measures import Amount, Group, Rival, TokenizerReport, Vocabulary
+from trainrig.figures import C1, C2, MUTED, BarPart, BarRow
+from trainrig.report import Chart, ReportTable, percent, short
+from trainrig.tokens.vocabulary.measures import (
+    Amount,
+    EntryGroup,
+    MeasuredVocabulary,
+    Rival,
+    TokenizerReport,
+)
 
 MOST_ROWS = 12  # in a chart; its table has all
 LONGEST_DRAWN = 16  # bytes: longer entries are one bar
@@ -28,7 +34,7 @@ def compression_chart(told: TokenizerReport) -> Chart:
     if worst != best:
         title += f", of {worst} {sources[worst].bytes_per_token:.2f}"
     rows = [
-        Row(name, (amount.bytes_per_token,), f"{amount.bytes_per_token:.2f}")
+        BarRow(name, (amount.bytes_per_token,), f"{amount.bytes_per_token:.2f}")
         for name, amount in _first(sources)
     ]
     return Chart(
@@ -62,7 +68,7 @@ def rivals_chart(told: TokenizerReport) -> Chart:
         label="Points of bytes per token against embedding parameters, one a vocabulary.",
         caption=f"n = {counted(rivals[0].amount.documents, 'document')}, the same for each. "
         f"Parameters: {formula}, at {told.channels:,} channels.",
-        table=Table(
+        table=ReportTable(
             "Vocabularies on the same text",
             ("vocabulary", "entries", "tokens", "bytes per token", "embedding parameters"),
             tuple(
@@ -104,11 +110,11 @@ def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
     return ax
 
 
-def languages_chart(vocabulary: Vocabulary) -> Chart:
+def languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Tokens per word by language."""
     languages = {name or "not known": amount for name, amount in vocabulary.languages.items()}
     rows = [
-        Row(name, (amount.tokens_per_word,), f"{amount.tokens_per_word:.2f}")
+        BarRow(name, (amount.tokens_per_word,), f"{amount.tokens_per_word:.2f}")
         for name, amount in _first(languages)
     ]
     first, amount = next(iter(languages.items()))
@@ -123,7 +129,7 @@ def languages_chart(vocabulary: Vocabulary) -> Chart:
     )
 
 
-def lengths_chart(vocabulary: Vocabulary) -> Chart:
+def lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Entries by length in bytes."""
     lengths = _drawn_lengths(vocabulary.lengths)
     return Chart(
@@ -136,12 +142,12 @@ def lengths_chart(vocabulary: Vocabulary) -> Chart:
     )
 
 
-def _plot_lengths(ax: Axes, lengths: Sequence[Group]) -> Axes:
+def _plot_lengths(ax: Axes, lengths: Sequence[EntryGroup]) -> Axes:
     """Entries by length, stacked: used below, not used hatched above."""
     x = np.arange(len(lengths))
     used = np.array([group.used for group in lengths])
     unused = np.array([group.entries - group.used for group in lengths])
-    parts = (Part("used", C1), Part("not used here", C2, hatched=True))
+    parts = (BarPart("used", C1), BarPart("not used here", C2, hatched=True))
     ax.bar(x, used, 0.7, label=parts[0].name, **parts[0].fill())
     ax.bar(x, unused, 0.7, bottom=used, label=parts[1].name, **parts[1].fill())
     ax.set_xticks(x, [group.name for group in lengths])
@@ -152,26 +158,26 @@ def _plot_lengths(ax: Axes, lengths: Sequence[Group]) -> Axes:
     return ax
 
 
-def _drawn_lengths(lengths: Sequence[Group]) -> list[Group]:
+def _drawn_lengths(lengths: Sequence[EntryGroup]) -> list[EntryGroup]:
     """One group a length, those beyond `LONGEST_DRAWN` together."""
     beyond = [group for group in lengths if int(group.name) > LONGEST_DRAWN]
     rest = [group for group in lengths if int(group.name) <= LONGEST_DRAWN]
     if not beyond:
         return rest
     entries, used = (sum(getattr(g, name) for g in beyond) for name in ("entries", "used"))
-    return [*rest, Group(f">{LONGEST_DRAWN}", entries, used)]
+    return [*rest, EntryGroup(f">{LONGEST_DRAWN}", entries, used)]
 
 
-def scripts_chart(vocabulary: Vocabulary) -> Chart:
+def scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Entries by script."""
     largest = vocabulary.scripts[0]
     rows = [
-        Row(group.name, (group.used, group.entries - group.used), f"{group.entries:,}")
+        BarRow(group.name, (group.used, group.entries - group.used), f"{group.entries:,}")
         for group in vocabulary.scripts[:MOST_ROWS]
     ]
     return Chart(
         f"{percent(largest.entries, vocabulary.entries)} of the entries are {largest.name}",
-        _bars(rows, "entries", (Part("used", C1), Part("not used here", C2, hatched=True))),
+        _bars(rows, "entries", (BarPart("used", C1), BarPart("not used here", C2, hatched=True))),
         label="Bars of entries by script, those not used hatched.",
         caption="By the script of an entry's letters. Entries without letters go by what they "
         f"have. {_most(vocabulary.scripts, 'kind')}",
@@ -179,7 +185,7 @@ def scripts_chart(vocabulary: Vocabulary) -> Chart:
     )
 
 
-def ranks_chart(vocabulary: Vocabulary) -> Chart:
+def ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Occurrences by rank."""
     points = vocabulary.frequencies
     return Chart(
@@ -189,7 +195,7 @@ def ranks_chart(vocabulary: Vocabulary) -> Chart:
         figures.draw(partial(_plot_ranks, points=points), 240),
         label="Line of occurrences against rank, both axes logarithmic.",
         caption=f"n = {vocabulary.total.tokens:,} tokens, at {len(points)} ranks.",
-        table=Table("Occurrences by rank", ("rank", "occurrences"), tuple(points)),
+        table=ReportTable("Occurrences by rank", ("rank", "occurrences"), tuple(points)),
     )
 
 
@@ -204,7 +210,9 @@ def _plot_ranks(ax: Axes, points: Sequence[tuple[int, int]]) -> Axes:
     return ax
 
 
-def _bars(rows: Sequence[Row], x_label: str, parts: Sequence[Part] = (Part("all", C1),)) -> str:
+def _bars(
+    rows: Sequence[BarRow], x_label: str, parts: Sequence[BarPart] = (BarPart("all", C1),)
+) -> str:
     def plot(ax: Axes) -> None:
         figures.plot_rows(ax, rows, parts, x_label)
         ax.xaxis.set_major_formatter("{x:,g}")  # 0.5, not 500 m
@@ -216,14 +224,14 @@ def _first(amounts: Mapping[str, Amount]) -> list[tuple[str, Amount]]:
     return list(amounts.items())[:MOST_ROWS]
 
 
-def _most(groups: Mapping[str, Amount] | Sequence[Group], kind: str) -> str:
+def _most(groups: Mapping[str, Amount] | Sequence[EntryGroup], kind: str) -> str:
     left_out = len(groups) - MOST_ROWS
     return f"The {MOST_ROWS} largest; {counted(left_out, kind)} more below." if left_out > 0 else ""
 
 
-def _amounts(caption: str, name: str, amounts: Mapping[str, Amount]) -> Table:
+def _amounts(caption: str, name: str, amounts: Mapping[str, Amount]) -> ReportTable:
     columns = (name, "documents", "bytes", "tokens", "bytes per token", "tokens per word")
-    return Table(
+    return ReportTable(
         caption,
         (*columns, "tokens per character"),
         tuple(
@@ -241,9 +249,9 @@ def _amounts(caption: str, name: str, amounts: Mapping[str, Amount]) -> Table:
     )
 
 
-def _groups(caption: str, name: str, groups: Sequence[Group]) -> Table:
+def _groups(caption: str, name: str, groups: Sequence[EntryGroup]) -> ReportTable:
     rows = tuple((group.name, group.entries, group.used) for group in groups)
-    return Table(caption, (name, "entries", "used"), rows)
+    return ReportTable(caption, (name, "entries", "used"), rows)
 
 
 def counted(count: int, noun: str) -> str:

@@ -73,7 +73,7 @@ class Amount:
 
 
 @dataclass(frozen=True)
-class Group:
+class EntryGroup:
     """Entries of one kind, and how many of them the measured text uses."""
 
     name: str
@@ -92,7 +92,7 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class MeasuredVocabulary:
     """One vocabulary, measured. Entries are shown as `shown` writes them."""
 
     entries: int
@@ -103,8 +103,8 @@ class Vocabulary:
     total: Amount
     sources: Mapping[str, Amount]
     languages: Mapping[str, Amount]
-    lengths: Sequence[Group]  # by bytes
-    scripts: Sequence[Group]
+    lengths: Sequence[EntryGroup]  # by bytes
+    scripts: Sequence[EntryGroup]
     unused: int  # entries that the measured text does not use; special tokens aside, as below
     unused_examples: Sequence[str]
     never_seen: int  # entries that the text trained on does not use: they only made longer ones
@@ -127,11 +127,11 @@ class TokenizerReport:
     sampled_bytes_of: Mapping[str, int]  # by source
     channels: int  # of the model whose embedding is counted
     tied: bool  # whether that model's head is its embedding
-    vocabulary: Vocabulary
+    vocabulary: MeasuredVocabulary
     rivals: tuple[Rival, ...]  # this vocabulary first
 
 
-def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Vocabulary:
+def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> MeasuredVocabulary:
     """Measure `encoder` on `texts`; `seen` [entries] are occurrences in what it was trained on."""
     ids = _encoded(encoder, [text.text for text in texts])
     amounts = [_amount(text.text, len(some)) for text, some in zip(texts, ids, strict=True)]
@@ -144,7 +144,7 @@ def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> Vo
     by_use = sorted((number for number in entries if used[number]), key=lambda n: (-used[n], n))
     by_length = sorted(entries, key=lambda n: (-len(content[n]), n))
     cut_text, cut_ids = _to_show(texts, ids)
-    return Vocabulary(
+    return MeasuredVocabulary(
         entries=encoder.vocabulary_size,
         fingerprint=encoder.fingerprint,
         engine=encoder.engine,
@@ -254,12 +254,12 @@ def _by(names: Sequence[str], amounts: Sequence[Amount]) -> dict[str, Amount]:
     return dict(sorted(sums.items(), key=lambda item: (-item[1].bytes, item[0])))
 
 
-def _groups(kinds: Mapping[int, str], used: Counts, key: Any = None) -> list[Group]:
+def _groups(kinds: Mapping[int, str], used: Counts, key: Any = None) -> list[EntryGroup]:
     """Entries by kind: in the order of `key`, or most entries first."""
     entries = Counter(kinds.values())
     in_use = Counter(kind for number, kind in kinds.items() if used[number])
     order = sorted(entries, key=key or (lambda kind: (-entries[kind], kind)))
-    return [Group(kind, entries[kind], in_use[kind]) for kind in order]
+    return [EntryGroup(kind, entries[kind], in_use[kind]) for kind in order]
 
 
 def _thinned(counts: Sequence[int]) -> list[tuple[int, int]]:

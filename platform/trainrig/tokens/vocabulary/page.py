@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from trainrig import report
-from trainrig.report import Details, Sample, Section, Table, Text, percent, short
+from trainrig.report import Details, ReportTable, Section, Text, TextSample, percent, short
 from trainrig.tokens.vocabulary.charts import (
     compression_chart,
     counted,
@@ -18,7 +18,7 @@ from trainrig.tokens.vocabulary.charts import (
     rivals_chart,
     scripts_chart,
 )
-from trainrig.tokens.vocabulary.measures import TokenizerReport, Vocabulary
+from trainrig.tokens.vocabulary.measures import MeasuredVocabulary, TokenizerReport
 
 BORDER = "│"  # between two tokens
 
@@ -26,7 +26,7 @@ BORDER = "│"  # between two tokens
 def vocabulary_page(told: TokenizerReport) -> str:
     """The page as HTML text."""
     vocabulary = told.vocabulary
-    page = report.Page(
+    page = report.ReportPage(
         title=f"Tokenizer: {told.kind} of {vocabulary.entries:,} entries",
         verdict=_verdict(told),
         figures=_key_figures(told),
@@ -38,8 +38,8 @@ def vocabulary_page(told: TokenizerReport) -> str:
             _cut(vocabulary),
         ),
         commands=(
-            report.Command("trainrig tokenize RUN.toml", "Encode the documents with it"),
-            report.Command(
+            report.PageCommand("trainrig tokenize RUN.toml", "Encode the documents with it"),
+            report.PageCommand(
                 "trainrig tokenizer RUN.toml --set tokenizer.vocabulary=N --set output=FOLDER",
                 "Train one of another size",
             ),
@@ -144,13 +144,15 @@ def _rivals(told: TokenizerReport) -> Section:
     return Section("vocabularies", "What another vocabulary would cost", inside)
 
 
-def _entries(vocabulary: Vocabulary) -> Section:
+def _entries(vocabulary: MeasuredVocabulary) -> Section:
     charts = (lengths_chart(vocabulary), scripts_chart(vocabulary), ranks_chart(vocabulary))
     return Section("entries", "What the entries are", (*charts, *_examples(vocabulary)))
 
 
-def _examples(vocabulary: Vocabulary) -> Iterable[Details]:
-    counts = Table("Tokens of the measured text", ("entry", "tokens"), tuple(vocabulary.commonest))
+def _examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:
+    counts = ReportTable(
+        "Tokens of the measured text", ("entry", "tokens"), tuple(vocabulary.commonest)
+    )
     yield Details("The commonest entries", (counts,))
     yield Details("The longest entries", (_listed("by bytes", vocabulary.longest),))
     for where, count, some in (
@@ -162,12 +164,12 @@ def _examples(vocabulary: Vocabulary) -> Iterable[Details]:
             yield Details(f"{counted(count, 'entry')} {where}", (first,))
 
 
-def _listed(label: str, entries: Sequence[str]) -> Sample:
-    return Sample(label, "  ".join(entries), "␣ is a space, ⏎ a line break, ⇥ a tab")
+def _listed(label: str, entries: Sequence[str]) -> TextSample:
+    return TextSample(label, "  ".join(entries), "␣ is a space, ⏎ a line break, ⇥ a tab")
 
 
-def _cut(vocabulary: Vocabulary) -> Section:
-    sample = Sample(
+def _cut(vocabulary: MeasuredVocabulary) -> Section:
+    sample = TextSample(
         f"document {vocabulary.cut_id}",
         BORDER.join(vocabulary.cut),
         f"the first {len(vocabulary.cut)} tokens; {BORDER} stands between two",

@@ -18,7 +18,7 @@ from trainrig.train.checkpoint.found import check_data, content_key, describe, r
 from trainrig.train.checkpoint.manifest import Checkpoint, find_damage, newest_valid
 
 if TYPE_CHECKING:
-    from trainrig.train.checkpoint.model import Model, open_model, write_model
+    from trainrig.train.checkpoint.model import CheckpointModel, open_model, write_model
     from trainrig.train.checkpoint.reader import load, load_weights
     from trainrig.train.checkpoint.saver import Saver
 
@@ -41,8 +41,8 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Checkpoint",
+    "CheckpointModel",
     "DamagedCheckpoint",
-    "Model",
     "Saver",
     "check_data",
     "content_key",

@@ -5,13 +5,15 @@ import re
 from trainrig import storage
 from trainrig.train.checkpoint.manifest import MANIFEST, committed, find_damage
 from trainrig.train.retention import Checkpoints
-from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 
 STEP_FOLDER = re.compile(r"step_(\d+)")
 ATTEMPT_FOLDER = re.compile(r"attempt-(\d+)")
 
 
-def clean_up(folder: RunFolder, place: str, attempt: Attempt, settings: Checkpoints) -> None:
+def clean_up(
+    folder: RunFolder, place: str, attempt: TrainingAttempt, settings: Checkpoints
+) -> None:
     """Delete what `settings` do not keep of the run's checkpoints at `place`.
 
     Called by the one process that just committed the newest there, which belongs to `attempt`. Only

@@ -24,7 +24,7 @@ from trainrig.train.run.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Model:
+class CheckpointModel:
     """What a checkpoint holds for those who only use it."""
 
     path: str
@@ -42,7 +42,7 @@ class Model:
         return decoder.eval()
 
 
-def open_model(path: str) -> Model:
+def open_model(path: str) -> CheckpointModel:
     """The weights of the checkpoint that `path` names, on the CPU, without a process group.
 
     `path` may be a run folder, its `checkpoints`, one step, or one attempt's folder: the newest
@@ -55,7 +55,7 @@ def open_model(path: str) -> Model:
     tensors = {f"model.{name}": torch.empty(shape) for name, shape in names.items()}
     read_tensors(checkpoint, tensors)
     entries = read_entries(checkpoint)
-    return Model(
+    return CheckpointModel(
         path=checkpoint,
         step=entries["step"],
         tuned="conversations" in entries["data"] if "data" in entries else None,

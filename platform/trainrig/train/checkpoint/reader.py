@@ -28,15 +28,15 @@ from trainrig.train.checkpoint.manifest import (
     CheckpointManifest,
     mark_damaged,
 )
-from trainrig.train.checkpoint.shares import held
-from trainrig.train.checkpoint.tensor_file import Rows, parse_header
-from trainrig.train.job import Job
+from trainrig.train.checkpoint.shares import find_held
+from trainrig.train.checkpoint.tensor_file import TensorRows, parse_header
+from trainrig.train.job import TrainingJob
 from trainrig.train.state import TrainState
 
 Result = TypeVar("Result")
 
 
-def load(checkpoint: str, state: TrainState, job: Job, batches: Batches) -> None:
+def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: Batches) -> None:
     """Fill `state` from `checkpoint`, whatever the number of ranks that wrote it; all must call it.
 
     Raises, on all ranks alike, ConfigError if it is of another model, tokenizer or data, and
@@ -55,13 +55,13 @@ def load(checkpoint: str, state: TrainState, job: Job, batches: Batches) -> None
         read_tensors(checkpoint, state.tensors())
         return entries
 
-    entries = _together(checkpoint, read)
+    entries = _read_together(checkpoint, read)
     state.step, state.data_step = entries["step"], entries["data_step"]
     state.tokens = entries["tokens"]
     state.skipped = [(begin, end) for begin, end in entries["skipped"]]
 
 
-def load_weights(checkpoint: str, state: TrainState, job: Job) -> None:
+def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
     """Fill only the weights of `state`, for a run of its own that starts from `checkpoint`.
 
     All ranks must call it; it raises as `load` does.
@@ -71,7 +71,7 @@ def load_weights(checkpoint: str, state: TrainState, job: Job) -> None:
         _check_model(checkpoint, read_entries(checkpoint), job.model)
         read_tensors(checkpoint, state.weights())
 
-    _together(checkpoint, read)
+    _read_together(checkpoint, read)
 
 
 def _check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
@@ -85,7 +85,7 @@ def _check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConf
         )
 
 
-def _together(checkpoint: str, read: Callable[[], Result]) -> Result:
+def _read_together(checkpoint: str, read: Callable[[], Result]) -> Result:
     """What `read` gives, unless it fails on some rank: then all fail alike."""
     problem: TrainrigError | None = None
     try:
@@ -118,7 +118,7 @@ def read_tensors(checkpoint: str, tensors: Mapping[str, Tensor]) -> None:
     Raises DamagedCheckpoint; ConfigError if `checkpoint` has no such tensors.
     """
     files = CheckpointManifest.read(checkpoint).files
-    mine = {name: held(tensor) for name, tensor in tensors.items()}
+    mine = {name: find_held(tensor) for name, tensor in tensors.items()}
     # Memory of the host, to read into: that of a tensor itself if it is there.
     hosts = {name: _on_host(local) for name, (local, _) in mine.items()}
     copies: dict[str, list[_Copy]] = defaultdict(list)
@@ -150,7 +150,7 @@ def read_tensors(checkpoint: str, tensors: Mapping[str, Tensor]) -> None:
             local.copy_(hosts[name])
 
 
-def _read_header(path: str, chunks: FileChunks) -> list[Rows]:
+def _read_header(path: str, chunks: FileChunks) -> list[TensorRows]:
     header = next(chunks.chunks(), None)
     if header is None:
         raise DamagedCheckpoint(f"{path}: empty")
@@ -171,7 +171,7 @@ def _row_bytes(local: Tensor) -> int:
     return local.nbytes // _row_count(local)
 
 
-def _check_kind(checkpoint: str, rows: Rows, local: Tensor) -> None:
+def _check_kind(checkpoint: str, rows: TensorRows, local: Tensor) -> None:
     if rows.dtype != local.dtype or rows.shape[1:] != tuple(local.shape[1:]):
         raise ConfigError(
             f"{checkpoint}: its {rows.name} is {rows.dtype} of rows {rows.shape[1:]}, this run's "
@@ -179,7 +179,7 @@ def _check_kind(checkpoint: str, rows: Rows, local: Tensor) -> None:
         )
 
 
-def _overlap(rows: Rows, local: Tensor, first: int, host: Tensor) -> _Copy | None:
+def _overlap(rows: TensorRows, local: Tensor, first: int, host: Tensor) -> _Copy | None:
     """What of `rows` is among the rows of `local`, of which `first` is the first."""
     begin = max(rows.first, first)
     end = min(rows.first + rows.count, first + _row_count(local))
@@ -195,7 +195,7 @@ def _overlap(rows: Rows, local: Tensor, first: int, host: Tensor) -> _Copy | Non
 
 
 @dataclass(frozen=True)
-class _Job:
+class _ReadJob:
     """One chunk of a file, and the copies that need some of it."""
 
     path: str
@@ -203,19 +203,19 @@ class _Job:
     copies: list[_Copy]
 
 
-def _by_chunk(path: str, chunks: FileChunks, copies: list[_Copy]) -> list[_Job]:
+def _by_chunk(path: str, chunks: FileChunks, copies: list[_Copy]) -> list[_ReadJob]:
     """Each chunk that is needed, once."""
     jobs = []
     for chunk in chunks.chunks():
         begin, end, _ = chunk
         if needed := [each for each in copies if each.begin < end and begin < each.end]:
-            jobs.append(_Job(path, chunk, needed))
+            jobs.append(_ReadJob(path, chunk, needed))
     if copies and max(each.end for each in copies) > chunks.bytes:
         raise DamagedCheckpoint(f"{path}: its header names bytes beyond its end")
     return jobs
 
 
-def _read_job(job: _Job) -> None:
+def _read_job(job: _ReadJob) -> None:
     begin, end, _ = job.chunk
     data = read_chunk(job.path, *job.chunk)
     for copy in job.copies:

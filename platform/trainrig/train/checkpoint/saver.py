@@ -28,10 +28,10 @@ from trainrig.train.checkpoint.manifest import (
     commit,
     folder_of,
 )
-from trainrig.train.checkpoint.shares import written
+from trainrig.train.checkpoint.shares import find_written
 from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
-from trainrig.train.job import Job
-from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.job import TrainingJob
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ class Snapshot:
 class Saver:
     """Writes the checkpoints of one rank of one attempt. All ranks must call the same methods."""
 
-    def __init__(self, folder: RunFolder, attempt: Attempt, job: Job, batches: Batches) -> None:
+    def __init__(
+        self, folder: RunFolder, attempt: TrainingAttempt, job: TrainingJob, batches: Batches
+    ) -> None:
         """Collective. `batches` are those that the run is trained on."""
         self._folder, self._attempt, self._job, self._batches = folder, attempt, job, batches
         self._settings = job.training.checkpoints
@@ -78,7 +80,7 @@ class Saver:
         self._wait()
         if self._failures > self._settings.failures:
             raise ClusterError(f"{self._problem}; saves that failed in a row: {self._failures}")
-        parts = written(state.tensors())
+        parts = find_written(state.tensors())
         if self._staged is None:
             self._staged = StagedFile(parts)
         self._staged.fill(parts)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-def held(tensor: Tensor) -> tuple[Tensor, int]:
+def find_held(tensor: Tensor) -> tuple[Tensor, int]:
     """The rows of `tensor` that this rank holds, not a copy, and the first of them.
 
     Dim 0 alone may be sharded, as FSDP does it.
@@ -30,7 +30,7 @@ def held(tensor: Tensor) -> tuple[Tensor, int]:
     return local, first
 
 
-def written(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
+def find_written(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
     """What this rank writes of `tensors`: its rows of the sharded ones, and of what several ranks
     hold alike a part as large as each other's, by bytes. All ranks together write all once."""
     loads: dict[int, list[int]] = defaultdict(list)  # by number of replicas: bytes each writes
@@ -41,7 +41,7 @@ def written(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
         load = loads.setdefault(replicas, [0] * replicas)
         writer = load.index(min(load))
         load[writer] += tensor.nbytes  # of the whole tensor: the same to every rank
-        local, first = held(tensor)
+        local, first = find_held(tensor)
         if writer == number and (local.numel() or not isinstance(tensor, DTensor)):
             mine[name] = (local, first)
     return mine

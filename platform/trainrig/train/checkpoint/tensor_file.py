@@ -39,7 +39,7 @@ def tensor_file_name(rank: int) -> str:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TensorRows:
     """Some neighbouring rows (places along dim 0) of a tensor; a scalar is one row."""
 
     name: str
@@ -61,7 +61,7 @@ class StagedFile:
     def __init__(self, parts: Mapping[str, tuple[Tensor, int]]) -> None:
         """`parts`: name → (some rows of the tensor, the first of them)."""
         rows = [
-            Rows(name, part.dtype, tuple(part.shape), first)
+            TensorRows(name, part.dtype, tuple(part.shape), first)
             for name, (part, first) in parts.items()
         ]
         header, placed = _lay_out(rows)
@@ -91,7 +91,7 @@ class StagedFile:
         return write_file(path, self._buffer.numpy().data, self._header_bytes)
 
 
-def _lay_out(rows: Iterable[Rows]) -> tuple[bytes, list[Rows]]:
+def _lay_out(rows: Iterable[TensorRows]) -> tuple[bytes, list[TensorRows]]:
     """The header of a file of `rows`, and their places in it: a function of the rows alone."""
     # Wide types first, and a header of a multiple of 8 bytes: each tensor is aligned to its type.
     ordered = sorted(rows, key=lambda each: (-each.dtype.itemsize, each.name))
@@ -122,19 +122,21 @@ def _lay_out(rows: Iterable[Rows]) -> tuple[bytes, list[Rows]]:
     text = text.ljust(-(-len(text) // 8) * 8)  # the format allows for blanks at its end
     header = len(text).to_bytes(LENGTH, "little") + text
     placed = [
-        Rows(each.name, each.dtype, each.shape, each.first, begin + len(header), end + len(header))
+        TensorRows(
+            each.name, each.dtype, each.shape, each.first, begin + len(header), end + len(header)
+        )
         for each, begin, end in zip(ordered, [0, *ends], ends, strict=False)
     ]
     return header, placed
 
 
-def parse_header(path: str, header: bytes) -> list[Rows]:
+def parse_header(path: str, header: bytes) -> list[TensorRows]:
     """What the file at `path`, which begins with `header`, holds. Raises DamagedCheckpoint."""
     try:
         entries = json.loads(header[LENGTH:])
         firsts = json.loads(entries.pop("__metadata__")["DCP_SHARDING_INFO"])
         return [
-            Rows(
+            TensorRows(
                 name,
                 TYPES[entry["dtype"]],
                 tuple(entry["shape"]),

@@ -1,4 +1,4 @@
-"""What a run would like to have of machines: told to Ray's autoscaler, and taken back.
+"""A run's request to Ray's autoscaler: renewed while it runs, cancelled at its end.
 
 Ray keeps a request until the next one, from whomever, takes its place: also that of a driver that
 is long dead, whose nodes would then stay for ever. So requests go by the actor through which Ray's
@@ -11,36 +11,36 @@ from typing import Any
 
 from trainrig.ray_runtime.ray_pools import Need
 
-RENEW = 15.0  # s between two times that a wish is said
-FORGOTTEN = 60.0  # s after the last; the actor looks every 20 s
+RENEW_SECONDS = 15.0  # s between two requests
+EXPIRE_SECONDS = 60.0  # s after the last; the actor looks every 20 s
 
 
-class Wish:
-    """One run's. Nothing is asked for before the first `say`."""
+class AutoscalerRequest:
+    """One run's. Nothing is asked for before the first `request`."""
 
     def __init__(self) -> None:
         self._name = f"trainrig-{uuid.uuid4().hex}"
-        self._said_at = float("-inf")
-        self._asked: Any = None
+        self._requested_at = float("-inf")
+        self._actor_handle: Any = None
 
-    def say(self, workers: int, need: Need) -> None:
+    def request(self, workers: int, need: Need) -> None:
         """Ask for nodes for `workers` in all that take `need` each; often enough to be heard."""
         now = time.monotonic()
-        if now - self._said_at < RENEW:
+        if now - self._requested_at < RENEW_SECONDS:
             return
-        self._said_at = now
+        self._requested_at = now
         self._actor().request_resources.remote(
-            requester_id=self._name, resources=[dict(need)] * workers, expire_after_s=FORGOTTEN
+            requester_id=self._name, resources=[dict(need)] * workers, expire_after_s=EXPIRE_SECONDS
         )
 
-    def take_back(self) -> None:
+    def cancel(self) -> None:
         """Ask for nothing any more."""
-        if self._asked is not None:
-            self._asked.cancel_request.remote(self._name)
+        if self._actor_handle is not None:
+            self._actor_handle.cancel_request.remote(self._name)
 
     def _actor(self) -> Any:
         from ray.data._internal.cluster_autoscaler import get_or_create_autoscaling_coordinator
 
-        if self._asked is None:
-            self._asked = get_or_create_autoscaling_coordinator()  # type: ignore[no-untyped-call]
-        return self._asked
+        if self._actor_handle is None:
+            self._actor_handle = get_or_create_autoscaling_coordinator()  # type: ignore[no-untyped-call]
+        return self._actor_handle

@@ -1,102 +1,119 @@
-"""The post office between the driver and the ranks of a run: an actor on the head node.
+"""The coordinator between the driver and the ranks of a run: an actor on the head node.
 
-The driver leaves there what an attempt should do and the keepers what became of their ranks; nobody
-waits for another who does not want to. It knows no Ray and imports no torch: it is up before the
-first rank is. Small enough that losing it (it restarts) loses nothing: who asks says all anew.
+The driver leaves there what an attempt should do, worker agents what became of their ranks; calls
+block only on request. It knows no Ray and imports no torch: it is up before the
+first rank is. Small enough that losing it (it restarts) loses nothing: clients re-send their state.
 """
 
 import asyncio
 
-from trainrig.processes.heartbeats import Beat
-from trainrig.train.elastic.messages import End, Order, Seen, Word
+from trainrig.processes.heartbeats import Heartbeat
+from trainrig.train.elastic.messages import Assignment, Command, RankExit, RankReports
 
 
-class Control:
-    """Beats, ends and words by attempt, orders by crew. For calls of one event loop."""
+class Coordinator:
+    """Heartbeats, exits and commands by attempt, assignments by group. For one event loop."""
 
     def __init__(self) -> None:
         self._attempt = 0
-        self._beats: dict[int, Beat] = {}
-        self._ends: dict[int, End] = {}
-        self._word = Word.TRAIN
-        self._order: Order | None = None
-        self._dismissed = 0  # the newest crew that has nothing to do any more
-        # One for each kind of waiting: thousands of keepers must not wake for each other's news.
-        self._an_end, self._a_word, self._an_order = _Bell(), _Bell(), _Bell()
+        self._heartbeats: dict[int, Heartbeat] = {}
+        self._exits: dict[int, RankExit] = {}
+        self._command = Command.TRAIN
+        self._assignment: Assignment | None = None
+        self._released_group = 0  # the newest worker group that has nothing to do any more
+        # One for each kind of waiting: thousands of agents must not wake for each other's news.
+        self._exit_reported, self._command_given, self._assignment_given = (
+            _Condition(),
+            _Condition(),
+            _Condition(),
+        )
 
-    async def exchange(self, attempt: int, beat: Beat) -> bool:
-        """Leave `beat`; whether the ranks of `attempt` should stop: so should an outlived one."""
+    async def heartbeat(self, attempt: int, heartbeat: Heartbeat) -> bool:
+        """Leave `heartbeat`; whether the ranks of `attempt` should stop: so should an outlived
+        one."""
         if attempt < self._attempt:
             return True
-        self._turn_to(attempt)
-        self._beats[beat.rank] = beat
-        return self._word != Word.TRAIN
+        self._advance_to(attempt)
+        self._heartbeats[heartbeat.rank] = heartbeat
+        return self._command != Command.TRAIN
 
-    async def look(self, attempt: int, word: Word, ends: int, wait: float) -> Seen:
-        """What is here of `attempt`, to whose ranks `word` is said from now on.
+    async def poll(self, attempt: int, command: Command, exits: int, wait: float) -> RankReports:
+        """What is here of `attempt`, to whose ranks `command` is said from now on.
 
-        As soon as there are more than so many `ends`, or after `wait` seconds.
+        As soon as there are more than so many `exits`, or after `wait` seconds.
         """
-        self._turn_to(attempt)
-        if attempt == self._attempt and word != self._word:
-            self._word = word
-            self._a_word.ring()
+        self._advance_to(attempt)
+        if attempt == self._attempt and command != self._command:
+            self._command = command
+            self._command_given.notify_all()
         try:
             async with asyncio.timeout(wait):
-                while attempt == self._attempt and len(self._ends) <= ends:
-                    await self._an_end.rung()
+                while attempt == self._attempt and len(self._exits) <= exits:
+                    await self._exit_reported.wait()
         except TimeoutError:
             pass
-        return Seen(self._beats, self._ends) if attempt == self._attempt else Seen({}, {})
+        return (
+            RankReports(self._heartbeats, self._exits)
+            if attempt == self._attempt
+            else RankReports({}, {})
+        )
 
-    async def told_to_end(self, attempt: int) -> None:
+    async def wait_for_end(self, attempt: int) -> None:
         """Return once the ranks of `attempt` should be no more."""
-        while attempt > self._attempt or (attempt == self._attempt and self._word != Word.END):
-            await self._a_word.rung()
+        while attempt > self._attempt or (
+            attempt == self._attempt and self._command != Command.END
+        ):
+            await self._command_given.wait()
 
-    async def next_order(self, crew: int, attempt: int, end: End) -> Order | None:
-        """Leave the `end` of a rank of `attempt`; what follows, once that is decided.
+    async def next_assignment(
+        self, group: int, attempt: int, rank_exit: RankExit
+    ) -> Assignment | None:
+        """Leave the `rank_exit` of a rank of `attempt`; what follows, once that is decided.
 
-        None: nothing; `crew` is dismissed.
+        None: nothing; `group` is dismissed.
         """
-        self._turn_to(attempt)
+        self._advance_to(attempt)
         if attempt == self._attempt:
-            self._ends[end.rank] = end
-            self._an_end.ring()
-        while self._dismissed < crew:
-            if self._order and self._order.crew == crew and self._order.attempt > attempt:
-                return self._order
-            await self._an_order.rung()
+            self._exits[rank_exit.rank] = rank_exit
+            self._exit_reported.notify_all()
+        while self._released_group < group:
+            if (
+                self._assignment
+                and self._assignment.group == group
+                and self._assignment.attempt > attempt
+            ):
+                return self._assignment
+            await self._assignment_given.wait()
         return None
 
-    async def give(self, order: Order) -> None:
-        """To each keeper of its crew. May be said again."""
-        self._order = order
-        self._an_order.ring()
+    async def assign(self, assignment: Assignment) -> None:
+        """To each worker agent of its worker group. May be said again."""
+        self._assignment = assignment
+        self._assignment_given.notify_all()
 
-    async def dismiss(self, crew: int) -> None:
-        """Let its keepers go, and those of all before it."""
-        self._dismissed = max(crew, self._dismissed)
-        self._an_order.ring()
+    async def release_agents(self, group: int) -> None:
+        """Let its worker agents go, and those of all before it."""
+        self._released_group = max(group, self._released_group)
+        self._assignment_given.notify_all()
 
-    def _turn_to(self, attempt: int) -> None:
+    def _advance_to(self, attempt: int) -> None:
         if attempt > self._attempt:
-            self._attempt, self._beats, self._ends = attempt, {}, {}
-            self._word = Word.TRAIN
-            self._a_word.ring()
-            self._an_end.ring()
+            self._attempt, self._heartbeats, self._exits = attempt, {}, {}
+            self._command = Command.TRAIN
+            self._command_given.notify_all()
+            self._exit_reported.notify_all()
 
 
-class _Bell:
+class _Condition:
     """Wakes all who wait for it."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify_all(self) -> None:
         self._event.set()
         self._event = asyncio.Event()
 
-    async def rung(self) -> None:
+    async def wait(self) -> None:
         """The next time."""
         await self._event.wait()

@@ -19,10 +19,10 @@ NO_MEMORY = (
     "std::bad_alloc",
 )
 # In what a rank raises when it lost another, or waited for it in vain (c10d's words).
-LOST_ANOTHER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+LOST_PEER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
 
-def cause(
+def find_cause(
     failures: Mapping[int, Exception], dead: Mapping[int, str], steps: Mapping[int, int], step: int
 ) -> Failure:
     """The failure behind `failures`, by rank. Raises it if it is for the user to mend.
@@ -42,7 +42,7 @@ def cause(
         others = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
         problem = f"the process of rank {rank} died{others}: {dead[rank]}"
         return Failure(problem, "Ray", step, memory=bool(short))
-    own = [rank for rank, error in failures.items() if not follows_another(str(error))]
+    own = [rank for rank, error in failures.items() if not follows_peer(str(error))]
     rank = min(own or failures)
     at = steps.get(rank, step)
     if not own:
@@ -54,9 +54,9 @@ def cause(
     return Failure(f"rank {rank}: {line}", "Ray", at, exception=line, memory=memory)
 
 
-def follows_another(said: str) -> bool:
+def follows_peer(said: str) -> bool:
     """Whether a rank that said so was well before another was lost."""
-    return any(words in said for words in LOST_ANOTHER)
+    return any(words in said for words in LOST_PEER)
 
 
 def is_out_of_memory(said: str) -> bool:

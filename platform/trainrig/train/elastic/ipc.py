@@ -1,31 +1,31 @@
-"""What a rank and the Ray worker that keeps it say to each other, besides beats.
+"""Messages between a rank and its worker agent, besides heartbeats.
 
-Imports nothing: the keeper's process has no torch.
+Imports nothing: the worker agent's process has no torch.
 """
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Where a rank is, and who keeps it."""
 
     rank: int
     world: int
     device: int  # its GPU, among those that it can see
-    meeting: str  # the URL at which the ranks meet
+    rendezvous: str  # the URL at which the ranks meet
     node: str  # as the supervisor calls it
-    keeper: int  # pid
+    agent: int  # pid
 
 
 @dataclass(frozen=True)
-class Raised:
+class RankError:
     """What a rank ended with."""
 
-    error: bytes  # pickled by itself: its keeper need not import what it is made of
+    error: bytes  # pickled by itself: its worker agent need not import what it is made of
     line: str  # what it says
 
 
 @dataclass(frozen=True)
-class Done:
+class RankDone:
     """A rank came to its end."""

@@ -1,17 +1,17 @@
-"""What the driver of a run and the keepers of its ranks leave for each other at the post office.
+"""Messages that the driver of a run and its worker agents exchange through the coordinator.
 
-Imports no torch: neither does the keeper's process.
+Imports no torch: neither does the worker agent's process.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from trainrig.processes.heartbeats import Beat
-from trainrig.train.elastic.ipc import Raised
+from trainrig.processes.heartbeats import Heartbeat
+from trainrig.train.elastic.ipc import RankError
 
 
-class Word(IntEnum):
+class Command(IntEnum):
     """What the driver has to say to the ranks of an attempt."""
 
     TRAIN = 0
@@ -20,35 +20,36 @@ class Word(IntEnum):
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the rank of each keeper of a crew is to do next."""
+class Assignment:
+    """What the rank of each worker agent of a worker group is to do next."""
 
-    crew: int  # the attempt for which the keepers were started
+    group: int  # the attempt for which the worker agents were started
     attempt: int
     work: bytes  # pickled
-    meeting: str  # the URL at which the ranks meet
+    rendezvous: str  # the URL at which the ranks meet
 
 
 @dataclass(frozen=True)
-class End:
-    """How a rank ended before its work was done. Its keeper stands by for an order."""
+class RankExit:
+    """How a rank ended before its work was done. Its worker agent stands by for an assignment."""
 
     rank: int
     node: str  # as the supervisor calls it
-    how: str | Raised  # its process died so, or it raised this
-    meeting: str  # at which the ranks of another attempt could meet, from the keeper of rank 0
+    reason: str | RankError  # its process died so, or it raised this
+    # at which the ranks of another attempt could meet, from the worker agent of rank 0
+    rendezvous: str
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the driver finds at the post office: the newest of each rank."""
+class RankReports:
+    """What the driver finds at the coordinator: the newest of each rank."""
 
-    beats: Mapping[int, Beat]
-    ends: Mapping[int, End]
+    heartbeats: Mapping[int, Heartbeat]
+    exits: Mapping[int, RankExit]
 
 
 @dataclass(frozen=True)
-class Group:
+class WorkerGroupSpec:
     """What Ray is told of an attempt's workers."""
 
     name: str  # one that was used before would make Ray resume by its own record

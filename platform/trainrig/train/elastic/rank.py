@@ -1,7 +1,8 @@
 """One rank of an attempt on Ray, in a process of its own that a Ray worker keeps.
 
-It knows no Ray: what it tells its supervisor goes through the channel to its keeper, which passes
-it on. Importing this module imports all that training needs: fork servers have done so in advance.
+It knows no Ray: what it tells its supervisor goes through the channel to its worker agent, which
+passes it on. Importing this module imports all that training needs: fork servers have done so in
+advance.
 """
 
 import os
@@ -14,73 +15,76 @@ from multiprocessing.connection import Connection
 import torch.distributed as dist
 
 from trainrig.parallel.mesh import join_group, use_device
-from trainrig.processes.heartbeats import Beat, Reporter
-from trainrig.train.elastic.ipc import Done, Place, Raised
-from trainrig.train.job import Job
+from trainrig.processes.heartbeats import Heartbeat, HeartbeatReporter
+from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo
+from trainrig.train.job import TrainingJob
 from trainrig.train.loop import train
-from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 
-EXCHANGE = 0.25  # s between two beats of a rank, at least: well under the least hang worth finding,
-# and, of many ranks, as seldom as lets the post office take all beats in half of its time
+# s between two heartbeats of a rank, at least: well under the least hang worth finding,
+HEARTBEAT_SECONDS = 0.25
+# and, of many ranks, as seldom as lets the coordinator take all heartbeats in half of its time
 # (0.45 ms each: tests/benchmarks/test_control_plane.py): 8 s for 8,000 ranks.
-EXCHANGE_A_RANK = 0.001
+HEARTBEAT_PER_RANK = 0.001
 
 
-def exchange_every(world: int) -> float:
-    """Seconds between two beats of a rank that is one of `world`."""
-    return max(EXCHANGE, EXCHANGE_A_RANK * world)
+def heartbeat_interval(world: int) -> float:
+    """Seconds between two heartbeats of a rank that is one of `world`."""
+    return max(HEARTBEAT_SECONDS, HEARTBEAT_PER_RANK * world)
 
 
 @dataclass(frozen=True)
-class Work:
+class RankTask:
     """What every rank of an attempt is given."""
 
-    job: Job
-    attempt: Attempt
+    job: TrainingJob
+    attempt: TrainingAttempt
     resume_from: str | None
 
 
 def main(channel: Connection) -> None:
     """Do the work that the channel gives, and say there how it ended."""
-    place, pickled = channel.recv()
+    info, pickled = channel.recv()
     try:
-        _do(channel, place, pickle.loads(pickled))
+        _train(channel, info, pickle.loads(pickled))
     except Exception as error:
         traceback.print_exc()  # goes to the log of its Ray worker
-        channel.send(Raised(_pickled(error), f"{type(error).__name__}: {error}"))
+        channel.send(RankError(_pickle(error), f"{type(error).__name__}: {error}"))
     else:
-        channel.send(Done())
+        channel.send(RankDone())
 
 
-def _do(channel: Connection, place: Place, work: Work) -> None:
+def _train(channel: Connection, info: RankInfo, work: RankTask) -> None:
     job, attempt, folder = work.job, work.attempt, RunFolder(work.job.folder)
-    folder.record("worker_started", attempt=attempt.number, rank=place.rank, keeper=place.keeper)
+    folder.record("worker_started", attempt=attempt.number, rank=info.rank, agent=info.agent)
 
-    def exchange(beat: Beat) -> bool:
+    def send_heartbeat(heartbeat: Heartbeat) -> bool:
         try:
-            channel.send(beat)
+            channel.send(heartbeat)
             wanted: bool = channel.recv()
         except (EOFError, OSError):
-            os._exit(1)  # its keeper is gone, and so is its attempt
+            os._exit(1)  # its worker agent is gone, and so is its attempt
         return wanted
 
-    first = Beat(place.rank, (os.getpid(), place.keeper), place.node)
+    first = Heartbeat(info.rank, (os.getpid(), info.agent), info.node)
     hang_seconds = job.training.faults.hang_seconds
-    watch = Reporter(first, exchange, exchange_every(place.world), hang_seconds)
+    heartbeats = HeartbeatReporter(
+        first, send_heartbeat, heartbeat_interval(info.world), hang_seconds
+    )
     try:
-        use_device(place.device)
-        patience = timedelta(seconds=job.training.collective_timeout)
-        join_group(place.rank, place.world, place.meeting, patience)
-        train(job, attempt, work.resume_from, watch)
+        use_device(info.device)
+        timeout = timedelta(seconds=job.training.collective_timeout)
+        join_group(info.rank, info.world, info.rendezvous, timeout)
+        train(job, attempt, work.resume_from, heartbeats)
         dist.destroy_process_group()
     except Exception:
-        folder.record("worker_raised", attempt=attempt.number, rank=place.rank, step=watch.step)
+        folder.record("worker_raised", attempt=attempt.number, rank=info.rank, step=heartbeats.step)
         raise
     finally:
-        watch.close()
+        heartbeats.close()
 
 
-def _pickled(error: Exception) -> bytes:
+def _pickle(error: Exception) -> bytes:
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)  # some can be written and not read

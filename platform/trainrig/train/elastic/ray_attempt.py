@@ -1,4 +1,4 @@
-"""One attempt of a crew: what became of its ranks, as its supervisor learns it."""
+"""One attempt of a worker group: what became of its ranks, as its supervisor learns it."""
 
 import pickle
 import threading
@@ -9,70 +9,72 @@ from dataclasses import replace
 from typing import Any
 
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
-from trainrig.processes.heartbeats import Beat
-from trainrig.train.elastic.failure_cause import cause, follows_another, last_line, out_of_memory
-from trainrig.train.elastic.ipc import Raised
-from trainrig.train.elastic.messages import End, Order, Word
+from trainrig.processes.heartbeats import Heartbeat
+from trainrig.train.elastic.failure_cause import find_cause, follows_peer, last_line, out_of_memory
+from trainrig.train.elastic.ipc import RankError
+from trainrig.train.elastic.messages import Assignment, Command, RankExit
 from trainrig.train.elastic.restart_policy import Failure
-from trainrig.train.elastic.worker_group import Crew
-from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.elastic.worker_group import WorkerGroup
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 
-ANSWER = 1.0  # s for the post office, beyond what it was asked to wait
-AGAIN = 0.2  # s until one that was lost is asked again
-AT_ONCE = 0.05  # s in which the ends of ranks that have one cause come in
-# s in which Ray sees that a keeper is gone, after other ranks lost their connection to its rank.
-BLAME_WITHIN = 2.0
-LOOK_FOR_BLAME = 0.1  # s between two looks for that
-# s for keepers to end their ranks and stand by, after which they are killed as well; and for each,
-# which the post office takes 0.8 ms for (tests/benchmarks/test_control_plane.py).
-STAND_WITHIN = 2.0
-STAND_A_RANK = 0.001
+CALL_TIMEOUT = 1.0  # s for the coordinator, beyond what it was asked to wait
+RETRY_SECONDS = 0.2  # s until one that was lost is asked again
+SETTLE_SECONDS = 0.05  # s in which the ends of ranks that have one cause come in
+# s in which Ray sees that a worker agent is gone, after other ranks lost their connection to its
+# rank.
+BLAME_TIMEOUT = 2.0
+BLAME_POLL = 0.1  # s between two looks for that
+# s for worker agents to end their ranks and stand by, after which they are killed as well; and for
+# each, which the coordinator takes 0.8 ms for (tests/benchmarks/test_control_plane.py).
+STAND_BY_TIMEOUT = 2.0
+STAND_BY_PER_RANK = 0.001
 
 
-class RayGroup:
-    """See Group."""
+class RayAttempt:
+    """See AttemptHandle."""
 
     def __init__(
         self,
         folder: RunFolder,
-        attempt: Attempt,
-        control: Any,
-        crew: Crew,
-        answer: Callable[[Set[str]], bool],
+        attempt: TrainingAttempt,
+        coordinator: Any,
+        group: WorkerGroup,
+        reachable: Callable[[Set[str]], bool],
     ) -> None:
-        """`control`: the handle of the Control actor; `answer`: whether those nodes all do."""
+        """`coordinator`: the handle of the Coordinator actor; `reachable`: whether those nodes all
+        do."""
         self._folder, self._attempt = folder, attempt
-        self._control, self._crew, self._answer = control, crew, answer
-        self._word = Word.TRAIN
-        self._order: Order | None = None
-        self._beats: Mapping[int, Beat] = {}
-        self._ends: Mapping[int, End] = {}
+        self._coordinator, self._group, self._all_reachable = coordinator, group, reachable
+        self._command = Command.TRAIN
+        self._assignment: Assignment | None = None
+        self._heartbeats: Mapping[int, Heartbeat] = {}
+        self._exits: Mapping[int, RankExit] = {}
         self._lost_since: float | None = None
         self._killed: set[tuple[str, int]] = set()  # by node and pid
         self._killed_since: float | None = None
-        self._patience = STAND_WITHIN + STAND_A_RANK * crew.workers
+        self._stand_by_timeout = STAND_BY_TIMEOUT + STAND_BY_PER_RANK * group.workers
 
-    def order(self, work: bytes) -> None:
-        """Have a crew that stands by do `work`."""
-        crew = self._crew
-        self._order = Order(crew.number, self._attempt.number, work, crew.meeting)
-        crew.stands_by = False
-        self._control.give.remote(self._order)
+    def assign(self, work: bytes) -> None:
+        """Have a worker group that stands by do `work`."""
+        group = self._group
+        self._assignment = Assignment(group.number, self._attempt.number, work, group.rendezvous)
+        group.standing_by = False
+        self._coordinator.assign.remote(self._assignment)
 
     def ended(self, wait: float) -> bool:
-        """See Group."""
+        """See AttemptHandle."""
         until = time.monotonic() + wait
         while not self._failed():
             left = until - time.monotonic()
             if left <= 0:
-                return self._crew.over()
-            self._look(min(left, LOOK_FOR_BLAME) if self._ends else left)
-        self._look(AT_ONCE)
+                return self._group.over()
+            self._poll(min(left, BLAME_POLL) if self._exits else left)
+        self._poll(SETTLE_SECONDS)
         return True
 
     def failure(self) -> Failure | None:
-        """See Group."""
-        if not self._ends and self._crew.over() and self._crew.error() is None:
+        """See AttemptHandle."""
+        if not self._exits and self._group.over() and self._group.error() is None:
             return None
         # Here: who imports Ray Train imports pandas, too.
         from ray.exceptions import OutOfMemoryError
@@ -80,19 +82,23 @@ class RayGroup:
         from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
         from ray.train.v2.api.exceptions import WorkerGroupError
 
-        raised = {r: _own(end.how) for r, end in self._ends.items() if isinstance(end.how, Raised)}
-        dead = {r: end.how for r, end in self._ends.items() if isinstance(end.how, str)}
-        step = max((beat.step for beat in self._beats.values()), default=0)
+        raised = {
+            r: _own(end.reason)
+            for r, end in self._exits.items()
+            if isinstance(end.reason, RankError)
+        }
+        dead = {r: end.reason for r, end in self._exits.items() if isinstance(end.reason, str)}
+        step = max((heartbeat.step for heartbeat in self._heartbeats.values()), default=0)
         step = max(step, self._attempt.resumed_step)
-        error = self._crew.error() if self._crew.over() else None
+        error = self._group.error() if self._group.over() else None
         if isinstance(error, WorkerGroupError):
             for rank, each in error.worker_failures.items():
                 if isinstance(each, WorkerHealthCheckFailedError):
-                    dead[rank] = self._how_keeper_died(rank)
+                    dead[rank] = self._how_agent_died(rank)
                 else:
                     raised.setdefault(rank, each)
         elif error and not self._has_own_reason():
-            if not isinstance(error, TrainingFailedError) and not self._crew.conductor_died():
+            if not isinstance(error, TrainingFailedError) and not self._group.controller_died():
                 raise error
             problem = f"Ray's controller of the attempt failed: {last_line(error)}"
             memory = isinstance(error, OutOfMemoryError)
@@ -101,122 +107,125 @@ class RayGroup:
             return Failure(problem, "Ray", step, memory=memory)
         if not raised and not dead:
             return None
-        failure = cause(raised, dead, self._raised_at(), step)
-        return replace(failure, seen_by="Ray" if error else "keepers")
+        failure = find_cause(raised, dead, self._raised_at(), step)
+        return replace(failure, seen_by="Ray" if error else "agents")
 
-    def beats(self) -> Mapping[int, Beat]:
-        """See Group."""
-        return self._beats
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
+        """See AttemptHandle."""
+        return self._heartbeats
 
     def ask_to_stop(self) -> None:
-        """See Group."""
-        self._word = Word.STOP
-        self._control.look.remote(self._attempt.number, self._word, 0, 0.0)
+        """See AttemptHandle."""
+        self._command = Command.STOP
+        self._coordinator.poll.remote(self._attempt.number, self._command, 0, 0.0)
 
     def kill(self) -> None:
-        """See Group. The ranks first: a keeper that does not say so soon stands still as well."""
+        """See AttemptHandle. The ranks first: a worker agent that does not say so soon stands still
+        as well."""
         now = time.monotonic()
         self._killed_since = self._killed_since or now
-        self._kill(keepers_too=now - self._killed_since > self._patience)
+        self._kill(agents_too=now - self._killed_since > self._stand_by_timeout)
 
     def end_soon(self) -> None:
         """Have every rank ended, as far as one can be told, by a Ray that hardly does anything."""
-        self._word = Word.END
-        self._control.look.remote(self._attempt.number, self._word, 0, 0.0)
-        self._kill(keepers_too=True)
+        self._command = Command.END
+        self._coordinator.poll.remote(self._attempt.number, self._command, 0, 0.0)
+        self._kill(agents_too=True)
 
     def release(self) -> None:
-        """See Group. Keepers that all stand by are kept for the next attempt."""
-        self._word = Word.END
-        until = time.monotonic() + self._patience
-        while not self._crew.over() and not self._all_ended():
+        """See AttemptHandle. Worker agents that all stand by are kept for the next attempt."""
+        self._command = Command.END
+        until = time.monotonic() + self._stand_by_timeout
+        while not self._group.over() and not self._all_exited():
             left = until - time.monotonic()
             if left <= 0 or self._node_gone():
-                self._kill(keepers_too=True)
+                self._kill(agents_too=True)
                 break
-            self._look(min(left, LOOK_FOR_BLAME), ends=self._crew.workers - 1)
-        if self._all_ended() and not self._crew.over():
-            self._crew.stand_by(self._ends)
+            self._poll(min(left, BLAME_POLL), exits=self._group.workers - 1)
+        if self._all_exited() and not self._group.over():
+            self._group.stand_by(self._exits)
         else:
-            self._crew.free()
+            self._group.free()
 
-    def _how_keeper_died(self, rank: int) -> str:
+    def _how_agent_died(self, rank: int) -> str:
         """As far as its node tells: not even Ray knows which signal it was."""
-        node, beat = self._crew.nodes.get(rank), self._beats.get(rank)
-        if node is None or beat is None:
+        node, heartbeat = self._group.nodes.get(rank), self._heartbeats.get(rank)
+        if node is None or heartbeat is None:
             return "its Ray worker died before it had said anything"
-        if not self._answer({node}):
+        if not self._all_reachable({node}):
             return f"its node is lost ({node[:8]})"
-        if self._crew.ended_for_memory(node, beat.pids[-1]):
+        if self._group.ended_for_memory(node, heartbeat.pids[-1]):
             return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
         return "its Ray worker was killed or crashed; its node is well, and has memory"
 
     def _failed(self) -> bool:
         """Whether there is a reason not to wait any longer."""
-        if self._crew.over() or self._all_ended() or self._has_own_reason():
+        if self._group.over() or self._all_exited() or self._has_own_reason():
             return True
-        if not self._ends:
+        if not self._exits:
             return False
         now = time.monotonic()
         self._lost_since = self._lost_since or now
-        return now - self._lost_since > BLAME_WITHIN or self._node_gone()
+        return now - self._lost_since > BLAME_TIMEOUT or self._node_gone()
 
     def _node_gone(self) -> bool:
         """Ray believes in a dead node for some seconds more."""
-        return not self._answer(set(self._crew.nodes.values()))
+        return not self._all_reachable(set(self._group.nodes.values()))
 
-    def _all_ended(self) -> bool:
-        return len(self._ends) == self._crew.workers
+    def _all_exited(self) -> bool:
+        return len(self._exits) == self._group.workers
 
     def _has_own_reason(self) -> bool:
         """Whether a rank ended of itself, and not since another did."""
-        hows = [end.how for end in self._ends.values()]
-        return any(isinstance(how, str) or not follows_another(how.line) for how in hows)
+        reasons = [end.reason for end in self._exits.values()]
+        return any(isinstance(reason, str) or not follows_peer(reason.line) for reason in reasons)
 
-    def _look(self, wait: float, ends: int | None = None) -> None:
-        """Learn what is new at the post office: as soon as more ranks have ended than so many (if
-        not said: than are known to have), or the crew is no more, or after `wait` seconds.
+    def _poll(self, wait: float, exits: int | None = None) -> None:
+        """Learn what is new at the coordinator: as soon as more ranks have ended than so many (if
+        not said: than are known to have), or the worker group is no more, or after `wait` seconds.
 
         In a thread of its own: Ray swallows some of what signals raise in its code.
         """
-        looked: Future[None] = Future()
+        polled: Future[None] = Future()
 
-        def look() -> None:
+        def poll() -> None:
             try:
-                self._learn(wait, len(self._ends) if ends is None else ends)
-                looked.set_result(None)
+                self._poll_once(wait, len(self._exits) if exits is None else exits)
+                polled.set_result(None)
             except BaseException as error:
-                looked.set_exception(error)
+                polled.set_exception(error)
 
-        threading.Thread(target=look, name="look", daemon=True).start()
-        looked.result()
+        threading.Thread(target=poll, name="poll", daemon=True).start()
+        polled.result()
 
-    def _learn(self, wait: float, ends: int) -> None:
+    def _poll_once(self, wait: float, exits: int) -> None:
         import ray
         import ray.exceptions
 
-        asked = self._control.look.remote(self._attempt.number, self._word, ends, wait)
-        news = [asked] if self._crew.over() else [asked, self._crew.fit]
-        if asked not in ray.wait(news, timeout=wait + ANSWER)[0]:
+        asked = self._coordinator.poll.remote(self._attempt.number, self._command, exits, wait)
+        news = [asked] if self._group.over() else [asked, self._group.fit]
+        if asked not in ray.wait(news, timeout=wait + CALL_TIMEOUT)[0]:
             return
         try:
             seen = ray.get(asked)
         except ray.exceptions.RayActorError:  # Ray is starting another, which knows nothing
-            time.sleep(min(wait, AGAIN))
-            if self._order:
-                self._control.give.remote(self._order)
+            time.sleep(min(wait, RETRY_SECONDS))
+            if self._assignment:
+                self._coordinator.assign.remote(self._assignment)
             return
-        self._beats = seen.beats or self._beats
-        self._ends = {**self._ends, **seen.ends}
-        self._crew.nodes.update({rank: beat.node for rank, beat in self._beats.items()})
+        self._heartbeats = seen.heartbeats or self._heartbeats
+        self._exits = {**self._exits, **seen.exits}
+        self._group.nodes.update(
+            {rank: heartbeat.node for rank, heartbeat in self._heartbeats.items()}
+        )
 
-    def _kill(self, keepers_too: bool) -> None:
+    def _kill(self, agents_too: bool) -> None:
         wanted = {
-            (beat.node, pid)
-            for beat in self._beats.values()
-            for pid in (beat.pids if keepers_too else beat.pids[:1])
+            (heartbeat.node, pid)
+            for heartbeat in self._heartbeats.values()
+            for pid in (heartbeat.pids if agents_too else heartbeat.pids[:1])
         }
-        self._crew.kill(wanted - self._killed)
+        self._group.kill(wanted - self._killed)
         self._killed |= wanted
 
     def _raised_at(self) -> Mapping[int, int]:
@@ -228,7 +237,7 @@ class RayGroup:
         }
 
 
-def _own(raised: Raised) -> Exception:
+def _own(raised: RankError) -> Exception:
     """What the rank itself raised."""
     try:
         own: Exception = pickle.loads(raised.error)

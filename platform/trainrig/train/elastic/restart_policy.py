@@ -8,35 +8,39 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trainrig.processes.heartbeats import Beat
+from trainrig.processes.heartbeats import Heartbeat
 from trainrig.train.fault_settings import Faults
-from trainrig.train.worker_bounds import Bounds
+from trainrig.train.worker_bounds import WorkerBounds
 
 
 @dataclass(frozen=True)
-class Node:
+class WorkerNode:
     """A machine of the cluster that answers."""
 
     id: str
-    room: int  # workers of this run that it can hold, those that it holds included
+    capacity: int  # workers of this run that it can hold, those that it holds included
     draining: bool = False  # about to be taken away
-    places: int = 0  # workers that it could hold if nothing else ran there
+    slots: int = 0  # workers that it could hold if nothing else ran there
 
 
-def best_size(nodes: Iterable[Node], bounds: Bounds) -> int | None:
+def best_size(nodes: Iterable[WorkerNode], bounds: WorkerBounds) -> int | None:
     """The number of workers for the next attempt; None while there are too few nodes."""
-    return bounds.within(sum(node.room for node in nodes if not node.draining))
+    return bounds.within(sum(node.capacity for node in nodes if not node.draining))
 
 
-def may_be_freed(nodes: Iterable[Node], bounds: Bounds) -> bool:
+def may_be_freed(nodes: Iterable[WorkerNode], bounds: WorkerBounds) -> bool:
     """Whether there would be more workers if all that runs on `nodes` ended."""
     nodes = list(nodes)
-    places = sum(max(node.room, node.places) for node in nodes if not node.draining)
-    return bounds.within(places) != best_size(nodes, bounds)
+    slots = sum(max(node.capacity, node.slots) for node in nodes if not node.draining)
+    return bounds.within(slots) != best_size(nodes, bounds)
 
 
 def why_leave(
-    workers: int, used: frozenset[str], stepped: bool, nodes: Iterable[Node], bounds: Bounds
+    workers: int,
+    used: frozenset[str],
+    stepped: bool,
+    nodes: Iterable[WorkerNode],
+    bounds: WorkerBounds,
 ) -> str | None:
     """Why an attempt of `workers` on the nodes `used` should stop: "drain", "grow", or not at all.
 
@@ -70,32 +74,41 @@ class Hang:
 
 
 class HangDetector:
-    """Follows the beats of one attempt's ranks."""
+    """Follows the heartbeats of one attempt's ranks."""
 
     def __init__(self, faults: Faults, workers: int, now: float) -> None:
-        """`now`: in seconds, on the same clock as in `see`."""
+        """`now`: in seconds, on the same clock as in `update`."""
         self._faults, self._workers, self._began = faults, workers, now
-        self._seen: dict[int, tuple[Beat, float]] = {}  # the newest of each rank, and since when
+        # the newest of each rank, and since when
+        self._newest_heartbeats: dict[int, tuple[Heartbeat, float]] = {}
 
-    def see(self, beats: Mapping[int, Beat], now: float) -> Hang | None:
+    def update(self, heartbeats: Mapping[int, Heartbeat], now: float) -> Hang | None:
         """The first rank that has shown no progress for longer than it may."""
-        for rank, beat in beats.items():
-            if rank not in self._seen or beat.count != self._seen[rank][0].count:
-                self._seen[rank] = beat, now
-        if len(self._seen) < self._workers and now - self._began > self._faults.start_limit:
-            missing = next(rank for rank in range(self._workers) if rank not in self._seen)
+        for rank, heartbeat in heartbeats.items():
+            if (
+                rank not in self._newest_heartbeats
+                or heartbeat.count != self._newest_heartbeats[rank][0].count
+            ):
+                self._newest_heartbeats[rank] = heartbeat, now
+        if (
+            len(self._newest_heartbeats) < self._workers
+            and now - self._began > self._faults.start_limit
+        ):
+            missing = next(
+                rank for rank in range(self._workers) if rank not in self._newest_heartbeats
+            )
             return Hang(missing, now - self._began, self._faults.start_limit, "start")
-        for rank, (beat, since) in sorted(self._seen.items()):
-            allowed = self.allowed(beat)
+        for rank, (heartbeat, since) in sorted(self._newest_heartbeats.items()):
+            allowed = self.allowed(heartbeat)
             if now - since > allowed:
-                return Hang(rank, now - since, allowed, beat.doing)
+                return Hang(rank, now - since, allowed, heartbeat.doing)
         return None
 
-    def allowed(self, beat: Beat) -> float:
-        """Seconds that may pass after `beat` before the next."""
-        if not beat.usual or beat.step_seconds is None:
+    def allowed(self, heartbeat: Heartbeat) -> float:
+        """Seconds that may pass after `heartbeat` before the next."""
+        if not heartbeat.usual or heartbeat.step_seconds is None:
             return max(self._faults.start_limit, self._faults.hang_seconds)
-        return max(self._faults.hang_seconds, self._faults.hang_steps * beat.step_seconds)
+        return max(self._faults.hang_seconds, self._faults.hang_steps * heartbeat.step_seconds)
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,7 @@ class Failure:
     """How an attempt failed."""
 
     problem: str  # in one line
-    seen_by: str  # "keepers", "Ray", "beats", "grace"
+    seen_by: str  # "worker agents", "Ray", "heartbeats", "grace"
     step: int  # updates done when it failed, as far as is known
     # Type and message of an exception that a worker raised of its own, not since another died.
     exception: str | None = None
@@ -119,7 +132,7 @@ class GiveUp:
     reason: str
 
 
-class Patience:
+class RestartPolicy:
     """Decides after each failure whether to go on, and how long to wait before."""
 
     def __init__(self, faults: Faults, step: int) -> None:

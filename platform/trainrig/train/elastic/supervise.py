@@ -1,9 +1,9 @@
 """A run from its first attempt to its end, through faults, moves and requests to stop.
 
 Attempts follow each other, each a group of workers of fixed size, started and watched through a
-`Cluster`. What they achieved is read from storage: the newest whole checkpoint is the truth, and
-nothing that Ray remembers counts. So the run outlives its workers, their nodes and Ray's own
-controller, and a second driver goes on where a dead one left it.
+`TrainingCluster`. What they achieved is read from storage: the newest whole checkpoint is the
+truth, and nothing that Ray remembers counts. So the run outlives its workers, their nodes and Ray's
+own controller, and a second driver goes on where a dead one left it.
 """
 
 import logging
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
-from trainrig.processes.heartbeats import Beat, pause
+from trainrig.processes.heartbeats import Heartbeat, send_interval
 from trainrig.processes.stop_file import StopRequests
 from trainrig.train.checkpoint import Checkpoint, newest_valid
 from trainrig.train.elastic.restart_policy import (
     Failure,
     GiveUp,
     HangDetector,
-    Node,
-    Patience,
+    RestartPolicy,
+    WorkerNode,
     best_size,
     may_be_freed,
     why_leave,
 )
-from trainrig.train.job import Job
-from trainrig.train.run.run_folder import Attempt, RunFolder
-from trainrig.train.worker_bounds import Bounds
+from trainrig.train.job import TrainingJob
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
+from trainrig.train.worker_bounds import WorkerBounds
 
 log = logging.getLogger(__name__)
 POLL = 0.2  # s between two looks at a running attempt, at least
@@ -39,14 +39,14 @@ ABANDON_AFTER = 15.0  # s after the kill: then an attempt is over even if Ray ha
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """How a job ended."""
 
     checkpoint: Checkpoint  # of the last step
     restarts: int  # over the whole life of the run folder
 
 
-class Group(Protocol):
+class AttemptHandle(Protocol):
     """The workers of one attempt."""
 
     def ended(self, wait: float) -> bool:
@@ -56,8 +56,8 @@ class Group(Protocol):
     def failure(self) -> Failure | None:
         """Why it failed, once it is over. Raises InputError for what the user must mend."""
 
-    def beats(self) -> Mapping[int, Beat]:
-        """The newest beat of each rank."""
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
+        """The newest heartbeat of each rank."""
 
     def ask_to_stop(self) -> None:
         """Tell the ranks that a stop is wanted."""
@@ -69,13 +69,15 @@ class Group(Protocol):
         """End what is left of a failed attempt, and free what the next one has no use for."""
 
 
-class Cluster(Protocol):
+class TrainingCluster(Protocol):
     """The machines of a run. It and its groups raise ClusterLost once it is gone."""
 
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[WorkerNode]:
         """Those that answer now."""
 
-    def start(self, job: Job, attempt: Attempt, resume_from: str | None, workers: int) -> Group:
+    def start(
+        self, job: TrainingJob, attempt: TrainingAttempt, resume_from: str | None, workers: int
+    ) -> AttemptHandle:
         """Start a group; returns before it is up."""
 
     def abandon(self, lost: ClusterLost) -> None:
@@ -85,7 +87,9 @@ class Cluster(Protocol):
         """After `abandon`: have one anew; else nothing. Raises ClusterLost if it is another's."""
 
 
-def supervise(job: Job, bounds: Bounds, cluster: Cluster, stop: StopRequests) -> Outcome:
+def supervise(
+    job: TrainingJob, bounds: WorkerBounds, cluster: TrainingCluster, stop: StopRequests
+) -> TrainingResult:
     """Train `job` to its last step.
 
     Raises InputError for what the user must fix, ClusterError when attempts fail more often than
@@ -96,15 +100,15 @@ def supervise(job: Job, bounds: Bounds, cluster: Cluster, stop: StopRequests) ->
 
 @dataclass(frozen=True)
 class _Run:
-    job: Job
-    bounds: Bounds
-    cluster: Cluster
+    job: TrainingJob
+    bounds: WorkerBounds
+    cluster: TrainingCluster
     stop: StopRequests
     folder: RunFolder
 
-    def to_its_end(self) -> Outcome:
+    def to_its_end(self) -> TrainingResult:
         newest = self._newest()
-        patience = Patience(self.job.training.faults, newest.step if newest else 0)
+        policy = RestartPolicy(self.job.training.faults, newest.step if newest else 0)
         why, workers = "start", 0
         while not newest or newest.step < self.job.training.steps:
             step = newest.step if newest else 0
@@ -117,18 +121,18 @@ class _Run:
             )
             asked, failure = self._attempted(attempt, newest, workers)
             newest = self._newest()
-            why = self._ended(attempt, newest.step if newest else 0, asked, failure, patience)
+            why = self._ended(attempt, newest.step if newest else 0, asked, failure, policy)
         self.folder.record("finished", step=newest.step)
-        return Outcome(newest, restarts=max(0, len(self.folder.attempts()) - 1))
+        return TrainingResult(newest, restarts=max(0, len(self.folder.attempts()) - 1))
 
     def _attempted(
-        self, attempt: Attempt, newest: Checkpoint | None, workers: int
+        self, attempt: TrainingAttempt, newest: Checkpoint | None, workers: int
     ) -> tuple[str | None, Failure | None]:
         """Why the attempt was asked to stop, if it was, and how it failed, if it did."""
         try:
             path = newest.path if newest else None
             group = self.cluster.start(self.job, attempt, path, workers)
-            asked, failure = _Attempting(self, group, attempt, workers).until_over()
+            asked, failure = _AttemptWatcher(self, group, attempt, workers).until_over()
             if failure:
                 group.release()
         except ClusterLost as lost:
@@ -182,12 +186,12 @@ class _Run:
                 )
             if size is None and settled and not waiting:
                 waiting = True
-                room = sum(node.room for node in nodes if not node.draining)
-                self.folder.record("waiting_for_nodes", step=step, room=room)
-                log.warning("room for %d workers of %s: waiting for nodes", room, self.bounds)
+                capacity = sum(node.capacity for node in nodes if not node.draining)
+                self.folder.record("waiting_for_nodes", step=step, capacity=capacity)
+                log.warning("room for %d workers of %s: waiting for nodes", capacity, self.bounds)
             self._pause(LOOK_AT_NODES if waiting else POLL)
 
-    def _nodes(self) -> Sequence[Node]:
+    def _nodes(self) -> Sequence[WorkerNode]:
         """Of the cluster, or of the one that follows it."""
         while True:
             try:
@@ -213,11 +217,11 @@ class _Run:
 
     def _ended(
         self,
-        attempt: Attempt,
+        attempt: TrainingAttempt,
         newest: int,
         asked: str | None,
         failure: Failure | None,
-        patience: Patience,
+        policy: RestartPolicy,
     ) -> str:
         """Put the end of `attempt` on record; why there is another one. Raises if there is none."""
         if failure is None and asked is None and newest < self.job.training.steps:
@@ -234,7 +238,7 @@ class _Run:
         )
         log.warning("attempt %d failed (%s)", attempt.number, failure.problem)
         if not self.stop.wanted():
-            verdict = patience.after(failure, newest)
+            verdict = policy.after(failure, newest)
             if isinstance(verdict, GiveUp):
                 raise ClusterError(f"{self.job.folder}: {verdict.reason}")
             if verdict:
@@ -257,10 +261,12 @@ class _Run:
         )
 
 
-class _Attempting:
+class _AttemptWatcher:
     """Watches one attempt, and moves or ends it when there is reason to."""
 
-    def __init__(self, run: _Run, group: Group, attempt: Attempt, workers: int) -> None:
+    def __init__(
+        self, run: _Run, group: AttemptHandle, attempt: TrainingAttempt, workers: int
+    ) -> None:
         self._run, self._group, self._attempt, self._workers = run, group, attempt, workers
         self._faults = run.job.training.faults
         self._hangs = HangDetector(self._faults, workers, time.monotonic())
@@ -302,39 +308,44 @@ class _Attempting:
 
     def _look(self, now: float) -> None:
         self._look_at_folder(now)
-        beats = self._group.beats()
-        pauses = (pause(POLL, beat, self._faults.hang_seconds) for beat in beats.values())
+        heartbeats = self._group.heartbeats()
+        pauses = (
+            send_interval(POLL, heartbeat, self._faults.hang_seconds)
+            for heartbeat in heartbeats.values()
+        )
         self._wait = min(pauses, default=POLL)
-        if hang := self._hangs.see(beats, now):
-            self._kill(Failure(str(hang), "beats", self._step(beats)), "hang_seen", now)
+        if hang := self._hangs.update(heartbeats, now):
+            self._kill(Failure(str(hang), "heartbeats", self._step(heartbeats)), "hang_seen", now)
         elif now > self._grace_over:
             problem = f"it did not stop within the {self._faults.grace:g} s of grace"
-            self._kill(Failure(problem, "grace", self._step(beats)), "grace_over", now)
+            self._kill(Failure(problem, "grace", self._step(heartbeats)), "grace_over", now)
         if self._asked != "stop" and (how := self._run.stop.wanted()):
-            self._ask("stop", beats, "stop_requested", how=how)
+            self._ask("stop", heartbeats, "stop_requested", how=how)
             self._grace_over = now + self._faults.grace
         elif self._asked is None and now - self._looked >= LOOK_AT_NODES:
             self._looked = now
-            self._look_at_nodes(beats, now)
+            self._look_at_nodes(heartbeats, now)
 
-    def _look_at_nodes(self, beats: Mapping[int, Beat], now: float) -> None:
-        used = frozenset(beat.node for beat in beats.values())
-        stepped = self._step(beats) > self._attempt.resumed_step
+    def _look_at_nodes(self, heartbeats: Mapping[int, Heartbeat], now: float) -> None:
+        used = frozenset(heartbeat.node for heartbeat in heartbeats.values())
+        stepped = self._step(heartbeats) > self._attempt.resumed_step
         nodes = self._run.cluster.nodes()
         why = why_leave(self._workers, used, stepped, nodes, self._run.bounds)
         if why != "grow":
             self._larger_since = None
         if why == "drain":
             draining = [node.id for node in nodes if node.draining and node.id in used]
-            self._ask("drain", beats, "node_draining", nodes=draining[:8])
+            self._ask("drain", heartbeats, "node_draining", nodes=draining[:8])
         elif why == "grow":
             self._larger_since = self._larger_since or now
             if now - self._larger_since >= self._faults.settle:
-                self._ask("grow", beats, "nodes_added", nodes=len(nodes))
+                self._ask("grow", heartbeats, "nodes_added", nodes=len(nodes))
 
-    def _ask(self, why: str, beats: Mapping[int, Beat], event: str, **details: object) -> None:
+    def _ask(
+        self, why: str, heartbeats: Mapping[int, Heartbeat], event: str, **details: object
+    ) -> None:
         self._asked = why
-        step = self._step(beats)
+        step = self._step(heartbeats)
         self._run.folder.record(event, attempt=self._attempt.number, step=step, **details)
         self._group.ask_to_stop()
 
@@ -346,6 +357,6 @@ class _Attempting:
             )
         self._group.kill()
 
-    def _step(self, beats: Mapping[int, Beat]) -> int:
-        steps = (beat.step for beat in beats.values())
+    def _step(self, heartbeats: Mapping[int, Heartbeat]) -> int:
+        steps = (heartbeat.step for heartbeat in heartbeats.values())
         return max(self._attempt.resumed_step, max(steps, default=0))

@@ -1,4 +1,4 @@
-"""Ray Train's controller, for one crew of keepers after another in the same process.
+"""Ray Train's controller, for one worker group after another in the same process.
 
 In Ray's own way each attempt begins by starting a process for its controller and another to clean
 up after it, which a run that lost a worker would wait for. Nothing here imports torch.
@@ -20,15 +20,15 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.result import Result
 
-from trainrig.train.elastic.messages import Group
-from trainrig.train.elastic.worker_agent import MEETING, keep, meeting_here
+from trainrig.train.elastic.messages import WorkerGroupSpec
+from trainrig.train.elastic.worker_agent import RENDEZVOUS, free_endpoint, run_agent
 
 
 class _NoBarrier:
     """In place of Ray Train's actor at which workers wait for each other to report: ours do not.
 
-    It would take a process of each crew, which starts with the keepers and never rests: on two
-    cores two keepers were up after 2.1 s instead of 1.5.
+    It would take a process of each worker group, which starts with the worker agents and never
+    rests: on two cores two worker agents were up after 2.1 s instead of 1.5.
     """
 
     def options(self, **options: Any) -> "_NoBarrier":
@@ -42,7 +42,7 @@ worker_group.SynchronizationActor = _NoBarrier()  # type: ignore[assignment, att
 state._shutdown_sync_actor = lambda sync_actor: None
 
 
-def fit(group: Group, config: Mapping[str, Any]) -> Exception | None:
+def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
     """Let each worker of `group` `keep(config)`; what Ray raised in the end, if anything."""
     try:
         _trainer(group, config).fit()
@@ -51,11 +51,11 @@ def fit(group: Group, config: Mapping[str, Any]) -> Exception | None:
     return None
 
 
-def _trainer(group: Group, config: Mapping[str, Any]) -> "_Trainer":
+def _trainer(group: WorkerGroupSpec, config: Mapping[str, Any]) -> "_Trainer":
     return _Trainer(
-        keep,
+        run_agent,
         train_loop_config=dict(config),
-        backend_config=_Meeting(),
+        backend_config=_RendezvousConfig(),
         scaling_config=ScalingConfig(
             num_workers=group.workers, resources_per_worker={"CPU": 1}, use_gpu=group.gpus
         ),
@@ -71,7 +71,7 @@ def _trainer(group: Group, config: Mapping[str, Any]) -> "_Trainer":
 class _Trainer(DataParallelTrainer):
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         """Here, in this process."""
-        policy = _OfFixedSize(self.scaling_config)  # type: ignore[arg-type] # likewise
+        policy = _SilentFixedScaling(self.scaling_config)  # type: ignore[arg-type] # likewise
         controller = TrainController(**arguments | {"scaling_policy": policy})
         asyncio.run(controller.run())  # type: ignore[no-untyped-call]
         return controller.get_result()
@@ -86,7 +86,7 @@ class _Trainer(DataParallelTrainer):
         return [each for each in every if not isinstance(each, idle)]
 
 
-class _OfFixedSize(FixedScalingPolicy):
+class _SilentFixedScaling(FixedScalingPolicy):
     """Asks Ray's autoscaler for nothing: the run does, for all that it would like to have."""
 
     def after_controller_start(self, train_run_context: Any) -> None:
@@ -96,20 +96,20 @@ class _OfFixedSize(FixedScalingPolicy):
         pass
 
 
-class _Meeting(BackendConfig):
+class _RendezvousConfig(BackendConfig):
     @property
     def backend_cls(self) -> type[Backend]:
-        return _Appoint
+        return _RendezvousBackend
 
 
-class _Appoint(Backend):
+class _RendezvousBackend(Backend):
     """Tells the workers where their ranks meet: on the node of rank 0."""
 
     share_cuda_visible_devices = True  # peers on a node reach each other's memory
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        worker_group.execute(_appoint, worker_group.execute_single(0, meeting_here))
+        worker_group.execute(_set_rendezvous, worker_group.execute_single(0, free_endpoint))
 
 
-def _appoint(meeting: str) -> None:
-    os.environ[MEETING] = meeting
+def _set_rendezvous(rendezvous: str) -> None:
+    os.environ[RENDEZVOUS] = rendezvous

@@ -1,4 +1,4 @@
-"""What a run keeps on its nodes beside its ranks: actors that outlive attempts, with all that they
+"""Warm actors: fork servers and the train controller, which outlive attempts with all that they
 have imported."""
 
 import functools
@@ -9,12 +9,12 @@ from typing import Any
 
 from trainrig.processes.fork_server import ForkServer
 from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
-from trainrig.train.elastic.messages import Group
-from trainrig.train.elastic.restart_policy import Node
+from trainrig.train.elastic.messages import WorkerGroupSpec
+from trainrig.train.elastic.restart_policy import WorkerNode
 from trainrig.train.elastic.worker_agent import MODULES
 
 
-def idle_beyond_need(nodes: Sequence[Node], ours: Counter[str], most: int) -> set[str]:
+def find_idle_surplus(nodes: Sequence[WorkerNode], ours: Counter[str], most: int) -> set[str]:
     """Nodes on which nothing runs, and onto which a run of `most` workers at the most would not
     grow either; `ours`: its workers by node.
 
@@ -24,28 +24,28 @@ def idle_beyond_need(nodes: Sequence[Node], ours: Counter[str], most: int) -> se
     left = most - sum(ours.values())
     beyond = set()
     for node in nodes:
-        free = node.room - ours[node.id]
+        free = node.capacity - ours[node.id]
         if left > 0 and free > 0 and not node.draining:
             left -= free
-        elif free == node.places:
+        elif free == node.slots:
             beyond.add(node.id)
     return beyond
 
 
 @functools.cache
-def spares_of(node: str, job: str) -> "Spares":
+def warm_actors_of(node: str, job: str) -> "WarmActors":
     """Those of this connection to Ray, which is the `job` of a driver on `node`."""
-    return Spares(servers_of(node, job))
+    return WarmActors(fork_servers_of(node, job))
 
 
 @functools.cache
-def servers_of(node: str, job: str) -> "ForkServers":
-    """Those of this connection to Ray, as of `spares_of`."""
+def fork_servers_of(node: str, job: str) -> "ForkServerPool":
+    """Those of this connection to Ray, as of `warm_actors_of`."""
     del node, job
-    return ForkServers()
+    return ForkServerPool()
 
 
-class ForkServers:
+class ForkServerPool:
     """One on each node that was asked for."""
 
     def __init__(self) -> None:
@@ -65,52 +65,52 @@ class ForkServers:
             ray.kill(self.by_node.pop(node))
 
 
-class Spares:
+class WarmActors:
     """Actors that outlive attempts, and runs of this process: what they imported stays so."""
 
-    def __init__(self, servers: ForkServers) -> None:
+    def __init__(self, servers: ForkServerPool) -> None:
         self.fork_servers = servers
-        self._conductor: Any = _start_conductor()
-        self._engaged: Any = None  # until this has a result
+        self._controller: Any = _start_controller()
+        self._busy_until: Any = None  # until this has a result
 
-    def conductor(self) -> Any:
+    def controller(self) -> Any:
         """One that is alive, as far as is known, and free."""
         import ray
 
-        busy = self._engaged is not None and not ray.wait([self._engaged], timeout=0)[0]
-        if self._conductor and busy:  # with a crew that was left to itself
-            ray.kill(self._conductor)
-            self._conductor = None
-        self._engaged = None
-        self._conductor = self._conductor or _start_conductor()
-        return self._conductor
+        busy = self._busy_until is not None and not ray.wait([self._busy_until], timeout=0)[0]
+        if self._controller and busy:  # with a worker group that was left to itself
+            ray.kill(self._controller)
+            self._controller = None
+        self._busy_until = None
+        self._controller = self._controller or _start_controller()
+        return self._controller
 
-    def engaged(self, until: Any) -> None:
-        """The conductor is not free before `until`, an object of Ray's, is there."""
-        self._engaged = until
+    def mark_busy(self, until: Any) -> None:
+        """The train controller is not free before `until`, an object of Ray's, is there."""
+        self._busy_until = until
 
-    def conductor_lost(self) -> None:
+    def mark_controller_lost(self) -> None:
         """It died, or has to."""
-        self._conductor = None
+        self._controller = None
 
 
-class Conductor:
+class TrainController:
     """An actor on the driver's node. It alone imports Ray Train: a second, and pandas."""
 
     def __init__(self) -> None:
-        from trainrig.train.elastic import train_controller as conductor
+        from trainrig.train.elastic import train_controller as controller
 
-        self._fit = conductor.fit
+        self._fit = controller.fit
 
-    def fit(self, group: Group, config: Mapping[str, Any]) -> Exception | None:
+    def fit(self, group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
         """See the module that it imports."""
         return self._fit(group, config)
 
 
-def _start_conductor() -> Any:
+def _start_controller() -> Any:
     import ray
 
-    actor: Any = ray.remote(Conductor)
+    actor: Any = ray.remote(TrainController)
     blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # as Ray Train's controller does
     return actor.options(
         num_cpus=0,

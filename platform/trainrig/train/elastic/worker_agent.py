@@ -1,8 +1,8 @@
-"""What runs in a Ray worker: it keeps the process of a rank, and carries its beats.
+"""The worker agent, in a Ray worker: runs the process of a rank and relays its heartbeats.
 
 Nothing here imports torch: a Ray worker is up as soon as Python and Ray are, and the rank's process
-comes from a fork server that had imported everything long before. A keeper outlives its rank: when
-an attempt fails, the ranks of the next are forked at once, and Ray has nothing to start.
+comes from a fork server that had imported everything long before. A worker agent outlives its rank:
+when an attempt fails, the ranks of the next are forked at once, and Ray has nothing to start.
 """
 
 import contextlib
@@ -12,72 +12,75 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainrig.processes.fork_server import Forked, ForkServer, ProcessDied
-from trainrig.train.elastic.ipc import Done, Place, Raised
-from trainrig.train.elastic.messages import End, Order
+from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
+from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo
+from trainrig.train.elastic.messages import Assignment, RankExit
 
 RANK = "trainrig.train.elastic.rank"
 # What a rank needs, and what torch and others would import on the way to the first step (0.8 s).
 MODULES = (RANK, "torch._dynamo", "trainrig.train.pretrain", "boto3", "tensorboardX")
-MEETING = "TRAINRIG_MEETING"  # the variable with the URL at which the ranks of an attempt meet
-ANSWER = 5.0  # s for the post office to take a beat
-START = 60.0  # s for an actor with a fork server to be up; one takes about one
-AGAIN = 0.2  # s until a post office that was lost is asked again
+# the variable with the URL at which the ranks of an attempt meet
+RENDEZVOUS = "TRAINRIG_RENDEZVOUS"
+CALL_TIMEOUT = 5.0  # s for the coordinator to take a heartbeat
+START_TIMEOUT = 60.0  # s for an actor with a fork server to be up; one takes about one
+RETRY_SECONDS = 0.2  # s until a coordinator that was lost is asked again
 
 
-def keep(config: Mapping[str, Any]) -> None:
-    """Have the rank of this Ray worker do `config["work"]` and, when its attempt has failed, what
-    is ordered next, until a rank has done its work or the crew is dismissed."""
-    control, crew = config["control"], config["attempt"]
-    order: Order | None = Order(crew, crew, config["work"], os.environ[MEETING])
-    while order:
-        end = _kept(order, config["fork_servers"], control)
+def run_agent(config: Mapping[str, Any]) -> None:
+    """Have the rank of this Ray worker do `config["work"]` and, when its attempt has failed, the
+    next assignment, until a rank has done its work or the worker group is dismissed."""
+    coordinator, group = config["coordinator"], config["attempt"]
+    assignment: Assignment | None = Assignment(group, group, config["work"], os.environ[RENDEZVOUS])
+    while assignment:
+        end = _run_rank(assignment, config["fork_servers"], coordinator)
         if end is None:
             return
-        order = _answer(control.next_order, crew, order.attempt, end)
+        assignment = _call_coordinator(coordinator.next_assignment, group, assignment.attempt, end)
 
 
-def _kept(order: Order, servers: Mapping[str, Any], control: Any) -> End | None:
+def _run_rank(
+    assignment: Assignment, servers: Mapping[str, Any], coordinator: Any
+) -> RankExit | None:
     """How the rank of this worker ended, once it is gone; None if it has done its work."""
-    place = _place(order.meeting)
-    how: str | Raised
+    info = _rank_info(assignment.rendezvous)
+    reason: str | RankError
     try:
-        with contextlib.closing(_forked(servers, place, order.work)) as process:
+        with contextlib.closing(_fork_rank(servers, info, assignment.work)) as process:
             threading.Thread(
-                target=_end_when_told, args=(process, control, order.attempt), daemon=True
+                target=_end_on_command, args=(process, coordinator, assignment.attempt), daemon=True
             ).start()
-            said = _carry(process, order.attempt, control)
-            if isinstance(said, Done):
+            message = _relay(process, assignment.attempt, coordinator)
+            if isinstance(message, RankDone):
                 return None
-            how = said
+            reason = message
             process.end()
     except ProcessDied as died:
-        how = str(died)
-    return End(place.rank, place.node, how, "" if place.rank else meeting_here())
+        reason = str(died)
+    return RankExit(info.rank, info.node, reason, "" if info.rank else free_endpoint())
 
 
-def _carry(process: Forked, attempt: int, control: Any) -> Done | Raised:
-    """Beats there and wishes to stop back, until the rank has no more."""
+def _relay(process: ForkedProcess, attempt: int, coordinator: Any) -> RankDone | RankError:
+    """Relay heartbeats to the coordinator and stop requests to the rank, until the rank exits."""
     import ray
     import ray.exceptions
 
-    while not isinstance(said := process.receive(), Done | Raised):
-        wanted = False
-        # Without a post office nobody wants anything; Ray is starting another.
+    while not isinstance(message := process.receive(), RankDone | RankError):
+        stop = False
+        # Without a coordinator nobody wants anything; Ray is starting another.
         with contextlib.suppress(ray.exceptions.RayError):
-            wanted = ray.get(control.exchange.remote(attempt, said), timeout=ANSWER)
-        process.send(wanted)
-    return said
+            stop = ray.get(coordinator.heartbeat.remote(attempt, message), timeout=CALL_TIMEOUT)
+        process.send(stop)
+    return message
 
 
-def _end_when_told(process: Forked, control: Any, attempt: int) -> None:
+def _end_on_command(process: ForkedProcess, coordinator: Any, attempt: int) -> None:
     """A rank that another one left alone may wait for it long."""
-    _answer(control.told_to_end, attempt)
+    _call_coordinator(coordinator.wait_for_end, attempt)
     process.ask_to_end()
 
 
-def _answer(method: Any, *arguments: Any) -> Any:
-    """Of a method of the post office, however often Ray has to start that."""
+def _call_coordinator(method: Any, *arguments: Any) -> Any:
+    """Of a method of the coordinator, however often Ray has to start that."""
     import ray
     import ray.exceptions
 
@@ -85,44 +88,44 @@ def _answer(method: Any, *arguments: Any) -> Any:
         try:
             return ray.get(method.remote(*arguments))
         except ray.exceptions.RayActorError:
-            time.sleep(AGAIN)
+            time.sleep(RETRY_SECONDS)
 
 
-def _forked(servers: Mapping[str, Any], place: Place, work: bytes) -> Forked:
+def _fork_rank(servers: Mapping[str, Any], info: RankInfo, work: bytes) -> ForkedProcess:
     """By this node's fork server; by one of our own, if the node has none yet or a dead one."""
     import ray
     import ray.exceptions
 
-    first = (place, work)
-    there = servers.get(place.node)
+    first = (info, work)
+    there = servers.get(info.node)
     with contextlib.suppress(ray.exceptions.RayError, ProcessDied):
         if there is not None:
-            address = ray.get(there.address.remote(), timeout=START)
-            return Forked(address, f"{RANK}:main", first)
-    global _own
-    _own = _own or ForkServer(*MODULES)
-    return Forked(_own.address(), f"{RANK}:main", first)
+            address = ray.get(there.address.remote(), timeout=START_TIMEOUT)
+            return ForkedProcess(address, f"{RANK}:main", first)
+    global _own_server
+    _own_server = _own_server or ForkServer(*MODULES)
+    return ForkedProcess(_own_server.address(), f"{RANK}:main", first)
 
 
-_own: ForkServer | None = None  # for as long as this process lives
+_own_server: ForkServer | None = None  # for as long as this process lives
 
 
-def _place(meeting: str) -> Place:
+def _rank_info(rendezvous: str) -> RankInfo:
     import ray
     import ray.train
 
     context = ray.train.get_context()
-    return Place(
+    return RankInfo(
         rank=context.get_world_rank(),
         world=context.get_world_size(),
         device=_device(),
-        meeting=meeting,
+        rendezvous=rendezvous,
         node=ray.get_runtime_context().get_node_id(),
-        keeper=os.getpid(),
+        agent=os.getpid(),
     )
 
 
-def meeting_here() -> str:
+def free_endpoint() -> str:
     """A URL at which the ranks of an attempt could meet: at a port of this node that is free."""
     from ray.train._internal.utils import get_address_and_port
 

@@ -1,8 +1,8 @@
-"""The keepers of a run's ranks: one group of Ray Train's workers, for as many attempts as it lives.
+"""The worker group: Ray Train's workers, one agent in each, for as many attempts as they live.
 
-A rank that dies leaves its keeper, which stands by. The next attempt is ordered of the same crew,
-and takes no longer than forks do. A keeper that dies, a node that goes and a run that moves take
-the crew with them, and Ray starts another.
+A rank that dies leaves its worker agent, which stands by. The next attempt is assigned to the same
+worker group, and takes no longer than forks do. A worker agent that dies, a node that goes and a
+run that moves take the worker group with them, and Ray starts another.
 """
 
 import contextlib
@@ -13,34 +13,41 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
-from trainrig.train.elastic.messages import End, Group
-from trainrig.train.elastic.warm_actors import Spares, only_on
+from trainrig.train.elastic.messages import RankExit, WorkerGroupSpec
+from trainrig.train.elastic.warm_actors import WarmActors, only_on
 
 ANSWER = 1.0  # s for a fork server's actor to say what its node has seen
-ENDS_WITHIN = 3.0  # s; Ray Train looks every half second whether its workers are done, or dead
+END_TIMEOUT = 3.0  # s; Ray Train looks every half second whether its workers are done, or dead
 
 
-class Crew:
+class WorkerGroup:
     """As its driver sees it."""
 
     def __init__(
-        self, spares: Spares, control: Any, config: Mapping[str, Any], workers: int, gpus: bool
+        self,
+        warm_actors: WarmActors,
+        coordinator: Any,
+        config: Mapping[str, Any],
+        workers: int,
+        gpus: bool,
     ) -> None:
-        """Have Ray start `workers` keepers, each for `config`; returns before one is up.
+        """Have Ray start `workers` worker agents, each for `config`; returns before one is up.
 
-        `control`: the handle of the Control actor.
+        `coordinator`: the handle of the Coordinator actor.
         """
         self.number: int = config["attempt"]  # of its first attempt
         self.workers = workers
         self.nodes: dict[int, str] = {}  # by rank, as far as they have said so
-        self.stands_by = False  # every keeper does, and waits for an order
-        self.meeting = ""  # where the ranks could meet then
-        self._control, self._spares = control, spares
-        self._conductor = spares.conductor()
+        self.standing_by = False  # every worker agent does, and waits for an assignment
+        self.rendezvous = ""  # where the ranks could meet then
+        self._coordinator, self._warm_actors = coordinator, warm_actors
+        self._controller = warm_actors.controller()
         name = f"attempt-{self.number:04d}"
-        group = Group(name=name, workers=workers, gpus=gpus, environment=WORKER_ENVIRONMENT)
-        self.fit: Any = self._conductor.fit.remote(group, dict(config))
-        spares.engaged(self.fit)
+        group = WorkerGroupSpec(
+            name=name, workers=workers, gpus=gpus, environment=WORKER_ENVIRONMENT
+        )
+        self.fit: Any = self._controller.fit.remote(group, dict(config))
+        warm_actors.mark_busy(self.fit)
 
     def over(self) -> bool:
         """Whether Ray says that it is no more."""
@@ -58,25 +65,25 @@ class Crew:
             return error
         return raised
 
-    def conductor_died(self) -> bool:
-        """Of a crew that is over."""
+    def controller_died(self) -> bool:
+        """Of a worker group that is over."""
         import ray.exceptions
 
         error, raised_there = self.error(), ray.exceptions.RayTaskError
         return isinstance(error, ray.exceptions.RayError) and not isinstance(error, raised_there)
 
-    def stand_by(self, ends: Mapping[int, End]) -> None:
-        """It does, as all its ranks came to those `ends`."""
-        self.stands_by, self.meeting = True, ends[0].meeting
-        self.nodes = {rank: end.node for rank, end in ends.items()}
+    def stand_by(self, exits: Mapping[int, RankExit]) -> None:
+        """It does, as all its ranks came to those `exits`."""
+        self.standing_by, self.rendezvous = True, exits[0].rendezvous
+        self.nodes = {rank: end.node for rank, end in exits.items()}
 
-    def can(self, workers: int, nodes: Set[str]) -> bool:
-        """Whether it waits for an order, has so many `workers`, and all of them on `nodes`."""
+    def can_run(self, workers: int, nodes: Set[str]) -> bool:
+        """Whether it waits for an assignment, has so many `workers`, and all of them on `nodes`."""
         there = set(self.nodes.values()) <= nodes
-        return self.stands_by and self.workers == workers and there and not self.over()
+        return self.standing_by and self.workers == workers and there and not self.over()
 
-    def places(self) -> Counter[str]:
-        """How many of its keepers are on each node, as far as they have said so."""
+    def agents_by_node(self) -> Counter[str]:
+        """How many of its worker agents are on each node, as far as they have said so."""
         return Counter(() if self.over() else self.nodes.values())
 
     def kill(self, pids: Iterable[tuple[str, int]]) -> None:
@@ -96,7 +103,7 @@ class Crew:
                 )
 
     def ended_for_memory(self, node: str, pid: int) -> bool:
-        """Whether the keeper of that `pid`, which died, was ended by Ray or the kernel of its
+        """Whether the worker agent of that `pid`, which died, was ended by Ray or the kernel of its
         `node` for want of memory."""
         import ray
         import ray.exceptions
@@ -110,22 +117,22 @@ class Crew:
             there = worker.worker_address.node_id.hex() == node
             if there and worker.pid == pid and worker.exit_type == by_ray:
                 return True
-        server = self._spares.fork_servers.by_node.get(node)
+        server = self._warm_actors.fork_servers.by_node.get(node)
         with contextlib.suppress(ray.exceptions.RayError):
             if server is not None:
                 return bool(ray.get(server.ran_out_of_memory.remote(), timeout=ANSWER))
         return False
 
     def leave(self) -> None:
-        """Let the keepers go that stand by; free what they hold."""
-        self.stands_by = False
-        self._control.dismiss.remote(self.number)
+        """Let the worker agents go that stand by; free what they hold."""
+        self.standing_by = False
+        self._coordinator.release_agents.remote(self.number)
         self.free()
 
     def free(self) -> None:
         """What it holds, once it is no more, or does not get there.
 
-        The next crew would wait for what a conductor that died leaves reserved.
+        The next worker group would wait for what a train controller that died leaves reserved.
         """
         import ray
         from ray._private.state import state
@@ -134,16 +141,16 @@ class Crew:
         from ray.util import remove_placement_group
         from ray.util.placement_group import PlacementGroup
 
-        ray.wait([self.fit], timeout=ENDS_WITHIN)
-        if not self.over():  # it waits for keepers that will never answer
-            ray.kill(self._conductor)
-            self._spares.conductor_lost()
-        elif self.conductor_died():
-            self._spares.conductor_lost()
+        ray.wait([self.fit], timeout=END_TIMEOUT)
+        if not self.over():  # it waits for worker agents that will never answer
+            ray.kill(self._controller)
+            self._warm_actors.mark_controller_lost()
+        elif self.controller_died():
+            self._warm_actors.mark_controller_lost()
         table: Any = gcs_pb2.PlacementGroupTableData  # type: ignore[attr-defined]
         for written in state._connect_and_get_accessor().get_placement_group_table():
             group = table.FromString(written)
-            own = group.creator_actor_id == self._conductor._actor_id.binary()
+            own = group.creator_actor_id == self._controller._actor_id.binary()
             if own and group.state != table.REMOVED:
                 remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
 

@@ -50,10 +50,10 @@ class Goodput:
 
 def goodput(folder: str) -> Goodput:
     """Of the run in `folder`, so far."""
-    return account(RunFolder(folder).events(), metrics.read_lines(folder))
+    return account_time(RunFolder(folder).events(), metrics.read_lines(folder))
 
 
-def account(events: Iterable[Line], lines: Iterable[Line]) -> Goodput:
+def account_time(events: Iterable[Line], lines: Iterable[Line]) -> Goodput:
     """`events` of a run folder and the `lines` of its updates, in seconds by what they went to."""
     events = sorted(events, key=_time)
     lines = sorted(lines, key=_time)

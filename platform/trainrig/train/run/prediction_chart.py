@@ -9,15 +9,15 @@ from matplotlib.ticker import EngFormatter
 
 from trainrig import figures
 from trainrig.figures import C1, C2, Numbers, thin
-from trainrig.report import Chart, Table, short
+from trainrig.report import Chart, ReportTable, short
 from trainrig.train.run.prediction import Prediction
-from trainrig.train.run.run_charts import TABLE_ROWS, RunStory, values
+from trainrig.train.run.run_charts import TABLE_ROWS, RunReportData, values
 
 BAND = 0.22  # opacity
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLoss:
     """The loss that came, by the tokens trained on."""
 
     tokens: Numbers
@@ -30,29 +30,31 @@ class Measured:
         return "held-out loss" if self.held_out else "training loss"
 
 
-def measured(story: RunStory) -> Measured:
+def measure_loss(run_data: RunReportData) -> MeasuredLoss:
     """The held-out loss where there is one, which is what laws are fitted to."""
-    tokens_at = {line["step"]: float(line["train/tokens"]) for line in story.updates}
-    lines = [line for line in story.held_out if line["step"] in tokens_at]
+    tokens_at = {line["step"]: float(line["train/tokens"]) for line in run_data.updates}
+    lines = [line for line in run_data.held_out if line["step"] in tokens_at]
     if lines:
         tokens = np.array([tokens_at[line["step"]] for line in lines])
-        return Measured(tokens, values(lines, "eval/loss"), True)
+        return MeasuredLoss(tokens, values(lines, "eval/loss"), True)
     tokens = np.array(list(tokens_at.values()))
-    return Measured(tokens, values(story.updates, "train/loss"), False)
+    return MeasuredLoss(tokens, values(run_data.updates, "train/loss"), False)
 
 
-def comparison(story: RunStory, prediction: Prediction) -> tuple[float, float, float, float]:
+def comparison(
+    run_data: RunReportData, prediction: Prediction
+) -> tuple[float, float, float, float]:
     """What came at last, and what was predicted for that many tokens, with low and high."""
-    came = measured(story)
+    came = measure_loss(run_data)
     return float(came.loss[-1]), *prediction.at(float(came.tokens[-1]))
 
 
-def prediction_chart(story: RunStory, prediction: Prediction) -> Chart:
+def prediction_chart(run_data: RunReportData, prediction: Prediction) -> Chart:
     """The predicted loss, with its interval, under the loss that came."""
-    came = measured(story)
-    actual, predicted, low, high = comparison(story, prediction)
+    came = measure_loss(run_data)
+    actual, predicted, low, high = comparison(run_data, prediction)
     sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
-    ended = story.updates[-1]["step"] >= story.steps
+    ended = run_data.updates[-1]["step"] >= run_data.steps
     title = (
         f"{came.what.capitalize()} {actual:.3f}{'' if ended else ' so far'}; the law "
         f"{prediction.law} said {predicted:.3f}{sure}: {actual / predicted - 1:+.1%}"
@@ -67,11 +69,11 @@ def prediction_chart(story: RunStory, prediction: Prediction) -> Chart:
         label="The predicted loss against tokens with its interval, and the loss that came.",
         caption="The prediction for each number of tokens is of a run that ends there, its rate "
         "decayed: a run under way lies above it until its own end.",
-        table=Table("Loss, nats per token", ("tokens", came.what, "predicted"), rows),
+        table=ReportTable("Loss, nats per token", ("tokens", came.what, "predicted"), rows),
     )
 
 
-def plot_prediction(ax: Axes, measured: Measured, prediction: Prediction) -> Axes:
+def plot_prediction(ax: Axes, measured: MeasuredLoss, prediction: Prediction) -> Axes:
     """Predicted loss dashed with its band, measured loss as points."""
     ax.plot(
         prediction.tokens, prediction.loss, "--", color=C2, linewidth=2, label="predicted, if ended"

@@ -19,7 +19,7 @@ RECENT = 50  # updates whose pace says how long the others will take
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """How far a run is."""
 
     step: int  # updates done
@@ -50,7 +50,7 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-class Follower:
+class ProgressFollower:
     """Reads what a run of `steps` steps has written since the last look."""
 
     def __init__(self, folder: str, steps: int) -> None:
@@ -62,7 +62,7 @@ class Follower:
         self._attempts = 0  # the number of the newest
         self._waiting, self._awaited = "", 0  # for what; and whose update ends it
 
-    def look(self) -> Progress | None:
+    def look(self) -> TrainingProgress | None:
         """How far the run is now; None before its first update."""
         for event in _parsed(self._events.lines()):
             self._hear(event)
@@ -74,7 +74,7 @@ class Follower:
         if not self._recent:
             return None
         newest = self._recent[-1]
-        return Progress(
+        return TrainingProgress(
             step=newest["step"],
             loss=newest["train/loss"],
             held_out=self._held_out,

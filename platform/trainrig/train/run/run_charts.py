@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator
 
 from trainrig import figures
-from trainrig.figures import C1, C2, C3, C4, Curve, Interruptions, Numbers, Part, Row
-from trainrig.report import Cell, Chart, Table, duration, percent, visible
+from trainrig.figures import C1, C2, C3, C4, BarPart, BarRow, Interruptions, NoisyCurve, Numbers
+from trainrig.report import Cell, Chart, ReportTable, duration, percent, visible
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.prediction import Prediction
 
@@ -24,7 +24,7 @@ SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
 
 
 @dataclass(frozen=True)
-class RunStory:
+class RunReportData:
     """What a run folder's files say, ready to be drawn."""
 
     folder: str
@@ -54,15 +54,15 @@ def _mean_over(points: int) -> int:
     return max(1, min(points, max(4, points // 40)))
 
 
-def loss_chart(story: RunStory) -> Chart:
+def loss_chart(run_data: RunReportData) -> Chart:
     """The training loss by step through every restart, with the held-out loss."""
-    steps, losses = values(story.updates, "step"), values(story.updates, "train/loss")
-    curve = Curve(steps, losses, _mean_over(len(steps)), "step", "loss (nats per token)")
-    held_out = (values(story.held_out, "step"), values(story.held_out, "eval/loss"))
+    steps, losses = values(run_data.updates, "step"), values(run_data.updates, "train/loss")
+    curve = NoisyCurve(steps, losses, _mean_over(len(steps)), "step", "loss (nats per token)")
+    held_out = (values(run_data.held_out, "step"), values(run_data.held_out, "eval/loss"))
     marks = Interruptions(
         held_out=held_out,
-        thrown_away=[(values(x, "step"), values(x, "train/loss")) for x in story.thrown_away],
-        restarts=[float(event["step"]) for event in story.moves],
+        thrown_away=[(values(x, "step"), values(x, "train/loss")) for x in run_data.thrown_away],
+        restarts=[float(event["step"]) for event in run_data.moves],
     )
     if len(held_out[0]):
         plot = partial(figures.plot_interrupted_curve, curve=curve, interruptions=marks)
@@ -78,20 +78,20 @@ def loss_chart(story: RunStory) -> Chart:
         + ("; diamonds: held out" if len(held_out[0]) else "")
         + ("; numbered: where a later attempt goes on" if marks.restarts else "")
         + ("; dotted: steps that one took again." if marks.thrown_away else "."),
-        table=_series_table("Training loss", story.updates, "train/loss", "nats per token"),
+        table=_series_table("Training loss", run_data.updates, "train/loss", "nats per token"),
     )
 
 
-def sources_chart(story: RunStory) -> Chart:
+def sources_chart(run_data: RunReportData) -> Chart:
     """The held-out loss of each source by step."""
-    last = story.held_out[-1]
+    last = run_data.held_out[-1]
     names = {n: n[5:-5] for n in last if n.startswith("eval/") and n != "eval/loss"}
     ordered = sorted(names, key=lambda name: -last[name])
     shown = ordered[: len(SOURCE_COLOURS)]
 
     def plot(ax: Axes) -> None:
         for name, colour in zip(shown, SOURCE_COLOURS, strict=False):
-            lines = [line for line in story.held_out if name in line]
+            lines = [line for line in run_data.held_out if name in line]
             x, y = figures.thin(values(lines, "step"), values(lines, name))
             label = visible(names[name])[:24]
             ax.plot(x, y, "o-", color=colour, markersize=4, linewidth=1.8, label=label)
@@ -108,47 +108,49 @@ def sources_chart(story: RunStory) -> Chart:
         title,
         figures.draw(plot, 260),
         label="Lines of the held-out loss against steps, one a source.",
-        caption=f"n = {len(story.held_out):,} measurements on the same rows each time.{more}",
-        table=Table(
+        caption=f"n = {len(run_data.held_out):,} measurements on the same rows each time.{more}",
+        table=ReportTable(
             "Held-out loss by source, first and last",
             ("source", "first", "last"),
             tuple(
-                (names[name], next(x[name] for x in story.held_out if name in x), last[name])
+                (names[name], next(x[name] for x in run_data.held_out if name in x), last[name])
                 for name in ordered
             ),
         ),
     )
 
 
-def gradient_chart(story: RunStory) -> Chart:
+def gradient_chart(run_data: RunReportData) -> Chart:
     """The norm of the gradient by step."""
-    norms = values(story.updates, "train/grad_norm")
+    norms = values(run_data.updates, "train/grad_norm")
     highest = int(np.nanargmax(norms))
-    at = f"step {story.updates[highest]['step']:,}"
+    at = f"step {run_data.updates[highest]['step']:,}"
     title = f"Gradient norm {np.nanmedian(norms):.3g} at the median, at most {norms[highest]:.3g} "
-    return _line_chart(story, "train/grad_norm", "gradient norm", f"{title}({at})")
+    return _line_chart(run_data, "train/grad_norm", "gradient norm", f"{title}({at})")
 
 
-def rate_chart(story: RunStory) -> Chart:
+def rate_chart(run_data: RunReportData) -> Chart:
     """The learning rate by step."""
-    rates = values(story.updates, "train/lr")
+    rates = values(run_data.updates, "train/lr")
     title = f"Learning rate up to {rates.max():.3g}, {rates[-1]:.3g} at the end"
-    return _line_chart(story, "train/lr", "learning rate", title, smooth=False)
+    return _line_chart(run_data, "train/lr", "learning rate", title, smooth=False)
 
 
-def speed_chart(story: RunStory) -> Chart:
+def speed_chart(run_data: RunReportData) -> Chart:
     """Tokens per second by step."""
-    speeds = values(story.updates, "speed/tokens_per_second")
+    speeds = values(run_data.updates, "speed/tokens_per_second")
     title = f"{np.median(speeds):,.0f} tokens/s at the median"
-    return _line_chart(story, "speed/tokens_per_second", "tokens per second", title)
+    return _line_chart(run_data, "speed/tokens_per_second", "tokens per second", title)
 
 
-def _line_chart(story: RunStory, name: str, unit: str, title: str, smooth: bool = True) -> Chart:
-    steps, found = values(story.updates, "step"), values(story.updates, name)
+def _line_chart(
+    run_data: RunReportData, name: str, unit: str, title: str, smooth: bool = True
+) -> Chart:
+    steps, found = values(run_data.updates, "step"), values(run_data.updates, name)
     over = _mean_over(len(steps)) if smooth else 1
 
     def plot(ax: Axes) -> None:
-        figures.plot_curve(ax, Curve(steps, found, over, "step", unit))
+        figures.plot_curve(ax, NoisyCurve(steps, found, over, "step", unit))
         ax.set_ylim(bottom=0)
         if np.nanmax(found) >= 1_000:
             ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
@@ -161,15 +163,15 @@ def _line_chart(story: RunStory, name: str, unit: str, title: str, smooth: bool 
         figures.draw(plot, 220),
         label=f"Line of the {unit} against steps.",
         caption=f"{caption}, faint; bold: mean of the last {over}." if over > 1 else f"{caption}.",
-        table=_series_table(unit.capitalize(), story.updates, name, unit),
+        table=_series_table(unit.capitalize(), run_data.updates, name, unit),
     )
 
 
-def _series_table(caption: str, lines: Sequence[Line], name: str, unit: str) -> Table:
+def _series_table(caption: str, lines: Sequence[Line], name: str, unit: str) -> ReportTable:
     chosen = np.unique(np.linspace(0, len(lines) - 1, min(TABLE_ROWS, len(lines))).astype(int))
     rows: list[tuple[Cell, ...]] = [(lines[i]["step"], lines[i][name]) for i in chosen]
     some = f", {len(rows)} of {len(lines):,} steps" if len(rows) < len(lines) else ""
-    return Table(f"{caption}{some}", ("step", unit), tuple(rows))
+    return ReportTable(f"{caption}{some}", ("step", unit), tuple(rows))
 
 
 WHERE_TIME_GOES = {
@@ -188,15 +190,15 @@ def goodput_chart(goodput: Goodput) -> Chart:
     seconds = {label: getattr(goodput, name) for name, label in WHERE_TIME_GOES.items()}
     shown = {label: value for label, value in seconds.items() if value > 0}
     rows = [
-        Row(label, (value,), f"{duration(value)} · {percent(value, goodput.wall)}")
+        BarRow(label, (value,), f"{duration(value)} · {percent(value, goodput.wall)}")
         for label, value in shown.items()
     ]
-    plot = partial(figures.plot_rows, rows=rows, parts=(Part("seconds", C1),), x_label="seconds")
+    plot = partial(figures.plot_rows, rows=rows, parts=(BarPart("seconds", C1),), x_label="seconds")
     return Chart(
         f"{percent(goodput.share, 1)} of the time went into steps that count",
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of seconds by what they were spent on.",
         caption=f"{duration(goodput.wall)} in all, from the first start on. The title's share is "
         "of the time in which somebody drove the run.",
-        table=Table("Seconds by use", ("use", "seconds"), tuple(seconds.items())),
+        table=ReportTable("Seconds by use", ("use", "seconds"), tuple(seconds.items())),
     )

@@ -25,7 +25,7 @@ PLAN = "plan.json"  # what was predicted of the run, where it follows a plan
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TrainingAttempt:
     """One try at the run by one group of workers, numbered from 1."""
 
     number: int
@@ -66,18 +66,18 @@ class RunFolder:
     def _events(self) -> str:
         return storage.join(self.path, EVENTS)
 
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[TrainingAttempt]:
         """The attempts made so far, in order."""
         found = [
             json.loads(storage.read(path))
             for path in storage.list_files(storage.join(self.path, "attempts"), ".json")
         ]
         return sorted(
-            (Attempt(entry["number"], entry["resumed_step"]) for entry in found),
+            (TrainingAttempt(entry["number"], entry["resumed_step"]) for entry in found),
             key=lambda attempt: attempt.number,
         )
 
-    def is_gone(self, attempt: Attempt) -> bool:
+    def is_gone(self, attempt: TrainingAttempt) -> bool:
         """Whether the record of `attempt` was removed, and so, surely, the folder: nothing that is
         written there now will be found again. False where storage does not answer."""
         path = storage.join(self.path, "attempts", f"{attempt.number:04d}.json")
@@ -87,11 +87,11 @@ class RunFolder:
         except (OSError, ClusterError):
             return False
 
-    def take_attempt(self, resumed_step: int) -> Attempt:
+    def take_attempt(self, resumed_step: int) -> TrainingAttempt:
         """The next attempt's number, ours alone, on record as resuming from `resumed_step`."""
         while True:
             number = max((attempt.number for attempt in self.attempts()), default=0) + 1
             entry = {"number": number, "resumed_step": resumed_step, "owner": secrets.token_hex(8)}
             path = storage.join(self.path, "attempts", f"{number:04d}.json")
             if storage.create(path, json.dumps(entry).encode()):
-                return Attempt(number, resumed_step)
+                return TrainingAttempt(number, resumed_step)

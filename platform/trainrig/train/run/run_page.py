@@ -12,15 +12,15 @@ import numpy as np
 
 from trainrig import report, storage
 from trainrig.errors import DataError
-from trainrig.report import KeyFigure, Section, Table, duration, percent, short
+from trainrig.report import KeyFigure, ReportTable, Section, duration, percent, short
 from trainrig.storage.writable import check_folder
 from trainrig.train.run import metrics
-from trainrig.train.run.goodput import account
+from trainrig.train.run.goodput import account_time
 from trainrig.train.run.prediction import read_prediction
 from trainrig.train.run.prediction_chart import comparison, prediction_chart
 from trainrig.train.run.run_charts import (
     Line,
-    RunStory,
+    RunReportData,
     goodput_chart,
     gradient_chart,
     loss_chart,
@@ -45,9 +45,9 @@ def write_report(folder: str) -> str:
     Raises DataError for a folder without a run, or without one update in it.
     """
     path = storage.join(folder, PAGE)
-    story = read_story(folder)
+    run_data = read_report_data(folder)
     check_folder(folder)
-    storage.write(path, run_page(story).encode())
+    storage.write(path, run_page(run_data).encode())
     return path
 
 
@@ -61,7 +61,7 @@ def reported(folder: str) -> Iterator[None]:
             write_report(folder)
 
 
-def read_story(folder: str) -> RunStory:
+def read_report_data(folder: str) -> RunReportData:
     """What the files of the run in `folder` say so far. Raises DataError if that is nothing."""
     file = storage.join(folder, RUN_FILE)
     if not storage.exists(file):
@@ -77,7 +77,7 @@ def read_story(folder: str) -> RunStory:
     for line in lines:
         if line["attempt"] < counted[line["step"]]:
             thrown.setdefault(line["attempt"], []).append(line)
-    return RunStory(
+    return RunReportData(
         folder=folder,
         verb=run["stage"],
         steps=run["training"]["steps"],
@@ -85,59 +85,64 @@ def read_story(folder: str) -> RunStory:
         thrown_away=list(thrown.values()),
         held_out=metrics.held_out_series(folder),
         events=events,
-        goodput=account(events, lines),
+        goodput=account_time(events, lines),
         prediction=read_prediction(folder),
     )
 
 
-def run_page(story: RunStory) -> str:
+def run_page(run_data: RunReportData) -> str:
     """The page as HTML text."""
-    charts = [loss_chart(story)]
-    if story.prediction:
-        charts.append(prediction_chart(story, story.prediction))
-    if story.held_out:
-        charts.append(sources_chart(story))
+    charts = [loss_chart(run_data)]
+    if run_data.prediction:
+        charts.append(prediction_chart(run_data, run_data.prediction))
+    if run_data.held_out:
+        charts.append(sources_chart(run_data))
     sections = [Section("loss", "How well it predicts", tuple(charts))]
-    steady = (gradient_chart(story), rate_chart(story))
+    steady = (gradient_chart(run_data), rate_chart(run_data))
     sections.append(Section("steadiness", "How steadily it learnt", steady))
-    speed = (speed_chart(story), *((goodput_chart(story.goodput),) if story.goodput.wall else ()))
+    speed = (
+        speed_chart(run_data),
+        *((goodput_chart(run_data.goodput),) if run_data.goodput.wall else ()),
+    )
     sections.append(Section("time", "Where the time went", speed))
-    sections.append(Section("events", "What happened", (_events(story),)))
-    page = report.Page(
-        title=f"{story.verb.capitalize()} run",
-        verdict=_verdict(story),
-        figures=_key_figures(story),
+    sections.append(Section("events", "What happened", (_events(run_data),)))
+    page = report.ReportPage(
+        title=f"{run_data.verb.capitalize()} run",
+        verdict=_verdict(run_data),
+        figures=_key_figures(run_data),
         sections=tuple(sections),
-        commands=_commands(story),
-        provenance=_provenance(story),
+        commands=_commands(run_data),
+        provenance=_provenance(run_data),
     )
     return page.html()
 
 
-def _verdict(story: RunStory) -> report.Verdict:
-    done = story.updates[-1]["step"]
+def _verdict(run_data: RunReportData) -> report.Verdict:
+    done = run_data.updates[-1]["step"]
     warnings = []
-    skipped = [event for event in story.events if event["event"] == "step_skipped"]
+    skipped = [event for event in run_data.events if event["event"] == "step_skipped"]
     if skipped:
         warnings.append(
             f"Global batches that no update was made from: {len(skipped)}; see the events."
         )
-    if any(event["event"] == "numerics_changed" for event in story.events):
+    if any(event["event"] == "numerics_changed" for event in run_data.events):
         warnings.append("Machine or libraries changed on the way: other bits may have resulted.")
-    if done < story.steps:
+    if done < run_data.steps:
         warnings.append("Not at its last step: the same command goes on.")
-    what = "held-out loss" if story.held_out else "loss"
-    lines, name = (story.held_out, "eval/loss") if story.held_out else (story.updates, "train/loss")
+    what = "held-out loss" if run_data.held_out else "loss"
+    lines, name = (
+        (run_data.held_out, "eval/loss") if run_data.held_out else (run_data.updates, "train/loss")
+    )
     loss = values(lines, name)[-1]
-    sentence = f"{done:,} of {story.steps:,} steps; {what} {loss:.3f} nats per token."
+    sentence = f"{done:,} of {run_data.steps:,} steps; {what} {loss:.3f} nats per token."
     state: Literal["done", "warning"] = "warning" if warnings else "done"
     return report.Verdict(sentence, state, tuple(warnings))
 
 
-def _key_figures(story: RunStory) -> tuple[KeyFigure, ...]:
-    losses = values(story.updates, "train/loss")
-    speeds = values(story.updates, "speed/tokens_per_second")
-    last = story.updates[-1]
+def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
+    losses = values(run_data.updates, "train/loss")
+    speeds = values(run_data.updates, "speed/tokens_per_second")
+    last = run_data.updates[-1]
     figures = [
         KeyFigure("Training loss", f"{losses[-1]:.3f}", "nats per token", f"{losses[0]:.3f} first"),
         KeyFigure("Trained on", short(last["train/tokens"]), "tokens", f"{last['step']:,} steps"),
@@ -149,22 +154,22 @@ def _key_figures(story: RunStory) -> tuple[KeyFigure, ...]:
         ),
         KeyFigure(
             "Goodput",
-            percent(story.goodput.share, 1),
+            percent(run_data.goodput.share, 1),
             "",
-            f"of {duration(story.goodput.wall)}, in attempts: {len(story.moves) + 1}",
+            f"of {duration(run_data.goodput.wall)}, in attempts: {len(run_data.moves) + 1}",
         ),
     ]
-    if story.held_out:
-        held_out = values(story.held_out, "eval/loss")
-        first = f"{held_out[0]:.3f} at step {story.held_out[0]['step']:,}"
+    if run_data.held_out:
+        held_out = values(run_data.held_out, "eval/loss")
+        first = f"{held_out[0]:.3f} at step {run_data.held_out[0]['step']:,}"
         figures.insert(
             0, KeyFigure("Held-out loss", f"{held_out[-1]:.3f}", "nats per token", first)
         )
-    if story.prediction:
-        actual, predicted, low, high = comparison(story, story.prediction)
+    if run_data.prediction:
+        actual, predicted, low, high = comparison(run_data, run_data.prediction)
         sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
         against = (
-            f"{actual:.3f} came, {actual / predicted - 1:+.1%}; law {story.prediction.law}{sure}"
+            f"{actual:.3f} came, {actual / predicted - 1:+.1%}; law {run_data.prediction.law}{sure}"
         )
         figures.insert(
             1, KeyFigure("Predicted loss", f"{predicted:.3f}", "nats per token", against)
@@ -172,8 +177,8 @@ def _key_figures(story: RunStory) -> tuple[KeyFigure, ...]:
     return tuple(figures)
 
 
-def _events(story: RunStory) -> Table:
-    told = [event for event in story.events if event["event"] not in ORDINARY]
+def _events(run_data: RunReportData) -> ReportTable:
+    told = [event for event in run_data.events if event["event"] not in ORDINARY]
     began = told[0]["time"] if told else 0.0
     rows = tuple(
         (
@@ -187,7 +192,7 @@ def _events(story: RunStory) -> Table:
     )
     some = f", the last {len(rows)} of {len(told):,}" if len(rows) < len(told) else ""
     caption = f"Events, but for what is as usual{some}; events.jsonl has all"
-    return Table(caption, ("after", "event", "attempt", "step", "details"), rows)
+    return ReportTable(caption, ("after", "event", "attempt", "step", "details"), rows)
 
 
 def _details(event: Mapping[str, Any]) -> str:
@@ -195,18 +200,18 @@ def _details(event: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in told.items())
 
 
-def _commands(story: RunStory) -> tuple[report.Command, ...]:
-    if story.updates[-1]["step"] < story.steps:
-        go_on = f"trainrig {story.verb} {story.folder}/{RUN_FILE}"
-        return (report.Command(go_on, "Go on from the newest checkpoint"),)
+def _commands(run_data: RunReportData) -> tuple[report.PageCommand, ...]:
+    if run_data.updates[-1]["step"] < run_data.steps:
+        go_on = f"trainrig {run_data.verb} {run_data.folder}/{RUN_FILE}"
+        return (report.PageCommand(go_on, "Go on from the newest checkpoint"),)
     return (
-        report.Command(f"trainrig generate {story.folder} --prompt TEXT", "Let it write"),
-        report.Command(f"trainrig export {story.folder} OUT", "Give it to Transformers"),
+        report.PageCommand(f"trainrig generate {run_data.folder} --prompt TEXT", "Let it write"),
+        report.PageCommand(f"trainrig export {run_data.folder} OUT", "Give it to Transformers"),
     )
 
 
-def _provenance(story: RunStory) -> dict[str, dict[str, str]]:
-    numerics = [event["found"] for event in story.events if event["event"] == "numerics"]
-    where = {"folder": story.folder, "run file": RUN_FILE, "figures": metrics.METRICS}
+def _provenance(run_data: RunReportData) -> dict[str, dict[str, str]]:
+    numerics = [event["found"] for event in run_data.events if event["event"] == "numerics"]
+    where = {"folder": run_data.folder, "run file": RUN_FILE, "figures": metrics.METRICS}
     machine = {"Machine": {k: str(v) for k, v in numerics[-1].items()}} if numerics else {}
     return {"Files": where, **machine}

@@ -7,12 +7,12 @@ import torch.distributed as dist
 
 from trainrig.errors import Diverged
 from trainrig.parallel import numerics
-from trainrig.tokens.batches import Share
-from trainrig.train.job import Job
+from trainrig.tokens.batches import LocalBatch
+from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
 from trainrig.train.run import metrics
 from trainrig.train.run.metrics import MetricsWriter
-from trainrig.train.run.run_folder import Attempt, RunFolder
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.sample_log import SampleLog
 from trainrig.train.state import TrainState
 from trainrig.train.step import StepFigures
@@ -20,10 +20,10 @@ from trainrig.train.step import StepFigures
 log = logging.getLogger(__name__)
 
 
-class Record:
+class StepLogger:
     """Of one rank; what is the same on all of them is written by rank 0 alone."""
 
-    def __init__(self, job: Job, attempt: Attempt, state: TrainState) -> None:
+    def __init__(self, job: TrainingJob, attempt: TrainingAttempt, state: TrainState) -> None:
         """`state` is that which the attempt begins with, and which it changes."""
         self._job, self._attempt, self._state = job, attempt, state
         self._folder = RunFolder(job.folder)
@@ -33,10 +33,10 @@ class Record:
         self._began = time.perf_counter()
         self._stepped = False  # in this attempt
 
-    def taken(self, share: Share, figures: StepFigures) -> None:
-        """An update was made, of which this rank had `share`."""
+    def log_step(self, local: LocalBatch, figures: StepFigures) -> None:
+        """An update was made, of which this rank had `local`."""
         step = self._state.step
-        self._samples.write(step, (micro for micro, real in share.dealt if real))
+        self._samples.write(step, (micro for micro, real in local.assigned if real))
         self._began, seconds = time.perf_counter(), time.perf_counter() - self._began
         if self._metrics:
             if not self._stepped:
@@ -53,7 +53,7 @@ class Record:
             }
             self._metrics.write(step, values)
 
-    def skipped(self, figures: StepFigures) -> None:
+    def log_skipped(self, figures: StepFigures) -> None:
         """No update could be made. Raises Diverged if it was one too many in a row."""
         step, (first, end) = self._state.step, self._state.skipped[-1]
         what = f"data step {end - 1}, after step {step}: {figures.fault}"
@@ -69,12 +69,12 @@ class Record:
                 "training.optimizer.lr, or see with `trainrig trace` what data it was"
             )
 
-    def held_out(self, loss: Loss) -> None:
+    def log_held_out(self, loss: Loss) -> None:
         """The held-out loss was measured."""
         if self._metrics:
             self._metrics.write(self._state.step, metrics.loss_values("eval", loss))
 
-    def numerics(self) -> None:
+    def log_numerics(self) -> None:
         """Note what the bits depend on, and say so if it is not what it was; every rank calls it.
 
         A change suspends the promise of equal bits, not the run.

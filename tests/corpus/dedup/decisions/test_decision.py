@@ -9,9 +9,9 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.decisions.decision import FALLS, STAYS, decide, edges_of
-from trainrig.corpus.dedup.pairs.document_reference import NAME, one_each
+from trainrig.corpus.dedup.pairs.document_reference import DOCUMENT_KEY, one_each
 from trainrig.corpus.dedup.pairs.evidence import PAIR
-from trainrig.corpus.dedup.pairs.remote_documents import guests_of
+from trainrig.corpus.dedup.pairs.remote_documents import find_remote_documents
 
 COUNT = 14
 Pairs = dict[tuple[int, int], float]
@@ -21,13 +21,13 @@ pairs = st.dictionaries(
     st.sampled_from([0.8, 0.85, 0.9, 1.0]),
     max_size=40,
 )
-stretches = st.lists(st.integers(0, 3), min_size=COUNT, max_size=COUNT)
+partitions = st.lists(st.integers(0, 3), min_size=COUNT, max_size=COUNT)
 orders = st.permutations(range(COUNT))
 
 
 @dataclass(frozen=True)
 class Given:
-    """Pairs with the names of both ends; `stretches` are asked for later."""
+    """Pairs with the names of both ends; `partitions` are asked for later."""
 
     pairs: np.ndarray
     a: np.ndarray
@@ -53,7 +53,7 @@ def given_of(pairs: Pairs, order: list[int], ids: list[int] | None = None) -> Gi
         return ref_of(n), *((place // 2, place) if ids is None else (place, ids.index(n))), n**2
 
     def names(documents: list[int]) -> np.ndarray:
-        return np.array([name(n) for n in documents], NAME)
+        return np.array([name(n) for n in documents], DOCUMENT_KEY)
 
     a, b = names([a for a, _ in pairs]), names([b for _, b in pairs])
     rows = [(*ends, s) for *ends, s in zip(a["ref"], b["ref"], pairs.values(), strict=True)]
@@ -61,46 +61,56 @@ def given_of(pairs: Pairs, order: list[int], ids: list[int] | None = None) -> Gi
 
 
 def ref_of(document: int) -> int:
-    """Each on a shelf of its own, so that any can lie in any stretch."""
+    """Each on a split index of its own, so that any can lie in any partition."""
     return document << 32
 
 
-def rounds(given: Given, stretches: list[int], most: int = 100) -> dict[int, Told]:
+def rounds(given: Given, partitions: list[int], most: int = 100) -> dict[int, Told]:
     """What is decided of each document in the last round."""
     edges, later, earlier = edges_of(given.pairs, given.a, given.b)
-    numbers = range(max(stretches) + 1)
-    # Shelf n is that of document `shelves[n]`: those of a stretch are neighbours.
-    shelves = sorted(range(COUNT), key=stretches.__getitem__)
-    moved = np.argsort(shelves).astype(np.uint64) << np.uint64(32)
-    bounds = np.searchsorted(sorted(stretches), [*numbers, len(numbers)])
+    numbers = range(max(partitions) + 1)
+    # Shelf n is that of document `split indexes[n]`: those of a partition are neighbours.
+    split_indexes = sorted(range(COUNT), key=partitions.__getitem__)
+    moved = np.argsort(split_indexes).astype(np.uint64) << np.uint64(32)
+    bounds = np.searchsorted(sorted(partitions), [*numbers, len(numbers)])
 
     def move(refs: np.ndarray) -> np.ndarray:
         return moved[(refs >> np.uint64(32)).astype(np.int64)]
 
     for rows, name in ((edges, "later"), (edges, "earlier"), (later, "ref"), (earlier, "ref")):
         rows[name] = move(rows[name])
-    stretch_of = np.array(sorted(stretches))
+    partition_of = np.array(sorted(partitions))
 
     def home(refs: np.ndarray) -> np.ndarray:
-        return stretch_of[(refs >> np.uint64(32)).astype(np.int64)]
+        return partition_of[(refs >> np.uint64(32)).astype(np.int64)]
 
-    guests = guests_of(edges["later"], edges["earlier"], stretch_of)
-    words, echoes = None, None
+    remote = find_remote_documents(edges["later"], edges["earlier"], partition_of)
+    make_messages, cluster_messages = None, None
     for _ in range(most):
         decided = []
         for number in numbers:
             mine = home(edges["later"]) == number
             elsewhere = home(earlier["ref"]) == number
             names = np.concatenate([later[mine], earlier[mine], earlier[elsewhere]])
-            told = None if words is None else words[number]
-            heard = [] if echoes is None else [echoes[home(echoes["about"]) == number]]
+            state_messages = None if make_messages is None else make_messages[number]
+            heard = (
+                []
+                if cluster_messages is None
+                else [cluster_messages[home(cluster_messages["about"]) == number]]
+            )
             own = bounds[number : number + 2].astype(np.uint64) << np.uint64(32)
             decided.append(
-                decide(one_each(names), edges[mine], own, told, functools.partial(list, heard))
+                decide(
+                    one_each(names),
+                    edges[mine],
+                    own,
+                    state_messages,
+                    functools.partial(list, heard),
+                )
             )
         if not sum(each.unsettled for each in decided):
             return {
-                shelves[row[0] >> 32]: Told(*row[1:])
+                split_indexes[row[0] >> 32]: Told(*row[1:])
                 for each in decided
                 for row in zip(
                     each.refs.tolist(),
@@ -111,13 +121,13 @@ def rounds(given: Given, stretches: list[int], most: int = 100) -> dict[int, Tol
                     strict=True,
                 )
             }
-        echoes = np.concatenate([each.echoes for each in decided])
-        words = [
+        cluster_messages = np.concatenate([each.cluster_messages for each in decided])
+        make_messages = [
             np.concatenate(
                 [
-                    each.words(refs[home(refs) == nth])
+                    each.make_messages(refs[home(refs) == nth])
                     for nth, each in enumerate(decided)
-                    for refs in [guests["ref"][guests["reader"] == number]]
+                    for refs in [remote["ref"][remote["reader"] == number]]
                 ]
             )
             for number in numbers
@@ -128,11 +138,13 @@ def rounds(given: Given, stretches: list[int], most: int = 100) -> dict[int, Tol
 def fallen(decided: dict[int, Told]) -> dict[int, tuple[int, float]]:
     """Of each that fell, whom it repeats and how like it is."""
     found = {}
-    for document, told in decided.items():
-        assert told.state in (STAYS, FALLS)
-        assert (told.state == FALLS) == (told.similarity == told.similarity)
-        if told.state == FALLS:
-            found[document] = (math.isqrt(told.repeated[1]), told.similarity)
+    for document, state_messages in decided.items():
+        assert state_messages.state in (STAYS, FALLS)
+        assert (state_messages.state == FALLS) == (
+            state_messages.similarity == state_messages.similarity
+        )
+        if state_messages.state == FALLS:
+            found[document] = (math.isqrt(state_messages.repeated[1]), state_messages.similarity)
     return found
 
 
@@ -151,38 +163,40 @@ def one_after_the_other(pairs: Pairs, order: list[int]) -> dict[int, tuple[int, 
     return fell
 
 
-@given(pairs, orders, stretches)
+@given(pairs, orders, partitions)
 @tries(deadline=None)
-def test_the_rounds_decide_as_the_plain_loop_does(pairs, order, stretches):
-    decided = rounds(given_of(pairs, order), stretches)
+def test_the_rounds_decide_as_the_plain_loop_does(pairs, order, partitions):
+    decided = rounds(given_of(pairs, order), partitions)
     assert fallen(decided) == one_after_the_other(pairs, order)
 
 
-@given(pairs, orders, orders, stretches)
+@given(pairs, orders, orders, partitions)
 @tries(deadline=None, max_examples=300)
 def test_a_cluster_is_named_after_the_lowest_id_of_all_that_are_linked(
-    pairs, order, ids, stretches
+    pairs, order, ids, partitions
 ):
     clusters = {document: {document} for document in range(COUNT)}
     for a, b in pairs:
         both = clusters[a] | clusters[b]
         for document in both:
             clusters[document] = both
-    for document, told in rounds(given_of(pairs, order, ids), stretches).items():
+    for document, state_messages in rounds(given_of(pairs, order, ids), partitions).items():
         lowest = min((ids.index(member), member**2) for member in clusters[document])
-        assert told.cluster == lowest
+        assert state_messages.cluster == lowest
 
 
 def test_a_cluster_hears_of_its_lowest_id_when_all_is_decided_long_before():
-    # In each stretch one falls at once to one that stays; links between those that fall carry the
-    # lowest id from the first stretch to the last, a stretch a round, or back.
-    stretches = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 6]
+    # In each partition one falls at once to one that stays; links between those that fall carry the
+    # lowest id from the first partition to the last, a partition a round, or back.
+    partitions = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 6]
     pairs = {(n, n + 6): 0.9 for n in range(6)} | {(n, n + 1): 0.8 for n in range(6, 11)}
     order = list(range(COUNT))
     for ids in (order, order[::-1]):
-        found = rounds(given_of(pairs, order, ids), stretches)
+        found = rounds(given_of(pairs, order, ids), partitions)
         lowest = min(range(12), key=ids.index)
-        assert {told.cluster for told in found.values()} == {(ids.index(lowest), lowest**2)}
+        assert {state_messages.cluster for state_messages in found.values()} == {
+            (ids.index(lowest), lowest**2)
+        }
 
 
 def test_the_ends_of_a_chain_are_both_kept():
@@ -216,20 +230,20 @@ def test_who_fell_early_still_hears_of_a_more_similar_one_that_is_kept_late():
     assert fallen(rounds(given, in_turns))[6] == (4, 1.0)
 
 
-@given(pairs, orders, stretches, st.randoms(use_true_random=False))
+@given(pairs, orders, partitions, st.randoms(use_true_random=False))
 @tries(deadline=None)
-def test_the_decision_does_not_depend_on_the_order_of_pairs(pairs, order, stretches, random):
+def test_the_decision_does_not_depend_on_the_order_of_pairs(pairs, order, partitions, random):
     items = list(pairs.items())
     random.shuffle(items)
     shuffled = {pair[:: random.choice([1, -1])]: likeness for pair, likeness in items}
-    expected = fallen(rounds(given_of(pairs, order), stretches))
-    assert fallen(rounds(given_of(shuffled, order), stretches)) == expected
+    expected = fallen(rounds(given_of(pairs, order), partitions))
+    assert fallen(rounds(given_of(shuffled, order), partitions)) == expected
 
 
-@given(pairs, orders, stretches)
+@given(pairs, orders, partitions)
 @tries(deadline=None)
-def test_every_fallen_document_has_a_kept_partner_of_its_own(pairs, order, stretches):
-    fell = fallen(rounds(given_of(pairs, order), stretches))
+def test_every_fallen_document_has_a_kept_partner_of_its_own(pairs, order, partitions):
+    fell = fallen(rounds(given_of(pairs, order), partitions))
     for document, (partner, similarity) in fell.items():
         assert partner not in fell
         assert pairs[min(document, partner), max(document, partner)] == similarity

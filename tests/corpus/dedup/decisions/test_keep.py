@@ -9,9 +9,9 @@ from trainrig.corpus.dedup.decisions.keep import (
     BestSignal,
     ContentHash,
     Earliest,
+    KeepFeatures,
     KeepRule,
     Longest,
-    Measured,
     SourcePriority,
     ranks_in_crawl,
 )
@@ -24,7 +24,7 @@ def ranked(rule: KeepRule, source: str = "web", number: int = 0, **columns) -> l
     count = max((len(column) for column in columns.values()), default=1)
     characters = np.array(columns.pop("characters", [9] * count), np.int64)
     digests = np.array(columns.pop("digests", [[7] * 16] * count), np.uint8)
-    measured = Measured(
+    measured = KeepFeatures(
         characters,
         digests,
         source,

@@ -19,7 +19,7 @@ from trainrig.corpus.dedup.lines import (
     cut_lines,
     ranges_for,
 )
-from trainrig.corpus.dedup.span_file import load_cuts
+from trainrig.corpus.dedup.span_file import load_spans
 from trainrig.corpus.files.removed_spans import cut
 
 Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
@@ -56,7 +56,7 @@ def cleaned(
         for split in splits:
             path = str(place / "cuts")
             counts[2].update(cut_lines(batches_of(split, batch), common, rules, path))
-            cuts = load_cuts(path, COMMON_LINES)
+            cuts = load_spans(path, COMMON_LINES)
             left.append([cut(t, cuts.get(i, []))[0] for i, (_, t) in enumerate(split)])
     return left, [dict(each) for each in counts]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from trainrig.corpus.dedup.pairs.buckets import (
     CANDIDATE,
     ENTRY,
-    FEW_MET,
-    MOST_MET,
+    FEW_CANDIDATES,
+    MOST_CANDIDATES,
     candidates,
     candidates_of_one_key,
     nearest,
@@ -18,7 +18,7 @@ from trainrig.corpus.dedup.pairs.buckets import (
 
 # Key, ref; a document is its ref, and its rank and id go by that.
 rows = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), max_size=80)
-most_met = st.sampled_from([1, 2, 5, MOST_MET])
+most_met = st.sampled_from([1, 2, 5, MOST_CANDIDATES])
 batches = st.sampled_from([1, 3, 10, 1000])
 
 
@@ -32,7 +32,7 @@ def table_of(rows: list[tuple[int, int]]) -> np.ndarray:
 
 
 def pairs_of(
-    rows: list[tuple[int, int]], most: int = MOST_MET, batch: int = 1000, **more
+    rows: list[tuple[int, int]], most: int = MOST_CANDIDATES, batch: int = 1000, **more
 ) -> list[tuple[int, int]]:
     found = nearest_of_all(candidates(table_of(rows), most=most, batch=batch, **more), most)
     return [(a, b) for a, b, _ in found.tolist()]
@@ -41,7 +41,7 @@ def pairs_of(
 def turns(bucket: list[int], nth: int, most: int) -> list[int]:
     """Whom the document at this place of a bucket meets, in their turns, by the letter."""
     if nth > most:
-        return bucket[: min(most, FEW_MET)]
+        return bucket[: min(most, FEW_CANDIDATES)]
     return [*bucket[: min(nth, 1)], *bucket[max(nth - 1, 1) : nth], *bucket[1 : max(nth - 1, 1)]]
 
 
@@ -114,11 +114,11 @@ def test_a_large_bucket_gives_each_few_from_the_front():
     expected = {
         (in_order[nth], in_order[before])
         for nth in documents
-        for before in range(nth if nth <= MOST_MET else FEW_MET)
+        for before in range(nth if nth <= MOST_CANDIDATES else FEW_CANDIDATES)
     }
     (found,) = candidates(table)
     assert sorted((a, b) for a, b, _ in found.tolist()) == sorted(expected)
-    assert len(expected) < MOST_MET * MOST_MET // 2 + FEW_MET * 200
+    assert len(expected) < MOST_CANDIDATES * MOST_CANDIDATES // 2 + FEW_CANDIDATES * 200
 
 
 @pytest.mark.parametrize("order", ["as they are", "backwards", "by half"])
@@ -150,7 +150,7 @@ def test_a_pair_with_a_decided_one_belongs_to_the_other_and_two_of_them_do_not_m
     rows = list(set(rows))
     expected = {
         (b, a) if a >= earlier else (a, b)
-        for a, b in plainly(rows, MOST_MET)
+        for a, b in plainly(rows, MOST_CANDIDATES)
         if min(a, b) < earlier
     }
     assert sorted(pairs_of(rows, earlier=earlier)) == sorted(expected)

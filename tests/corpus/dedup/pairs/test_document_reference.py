@@ -3,13 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.pairs.document_reference import (
+    find_positions,
+    find_splits,
     id_texts,
     id_words,
     like_keys,
+    make_refs,
     parts_of_keys,
-    places_of,
-    refs,
-    shelves_of,
 )
 
 ids = st.lists(st.integers(0, 2**128 - 1).map("{:032x}".format))
@@ -24,10 +24,10 @@ def test_ids_come_back_and_sort_as_their_words_do(ids):
 
 
 @given(st.integers(0, 2**31), st.lists(st.integers(0, 2**32 - 1)))
-def test_a_ref_is_its_shelf_and_place(shelf, places):
-    found = refs(shelf, np.array(places, np.int64))
-    assert places_of(found).tolist() == places
-    assert set(shelves_of(found).tolist()) <= {shelf}
+def test_a_ref_is_its_shelf_and_place(split_index, places):
+    found = make_refs(split_index, np.array(places, np.int64))
+    assert find_positions(found).tolist() == places
+    assert set(find_splits(found).tolist()) <= {split_index}
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.integers(1, 10**6))

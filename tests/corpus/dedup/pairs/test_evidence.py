@@ -6,20 +6,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.corpus.dedup.pairs import evidence
-from trainrig.corpus.dedup.pairs.document_reference import NAME, id_texts, refs
+from trainrig.corpus.dedup.pairs.document_reference import DOCUMENT_KEY, id_texts, make_refs
 from trainrig.corpus.dedup.pairs.evidence import PAIR, SCHEMA, read_pairs, write_pairs
 
 SHELF = 3
 
 
 def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of that shelf's documents with others, and the names of all."""
+    """Pairs of that split index's documents with others, and the names of all."""
     dice = np.random.default_rng(count)
     found = np.empty(count, PAIR)
-    found["a"] = refs(SHELF, np.arange(count))
-    found["b"] = refs(dice.integers(0, 9, count), dice.integers(0, 2**32, count))
+    found["a"] = make_refs(SHELF, np.arange(count))
+    found["b"] = make_refs(dice.integers(0, 9, count), dice.integers(0, 2**32, count))
     found["similarity"] = dice.uniform(0.5, 1, count)
-    names = np.empty(len(known := np.unique([*found["a"], *found["b"]])), NAME)
+    names = np.empty(len(known := np.unique([*found["a"], *found["b"]])), DOCUMENT_KEY)
     names["ref"] = known
     for name in ("rank", "id0", "id1"):
         names[name] = dice.integers(0, 2**64, len(known), np.uint64)

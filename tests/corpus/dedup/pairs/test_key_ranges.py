@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trainrig.corpus.dedup.pairs import key_ranges
 from trainrig.corpus.dedup.pairs.buckets import ENTRY, candidates, nearest_of_all
 from trainrig.corpus.dedup.pairs.document_reference import parts_of_keys
-from trainrig.corpus.dedup.pairs.sorted_runs import Part, write_run
+from trainrig.corpus.dedup.pairs.sorted_runs import RunPart, write_run
 
 # Some keys lie far apart, and some in one bin.
 keys = st.sampled_from([n << 60 for n in range(16)] + [7 << 60 | n for n in range(4)])
@@ -31,7 +31,7 @@ def test_as_many_entries_as_may_be_held_give_what_all_together_give(rows, parts,
         found = [
             pairs
             for part in range(parts)
-            for pairs in key_ranges.candidates(Part.of([path], part, ENTRY), parts, most, 50)
+            for pairs in key_ranges.candidates(RunPart.of([path], part, ENTRY), parts, most, 50)
         ]
     assert nearest_of_all(found).tolist() == expected.tolist()
 
@@ -53,7 +53,7 @@ def test_a_range_of_many_entries_is_never_held_whole(monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/0.run"
         write_run(path, table, np.zeros(len(table), np.int64), 1)
-        found = list(key_ranges.candidates(Part.of([path], 0, ENTRY), 1, 1_000, None))
+        found = list(key_ranges.candidates(RunPart.of([path], 0, ENTRY), 1, 1_000, None))
     assert sum(held) == 3_000 + 33  # of the large key its first, who meet each other
     assert max(held) <= 1_000
     assert len({a for pairs in found for a in pairs["a"].tolist()}) == 1_999

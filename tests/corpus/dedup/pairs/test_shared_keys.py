@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.pairs.document_reference import parts_of_keys
 from trainrig.corpus.dedup.pairs.shared_keys import KEY, Searched, entries, keys_by_part, shared
-from trainrig.corpus.dedup.pairs.sorted_runs import PIECE, Part, write_grouped
+from trainrig.corpus.dedup.pairs.sorted_runs import PIECE, RunPart, write_grouped
 
 low_bits = st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 2, 2**16, 2**31, 2**32 - 1])
 any_key = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**26, 2**26 + 1, 2**63, 2**64 - 1])
@@ -18,7 +18,8 @@ randoms = st.randoms(use_true_random=False)
 
 
 def shelves_of_rows(rows, cut, random):
-    """The rows as two shelves, 3 and 5, of which some documents are wanted; and those keys."""
+    """The rows as two split indexes, 3 and 5, of which some documents are wanted; and those
+    keys."""
     wanted = np.array([random.random() < 0.7 for _ in rows], bool)
     table = np.array(rows, np.uint64).reshape(-1, 3)
     pieces = slice(0, cut), slice(cut, None)
@@ -28,8 +29,8 @@ def shelves_of_rows(rows, cut, random):
 
 @given(tables, st.integers(0, 20), parts, randoms)
 def test_keys_lie_in_their_ranges_in_the_order_of_documents(rows, cut, parts, random):
-    shelves, keys = shelves_of_rows(rows, cut, random)
-    found, starts = keys_by_part(shelves, parts)
+    split_indexes, keys = shelves_of_rows(rows, cut, random)
+    found, starts = keys_by_part(split_indexes, parts)
     for part in range(parts):
         here = found[starts[part] : starts[part + 1]].tolist()
         assert here == [key % 2**32 for key in keys if (key >> 32) * parts >> 32 == part]
@@ -40,7 +41,7 @@ def part_of(folder, *runs):
     """The keys of a part, of which each run has some."""
     for nth, keys in enumerate(runs):
         write_grouped(str(folder / f"{nth}"), np.array(keys, KEY), np.array([0, len(keys)]))
-    return Part.of([str(folder / f"{nth}") for nth in range(len(runs))], 0, KEY)
+    return RunPart.of([str(folder / f"{nth}") for nth in range(len(runs))], 0, KEY)
 
 
 @given(st.lists(st.lists(low_bits, max_size=20), max_size=4), st.sampled_from([0, 3, 1000]))
@@ -69,22 +70,27 @@ def test_of_those_that_are_alone_few_are_said_to_be_shared(tmp_path):
 
 @given(tables, st.integers(0, 20), parts, randoms)
 def test_a_document_has_an_entry_for_each_key_that_is_shared(rows, cut, parts, random):
-    shelves, _ = shelves_of_rows(rows, cut, random)
-    keys, starts = keys_by_part(shelves, parts)
+    split_indexes, _ = shelves_of_rows(rows, cut, random)
+    keys, starts = keys_by_part(split_indexes, parts)
     is_shared = np.array([random.random() < 0.5 for _ in keys], bool)
     order = {
-        each.shelf: (
+        each.split_index: (
             np.array([random.randrange(9) for _ in each.keys], np.uint64),
             np.array([(random.randrange(9), 1) for _ in each.keys], np.uint64).reshape(-1, 2),
         )
-        for each in shelves
+        for each in split_indexes
     }
-    found, first = entries(shelves, order.__getitem__, is_shared, np.diff(starts))
+    found, first = entries(split_indexes, order.__getitem__, is_shared, np.diff(starts))
 
     # All entries there could be, in the order in which the keys stand.
     every = [
-        (key, int(order[each.shelf][0][n]), int(order[each.shelf][1][n, 0]), each.shelf << 32 | n)
-        for each in shelves
+        (
+            key,
+            int(order[each.split_index][0][n]),
+            int(order[each.split_index][1][n, 0]),
+            each.split_index << 32 | n,
+        )
+        for each in split_indexes
         for n in range(len(each.keys))
         if each.wanted[n]
         for key in each.keys[n].tolist()

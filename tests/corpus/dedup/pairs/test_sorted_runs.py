@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.pairs.sorted_runs import Part, read_part, write_run, writing_run
+from trainrig.corpus.dedup.pairs.sorted_runs import RunPart, read_part, write_run, writing_run
 from trainrig.errors import DataError
 
 KIND = np.dtype([("key", "u8"), ("value", "u4")])
@@ -33,7 +33,7 @@ def test_a_part_is_what_each_run_has_of_it_in_its_order(runs):
         paths = written(folder, runs)
         for part in range(PARTS):
             found = read_part(paths, part, KIND).tolist()
-            counts = Part.of(paths, part, KIND).counts(paths)
+            counts = RunPart.of(paths, part, KIND).counts(paths)
             assert counts == [sum(row[0] == part for row in rows) for rows in runs]
             assert found == [row for rows in runs for row in rows if row[0] == part]
 
@@ -48,7 +48,7 @@ def test_a_run_of_many_chunks_is_read_chunk_after_chunk_and_in_pieces(chunks, mo
         for part in range(PARTS):
             wanted = [row for rows in chunks for row in rows if row[0] == part]
             assert read_part([path], part, KIND).tolist() == wanted
-            both = Part.of([path, path], part, KIND)
+            both = RunPart.of([path, path], part, KIND)
             assert both.count == 2 * len(wanted)
             read = [piece.tolist() for piece in both.pieces(most)]
             assert [row for piece in read for row in piece] == wanted * 2

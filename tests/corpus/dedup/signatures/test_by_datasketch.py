@@ -16,7 +16,7 @@ from trainrig.corpus.dedup.signatures.by_datasketch import (
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import shingle
 from trainrig.corpus.dedup.signatures.sign_split import keys_and_shingles
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 TEXT = "The quick brown fox — jumps over the LAZY dog; ÀÉÎ straße "
 letters = st.sampled_from("ab B_9.' é\u0130i\u0307ΣσςßЖж\ud800天気カ\u3099ทีา") | st.characters()
@@ -27,7 +27,7 @@ texts = st.lists(st.lists(letters, max_size=30).map("".join), max_size=4)
 @tries(max_examples=60)
 def test_a_signature_is_datasketchs_own(texts, seed, n, scheme):
     settings = MinHash(bands=3, rows=5, seed=seed, shingle_words=n, scheme=scheme)
-    ours = signatures_by_datasketch(Texts.of(texts), settings)
+    ours = signatures_by_datasketch(NormalisedTexts.of(texts), settings)
     for text, found in zip(texts, ours, strict=True):
         theirs = datasketch.MinHash(num_perm=15, seed=seed, scheme=SCHEMES[scheme])
         split = words_of(text, n)
@@ -52,7 +52,7 @@ def test_its_default_is_what_its_documentation_shows():
     for word in words:
         theirs.update(word.encode("utf8"))
     settings = MinHash(bands=128, rows=1, shingle_words=1, scheme="datasketch")
-    ours = signatures_by_datasketch(Texts.of([" ".join(words)]), settings)
+    ours = signatures_by_datasketch(NormalisedTexts.of([" ".join(words)]), settings)
     assert np.array_equal(ours[0], theirs.hashvalues)
 
 
@@ -62,7 +62,7 @@ def test_a_text_longer_than_a_block_has_the_least_of_its_blocks():
     theirs = datasketch.MinHash(num_perm=8)
     theirs.update_batch(" ".join(map(str, range(i, i + 5))).encode() for i in range(9_996))
     assert np.array_equal(
-        signatures_by_datasketch(Texts.of([text]), settings)[0], theirs.hashvalues
+        signatures_by_datasketch(NormalisedTexts.of([text]), settings)[0], theirs.hashvalues
     )
 
 
@@ -111,7 +111,7 @@ def test_words_of_each_kind_of_script(text, n, words):
 
 
 def test_it_can_be_asked_for_and_keys_follow_from_it():
-    keys, texts = {}, Texts.of([TEXT * 3, TEXT])
+    keys, texts = {}, NormalisedTexts.of([TEXT * 3, TEXT])
     for scheme in ("fast", *SCHEMES):
         found, shingles, ends = keys_and_shingles(texts, MinHash(scheme=scheme))
         keys[scheme] = found.tobytes()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.dedup.signatures.character_classes import SPACE, UNSETTLED, letters
 from trainrig.corpus.dedup.signatures.exact import text_digest, text_digests
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 # What composes, what only its lower case composes, what is put in order, and white space.
 ACCENTS = "eJjΣσ İi\u0307\u0301\u030c\u0323가ᄀ\u1161\u11a8\u2126\u212bȺ\n\u3000\x1c\ud800𐐀"
@@ -37,13 +37,13 @@ def test_any_text_has_the_digest_of_its_definition_and_of_its_decomposed_form(te
 
 @given(st.lists(accented, max_size=6))
 def test_many_texts_have_the_digests_of_each(texts):
-    found = text_digests(Texts.of(texts))
+    found = text_digests(NormalisedTexts.of(texts))
     assert [row.tobytes() for row in found] == [plain(text) for text in texts]
 
 
 def test_every_character_is_folded_as_python_folds_it():
     texts = [f"x{chr(code)}{chr(code)} {chr(code)}" for code in range(0, 0x110000, 7)]
-    found = text_digests(Texts.of(texts))
+    found = text_digests(NormalisedTexts.of(texts))
     assert [row.tobytes() for row in found] == [plain(text) for text in texts]
 
 

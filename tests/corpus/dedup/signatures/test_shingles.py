@@ -15,7 +15,7 @@ from trainrig.corpus.dedup.signatures.character_classes import (
     letters,
 )
 from trainrig.corpus.dedup.signatures.shingles import jaccard, mixed, shingle, shingles_of
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=30)
 # Of all that lower-casing and \w do differently: "İ" gives two characters, a sigma at the end of a
@@ -80,7 +80,7 @@ def test_every_character_of_unicode_is_classed_and_lower_cased_as_python_does():
 
 @given(st.lists(difficult, max_size=8), st.integers(1, 6))
 def test_many_texts_have_the_shingles_of_each(texts, n):
-    found, ends = shingles_of(Texts.of(texts), n)
+    found, ends = shingles_of(NormalisedTexts.of(texts), n)
     alone = [shingle(text, n) for text in texts]
     assert ends.tolist() == np.cumsum([len(each) for each in alone]).tolist()
     assert np.array_equal(found, np.concatenate([np.empty(0, np.uint32), *alone]))
@@ -91,8 +91,8 @@ def test_a_column_gives_the_bytes_of_its_strings(texts):
     halves = [texts[: len(texts) // 2], texts[len(texts) // 2 :]]
     for kind in (pa.string(), pa.large_string()):
         column = pa.chunked_array(halves, kind)
-        found = Texts.of_arrow(column.slice(1))
-        expected = Texts.of([text or "" for text in texts[1:]])
+        found = NormalisedTexts.of_arrow(column.slice(1))
+        expected = NormalisedTexts.of([text or "" for text in texts[1:]])
         assert (found.starts - found.starts[0]).tolist() == expected.starts.tolist()
         here = found.data[found.starts[0] : found.starts[-1]]
         assert here.tobytes() == expected.data.tobytes()
@@ -101,18 +101,18 @@ def test_a_column_gives_the_bytes_of_its_strings(texts):
 def test_what_is_not_utf_8_is_refused():
     torn = pa.array([b"fine", b"torn \xe4\xb8"]).view(pa.string())
     with pytest.raises(pa.ArrowInvalid):
-        Texts.of_arrow(pa.chunked_array([torn]))
+        NormalisedTexts.of_arrow(pa.chunked_array([torn]))
 
 
 @pytest.mark.parametrize("size", [1, 5, 9, 100])
 def test_blocks_hold_what_fits_and_any_text_that_fits_none(size):
     lengths = [3, 0, 2, 20, 1, 1, 4, 0]
-    texts = Texts.of(["x" * length for length in lengths])
+    texts = NormalisedTexts.of(["x" * length for length in lengths])
     blocks = texts.blocks(size)
     assert [text for first, end in blocks for text in range(first, end)] == list(range(8))
     for first, end in blocks:
         assert sum(lengths[first:end]) <= size or end == first + 1
-    assert Texts.of([]).blocks(size) == []
+    assert NormalisedTexts.of([]).blocks(size) == []
 
 
 def test_case_and_signs_do_not_matter_and_the_order_of_words_does():

@@ -14,7 +14,7 @@ from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import shingle
 from trainrig.corpus.dedup.signatures.sign_split import Signatures, keys_and_shingles
 from trainrig.corpus.dedup.signatures.signature import band_keys, signatures
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 from trainrig.corpus.urls.key import url_key
 
 SETTINGS = MinHash()
@@ -80,8 +80,8 @@ def test_how_texts_are_cut_into_blocks_does_not_show(monkeypatch):
 @pytest.mark.parametrize("letters", ["ab c", "天気です"])
 def test_a_text_of_many_blocks_takes_memory_for_its_own_bytes(letters):
     text = letters * (5_000_000 // len(letters.encode()))
-    texts = Texts.of([text])
-    keys_and_shingles(Texts.of(["x"]), SETTINGS)
+    texts = NormalisedTexts.of([text])
+    keys_and_shingles(NormalisedTexts.of(["x"]), SETTINGS)
     tracemalloc.start()
     keys_and_shingles(texts, SETTINGS)
     _, peak = tracemalloc.get_traced_memory()

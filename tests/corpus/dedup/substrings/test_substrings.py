@@ -15,11 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.dedup.span_file import load_cuts
+from trainrig.corpus.dedup.span_file import load_spans
 from trainrig.corpus.dedup.substrings import (
     EXACT_SUBSTRINGS,
     ExactSubstrings,
-    Passage,
+    RepeatedText,
     count_anchors,
     cut_substrings,
     find_repeats,
@@ -27,11 +27,11 @@ from trainrig.corpus.dedup.substrings import (
     partitions_for,
     pieces,
     ranges_for,
+    read_repeated_texts,
     repeated_anchors,
-    told_passages,
 )
-from trainrig.corpus.dedup.substrings.report import save_passages
-from trainrig.corpus.files.removed_spans import Cut, cut
+from trainrig.corpus.dedup.substrings.report import save_repeated_texts
+from trainrig.corpus.files.removed_spans import RemovedSpan, cut
 
 Split = list[tuple[int, str]]  # number in the keep order, and text, of each document
 
@@ -62,7 +62,7 @@ class Cleaned:
         batch: int = 100,
     ) -> None:
         self.counts: dict[str, Counter[str]] = {}
-        self.cuts: list[dict[int, list[Cut]]] = []
+        self.cuts: list[dict[int, list[RemovedSpan]]] = []
         with tempfile.TemporaryDirectory() as folder:
             self.folder = Path(folder)
             anchors = self.paths("anchors", len(splits))
@@ -85,8 +85,8 @@ class Cleaned:
                 texts = (texts for texts, _ in batches_of(split, batch))
                 counts = cut_substrings(texts, repeats, number, path, passages[number])
                 self.add("cut", counts)
-                self.cuts.append(load_cuts(path, EXACT_SUBSTRINGS))
-            self.told = told_passages(passages, 5, 1000)
+                self.cuts.append(load_spans(path, EXACT_SUBSTRINGS))
+            self.told = read_repeated_texts(passages, 5, 1000)
         self.left = [
             [cut(text, cuts.get(place, []))[0] for place, (_, text) in enumerate(split)]
             for split, cuts in zip(splits, self.cuts, strict=True)
@@ -99,14 +99,14 @@ class Cleaned:
         self.counts.setdefault(phase, Counter()).update(counts)
 
 
-def one_by_one(splits: Sequence[Split], length: int) -> list[dict[int, list[Cut]]]:
+def one_by_one(splits: Sequence[Split], length: int) -> list[dict[int, list[RemovedSpan]]]:
     """The cuts, each window compared with all before it."""
     documents = sorted(
         (number, split, place, text.encode("utf-8", "surrogatepass"))
         for split, documents in enumerate(splits)
         for place, (number, text) in enumerate(documents)
     )
-    cuts: list[dict[int, list[Cut]]] = [{} for _ in splits]
+    cuts: list[dict[int, list[RemovedSpan]]] = [{} for _ in splits]
     before: dict[bytes, tuple[int, int]] = {}  # window → number and place of the first
     for number, split, place, data in documents:
         gone: set[int] = set()
@@ -126,7 +126,7 @@ def one_by_one(splits: Sequence[Split], length: int) -> list[dict[int, list[Cut]
             else:
                 spans.append([character, character + 1])
         if spans:
-            cuts[split][place] = [Cut(a, b, EXACT_SUBSTRINGS) for a, b in spans]
+            cuts[split][place] = [RemovedSpan(a, b, EXACT_SUBSTRINGS) for a, b in spans]
     return cuts
 
 
@@ -233,19 +233,19 @@ def test_the_report_tells_of_the_most_frequent_and_the_longest():
     texts += [f"{letter}{long}{letter}\0" for letter in "xyz"]
     found = Cleaned([list(enumerate(texts[:4])), list(enumerate(texts[4:], 4))], ExactSubstrings())
     frequent, longest = (
-        Passage(4, len(short), short[:160]),
-        Passage(2, len(long), long[:160]),
+        RepeatedText(4, len(short), short[:160]),
+        RepeatedText(2, len(long), long[:160]),
     )
     assert found.told == {"frequent": [frequent, longest], "long": [longest, frequent]}
 
 
 def test_of_as_frequent_passages_the_longest_are_told(tmp_path: Path):
     paths = [str(tmp_path / name) for name in ("one", "two")]
-    save_passages(paths[0], [b"x" * length for length in range(200, 230)])
-    save_passages(paths[1], [b"y" * length for length in range(200, 231)])
-    expected = [Passage(1, 230, "y" * 160), Passage(1, 229, "x" * 160)]
+    save_repeated_texts(paths[0], [b"x" * length for length in range(200, 230)])
+    save_repeated_texts(paths[1], [b"y" * length for length in range(200, 231)])
+    expected = [RepeatedText(1, 230, "y" * 160), RepeatedText(1, 229, "x" * 160)]
     for memory in (1, 10**6):
-        assert told_passages(paths, 2, memory) == {"frequent": expected, "long": expected}
+        assert read_repeated_texts(paths, 2, memory) == {"frequent": expected, "long": expected}
 
 
 def test_partitions_and_ranges_grow_with_the_corpus_and_shrink_with_memory():

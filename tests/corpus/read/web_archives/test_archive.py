@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.read.page import Page, Unreadable
+from trainrig.corpus.read.page import RawPage, Unreadable
 from trainrig.corpus.read.web_archives import arc, archive, members, warc
 from trainrig.corpus.read.web_archives.archive import has_a_member_for_each_record, read_archive
-from trainrig.corpus.read.web_archives.records import Grammar
+from trainrig.corpus.read.web_archives.records import ArchiveGrammar
 
 NOISE = random.Random(0).randbytes(3_000)
 
@@ -36,11 +36,13 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
-def read_whole(data: bytes, grammar: Grammar) -> list[Page | Unreadable]:
+def read_whole(data: bytes, grammar: ArchiveGrammar) -> list[RawPage | Unreadable]:
     return list(read_archive(io.BytesIO(data), "a", grammar, data[:4]))
 
 
-def read_in_pieces(data: bytes, grammar: Grammar, cuts: Sequence[int]) -> list[Page | Unreadable]:
+def read_in_pieces(
+    data: bytes, grammar: ArchiveGrammar, cuts: Sequence[int]
+) -> list[RawPage | Unreadable]:
     bounds: list[int | None] = [0, *sorted({1 + cut % len(data) for cut in cuts}), None]
     return [
         found
@@ -146,7 +148,7 @@ OLD, OLD_LONG = arc_record(b"a" * 200), arc_record(b"b" * 200, length=300)
 )
 @pytest.mark.parametrize("look_back", [0, 150])
 def test_damage_is_counted_once_wherever_the_file_is_cut(
-    grammar: Grammar,
+    grammar: ArchiveGrammar,
     data: bytes,
     reasons: list[str],
     look_back: int,
@@ -155,7 +157,7 @@ def test_damage_is_counted_once_wherever_the_file_is_cut(
     monkeypatch.setattr(archive, "LOOK_BACK", look_back)
     whole = read_whole(data, grammar)
     assert [each.reason for each in whole if isinstance(each, Unreadable)] == reasons
-    assert isinstance(whole[-1], Page) or reasons == ["truncated"] or "wrong" in reasons[0]
+    assert isinstance(whole[-1], RawPage) or reasons == ["truncated"] or "wrong" in reasons[0]
     for cut in range(1, len(data)):
         assert read_in_pieces(data, grammar, [cut - 1]) == whole, cut
 
@@ -217,7 +219,7 @@ def test_real_archives_give_in_pieces_what_they_give_at_once(
     data = (test_data / "archives" / name).read_bytes()
     grammar = arc.GRAMMAR if ".arc" in name else warc.GRAMMAR
     whole = read_whole(data, grammar)
-    assert sum(isinstance(each, Page) for each in whole) == pages
+    assert sum(isinstance(each, RawPage) for each in whole) == pages
     assert Counter(each.reason for each in whole if isinstance(each, Unreadable)) == reasons
     cuts = random.Random(name).choices(range(len(data)), k=20)
     assert read_in_pieces(data, grammar, cuts) == whole
@@ -235,5 +237,5 @@ def test_an_old_archive_gives_what_its_newer_twin_gives(test_data: Path):
     assert read_pages(old, arc.GRAMMAR) == read_pages(new, warc.GRAMMAR)
 
 
-def read_pages(data: bytes, grammar: Grammar) -> list[Page]:
-    return [page for page in read_whole(data, grammar) if isinstance(page, Page)]
+def read_pages(data: bytes, grammar: ArchiveGrammar) -> list[RawPage]:
+    return [page for page in read_whole(data, grammar) if isinstance(page, RawPage)]

@@ -14,20 +14,20 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.read import Reading, files_of, pieces
+from trainrig.corpus.read import ReadSettings, files_of, pieces
 from trainrig.corpus.read import read as read_piece
-from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
+from trainrig.corpus.read.page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.web_archives.warc import read_warc, write_warc
 from trainrig.errors import DataError
 
-PAGE = Page("http://example.org/", "text/html", b"<p>hello</p>", "2024-05-18T01:58:10Z", "utf-8")
+PAGE = RawPage("http://example.org/", "text/html", b"<p>hello</p>", "2024-05-18T01:58:10Z", "utf-8")
 NOISE = random.Random(0).randbytes(3_000)
 
 urls = st.text(
     st.characters(exclude_categories=("Cs", "Cc", "Cf", "Zl", "Zp", "Zs", "Cn", "Co")), min_size=1
 ).map(lambda path: f"http://example.org/{path}")
 pages = st.builds(
-    Page,
+    RawPage,
     url=urls,
     content_type=st.sampled_from(["text/html", "text/plain", "application/xhtml+xml"]),
     body=st.binary(max_size=2_000),
@@ -68,21 +68,21 @@ def packed(*records: bytes) -> bytes:
     return b"".join(gzip.compress(each) for each in records)
 
 
-def read(folder: Path, data: bytes) -> list[Page | Unreadable]:
+def read(folder: Path, data: bytes) -> list[RawPage | Unreadable]:
     path = folder / "some.warc"
     path.write_bytes(data)
     return list(read_warc(str(path)))
 
 
-def outcome(found: list[Page | Unreadable]) -> list[bytes | str]:
-    return [each.body if isinstance(each, Page) else each.reason for each in found]
+def outcome(found: list[RawPage | Unreadable]) -> list[bytes | str]:
+    return [each.body if isinstance(each, RawPage) else each.reason for each in found]
 
 
 @given(st.lists(pages, min_size=1, max_size=5))
 @example([replace(PAGE, url="http://example.org/日本語?q=é&x=<y>")])
 @example([replace(PAGE, body=b"\r\n\r\nWARC/1.0\r\nWARC-Type: response\r\n\r\n")])
 @example([replace(PAGE, body=b"\x1f\x8b\x08")])
-def test_what_is_written_is_read_back(folder: Path, written: list[Page]) -> None:
+def test_what_is_written_is_read_back(folder: Path, written: list[RawPage]) -> None:
     path = str(folder / "round.warc.gz")
     write_warc(path, written)
     assert list(read_warc(path)) == written
@@ -121,7 +121,7 @@ def test_each_page_has_a_gzip_member_and_an_id_of_its_own(tmp_path: Path) -> Non
     ],
 )
 def test_a_page_that_fits_no_header_line_is_refused_and_leaves_no_file(
-    tmp_path: Path, page: Page
+    tmp_path: Path, page: RawPage
 ) -> None:
     with pytest.raises(DataError):
         write_warc(str(tmp_path / "a.warc.gz"), [PAGE, page])
@@ -162,7 +162,7 @@ def test_records_that_refer_to_others_are_counted(tmp_path: Path, kind: str) -> 
 def test_a_resource_has_its_type_from_the_record(tmp_path: Path) -> None:
     data = record(b"text", kind="resource", content_type="Text/Plain; Charset='UTF-8'")
     (page,) = read(tmp_path, data)
-    assert page == Page(
+    assert page == RawPage(
         "http://example.org/", "text/plain", b"text", "2020-01-01T00:00:00Z", "UTF-8"
     )
 
@@ -175,13 +175,13 @@ def test_a_dns_answer_is_no_page(tmp_path: Path) -> None:
 def test_a_field_goes_on_in_lines_that_begin_with_a_space(tmp_path: Path) -> None:
     data = record(ok(b""), url="http://example.org/a\r\n\tb\r\n  c")
     (page,) = read(tmp_path, data)
-    assert isinstance(page, Page)
+    assert isinstance(page, RawPage)
     assert page.url == "http://example.org/a b c"
 
 
 def test_angle_brackets_around_a_url_are_none_of_it(tmp_path: Path) -> None:
     (page,) = read(tmp_path, record(ok(b""), url="<http://example.org/a>"))
-    assert isinstance(page, Page)
+    assert isinstance(page, RawPage)
     assert page.url == "http://example.org/a"
 
 
@@ -277,7 +277,7 @@ def test_every_page_of_a_real_crawl_has_the_bytes_of_its_manifest(data: Path) ->
         found = [
             (page.url, hashlib.sha256(page.body).hexdigest())
             for page in read_warc(str(data / "crawl" / shard))
-            if isinstance(page, Page)
+            if isinstance(page, RawPage)
         ]
         assert found == rows
 
@@ -307,7 +307,7 @@ def test_odd_archives_give_what_they_hold(
     data: Path, name: str, pages: int, reasons: dict[str, int]
 ) -> None:
     found = list(read_warc(str(data / "archives" / name)))
-    assert sum(isinstance(each, Page) for each in found) == pages
+    assert sum(isinstance(each, RawPage) for each in found) == pages
     assert Counter(each.reason for each in found if isinstance(each, Unreadable)) == reasons
 
 
@@ -352,7 +352,7 @@ def test_fastwarc_finds_the_same_pages(data: Path, name: str) -> None:
             if (record.http_headers is None or record.http_headers.status_code == 200)
             and not record.headers["WARC-Target-URI"].strip("<>").startswith(("dns:", "metadata:"))
         ]
-    ours = [(page.url, page.date) for page in read_warc(str(path)) if isinstance(page, Page)]
+    ours = [(page.url, page.date) for page in read_warc(str(path)) if isinstance(page, RawPage)]
     assert ours == theirs
 
 
@@ -371,6 +371,6 @@ def test_warcio_finds_the_same_bodies(data: Path, name: str) -> None:
             status = each.http_headers.get_statuscode() if each.http_headers else "200"
             if page and status == "200" and not url.startswith(("dns:", "metadata:")):
                 theirs[hashlib.sha256(each.content_stream().read()).digest()] += 1
-    (group,) = pieces(files_of([path]), Reading())
-    found = (page for page in read_piece(group[0], Reading()) if isinstance(page, Page))
+    (group,) = pieces(files_of([path]), ReadSettings())
+    found = (page for page in read_piece(group[0], ReadSettings()) if isinstance(page, RawPage))
     assert Counter(hashlib.sha256(page.body).digest() for page in found) == theirs

@@ -10,17 +10,17 @@ import yaml
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters.down import Patience, down
+from trainrig.launch.clusters.down import DeletionTimeouts, down
 from trainrig.launch.clusters.kinds import open_cluster
 from trainrig.launch.clusters.leaks import leaks
 from trainrig.launch.clusters.providers.machine import read_time
-from trainrig.launch.clusters.stamp import stamped
+from trainrig.launch.clusters.stamp import apply_stamp
 from trainrig.launch.clusters.status import status
 from trainrig.launch.clusters.up import up
 from trainrig.launch.record.run_record import Home
 
 REGION, ELSEWHERE = "us-east-1", "eu-west-1"
-QUICK = Patience(total=30.0, between=0.1, settle=0.3)
+QUICK = DeletionTimeouts(total=30.0, between=0.1, settle=0.3)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def start_workers(cluster, *pools):
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.commands import _bootstrap_config
 
-    config = _bootstrap_config(stamped(dict(cluster.data), cluster.name), no_config_cache=True)
+    config = _bootstrap_config(apply_stamp(dict(cluster.data), cluster.name), no_config_cache=True)
     provider = AWSNodeProvider(config["provider"], config["cluster_name"])
     for pool in pools:
         tags = {"ray-node-type": "worker", "ray-user-node-type": pool, "ray-node-name": "w"}
@@ -211,7 +211,7 @@ def test_nothing_is_rented_with_what_the_file_leaves_to_put_in(account):
 
 def test_hours_become_a_time_and_a_time_stays():
     text = find_cluster("aws").read_text().replace("24h", '"2026-11-30T18:00:00Z"')
-    kind = stamped(yaml.safe_load(text), "aws")["available_node_types"]["gpu"]
+    kind = apply_stamp(yaml.safe_load(text), "aws")["available_node_types"]["gpu"]
     tags = {t["Key"]: t["Value"] for t in kind["node_config"]["TagSpecifications"][0]["Tags"]}
     assert tags == {"trainrig:cluster": "aws", "trainrig:expires": "2026-11-30T18:00:00Z"}
     assert kind["labels"]["trainrig.io/cluster"] == "aws"

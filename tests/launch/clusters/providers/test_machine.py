@@ -2,7 +2,7 @@ import datetime
 
 import pytest
 
-from trainrig.launch.clusters.providers.machine import Machine, read_time
+from trainrig.launch.clusters.providers.machine import CloudMachine, read_time
 
 UTC = datetime.UTC
 
@@ -26,4 +26,4 @@ def test_the_time_of_a_tag_is_read_as_either_cloud_writes_it(written, time):
     [("2020-01-01T00:00:00Z", True), ("2999-01-01t00-00-00z", False), ("24h", False), ("", False)],
 )
 def test_only_what_has_a_time_expires(expires, expired):
-    assert Machine("i-1", "instance", "aws", "running", expires=expires).expired == expired
+    assert CloudMachine("i-1", "instance", "aws", "running", expires=expires).expired == expired

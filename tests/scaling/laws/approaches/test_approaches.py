@@ -18,27 +18,27 @@ from trainrig.scaling.laws.approaches.kaplan import fit_frontier, fit_kaplan, fr
 from trainrig.scaling.laws.approaches.power import fit_power
 from trainrig.scaling.laws.forms import Kaplan, Parametric
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, counts_of
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 # alpha = beta: the bowls are symmetric, and the parabolas' bias is gone but for its fourth order.
 EVEN = Parametric(E=1.8, A=400, B=1600, alpha=0.35, beta=0.35)
 UNEVEN = Parametric(E=1.8, A=482, B=2085, alpha=0.3478, beta=0.3658)
 
 
-def sweep(law: Parametric, centre: float = 1.0, budgets: int = 5, sizes: int = 9) -> Runs:
+def sweep(law: Parametric, centre: float = 1.0, budgets: int = 5, sizes: int = 9) -> RunsTable:
     """Sizes about `centre` times the best of each budget, a factor of four to both sides."""
     flops = np.repeat(np.geomspace(1e18, 1e21, budgets), sizes)
     spread = np.tile(np.geomspace(1 / 4, 4, sizes), budgets)
     n = law.optimum(flops).parameters * centre * spread
     d = flops / 6 / n
-    return Runs.of(parameters=n, tokens=d, loss=law.loss(n, d), budget=flops)
+    return RunsTable.of(parameters=n, tokens=d, loss=law.loss(n, d), budget=flops)
 
 
-def trainings(law: Parametric, sizes: int = 15) -> Runs:
+def trainings(law: Parametric, sizes: int = 15) -> RunsTable:
     """Each size along its curve."""
     n = np.repeat(np.geomspace(3e7, 3e9, sizes), 40)
     d = n * np.tile(np.geomspace(2, 200, 40), sizes)
-    return Runs.of(
+    return RunsTable.of(
         parameters=n,
         tokens=d,
         loss=law.loss(n, d),
@@ -76,7 +76,7 @@ def test_sizes_far_up_the_bowl_are_left_out_unless_asked_for_and_five_are_kept()
     flops = np.repeat(np.geomspace(1e18, 1e21, 4), 13)
     best = skewed.optimum(flops).parameters
     n = best * np.tile(np.geomspace(1 / 30, 100, 13), 4)
-    runs = Runs.of(
+    runs = RunsTable.of(
         parameters=n, tokens=flops / 6 / n, loss=skewed.loss(n, flops / 6 / n), budget=flops
     )
 
@@ -106,7 +106,7 @@ def test_runs_on_no_budget_are_counted_and_too_few_budgets_refused() -> None:
     runs = sweep(UNEVEN, budgets=1)
     with pytest.raises(DataError, match="1 budgets have a lowest point"):
         fit_isoflops(runs)
-    stray = Runs.of(parameters=[1e7, 2e7], tokens=[1e9, 1e9], loss=[3.0, 3.0])
+    stray = RunsTable.of(parameters=[1e7, 2e7], tokens=[1e9, 1e9], loss=[3.0, 3.0])
     with pytest.raises(DataError, match="2 runs: they are 2 budgets of fewer than 4 sizes"):
         fit_isoflops(stray)
 
@@ -114,7 +114,7 @@ def test_runs_on_no_budget_are_counted_and_too_few_budgets_refused() -> None:
 def test_budgets_are_found_where_none_are_named() -> None:
     runs = sweep(UNEVEN)
     wobble = np.exp(np.random.default_rng(0).uniform(-0.1, 0.1, len(runs)))
-    unnamed = Runs.of(parameters=runs.parameters, tokens=runs.tokens * wobble, loss=runs.loss)
+    unnamed = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens * wobble, loss=runs.loss)
     found = budgets(unnamed)
     assert [len(rows) for rows in found] == [9] * 5
     assert all(len(set(runs.budget[rows])) == 1 for rows in found)
@@ -137,13 +137,13 @@ def test_the_envelope_finds_the_exponents_of_a_fine_ladder() -> None:
 
 def test_single_runs_of_one_size_make_a_curve() -> None:
     runs = trainings(UNEVEN)
-    alone = Runs.of(parameters=runs.parameters, tokens=runs.tokens, loss=runs.loss)
+    alone = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens, loss=runs.loss)
     one, other = fit_envelope(runs), fit_envelope(alone)
     assert other.parameters.exponent == pytest.approx(one.parameters.exponent, abs=1e-9)
 
 
 def test_curves_are_read_between_their_points_and_never_rise() -> None:
-    runs = Runs.of(parameters=1e6, tokens=[1e8, 1e9, 1e10], loss=[4.0, 5.0, 3.0], trial="one")
+    runs = RunsTable.of(parameters=1e6, tokens=[1e8, 1e9, 1e10], loss=[4.0, 5.0, 3.0], trial="one")
     drawn = curves(runs, Envelope(points=11))
     assert drawn.loss.shape == (1, 11)
     assert drawn.loss[0, [0, 5, 10]] == pytest.approx([4, 4, 3])
@@ -155,7 +155,7 @@ def test_an_envelope_of_few_sizes_or_of_single_points_is_refused() -> None:
         fit_envelope(trainings(UNEVEN, sizes=4))
     n = np.geomspace(1e6, 1e9, 8)
     with pytest.raises(DataError, match="needs losses along the runs"):
-        fit_envelope(Runs.of(parameters=n, tokens=20 * n, loss=3.0))
+        fit_envelope(RunsTable.of(parameters=n, tokens=20 * n, loss=3.0))
 
 
 # --- power laws of one thing
@@ -178,10 +178,10 @@ def test_the_frontier_is_what_no_smaller_run_beats() -> None:
 def test_kaplans_laws_come_out_where_nothing_else_binds() -> None:
     law = Kaplan(n_c=8.8e13, d_c=5.4e13, alpha_n=0.076, alpha_d=0.095)
     sizes = np.geomspace(1e6, 1e9, 7)
-    ample = Runs.of(parameters=sizes, tokens=1e18, loss=law.loss(sizes, 1e18))
+    ample = RunsTable.of(parameters=sizes, tokens=1e18, loss=law.loss(sizes, 1e18))
     found = fit_frontier(ample, "parameters")
     assert (found.alpha, found.scale) == pytest.approx((0.076, 8.8e13), rel=1e-3)
-    huge = Runs.of(parameters=1e18, tokens=sizes * 100, loss=law.loss(1e18, sizes * 100))
+    huge = RunsTable.of(parameters=1e18, tokens=sizes * 100, loss=law.loss(1e18, sizes * 100))
     found = fit_frontier(huge, "tokens")
     assert (found.alpha, found.scale) == pytest.approx((0.095, 5.4e13), rel=1e-2)
 
@@ -191,13 +191,15 @@ def test_kaplans_laws_of_a_sweep_imply_an_exponent() -> None:
     assert laws.parameters_exponent == pytest.approx(laws.flops.alpha / laws.parameters.alpha)
     assert 0.3 < laws.parameters_exponent < 0.9
     with pytest.raises(DataError, match=r"L\(parameters\): 1 of 3 runs .* train 2 more"):
-        fit_frontier(Runs.of(parameters=[1.0, 2, 3], tokens=1e6, loss=[1.0, 2, 3]), "parameters")
+        fit_frontier(
+            RunsTable.of(parameters=[1.0, 2, 3], tokens=1e6, loss=[1.0, 2, 3]), "parameters"
+        )
 
 
 # --- intervals
 
 
-def noisy(runs: Runs, seed: int, noise: float = 0.003) -> Runs:
+def noisy(runs: RunsTable, seed: int, noise: float = 0.003) -> RunsTable:
     scatter = np.random.default_rng(seed).normal(size=len(runs))
     return replace(runs, loss=runs.loss * np.exp(noise * scatter))
 

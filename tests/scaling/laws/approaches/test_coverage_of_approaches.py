@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from trainrig.scaling.laws.approaches.approaches import (
-    Line,
+    PowerLine,
     envelope_line,
     frontier_laws,
     isoflop_line,
@@ -28,7 +28,7 @@ from trainrig.scaling.laws.recipes import RecipeFit, compare
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.kaplan_form import KaplanFit, fit_kaplan_form
 from trainrig.scaling.laws.regression.minimise import Squares
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 pytestmark = pytest.mark.soak
 
@@ -41,26 +41,26 @@ KAPLAN = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
 Found = dict[str, tuple[Interval | None, float]]  # quantity -> its interval and its truth
 
 
-def noisy(law: Parametric | Kaplan, n: Any, d: Any, seed: int, **more: Any) -> Runs:
+def noisy(law: Parametric | Kaplan, n: Any, d: Any, seed: int, **more: Any) -> RunsTable:
     scatter = np.exp(NOISE * np.random.default_rng(seed).normal(size=len(n)))
-    return Runs.of(parameters=n, tokens=d, loss=law.loss(n, d) * scatter, **more)
+    return RunsTable.of(parameters=n, tokens=d, loss=law.loss(n, d) * scatter, **more)
 
 
-def isoflops(law: Parametric, seed: int, centre: float = 1.0, width: float = 4.0) -> Runs:
+def isoflops(law: Parametric, seed: int, centre: float = 1.0, width: float = 4.0) -> RunsTable:
     """Five budgets of nine sizes, `width` to both sides of `centre` times the best."""
     flops = np.repeat(np.geomspace(1e18, 1e21, 5), 9)
     n = law.optimum(flops).parameters * centre * np.tile(np.geomspace(1 / width, width, 9), 5)
     return noisy(law, n, flops / 6 / n, seed, budget=flops)
 
 
-def trainings(law: Parametric, seed: int, sizes: int) -> Runs:
+def trainings(law: Parametric, seed: int, sizes: int) -> RunsTable:
     """Sizes over a factor of 100, each at 20 places along its curve."""
     n = np.repeat(np.geomspace(3e7, 3e9, sizes), 20)
     d = n * np.tile(np.geomspace(2, 200, 20), sizes)
     return noisy(law, n, d, seed, trial=[f"{size:.6g}" for size in n])
 
 
-def grid(law: Parametric | Kaplan, seed: int) -> Runs:
+def grid(law: Parametric | Kaplan, seed: int) -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     return noisy(law, n, d, seed)
 
@@ -83,7 +83,7 @@ def by_envelope(law: Parametric, sizes: int) -> Callable[[int], Found]:
     return find
 
 
-def told(line: Line, law: Parametric) -> Found:
+def told(line: PowerLine, law: Parametric) -> Found:
     """The exponent, and N* itself at the greatest compute: a bias that all budgets share."""
     log_k, a = line.draws.good.T
     best = float(np.log(law.optimum(1e21).parameters))

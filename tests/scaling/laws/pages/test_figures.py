@@ -15,12 +15,12 @@ from trainrig.scaling.laws.pages.fit_page import fit_page
 from trainrig.scaling.laws.pages.law_views import band
 from trainrig.scaling.laws.published import law as published
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.laws.summary import lines
 from trainrig.scaling.plan.loss_prediction import predict_loss
 from trainrig.scaling.plan.plan_page import plan_page
 from trainrig.scaling.plan.plan_text import lines as plan_lines
-from trainrig.scaling.plan.planner import Request, make_plan
+from trainrig.scaling.plan.planner import PlanRequest, make_plan
 
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 
@@ -46,7 +46,7 @@ def fitted() -> Fitted:
         noise = [1 + 0.003 * ((7 * i) % 11 - 5) / 5 for i in range(len(grid))]
         loss = [float(TRUE.loss(*each)) * by for each, by in zip(grid, noise, strict=True)]
         loss[-1] *= 1.3  # an outlier, to be listed
-        runs = Runs.of(parameters=n, tokens=d, loss=loss, tokenizer="words")
+        runs = RunsTable.of(parameters=n, tokens=d, loss=loss, tokenizer="words")
         _FITTED.append(fit_law(runs, LawFit(bootstrap=Bootstrap(draws=60)), "web", "runs.csv"))
     return _FITTED[0]
 
@@ -70,7 +70,7 @@ def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
     asked: dict[str, Any],
 ) -> None:
     law = drawn()
-    plan = make_plan(law, Request(**asked), hardware.load())
+    plan = make_plan(law, PlanRequest(**asked), hardware.load())
     page, terminal = text_of(plan_page(plan, law, "run.toml")), "\n".join(plan_lines(plan))
     size, cost = plan.size, plan.cost
     assert cost.usd is not None and plan.loss_interval is not None
@@ -153,10 +153,10 @@ def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
 def test_draws_that_give_fit_no_interval_give_none_to_plan_predict_or_a_page() -> None:
     few, many = drawn(failed=11), drawn(failed=12)  # 10% of 112; more of 113
     assert few.no_interval == ""
-    plan = make_plan(few, Request(flops=1e21), hardware.load())
+    plan = make_plan(few, PlanRequest(flops=1e21), hardware.load())
     assert plan.loss_interval is not None
     why = "12 of 113 bootstrap draws have no fit, so the others give no honest interval"
-    refused = make_plan(many, Request(flops=1e21), hardware.load())
+    refused = make_plan(many, PlanRequest(flops=1e21), hardware.load())
     assert refused.loss_interval is None and refused.size.parameters_interval is None
     assert all(point.low is None for point in refused.curve)
     assert why in "\n".join(plan_lines(refused))

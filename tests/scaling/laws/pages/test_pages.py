@@ -9,15 +9,15 @@ from trainrig import hardware
 from trainrig.scaling.laws.figure_format import interval
 from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law
 from trainrig.scaling.laws.forms import Parametric
-from trainrig.scaling.laws.law import Approach, Estimate, Interval, LeftOut
+from trainrig.scaling.laws.law import Approach, Interval, IntervalEstimate, LeftOut
 from trainrig.scaling.laws.pages.fit_page import fit_page, write_fit_page
 from trainrig.scaling.laws.pages.fit_warnings import grave, warnings
 from trainrig.scaling.laws.pages.law_views import band, power
 from trainrig.scaling.laws.published import law as published
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.plan_page import plan_page
-from trainrig.scaling.plan.planner import Request, make_plan
+from trainrig.scaling.plan.planner import PlanRequest, make_plan
 
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 
@@ -28,7 +28,7 @@ def fitted() -> Fitted:
     sizes = (sizes * TRUE.optimum(flops).parameters).ravel()
     tokens = flops.ravel() / 6 / sizes
     noise = np.exp(np.random.default_rng(0).normal(0, 0.002, len(sizes)))
-    runs = Runs.of(
+    runs = RunsTable.of(
         parameters=sizes,
         tokens=tokens,
         loss=TRUE.loss(sizes, tokens) * noise,
@@ -70,11 +70,11 @@ def test_each_doubt_is_said():
     sure = changed(approaches=(), compared=())
     record = sure.fit
     assert record is not None
-    open_end = Estimate(value=0.3, profile=Interval(low=0.1, high=None))
+    open_end = IntervalEstimate(value=0.3, profile=Interval(low=0.1, high=None))
     far = Interval(low=0.1, high=0.2)
     apart = Approach(
         name="isoflop",
-        parameters_exponent=Estimate(value=0.15, bootstrap=far),
+        parameters_exponent=IntervalEstimate(value=0.15, bootstrap=far),
         tokens_exponent=None,
     )
     said = {
@@ -96,14 +96,14 @@ def test_each_doubt_is_said():
 def test_the_page_of_a_plan_says_what_the_plan_says():
     law = published("besiroglu")
     plan = make_plan(
-        law, Request(flops=1e21, tokens_served=1e12, tokens_available=1e10), hardware.load()
+        law, PlanRequest(flops=1e21, tokens_served=1e12, tokens_available=1e10), hardware.load()
     )
     page = plan_page(plan, law, "run.toml")
     assert page.count("<svg") == 4  # contours, trajectory, served, epochs
     assert f"{plan.loss:.4f}" in page
     assert "trainrig pretrain run.toml" in page
     assert all(warning[:40] in page.replace("&#x27;", "'") for warning in plan.warnings)
-    alone = make_plan(law, Request(flops=1e21), hardware.load())
+    alone = make_plan(law, PlanRequest(flops=1e21), hardware.load())
     assert plan_page(alone, law, "run.toml").count("<svg") == 2
 
 

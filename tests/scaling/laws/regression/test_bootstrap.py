@@ -11,7 +11,7 @@ from trainrig.scaling.laws.regression.bootstrap import (
     one_by_one,
 )
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 QUICK = ParametricFit(exponents=(0.2, 0.5), floors=(0.5, 0.9))
@@ -24,7 +24,7 @@ def sweep(noise=0.01, seed=0, trials=None):
     errors = noise * np.random.default_rng(seed).normal(size=64)
     loss = TRUTH.loss(parameters, tokens) * np.exp(errors)
     more = {} if trials is None else {"trial": trials}
-    return Runs.of(parameters=parameters, tokens=tokens, loss=loss, **more)
+    return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss, **more)
 
 
 def mean_loss(runs):

@@ -12,7 +12,7 @@ from trainrig.scaling.laws.regression.data_constrained import (
     fit_data_constrained,
 )
 from trainrig.scaling.laws.regression.profile import profile
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 BASE = Parametric(E=1.869144, A=520.825, B=1487.716, alpha=0.3526596, beta=0.3526596)
 TRUTH = DataConstrained(base=BASE, r_d=15.0, r_n=5.0)  # about what the paper reports
@@ -25,7 +25,7 @@ def sweep(noise=0.0, epochs=(1, 2, 4, 8, 16, 32, 64)):
     tokens = unique * np.tile(epochs, 6)
     errors = noise * np.random.default_rng(0).normal(size=len(tokens))
     loss = TRUTH.loss(parameters, tokens, unique) * np.exp(errors)
-    return Runs.of(parameters=parameters, tokens=tokens, unique_tokens=unique, loss=loss)
+    return RunsTable.of(parameters=parameters, tokens=tokens, unique_tokens=unique, loss=loss)
 
 
 def test_runs_without_noise_give_their_law_back():
@@ -44,7 +44,7 @@ def test_runs_that_repeat_nothing_are_refused():
     runs = sweep(epochs=(1, 1))
     with pytest.raises(DataError, match=r"0 of 12 runs repeat their data .* add at least 4 of"):
         fit_data_constrained(runs, DataConstrainedFit(base=BASE))
-    unknown = Runs.of(parameters=runs.parameters, tokens=runs.tokens, loss=runs.loss)
+    unknown = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens, loss=runs.loss)
     with pytest.raises(DataError, match="0 of 12 runs repeat their data"):
         fit_data_constrained(unknown, DataConstrainedFit(base=BASE))
 

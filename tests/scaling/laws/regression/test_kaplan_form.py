@@ -8,15 +8,15 @@ from trainrig.scaling.laws.forms import Kaplan
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.kaplan_form import KaplanFit, _Curve, fit_kaplan_form
 from trainrig.scaling.laws.regression.minimise import Differenced, Squares
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 TRUTH = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
 
 
-def runs(noise: float, seed: int = 0) -> Runs:
+def runs(noise: float, seed: int = 0) -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e6, 1e9, 6), np.geomspace(1e8, 1e11, 6)))
     noises = np.exp(noise * np.random.default_rng(seed).normal(size=n.size))
-    return Runs.of(parameters=n, tokens=d, loss=TRUTH.loss(n, d) * noises)
+    return RunsTable.of(parameters=n, tokens=d, loss=TRUTH.loss(n, d) * noises)
 
 
 def test_the_curves_derivatives_are_those_of_its_values() -> None:

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from trainrig.scaling.laws.regression.minimise import (
+    CurveValue,
     Differenced,
     LogSumExp,
-    Point,
-    Search,
+    MinimiseSettings,
     minimise,
 )
 
@@ -26,10 +26,10 @@ def test_each_problem_ends_where_it_would_alone():
     curve, start, _ = rows()
     targets = np.random.default_rng(1).normal(size=20)
     weights = np.random.default_rng(2).integers(0, 4, size=(2, 20)).astype(float)
-    together = minimise(curve, start, targets, weights, (0.1,), Search())
+    together = minimise(curve, start, targets, weights, (0.1,), MinimiseSettings())
     for k in range(2):
         alone = minimise(
-            curve, start[k : k + 1], targets, weights[k : k + 1], (0.1,), Search(batch=1)
+            curve, start[k : k + 1], targets, weights[k : k + 1], (0.1,), MinimiseSettings(batch=1)
         )
         assert alone.theta[0] == pytest.approx(together.theta[k], rel=1e-6)
 
@@ -46,11 +46,11 @@ def test_a_coordinate_that_changes_no_row_stays_and_the_others_converge():
             bent[:, :4, :4] = point.bend(coefficients)
             return bent
 
-        return Point(point.value, np.pad(point.slope, ((0, 0), (0, 0), (0, 1))), bend)
+        return CurveValue(point.value, np.pad(point.slope, ((0, 0), (0, 0), (0, 1))), bend)
 
     targets, weights = curve(start[:1]).value[0], np.ones((1, 20))
     found = minimise(
-        idle, np.array([[*start[0] + 0.1, 7.0]]), targets, weights, (np.inf,), Search()
+        idle, np.array([[*start[0] + 0.1, 7.0]]), targets, weights, (np.inf,), MinimiseSettings()
     )
     assert found.converged.all()
     assert found.theta[0] == pytest.approx([*start[0], 7.0], abs=1e-6)

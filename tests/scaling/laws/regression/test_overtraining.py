@@ -10,7 +10,7 @@ from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.overtraining import fit_overtraining
 from trainrig.scaling.laws.regression.profile import profile
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 TRUTH = OverTraining(E=1.76, a=174.0, b=302.0, eta=0.13)
 REAL = os.environ.get("TRAINRIG_TEST_DATA")
@@ -21,7 +21,7 @@ def sweep(noise=0.0):
     tokens = parameters * np.tile(np.geomspace(5, 640, 6), 5)
     errors = noise * np.random.default_rng(0).normal(size=30)
     loss = TRUTH.loss(parameters, tokens) * np.exp(errors)
-    return Runs.of(parameters=parameters, tokens=tokens, loss=loss)
+    return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss)
 
 
 def test_runs_without_noise_give_their_law_back():
@@ -31,7 +31,7 @@ def test_runs_without_noise_give_their_law_back():
 
 def test_one_token_multiplier_is_one_ray():
     runs = sweep()
-    ray = Runs.of(parameters=runs.parameters, tokens=20 * runs.parameters, loss=runs.loss)
+    ray = RunsTable.of(parameters=runs.parameters, tokens=20 * runs.parameters, loss=runs.loss)
     with pytest.raises(DataError, match=r"on one ray of D/N = 20 .*OverTraining cannot tell"):
         fit_overtraining(ray)
 

@@ -11,7 +11,7 @@ from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.regression.minimise import Huber, Lad, Squares
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
@@ -38,7 +38,7 @@ def sweep(noise=0.0, seed=0, sizes=8, lengths=8):
     tokens = parameters * np.tile(np.geomspace(2, 100, lengths), sizes)
     errors = noise * np.random.default_rng(seed).normal(size=len(parameters))
     loss = TRUTH.loss(parameters, tokens) * np.exp(errors)
-    return Runs.of(parameters=parameters, tokens=tokens, loss=loss)
+    return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss)
 
 
 def constants(form):
@@ -82,7 +82,7 @@ def test_each_run_twice_is_twice_the_objective_and_the_same_law():
 
 def test_the_units_of_size_change_nothing_but_the_constants():
     runs = sweep(noise=0.01)
-    other = Runs.of(parameters=runs.parameters / 1e6, tokens=runs.tokens / 1e9, loss=runs.loss)
+    other = RunsTable.of(parameters=runs.parameters / 1e6, tokens=runs.tokens / 1e9, loss=runs.loss)
     one, two = fit_parametric(runs, QUICK), fit_parametric(other, QUICK)
     assert two.objective == pytest.approx(one.objective, rel=1e-9)
     assert pytest.approx(one.form.A / 1e6**one.form.alpha, rel=1e-6) == two.form.A
@@ -196,7 +196,7 @@ class TestChinchilla:
     ],
 )
 def test_runs_that_cannot_tell_the_constants_are_refused(parameters, tokens, message):
-    runs = Runs.of(parameters=parameters, tokens=tokens, loss=TRUTH.loss(parameters, tokens))
+    runs = RunsTable.of(parameters=parameters, tokens=tokens, loss=TRUTH.loss(parameters, tokens))
     with pytest.raises(DataError, match=message) as refused:
         fit_parametric(runs)
     assert "\n" not in str(refused.value)
@@ -212,7 +212,7 @@ def test_numbers_that_are_none_are_refused_by_name(column, value):
 
 def test_losses_that_do_not_bend_have_no_fit():
     runs = sweep()
-    rising = Runs.of(
+    rising = RunsTable.of(
         parameters=runs.parameters, tokens=runs.tokens, loss=1 + 1e-10 * runs.parameters
     )
     with pytest.raises(DataError, match="none of 100 starts ended at a minimum"):

@@ -7,7 +7,7 @@ from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.laws.regression.minimise import Huber, Lad, Squares
 from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
 from trainrig.scaling.laws.regression.profile import profile, with_profiles
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # starts enough for sweeps this plain
 QUICK = ParametricFit(**FEW)
@@ -23,7 +23,7 @@ def sweep(noise=0.01, seed=0, ratio=50, **more):
     tokens = parameters * np.tile(np.geomspace(100 / ratio, 100, 8), 8)
     errors = noise * np.random.default_rng(seed).normal(size=64)
     loss = TRUTH.loss(parameters, tokens) * np.exp(errors)
-    return Runs.of(parameters=parameters, tokens=tokens, loss=loss, **more)
+    return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss, **more)
 
 
 def test_least_squares_profile_of_a_constant_is_the_refit_with_it_held():
@@ -91,7 +91,7 @@ def test_what_the_runs_do_not_bound_is_reported_as_open():
     tokens = np.tile(np.geomspace(1e5, 1e6, 6), 6)
     errors = 0.05 * np.random.default_rng(1).normal(size=36)
     loss = TRUTH.loss(parameters, tokens) * np.exp(errors)
-    fit = fit_parametric(Runs.of(parameters=parameters, tokens=tokens, loss=loss), QUICK)
+    fit = fit_parametric(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss), QUICK)
     found = profile(fit, lambda form: form.E)
     assert found.interval.low is None
     assert "unbounded below" in str(found.interval)

@@ -1,18 +1,18 @@
-"""Who falls: greedy in the keep order, over verified pairs that lie in stretches.
+"""Who falls: greedy in the keep order, over verified pairs that lie in partitions.
 
 A document falls only if it has a verified pair with a *kept* document before it in the keep order.
 So a chain A~B~C without A~C keeps A and C, and nothing falls for being like something that is gone.
 
-One after the other that is a loop over all documents. Here each stretch decides as much as it can,
-tells the others what became of those that they have pairs with, and looks again: a parallel greedy
-independent set (Blelloch, Fineman and Shun 2012, arXiv:1202.3205), whose rounds are few unless
-chains run to and fro, and whose answer is that of the loop. A round follows from what the stretches
-told in the round before and nothing else. The same rounds carry the lowest id of each cluster to
-all its documents.
+One after the other that is a loop over all documents. Here each partition decides as much as it
+can, tells the others what became of those that they have pairs with, and looks again: a parallel
+greedy independent set (Blelloch, Fineman and Shun 2012, arXiv:1202.3205), whose rounds are few
+unless chains run to and fro, and whose answer is that of the loop. A round follows from what the
+partitions told in the round before and nothing else. The same rounds carry the lowest id of each
+cluster to all its documents.
 
-A pair lies where its *later* document does, so a stretch holds as many as its documents have with
-those before them. Of those of another stretch, its *guests*, it is told once in a round, however
-many pairs they are in; and it echoes what cluster it sees them in.
+A pair lies where its *later* document does, so a partition holds as many as its documents have with
+those before them. Of those of another partition, its *remote documents*, it is told once in a
+round, however many pairs they are in; and it echoes what cluster it sees them in.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,9 +28,10 @@ UNKNOWN, STAYS, FALLS = 0, 1, 2
 
 # A pair that decides: `later` falls if `earlier` stays. Refs.
 EDGE = np.dtype([("later", "u8"), ("earlier", "u8"), ("similarity", "f8")])
-# What became of a guest, told by its own stretch; and what its reader makes of its cluster.
-ECHO = np.dtype([("about", "u8"), ("cluster0", "u8"), ("cluster1", "u8")])
-WORD = np.dtype([*ECHO.descr, ("state", "u1")])
+# What became of a remote document, told by its own partition; and what its reader makes of its
+# cluster.
+CLUSTER_MESSAGE = np.dtype([("about", "u8"), ("cluster0", "u8"), ("cluster1", "u8")])
+STATE_MESSAGE = np.dtype([*CLUSTER_MESSAGE.descr, ("state", "u1")])
 
 
 def edges_of(pairs: Rows, a: Rows, b: Rows) -> tuple[Rows, Rows, Rows]:
@@ -55,21 +56,21 @@ def _comes_before(one: Rows, other: Rows) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class Decided:
-    """The documents of one stretch that are in pairs, as far as they are decided."""
+class DecidedPartition:
+    """The documents of one partition that are in pairs, as far as they are decided."""
 
     refs: NDArray[np.uint64]  # in order
     states: NDArray[np.uint8]
     repeated: NDArray[np.uint64]  # [documents, 2] id of the kept one that it falls to; 0, 0
     similarities: NDArray[np.float64]  # to that one; NaN
     clusters: NDArray[np.uint64]  # [documents, 2] id
-    echoes: Rows  # about the guests
+    cluster_messages: Rows  # about the remote documents
     unsettled: int  # documents not decided, and clusters not agreed on
 
-    def words(self, about: NDArray[np.uint64]) -> Rows:
-        """WORDs about documents of this stretch."""
+    def make_messages(self, about: NDArray[np.uint64]) -> Rows:
+        """STATE_MESSAGEs about documents of this partition."""
         at = np.searchsorted(self.refs, about)
-        rows = _about(about, self.clusters[at], WORD)
+        rows = _about(about, self.clusters[at], STATE_MESSAGE)
         rows["state"] = self.states[at]
         return rows
 
@@ -78,17 +79,18 @@ def decide(
     names: Rows,
     edges: Rows,
     own: NDArray[np.uint64],
-    told: Rows | None,
-    echoes: Callable[[], Iterable[Rows]],
-) -> Decided:
-    """One stretch's round.
+    state_messages: Rows | None,
+    cluster_messages: Callable[[], Iterable[Rows]],
+) -> DecidedPartition:
+    """One partition's round.
 
     Args:
-        names: NAME of all in its edges, and of its own that are guests elsewhere; by ref.
-        edges: EDGE of which it has `later`.
-        own: [2] the first ref of the stretch, and the one after its last.
-        told: WORD about all its guests; None before anybody spoke.
-        echoes: ECHO of all its own that are guests elsewhere, in pieces; read twice.
+        names: DOCUMENT_KEY of all in its edges, and of its own that are remote documents elsewhere;
+        by ref. edges: EDGE of which it has `later`.
+        own: [2] the first ref of the partition, and the one after its last.
+        told: STATE_MESSAGE about all its remote documents; None before anybody spoke.
+        echoes: CLUSTER_MESSAGE of all its own that are remote documents elsewhere, in pieces; read
+        twice.
     """
     refs, ids = np.ascontiguousarray(names["ref"]), np.stack([names["id0"], names["id1"]], axis=1)
     here = slice(*np.searchsorted(refs, own).tolist())
@@ -101,11 +103,15 @@ def decide(
     del edges
 
     states, labels = np.zeros(len(refs), np.uint8), ids.copy()
-    of_told = np.zeros(0, np.int64) if told is None else np.searchsorted(refs, told["about"])
-    if told is not None:
-        states[of_told] = told["state"]
-        _lower(labels, of_told, _cluster(told))
-    for piece in echoes():
+    of_messages = (
+        np.zeros(0, np.int64)
+        if state_messages is None
+        else np.searchsorted(refs, state_messages["about"])
+    )
+    if state_messages is not None:
+        states[of_messages] = state_messages["state"]
+        _lower(labels, of_messages, _cluster(state_messages))
+    for piece in cluster_messages():
         _lower(labels, np.searchsorted(refs, piece["about"]), _cluster(piece))
     _sweep(order, here.start, here.stop, first_edge, target, states)
     partners = _partners(order, here.start, here.stop, first_edge, target, states, similarities)
@@ -113,10 +119,12 @@ def decide(
 
     agreed = np.zeros(len(refs), bool)
     agreed[here] = states[here] != UNKNOWN
-    if told is not None:
-        agreed[of_told] = (told["state"] != UNKNOWN) & _same(_cluster(told), labels[of_told])
+    if state_messages is not None:
+        agreed[of_messages] = (state_messages["state"] != UNKNOWN) & _same(
+            _cluster(state_messages), labels[of_messages]
+        )
     unsettled = int(np.count_nonzero(~agreed))
-    for piece in echoes():
+    for piece in cluster_messages():
         at = np.searchsorted(refs, piece["about"])
         unsettled += int(np.count_nonzero(~_same(_cluster(piece), labels[at])))
 
@@ -125,15 +133,15 @@ def decide(
     repeated[falls] = ids[target[partners[falls]]]
     likeness = np.full(len(partners), np.nan)
     likeness[falls] = similarities[partners[falls]]
-    guests = np.ones(len(refs), bool)
-    guests[here] = False
-    return Decided(
+    remote = np.ones(len(refs), bool)
+    remote[here] = False
+    return DecidedPartition(
         refs[here],
         states[here],
         repeated,
         likeness,
         labels[here],
-        _about(refs[guests], labels[guests], ECHO),
+        _about(refs[remote], labels[remote], CLUSTER_MESSAGE),
         unsettled,
     )
 
@@ -175,10 +183,10 @@ def _sweep(
     """Decide the documents `first` up to `end`, each looked at once in the keep order.
 
     Args:
-        order: [documents] their indices, in the keep order; guests are among them.
+        order: [documents] their indices, in the keep order; remote documents are among them.
         first_edge: [documents + 1] where the edges of each begin.
         target: [edges] index of the earlier document.
-        states: [documents] those of guests are there.
+        states: [documents] those of remote documents are there.
     """
     for document in order:
         if document < first or document >= end:

@@ -1,17 +1,18 @@
-"""What became of documents, as rows that travel between stretches.
+"""What became of documents, as rows that travel between partitions.
 
 Near copies know which kept document they repeat. Copies of a text, and captures of a URL, repeat
-the first of their kind, which may have fallen itself: so its stretch tells them what became of it.
+the first of their kind, which may have fallen itself: so its partition tells them what became of
+it.
 """
 
 import numpy as np
 
-from trainrig.corpus.dedup.decisions.decision import FALLS, Decided
+from trainrig.corpus.dedup.decisions.decision import FALLS, DecidedPartition
 from trainrig.corpus.dedup.decisions.documents import BY_LIKENESS, BY_TEXT, BY_URL, KEPT
 from trainrig.corpus.dedup.pairs.document_reference import find
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 
-FATE = np.dtype(
+DECISION = np.dtype(
     [
         ("ref", "u8"),
         ("kind", "u8"),
@@ -26,9 +27,9 @@ _REPEATED = ("id0", "id1")
 _CLUSTER = ("cluster0", "cluster1")
 
 
-def of_decided(decided: Decided) -> Rows:
+def of_decided(decided: DecidedPartition) -> Rows:
     """A row for each document that is in pairs, in the order of refs."""
-    rows = np.zeros(len(decided.refs), FATE)
+    rows = np.zeros(len(decided.refs), DECISION)
     rows["ref"] = decided.refs
     rows["kind"] = np.where(decided.states == FALLS, BY_LIKENESS, KEPT)
     rows["similarity"] = decided.similarities
@@ -44,7 +45,7 @@ def of_repeats(repeats: Rows, known: Rows, kind: int) -> Rows:
     Equal texts (BY_TEXT) share all that became of their first; of a capture of the same URL nobody
     knows how like it is.
     """
-    rows = np.zeros(len(repeats), FATE)
+    rows = np.zeros(len(repeats), DECISION)
     rows["ref"] = repeats["ref"]
     at, there = find(known["ref"], repeats["first"])
     fell = there.copy()
@@ -67,7 +68,7 @@ def of_repeats(repeats: Rows, known: Rows, kind: int) -> Rows:
 
 
 def of_own_repeats(repeats: Rows, told: Rows, known: Rows, kind: int) -> Rows:
-    """What becomes of repeats of a first of their own stretch.
+    """What becomes of repeats of a first of their own partition.
 
     The same as of that one, where it was `told` (in the order of refs) of what it repeats itself;
     else what `of_repeats` makes of them.
@@ -85,7 +86,7 @@ def of_firsts(repeats: Rows, known: Rows) -> Rows:
     `repeats` has one of each first.
     """
     alone = repeats[~find(known["ref"], repeats["first"])[1]]
-    rows = np.zeros(len(alone), FATE)
+    rows = np.zeros(len(alone), DECISION)
     rows["ref"], rows["similarity"] = alone["first"], np.nan
     for name, own in zip(_CLUSTER, _REPEATED, strict=True):
         rows[name] = alone[own]

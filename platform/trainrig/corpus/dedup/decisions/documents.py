@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.decisions.keep import KeepRule, ranks_in_crawl
-from trainrig.corpus.dedup.pairs.document_reference import Shelf, id_texts
+from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, id_texts
 from trainrig.corpus.files.arrays import load_arrays, save_arrays
 
 COPIES = SAME_URL, EXACT, NEAR = "url_duplicate", "exact_duplicate", "near_duplicate"
@@ -34,30 +34,35 @@ class Documents:
         return [field.name for field in dataclasses.fields(cls)]
 
     @classmethod
-    def load(cls, shelf: Shelf, rule: KeepRule) -> "Documents":
-        """Those of a shelf, with the ranks that `rule` gives to them among all crawls."""
-        there = cls.stored(shelf)
-        return dataclasses.replace(there, ranks=ranks_in_crawl(rule, there.ranks, shelf.crawl))
+    def load(cls, split_index: SplitIndex, rule: KeepRule) -> "Documents":
+        """Those of a split index, with the ranks that `rule` gives to them among all crawls."""
+        there = cls.stored(split_index)
+        return dataclasses.replace(
+            there, ranks=ranks_in_crawl(rule, there.ranks, split_index.crawl)
+        )
 
     @classmethod
-    def stored(cls, shelf: Shelf) -> "Documents":
-        """Those of a shelf, with the ranks that they have in their own crawl."""
-        return cls(**load_arrays(shelf.documents, cls.names()))
+    def stored(cls, split_index: SplitIndex) -> "Documents":
+        """Those of a split index, with the ranks that they have in their own crawl."""
+        return cls(**load_arrays(split_index.documents, cls.names()))
 
-    def save(self, path: str, fates: "Fates | None" = None) -> None:
+    def save(self, path: str, decisions: "DedupDecisions | None" = None) -> None:
         """Write them, and what became of them where that is known."""
         arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        save_arrays(path, arrays | (fates.arrays() if fates else {}))
+        save_arrays(path, arrays | (decisions.arrays() if decisions else {}))
 
 
-def keep_order(shelf: Shelf, rule: KeepRule) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """What the documents of a shelf compare by: ranks among all crawls, and ids [documents, 2]."""
-    there = load_arrays(shelf.documents, ["ranks", "ids"])
-    return ranks_in_crawl(rule, there["ranks"], shelf.crawl), there["ids"]
+def keep_order(
+    split_index: SplitIndex, rule: KeepRule
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """What the documents of a split index compare by: ranks among all crawls, and ids [documents,
+    2]."""
+    there = load_arrays(split_index.documents, ["ranks", "ids"])
+    return ranks_in_crawl(rule, there["ranks"], split_index.crawl), there["ids"]
 
 
 @dataclass(frozen=True)
-class Fates:
+class DedupDecisions:
     """What became of the documents of one split."""
 
     kinds: NDArray[np.uint8]  # [documents] KEPT, BY_URL, BY_TEXT or BY_LIKENESS
@@ -66,7 +71,7 @@ class Fates:
     clusters: NDArray[np.uint64]  # [documents, 2] lowest id of all that are alike; 0, 0 for alone
 
     @classmethod
-    def none(cls, count: int) -> "Fates":
+    def none(cls, count: int) -> "DedupDecisions":
         """Those of as many documents that nothing is like."""
         return cls(
             np.zeros(count, np.uint8),
@@ -76,7 +81,7 @@ class Fates:
         )
 
     @classmethod
-    def load(cls, path: str) -> "Fates":
+    def load(cls, path: str) -> "DedupDecisions":
         """What `Documents.save` was given."""
         return cls(**load_arrays(path, [field.name for field in dataclasses.fields(cls)]))
 

@@ -24,7 +24,7 @@ _SOURCES = 2**16
 
 
 @dataclass(frozen=True)
-class Measured:
+class KeepFeatures:
     """What rules go by, of the documents of one source that passed."""
 
     characters: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Longest(Settings):
         """The stored columns that the rule reads."""
         return ()
 
-    def ranks(self, documents: Measured) -> NDArray[np.uint64]:
+    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         short_by = WORST - np.minimum(documents.characters, WORST)
         return np.asarray(short_by, np.uint64)
@@ -66,7 +66,7 @@ class ContentHash(Settings):
         """The stored columns that the rule reads."""
         return ()
 
-    def ranks(self, documents: Measured) -> NDArray[np.uint64]:
+    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         first = np.ascontiguousarray(documents.digests[:, :8]).view(">u8").reshape(-1)
         return first.astype(np.uint64) >> np.uint64(64 - RANKS_BITS)
@@ -87,7 +87,7 @@ class BestSignal(Settings):
         """The stored columns that the rule reads."""
         return (self.signal,)
 
-    def ranks(self, documents: Measured) -> NDArray[np.uint64]:
+    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         values = documents.columns[self.signal].astype(np.float32) + np.float32(0)  # no minus zero
         bits = (-values if self.highest else values).view(np.uint32)
@@ -112,7 +112,7 @@ class Earliest(Settings):
         """The stored columns that the rule reads."""
         return ("date",) if self.by == "date" else ()
 
-    def ranks(self, documents: Measured) -> NDArray[np.uint64]:
+    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         if self.by == "crawl":
             return np.full(len(documents), documents.source_number, np.uint64)
@@ -135,7 +135,7 @@ class SourcePriority(Settings):
         """The stored columns that the rule reads."""
         return self.next.columns
 
-    def ranks(self, documents: Measured) -> NDArray[np.uint64]:
+    def ranks(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """One a document; the lowest stays."""
         named = documents.source in self.sources
         place = self.sources.index(documents.source) if named else len(self.sources)

@@ -11,7 +11,7 @@ from trainrig.corpus.dedup.lines.counting import LINE, Batch
 from trainrig.corpus.dedup.lines.normal_form import NormalForm
 from trainrig.corpus.dedup.lines.settings import CommonLines
 from trainrig.corpus.dedup.lines.units import Units, units_of
-from trainrig.corpus.dedup.span_file import Spans, save_spans
+from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
 
 
 def cut_lines(
@@ -65,7 +65,7 @@ def _goes(
     return goes
 
 
-def _spans(units: Units, goes_U: NDArray[np.bool_]) -> Spans:
+def _spans(units: Units, goes_U: NDArray[np.bool_]) -> RemovedSpans:
     """Runs of units that go, one after the other, as one span."""
     gone = np.flatnonzero(goes_U)
     follows = np.zeros(len(gone), bool)  # whether the unit before it goes as well
@@ -77,4 +77,6 @@ def _spans(units: Units, goes_U: NDArray[np.bool_]) -> Spans:
     before = np.maximum(heads - 1, 0)
     inner = (heads > 0) & (units.documents_U[before] == units.documents_U[heads])
     last = inner & (ends == units.ends_U[tails])
-    return Spans(units.documents_U[heads], np.where(last, units.ends_U[before], starts), ends)
+    return RemovedSpans(
+        units.documents_U[heads], np.where(last, units.ends_U[before], starts), ends
+    )

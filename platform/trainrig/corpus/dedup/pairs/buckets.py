@@ -2,8 +2,8 @@
 
 Each task reads the entries whose keys fall into its range, wherever they came from, and sorts them.
 A pair belongs to the one of the two that comes later in the keep order, and no document has more
-than `MOST_MET`: however many are alike, what is held of pairs goes by the documents held. Which
-ones it has goes by the keys and the keep order alone, so it does not show how the keys were
+than `MOST_CANDIDATES`: however many are alike, what is held of pairs goes by the documents held.
+Which ones it has goes by the keys and the keep order alone, so it does not show how the keys were
 divided, nor how many pairs were looked at together.
 """
 
@@ -17,8 +17,8 @@ from trainrig.corpus.dedup.pairs.document_reference import like_keys
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 from trainrig.corpus.dedup.signatures.shingles import mixed
 
-MOST_MET = 32  # documents that one is compared with: all before it in families of up to 33
-FEW_MET = 8  # of those in one bucket, once more are before it
+MOST_CANDIDATES = 32  # documents that one is compared with: all before it in families of up to 33
+FEW_CANDIDATES = 8  # of those in one bucket, once more are before it
 BATCH = 2**17  # pairs that are held until the best of them are chosen: 3 MB
 
 ENTRY = np.dtype([("key", "u8"), ("rank", "u8"), ("tie", "u8"), ("ref", "u8")])
@@ -34,14 +34,14 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd
 
 
 def candidates(
-    rows: Rows, earlier: int | None = None, most: int = MOST_MET, batch: int | None = None
+    rows: Rows, earlier: int | None = None, most: int = MOST_CANDIDATES, batch: int | None = None
 ) -> Iterator[Rows]:
     """Pairs of documents that share a key, a batch at a time, by `a`; in a batch each once.
 
     In a bucket each document meets those before it in the keep order: first the very first, then
     the one just before it, then the others in their order. Where more than `most` are before it, it
-    meets the first `FEW_MET` of them, and no others: but a document alike to many is nearly always
-    alike to one of the first.
+    meets the first `FEW_CANDIDATES` of them, and no others: but a document alike to many is nearly
+    always alike to one of the first.
 
     Documents whose ref is at least `earlier` are decided already: no two of them meet, and with
     one that comes later in the keep order the pair belongs to the other.
@@ -54,14 +54,14 @@ def candidates(
     table = rows.view(np.uint64).reshape(-1, _ENTRY_FIELDS)
     _into_keep_order(table, ends)
     first = np.minimum(sizes, most + 1)
-    possible = int((first * (first - 1) // 2 + (sizes - first) * min(FEW_MET, most)).sum())
+    possible = int((first * (first - 1) // 2 + (sizes - first) * min(FEW_CANDIDATES, most)).sum())
     pairs = np.empty((max(most, min(possible, batch or BATCH)), _CANDIDATE_FIELDS), np.uint64)
     # Rows of no pair: no document meets itself.
     seen = np.zeros((1 << max(0, len(pairs) - 1).bit_length(), _CANDIDATE_FIELDS), np.uint64)
     decided = np.uint64(2**64 - 1 if earlier is None else earlier)
     place = np.zeros(3, np.int64)  # bucket, its beginning, the next document
     while place[0] < len(ends):
-        found = _meet(table, ends, decided, most, place, seen, pairs)
+        found = _pair(table, ends, decided, most, place, seen, pairs)
         yield nearest(pairs[:found].reshape(-1).view(CANDIDATE), most)
 
 
@@ -91,7 +91,7 @@ def _is_before(rank: np.uint64, tie: np.uint64, ref: np.uint64, row: NDArray[np.
 
 
 @compiled
-def _meet(
+def _pair(
     rows: NDArray[np.uint64],
     ends: NDArray[np.int64],
     decided: np.uint64,
@@ -110,7 +110,7 @@ def _meet(
     while bucket < len(ends):
         while later < ends[bucket]:
             all_met = later - begin <= most
-            met = later - begin if all_met else min(FEW_MET, most)
+            met = later - begin if all_met else min(FEW_CANDIDATES, most)
             if number + met > len(pairs):
                 place[0], place[1], place[2] = bucket, begin, later
                 return number
@@ -148,7 +148,7 @@ def _turn(turn: int, tie: np.uint64) -> np.uint64:
 
 
 def candidates_of_one_key(
-    pieces: Callable[[], Iterable[Rows]], earlier: int | None = None, most: int = MOST_MET
+    pieces: Callable[[], Iterable[Rows]], earlier: int | None = None, most: int = MOST_CANDIDATES
 ) -> Iterator[Rows]:
     """What `candidates` gives of entries that share one key and are too many to be held.
 
@@ -160,17 +160,17 @@ def candidates_of_one_key(
         firsts = rows[np.lexsort((rows["ref"], rows["tie"], rows["rank"]))[: most + 1]]
     yield from candidates(firsts, earlier, most)
     decided = np.uint64(2**64 - 1 if earlier is None else earlier)
-    met = firsts[: min(FEW_MET, most)]
+    met = firsts[: min(FEW_CANDIDATES, most)]
     turns = np.arange(len(met), dtype=np.uint64) << _TURN_BITS
     turns |= met["tie"] >> (np.uint64(64) - _TURN_BITS)
-    size = max(1, BATCH // FEW_MET)
+    size = max(1, BATCH // FEW_CANDIDATES)
     for piece in pieces():
         others = piece[~np.isin(piece["ref"], firsts["ref"])]
         for first in range(0, len(others), size):
             rows = others[first : first + size]
             pairs = np.empty((len(rows), len(met)), CANDIDATE)
             pairs["a"], pairs["b"], pairs["turn"] = rows["ref"][:, None], met["ref"], turns
-            # As `_meet` has it.
+            # As `_pair` has it.
             swapped = rows["ref"] >= decided
             pairs["a"][swapped], pairs["b"][swapped] = met["ref"], rows["ref"][swapped, None]
             ties = rows["tie"][swapped, None] >> (np.uint64(64) - _TURN_BITS)
@@ -178,7 +178,7 @@ def candidates_of_one_key(
             yield nearest(pairs[pairs["a"] < decided], most)
 
 
-def nearest(pairs: Rows, most: int = MOST_MET) -> Rows:
+def nearest(pairs: Rows, most: int = MOST_CANDIDATES) -> Rows:
     """Of the pairs of each document those of the lowest turns, each once; by `a`, then by turn.
 
     What it gives of several batches together is what it gives of what it gave of each.
@@ -228,7 +228,7 @@ def _by_turn(pairs: NDArray[np.uint64]) -> None:
             pairs[at, 1], pairs[at, 2] = b, order
 
 
-def nearest_of_all(batches: Iterable[Rows], most: int = MOST_MET) -> Rows:
+def nearest_of_all(batches: Iterable[Rows], most: int = MOST_CANDIDATES) -> Rows:
     """What `nearest` gives of all batches; three times that is held at most."""
     rows, filled = np.empty(0, CANDIDATE), 0
     for batch in batches:

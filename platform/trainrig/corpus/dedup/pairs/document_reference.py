@@ -1,8 +1,8 @@
 """What documents go by while copies are looked for.
 
-A *shelf* is the documents of one split that passed, of this crawl or an earlier one; a document's
-*ref* is its shelf and its place there. Two documents compare by their rank, then by their id, then
-by the ref, which differs where one document was read twice.
+A *split index* is the documents of one split that passed, of this crawl or an earlier one; a
+document's *ref* is its split index and its place there. Two documents compare by their rank, then
+by their id, then by the ref, which differs where one document was read twice.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.dedup.pairs.key_filter import KeyFilter
 
 # A document, and what it compares by.
-NAME = np.dtype([(name, "u8") for name in ("ref", "rank", "id0", "id1")])
+DOCUMENT_KEY = np.dtype([(name, "u8") for name in ("ref", "rank", "id0", "id1")])
 ID_DIGITS = 32  # hex digits of an id
 BINS = 2**12  # of a range of keys
 _PLACE_BITS = np.uint64(32)
@@ -23,7 +23,7 @@ _PLACE = np.uint64(2**32 - 1)
 
 
 @dataclass(frozen=True)
-class Shelf:
+class SplitIndex:
     """The documents of one split, and where what is known of them lies."""
 
     name: str
@@ -36,18 +36,20 @@ class Shelf:
     shingles: int
 
 
-def refs(shelf: int | NDArray[np.int64], places: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """The refs of the documents at `places` of a shelf, or each of one."""
-    return places.astype(np.uint64) | (np.asarray(shelf, np.uint64) << _PLACE_BITS)
+def make_refs(
+    split_index: int | NDArray[np.int64], places: NDArray[np.integer[Any]]
+) -> NDArray[np.uint64]:
+    """The refs of the documents at `places` of a split index, or each of one."""
+    return places.astype(np.uint64) | (np.asarray(split_index, np.uint64) << _PLACE_BITS)
 
 
-def shelves_of(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The shelf of each ref."""
+def find_splits(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The split index of each ref."""
     return (refs >> _PLACE_BITS).astype(np.int64)
 
 
-def places_of(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The place on its shelf of each ref."""
+def find_positions(refs: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The place on its split index of each ref."""
     return (refs & _PLACE).astype(np.int64)
 
 
@@ -122,8 +124,8 @@ def like_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.i
     """
     # Most are alone, which is seen without an order.
     met = KeyFilter(len(keys), slots_a_key=4)
-    met.meet(keys)
-    some = np.flatnonzero(met.met_again(keys))
+    met.add(keys)
+    some = np.flatnonzero(met.appears_again(keys))
     keys = np.take(keys, some)
     order = np.argsort(keys)  # not the stable way, which takes twice as long
     in_order = np.take(keys, order)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.corpus.dedup.pairs.document_reference import (
+    DOCUMENT_KEY,
     ID_DIGITS,
-    NAME,
+    find_positions,
+    find_splits,
     id_text,
-    places_of,
-    refs,
-    shelves_of,
+    make_refs,
     text_words,
 )
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
@@ -49,7 +49,8 @@ PAIR = np.dtype([("a", "u8"), ("b", "u8"), ("similarity", "f8")])  # refs
 
 
 def write_pairs(path: str, pairs: Rows, names: Rows) -> None:
-    """Write the PAIRs of one split; `names` are NAME of all in them, in the order of refs."""
+    """Write the PAIRs of one split; `names` are DOCUMENT_KEY of all in them, in the order of
+    refs."""
     with (
         storage.atomic_file(path) as temporary,
         pq.ParquetWriter(
@@ -71,17 +72,17 @@ def _table(pairs: Rows, names: Rows) -> pa.Table:
         "a": _id_column(a),
         "b": _id_column(b),
         "similarity": pairs["similarity"],
-        "a_row": places_of(pairs["a"]),
-        "b_shelf": shelves_of(pairs["b"]),
-        "b_row": places_of(pairs["b"]),
+        "a_row": find_positions(pairs["a"]),
+        "b_shelf": find_splits(pairs["b"]),
+        "b_row": find_positions(pairs["b"]),
         "a_rank": a["rank"],
         "b_rank": b["rank"],
     }
     return pa.table(columns).cast(SCHEMA)
 
 
-def read_pairs(path: str, shelf: int, threshold: float) -> Iterator[tuple[Rows, Rows, Rows]]:
-    """The pairs of shelf number `shelf` that are alike enough, some at a time.
+def read_pairs(path: str, split_index: int, threshold: float) -> Iterator[tuple[Rows, Rows, Rows]]:
+    """The pairs of split index number `split_index` that are alike enough, some at a time.
 
     Returns: PAIR of each; NAME of each one's `a`; NAME of each one's `b`.
     """
@@ -91,12 +92,12 @@ def read_pairs(path: str, shelf: int, threshold: float) -> Iterator[tuple[Rows, 
             table = table.filter(pc.greater_equal(table["similarity"], threshold))
             columns = {name: table[name].to_numpy() for name in SCHEMA.names if name not in "ab"}
             pairs = np.empty(len(table), PAIR)
-            pairs["a"] = refs(shelf, columns["a_row"])
-            pairs["b"] = refs(columns["b_shelf"], columns["b_row"])
+            pairs["a"] = make_refs(split_index, columns["a_row"])
+            pairs["b"] = make_refs(columns["b_shelf"], columns["b_row"])
             pairs["similarity"] = columns["similarity"]
             ends = []
             for end in "ab":
-                rows = np.empty(len(table), NAME)
+                rows = np.empty(len(table), DOCUMENT_KEY)
                 rows["ref"], rows["rank"] = pairs[end], columns[f"{end}_rank"]
                 rows["id0"], rows["id1"] = _words_of(table[end]).T
                 ends.append(rows)

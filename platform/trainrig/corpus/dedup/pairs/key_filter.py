@@ -22,17 +22,17 @@ class KeyFilter:
         slots = 1 << max(_SLOTS - 1, keys * slots_a_key - 1).bit_length()
         self._slots = np.zeros(slots // _SLOTS, np.uint64)
 
-    def meet(self, keys: NDArray[np.unsignedinteger[Any]]) -> None:
+    def add(self, keys: NDArray[np.unsignedinteger[Any]]) -> None:
         """Meet some keys."""
-        _meet(keys, self._slots)
+        _add(keys, self._slots)
 
-    def met_again(self, keys: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.bool_]:
+    def appears_again(self, keys: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.bool_]:
         """[keys] whether they were met more than once."""
-        return _met_again(keys, self._slots)
+        return _appears_again(keys, self._slots)
 
 
 @compiled
-def _meet(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> None:
+def _add(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> None:
     last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)
     for key in keys:
         slot = key & last
@@ -43,7 +43,7 @@ def _meet(keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]) -> 
 
 
 @compiled
-def _met_again(
+def _appears_again(
     keys: NDArray[np.unsignedinteger[Any]], slots: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
     last, one = np.uint64(len(slots) * _SLOTS - 1), np.uint64(1)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from trainrig.corpus.dedup.pairs import buckets
 from trainrig.corpus.dedup.pairs.document_reference import BINS, bins_of_keys
 from trainrig.corpus.dedup.pairs.partition_plan import cut
-from trainrig.corpus.dedup.pairs.sorted_runs import Part, Rows
+from trainrig.corpus.dedup.pairs.sorted_runs import Rows, RunPart
 
 
-def candidates(entries: Part, parts: int, most: int, earlier: int | None) -> Iterator[Rows]:
+def candidates(entries: RunPart, parts: int, most: int, earlier: int | None) -> Iterator[Rows]:
     """What `buckets.candidates` gives of one of `parts` ranges, `most` entries held at a time."""
     if entries.count <= most:
         yield from buckets.candidates(entries.read(), earlier)
@@ -34,7 +34,7 @@ def candidates(entries: Part, parts: int, most: int, earlier: int | None) -> Ite
             )
 
 
-def _in_bins(entries: Part, parts: int, first: int, end: int) -> Iterator[Rows]:
+def _in_bins(entries: RunPart, parts: int, first: int, end: int) -> Iterator[Rows]:
     """The entries of some bins of a range, a piece at a time; one piece at least."""
     yield np.empty(0, buckets.ENTRY)
     for rows in entries.pieces():

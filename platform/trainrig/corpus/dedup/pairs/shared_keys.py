@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.dedup.pairs.buckets import ENTRY
-from trainrig.corpus.dedup.pairs.document_reference import refs
+from trainrig.corpus.dedup.pairs.document_reference import make_refs
 from trainrig.corpus.dedup.pairs.key_filter import KeyFilter
-from trainrig.corpus.dedup.pairs.sorted_runs import Part, Rows
+from trainrig.corpus.dedup.pairs.sorted_runs import Rows, RunPart
 
 KEY = np.dtype("u4")  # the low bits: the high ones say which range it lies in
 SHARED = np.dtype("?")
@@ -25,31 +25,31 @@ _SLOTS_A_KEY = 16
 
 @dataclass(frozen=True)
 class Searched:
-    """The documents of one shelf, and those of them that are searched."""
+    """The documents of one split index, and those of them that are searched."""
 
-    shelf: int
+    split_index: int
     keys: NDArray[np.uint64]  # [documents, bands]
     wanted: NDArray[np.bool_]  # [documents]
 
 
 def keys_by_part(
-    shelves: Sequence[Searched], parts: int
+    split_indexes: Sequence[Searched], parts: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """KEY of all that are wanted, as `parts` ranges, and where each begins.
 
     Within a range they stand in the order of documents.
     """
     starts = np.zeros(parts + 1, np.int64)
-    for each in shelves:
+    for each in split_indexes:
         _count(each.keys, each.wanted, starts[1:])
     np.cumsum(starts, out=starts)
     found, free = np.empty(starts[-1], KEY), starts.copy()
-    for each in shelves:
+    for each in split_indexes:
         _group(each.keys, each.wanted, np.uint64(parts), free, found)
     return found, starts
 
 
-def shared(keys: Part, distinct: int) -> Iterator[NDArray[np.bool_]]:
+def shared(keys: RunPart, distinct: int) -> Iterator[NDArray[np.bool_]]:
     """Of each piece of KEY, which are there more than once; of one in twenty others it says so.
 
     However many there are, it holds four to eight bytes for each of `distinct`, as many as are
@@ -57,13 +57,13 @@ def shared(keys: Part, distinct: int) -> Iterator[NDArray[np.bool_]]:
     """
     met = KeyFilter(min(keys.count, distinct), _SLOTS_A_KEY)
     for piece in keys.pieces():
-        met.meet(piece)
+        met.add(piece)
     for piece in keys.pieces():
-        yield met.met_again(piece)
+        yield met.appears_again(piece)
 
 
 def entries(
-    shelves: Iterable[Searched],
+    split_indexes: Iterable[Searched],
     order: Callable[[int], tuple[NDArray[np.uint64], NDArray[np.uint64]]],
     shared: NDArray[np.bool_],
     counts: NDArray[np.int64],
@@ -71,8 +71,8 @@ def entries(
     """ENTRY for each shared key of a document, as ranges, and where each begins.
 
     Args:
-        shelves: what `keys_by_part` was given.
-        order: ranks [documents] and ids [documents, 2] of a shelf.
+        split indexes: what `keys_by_part` was given.
+        order: ranks [documents] and ids [documents, 2] of a split index.
         shared: of all keys, in the order of `keys_by_part`.
         counts: how many of them lie in each range.
     """
@@ -80,11 +80,11 @@ def entries(
     places = np.stack([starts, _starts_of_shared(shared, starts)])
     starts = places[1].copy()
     rows = np.empty((starts[-1], _ENTRY_FIELDS), np.uint64)
-    for each in shelves:
-        ranks, ids = order(each.shelf)
-        first = refs(each.shelf, np.zeros(1, np.int64))[0]
-        of_shelf = each.keys, each.wanted, ranks, ids, first
-        _write_entries(*of_shelf, np.uint64(len(counts)), shared, places, rows)
+    for each in split_indexes:
+        ranks, ids = order(each.split_index)
+        first = make_refs(each.split_index, np.zeros(1, np.int64))[0]
+        of_split = each.keys, each.wanted, ranks, ids, first
+        _write_entries(*of_split, np.uint64(len(counts)), shared, places, rows)
     return rows.reshape(-1).view(ENTRY), starts
 
 

@@ -1,7 +1,7 @@
 """Rows sorted into parts, a file for each writer, of which a reader takes one part of all files.
 
 What a shuffle is here: each task writes one *run*, its rows grouped by the part that they belong
-to, and the task of a part reads its stretch of every run. Files are as many as writers, not as
+to, and the task of a part reads its partition of every run. Files are as many as writers, not as
 writers times parts, and a reader holds one part, or a piece of it at a time.
 
 A run is written chunk after chunk, so that its writer need not hold it; each chunk is grouped.
@@ -91,14 +91,14 @@ def write_grouped(path: str, rows: NDArray[Any], starts: NDArray[np.int64]) -> N
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """One part of many runs, not read yet."""
 
     kind: np.dtype[Any]
     _spans: tuple[tuple[str, int, int], ...]  # of chunks: path, the first byte, rows
 
     @classmethod
-    def of(cls, paths: Iterable[str], part: int, kind: np.dtype[Any]) -> "Part":
+    def of(cls, paths: Iterable[str], part: int, kind: np.dtype[Any]) -> "RunPart":
         """That part of the runs at `paths`. Raises DataError for a torn file."""
         spans = ((path, _spans(path, part, kind.itemsize)) for path in paths)
         return cls(kind, tuple((path, *span) for path, found in spans for span in found))
@@ -150,7 +150,7 @@ class Part:
 
 def read_part(paths: Iterable[str], part: int, kind: np.dtype[Any]) -> NDArray[Any]:
     """The rows of one part, run after run. Raises DataError for a torn file."""
-    return Part.of(paths, part, kind).read()
+    return RunPart.of(paths, part, kind).read()
 
 
 def _rows_begin(parts: int) -> int:

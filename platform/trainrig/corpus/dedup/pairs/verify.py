@@ -92,7 +92,7 @@ def _common(one: NDArray[np.uint32], other: NDArray[np.uint32], least: int) -> i
 
 @compiled
 def _first_not_below(values: NDArray[np.uint32], start: int, end: int, least: np.uint32) -> int:
-    """Where in a sorted stretch of `values` those from `least` up begin."""
+    """Where in a sorted partition of `values` those from `least` up begin."""
     while start < end:
         middle = (start + end) // 2
         if values[middle] < least:

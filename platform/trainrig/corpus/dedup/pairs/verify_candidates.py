@@ -1,7 +1,7 @@
 """Candidates compared on their shingles, where the first of a pair lies.
 
-The shingles of the others are *carried* there from other stretches: each reads its own, and writes
-those that another needs into a run. So no file is opened for a pair, or a pair of shelves.
+The shingles of the others are *carried* there from other partitions: each reads its own, and writes
+those that another needs into a run. So no file is opened for a pair, or a pair of split indexes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.dedup.pairs.document_reference import (
-    NAME,
-    Shelf,
+    DOCUMENT_KEY,
+    SplitIndex,
     fields_of,
     find,
+    find_positions,
+    find_splits,
     one_each,
-    places_of,
-    shelves_of,
 )
 from trainrig.corpus.dedup.pairs.evidence import PAIR
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
@@ -31,9 +31,9 @@ from trainrig.corpus.dedup.pairs.verify import (
 )
 from trainrig.corpus.dedup.signatures.signature_file import load_columns
 
-Order = Callable[[Shelf], tuple[NDArray[np.uint64], NDArray[np.uint64]]]
+Order = Callable[[SplitIndex], tuple[NDArray[np.uint64], NDArray[np.uint64]]]
 
-SET = np.dtype([*NAME.descr, ("shingles", "u8")])
+SET = np.dtype([*DOCUMENT_KEY.descr, ("shingles", "u8")])
 SHINGLE = np.dtype("u4")
 _SLICE = 2**17  # pairs that are compared together: some 100 bytes each
 
@@ -56,18 +56,18 @@ class Sets:
         return self.ends - self.names["shingles"].astype(np.int64)
 
 
-def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], order: Order) -> Sets:
-    """Those of the documents `refs`, which are in order and lie on few shelves."""
+def gathered(refs: NDArray[np.uint64], split_indexes: Sequence[SplitIndex], order: Order) -> Sets:
+    """Those of the documents `refs`, which are in order and lie on few split indexes."""
     names = np.empty(len(refs), SET)
     names["ref"] = refs
     spans = []
-    for shelf, chosen in _by_shelf(refs):
-        there = load_columns(shelves[shelf].signatures, ["shingles", "ends"])
-        places = places_of(refs[chosen])
+    for split_index, chosen in _by_split(refs):
+        there = load_columns(split_indexes[split_index].signatures, ["shingles", "ends"])
+        places = find_positions(refs[chosen])
         ends = there["ends"][places]
         starts = np.where(places > 0, there["ends"][places - 1], 0)
         spans.append((there["shingles"], starts, ends))
-        ranks, ids = order(shelves[shelf])
+        ranks, ids = order(split_indexes[split_index])
         names["rank"][chosen] = ranks[places]
         names["id0"][chosen], names["id1"][chosen] = ids[places].T
         names["shingles"][chosen] = ends - starts
@@ -79,12 +79,12 @@ def gathered(refs: NDArray[np.uint64], shelves: Sequence[Shelf], order: Order) -
 
 
 @dataclass(frozen=True)
-class Carried:
-    """A lot of shingles for other stretches: names and shingles stand reader after reader."""
+class RemoteShingles:
+    """A lot of shingles for other partitions: names and shingles stand reader after reader."""
 
     own: Sets  # of each document once
-    nth: NDArray[np.int64]  # [guests] which of them
-    first_names: NDArray[np.int64]  # [stretches + 1] where the names for each reader begin
+    nth: NDArray[np.int64]  # [remote documents] which of them
+    first_names: NDArray[np.int64]  # [partitions + 1] where the names for each reader begin
 
     @property
     def names(self) -> Rows:
@@ -93,7 +93,7 @@ class Carried:
 
     @property
     def first_shingles(self) -> NDArray[np.int64]:
-        """[stretches + 1] where the shingles for each reader begin."""
+        """[partitions + 1] where the shingles for each reader begin."""
         sizes = self.own.names["shingles"].astype(np.int64)[self.nth]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[self.first_names]
 
@@ -106,29 +106,31 @@ class Carried:
                 yield together(self.own.shingles, starts[chosen], ends[chosen])
 
 
-def carried(guests: Rows, stretches: int, shelves: Sequence[Shelf], order: Order) -> Carried:
-    """What the readers of `guests`, which are in order and once, compare with."""
-    refs, nth = np.unique(guests["ref"], return_inverse=True)
-    first_names = np.searchsorted(guests["reader"], np.arange(stretches + 1).astype(np.uint64))
-    return Carried(gathered(refs, shelves, order), nth, first_names)
+def carried(
+    remote: Rows, partitions: int, split_indexes: Sequence[SplitIndex], order: Order
+) -> RemoteShingles:
+    """What the readers of `remote`, which are in order and once, compare with."""
+    refs, nth = np.unique(remote["ref"], return_inverse=True)
+    first_names = np.searchsorted(remote["reader"], np.arange(partitions + 1).astype(np.uint64))
+    return RemoteShingles(gathered(refs, split_indexes, order), nth, first_names)
 
 
 @dataclass(frozen=True)
-class Met:
+class CandidatePairs:
     """Pairs that met, by the second document."""
 
     firsts: NDArray[np.uint64]
     seconds: NDArray[np.uint64]
 
     @classmethod
-    def of(cls, pairs: Rows) -> "Met":
+    def of(cls, pairs: Rows) -> "CandidatePairs":
         """Those of CANDIDATE, each once."""
         by_b = np.argsort(pairs["b"])
         return cls(np.take(pairs["a"], by_b), np.take(pairs["b"], by_b))
 
 
 def alike(
-    met: Met, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
+    met: CandidatePairs, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
 ) -> tuple[Rows, Rows]:
     """The pairs that are alike from `floor` up, in order, and the names of all their documents.
 
@@ -141,7 +143,7 @@ def alike(
     own_refs = np.ascontiguousarray(own.names["ref"])
     own_starts, own_ends = own.starts, own.ends
     compared = np.zeros(len(met.seconds), bool)
-    found, names = [np.empty(0, PAIR)], [fields_of(own.names, NAME)]
+    found, names = [np.empty(0, PAIR)], [fields_of(own.names, DOCUMENT_KEY)]
     for other in others:
         if not len(other.names):
             continue
@@ -174,19 +176,19 @@ def alike(
             found.append(rows)
             of_use[b[enough]] = True
         if other is not own:
-            names.append(fields_of(other.names[of_use], NAME))
+            names.append(fields_of(other.names[of_use], DOCUMENT_KEY))
     rows = np.concatenate(found)
     found.clear()
     rows = np.take(rows, np.lexsort((rows["b"], rows["a"])))
     return rows, one_each(np.concatenate(names))
 
 
-def _by_shelf(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
-    """Each shelf that refs in order speak of, and where they do."""
-    there, starts = np.unique(shelves_of(refs), return_index=True)
+def _by_split(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
+    """Each split index that refs in order speak of, and where they do."""
+    there, starts = np.unique(find_splits(refs), return_index=True)
     bounds = [*starts.tolist(), len(refs)]
-    for nth, shelf in enumerate(there.tolist()):
-        yield shelf, slice(bounds[nth], bounds[nth + 1])
+    for nth, split_index in enumerate(there.tolist()):
+        yield split_index, slice(bounds[nth], bounds[nth + 1])
 
 
 def _fixed(shingles: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -20,7 +20,7 @@ from trainrig.corpus.dedup.signatures.character_classes import (
 )
 from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import IDEOGRAMS_A_WORD, SYLLABLES_A_WORD
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 SCHEMES = {
     "datasketch": "affine32",  # its own default
@@ -31,7 +31,7 @@ _BLOCK = 4096  # shingles permuted at once: 128 rows of them are 4 MB
 _UNSPACED = IDEOGRAM | SYLLABLE
 
 
-def signatures_by_datasketch(texts: Texts, settings: MinHash) -> NDArray[np.uint64]:
+def signatures_by_datasketch(texts: NormalisedTexts, settings: MinHash) -> NDArray[np.uint64]:
     """[texts, bands x rows]."""
     rows = settings.bands * settings.rows
     empty = datasketch.MinHash(rows, settings.seed, scheme=SCHEMES[settings.scheme])

@@ -15,7 +15,7 @@ from trainrig.corpus.dedup.signatures.character_classes import (
     letter_at,
     letters,
 )
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 DIGEST = 16  # bytes
 _BLANK = np.uint8(32)
@@ -23,10 +23,10 @@ _BLANK = np.uint8(32)
 
 def text_digest(text: str) -> bytes:
     """That of one text."""
-    return text_digests(Texts.of([text])).tobytes()
+    return text_digests(NormalisedTexts.of([text])).tobytes()
 
 
-def text_digests(texts: Texts) -> NDArray[np.uint8]:
+def text_digests(texts: NormalisedTexts) -> NDArray[np.uint8]:
     """[texts, 16] BLAKE2b-128 of each in NFC, lower case, each run of white space one blank."""
     folded = np.empty(_room(texts), np.uint8)
     ends = np.empty(len(texts.starts) - 1, np.int64)
@@ -45,7 +45,7 @@ def text_digests(texts: Texts) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST)
 
 
-def _room(texts: Texts) -> int:
+def _room(texts: NormalisedTexts) -> int:
     # Lower case makes three bytes of some letters of two; a blank is written before it is dropped.
     return int(texts.starts[-1] - texts.starts[0]) * 3 // 2 + 1
 

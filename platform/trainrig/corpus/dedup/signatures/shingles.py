@@ -30,7 +30,7 @@ from trainrig.corpus.dedup.signatures.character_classes import (
     letter_at,
     letters,
 )
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 
 IDEOGRAMS_A_WORD = 2
 SYLLABLES_A_WORD = 4
@@ -47,10 +47,10 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)  # odd: words that change places change th
 
 def shingle(text: str, words: int) -> NDArray[np.uint32]:
     """The sorted hashes of all runs of `words` words in `text`, each once."""
-    return shingles_of(Texts.of([text]), words)[0]
+    return shingles_of(NormalisedTexts.of([text]), words)[0]
 
 
-def shingles_of(texts: Texts, words: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def shingles_of(texts: NormalisedTexts, words: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Those of many texts, one after the other, and where those of each text end."""
     lengths = np.diff(texts.starts)
     # A word takes two bytes at least, with what parts it from the next.

@@ -14,7 +14,7 @@ from trainrig.corpus.dedup.signatures.minhash import MinHash
 from trainrig.corpus.dedup.signatures.shingles import shingles_of
 from trainrig.corpus.dedup.signatures.signature import band_keys, signatures
 from trainrig.corpus.dedup.signatures.signature_file import load_columns, save_columns
-from trainrig.corpus.dedup.signatures.texts import Texts
+from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 from trainrig.corpus.urls.key import url_key
 
 _BLOCK = 2**22  # bytes of text signed at a time: what is worked in takes some ten times as many
@@ -37,14 +37,14 @@ class Signatures:
         """Those of `(id, URL, text)` documents."""
         ids, urls, texts = zip(*documents, strict=True) if documents else ((), (), ())
         characters = np.fromiter(map(len, texts), np.int64, len(texts))
-        return cls._of(ids, urls, characters, Texts.of(texts), settings)
+        return cls._of(ids, urls, characters, NormalisedTexts.of(texts), settings)
 
     @classmethod
     def of_table(cls, rows: pa.Table, settings: MinHash) -> "Signatures":
         """Those of rows with the columns `id`, `url` and `text`; texts are not copied."""
         ids, urls = rows["id"].to_pylist(), rows["url"].to_pylist()
         characters = pc.utf8_length(rows["text"]).fill_null(0).to_numpy().astype(np.int64)
-        return cls._of(ids, urls, characters, Texts.of_arrow(rows["text"]), settings)
+        return cls._of(ids, urls, characters, NormalisedTexts.of_arrow(rows["text"]), settings)
 
     @classmethod
     def _of(
@@ -52,7 +52,7 @@ class Signatures:
         ids: Sequence[str],
         urls: Sequence[str],
         characters: NDArray[np.int64],
-        texts: Texts,
+        texts: NormalisedTexts,
         settings: MinHash,
     ) -> "Signatures":
         keys, shingles, ends = keys_and_shingles(texts, settings)
@@ -94,7 +94,7 @@ class Signatures:
 
 
 def keys_and_shingles(
-    texts: Texts, settings: MinHash
+    texts: NormalisedTexts, settings: MinHash
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.int64]]:
     """Band keys [texts, bands]; all shingles, one text after the other; where each text's end."""
     keys = [np.empty((0, settings.bands), np.uint64)]
@@ -110,7 +110,7 @@ def keys_and_shingles(
 
 
 def _signatures(
-    texts: Texts, shingles: NDArray[np.uint32], ends: NDArray[np.int64], settings: MinHash
+    texts: NormalisedTexts, shingles: NDArray[np.uint32], ends: NDArray[np.int64], settings: MinHash
 ) -> NDArray[np.uint32] | NDArray[np.uint64]:
     if settings.scheme == "fast":
         return signatures(shingles, ends, settings)

@@ -17,14 +17,14 @@ _NONE = pa.array([], _STRING)
 _CAPITALS = np.array([list(capital.encode()) for capital in CAPITALS], np.uint8)  # 2 bytes each
 
 
-class Texts(NamedTuple):
+class NormalisedTexts(NamedTuple):
     """UTF-8, one text after another, for which lower-casing letter by letter is right."""
 
     data: NDArray[np.uint8]
     starts: NDArray[np.int64]  # [texts + 1] where each starts; the last is where all end
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> "Texts":
+    def of(cls, texts: Sequence[str]) -> "NormalisedTexts":
         """Those of strings. A lone surrogate is a character like others, but no letter."""
         encoded = [_lowered(text).encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
@@ -32,7 +32,7 @@ class Texts(NamedTuple):
         return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
 
     @classmethod
-    def of_arrow(cls, column: pa.ChunkedArray) -> "Texts":
+    def of_arrow(cls, column: pa.ChunkedArray) -> "NormalisedTexts":
         """Those of a column of strings, without a copy where it is one chunk of large strings.
 
         A null is an empty text. Raises pyarrow.ArrowInvalid for what is not UTF-8.
@@ -50,9 +50,9 @@ class Texts(NamedTuple):
         lowered = [text.lower() for text in strings.filter(mask).to_pylist()]
         return _of_buffers(pc.replace_with_mask(strings, mask, pa.array(lowered, _STRING)))
 
-    def part(self, first: int, end: int) -> "Texts":
+    def part(self, first: int, end: int) -> "NormalisedTexts":
         """The texts `first` to `end`."""
-        return Texts(self.data, self.starts[first : end + 1])
+        return NormalisedTexts(self.data, self.starts[first : end + 1])
 
     def blocks(self, size: int) -> list[tuple[int, int]]:
         """First and end of runs of texts, each of at most `size` bytes or of one text."""
@@ -68,12 +68,12 @@ def _lowered(text: str) -> str:
     return text.lower() if any(capital in text for capital in CAPITALS) else text
 
 
-def _of_buffers(strings: pa.LargeStringArray) -> Texts:
+def _of_buffers(strings: pa.LargeStringArray) -> NormalisedTexts:
     if not len(strings):
-        return Texts.of([])
+        return NormalisedTexts.of([])
     _, starts, data = strings.buffers()
     here = np.frombuffer(starts, np.int64)[strings.offset :][: len(strings) + 1]
-    return Texts(np.frombuffer(data or b"", np.uint8), here.copy())
+    return NormalisedTexts(np.frombuffer(data or b"", np.uint8), here.copy())
 
 
 @compiled

@@ -11,7 +11,7 @@ Five phases, each pure over texts and files, so that any number of workers can d
 2. `repeated_anchors`, of each range of keys: which come more than once.
 3. `gather_pieces`, of each split: the bytes about these, by partition.
 4. `find_repeats`, of each partition: which windows were there before, by a suffix array.
-5. `cut_substrings`, of each split: the spans of its texts; `told_passages` tells of all.
+5. `cut_substrings`, of each split: the spans of its texts; `read_repeated_texts` tells of all.
 
 The first two only save work: what a suffix array is made of is the part of the corpus that may
 repeat. Into how many splits, ranges, partitions and arrays the work is cut changes nothing.
@@ -20,20 +20,20 @@ repeat. Into how many splits, ranges, partitions and arrays the work is cut chan
 from trainrig.corpus.dedup.substrings.counting import count_anchors, ranges_for, repeated_anchors
 from trainrig.corpus.dedup.substrings.pieces import gather_pieces, partitions_for
 from trainrig.corpus.dedup.substrings.repeats import find_repeats
-from trainrig.corpus.dedup.substrings.report import Passage, told_passages
+from trainrig.corpus.dedup.substrings.report import RepeatedText, read_repeated_texts
 from trainrig.corpus.dedup.substrings.settings import EXACT_SUBSTRINGS, ExactSubstrings
 from trainrig.corpus.dedup.substrings.span_removal import cut_substrings
 
 __all__ = [
     "EXACT_SUBSTRINGS",
     "ExactSubstrings",
-    "Passage",
+    "RepeatedText",
     "count_anchors",
     "cut_substrings",
     "find_repeats",
     "gather_pieces",
     "partitions_for",
     "ranges_for",
+    "read_repeated_texts",
     "repeated_anchors",
-    "told_passages",
 ]

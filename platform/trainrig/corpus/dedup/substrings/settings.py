@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 
 EXACT_SUBSTRINGS = "exact_substrings"  # `by` of the cuts
 
@@ -20,4 +20,4 @@ class ExactSubstrings(Settings):
     # Length of the shortest repeated span that is cut, in bytes of UTF-8.
     min_bytes: int = Field(default=200, ge=2)
     # Bytes that a worker may use for a suffix array; what is cut does not depend on it.
-    memory: Annotated[int, PLACE] = Field(default=2 * 2**30, ge=1)
+    memory: Annotated[int, NOT_IDENTITY] = Field(default=2 * 2**30, ge=1)

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
 from trainrig.corpus.dedup import sliced_file
-from trainrig.corpus.dedup.span_file import Spans, save_spans
+from trainrig.corpus.dedup.span_file import RemovedSpans, save_spans
 from trainrig.corpus.dedup.substrings.flat import bytes_of
-from trainrig.corpus.dedup.substrings.report import save_passages
+from trainrig.corpus.dedup.substrings.report import save_repeated_texts
 from trainrig.corpus.dedup.substrings.spans import SPAN, united
 
 
@@ -18,14 +18,14 @@ def cut_substrings(
     repeats: Sequence[str],
     split: int,
     path: str,
-    passages: str,
+    repeated_texts: str,
 ) -> dict[str, int]:
     """Phase 5: the spans to cut of a split, whose texts are those of phase 1, to `path`.
 
     `repeats` are the files of phase 4, `split` the place of this one among those of phase 3.
     A span that begins or ends within a character is cut from the next one, up to the last whole
-    one: what goes was there before, to the byte. What is cut is counted in the file `passages`,
-    for `told_passages`. Memory: a batch twice, what is cut, 72 bytes a span.
+    one: what goes was there before, to the byte. What is cut is counted in the file
+    `repeated_texts`, for `told_passages`. Memory: a batch twice, what is cut, 72 bytes a span.
 
     Returns `documents`, `bytes`, each also as `…_cut`, and `spans_cut`.
     """
@@ -53,9 +53,9 @@ def cut_substrings(
         cut += [data.data[begin:end].tobytes() for begin, end in pairs]
         documents += len(texts)
         size += len(data.data)
-    in_characters = Spans(*map(np.concatenate, columns))
+    in_characters = RemovedSpans(*map(np.concatenate, columns))
     save_spans(path, in_characters)
-    save_passages(passages, cut)
+    save_repeated_texts(repeated_texts, cut)
     return {
         "documents": documents,
         "documents_cut": len(np.unique(in_characters.documents)),

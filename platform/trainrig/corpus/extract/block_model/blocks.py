@@ -65,7 +65,7 @@ _FNV_START: Final = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME: Final = np.uint64(0x100000001B3)
 
 
-class Blocks:
+class PageBlocks:
     """The blocks of one page, in order."""
 
     def __init__(self, html: bytes, title: str) -> None:

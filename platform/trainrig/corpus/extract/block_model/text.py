@@ -14,7 +14,7 @@ from trainrig.corpus.extract.block_model.blocks import (
     LIST_DEPTH,
     OPENS,
     ROW,
-    Blocks,
+    PageBlocks,
 )
 
 _TAG = re.compile(r"""<(?:[^>"']++|"[^"]*+"|'[^']*+')*+>""")
@@ -23,12 +23,12 @@ _TAG = re.compile(r"""<(?:[^>"']++|"[^"]*+"|'[^']*+')*+>""")
 _BETWEEN = "\0"  # blocks; no page has it
 
 
-def lines_of(page: bytes, blocks: Blocks) -> list[str]:
+def lines_of(page: bytes, blocks: PageBlocks) -> list[str]:
     """The text of each block, without tags and entities."""
     return _lines(page, blocks.spans, blocks.numbers[:, KIND])
 
 
-def text_of(page: bytes, blocks: Blocks, kept: NDArray[np.bool_], bullets: bool) -> str:
+def text_of(page: bytes, blocks: PageBlocks, kept: NDArray[np.bool_], bullets: bool) -> str:
     """Lines of text in order, with a blank line wherever the page had one between two of them."""
     lines = iter(_lines(page, blocks.spans[kept], blocks.numbers[kept, KIND]))
     parts: list[str] = []

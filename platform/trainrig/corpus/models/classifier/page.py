@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from trainrig import figures, report
 from trainrig.figures import C1, MUTED
-from trainrig.report import Chart, KeyFigure, Section, Table, Verdict
+from trainrig.report import Chart, KeyFigure, ReportTable, Section, Verdict
 
 HEIGHT = 300  # CSS pixels
 LEAST_AREA = 0.7  # of an area under the curve below which the page warns
@@ -19,7 +19,7 @@ def classifier_page(facts: Mapping[str, Any]) -> str:
     """The page as HTML text."""
     half = next(each for each in facts["thresholds"] if each["least"] == 0.5)
     learnt = facts["positives"]["learnt"] + facts["negatives"]["learnt"]
-    page = report.Page(
+    page = report.ReportPage(
         title="Classifier of texts",
         verdict=_verdict(facts, half),
         figures=(
@@ -35,7 +35,7 @@ def classifier_page(facts: Mapping[str, Any]) -> str:
             Section("thresholds", "What a threshold keeps", (_thresholds(facts),)),
         ),
         commands=(
-            report.Command(
+            report.PageCommand(
                 "trainrig curate RUN.toml", "Score documents with it: a `Classifier` in `scorers`"
             ),
         ),
@@ -75,7 +75,7 @@ def reliability_chart(facts: Mapping[str, Any]) -> Chart:
         label="Line of the share of wanted texts over the predicted probability, and the diagonal.",
         caption=f"n = {facts['measured_texts']:,} texts that neither learning nor fitting saw, "
         "by tenths of the probability. On the diagonal it comes true as often as it says.",
-        table=Table(
+        table=ReportTable(
             "The reliability curve",
             ("predicted", "observed", "texts"),
             tuple((each["predicted"], each["observed"], each["texts"]) for each in curve),
@@ -93,9 +93,9 @@ def plot_reliability(ax: Axes, curve: list[dict[str, float]]) -> Axes:
     return ax
 
 
-def _thresholds(facts: Mapping[str, Any]) -> Table:
+def _thresholds(facts: Mapping[str, Any]) -> ReportTable:
     rows = facts["thresholds"]
-    return Table(
+    return ReportTable(
         "Texts with at least this probability, of those measured",
         ("least", "precision", "recall", "share kept"),
         tuple((each["least"], each["precision"], each["recall"], each["kept"]) for each in rows),

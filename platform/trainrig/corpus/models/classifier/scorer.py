@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainrig import storage
-from trainrig.config import PLACE, Settings
+from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.models.classifier.model import ClassifierModel
 from trainrig.corpus.models.scores import Scores
 
@@ -20,7 +20,7 @@ class Classifier(Settings):
     """
 
     kind: Literal["Classifier"] = "Classifier"
-    path: Annotated[str, PLACE]  # file that `trainrig classifier` wrote
+    path: Annotated[str, NOT_IDENTITY]  # file that `trainrig classifier` wrote
     # Column to write the probability to.
     column: str = Field(default="quality", pattern=r"^[a-z][a-z0-9_]*$")
 

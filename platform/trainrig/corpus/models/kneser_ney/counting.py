@@ -14,7 +14,7 @@ from trainrig.corpus.models.kneser_ney.ngrams import (
     Counts,
     Ids,
     Keys,
-    Pair,
+    NgramKeys,
     in_order,
     pack,
     unpack,
@@ -57,7 +57,7 @@ class Counter:
             return np.empty((self._order, 0), np.uint32), np.empty(0, np.int64)
         merged = [_merge(pieces) for pieces in _ranges(runs, self._chunk)]
         high, low, counts = (np.concatenate(parts) for parts in zip(*merged, strict=True))
-        return unpack(Pair(high, low), self._order), counts.astype(np.int64)
+        return unpack(NgramKeys(high, low), self._order), counts.astype(np.int64)
 
     def _write(self) -> None:
         grams = np.concatenate([_grams(stream, self._order) for stream in self._waiting], axis=1)
@@ -97,7 +97,7 @@ def _ranges(runs: list[Keys], size: int) -> list[list[Keys]]:
 def _merge(runs: list[Keys]) -> NDArray[np.uint64]:
     """Rows of high key, low key and count [3, M], sorted, equal keys once with their sum."""
     rows = np.concatenate(runs, axis=1)
-    rows = rows[:, in_order(Pair(rows[0], rows[1]))]
+    rows = rows[:, in_order(NgramKeys(rows[0], rows[1]))]
     if not rows.shape[1]:
         return rows
     new = np.ones(rows.shape[1], np.bool_)

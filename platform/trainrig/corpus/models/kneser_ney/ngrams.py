@@ -23,18 +23,18 @@ Keys = NDArray[np.uint64]
 Counts = NDArray[np.int64]
 
 
-class Pair(NamedTuple):
+class NgramKeys(NamedTuple):
     """The keys of n-grams: what comes first in the order, and what decides where that is equal."""
 
     high_M: Keys
     low_M: Keys
 
 
-def pack(words_nM: Ids) -> Pair:
+def pack(words_nM: Ids) -> NgramKeys:
     """The keys of n-grams by their words, the first of which counts most."""
     none = np.zeros(words_nM.shape[1], np.uint64)
     padded = [*words_nM, *[none] * (LONGEST - len(words_nM))]
-    return Pair(_packed(padded[:IDS_PER_KEY]), _packed(padded[IDS_PER_KEY:]))
+    return NgramKeys(_packed(padded[:IDS_PER_KEY]), _packed(padded[IDS_PER_KEY:]))
 
 
 def _packed(words: list[Ids]) -> Keys:
@@ -44,7 +44,7 @@ def _packed(words: list[Ids]) -> Keys:
     return key
 
 
-def unpack(keys: Pair, order: int) -> Ids:
+def unpack(keys: NgramKeys, order: int) -> Ids:
     """The words [n, M] of n-grams of `order` words."""
     mask = np.uint64(MOST_WORDS - 1)
     words = np.empty((order, len(keys.high_M)), np.uint32)
@@ -55,7 +55,7 @@ def unpack(keys: Pair, order: int) -> Ids:
     return words
 
 
-def in_order(keys: Pair) -> NDArray[np.int64]:
+def in_order(keys: NgramKeys) -> NDArray[np.int64]:
     """The places of the n-grams when they are sorted."""
     return np.lexsort((keys.low_M, keys.high_M))
 

@@ -7,9 +7,9 @@ and as many bytes. Its length is the last field of the line in both versions.
 import re
 from datetime import datetime
 
-from trainrig.corpus.read.page import Page
+from trainrig.corpus.read.page import RawPage
 from trainrig.corpus.read.web_archives.http import charset, media_type, response
-from trainrig.corpus.read.web_archives.records import Head, NoRecord
+from trainrig.corpus.read.web_archives.records import NoRecord, RecordHeader
 from trainrig.corpus.read.web_archives.transfer import BadBody
 
 # A URL may hold what it should not, a space; address and date tell where it ends.
@@ -29,15 +29,15 @@ class _Arc:
     many_lines = False
     apart = True
 
-    def head(self, head: bytes) -> Head:
+    def head(self, head: bytes) -> RecordHeader:
         found = self.start.match(head)
         if found is None:
             raise NoRecord("bad_head")
         length = int(found.group(_LENGTH))
         ordinary = found.group(_URL).startswith(b"filedesc:")
-        return Head(length, ordinary, fields=found)
+        return RecordHeader(length, ordinary, fields=found)
 
-    def page(self, head: Head, block: bytes) -> Page:
+    def page(self, head: RecordHeader, block: bytes) -> RawPage:
         url = head.fields.group(_URL).decode("utf-8", "replace")
         if not url.lower().startswith(("http:", "https:")):
             raise BadBody("not_a_page")
@@ -45,7 +45,7 @@ class _Arc:
         # What the line says of the type is what the server said, less its charset.
         content_type = media_type(stated or head.fields.group(_TYPE).decode("latin-1"))
         date = _iso_date(head.fields.group(_DATE).decode())
-        return Page(url, content_type, body, date, charset(stated))
+        return RawPage(url, content_type, body, date, charset(stated))
 
 
 GRAMMAR = _Arc()

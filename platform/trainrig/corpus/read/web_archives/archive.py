@@ -12,10 +12,16 @@ import abc
 from collections.abc import Callable, Generator, Iterator
 from typing import BinaryIO
 
-from trainrig.corpus.read.page import LARGEST_BODY, Page, Unreadable
+from trainrig.corpus.read.page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.web_archives.members import MAGIC, Member, Packed, find_member
 from trainrig.corpus.read.web_archives.packed import ZSTD_MAGIC, Frames
-from trainrig.corpus.read.web_archives.records import LONGEST_LINE, Grammar, Head, NoRecord, Records
+from trainrig.corpus.read.web_archives.records import (
+    LONGEST_LINE,
+    ArchiveGrammar,
+    NoRecord,
+    RecordHeader,
+    Records,
+)
 from trainrig.corpus.read.web_archives.transfer import BadBody
 
 # A record may hold an archive, whose records look like starts. So reading a piece begins this many
@@ -24,7 +30,7 @@ LOOK_BACK = 2 * 2**20
 _SEARCH_BLOCK = 2**20  # bytes read at a time when looking for the next record
 _BUFFER = 2**16  # bytes
 
-_Found = Page | Unreadable
+_Found = RawPage | Unreadable
 _Start = int | None
 _Owned = Generator[_Found, None, _Start]
 
@@ -32,7 +38,7 @@ _Owned = Generator[_Found, None, _Start]
 def read_archive(
     stream: BinaryIO,
     name: str,
-    grammar: Grammar,
+    grammar: ArchiveGrammar,
     magic: bytes,
     begin: int = 0,
     end: int | None = None,
@@ -49,17 +55,17 @@ def read_archive(
         yield from _PlainArchive(stream, name, grammar).read(begin, end)
 
 
-def has_a_member_for_each_record(stream: BinaryIO, grammar: Grammar) -> bool:
+def has_a_member_for_each_record(stream: BinaryIO, grammar: ArchiveGrammar) -> bool:
     """Whether a second gzip member that starts a record is seen behind the first."""
     return find_member(stream, 1, _starts(grammar)) is not None
 
 
-def _starts(grammar: Grammar) -> Callable[[bytes], bool]:
+def _starts(grammar: ArchiveGrammar) -> Callable[[bytes], bool]:
     return lambda unpacked: grammar.start.match(unpacked.lstrip()) is not None
 
 
 class _Archive(abc.ABC):
-    def __init__(self, stream: BinaryIO, name: str, grammar: Grammar) -> None:
+    def __init__(self, stream: BinaryIO, name: str, grammar: ArchiveGrammar) -> None:
         self.stream, self.name, self.grammar = stream, name, grammar
 
     def read(self, begin: int, end: int | None) -> Iterator[_Found]:
@@ -147,12 +153,12 @@ class _PlainArchive(_Archive):
     def unreadable(self, position: int, reason: str) -> Unreadable:
         return Unreadable(f"{self.name}: record at byte {position}", reason)
 
-    def judged(self, records: Records, head: Head) -> _Found | None:
+    def judged(self, records: Records, head: RecordHeader) -> _Found | None:
         return _judged(records, self.grammar, head, f"{self.name}: record at byte {records.start}")
 
 
 class _PackedArchive(_Archive):
-    def __init__(self, stream: BinaryIO, name: str, grammar: Grammar) -> None:
+    def __init__(self, stream: BinaryIO, name: str, grammar: ArchiveGrammar) -> None:
         super().__init__(stream, name, grammar)
         self.packed = Packed(stream, 0)
         self.starts = _starts(grammar)
@@ -204,7 +210,7 @@ class _PackedArchive(_Archive):
         return None, reason
 
 
-def _records(stream: Member | Frames, name: str, grammar: Grammar) -> Iterator[_Found]:
+def _records(stream: Member | Frames, name: str, grammar: ArchiveGrammar) -> Iterator[_Found]:
     """The records of one packed stream, most often a single one. Reads the stream to its end."""
     records = Records(stream.opened(), grammar)
     held: _Found | None = None
@@ -239,7 +245,9 @@ def _where(name: str, stream: Member | Frames, number: int) -> str:
     return f"{name}: record {number} of those packed together at byte {stream.start}"
 
 
-def _judged(records: Records, grammar: Grammar, head: Head, where: str) -> _Found | None:
+def _judged(
+    records: Records, grammar: ArchiveGrammar, head: RecordHeader, where: str
+) -> _Found | None:
     """The record as a page, or why it is none; None for one that is ordinary, or cut short."""
     if head.ordinary:
         return None

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-from trainrig.corpus.read.page import Page
+from trainrig.corpus.read.page import RawPage
 
 LONGEST_LINE = 2**13  # bytes of a record's first line
 _LONGEST_HEAD = 2**15  # bytes of the lines that say what a record is; fastwarc's limit, too
@@ -18,7 +18,7 @@ class NoRecord(Exception):
 
 
 @dataclass(frozen=True)
-class Head:
+class RecordHeader:
     """What a record says of itself."""
 
     length: int  # bytes of its block
@@ -27,7 +27,7 @@ class Head:
     fields: Any = None  # what the grammar needs to make a page of it
 
 
-class Grammar(Protocol):
+class ArchiveGrammar(Protocol):
     """What tells one kind of archive from another."""
 
     start: re.Pattern[bytes]  # a record's first line, with its end
@@ -36,24 +36,24 @@ class Grammar(Protocol):
     many_lines: bool  # a head goes on until a blank line
     apart: bool  # a record begins on a line of its own
 
-    def head(self, head: bytes) -> Head:
+    def head(self, head: bytes) -> RecordHeader:
         """What the lines of a head say. Raises NoRecord("bad_head")."""
 
-    def page(self, head: Head, block: bytes) -> Page:
+    def page(self, head: RecordHeader, block: bytes) -> RawPage:
         """The page in a record's block. Raises BadBody with the reason if it holds none."""
 
 
 class Records:
     """Records read in turn. `start` is where the last one began, counted as `position` is."""
 
-    def __init__(self, stream: BinaryIO, grammar: Grammar, position: int = 0) -> None:
+    def __init__(self, stream: BinaryIO, grammar: ArchiveGrammar, position: int = 0) -> None:
         self.start = position
         self.short = False  # whether the stream ended before the last record did
         self._stream, self._grammar = stream, grammar
         self._began = self._position = position
         self._left = 0  # bytes of the last record's block that are still to be read
 
-    def next(self) -> Head | None:
+    def next(self) -> RecordHeader | None:
         """The next record's head, or None at the end. Raises NoRecord."""
         self.skip()
         apart = self._position == self._began or not self._grammar.apart

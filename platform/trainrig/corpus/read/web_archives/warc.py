@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from trainrig import storage
 from trainrig.corpus.read.files import first_bytes
-from trainrig.corpus.read.page import Page, Unreadable
+from trainrig.corpus.read.page import RawPage, Unreadable
 from trainrig.corpus.read.web_archives.archive import read_archive
 from trainrig.corpus.read.web_archives.http import charset, media_type, response
-from trainrig.corpus.read.web_archives.records import Head, NoRecord
+from trainrig.corpus.read.web_archives.records import NoRecord, RecordHeader
 from trainrig.corpus.read.web_archives.transfer import BadBody
 from trainrig.errors import DataError
 
@@ -39,7 +39,7 @@ class _Warc:
     many_lines = True
     apart = False
 
-    def head(self, head: bytes) -> Head:
+    def head(self, head: bytes) -> RecordHeader:
         fields = _fields(head)
         kind = fields.get("warc-type", "").lower()
         if not kind:
@@ -48,12 +48,12 @@ class _Warc:
         # A length that is none: the next record is not where it should be, or the block is empty.
         number = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0
         if kind in _ORDINARY:
-            return Head(number, ordinary=True)
+            return RecordHeader(number, ordinary=True)
         if kind not in _PAGES:
-            return Head(number, reason=kind if kind in _REFERRING else "unknown_type")
-        return Head(number, fields=fields)
+            return RecordHeader(number, reason=kind if kind in _REFERRING else "unknown_type")
+        return RecordHeader(number, fields=fields)
 
-    def page(self, head: Head, block: bytes) -> Page:
+    def page(self, head: RecordHeader, block: bytes) -> RawPage:
         fields: Mapping[str, str] = head.fields
         url = fields.get("warc-target-uri", "")
         if url.startswith("<") and url.endswith(">"):  # the WARC 1.0 grammar, taken literally
@@ -64,7 +64,7 @@ class _Warc:
         if fields["warc-type"].lower() == "response":
             stated, body = response(block)
         date = fields.get("warc-date", "")
-        return Page(url, media_type(stated), body, date, charset(stated))
+        return RawPage(url, media_type(stated), body, date, charset(stated))
 
 
 GRAMMAR = _Warc()
@@ -80,7 +80,7 @@ def _fields(head: bytes) -> dict[str, str]:
     }
 
 
-def read_warc(path: str) -> Iterator[Page | Unreadable]:
+def read_warc(path: str) -> Iterator[RawPage | Unreadable]:
     """The pages of an archive (a path or an `s3://` URL) in their order, and what was no page.
 
     A page is a `response` with HTTP status 200, a `resource` or a `conversion` (WET). Requests,
@@ -96,7 +96,7 @@ def read_warc(path: str) -> Iterator[Page | Unreadable]:
         yield from read_archive(stream, path.rpartition("/")[2], GRAMMAR, first_bytes(path, 4))
 
 
-def write_warc(path: str, pages: Iterable[Page]) -> None:
+def write_warc(path: str, pages: Iterable[RawPage]) -> None:
     """Write `pages` as responses with status 200, each in a gzip member of its own.
 
     The bytes depend on the pages alone (and on zlib's version): record ids are hashes of the
@@ -110,7 +110,7 @@ def write_warc(path: str, pages: Iterable[Page]) -> None:
                 member.write(_record(page))
 
 
-def _record(page: Page) -> bytes:
+def _record(page: RawPage) -> bytes:
     stated = page.content_type + (f"; charset={page.charset}" if page.charset else "")
     for name, value in (("url", page.url), ("content type", stated), ("date", page.date)):
         if value != value.strip() or not value.replace(" ", "_").isprintable():

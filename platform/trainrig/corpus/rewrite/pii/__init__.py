@@ -3,6 +3,6 @@
 A file for each kind of find; `mask` brings them together.
 """
 
-from trainrig.corpus.rewrite.pii.mask import PII, Kind, Span, mask
+from trainrig.corpus.rewrite.pii.mask import PII, Kind, MaskedSpan, mask
 
-__all__ = ["PII", "Kind", "Span", "mask"]
+__all__ = ["PII", "Kind", "MaskedSpan", "mask"]

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii.views import Place, Views
+from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 _IPV4_SHAPE = re.compile(rb"0\.0{1,3}\.0{1,3}\.0")
 _IPV4_BEGIN = re.compile(rb"0(?<![a0_.-]0)(?=0{0,2}\.0{1,3}\.0{1,3}\.0)")
@@ -50,7 +50,7 @@ _IPV6 = re.compile(
 )
 
 
-def find_ipv4(views: Views) -> Iterator[Place]:
+def find_ipv4(views: Views) -> Iterator[FindPosition]:
     """The places of addresses that are not private, reserved, or the number of something."""
     if not _IPV4_SHAPE.search(views.shape):
         return
@@ -80,7 +80,7 @@ def _is_small(address: str) -> bool:
     )
 
 
-def find_ipv6(views: Views) -> Iterator[Place]:
+def find_ipv6(views: Views) -> Iterator[FindPosition]:
     """The places of addresses that are allocated and not for documentation alone."""
     for found in _IPV6.finditer(views.lower):
         if _is_public(found.group().decode("ascii")):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii.views import Place, Views
+from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 _SHAPE = b"000000000000"
 _SHAPE_IN_GROUPS = re.compile(rb"0000[ -]0000(?:00)?[ -]0000|000000[ -]0000000000")
@@ -32,7 +32,7 @@ _SAID = re.compile(
 _LONGEST_BEFORE = 48  # characters
 
 
-def find(views: Views) -> Iterator[Place]:
+def find(views: Views) -> Iterator[FindPosition]:
     """The places of card numbers."""
     if _SHAPE not in views.shape and not _SHAPE_IN_GROUPS.search(views.shape):
         return

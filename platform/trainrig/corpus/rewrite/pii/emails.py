@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii.views import Place, Views
+from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 _DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}([^\W\d_]{2,24})(?![\w@-])")
 _LOCAL_LENGTH = 64  # characters (RFC 5321, section 4.5.3.1)
@@ -32,7 +32,7 @@ _TOLD = re.compile(
 _LONGEST_BEFORE = 48  # characters
 
 
-def find(views: Views) -> Iterator[Place]:
+def find(views: Views) -> Iterator[FindPosition]:
     """The places of addresses, in order."""
     text, end = views.text, 0
     at = text.find("@")
@@ -46,14 +46,14 @@ def find(views: Views) -> Iterator[Place]:
         at = text.find("@", max(at + 1, end))
 
 
-def find_in_words(views: Views) -> Iterator[Place]:
+def find_in_words(views: Views) -> Iterator[FindPosition]:
     """The places of addresses whose "@" is written as a word in brackets."""
     if any(at.search(views.lower) for at in _AT_IN_WORDS):
         for found in _IN_WORDS.finditer(views.text):
             yield found.span()
 
 
-def find_spelt(views: Views) -> Iterator[Place]:
+def find_spelt(views: Views) -> Iterator[FindPosition]:
     """The places of addresses written as they are spoken: "ann dot lee7 at example dot org"."""
     text, end = views.text, 0
     if b" dot " not in views.raw:

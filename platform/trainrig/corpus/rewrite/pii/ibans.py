@@ -4,7 +4,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii.views import Place, Views
+from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 # Characters of an IBAN by country (the registry of ISO 13616, release 100, 2025).
 LENGTHS = {
@@ -34,7 +34,7 @@ LENGTHS = {
 _START = re.compile(r"(?<!\w)(?:[A-Z]{2}|[a-z]{2})[0-9]{2}(?= ?[A-Za-z0-9]{4})")
 
 
-def find(views: Views) -> Iterator[Place]:
+def find(views: Views) -> Iterator[FindPosition]:
     """The places of IBANs, with or without spaces, in capitals or small letters."""
     text, at = views.text, 0
     while (at := views.shape.find(b"aa00", at)) >= 0:

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii.views import Place, Views
+from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 # How each begins, and the whole.
 _FORMS = tuple(
@@ -88,7 +88,7 @@ _LEAST_ENTROPY = 3.0  # bits a character; 20 random hexadecimal digits have 3.5,
 _LEAST_DIGITS = 3  # names of variables have fewer
 
 
-def find_formed(views: Views) -> Iterator[Place]:
+def find_formed(views: Views) -> Iterator[FindPosition]:
     """The places of tokens with a form of their own, in order of the forms."""
     if not any(sign.search(views.raw) for sign in _ALL_HAVE):
         return
@@ -102,7 +102,7 @@ def find_formed(views: Views) -> Iterator[Place]:
             at = views.raw.find(begin, found.end() if found else at + 1)
 
 
-def find_web_tokens(views: Views) -> Iterator[Place]:
+def find_web_tokens(views: Views) -> Iterator[FindPosition]:
     """The places of JSON Web Tokens (RFC 7519), by a header that names its algorithm."""
     if "eyJ" in views.text:
         for found in _JWT.finditer(views.text):
@@ -110,7 +110,7 @@ def find_web_tokens(views: Views) -> Iterator[Place]:
                 yield found.span()
 
 
-def find_private_keys(views: Views) -> Iterator[Place]:
+def find_private_keys(views: Views) -> Iterator[FindPosition]:
     """The places of private keys in PEM (RFC 7468); one without an end, as far as its base64."""
     text, at = views.text, 0
     if "PRIVATE KEY" not in text:
@@ -127,7 +127,7 @@ def find_private_keys(views: Views) -> Iterator[Place]:
             yield begin.start(), at
 
 
-def find_assigned(views: Views) -> Iterator[Place]:
+def find_assigned(views: Views) -> Iterator[FindPosition]:
     """The places of values, random by their looks, that a name of a key or secret is given."""
     text, lower = views.text, views.lower
     for name in _NAMES:

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainrig.config import AHEAD, Settings
+from trainrig.config import EXTENDABLE, Settings
 from trainrig.corpus.limits import Limit
 from trainrig.corpus.rewrite.pii import addresses, cards, emails, ibans, keys, phones, ssns
-from trainrig.corpus.rewrite.pii.views import Place, Views
+from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE"]
 
@@ -26,7 +26,7 @@ class PII(Settings):
     # Kinds of personal data to mask.
     kinds: tuple[Kind, ...] = ("KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE")
     # Finds above which the document is dropped; None: any number is masked.
-    max_per_document: Annotated[int | None, AHEAD] = Field(default=None, ge=0)
+    max_per_document: Annotated[int | None, EXTENDABLE] = Field(default=None, ge=0)
 
     def limits(self) -> Iterator[Limit]:
         """How many finds a document may have."""
@@ -35,7 +35,7 @@ class PII(Settings):
 
 
 @dataclass(frozen=True)
-class Span:
+class MaskedSpan:
     """One find, by its place in the text as it was, without its value."""
 
     kind: Kind
@@ -44,7 +44,7 @@ class Span:
     digest: str  # 16 hex digits: BLAKE2b-64 of the value, keyed
 
 
-def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[Span, ...]]:
+def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedSpan, ...]]:
     """`text` with each find replaced by its kind in angle brackets, and the finds in their order.
 
     Idempotent: a masked text has nothing left to mask.
@@ -55,7 +55,7 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[Span, .
         key: at most 64 bytes, kept secret, for the digests. Without one, equal values can still
             be recognised, but so can short values be guessed: there are only 2^32 addresses.
     """
-    spans: list[Span] = []
+    spans: list[MaskedSpan] = []
     # What hides a find can itself be one ("1.2.3.4@x.org"), so we look until nothing is left. A
     # blotted find looks to its neighbours as its mask will: "<" and ">" are part of no pattern.
     views, seen = Views(text), -1
@@ -76,10 +76,10 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[Span, .
     return "".join([*pieces, text[at:]]), tuple(spans)
 
 
-def _span(kind: Kind, text: str, start: int, end: int, key: bytes) -> Span:
+def _span(kind: Kind, text: str, start: int, end: int, key: bytes) -> MaskedSpan:
     value = text[start:end].encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(value, digest_size=8, key=key).hexdigest()
-    return Span(kind, start, end - start, digest)
+    return MaskedSpan(kind, start, end - start, digest)
 
 
 def _blot(text: str, found: list[tuple[int, int]]) -> str:
@@ -91,7 +91,7 @@ def _blot(text: str, found: list[tuple[int, int]]) -> str:
 
 
 # In the order of `kinds`' precedence: what two kinds could be is of the first.
-_FINDERS: dict[Kind, tuple[Callable[[Views], Iterator[Place]], ...]] = {
+_FINDERS: dict[Kind, tuple[Callable[[Views], Iterator[FindPosition]], ...]] = {
     "KEY": (
         keys.find_private_keys,
         keys.find_formed,

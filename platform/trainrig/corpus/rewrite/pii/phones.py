@@ -9,7 +9,7 @@ so are the rows of a table written. Of other national forms, what a word before 
 import re
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii.views import Place, Views
+from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 _INTERNATIONAL = re.compile(
     r"\+(?<![\w.+/-]\+)[1-9](?:[ .-]?(?:\([0-9]{1,4}\)|[0-9])){7,18}(?![\w/-]|[.,][0-9])"
@@ -74,7 +74,7 @@ _OF_DIGITS = bytes(
 _SEVEN_DIGITS = b" " * 20
 
 
-def find_international(views: Views) -> Iterator[Place]:
+def find_international(views: Views) -> Iterator[FindPosition]:
     """The places of numbers with a plus. Degrees have one, too, unless a word says other."""
     if "+" in views.text:
         for found in _INTERNATIONAL.finditer(views.text):
@@ -96,14 +96,14 @@ def _is_labelled(views: Views, start: int) -> bool:
     return _LABEL.search(views.lower, max(0, start - _LONGEST_LABEL), start) is not None
 
 
-def find_american(views: Views) -> Iterator[Place]:
+def find_american(views: Views) -> Iterator[FindPosition]:
     """The places of numbers of the United States, Canada and their neighbours."""
     if _AMERICAN_SHAPE.search(views.shape):
         for found in _AMERICAN.finditer(views.text):
             yield found.span()
 
 
-def find_in_brackets(views: Views) -> Iterator[Place]:
+def find_in_brackets(views: Views) -> Iterator[FindPosition]:
     """The places of national numbers whose area code stands in brackets: "(020) 7946 0958"."""
     if _BRACKETS_SHAPE.search(views.shape):
         for found in _IN_BRACKETS.finditer(views.text):
@@ -111,7 +111,7 @@ def find_in_brackets(views: Views) -> Iterator[Place]:
                 yield found.span()
 
 
-def find_labelled(views: Views) -> Iterator[Place]:
+def find_labelled(views: Views) -> Iterator[FindPosition]:
     """The places of numbers of any form after a word that announces one, or after such a number."""
     last = -1
     for found in _NATIONAL_SHAPE.finditer(views.shape):
@@ -134,7 +134,7 @@ def _is_spoken_of(views: Views, start: int, text: str) -> bool:
     return _SPOKEN_OF.search(views.lower, max(0, start - _LONGEST_LABEL), start) is not None
 
 
-def find_spelt(views: Views) -> Iterator[Place]:
+def find_spelt(views: Views) -> Iterator[FindPosition]:
     """The places of ten digits in words, as they begin in North America, or of 7 to 15 if told."""
     letters = views.raw.translate(_OF_DIGITS)
     begin = end = letters.find(_SEVEN_DIGITS)

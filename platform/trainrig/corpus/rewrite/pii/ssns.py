@@ -7,7 +7,7 @@ Number Randomization"). With dashes the form alone tells; with spaces or nothing
 import re
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii.views import Place, Views
+from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 _SHAPE = re.compile(rb"000-00-0000|000 00 0000|000000000")
 _BEGIN = re.compile(rb"0(?<![a0_.+/-]0)(?=00-00-0000|00 00 0000|00000000)")
@@ -24,7 +24,7 @@ _LONGEST_BEFORE = 60  # characters
 _ADVERTISED = frozenset({"078051120", "219099999"})
 
 
-def find(views: Views) -> Iterator[Place]:
+def find(views: Views) -> Iterator[FindPosition]:
     """The places of social security numbers."""
     if not _SHAPE.search(views.shape):
         return

@@ -50,4 +50,5 @@ class Views:
                 yield whole
 
 
-Place = tuple[int, int]  # of a find in the text: its first character, and the one after its last
+# of a find in the text: its first character, and the one after its last
+FindPosition = tuple[int, int]

@@ -10,7 +10,7 @@ from trainrig.corpus.compiled import compiled
 from trainrig.corpus.signals.text_arrays.characters import characters
 
 
-class Batch(NamedTuple):
+class TextBatch(NamedTuple):
     """The characters of all texts, one after another. C characters, D texts."""
 
     codes_C: NDArray[np.uint32]  # code points
@@ -18,14 +18,14 @@ class Batch(NamedTuple):
     starts_D1: NDArray[np.int64]  # [D + 1] where each text starts; the last is C
 
 
-def batch_of(texts: Sequence[str]) -> Batch:
+def batch_of(texts: Sequence[str]) -> TextBatch:
     """The flat arrays of `texts`. Lone surrogates are characters of no class."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=starts[1:])
     classes = np.empty(len(codes), np.uint16)
     _look_up(codes, characters().classes, classes)
-    return Batch(codes, classes, starts)
+    return TextBatch(codes, classes, starts)
 
 
 @compiled

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compiled
-from trainrig.corpus.signals.text_arrays.batch import Batch
+from trainrig.corpus.signals.text_arrays.batch import TextBatch
 from trainrig.corpus.signals.text_arrays.characters import (
     CAPITAL_I_WITH_DOT,
     CAPITAL_SIGMA,
@@ -27,7 +27,7 @@ from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mixed
 from trainrig.corpus.signals.text_arrays.unspaced import are_unspaced, unspaced_end
 
 
-class Words(NamedTuple):
+class BatchWords(NamedTuple):
     """All words, one after another. W words, D texts."""
 
     hashes_W: NDArray[np.uint64]  # of the word in lower case
@@ -37,7 +37,7 @@ class Words(NamedTuple):
     firsts_D1: NDArray[np.int64]  # [D + 1] the first word of each text; the last is W
 
 
-def words_of(batch: Batch, languages: Sequence[str]) -> Words:
+def words_of(batch: TextBatch, languages: Sequence[str]) -> BatchWords:
     """The words of the texts, one language each."""
     room = len(batch.codes_C)
     hashes = np.empty(room, np.uint64)
@@ -49,7 +49,7 @@ def words_of(batch: Batch, languages: Sequence[str]) -> Words:
     lower = characters().lower
     _split(*batch, lower, unspaced, hashes, before, ends, lettered, firsts)
     count = int(firsts[-1])
-    return Words(hashes[:count], before[: count + 1], ends[:count], lettered[:count], firsts)
+    return BatchWords(hashes[:count], before[: count + 1], ends[:count], lettered[:count], firsts)
 
 
 @compiled

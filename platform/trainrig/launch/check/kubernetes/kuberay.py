@@ -8,7 +8,7 @@ from trainrig.launch.check.clouds.expiry import EXPIRY
 from trainrig.launch.check.document import Found, at, entries, table
 from trainrig.launch.check.kubernetes.pods import pod_problems
 from trainrig.launch.check.kubernetes.quantities import number
-from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, Pool
+from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, PricedPool
 from trainrig.launch.check.ray_file import LONGEST_IDLE, label_problems
 
 WHOSE, UNTIL = "trainrig.io/cluster", "trainrig.io/expires"
@@ -49,17 +49,17 @@ def ray_cluster_problems(data: Any) -> Iterator[Found]:
         yield (*where, "workerGroupSpecs"), "no group of workers; nothing would ever run"
 
 
-def kuberay_pools(data: Any) -> list[Pool]:
+def kuberay_pools(data: Any) -> list[PricedPool]:
     """A pool for the head and for each group of workers."""
     return [_pool(name, group) for name, group, _ in groups(data)]
 
 
-def _pool(name: str, group: dict[str, Any]) -> Pool:
+def _pool(name: str, group: dict[str, Any]) -> PricedPool:
     labels = table(group.get("labels"))
     limits = at(group, "template", "spec", "containers", 0, "resources", "limits")
     least, most = group.get("minReplicas"), group.get("maxReplicas")
     hosts = group.get("numOfHosts", 1)
-    return Pool(
+    return PricedPool(
         name=name,
         instance=str(labels.get(INSTANCE, "")),
         market=str(labels.get(MARKET, "")),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig.launch.clusters.providers.commands import ask, tell
-from trainrig.launch.clusters.providers.machine import Machine
+from trainrig.launch.clusters.providers.machine import CloudMachine
 
 CLUSTER_LABEL, EXPIRES_LABEL = "trainrig-cluster", "trainrig-expires"
 RAY_LABEL, POOL_LABEL, KIND_LABEL = "ray-cluster-name", "ray-user-node-type", "ray-node-type"
@@ -17,7 +17,7 @@ class Compute:
     def __init__(self, project: str) -> None:
         self._project = project
 
-    def machines(self, cluster: str | None) -> Sequence[Machine]:
+    def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
         """See Provider."""
         ours = (
             f"labels.{CLUSTER_LABEL}={cluster} OR labels.{RAY_LABEL}={cluster}"
@@ -32,7 +32,7 @@ class Compute:
             *(_machine("disk", each) for each in disks),
         ]
 
-    def end(self, machines: Sequence[Machine]) -> None:
+    def end(self, machines: Sequence[CloudMachine]) -> None:
         """See Provider. Heads first: they would start others."""
         for leading in (True, False):
             for what in ("instance", "disk"):
@@ -51,10 +51,10 @@ class Compute:
         return ["gcloud", "compute", *what, f"--project={self._project}"]
 
 
-def _machine(kind: str, found: Mapping[str, Any]) -> Machine:
+def _machine(kind: str, found: Mapping[str, Any]) -> CloudMachine:
     labels = found.get("labels") or {}
     spot = (found.get("scheduling") or {}).get("provisioningModel") == "SPOT"
-    return Machine(
+    return CloudMachine(
         found["name"],
         kind,
         labels.get(CLUSTER_LABEL) or labels.get(RAY_LABEL, ""),

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trainrig.errors import ClusterError
-from trainrig.launch.clusters.providers.machine import CLUSTER_TAG, EXPIRES_TAG, Machine
+from trainrig.launch.clusters.providers.machine import CLUSTER_TAG, EXPIRES_TAG, CloudMachine
 
 RAY_TAG, POOL_TAG, KIND_TAG = "ray-cluster-name", "ray-user-node-type", "ray-node-type"
 # What costs nothing any more; a stopped instance's disks do, and it may be started again.
@@ -21,14 +21,14 @@ class EC2:
         self._regions = regions
         self._clients: dict[str, Any] = {}
 
-    def machines(self, cluster: str | None) -> Sequence[Machine]:
+    def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
         """See Provider."""
         regions = self._regions or self._all_regions()
         with ThreadPoolExecutor(REGIONS_AT_ONCE) as threads:
             found = list(threads.map(lambda region: self._in_region(region, cluster), regions))
         return [machine for each in found for machine in each]
 
-    def end(self, machines: Sequence[Machine]) -> None:
+    def end(self, machines: Sequence[CloudMachine]) -> None:
         """See Provider. Heads first: they would start others."""
         leading = [machine for machine in machines if machine.head]
         for some in (leading, [machine for machine in machines if not machine.head]):
@@ -54,7 +54,7 @@ class EC2:
             found = self._client(None).describe_regions()["Regions"]
         return [each["RegionName"] for each in found]
 
-    def _in_region(self, region: str, cluster: str | None) -> list[Machine]:
+    def _in_region(self, region: str, cluster: str | None) -> list[CloudMachine]:
         with _said(region):
             client = self._client(region)
             return [
@@ -75,7 +75,7 @@ class EC2:
         return self._clients[name]
 
 
-def _instances(client: Any, region: str, cluster: str | None) -> Iterator[Machine]:
+def _instances(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
     """By either tag: one that was started without ours has Ray's."""
     seen = set()
     for ours in _filters(cluster):
@@ -96,7 +96,7 @@ def _instances(client: Any, region: str, cluster: str | None) -> Iterator[Machin
                     )
 
 
-def _spot_requests(client: Any, region: str, cluster: str | None) -> Iterator[Machine]:
+def _spot_requests(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
     seen = set()
     for ours in _filters(cluster):
         state = {"Name": "state", "Values": ["open"]}
@@ -109,7 +109,7 @@ def _spot_requests(client: Any, region: str, cluster: str | None) -> Iterator[Ma
                     yield _machine(id_, "spot request", each["State"], region, each, market="spot")
 
 
-def _volumes(client: Any, region: str, cluster: str | None) -> Iterator[Machine]:
+def _volumes(client: Any, region: str, cluster: str | None) -> Iterator[CloudMachine]:
     """Those that no instance holds: the others go with theirs."""
     seen = set()
     for ours in _filters(cluster):
@@ -129,11 +129,11 @@ def _filters(cluster: str | None) -> list[dict[str, Any]]:
 
 def _machine(
     id_: str, kind: str, state: str, region: str, found: Mapping[str, Any], **more: str
-) -> Machine:
+) -> CloudMachine:
     tags = {tag["Key"]: tag["Value"] for tag in found.get("Tags") or []}
     pool = "head" if tags.get(KIND_TAG) == "head" else tags.get(POOL_TAG, "")
     cluster = tags.get(CLUSTER_TAG) or tags.get(RAY_TAG, "")
-    return Machine(
+    return CloudMachine(
         id_, kind, cluster, state, region, pool, expires=tags.get(EXPIRES_TAG, ""), **more
     )
 

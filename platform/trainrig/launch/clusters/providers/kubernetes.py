@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig.launch.clusters.providers.commands import ANSWER, ask, tell
-from trainrig.launch.clusters.providers.machine import Machine
+from trainrig.launch.clusters.providers.machine import CloudMachine
 
 CLUSTER_LABEL, EXPIRES = "trainrig.io/cluster", "trainrig.io/expires"
 OBJECTS, GROUP = "rayclusters.ray.io,rayjobs.ray.io", "ray.io/group"
@@ -18,12 +18,12 @@ class Kubernetes:
     def __init__(self, namespace: str | None) -> None:
         self._where = ["--all-namespaces"] if namespace is None else [f"--namespace={namespace}"]
 
-    def machines(self, cluster: str | None) -> Sequence[Machine]:
+    def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
         """See Provider. Pods count for themselves: they may outlive what made them."""
         ours = f"{CLUSTER_LABEL}={cluster}" if cluster else CLUSTER_LABEL
         return [_machine(each) for what in (OBJECTS, "pods") for each in self._get(what, ours)]
 
-    def end(self, machines: Sequence[Machine]) -> None:
+    def end(self, machines: Sequence[CloudMachine]) -> None:
         """See Provider. With the object its pods go; those of an object that is gone one by one."""
         objects = [machine for machine in machines if machine.kind != "pod"]
         for machine in objects or machines:
@@ -60,11 +60,13 @@ def labelled(document: dict[str, Any], cluster: str) -> dict[str, Any]:
     return document
 
 
-def _machine(found: Mapping[str, Any]) -> Machine:
+def _machine(found: Mapping[str, Any]) -> CloudMachine:
     about, status = found["metadata"], found.get("status") or {}
     labels, notes = about.get("labels") or {}, about.get("annotations") or {}
     state = status.get("phase") or status.get("jobDeploymentStatus") or status.get("state") or ""
     pool = {"headgroup": "head"}.get(labels.get(GROUP, ""), labels.get(GROUP, ""))
     kind = "pod" if found["kind"] == "Pod" else found["kind"]
     cluster, expires = labels.get(CLUSTER_LABEL, ""), notes.get(EXPIRES, "")
-    return Machine(about["name"], kind, cluster, state, about["namespace"], pool, expires=expires)
+    return CloudMachine(
+        about["name"], kind, cluster, state, about["namespace"], pool, expires=expires
+    )

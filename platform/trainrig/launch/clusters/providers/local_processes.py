@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainrig.launch.check.pools import INSTANCE, MARKET, POOL
-from trainrig.launch.clusters.providers.machine import Machine
+from trainrig.launch.clusters.providers.machine import CloudMachine
 
 MARK = "TRAINRIG_LOCAL_CLUSTER"
 # Where a node's labels stand: those that the autoscaler started have the first.
@@ -26,11 +26,11 @@ class Processes:
     def __init__(self) -> None:
         self._asked: set[str] = set()  # to end, by id
 
-    def machines(self, cluster: str | None) -> Sequence[Machine]:
+    def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
         """See Provider."""
         return [machine for machine in _marked() if cluster is None or machine.cluster == cluster]
 
-    def end(self, machines: Sequence[Machine]) -> None:
+    def end(self, machines: Sequence[CloudMachine]) -> None:
         """See Provider. Who is asked a second time is not asked any more."""
         for machine in machines:
             number = signal.SIGKILL if machine.id in self._asked else signal.SIGTERM
@@ -44,7 +44,7 @@ class Processes:
                     os.close(handle)
 
 
-def _marked() -> Iterator[Machine]:
+def _marked() -> Iterator[CloudMachine]:
     for path in PROC.glob("[0-9]*"):
         pid = int(path.name)
         environment = _environment(pid)
@@ -53,7 +53,7 @@ def _marked() -> Iterator[Machine]:
         command = _read(path / "cmdline").split("\0")
         node = command[0].endswith("/raylet")
         labels = _labels(environment) if node else {}
-        yield Machine(
+        yield CloudMachine(
             str(pid),
             "node" if node else "process",
             environment[MARK],

@@ -9,7 +9,7 @@ CLUSTER_TAG, EXPIRES_TAG = "trainrig:cluster", "trainrig:expires"
 
 
 @dataclass(frozen=True)
-class Machine:
+class CloudMachine:
     """One thing that stays until somebody ends it: an instance, but also a disk, a process."""
 
     id: str
@@ -49,13 +49,13 @@ class Machine:
 class Provider(Protocol):
     """Whoever runs the machines."""
 
-    def machines(self, cluster: str | None) -> Sequence[Machine]:
+    def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
         """All that is there of that cluster; None: of any of ours.
 
         Raises ClusterError if any part of the answer is missing: what cannot be read is not zero.
         """
 
-    def end(self, machines: Sequence[Machine]) -> None:
+    def end(self, machines: Sequence[CloudMachine]) -> None:
         """Have them ended; returns before they are. Raises ClusterError."""
 
 

@@ -19,7 +19,7 @@ from trainrig.scaling.laws.approaches.isoflop import IsoFlop, IsoFlopFit, fit_is
 from trainrig.scaling.laws.approaches.kaplan import KaplanLaws, fit_kaplan
 from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
 from trainrig.scaling.laws.forms import Array
-from trainrig.scaling.laws.law import Approach, Estimate, LeftOut
+from trainrig.scaling.laws.law import Approach, IntervalEstimate, LeftOut
 from trainrig.scaling.laws.regression.bootstrap import (
     Bootstrap,
     Counts,
@@ -27,14 +27,14 @@ from trainrig.scaling.laws.regression.bootstrap import (
     bootstrap,
     one_by_one,
 )
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 LEAST_OPTIMA = 3
 COSTLY = 200  # draws at most of what is refitted one by one: a millisecond each
 
 
 @dataclass(frozen=True)
-class Line:
+class PowerLine:
     """N* = k C^a with its draws [K, 2] of (ln k, a)."""
 
     law: PowerLaw
@@ -50,7 +50,10 @@ class Line:
             of_parameters = self.draws.estimate(exponent, a)
             of_tokens = self.draws.estimate(1 - exponent, 1 - a)
         except DataError as why:
-            of_parameters, of_tokens = Estimate(value=exponent), Estimate(value=1 - exponent)
+            of_parameters, of_tokens = (
+                IntervalEstimate(value=exponent),
+                IntervalEstimate(value=1 - exponent),
+            )
             note = f"no interval: {why}" + (f"; {note}" if note else "")
         return Approach(
             name=name,
@@ -61,28 +64,34 @@ class Line:
         )
 
 
-def isoflop_line(runs: Runs, settings: IsoFlop, rules: Bootstrap) -> tuple[Line, IsoFlopFit]:
+def isoflop_line(
+    runs: RunsTable, settings: IsoFlop, rules: Bootstrap
+) -> tuple[PowerLine, IsoFlopFit]:
     """Approach 2. Raises DataError where there are not two bowls."""
     fit = fit_isoflops(runs, settings)
     budget = np.zeros(len(runs), dtype=np.int64)
     for number, bowl in enumerate(fit.bowls, 1):
         budget[list(bowl.rows)] = number
     drawn = bootstrap(lambda counts: redrawn(fit, runs, counts), runs, rules, strata=budget)
-    return Line(fit.parameters, drawn), fit
+    return PowerLine(fit.parameters, drawn), fit
 
 
-def envelope_line(runs: Runs, settings: Envelope, rules: Bootstrap) -> tuple[Line, EnvelopeFit]:
+def envelope_line(
+    runs: RunsTable, settings: Envelope, rules: Bootstrap
+) -> tuple[PowerLine, EnvelopeFit]:
     """Approach 1. Raises DataError where too few sizes are ever best."""
     drawn = curves(runs, settings)
     fit = envelope_of(drawn)
     of_each = bootstrap(lambda counts: redrawn_envelope(drawn, runs, counts), runs, _fewer(rules))
-    return Line(fit.parameters, of_each), fit
+    return PowerLine(fit.parameters, of_each), fit
 
 
-def frontier_laws(runs: Runs, rules: Bootstrap) -> tuple[KaplanLaws, dict[str, Estimate]]:
+def frontier_laws(
+    runs: RunsTable, rules: Bootstrap
+) -> tuple[KaplanLaws, dict[str, IntervalEstimate]]:
     """Kaplan's L(N), L(D) and L(C), and each one's alpha and x_c with intervals."""
 
-    def numbers(drawn: Runs) -> list[float]:
+    def numbers(drawn: RunsTable) -> list[float]:
         laws = fit_kaplan(drawn)
         each = (laws.parameters, laws.tokens, laws.flops)
         return [number for law in each for number in (law.alpha, law.scale)]
@@ -94,7 +103,7 @@ def frontier_laws(runs: Runs, rules: Bootstrap) -> tuple[KaplanLaws, dict[str, E
 
 
 def by_each(
-    runs: Runs, along: Runs, isoflop: IsoFlop, envelope: Envelope, rules: Bootstrap
+    runs: RunsTable, along: RunsTable, isoflop: IsoFlop, envelope: Envelope, rules: Bootstrap
 ) -> tuple[Approach, ...]:
     """Approaches 1 and 2, or what each of them lacks. `along` are the points of whole curves."""
 
@@ -129,7 +138,7 @@ def _fewer(rules: Bootstrap) -> Bootstrap:
 
 
 def _present(
-    fit: Callable[[Runs], Sequence[float]], runs: Runs, quantities: int
+    fit: Callable[[RunsTable], Sequence[float]], runs: RunsTable, quantities: int
 ) -> Callable[[Counts], Array]:
     """Refit one by one to the rows that a draw took at all: an envelope knows no weights."""
 
@@ -145,7 +154,7 @@ def _present(
     return refit
 
 
-def optima_line(runs: Runs, rules: Bootstrap) -> Line:
+def optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
     """N*(C) of a table whose rows are optima already, one or more for each budget.
 
     Raises DataError where they are fewer than three.
@@ -153,9 +162,9 @@ def optima_line(runs: Runs, rules: Bootstrap) -> Line:
     if len(runs) < LEAST_OPTIMA:
         raise DataError(f"{len(runs)} optima: a line with an interval needs {LEAST_OPTIMA}")
 
-    def line(drawn: Runs) -> list[float]:
+    def line(drawn: RunsTable) -> list[float]:
         law = fit_power(drawn.flops, drawn.parameters)
         return [float(np.log(law.coefficient)), law.exponent]
 
     law = fit_power(runs.flops, runs.parameters)
-    return Line(law, bootstrap(one_by_one(line, runs, 2), runs, rules))
+    return PowerLine(law, bootstrap(one_by_one(line, runs, 2), runs, rules))

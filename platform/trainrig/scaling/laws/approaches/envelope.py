@@ -20,7 +20,7 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
 from trainrig.scaling.laws.law import LeftOut
 from trainrig.scaling.laws.regression.identifiability import levels
-from trainrig.scaling.laws.runs_table import Floats, Runs
+from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
 Mask = NDArray[np.bool_]
 Places = NDArray[np.int64]
@@ -56,7 +56,7 @@ class Curves:
     rows: tuple[Places, ...]  # of each curve: where its points are in the table
 
 
-def curves(runs: Runs, settings: Envelope | None = None) -> Curves:
+def curves(runs: RunsTable, settings: Envelope | None = None) -> Curves:
     """Each trial's log loss, drawn straight from point to point over log C.
 
     Trials of a single point are drawn as one curve with those of their size. A point worse than
@@ -76,7 +76,7 @@ def curves(runs: Runs, settings: Envelope | None = None) -> Curves:
     return Curves(sizes, grid, np.array([_curve(runs, rows, grid) for rows in drawn]), drawn)
 
 
-def _curve(runs: Runs, rows: Places, flops: Floats) -> Floats:
+def _curve(runs: RunsTable, rows: Places, flops: Floats) -> Floats:
     """[G] the loss at `flops`, between the points of `rows`; inf beyond them."""
     ordered = rows[np.lexsort((runs.loss[rows], runs.flops_6nd[rows]))]
     x, first = np.unique(np.log(runs.flops_6nd[ordered]), return_index=True)
@@ -84,7 +84,7 @@ def _curve(runs: Runs, rows: Places, flops: Floats) -> Floats:
     return np.asarray(np.exp(np.interp(np.log(flops), x, y, left=np.inf, right=np.inf)))
 
 
-def _curves(runs: Runs) -> Iterator[Places]:
+def _curves(runs: RunsTable) -> Iterator[Places]:
     """The rows of each curve: a trial's, and of the other trials those of a size."""
     _, trial, counts = np.unique(runs.trial, return_inverse=True, return_counts=True)
     single = counts[trial] == 1
@@ -95,12 +95,12 @@ def _curves(runs: Runs) -> Iterator[Places]:
         yield np.flatnonzero(single & (size == number))
 
 
-def fit_envelope(runs: Runs, settings: Envelope | None = None) -> EnvelopeFit:
+def fit_envelope(runs: RunsTable, settings: Envelope | None = None) -> EnvelopeFit:
     """Approach 1 over all points of `runs`. Raises DataError where nothing is between sizes."""
     return envelope_of(curves(runs, settings))
 
 
-def redrawn(drawn: Curves, runs: Runs, counts: NDArray[np.int64]) -> Floats:
+def redrawn(drawn: Curves, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
     """ln coefficient and exponent of N*(C) by each draw's counts [K, R]: [K, 2].
 
     How often a draw takes a row is nothing to an envelope; only whether it does. Curves that lost

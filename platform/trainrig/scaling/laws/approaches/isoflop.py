@@ -19,7 +19,7 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
 from trainrig.scaling.laws.law import LeftOut
 from trainrig.scaling.laws.regression.identifiability import levels
-from trainrig.scaling.laws.runs_table import Floats, Runs
+from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
 LEAST_SIZES = 4  # three make a parabola that fits anything
 LEAST_BUDGETS = 2  # of a line
@@ -60,7 +60,7 @@ class IsoFlopFit:
     refused: tuple[LeftOut, ...]
 
 
-def fit_isoflops(runs: Runs, settings: IsoFlop | None = None) -> IsoFlopFit:
+def fit_isoflops(runs: RunsTable, settings: IsoFlop | None = None) -> IsoFlopFit:
     """Approach 2. Raises DataError if fewer than two budgets have a lowest point inside."""
     rules = settings or IsoFlop()
     bowls: list[Bowl] = []
@@ -94,7 +94,7 @@ def fit_isoflops(runs: Runs, settings: IsoFlop | None = None) -> IsoFlopFit:
     )
 
 
-def redrawn(fit: IsoFlopFit, runs: Runs, counts: NDArray[np.int64]) -> Floats:
+def redrawn(fit: IsoFlopFit, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
     """ln coefficient and exponent of N*(C) for each draw's counts [K, R]: [K, 2].
 
     Each draw bends its own parabola through the rows of each bowl; a budget whose parabola has no
@@ -114,7 +114,7 @@ def redrawn(fit: IsoFlopFit, runs: Runs, counts: NDArray[np.int64]) -> Floats:
     return found
 
 
-def _redrawn_bowl(bowl: Bowl, runs: Runs, counts: NDArray[np.int64]) -> Floats:
+def _redrawn_bowl(bowl: Bowl, runs: RunsTable, counts: NDArray[np.int64]) -> Floats:
     """[K] log N* of each draw; NaN where its parabola has no lowest point inside."""
     rows = np.array(bowl.rows)
     log_n, loss, weight = np.log(runs.parameters[rows]), runs.loss[rows], counts[:, rows]
@@ -135,7 +135,7 @@ def _redrawn_bowl(bowl: Bowl, runs: Runs, counts: NDArray[np.int64]) -> Floats:
     return np.where(inside, best, np.nan)
 
 
-def budgets(runs: Runs, settings: IsoFlop | None = None) -> list[PLACES]:
+def budgets(runs: RunsTable, settings: IsoFlop | None = None) -> list[PLACES]:
     """The rows of each budget, cheapest first: by the column `budget`, else by like 6ND.
 
     Groups of FLOPs are cut at the widest gap until each is within `same_budget`.
@@ -155,7 +155,7 @@ def _cut(order: PLACES, log_flops: Floats, width: float) -> list[PLACES]:
     return _cut(order[:at], log_flops, width) + _cut(order[at:], log_flops, width)
 
 
-def _looked_at(runs: Runs, rows: PLACES, rules: IsoFlop) -> Floats:
+def _looked_at(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Floats:
     """The sizes of one budget that its parabola is fitted to."""
     sizes = np.unique(runs.parameters[rows])
     if rules.nearest is None and rules.within is None:
@@ -170,7 +170,7 @@ def _looked_at(runs: Runs, rows: PLACES, rules: IsoFlop) -> Floats:
     return sizes[kept]
 
 
-def _bowl(runs: Runs, rows: PLACES, rules: IsoFlop) -> Bowl | str:
+def _bowl(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Bowl | str:
     """The parabola of one budget, or why there is none."""
     flops = float(np.median(runs.flops_6nd[rows]))
     sizes = np.unique(runs.parameters[rows])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.approaches.power import PowerLaw, fit_power
-from trainrig.scaling.laws.runs_table import Floats, Runs
+from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
 LEAST_POINTS = 3  # on a frontier: two are a line whatever they show
 
@@ -52,7 +52,7 @@ class KaplanLaws:
         return self.flops.alpha / self.parameters.alpha
 
 
-def fit_kaplan(runs: Runs) -> KaplanLaws:
+def fit_kaplan(runs: RunsTable) -> KaplanLaws:
     """L(N), L(D) and L(C) of `runs`. Raises DataError where a frontier is too short."""
     return KaplanLaws(
         parameters=fit_frontier(runs, "parameters"),
@@ -61,7 +61,7 @@ def fit_kaplan(runs: Runs) -> KaplanLaws:
     )
 
 
-def fit_frontier(runs: Runs, of: str) -> FrontierLaw:
+def fit_frontier(runs: RunsTable, of: str) -> FrontierLaw:
     """The power law of loss in one column. Raises DataError for fewer than three points."""
     x = runs.flops_6nd if of == "flops" else getattr(runs, of)
     rows = frontier(x, runs.loss)

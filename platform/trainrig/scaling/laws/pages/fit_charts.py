@@ -6,14 +6,14 @@ from functools import partial
 import numpy as np
 
 from trainrig import figures
-from trainrig.report import Cell, Chart, Table, short
+from trainrig.report import Cell, Chart, ReportTable, short
 from trainrig.scaling.laws.approaches.envelope import EnvelopeFit
 from trainrig.scaling.laws.approaches.isoflop import IsoFlopFit, budgets
 from trainrig.scaling.laws.forms import Array
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.pages.law_views import band, computes, power, surface
 from trainrig.scaling.laws.regression.profile import Profile
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plots.agreement import (
     Agreement,
     Residuals,
@@ -27,7 +27,7 @@ from trainrig.scaling.plots.profiles import Profiled, plot_profile
 TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all
 
 
-def agreement_chart(law: Law, runs: Runs) -> Chart:
+def agreement_chart(law: Law, runs: RunsTable) -> Chart:
     """Predicted against measured loss, those held out as the law of the rest predicts them."""
     predicted = _predicted(law, runs)
     kept = law.held_out
@@ -63,7 +63,7 @@ def agreement_chart(law: Law, runs: Runs) -> Chart:
     )
 
 
-def residual_charts(law: Law, runs: Runs) -> tuple[Chart, Chart]:
+def residual_charts(law: Law, runs: RunsTable) -> tuple[Chart, Chart]:
     """The errors against parameters, and against tokens."""
     error = _predicted(law, runs) / runs.loss - 1
     kept = law.held_out.rows if law.held_out else ()
@@ -159,7 +159,7 @@ def _others(
     return found
 
 
-def contour_chart(law: Law, runs: Runs) -> Chart:
+def contour_chart(law: Law, runs: RunsTable) -> Chart:
     """The surface of the loss, the runs on it, and the best way through."""
     assert law.ranges is not None  # a fitted law has them
     wide = 3.0  # times what was run, on either side
@@ -198,7 +198,7 @@ def contour_chart(law: Law, runs: Runs) -> Chart:
     )
 
 
-def isoflop_chart(runs: Runs, fit: IsoFlopFit) -> Chart:
+def isoflop_chart(runs: RunsTable, fit: IsoFlopFit) -> Chart:
     """A parabola for each budget, with its lowest point."""
     by_rows = {bowl.rows: bowl for bowl in fit.bowls}
     drawn = []
@@ -232,7 +232,7 @@ def isoflop_chart(runs: Runs, fit: IsoFlopFit) -> Chart:
     )
 
 
-def envelope_chart(along: Runs, fit: EnvelopeFit | None) -> Chart:
+def envelope_chart(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
     """Every training curve, and the least loss at each compute."""
     drawn = []
     for trial in dict.fromkeys(along.trial.tolist()):
@@ -288,16 +288,16 @@ def _profile_chart(name: str, profile: Profile) -> Chart:
     )
 
 
-def _predicted(law: Law, runs: Runs) -> Array:
+def _predicted(law: Law, runs: RunsTable) -> Array:
     unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
     return law.form.loss(runs.parameters, runs.tokens, unique)
 
 
-def _table(caption: str, columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]) -> Table:
+def _table(caption: str, columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]) -> ReportTable:
     """At most TABLE_ROWS of the rows, evenly spread."""
     if len(rows) <= TABLE_ROWS:
-        return Table(caption, columns, tuple(rows))
+        return ReportTable(caption, columns, tuple(rows))
     chosen = np.unique(np.linspace(0, len(rows) - 1, TABLE_ROWS).astype(int))
-    return Table(
+    return ReportTable(
         f"{caption}, {TABLE_ROWS} of {len(rows):,}", columns, tuple(rows[i] for i in chosen)
     )

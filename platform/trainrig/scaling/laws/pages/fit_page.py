@@ -5,12 +5,12 @@ from typing import TypeVar
 
 from trainrig import report, storage
 from trainrig.errors import DataError
-from trainrig.report import Chart, Details, KeyFigure, Section, Table, Text
+from trainrig.report import Chart, Details, KeyFigure, ReportTable, Section, Text
 from trainrig.scaling.laws.approaches.envelope import EnvelopeFit, fit_envelope
 from trainrig.scaling.laws.approaches.isoflop import IsoFlopFit, fit_isoflops
 from trainrig.scaling.laws.figure_format import count, interval, loss
 from trainrig.scaling.laws.fit import LAW_FILE, Fitted
-from trainrig.scaling.laws.law import Estimate, Law
+from trainrig.scaling.laws.law import IntervalEstimate, Law
 from trainrig.scaling.laws.pages.fit_charts import (
     agreement_chart,
     contour_chart,
@@ -22,7 +22,7 @@ from trainrig.scaling.laws.pages.fit_charts import (
 )
 from trainrig.scaling.laws.pages.fit_warnings import grave, warnings
 from trainrig.scaling.laws.pages.law_views import ends, formula, power
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 F = TypeVar("F")
 PAGE = "report.html"
@@ -56,7 +56,7 @@ def fit_page(fitted: Fitted, folder: str) -> str:
         Section("approaches", "By other ways", (*curves, *_approaches(law))),
         Section("rows", "What was fitted", _rows(law)),
     ]
-    page = report.Page(
+    page = report.ReportPage(
         title=f"Scaling law: {law.name}",
         verdict=report.Verdict(_sentence(law), "warning" if grave(law) else "done", warnings(law)),
         figures=_key_figures(law),
@@ -127,7 +127,7 @@ def _key_figures(law: Law) -> tuple[KeyFigure, ...]:
     return tuple(figures[:6])
 
 
-def _constants(fitted: Fitted) -> tuple[Text | Table | Details, ...]:
+def _constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]:
     law = fitted.law
     rows = tuple(
         (
@@ -139,7 +139,7 @@ def _constants(fitted: Fitted) -> tuple[Text | Table | Details, ...]:
         )
         for name, each in law.estimates.items()
     )
-    table = Table(
+    table = ReportTable(
         "Constants; 95% by bootstrap and by profile, standard error by bootstrap",
         ("constant", "value", "bootstrap low", "high", "profile low", "high", "standard error"),
         rows,
@@ -165,13 +165,13 @@ def _constants(fitted: Fitted) -> tuple[Text | Table | Details, ...]:
 
 
 def _frontier(
-    law: Law, runs: Runs, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
+    law: Law, runs: RunsTable, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
 ) -> tuple[Chart, ...]:
     return (*optimum_charts(law, isoflop, envelope), contour_chart(law, runs))
 
 
-def _approaches(law: Law) -> tuple[Table | Text, ...]:
-    approaches = Table(
+def _approaches(law: Law) -> tuple[ReportTable | Text, ...]:
+    approaches = ReportTable(
         "N* and D* against compute, by each approach; 95% by bootstrap",
         ("approach", "N* ~ C^", "low", "high", "D* ~ C^", "low", "high"),
         tuple(
@@ -183,7 +183,7 @@ def _approaches(law: Law) -> tuple[Table | Text, ...]:
             for each in law.approaches
         ),
     )
-    forms = Table(
+    forms = ReportTable(
         "Forms, fitted to the same rows",
         ("form", "objective", "held-out error", "criterion, above the best"),
         tuple(
@@ -200,7 +200,7 @@ def _approaches(law: Law) -> tuple[Table | Text, ...]:
     return (approaches, *notes, *((forms,) if len(law.compared) > 1 else ()))
 
 
-def _exponent(estimate: Estimate | None) -> tuple[str, str, str]:
+def _exponent(estimate: IntervalEstimate | None) -> tuple[str, str, str]:
     if estimate is None:
         return "–", "–", "–"
     return f"{estimate.value:.4f}", *ends(estimate.bootstrap)
@@ -210,12 +210,12 @@ def _least(law: Law) -> float:
     return min(each.criterion for each in law.compared if each.criterion is not None)
 
 
-def _rows(law: Law) -> tuple[Table | Text, ...]:
-    blocks: list[Table | Text] = []
+def _rows(law: Law) -> tuple[ReportTable | Text, ...]:
+    blocks: list[ReportTable | Text] = []
     if law.ranges is not None:
         spans = law.ranges
         blocks.append(
-            Table(
+            ReportTable(
                 "Where the runs lie",
                 ("", "least", "greatest"),
                 tuple(
@@ -232,7 +232,7 @@ def _rows(law: Law) -> tuple[Table | Text, ...]:
     if law.held_out is not None:
         largest = sorted(law.held_out.rows, key=lambda row: -row.parameters * row.tokens)
         blocks.append(
-            Table(
+            ReportTable(
                 f"Kept back: {law.held_out.rule}{_some(len(largest))}",
                 ("run", "parameters", "tokens", "measured", "predicted", "95%", "error"),
                 tuple(
@@ -252,7 +252,7 @@ def _rows(law: Law) -> tuple[Table | Text, ...]:
     left_out = law.fit.rows_left_out if law.fit else ()
     if left_out:
         blocks.append(
-            Table(
+            ReportTable(
                 f"Left out, by rule{_some(len(left_out))}",
                 ("row", "reason"),
                 tuple((row.name, row.reason) for row in left_out[:LISTED]),
@@ -267,13 +267,13 @@ def _some(rows: int) -> str:
     return f", {LISTED} of {rows:,}" if rows > LISTED else ""
 
 
-def _commands(law: Law, folder: str) -> tuple[report.Command, ...]:
+def _commands(law: Law, folder: str) -> tuple[report.PageCommand, ...]:
     ask = power(_ask(law))
     return (
-        report.Command(
+        report.PageCommand(
             f"trainrig plan {folder}/{LAW_FILE} --flops {ask}", "Plan a run of that compute"
         ),
-        report.Command(
+        report.PageCommand(
             f"trainrig plan {folder}/{LAW_FILE} --flops {ask} "
             "--out RUN.toml --tokens-folder TOKENS",
             "Write the run file that pretrain accepts",

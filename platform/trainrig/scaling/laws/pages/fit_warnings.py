@@ -1,7 +1,7 @@
 """What a reader must know before believing a fitted law."""
 
 from trainrig.scaling.laws.figure_format import interval
-from trainrig.scaling.laws.law import Estimate, Law
+from trainrig.scaling.laws.law import IntervalEstimate, Law
 
 FEW_AGREE = 0.5  # share of starts at the best, below which another minimum may have been missed
 STEEP = 1e-4  # norm of the gradient, above which the search had not come to rest
@@ -75,7 +75,7 @@ def grave(law: Law) -> tuple[str, ...]:
     return (*found, *_apart(law))
 
 
-def _is_open(estimate: Estimate) -> bool:
+def _is_open(estimate: IntervalEstimate) -> bool:
     intervals = [each for each in (estimate.profile, estimate.bootstrap) if each is not None]
     return any(each.low is None or each.high is None for each in intervals)
 

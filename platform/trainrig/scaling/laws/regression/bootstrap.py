@@ -21,9 +21,9 @@ from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.fit_progress import Tell, quiet
 from trainrig.scaling.laws.forms import Array, Constants
-from trainrig.scaling.laws.law import Estimate, Interval, percentiles, refuse_draws
+from trainrig.scaling.laws.law import Interval, IntervalEstimate, percentiles, refuse_draws
 from trainrig.scaling.laws.regression.regression import Fit
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 F = TypeVar("F", bound=Constants)
 Counts = NDArray[np.int64]
@@ -56,10 +56,10 @@ class Draws:
         """[K - failed, Q]."""
         return self.values[~np.isnan(self.values).any(1)]
 
-    def estimate(self, value: float, drawn: Array) -> Estimate:
+    def estimate(self, value: float, drawn: Array) -> IntervalEstimate:
         """`value` with the interval and the standard error of `drawn`, its values by draw."""
         finite = len(drawn) > 1 and bool(np.isfinite(drawn).all())
-        return Estimate(
+        return IntervalEstimate(
             value=value,
             bootstrap=self.interval(drawn),
             standard_error=float(np.std(drawn, ddof=1)) if finite else None,
@@ -72,7 +72,9 @@ class Draws:
         return percentiles(drawn, self.level)
 
 
-def counts_of(runs: Runs, settings: Bootstrap, strata: NDArray[np.generic] | None = None) -> Counts:
+def counts_of(
+    runs: RunsTable, settings: Bootstrap, strata: NDArray[np.generic] | None = None
+) -> Counts:
     """[K, R]: how often each draw takes each row. The same settings, the same counts.
 
     `strata` [R] keeps the rows of each kind as many as they are, such as those of one budget: a
@@ -95,7 +97,7 @@ def counts_of(runs: Runs, settings: Bootstrap, strata: NDArray[np.generic] | Non
 
 def bootstrap(
     refit: Refit,
-    runs: Runs,
+    runs: RunsTable,
     settings: Bootstrap,
     strata: NDArray[np.generic] | None = None,
 ) -> Draws:
@@ -104,7 +106,7 @@ def bootstrap(
 
 
 def one_by_one(
-    fit: Callable[[Runs], Sequence[float] | Array], runs: Runs, quantities: int
+    fit: Callable[[RunsTable], Sequence[float] | Array], runs: RunsTable, quantities: int
 ) -> Refit:
     """A refit of a `fit` that takes a table of runs; a draw that it refuses has no fit."""
 
@@ -144,7 +146,7 @@ class FormDraws(Generic[F]):
 
     def estimates(
         self, quantities: Mapping[str, Callable[[F], Array | float]] | None = None
-    ) -> dict[str, Estimate]:
+    ) -> dict[str, IntervalEstimate]:
         """Each fitted constant with its interval, then each of `quantities`.
 
         A quantity is asked of the form, and of `stacked`, whose constants are arrays.

@@ -18,10 +18,10 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.forms import Array, DataConstrained, Parametric
 from trainrig.scaling.laws.regression.data_constrained_curve import DataConstrainedCurve
 from trainrig.scaling.laws.regression.identifiability import SPARE, check_numbers
-from trainrig.scaling.laws.regression.minimise import Huber, Loss, Search
+from trainrig.scaling.laws.regression.minimise import Huber, Loss, MinimiseSettings
 from trainrig.scaling.laws.regression.parametric import ParametricFit, Shares, fit_parametric
 from trainrig.scaling.laws.regression.regression import Fit, Regression
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 REPEATED = 1.5  # epochs: what has seen its data more often tells of repeats
 LARGEST = 1e6  # of r_d and r_n: nothing fades any more, and a larger one changes no loss
@@ -47,11 +47,12 @@ class DataConstrainedFit(Settings):
         64.0,
         128.0,
     )  # of r_d and of r_n to start from
-    search: Search = Field(Search(tolerance=1e-9))  # where nothing fades, the valley is long
+    # where nothing fades, the valley is long
+    search: MinimiseSettings = Field(MinimiseSettings(tolerance=1e-9))
 
 
 def fit_data_constrained(
-    runs: Runs, settings: DataConstrainedFit | None = None
+    runs: RunsTable, settings: DataConstrainedFit | None = None
 ) -> Fit[DataConstrained]:
     """The data-constrained law of `runs`. Raises DataError where they cannot tell its constants.
 
@@ -82,12 +83,12 @@ def fit_data_constrained(
     return Regression(runs, curve, starts, settings.loss, forms, settings.search, largest).fit()
 
 
-def unique_tokens(runs: Runs) -> Array:
+def unique_tokens(runs: RunsTable) -> Array:
     """[R] the different tokens that each run had; all of them where it does not say."""
     return np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
 
 
-def _check_repeats(runs: Runs, constants: int) -> None:
+def _check_repeats(runs: RunsTable, constants: int) -> None:
     epochs = runs.tokens / unique_tokens(runs)
     repeated = epochs[epochs > REPEATED]
     levels = len(np.unique(np.round(np.log2(repeated), 1)))
@@ -102,7 +103,7 @@ def _check_repeats(runs: Runs, constants: int) -> None:
 
 
 def _free_base(
-    runs: Runs, settings: DataConstrainedFit
+    runs: RunsTable, settings: DataConstrainedFit
 ) -> tuple[Array, Callable[[Array], Parametric]]:
     """A start for the base law's coordinates, and the laws that coordinates stand for."""
     how = ParametricFit(loss=settings.loss, search=settings.search)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainrig.scaling.laws.forms import Array
-from trainrig.scaling.laws.regression.minimise import Point
+from trainrig.scaling.laws.regression.minimise import CurveValue
 
 A, B, E, ALPHA, BETA, R_D, R_N = range(7)  # coordinates: logs of all but alpha and beta
 BASE = 5  # of them are the base law's
@@ -68,19 +68,19 @@ class DataConstrainedCurve:
         self.log_n, self.log_d, self.log_unique = logs
         self.middle, self.largest, self.base = middle, largest, base
 
-    def __call__(self, theta: Array) -> Point:
+    def __call__(self, theta: Array) -> CurveValue:
         """The curve at theta [K, P]."""
         if self.base is None:
             return self._at(theta)
         fixed = np.broadcast_to(self.base, (len(theta), BASE))
         point = self._at(np.concatenate([fixed, theta], axis=1))
-        return Point(
+        return CurveValue(
             point.value,
             point.slope[..., BASE:],
             lambda c: point.bend(c)[:, BASE:, BASE:],
         )
 
-    def _at(self, theta: Array) -> Point:
+    def _at(self, theta: Array) -> CurveValue:
         a, b, e, alpha, beta, rho_d, rho_n = theta.T[..., None]  # each [K, 1]
         usable = self._usable(a, b, alpha, beta)
         of_n = worth(self.log_n, usable.value, rho_n, self.largest)
@@ -120,9 +120,9 @@ class DataConstrainedCurve:
             bent[:, R_D, R_D] -= (beta * weight[1] * of_d.rho_rho).sum(1)
             return bent
 
-        return Point(highest + np.log(total), slope, bend)
+        return CurveValue(highest + np.log(total), slope, bend)
 
-    def _bend_of_n(self, c: Array, usable: Point, of_n: Worth) -> Array:
+    def _bend_of_n(self, c: Array, usable: CurveValue, of_n: Worth) -> Array:
         """c times (ln N')'' of each row, summed [K, P, P]; c [K, R]."""
         v = usable.slope
         bent = usable.bend(c * (1 + of_n.v))
@@ -133,7 +133,7 @@ class DataConstrainedCurve:
         bent[:, R_N, R_N] += (c * of_n.rho_rho).sum(1)
         return bent
 
-    def _usable(self, a: Array, b: Array, alpha: Array, beta: Array) -> Point:
+    def _usable(self, a: Array, b: Array, alpha: Array, beta: Array) -> CurveValue:
         """v = ln u: the parameters that the unique tokens can use, none beyond those there are."""
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = np.log(alpha) + a + alpha * self.middle[0]
@@ -162,4 +162,4 @@ class DataConstrainedCurve:
                 bent[:, p, q] = bent[:, q, p] = (kept * second).sum(1)
             return bent
 
-        return Point(np.where(capped, self.log_n, free), slope, bend)
+        return CurveValue(np.where(capped, self.log_n, free), slope, bend)

@@ -18,13 +18,13 @@ from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.fit_progress import Tell, quiet
 from trainrig.scaling.laws.forms import Array, Form
-from trainrig.scaling.laws.law import HeldOut, HeldOutRow, percentiles, refuse_draws
+from trainrig.scaling.laws.law import HeldOutErrors, HeldOutRow, percentiles, refuse_draws
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
 from trainrig.scaling.laws.regression.regression import Fit
-from trainrig.scaling.laws.runs_table import Floats, Runs
+from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
 Mask = NDArray[np.bool_]
-FitForm = Callable[[Runs], Fit[Any]]
+FitForm = Callable[[RunsTable], Fit[Any]]
 TIED = 1.02  # runs within this factor of the threshold are kept back with it
 
 
@@ -36,15 +36,15 @@ class HoldOut(Settings):
 
 
 @dataclass(frozen=True)
-class Split:
+class HeldOutSplit:
     """The table in two, and the rule in words."""
 
-    rest: Runs
-    largest: Runs
+    rest: RunsTable
+    largest: RunsTable
     rule: str
 
 
-def split(runs: Runs, rules: HoldOut) -> Split:
+def split(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
     """The largest `share` of `runs`, those that tie with the last of them, and the rest.
 
     Raises DataError where that would be none, or all.
@@ -60,10 +60,12 @@ def split(runs: Runs, rules: HoldOut) -> Split:
         )
     many = "run" if held.sum() == 1 else f"{int(held.sum())} runs"
     rule = f"the {many} of {threshold / TIED:.3g} {rules.by} or more"
-    return Split(runs.select(~held), runs.select(held), rule)
+    return HeldOutSplit(runs.select(~held), runs.select(held), rule)
 
 
-def judge(halves: Split, fit: Fit[Any], rules: Bootstrap, tell: Tell = quiet) -> HeldOut:
+def judge(
+    halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, tell: Tell = quiet
+) -> HeldOutErrors:
     """What `fit`, of the rest, says of the largest."""
     largest = halves.largest
     predicted = predict(fit.form, largest)
@@ -82,7 +84,7 @@ def judge(halves: Split, fit: Fit[Any], rules: Bootstrap, tell: Tell = quiet) ->
         for i in range(len(largest))
     )
     errors = np.abs(predicted / largest.loss - 1)
-    return HeldOut(
+    return HeldOutErrors(
         rule=halves.rule,
         rows=rows,
         mean_absolute_error=float(errors.mean()),
@@ -92,13 +94,13 @@ def judge(halves: Split, fit: Fit[Any], rules: Bootstrap, tell: Tell = quiet) ->
     )
 
 
-def predict(form: Form, runs: Runs) -> Array:
+def predict(form: Form, runs: RunsTable) -> Array:
     """[R] the loss of each run by `form`; its repeats counted where they are known."""
     unique = np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
     return form.loss(runs.parameters, runs.tokens, unique)
 
 
-def predicted_draws(draws: FormDraws[Any], runs: Runs, seed: int) -> Array:
+def predicted_draws(draws: FormDraws[Any], runs: RunsTable, seed: int) -> Array:
     """[K, H] what each draw says of `runs`, with the noise of a residual drawn for each.
 
     Residuals are smaller than the noise by what the constants took up; they are scaled up for it.

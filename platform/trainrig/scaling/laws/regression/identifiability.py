@@ -8,7 +8,7 @@ import numpy as np
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.forms import Array
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 SPARE = 2  # runs beyond the constants: without them nothing is left to judge the fit by
 LEVELS = 3  # of N, and of D: a power law above a floor has three constants
@@ -16,7 +16,7 @@ SAME = 1.05  # sizes within this factor are one size
 LEAST_FACTOR = 1.3  # by which the runs must leave their common line
 
 
-def check_numbers(runs: Runs) -> None:
+def check_numbers(runs: RunsTable) -> None:
     """Raises DataError naming the first run whose numbers no law can be fitted to."""
     for column in ("parameters", "tokens", "loss"):
         values = getattr(runs, column)
@@ -29,7 +29,7 @@ def check_numbers(runs: Runs) -> None:
             )
 
 
-def check_spread(runs: Runs, form: str, constants: int) -> None:
+def check_spread(runs: RunsTable, form: str, constants: int) -> None:
     """Raises DataError if `runs` cannot tell the form's `constants` apart; says what would."""
     check_numbers(runs)
     sizes, lengths = levels(runs.parameters), levels(runs.tokens)
@@ -66,7 +66,7 @@ def _line(log_n: Array, log_d: Array) -> tuple[float, float]:
         return float(along[1] / along[0]), float(np.exp(np.ptp(across @ centred)))
 
 
-def _named(runs: Runs, slope: float) -> str:
+def _named(runs: RunsTable, slope: float) -> str:
     if abs(slope - 1) < 0.1:
         return f"on one ray of D/N = {np.median(runs.tokens / runs.parameters):.3g}"
     if abs(slope + 1) < 0.1:
@@ -74,7 +74,7 @@ def _named(runs: Runs, slope: float) -> str:
     return f"on one line D ~ N^{slope:.2f}"
 
 
-def _where(runs: Runs, sizes: Array, lengths: Array) -> str:
+def _where(runs: RunsTable, sizes: Array, lengths: Array) -> str:
     if not len(runs):
         return "over a tenfold range of both"
     places = []

@@ -13,9 +13,15 @@ import numpy as np
 from trainrig.config import Field, Settings
 from trainrig.scaling.laws.forms import Array, Kaplan, Positive
 from trainrig.scaling.laws.regression.identifiability import check_spread
-from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, Point, Search
+from trainrig.scaling.laws.regression.minimise import (
+    CurveValue,
+    Huber,
+    LogSumExp,
+    Loss,
+    MinimiseSettings,
+)
 from trainrig.scaling.laws.regression.regression import Fit, Regression
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 
 class KaplanFit(Settings):
@@ -23,10 +29,10 @@ class KaplanFit(Settings):
 
     loss: Loss = Huber()
     exponents: tuple[Positive, ...] = (0.03, 0.06, 0.1, 0.2, 0.4)  # of alpha_n and alpha_d
-    search: Search = Field(Search())
+    search: MinimiseSettings = Field(MinimiseSettings())
 
 
-def fit_kaplan_form(runs: Runs, settings: KaplanFit | None = None) -> Fit[Kaplan]:
+def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[Kaplan]:
     """Kaplan's law of `runs`. Raises DataError where they cannot tell its constants."""
     rules = settings or KaplanFit()
     check_spread(runs, "Kaplan", constants=4)
@@ -57,7 +63,7 @@ class _Curve:
         first, second = [one, zero, -log_n, zero], [zero, one, zero, -log_d]
         self._inner = LogSumExp(np.array([first, second]).transpose(0, 2, 1))
 
-    def __call__(self, theta: Array) -> Point:
+    def __call__(self, theta: Array) -> CurveValue:
         alpha_d = theta[:, 3, None]
         inner = self._inner(np.concatenate([theta[:, :3], np.ones_like(alpha_d)], axis=1))
         slope = np.concatenate(
@@ -71,7 +77,7 @@ class _Curve:
             bent[:, 3, 3] = 0
             return bent
 
-        return Point(alpha_d * inner.value, slope, bend)
+        return CurveValue(alpha_d * inner.value, slope, bend)
 
 
 def _starts(log_n: Array, log_d: Array, loss: Array, exponents: tuple[float, ...]) -> Array:

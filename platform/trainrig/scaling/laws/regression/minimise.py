@@ -68,7 +68,7 @@ class Squares(Settings):
 Loss = Annotated[Huber | Lad | Squares, Field(discriminator="kind")]
 
 
-class Search(Settings):
+class MinimiseSettings(Settings):
     """When to stop."""
 
     tolerance: Positive = 1e-13  # descent still promised, as a share of the objective
@@ -78,7 +78,7 @@ class Search(Settings):
 
 
 @dataclass(frozen=True)
-class Point:
+class CurveValue:
     """A curve at K thetas."""
 
     value: Array  # [K, R]
@@ -86,10 +86,10 @@ class Point:
     bend: Callable[[Array], Array]  # coefficients [K, R] -> sum of them times f_i'' [K, P, P]
 
 
-class Curve(Protocol):
+class CurveFunction(Protocol):
     """What the rows should be, as a function of theta: log loss, usually."""
 
-    def __call__(self, theta: Array) -> Point:
+    def __call__(self, theta: Array) -> CurveValue:
         """The curve at theta [K, P]."""
 
 
@@ -114,12 +114,12 @@ class Minima:
 
 
 def minimise(
-    curve: Curve,
+    curve: CurveFunction,
     start: Array,  # [K, P]
     targets: Array,  # [K, R], or [R] for all
     weights: Array,  # [K, R]
     deltas: tuple[float | Array, ...],  # of Huber's loss: each [R] or one for all rows
-    search: Search,
+    search: MinimiseSettings,
 ) -> Minima:
     """The minima found from each start, solved for each delta from where the last one ended."""
     targets = np.broadcast_to(targets, weights.shape)
@@ -162,7 +162,7 @@ class _State:
 class _Rows:
     """What K curves are held against."""
 
-    curve: Curve
+    curve: CurveFunction
     targets: Array  # [K, R]
     weights: Array  # [K, R]
     delta: float | Array  # or [R]
@@ -197,7 +197,7 @@ class _Rows:
         )
 
 
-def _descend(rows: _Rows, start: Array, search: Search) -> Minima:
+def _descend(rows: _Rows, start: Array, search: MinimiseSettings) -> Minima:
     state, final = rows.look(start.copy()), rows.look(start.copy())
     promised = np.full(len(start), np.inf)
     left, damping = np.arange(len(start)), np.full(len(start), 1e-2)
@@ -255,7 +255,7 @@ class LogSumExp:
         squares = designs[:, :, :, None] * designs[:, :, None, :]
         self._squares = squares.reshape(terms, rows, coordinates**2)
 
-    def __call__(self, theta: Array) -> Point:
+    def __call__(self, theta: Array) -> CurveValue:
         """The sum's logarithm at theta [K, P]."""
         logs = theta @ np.swapaxes(self.designs, 1, 2)  # [J, K, R]
         highest = logs.max(0)
@@ -275,7 +275,7 @@ class LogSumExp:
             outer = np.swapaxes(slope, 1, 2) * coefficients[:, None] @ slope
             return np.asarray(curved).reshape(outer.shape) - outer
 
-        return Point(highest + np.log(total), slope, bend)
+        return CurveValue(highest + np.log(total), slope, bend)
 
 
 class Differenced:
@@ -285,7 +285,7 @@ class Differenced:
         """`value`: theta [K, P] -> [K, R]; `step` suits coordinates of order 1, as logs are."""
         self.value, self.step = value, step
 
-    def __call__(self, theta: Array) -> Point:
+    def __call__(self, theta: Array) -> CurveValue:
         """The curve at theta [K, P]."""
         count = theta.shape[1]
         steps = self.step * np.concatenate([np.zeros((1, count)), np.eye(count), -np.eye(count)])
@@ -293,7 +293,7 @@ class Differenced:
         here, *ends = self.value(shifted).reshape(len(steps), len(theta), -1)
         sides = zip(ends[:count], ends[count:], strict=True)
         slope = np.stack([(up - down) / (2 * self.step) for up, down in sides], -1)
-        return Point(here, slope, lambda c: self._bend(theta, c))
+        return CurveValue(here, slope, lambda c: self._bend(theta, c))
 
     def _bend(self, theta: Array, coefficients: Array) -> Array:
         """Wider steps: second differences lose twice the digits, and need fewer."""

@@ -13,10 +13,10 @@ import numpy as np
 from trainrig.config import Field, Settings
 from trainrig.scaling.laws.forms import FLOPS_PER_PARAMETER_AND_TOKEN, Array, OverTraining
 from trainrig.scaling.laws.regression.identifiability import check_spread
-from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, Search
+from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, MinimiseSettings
 from trainrig.scaling.laws.regression.parametric import Shares, above_the_floor
 from trainrig.scaling.laws.regression.regression import Fit, Regression
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 
 class OverTrainingFit(Settings):
@@ -28,10 +28,10 @@ class OverTrainingFit(Settings):
     loss: Loss = Huber()
     exponents: Shares = (0.05, 0.1, 0.2, 0.3, 0.5)  # of eta to start from
     floors: Shares = (0.2, 0.4, 0.6, 0.8, 0.95)  # of E to start from: shares of the least loss
-    search: Search = Field(Search())
+    search: MinimiseSettings = Field(MinimiseSettings())
 
 
-def fit_overtraining(runs: Runs, settings: OverTrainingFit | None = None) -> Fit[OverTraining]:
+def fit_overtraining(runs: RunsTable, settings: OverTrainingFit | None = None) -> Fit[OverTraining]:
     """The over-training law of `runs`. Raises DataError where they cannot tell its constants."""
     settings = settings or OverTrainingFit()
     check_spread(runs, "OverTraining", constants=4)

@@ -14,9 +14,9 @@ import numpy as np
 from trainrig.config import Field, Settings
 from trainrig.scaling.laws.forms import Array, Parametric, Positive
 from trainrig.scaling.laws.regression.identifiability import check_spread
-from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, Search
+from trainrig.scaling.laws.regression.minimise import Huber, LogSumExp, Loss, MinimiseSettings
 from trainrig.scaling.laws.regression.regression import Fit, Regression
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.runs_table import RunsTable
 
 Shares = tuple[Positive, ...]
 
@@ -31,15 +31,15 @@ class ParametricFit(Settings):
     loss: Loss = Huber()
     exponents: Shares = (0.1, 0.2, 0.35, 0.6, 1.0)  # of alpha and of beta to start from
     floors: Shares = (0.2, 0.5, 0.8, 0.95)  # of E to start from: shares of the least loss
-    search: Search = Field(Search())
+    search: MinimiseSettings = Field(MinimiseSettings())
 
 
-def fit_parametric(runs: Runs, settings: ParametricFit | None = None) -> Fit[Parametric]:
+def fit_parametric(runs: RunsTable, settings: ParametricFit | None = None) -> Fit[Parametric]:
     """The parametric law of `runs`. Raises DataError where they cannot tell its constants."""
     return regression_of(runs, settings or ParametricFit()).fit()
 
 
-def regression_of(runs: Runs, settings: ParametricFit) -> Regression[Parametric]:
+def regression_of(runs: RunsTable, settings: ParametricFit) -> Regression[Parametric]:
     """The regression of log loss on the five constants.
 
     Its coordinates are ln A and ln B at the middle of the runs (alpha and ln A are otherwise all

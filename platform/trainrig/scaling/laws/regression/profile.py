@@ -22,8 +22,14 @@ from scipy.stats import f as f_distribution
 
 from trainrig.scaling.laws.fit_progress import Tell, quiet
 from trainrig.scaling.laws.forms import Array, Constants
-from trainrig.scaling.laws.law import Estimate, Interval
-from trainrig.scaling.laws.regression.minimise import Curve, Differenced, Minima, Point, minimise
+from trainrig.scaling.laws.law import Interval, IntervalEstimate
+from trainrig.scaling.laws.regression.minimise import (
+    CurveFunction,
+    CurveValue,
+    Differenced,
+    Minima,
+    minimise,
+)
 from trainrig.scaling.laws.regression.regression import Fit
 
 F = TypeVar("F", bound=Constants)
@@ -78,8 +84,8 @@ def profiles(
 
 
 def with_profiles(
-    estimates: Mapping[str, Estimate], found: Mapping[str, Profile]
-) -> dict[str, Estimate]:
+    estimates: Mapping[str, IntervalEstimate], found: Mapping[str, Profile]
+) -> dict[str, IntervalEstimate]:
     """`estimates` with the profile's interval beside the bootstrap's."""
     return {
         name: estimate.model_copy(update={"profile": found[name].interval})
@@ -157,12 +163,12 @@ class _View:
 class _Tied:
     """A curve with one more row: the quantity."""
 
-    def __init__(self, curve: Curve, log_quantity: Curve) -> None:
+    def __init__(self, curve: CurveFunction, log_quantity: CurveFunction) -> None:
         self.curve, self.log_quantity = curve, log_quantity
 
-    def __call__(self, theta: Array) -> Point:
+    def __call__(self, theta: Array) -> CurveValue:
         rows, tie = self.curve(theta), self.log_quantity(theta)
-        return Point(
+        return CurveValue(
             np.concatenate([rows.value, tie.value], axis=1),
             np.concatenate([rows.slope, tie.slope], axis=1),
             # Logs of quantities bend little: without theirs the search takes as many steps.

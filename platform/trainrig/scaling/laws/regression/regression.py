@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 from trainrig.errors import DataError
 from trainrig.scaling.laws.forms import Array, Constants
 from trainrig.scaling.laws.law import FitRecord, LeftOut
-from trainrig.scaling.laws.regression.minimise import Curve, Loss, Mask, Minima, Search, minimise
-from trainrig.scaling.laws.runs_table import Runs
+from trainrig.scaling.laws.regression.minimise import (
+    CurveFunction,
+    Loss,
+    Mask,
+    Minima,
+    MinimiseSettings,
+    minimise,
+)
+from trainrig.scaling.laws.runs_table import RunsTable
 
 F = TypeVar("F", bound=Constants)
 
@@ -32,12 +39,12 @@ NO_NOISE = 1e-18  # an objective below it is rounding: of runs made from a law w
 class Regression(Generic[F]):
     """What is fitted, to what, by which loss."""
 
-    runs: Runs
-    curve: Curve  # log loss by theta
+    runs: RunsTable
+    curve: CurveFunction  # log loss by theta
     starts: Array  # [S, P]
     loss: Loss
     forms: Callable[[Array], F]  # thetas [..., P] to one form, whose constants may be arrays
-    search: Search
+    search: MinimiseSettings
     largest: Mapping[str, float] = field(default_factory=dict)  # constants from here on: infinite
 
     @cached_property

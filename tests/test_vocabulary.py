@@ -1,0 +1,124 @@
+"""The words of the code are those of its field: each thing has one name, and no two share one."""
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "platform" / "trainrig"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+MOST_MODULES = 16  # in a folder, without its __init__
+
+# Metaphors that once stood for what the field has a word for.
+RETIRED = {
+    "attendant": "supervisor",
+    "beat": "heartbeat",
+    "beats": "heartbeats",
+    "conductor": "train controller",
+    "crew": "worker group",
+    "door": "endpoint",
+    "doors": "endpoints",
+    "echoes": "cluster messages",
+    "fates": "decisions",
+    "guest": "remote document",
+    "guests": "remote documents",
+    "keeper": "worker agent",
+    "keepers": "worker agents",
+    "knock": "probe",
+    "patience": "policy, or timeout",
+    "predecessor": "previous supervisor",
+    "predecessors": "previous supervisors",
+    "reckoned": "estimated",
+    "shelf": "split index",
+    "shelves": "split indexes",
+    "spares": "warm actors",
+    "speaker": "generator",
+    "staying": "surviving",
+    "story": "results",
+    "storyboard": "report page",
+    "stretch": "partition",
+    "stretches": "partitions",
+    "telling": "collected results",
+    "victim": "target",
+    "wish": "request",
+}
+# (word, file): why it stays.
+ALLOWED: dict[tuple[str, str], str] = {
+    ("shelf", "corpus/dedup/pairs/evidence.py"): "a column of files that curations have left",
+}
+# Each is the `kind` of two unions of run files, which users write.
+SHARED_KINDS = {"Grid", "Kaplan"}
+
+
+def where(source: Path) -> str:
+    return source.relative_to(PACKAGE).as_posix()
+
+
+def parts_of(name: str) -> set[str]:
+    """The words of an identifier, of an event's or a metric's name, or of a file's."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return set(re.split(r"[^a-z]+", spaced.lower()))
+
+
+def names_in(tree: ast.Module) -> Iterator[str]:
+    """Of classes, functions, parameters, fields, attributes and variables that it binds, and of
+    events, metrics and formats: the first argument and the keywords of `record`, keys of dicts."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name
+            case ast.arg():
+                yield node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr
+            case ast.Call(func=ast.Attribute(attr="record"), args=[ast.Constant(str(event)), *_]):
+                yield event
+                yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+            case ast.Dict():
+                keys = (key.value for key in node.keys if isinstance(key, ast.Constant))
+                yield from (key for key in keys if isinstance(key, str) and key.isidentifier())
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=where)
+def test_no_name_is_a_metaphor_that_the_field_has_a_word_for(source: Path) -> None:
+    names = [*names_in(ast.parse(source.read_text(encoding="utf-8"))), *Path(where(source)).parts]
+    found = {(word, name) for name in names for word in parts_of(name) & RETIRED.keys()}
+    found = {(word, name) for word, name in found if (word, where(source)) not in ALLOWED}
+    assert not found, [f"{name}: {word} → {RETIRED[word]}" for word, name in sorted(found)]
+
+
+def test_a_retired_word_is_found_wherever_it_is_a_name() -> None:
+    program = """
+class CrewOf:
+    def keep(self, keeper_number):
+        self.wish = 1
+        shelf, *rest = folder.record("story_begun", guests=2), {"victim": 3}
+"""
+    found = {word for name in names_in(ast.parse(program)) for word in parts_of(name)}
+    assert {"crew", "keeper", "wish", "shelf", "story", "guests", "victim"} <= found
+
+
+def test_what_is_allowed_is_there() -> None:
+    for word, file in ALLOWED:
+        assert re.search(word, (PACKAGE / file).read_text(encoding="utf-8")), (word, file)
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    places = defaultdict(list)
+    for source in SOURCES:
+        for node in ast.parse(source.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(where(source))
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(shared) == SHARED_KINDS, shared
+
+
+def test_no_folder_holds_more_modules_than_one_can_keep_in_mind() -> None:
+    counts = Counter(source.parent for source in SOURCES if source.name != "__init__.py")
+    full = {where(folder): count for folder, count in counts.items() if count > MOST_MODULES}
+    assert not full
