@@ -1,0 +1,199 @@
+"""Random numbers as a function of what they are for, not of when or where they are drawn.
+
+Each number has a key (seed, purpose, layer), a global sample where it belongs to one, and a place:
+any slice of them is drawn by itself, with the same bits on any device, by NumPy and by torch alike.
+Nothing keeps a state, so nothing has to be saved or seeded.
+
+The generator is SplitMix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number
+generators") as a function of its counter. Keys are hashes of 64 bits, so two streams of 2^30
+numbers overlap with a probability of 2^-33.
+"""
+
+import functools
+import hashlib
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Numbers = TypeVar("Numbers", NDArray[Any], Tensor)
+else:
+    Numbers = TypeVar("Numbers")
+
+
+def _signed(word: int) -> int:
+    """The int64 with the bits of `word`: both libraries multiply it modulo 2^64."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+_STEP = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True)
+class RandomKey:
+    """What numbers are drawn for. Two different keys have nothing to do with each other."""
+
+    seed: int
+    purpose: str  # as "fresh weights" or "dropout"
+    layer: int | str = ""  # number or name of what they are drawn in; empty: of no layer
+
+    @functools.cached_property
+    def stream(self) -> int:
+        """The seed of its numbers, an int64."""
+        text = f"{self.seed}\n{self.purpose}\n{self.layer}"
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)
+
+
+def words(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
+    """64 random bits for each of `places`, which are int64 from 0, in an array of int64.
+
+    With `samples`, global sample numbers in int64 that broadcast against `places`, each sample has
+    numbers of its own.
+    """
+    stream: Any = key.stream
+    if samples is not None:
+        stream = _mixed(stream + (samples + 1) * _STEP)
+    drawn: Numbers = _mixed(stream + (places + 1) * _STEP)
+    return drawn
+
+
+def uniforms(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
+    """Numbers of float64 in [0, 1), in steps of 2^-53."""
+    drawn: Numbers = _float64(_shifted(words(key, places, samples), 11)) * 2.0**-53
+    return drawn
+
+
+def normals(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
+    """Standard normal numbers of float64, by inversion: of +, -, x and / alone, each rounded as
+    IEEE 754 says, so that every library and device computes the same bits."""
+    # Halves of steps of 2^-52: neither 0 nor 1, and alike on both sides of 1/2.
+    middle: Numbers = (_float64(_shifted(words(key, places, samples), 12)) + 0.5) * 2.0**-52
+    return normal_quantile(middle)
+
+
+def normal_quantile(p: Numbers) -> Numbers:
+    """The standard normal number below which a share `p` (float64 in (0, 1)) lies.
+
+    Wichura 1988, "Algorithm AS 241", its PPND16: about 1 part in 10^16.
+    """
+    library: Any = _library_of(p)
+    values: Any = p
+    q = values - 0.5
+    r = 0.180625 - q * q
+    found = q * _ratio(r, _CENTRAL)
+    outer = abs(q) > 0.425
+    tail = values[outer]
+    side = q[outer]
+    r = _root(-_log(library.where(side < 0, tail, 1.0 - tail)))
+    distance = library.where(r <= 5.0, _ratio(r - 1.6, _TAIL), _ratio(r - 5.0, _FAR_TAIL))
+    found[outer] = library.where(side < 0, -distance, distance)
+    result: Numbers = found
+    return result
+
+
+def _mixed(words: Any) -> Any:
+    """Each word scrambled, so that every bit of it counts."""
+    words = (words ^ _shifted(words, 30)) * _FIRST
+    words = (words ^ _shifted(words, 27)) * _SECOND
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Any, bits: int) -> Any:
+    """`words` shifted right as if they had no sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _library_of(numbers: Any) -> Any:
+    return np if isinstance(numbers, np.ndarray) else sys.modules["torch"]
+
+
+def _float64(integers: Any) -> Any:
+    return integers.astype("f8") if isinstance(integers, np.ndarray) else integers.double()
+
+
+_LOG_2 = 0.6931471805599453
+_ROOT_OF_HALF = 0.7071067811865476
+_ODD_TERMS = tuple(1 / n for n in range(1, 23, 2))  # of atanh; the rest are below 2^-53
+
+
+def _log(x: Any) -> Any:
+    """The natural logarithm: libraries' own differ in the last bit.
+
+    x = m 2^e with m within [sqrt(1/2), sqrt(2)), and log m = 2 atanh((m - 1) / (m + 1)).
+    """
+    library = _library_of(x)
+    m, e = library.frexp(x)
+    small = m < _ROOT_OF_HALF
+    m = library.where(small, m * 2.0, m)
+    s = (m - 1.0) / (m + 1.0)
+    exponent = _float64(e) - _float64(small)
+    return exponent * _LOG_2 + 2.0 * s * _polynomial(s * s, _ODD_TERMS)
+
+
+def _root(x: Any) -> Any:
+    """The root of numbers from 2.5 to 750, by Heron's rule: torch's own on the CPU is MKL's, which
+    is wrong in the last bit now and then."""
+    found = 1.0 + 0.25 * x
+    for _ in range(8):  # one more than the largest takes
+        found = 0.5 * (found + x / found)
+    return found
+
+
+def _ratio(r: Any, coefficients: tuple[tuple[float, ...], tuple[float, ...]]) -> Any:
+    above, below = coefficients
+    return _polynomial(r, above) / _polynomial(r, below)
+
+
+def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
+    """By Horner's rule, each product and sum rounded by itself; the constant comes first."""
+    found = x * coefficients[-1]
+    for coefficient in coefficients[-2:0:-1]:
+        found = (found + coefficient) * x
+    return found + coefficients[0]
+
+
+# Numerator and denominator of AS 241's three ratios.
+_CENTRAL = (
+    (
+        *(3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3),
+        *(1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4),
+        *(3.3430575583588128105e4, 2.5090809287301226727e3),
+    ),
+    (
+        *(1.0, 4.2313330701600911252e1, 6.8718700749205790830e2, 5.3941960214247511077e3),
+        *(2.1213794301586595867e4, 3.9307895800092710610e4, 2.8729085735721942674e4),
+        5.2264952788528545610e3,
+    ),
+)
+_TAIL = (
+    (
+        *(1.42343711074968357734e0, 4.63033784615654529590e0, 5.76949722146069140550e0),
+        *(3.64784832476320460504e0, 1.27045825245236838258e0, 2.41780725177450611770e-1),
+        *(2.27238449892691845833e-2, 7.74545014278341407640e-4),
+    ),
+    (
+        *(1.0, 2.05319162663775882187e0, 1.67638483018380384940e0, 6.89767334985100004550e-1),
+        *(1.48103976427480074590e-1, 1.51986665636164571966e-2, 5.47593808499534494600e-4),
+        1.05075007164441684324e-9,
+    ),
+)
+_FAR_TAIL = (
+    (
+        *(6.65790464350110377720e0, 5.46378491116411436990e0, 1.78482653991729133580e0),
+        *(2.96560571828504891230e-1, 2.65321895265761230930e-2, 1.24266094738807843860e-3),
+        *(2.71155556874348757815e-5, 2.01033439929228813265e-7),
+    ),
+    (
+        *(1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2),
+        *(7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7),
+        2.04426310338993978564e-15,
+    ),
+)
