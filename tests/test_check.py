@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 
 from trainrig import hardware
-from trainrig.check import DeviceChoice, describe
+from trainrig.check import describe
 from trainrig.config import build
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.run_file import CurationSource
 from trainrig.errors import ConfigError
-from trainrig.estimate.flops import token_flops
+from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.flops import token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.precision import Precision
+from trainrig.posttrain.batches import ConversationBatching
 from trainrig.posttrain.sft import FineTuning
-from trainrig.tokens.batches import BatchSizes
 from trainrig.tokens.mixing.stages import BatchSettings, BatchStage
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run_file import Pretraining, Training
@@ -132,7 +133,9 @@ def tuning(checkpoint: Path, lessons: Path, sequence_length: int) -> FineTuning:
         checkpoint=str(checkpoint),
         conversations=str(lessons),
         output="never/written",
-        batches=BatchSizes(sequence_length=sequence_length, global_batch=1, micro_batch=1),
+        batches=ConversationBatching(
+            sequence_length=sequence_length, global_batch=1, micro_batch=1
+        ),
         training=Training(steps=5),
     )
 

@@ -117,7 +117,6 @@ def test_help_does_not_wait_for_torch_or_ray() -> None:
         ["pretrain", "run.toml", "more.toml"],
         ["generate", "model", "--prompt", "x", "--temperature", "-1"],
         ["generate", "model", "--prompt", "x", "--tokens", "0"],
-        ["generate", "model"],
         ["quickstart", "--workers", "0"],
     ],
 )
@@ -125,6 +124,12 @@ def test_a_wrong_command_line_is_the_users_to_fix(trainrig: Trainrig, arguments:
     ended = trainrig(*arguments)
     assert (ended.code, ended.out) == (2, "")
     assert "Usage: " in ended.err
+
+
+def test_nothing_to_generate_from_is_the_users_to_fix(trainrig: Trainrig) -> None:
+    ended = trainrig("generate", "model")
+    assert (ended.code, ended.out) == (2, "")
+    assert "give --prompt TEXT, or --prompts FILE with --out FILE" in ended.err
 
 
 def test_the_installed_script_ends_with_our_code_and_one_line() -> None:
@@ -212,10 +217,22 @@ micro_batch = 2
 [training]
 steps = 3
 """,
+    "conversations": """
+stage = "conversations"
+tokenizer = "{at}/fresh"
+output = "{at}/chats"
+workers = 0
+sequence_length = 48
+
+[[sources]]
+paths = ["{at}/lessons.jsonl"]
+source = "chats"
+split = "train"
+""",
     "posttrain": """
 stage = "posttrain"
 checkpoint = "{at}/fresh"
-conversations = "{at}/lessons.jsonl"
+conversations = "{at}/chats"
 output = "{at}/tuned"
 
 [batches]
@@ -225,6 +242,23 @@ micro_batch = 2
 
 [training]
 steps = 2
+""",
+    "rl": """
+stage = "rl"
+checkpoint = "{at}/fresh"
+output = "{at}/aligned"
+prompts.paths = ["{at}/lessons.jsonl"]
+prompts.template = "{{{{ messages[0].content }}}}"
+rollouts = {{ prompts = 2, samples = 2, micro_batch = 2, prompt_tokens = 16, maximum_tokens = 4 }}
+rewards = [{{ kind = "PatternShape", pattern = "e", whole = false }}]
+training.steps = 2
+""",
+    "score": """
+stage = "score"
+checkpoint = "{at}/reward"
+paths = ["{at}/lessons.jsonl"]
+output = "{at}/scored"
+workers = 0
 """,
     "evaluate": """
 stage = "evaluate"
@@ -275,7 +309,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     write_pages(at / "pages.warc.gz")
     write_run_files(at, at)
     turns = [{"role": role, "content": "ember"} for role in ("user", "assistant")]
-    (at / "lessons.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (at / "lessons.jsonl").write_text(2 * (json.dumps({"messages": turns}) + "\n"))
     ended = {}
     for verb in ("curate", "tokenizer", "tokenize"):
         ended[verb] = script(verb, at / f"{verb}.toml", "--json")
@@ -285,6 +319,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     initialise(model, seed=1)
     tokenizer = (at / "tokens" / "tokenizer.json").read_text()
     write_model(str(at / "fresh"), sizes, tokenizer, model.state_dict())
+    scored = sizes.with_score_head()
+    model = Decoder(scored)
+    initialise(model, seed=1)
+    write_model(str(at / "reward"), scored, tokenizer, model.state_dict())
+    ended["conversations"] = script("conversations", at / "conversations.toml", "--json")
+    assert ended["conversations"].code == 0, ended["conversations"].err
     ended["evaluate"] = script("evaluate", at / "evaluate.toml", "--json")
     return Made(at, ended)
 
@@ -362,6 +402,7 @@ def test_a_checkpoint_speaks_and_is_exchanged(
         "output": f"{tmp_path}/hf",
         "checkpoint": str(next((made.at / "fresh" / "checkpoints").glob("*/*"))),
         "step": 0,
+        "family": "llama",
     }
     back = trainrig("import", tmp_path / "hf", tmp_path / "back", "--json").result
     sizes = DecoderConfig(**MODEL, vocabulary=320)
@@ -497,7 +538,9 @@ def test_a_wrong_run_file_is_refused_by_file_and_line(
         ("pretrain", ["tokens='{at}/none'"], "{at}/none: no manifest.json"),
         ("pretrain", ["model.vocabulary=100"], "model.vocabulary (100) is below the tokenizer's"),
         ("posttrain", ["checkpoint='{at}/none'"], "{at}/none"),
-        ("posttrain", ["conversations='{at}/none.jsonl'"], "{at}/none.jsonl"),
+        ("score", ["checkpoint='{at}/none'"], "{at}/none: no whole checkpoint"),
+        ("score", ["checkpoint='{at}/fresh'"], "checkpoint: {at}/fresh/"),
+        ("posttrain", ["conversations='{at}/none'"], "{at}/none: no manifest.json"),
         ("posttrain", ["batches.sequence_length=49"], "batches: sequence_length (49 tokens) is"),
         ("evaluate", ["checkpoint='{at}/none'"], "{at}/none"),
     ],
@@ -586,6 +629,27 @@ def test_a_folder_to_export_or_import_into_must_be_new(
     assert line.startswith("export --dtype: dtype: 'float8' is none of ")
     refused(trainrig("import", made.at / "tokens", tmp_path / "new"))
     assert contents(tmp_path) | contents(made.at) == before
+
+
+def test_the_card_of_an_exported_model_has_its_scores(
+    trainrig: Trainrig, made: Made, tmp_path: Path
+) -> None:
+    scores = json.loads(made.ended["evaluate"].out)["output"]
+    told = ("--license", "apache-2.0", "--dataset", "owner/one", "--dataset", "owner/two")
+    assert (
+        trainrig("export", made.at / "fresh", tmp_path / "hf", "--scores", scores, *told).code == 0
+    )
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert card.startswith("---\n")
+    assert 'license: "apache-2.0"\ndatasets: ["owner/one", "owner/two"]\n' in card
+    (row,) = (line for line in card.splitlines() if line.startswith("| pages |"))
+    (score,) = json.loads(Path(scores, "scorecard.json").read_text())["scores"].values()
+    assert row.split(" | ")[1] == f"{score['bits_per_byte']:.4f}"
+    line = refused(trainrig("export", made.at / "reward", tmp_path / "no", "--scores", scores))
+    assert line.startswith(f"--scores {scores}: of {made.at}/fresh/")
+    line = refused(trainrig("export", made.at / "fresh", tmp_path / "no", "--scores", tmp_path))
+    assert str(tmp_path) in line
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_verb_without_a_run_file_has_no_schema(trainrig: Trainrig) -> None:

@@ -26,7 +26,7 @@ def test_the_command_line_itself_imports_none(imported: Imported) -> None:
         (["pretrain", "nope.toml"], "no such run file"),
         (["check", "{wrong}"], "no key 'stps'"),
         (["pretrain", "{wrong}"], "no key 'stps'"),
-        (["posttrain", "jobs/configs/quickstart/posttrain.toml"], "quickstart/model"),
+        (["posttrain", "jobs/configs/quickstart/posttrain.toml"], "quickstart/conversations"),
         (["plan", "chinchila", "--budget-usd", "10"], "there are: besiroglu"),
         (["plan", "hoffmann"], "plan: "),
         (["plan", "hoffmann", "--flops", "-1"], "plan: --flops"),

@@ -337,4 +337,7 @@ def test_what_is_said_of_the_same_command_is_true_of_the_verb(
 def test_the_verbs_that_go_on_are_those_that_say_so() -> None:
     """The others make their result in one go: nothing of it is there before all of it is."""
     resuming = {name for name, verb in VERBS.items() if verb.load_model().resumes}
-    assert resuming == {"curate", "tokenize", "pretrain", "posttrain", "sweep"}
+    assert resuming == {
+        *("curate", "tokenize", "conversations", "pretrain", "posttrain", "rl", "score"),
+        *("evaluate", "sweep"),
+    }

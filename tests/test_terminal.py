@@ -306,7 +306,9 @@ def last_line(capsys: pytest.CaptureFixture[str], counts: Mapping[str, Any]) -> 
         progress(2, 2)
         return SimpleNamespace(counts=counts)
 
-    terminal.show(Terminal(), SimpleNamespace(verb="tokenize", output="out"), stage)
+    terminal.show(
+        Terminal(), SimpleNamespace(verb="tokenize", output="out", progress="splits"), stage
+    )
     progress, last = capsys.readouterr().err.splitlines()
     assert progress == "tokenize: 2 of 2 splits"
     return last

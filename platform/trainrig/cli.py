@@ -20,34 +20,40 @@ from trainrig.command_line.help import (
     DATA,
     MODELS,
     SCALING,
+    SECTION_OF,
     START,
     HelpGroup,
     command,
 )
 from trainrig.command_line.options import (
-    Borders,
     Changes,
     Checkpoint,
     Device,
     HardwareTable,
     Json,
+    Notify,
     RunPath,
     Utilisation,
     Verb,
 )
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
+from trainrig.evaluate import evaluation_verbs
 from trainrig.job import exit_codes
 from trainrig.launch import launch_verbs
 from trainrig.launch.cluster_verbs import cluster_app
+from trainrig.posttrain.generate_verbs import chat, generate
+from trainrig.runs import run_verbs
 from trainrig.scaling.laws.fit_options import fit
 from trainrig.scaling.mixture.verb import mixture
 from trainrig.scaling.plan.plan_options import plan
 from trainrig.scaling.plan.predict_options import predict
 from trainrig.tokens.tokens_verbs import tokens_app
 from trainrig.verbs import VERBS
+from trainrig.verbs import Verb as VerbEntry
 
 RUNS = "trainrig {0} jobs/configs/{1}/{0}.toml"
+TRAIN = {"pretrain", "posttrain", "rl"}  # write a run folder, whose alarms may be told
 app = typer.Typer(
     cls=HelpGroup,
     context_settings=CONTEXT,
@@ -123,7 +129,8 @@ def check(
     """
     model = _model_for(run_file)
     run = config.load(model, run_file, changes or ())
-    from trainrig.check import DeviceChoice, describe
+    from trainrig.check import describe
+    from trainrig.estimate.device_choice import DeviceChoice
 
     facts = describe(run, DeviceChoice(device, hardware, mfu))
     if as_json:
@@ -150,12 +157,21 @@ def _model_for(run_file: str) -> type[RunFile]:
     return VERBS[stage].load_model()
 
 
-def _do(verb: str, run_file: str, changes: Sequence[str] | None, as_json: bool) -> None:
+def _do(
+    verb: str,
+    run_file: str,
+    changes: Sequence[str] | None,
+    as_json: bool,
+    notify: str | None = None,
+) -> None:
     from trainrig.terminal import Terminal, show
+    from trainrig.train.run.notification import notify_to
+
+    notify_to.set(notify)
 
     terminal = Terminal()
     terminal.listen()
-    run: Any = job.load(VERBS[verb].load_model(), run_file, changes or ())
+    run = job.load(VERBS[verb].load_model(), run_file, changes or ())
     with terminal.only_results_on_stdout(), job.if_stopped(job.what_next(run)):
         manifest = show(terminal, run, VERBS[verb].load_function())
     if as_json:
@@ -163,58 +179,24 @@ def _do(verb: str, run_file: str, changes: Sequence[str] | None, as_json: bool) 
         print(json.dumps({"output": run.output, **manifest.counts, "cost": cost}))
 
 
-@command(app, DATA, RUNS.format("curate", "quickstart"))
-def curate(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Turn web pages into documents: extract, mask personal data, filter and deduplicate."""
-    _do("curate", run_file, changes, as_json)
+def _add(name: str, verb: VerbEntry) -> None:
+    """The command of a verb that takes a run file."""
+
+    def do(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+        _do(name, run_file, changes, as_json)
+
+    def train(
+        run_file: RunPath, changes: Changes = None, as_json: Json = False, notify: Notify = None
+    ) -> None:
+        _do(name, run_file, changes, as_json, notify)
+
+    act = train if name in TRAIN else do
+    act.__doc__ = verb.summary
+    command(app, SECTION_OF[verb.section], RUNS.format(name, verb.example), name=name)(act)
 
 
-@command(app, DATA, RUNS.format("classifier", "crawl"))
-def classifier(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Train a text classifier on wanted and unwanted texts, for `curate` to score by."""
-    _do("classifier", run_file, changes, as_json)
-
-
-@command(app, DATA, RUNS.format("ngrams", "crawl"))
-def ngrams(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Train an n-gram language model, for `curate` to compute perplexities by."""
-    _do("ngrams", run_file, changes, as_json)
-
-
-@command(app, DATA, RUNS.format("tokenizer", "quickstart"))
-def tokenizer(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Train a tokenizer on a sample of documents."""
-    _do("tokenizer", run_file, changes, as_json)
-
-
-@command(app, DATA, RUNS.format("tokenize", "quickstart"))
-def tokenize(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Encode documents into token shards, holding some of them out for evaluation."""
-    _do("tokenize", run_file, changes, as_json)
-
-
-@command(app, MODELS, RUNS.format("pretrain", "quickstart"))
-def pretrain(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Train a model on token shards; run it again to continue after a stop."""
-    _do("pretrain", run_file, changes, as_json)
-
-
-@command(app, MODELS, RUNS.format("posttrain", "quickstart"))
-def posttrain(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Fine-tune a checkpoint on conversations; run it again to continue after a stop."""
-    _do("posttrain", run_file, changes, as_json)
-
-
-@command(app, MODELS, RUNS.format("evaluate", "quickstart"))
-def evaluate(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Measure the loss, perplexity and bits per byte of a checkpoint, by source."""
-    _do("evaluate", run_file, changes, as_json)
-
-
-@command(app, SCALING, RUNS.format("sweep", "quickstart"))
-def sweep(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
-    """Train many small models to fit scaling laws to; run it again to continue after a stop."""
-    _do("sweep", run_file, changes, as_json)
+for _name, _verb in VERBS.items():
+    _add(_name, _verb)
 
 
 @command(app, START, "trainrig schema pretrain > pretrain.schema.json")
@@ -227,98 +209,53 @@ def schema(verb: Verb) -> None:
     print(json.dumps(json_schema(VERBS[verb].load_model()), indent=1))
 
 
-@command(
-    app, MODELS, "trainrig generate quickstart/tuned --chat --prompt 'What does json.dumps do?'"
-)
-def generate(
-    checkpoint: Checkpoint,
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to continue, or to answer.")],
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Answer the prompt as a chat assistant would.")
-    ] = False,
-    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens to generate.")] = 64,
-    temperature: Annotated[
-        float,
-        typer.Option(metavar="T", min=0, help="Randomness; 0 always takes the likeliest token."),
-    ] = 0.8,
-    top_k: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Draw among the N likeliest tokens.")
-    ] = 50,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Random seed; the same one gives the same text.")
-    ] = 0,
-    as_json: Json = False,
-) -> None:
-    """Generate text with a checkpoint, from a prompt."""
-    from trainrig.models.generate import Sampling
-    from trainrig.posttrain.text_generator import TextGenerator
-
-    sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed, maximum_tokens=tokens)
-    generator = TextGenerator.open(checkpoint)
-    if chat and generator.tuned is False:
-        said = "not tuned on conversations, so expect no answer; `trainrig posttrain` tunes it"
-        typer.echo(f"trainrig: {checkpoint}: {said}", err=True)
-    spoken = generator.speak(prompt, sampling, chat=chat)
-    if as_json:
-        print(json.dumps({"prompt": prompt, "text": spoken.text, "stopped": spoken.stopped}))
-    else:
-        print(spoken.text)
-
-
-@command(app, MODELS, "trainrig trace quickstart/model --step 150")
-def trace(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Run folder, or the run file of one.",
-            autocompletion=completion.run_files,
-        ),
-    ],
-    step: Annotated[
-        int, typer.Option(metavar="N", help="Step to trace, counted from 1 as in metrics.jsonl.")
-    ],
-    source: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Show only sequences of this source.  [default: all]"),
-    ] = None,
-    tokens: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Tokens to show of each end of a document."),
-    ] = 60,
-    borders: Borders = False,
-    as_json: Json = False,
-) -> None:
-    """Show the documents, URLs and text that one training step learned from."""
-    from rich.console import Console
-
-    from trainrig.trace import trace as trace_step
-
-    traced = trace_step(run, step, source)
-    if as_json:
-        print(json.dumps(traced.as_json()))
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    for text in traced.texts(tokens, borders):
-        console.print(text)
-    console.print(traced.verdict)
+GENERATE = "trainrig generate quickstart/tuned --chat --prompt 'What does json.dumps do?'"
+command(app, MODELS, GENERATE)(generate)
+command(app, MODELS, "trainrig chat quickstart/tuned")(chat)
 
 
 @command(app, MODELS, "trainrig report quickstart/model")
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a training run.")],
+    run: Annotated[list[str], typer.Argument(metavar="RUN", help="Folder of a training run.")],
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Page to write of several runs. [default: none]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write report.html of a training run: losses, speed, faults and where the time went.
 
-    Also works while the run is under way.
+    Of several runs, with --html: their curves laid over each other. Also works while a run is
+    under way.
     """
-    from trainrig.train.run.run_page import write_report
+    if (len(run) > 1) != (html is not None):
+        raise ConfigError("name one run, or several runs and, with --html, the page to write")
+    if html is not None:
+        from trainrig.runs.overlay import write_overlay
 
-    path = write_report(run.rstrip("/"))
+        path = write_overlay(run, html)
+    else:
+        from trainrig.train.run.run_page import write_report
+
+        path = write_report(run[0].rstrip("/"))
     print(json.dumps({"report": path}) if as_json else path)
 
 
+command(app, MODELS, "trainrig trace quickstart/model --step 150 --rules")(run_verbs.trace)
+command(app, MODELS, "trainrig watch quickstart/model")(run_verbs.watch)
+command(app, MODELS, "trainrig runs quickstart")(run_verbs.runs)
+command(app, MODELS, "trainrig average quickstart/model averaged --last 2")(run_verbs.average)
+command(app, MODELS, "trainrig compare scores/base scores/tuned --html compare.html")(
+    evaluation_verbs.compare
+)
+command(app, MODELS, "trainrig leaderboard scores")(evaluation_verbs.leaderboard)
+command(
+    app,
+    MODELS,
+    "trainrig lm-eval --model trainrig --model_args checkpoint=runs/base --tasks arc_easy",
+    name="lm-eval",
+    passes_on=True,
+)(evaluation_verbs.lm_eval)
 command(app, SCALING, "trainrig fit runs/sweep --out laws/web")(fit)
 command(app, SCALING, "trainrig plan hoffmann --budget-usd 10000 --device h100")(plan)
 command(app, SCALING, "trainrig predict laws/web/law.json --params 1.3B --tokens 26B")(predict)
@@ -332,39 +269,122 @@ app.add_typer(cluster_app, name="cluster", rich_help_panel=CLUSTERS)
 app.add_typer(tokens_app, name="tokens", rich_help_panel=DATA)
 
 
-@command(app, MODELS, "trainrig export quickstart/tuned llama-folder --dtype bfloat16")
+@command(app, MODELS, "trainrig export runs/tuned hf-folder --dtype bfloat16")
 def export(
     checkpoint: Checkpoint,
     out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; must be new.")],
     dtype: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="DTYPE",
-            help="Number format of the weights: float32, bfloat16 or float16.",
+            help="Number format of the weights: float32, bfloat16 or float16.  "
+            "[default: as imported, else float32]",
             autocompletion=completion.words("float32", "bfloat16", "float16"),
         ),
-    ] = "float32",
+    ] = None,
+    adapter: Annotated[
+        bool,
+        typer.Option("--adapter", help="Write the adapter alone, for PEFT; without, it is merged."),
+    ] = False,
+    scores: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Evaluation of it, for the model card (repeatable)."),
+    ] = None,
+    license_: Annotated[
+        str | None,
+        typer.Option(
+            "--license", metavar="NAME", help="For the card, as the Hub names it. [default: none]"
+        ),
+    ] = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/MODEL", help="Model it was made from. [default: none]"),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OWNER/DATASET", help="Data it was trained on (repeatable)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a checkpoint as a Hugging Face folder that Transformers can load."""
-    from trainrig.models.hf import HubFolder
-    from trainrig.posttrain.huggingface import export_checkpoint
+    """Export a checkpoint as a Hugging Face folder that Transformers, or PEFT, can load.
 
+    What a model was imported with (tokenizer, chat template, generation config) is as it was. Its
+    model card says what made it, and its scores.
+    """
+    from trainrig.evaluate.model_card import describe_checkpoint
+    from trainrig.models.huggingface import HubFolder
+    from trainrig.posttrain.huggingface import export_checkpoint
+    from trainrig.posttrain.peft_adapter import export_adapter
+    from trainrig.storage.writable import check_folder
+
+    if adapter and (scores or license_ or base_model or dataset):
+        raise ConfigError("export --adapter: writes no model card; leave out what is for one")
+    check_folder(out)
     settings = config.build(HubFolder, {"dtype": dtype}, "export --dtype")
-    facts = export_checkpoint(checkpoint, out, settings)
+    settings = settings.model_copy(
+        update={
+            "license": license_,
+            "base_model": base_model,
+            "datasets": tuple(dataset or ()),
+            "sections": "" if adapter else describe_checkpoint(checkpoint, scores or ()),
+        }
+    )
+    facts = (
+        export_adapter(checkpoint, out) if adapter else export_checkpoint(checkpoint, out, settings)
+    )
     print(json.dumps(facts) if as_json else f"{out}: step {facts['step']} of {facts['checkpoint']}")
 
 
-@command(app, MODELS, "trainrig import llama-folder runs/imported", name="import")
+@command(app, MODELS, "trainrig import hf-folder runs/imported", name="import")
 def import_folder(
     folder: Annotated[
-        str, typer.Argument(metavar="HF_DIR", help="Hugging Face folder of a Llama model.")
+        str, typer.Argument(metavar="HF_DIR", help="Hugging Face folder, on disk or s3://.")
     ],
     out: Annotated[str, typer.Argument(metavar="OUT", help="Run folder to write; must be new.")],
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=TOKEN",
+            help="Which special token plays a role that the folder's files do not tell: begin, end,"
+            " pad, end_of_turn, user, assistant or system (repeatable).",
+        ),
+    ] = None,
+    add_token: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="Special token to add; its embedding begins as the mean of all (repeatable).",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="CKPT", help="Checkpoint that a PEFT folder is for. [default: none]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Import a Hugging Face Llama folder as a checkpoint to train, evaluate or fine-tune."""
-    from trainrig.posttrain.huggingface import import_checkpoint
+    """Import a Hugging Face folder as a checkpoint to train, evaluate or tune.
 
-    facts = import_checkpoint(folder, out)
-    print(json.dumps(facts) if as_json else f"{out}: {facts['parameters']:,} parameters")
+    Llama, Mistral, Qwen 2 and 3, OLMo 2, Gemma 2 and 3 (text), GPT-2, and what is built as they.
+    """
+    from trainrig.posttrain.huggingface import import_checkpoint
+    from trainrig.posttrain.peft_adapter import import_adapter
+
+    if base:
+        adapter = import_adapter(folder, base, out)
+        print(json.dumps(adapter) if as_json else f"{out}: {adapter['parameters']:,} parameters")
+        return
+    roles = dict(_role(each) for each in role or ())
+    facts = import_checkpoint(folder, out, roles, add_token or ())
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(f"{out}: {facts['parameters']:,} parameters, {facts['vocabulary']:,} entries")
+    for name, token in facts["special_tokens"].items():
+        print(f"{name}: {token or 'none'}")
+
+
+def _role(given: str) -> tuple[str, str]:
+    name, equals, token = given.partition("=")
+    if not equals or not token:
+        raise ConfigError(f"--role {given}: wanted ROLE=TOKEN, as in end_of_turn=<|im_end|>")
+    return name, token

@@ -69,7 +69,7 @@ def load(model: type[Run], path: str, changes: Sequence[str]) -> Run:
     left to write.
     """
     run = config.load(model, path, changes)
-    output = getattr(run, "output")  # noqa: B009 - every run file has one, by no type
+    output = run.output
     if output.startswith(storage.S3) or not storage.exists(storage.join(output, MANIFEST)):
         check_folder(output)
     return run

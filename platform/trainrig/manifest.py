@@ -170,7 +170,6 @@ def claim(
     folder: str,
     run: RunFile,
     inputs: Mapping[str, str],
-    changes_what_is_finished: bool = False,
     extendable_inputs: Mapping[str, str] | None = None,
 ) -> Stage:
     """Claim `folder` for `run` on `inputs` (role -> fingerprint of its contents).
@@ -178,7 +177,7 @@ def claim(
     `extendable_inputs` are those that fields marked EXTENDABLE name: they may change as these may.
 
     A folder that is not finished may be claimed again with other values of fields marked
-    EXTENDABLE; one that is finished only by a stage that says that it `changes_what_is_finished`.
+    EXTENDABLE; one that is finished only if its run file `extends_finished`.
     Raises OutputTaken if another run, or anything else, is there; DataError if a finished folder
     has lost files.
     """
@@ -213,7 +212,7 @@ def claim(
     manifest_path = storage.join(folder, MANIFEST)
     finished = read_manifest(folder) if storage.exists(manifest_path) else None
     changed = finished is not None and bool(difference(finished, wanted))
-    if there.fingerprint != wanted.fingerprint or (changed and not changes_what_is_finished):
+    if there.fingerprint != wanted.fingerprint or (changed and not run.extends_finished):
         raise OutputTaken(
             f"{folder}: made by another run ({difference(finished or there, wanted)}); choose "
             "another `output`, or delete that folder"

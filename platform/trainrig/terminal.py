@@ -4,7 +4,6 @@ All of it goes to stderr. Only the driver prints; training is followed by readin
 """
 
 import contextlib
-import inspect
 import io
 import logging
 import os
@@ -28,6 +27,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from trainrig.config import RunFile
 from trainrig.errors import ClusterError
 from trainrig.manifest import Manifest
 from trainrig.storage import s3_retries
@@ -216,21 +216,20 @@ def _follow(
             return
 
 
-def show(terminal: Terminal, run: Any, stage: Callable[..., Manifest]) -> Manifest:
+def show(terminal: Terminal, run: RunFile, stage: Callable[..., Manifest]) -> Manifest:
     """Do `stage` as `run` says, showing how far it is; then say what came out, in one line."""
-    # By what it has, not by its type: importing that brings torch, which most verbs do without.
-    steps = getattr(getattr(run, "training", None), "steps", None)
-    if steps is not None:
-        with terminal.training(run.verb, run.output, steps):
+    match run.progress:
+        case "steps":
+            with terminal.training(run.verb, run.output, run.total_steps() or 0):
+                manifest = stage(run)
+        case "splits":
+            with terminal.stage(run.verb, "splits") as advance:
+                manifest = stage(run, progress=advance)
+        case "trials":
+            with terminal.trials(run.verb) as advance_all:
+                manifest = stage(run, show=advance_all)
+        case "none":
             manifest = stage(run)
-    elif "show" in inspect.signature(stage).parameters:
-        with terminal.trials(run.verb) as advance_all:
-            manifest = stage(run, show=advance_all)
-    elif "progress" in inspect.signature(stage).parameters:
-        with terminal.stage(run.verb, "splits") as advance:
-            manifest = stage(run, progress=advance)
-    else:
-        manifest = stage(run)
     terminal.say(f"{run.verb}: {run.output}: {_in_words(manifest.counts)}")
     return manifest
 

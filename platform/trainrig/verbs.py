@@ -1,9 +1,14 @@
-"""The verbs that take a run file, each by the names of its model and its function."""
+"""The verbs that take a run file: one entry for each is all that a new one needs beside its file.
+
+An entry holds what `trainrig --help` prints, so that nothing else is imported for it. The rest of a
+verb's contract is said by the model of its run file, which is imported when the verb is used:
+inputs, outputs and caches by the marks of its fields, the rest as `config.RunFile` lists it.
+"""
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from trainrig.config import RunFile
 from trainrig.manifest import Manifest
@@ -11,40 +16,110 @@ from trainrig.manifest import Manifest
 
 @dataclass(frozen=True)
 class Verb:
-    """Where a verb's run file and its function are, by name: importing them takes time, what the
-    function needs (torch, pyarrow) seconds. So the model is in a module that does without."""
+    """Where a verb's function and run file are, by name, and how the list of commands shows it.
+
+    Importing takes time, and what the function needs (torch, pyarrow) seconds. So the model is in a
+    module that does without.
+    """
 
     function: str  # MODULE:NAME
-    model: str
+    model: str  # MODULE:NAME
+    section: Literal["data", "models", "scaling"]  # of `trainrig --help`
+    summary: str  # one sentence
+    example: str = "quickstart"  # folder of jobs/configs that has a run file of it
 
     def load_function(self) -> Callable[..., Manifest]:
         """The function that does it."""
-        function: Callable[..., Manifest] = _named(self.function)
+        function: Callable[..., Manifest] = load_named(self.function)
         return function
 
     def load_model(self) -> type[RunFile]:
         """The model of its run file."""
-        model: type[RunFile] = _named(self.model)
+        model: type[RunFile] = load_named(self.model)
         return model
 
 
-def _named(place: str) -> Any:
+def load_named(place: str) -> Any:
+    """What MODULE:NAME names."""
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(f"trainrig.{module}"), name)
+    return getattr(importlib.import_module(module), name)
 
 
 VERBS = {
-    "curate": Verb("corpus.curate:curate", "corpus.run_file:Curation"),
+    "curate": Verb(
+        "trainrig.corpus.curate:curate",
+        "trainrig.corpus.run_file:Curation",
+        "data",
+        "Turn web pages into documents: extract, mask personal data, filter and deduplicate.",
+    ),
     "classifier": Verb(
-        "corpus.models.training:train_classifier", "corpus.models.training:ClassifierTraining"
+        "trainrig.corpus.models.training:train_classifier",
+        "trainrig.corpus.models.training:ClassifierTraining",
+        "data",
+        "Train a text classifier on wanted and unwanted texts, for `curate` to score by.",
+        example="crawl",
     ),
     "ngrams": Verb(
-        "corpus.models.training:train_language_model", "corpus.models.training:NgramTraining"
+        "trainrig.corpus.models.training:train_language_model",
+        "trainrig.corpus.models.training:NgramTraining",
+        "data",
+        "Train an n-gram language model, for `curate` to compute perplexities by.",
+        example="crawl",
     ),
-    "tokenizer": Verb("tokens.tokenizer:make_tokenizer", "tokens.tokenizer:TokenizerTraining"),
-    "tokenize": Verb("tokens.prepare:tokenize", "tokens.prepare:Tokenization"),
-    "pretrain": Verb("train.pretrain:pretrain", "train.run_file:Pretraining"),
-    "posttrain": Verb("posttrain.sft:posttrain", "posttrain.run_file:FineTuning"),
-    "evaluate": Verb("evaluate.perplexity:evaluate", "evaluate.run_file:Evaluation"),
-    "sweep": Verb("scaling.sweep.sweep:sweep", "scaling.sweep.run_file:Sweep"),
+    "tokenizer": Verb(
+        "trainrig.tokens.tokenizer:make_tokenizer",
+        "trainrig.tokens.tokenizer:TokenizerTraining",
+        "data",
+        "Train a tokenizer on a sample of documents.",
+    ),
+    "tokenize": Verb(
+        "trainrig.tokens.prepare:tokenize",
+        "trainrig.tokens.prepare:Tokenization",
+        "data",
+        "Encode documents into token shards, holding some of them out for evaluation.",
+    ),
+    "conversations": Verb(
+        "trainrig.posttrain.conversations:encode_conversations",
+        "trainrig.posttrain.conversation_run:ConversationEncoding",
+        "data",
+        "Turn conversations, or pairs of answers, into token shards with a mask.",
+    ),
+    "pretrain": Verb(
+        "trainrig.train.pretrain:pretrain",
+        "trainrig.train.run_file:Pretraining",
+        "models",
+        "Train a model on token shards; run it again to continue after a stop.",
+    ),
+    "posttrain": Verb(
+        "trainrig.posttrain.sft:posttrain",
+        "trainrig.posttrain.run_file:FineTuning",
+        "models",
+        "Fine-tune a checkpoint on conversations; run it again to continue after a stop.",
+    ),
+    "rl": Verb(
+        "trainrig.posttrain.rollouts.stage:reinforce",
+        "trainrig.posttrain.rollouts.run_file:ReinforcementLearning",
+        "models",
+        "Teach a checkpoint by what its own answers are worth; run it again to continue.",
+        example="reinforcement",
+    ),
+    "score": Verb(
+        "trainrig.posttrain.score.stage:score_rows",
+        "trainrig.posttrain.score.run_file:AnswerScoring",
+        "models",
+        "Score answers in files by a reward model, row by row.",
+        example="preferences",
+    ),
+    "evaluate": Verb(
+        "trainrig.evaluate.scorecard:evaluate",
+        "trainrig.evaluate.run_file:Evaluation",
+        "models",
+        "Score a checkpoint: on benchmarks, with errors, and on held-out text, in bits per byte.",
+    ),
+    "sweep": Verb(
+        "trainrig.scaling.sweep.sweep:sweep",
+        "trainrig.scaling.sweep.run_file:Sweep",
+        "scaling",
+        "Train many small models to fit scaling laws to; run it again to continue after a stop.",
+    ),
 }

@@ -1,1 +1,1 @@
-"""The command line: what its verbs share."""
+"""Parts of the command line that several commands share."""

@@ -18,6 +18,8 @@ MODELS = "Training, evaluation and use of models"
 SCALING = "Scaling laws"
 CLUSTERS = "Runs on clusters"
 SECTIONS = (START, DATA, MODELS, SCALING, CLUSTERS)
+# Those that verbs with a run file are in.
+SECTION_OF = {"data": DATA, "models": MODELS, "scaling": SCALING}
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -25,10 +27,24 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def command(
-    app: typer.Typer, section: str, *examples: str, name: str | None = None
+    app: typer.Typer,
+    section: str,
+    *examples: str,
+    name: str | None = None,
+    passes_on: bool = False,
 ) -> Callable[[Function], Function]:
-    """Add a function to `app` as a command of `section`, with `examples` below its help."""
-    return app.command(name, cls=HelpCommand, rich_help_panel=section, epilog="\n".join(examples))
+    """Add a function to `app` as a command of `section`, with `examples` below its help.
+
+    One that `passes_on` takes options that it does not know, for another program.
+    """
+    unknown = {"allow_extra_args": True, "ignore_unknown_options": True} if passes_on else {}
+    return app.command(
+        name,
+        cls=HelpCommand,
+        rich_help_panel=section,
+        epilog="\n".join(examples),
+        context_settings=unknown or None,
+    )
 
 
 class HelpCommand(TyperCommand):
@@ -99,6 +115,7 @@ __all__ = [
     "MODELS",
     "SCALING",
     "SECTIONS",
+    "SECTION_OF",
     "START",
     "HelpCommand",
     "HelpGroup",

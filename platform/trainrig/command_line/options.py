@@ -30,6 +30,12 @@ Checkpoint = Annotated[
     str,
     typer.Argument(metavar="CKPT", help="Run folder (its newest checkpoint), or one checkpoint."),
 ]
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TARGET", help="Command or URL to send the run's alarms to.  [default: none]"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Borders = Annotated[bool, typer.Option("--borders", help="Mark where each token ends.")]
 

@@ -1,4 +1,6 @@
-"""Numbers of the command line as people write them: `1e9`, `1.3B`, `300M`, `2T`."""
+"""Parses quantities as people write them: `1e9`, `1.3B`, `300M`, `2T`. `1e9`, `1.3B`, `300M`,
+`2T`.
+"""
 
 import math
 import re

@@ -10,38 +10,28 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainrig import storage
+from trainrig.config.field_marks import (
+    CACHE,
+    EXTENDABLE,
+    NOT_IDENTITY,
+    OUTPUT,
+    Extendable,
+    NotIdentity,
+)
 from trainrig.config.key_places import places_of
+from trainrig.config.resource_request import ResourceRequest
 from trainrig.config.toml_text import to_toml, toml_value
 from trainrig.errors import ConfigError
 from trainrig.storage import utf8
 
-
-class _NotIdentity:
-    """Marks a field that says where or on how much, not what: no part of a run's identity."""
-
-    def __repr__(self) -> str:
-        return "NOT_IDENTITY"
-
-
-NOT_IDENTITY = _NotIdentity()
-
-
-class _Extendable:
-    """Marks a field that may be changed while its run is not finished."""
-
-    def __repr__(self) -> str:
-        return "EXTENDABLE"
-
-
-EXTENDABLE = _Extendable()
-
 Location = tuple[str | int, ...]
+ProgressUnit = Literal["steps", "splits", "trials", "none"]
 
 
 class Settings(BaseModel):
@@ -49,9 +39,9 @@ class Settings(BaseModel):
 
     Annotate a field with `NOT_IDENTITY` (`workers: Annotated[int, NOT_IDENTITY] = 2`) when the
     result does not depend on it: paths, whose contents are fingerprinted instead, and numbers of
-    workers. With `EXTENDABLE` when it speaks of what is still to come: a run that is not finished
-    may go on under another value, if its stage finds that nothing done so far depends on the
-    change.
+    workers. A path that is written is marked `OUTPUT` instead, or `CACHE`. With `EXTENDABLE` when
+    it speaks of what is still to come: a run that is not finished may go on under another value, if
+    its stage finds that nothing done so far depends on the change.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -70,13 +60,38 @@ class Settings(BaseModel):
 
 
 class RunFile(Settings):
-    """A whole run file. `stage` names the verb it is for, so `check` needs to be told nothing."""
+    """A whole run file, and with it the contract of the verb that takes it: all that the command
+    line, `check`, `submit` and the followers of a run know of the verb.
+
+    `stage` names the verb, so `check` needs to be told nothing. Each run file has one `output`,
+    marked OUTPUT; its other paths are inputs, outputs or caches by their marks.
+    """
 
     stage: str  # the command that this file is for; another one refuses it
+    if TYPE_CHECKING:  # each says in its own words what lies there
+        output: str
     verb: ClassVar[str]
     resumes: ClassVar[bool] = False  # goes on with what a stopped one left; else it begins again
+    trains: ClassVar[bool] = False  # its output is a run folder, with steps and checkpoints
+    # Whether a finished output may be extended, by fields marked EXTENDABLE.
+    extends_finished: ClassVar[bool] = False
+    # What its function tells while it runs: steps are followed in the run folder, the others told
+    # through its keyword `progress` (splits) or `show` (trials).
+    progress: ClassVar[ProgressUnit] = "none"
+    # MODULE:NAME of a function of the run and a DeviceChoice, for facts before it starts; empty:
+    # none are known. It imports what it needs when it is called, and no torch.
+    estimate: ClassVar[str] = ""
+    estimates_cost: ClassVar[bool] = False  # those facts have what it takes, before inputs are read
     # Of what the verb writes: count up where the same run file and inputs give other bytes.
     output_format: ClassVar[int] = 1
+
+    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+        """What it needs of a cluster; here nothing: all is done beside its supervisor."""
+        return ResourceRequest.on_cores(0)
+
+    def total_steps(self) -> int | None:
+        """Updates to make in all; None: it has no steps."""
+        return None
 
 
 Model = TypeVar("Model", bound=Settings)
@@ -341,17 +356,17 @@ def _header_path(header: re.Match[str], counts: dict[str, int]) -> list[str]:
 
 
 def identity(settings: Settings, extendable: bool = True) -> dict[str, Any]:
-    """What of `settings` the result depends on: all but the fields marked NOT_IDENTITY, as plain
-    JSON.
+    """What of `settings` the result depends on: all but the fields marked NOT_IDENTITY (or
+    OUTPUT, or CACHE), as plain JSON.
 
     Without `extendable`, also without those marked EXTENDABLE: what cannot change while a run goes
     on.
     """
-    left_out = (NOT_IDENTITY,) if extendable else (NOT_IDENTITY, EXTENDABLE)
+    left_out = NotIdentity if extendable else (NotIdentity, Extendable)
     return {
         name: _identity_of(getattr(settings, name), extendable)
         for name, field in type(settings).model_fields.items()
-        if not any(mark in field.metadata for mark in left_out)
+        if not any(isinstance(mark, left_out) for mark in field.metadata)
     }
 
 
@@ -366,9 +381,13 @@ def _identity_of(value: Any, extendable: bool) -> Any:
 
 
 __all__ = [
+    "CACHE",
     "EXTENDABLE",
     "NOT_IDENTITY",
+    "OUTPUT",
     "Field",
+    "ProgressUnit",
+    "ResourceRequest",
     "RunFile",
     "Settings",
     "build",

@@ -1,10 +1,11 @@
-"""Run files whose paths mean the same wherever they are read from."""
+"""Makes the paths of a run file absolute, so that they mean the same from any directory."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from trainrig import storage
-from trainrig.config import NOT_IDENTITY, Settings
+from trainrig.config import Settings
+from trainrig.config.field_marks import NotIdentity
 
 Run = TypeVar("Run", bound=Settings)
 
@@ -32,7 +33,7 @@ def texts(settings: Settings) -> set[str]:
     return {
         name
         for name, field in type(settings).model_fields.items()
-        if NOT_IDENTITY in field.metadata and get_origin(field.annotation) is not Literal
+        if any(isinstance(mark, NotIdentity) for mark in field.metadata)
         if _holds_text(field.annotation)
     }
 

@@ -1,4 +1,4 @@
-"""Where in a run file a key may stand, by the models that read it."""
+"""Finds where in a run file a misplaced key belongs."""
 
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin

@@ -1,4 +1,4 @@
-"""Models as TOML."""
+"""Writes models as TOML."""
 
 import json
 import math

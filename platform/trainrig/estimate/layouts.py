@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainrig.estimate.memory import MASTER, MOMENTS, Memory, step_memory
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.estimate.memory import MASTER, Memory, step_memory
+from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.optim.named_groups import count_trained, state_bytes
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.recompute import Full, Recompute, Selective
 from trainrig.train.run_file import Training
@@ -149,9 +150,10 @@ def table(
             ).total
         rows[name] = LayoutMemory(name, True, found)
     whole = rows.pop("0 (DDP)")
-    total = count_parameters(model).total
-    elsewhere = total * (1 - 1 / devices)
-    saved = {"1": MOMENTS * elsewhere, "2": (MOMENTS + MASTER) * elsewhere}
+    shapes, elsewhere = parameter_shapes(model), 1 - 1 / devices
+    kept = state_bytes(shapes, training.optimizer, training.groups) * elsewhere
+    gradients = MASTER * count_trained(shapes, training.groups) * elsewhere
+    saved = {"1": kept, "2": kept + gradients}
     compared = [
         LayoutMemory(stage, False, {k: v - less for k, v in whole.bytes_by_recompute.items()})
         for stage, less in saved.items()

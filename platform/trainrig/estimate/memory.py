@@ -3,17 +3,20 @@
 Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or 2 in bfloat16):
 
     weights            4 N / S                 float32 masters
-    optimizer          8 N / S                 AdamW's two moments
-    gradients          4 N / S                 the sum, where the optimizer takes it
+    optimizer          8 N / S                 AdamW's two moments; of others what they declare
+                                               (`state_bytes` of each in optim/)
+    gradients          4 N / S                 the sum, where the optimizer takes it; of frozen
+                                               parameters there is none
     gathered           b N                     parameters of the step (reshard = "step"), or of the
                                                root and two layers ("layer")
     summing            4 N                     while several micro-batches are added up, and in
                                                deterministic mode 4 N log2(virtual workers a rank),
                                                or what is sent and received at the end: 8 N
     activations        by layer and token      see `per_token`
-    fleeting           b (2 V + 3 C)           a token of the micro-batch: logits and their slopes;
-                                               or, if more, b (2 F + C), the slopes within a layer,
-                                               and what of that layer is computed again
+    fleeting           b (V + 3 C) a token,    logits of a block (objectives/chunked_head.py) and
+                       + 4 V C                 the slopes of the head's weight; or, if more,
+                                               b (2 F + C) a token, the slopes within a layer, and
+                                               what of that layer is computed again
     passing            4 to 10 bytes           of the largest part that is gathered by itself
 
 Not counted: the device's own context, buffers of collectives, and holes in its allocator; `RESERVE`
@@ -30,12 +33,19 @@ Shapes: C channels, H query heads, K key heads, D channels of a head, F between,
 import math
 from dataclasses import astuple, dataclass
 
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.architecture.shapes import (
+    FeedForwardShape,
+    LayerShape,
+    MixtureShape,
+    count,
+)
+from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
+from trainrig.optim.named_groups import count_trained, state_bytes
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.train.run_file import Training
 
 MASTER = 4  # bytes of a float32
-MOMENTS = 8
+HEAD_BLOCK = 2**26  # logits that are there at once at most
 RESERVE = 0.1  # of a device's memory
 
 
@@ -84,31 +94,41 @@ def step_memory(
 
     Raises ConfigError while the vocabulary is not settled.
     """
-    total = count_parameters(model).total
+    shapes = parameter_shapes(model)
+    total, trained = count_parameters(model).total, count_trained(shapes, training.groups)
+    kept_by_optimizer = state_bytes(shapes, training.optimizer, training.groups)
     sliced = slices(training, workers)
-    compute = 2 if training.precision.compute == "bfloat16" else 4
+    compute = training.precision.bytes
     tokens = micro_batch * sequence_length
     root, layer = _units(model)
     gathered = total if training.parallel.reshard == "step" else root + 2 * layer
     turns = math.ceil(global_batch / micro_batch / workers)
     held, at_the_end, together = _summing(training, workers, turns)
     # Activations are gone when what is sent and received at the end is at its most.
-    kept, fleeting = (tokens * each for each in per_token(model, training))
+    kept, in_a_layer = (tokens * each for each in per_token(model, training))
+    fleeting = max(in_a_layer, _at_the_head(model, compute, tokens))
     passing = _passing(max(root, layer), compute, together)
-    before = MASTER * total * held + compute * gathered + kept + fleeting + passing
+    before = MASTER * trained * held + compute * gathered + kept + fleeting + passing
     last = 0.0 if at_the_end and turns == 1 else passing
-    after = MASTER * total * (at_the_end + 1 / sliced) + last
+    after = MASTER * trained * (at_the_end + 1 / sliced) + last
     early = before >= after
     return Memory(
         weights=MASTER * total / sliced,
-        optimizer=MOMENTS * total / sliced,
-        gradients=0.0 if early else MASTER * total / sliced,
+        optimizer=kept_by_optimizer / sliced,
+        gradients=0.0 if early else MASTER * trained / sliced,
         gathered=compute * gathered if early else 0.0,
-        summing=MASTER * total * (held if early else at_the_end),
+        summing=MASTER * trained * (held if early else at_the_end),
         activations=kept if early else 0.0,
         fleeting=fleeting if early else 0.0,
         passing=passing if early else last,
     )
+
+
+def _at_the_head(model: DecoderConfig, compute: int, tokens: int) -> float:
+    """Bytes of the logits of a block, the slopes of hidden states, and those of the weight."""
+    entries, channels = model.outputs, model.shape.channels
+    block = min(tokens * entries, max(HEAD_BLOCK, entries))
+    return float(compute * (block + 3 * tokens * channels) + MASTER * entries * channels)
 
 
 def _passing(unit: int, compute: int, together: bool) -> float:
@@ -119,10 +139,11 @@ def _passing(unit: int, compute: int, together: bool) -> float:
 
 
 def _units(model: DecoderConfig) -> tuple[int, int]:
-    """Parameters that are gathered with the root (embedding, head, norm), and with one layer."""
-    count = count_parameters(model)
-    in_layers = count.layers - model.shape.channels
-    return count.total - in_layers, in_layers // model.layers
+    """Parameters that are gathered with the root (embedding, head, norm), and with the
+    largest layer."""
+    shapes = model.shapes
+    ends = (shapes.embedding, shapes.position_embedding, shapes.norm, shapes.head)
+    return count(ends), max(count(layer) for layer in set(shapes.layers))
 
 
 def _summing(training: Training, workers: int, turns: int) -> tuple[float, float, bool]:
@@ -137,29 +158,80 @@ def _summing(training: Training, workers: int, turns: int) -> tuple[float, float
 
 
 def per_token(model: DecoderConfig, training: Training) -> tuple[float, float]:
-    """Bytes a token that all layers together keep for the backward pass, and the most that there
-    is for a moment beside.
+    """Bytes a token that all layers together keep for the backward pass, and what there is for a
+    moment beside within one of them.
 
     With everything kept: of the attention its input and the normed one, queries, keys, values and
     what was seen; of the feed-forward part its input and the normed one, gate, up, SiLU of the gate
     and the product; of each norm, which computes in float32, its intermediates. Selective keeps
     what products gave, and the layer's input; Full the input alone.
     """
-    shape = model.shape
-    narrow = training.precision.compute == "bfloat16"
-    size = 2 if narrow else 4
-    channels, between = shape.channels, shape.feedforward_channels
-    heads = shape.head_channels * 2 * (shape.heads + shape.kv_heads)  # q, k, v and what was seen
-    everything = size * (4 * channels + heads + 4 * between) + channels * (12 if narrow else 8)
-    selective = size * (3 * channels + heads + 2 * between)
+    layers = model.shapes.layers
+    size = training.precision.bytes
+    channels = model.channels
+    kinds = {layer: _everything(layer, model, size) for layer in set(layers)}
+    everything = [kinds[layer] for layer in layers]
+    without = {layer: size * (3 * channels + _of_products(layer, model)) for layer in kinds}
+    selective = [without[layer] for layer in layers]
     again = training.recompute
-    kept, computed_again = model.layers * everything, 0
+    kept, computed_again = sum(everything), 0
     if isinstance(again, Full):
-        dropped = model.layers // again.every
-        kept = (model.layers - dropped) * everything + dropped * size * channels
-        computed_again = everything
+        dropped = everything[again.every - 1 :: again.every]
+        kept = sum(everything) - sum(dropped) + len(dropped) * size * channels
+        computed_again = max(everything)
     elif isinstance(again, Selective):
-        kept, computed_again = model.layers * selective, everything - selective
-    at_the_head = size * (2 * shape.vocabulary + 3 * channels)
+        kept = sum(selective)
+        computed_again = max(a - b for a, b in zip(everything, selective, strict=True))
+    between = max(_between(layer) for layer in layers)
     in_a_layer = size * (2 * between + channels) + computed_again
-    return float(kept), float(max(at_the_head, in_a_layer))
+    return float(kept), float(in_a_layer)
+
+
+def _everything(layer: LayerShape, model: DecoderConfig, size: int) -> int:
+    """Bytes a token that `layer` keeps if nothing is computed again."""
+    norms = (
+        layer.attention_norm,
+        layer.attention_output_norm,
+        layer.feedforward_norm,
+        layer.feedforward_output_norm,
+    )
+    normed = model.channels * sum(each is not None for each in norms)
+    products = _of_products(layer, model) + _between(layer) * (2 if _gated(layer) else 1)
+    in_norms = normed * (6 if size < MASTER else 4)
+    return size * (2 * model.channels + normed + products) + in_norms
+
+
+def _of_products(layer: LayerShape, model: DecoderConfig) -> int:
+    """Numbers a token that the products of `layer` give, but for those that join the stream; an
+    expert's input is a copy."""
+    shape, mixture = model.shape, layer.feedforward
+    heads = shape.head_channels * 2 * (shape.heads + shape.kv_heads)  # q, k, v and what was seen
+    copies = 0
+    if isinstance(mixture, MixtureShape):
+        copies = 2 * mixture.experts.up.active * shape.channels  # what goes in and what comes out
+    return heads + copies + _between(layer) * (2 if _gated(layer) else 1)
+
+
+def _between(layer: LayerShape) -> int:
+    """Width of the feed-forward part of `layer`, of all networks that a token goes through."""
+    part = layer.feedforward
+    if isinstance(part, FeedForwardShape):
+        return part.up.outputs
+    shared = 0 if part.shared is None else part.shared.up.outputs
+    return part.experts.up.active * part.experts.up.outputs + shared
+
+
+def _gated(layer: LayerShape) -> bool:
+    part = layer.feedforward
+    return (part.gate if isinstance(part, FeedForwardShape) else part.experts.gate) is not None
+
+
+def cache_memory(model: DecoderConfig, positions: int, size: int = 2) -> float:
+    """Bytes of the keys and values of one sequence of so many positions, in numbers of `size` bytes
+    (2: bfloat16); a layer with a window holds no more than that."""
+    shape, window = model.shape, model.attention.window
+    held = sum(
+        min(positions, window.size) if window and window.is_local(layer) else positions
+        for layer in range(model.layers)
+    )
+    return 2.0 * size * shape.kv_heads * shape.head_channels * held

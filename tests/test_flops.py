@@ -7,7 +7,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainrig.estimate.flops import six_n_d, token_flops
+from trainrig.flops import six_n_d, token_flops
+from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
+from trainrig.models.architecture.feedforward import GELU, MixtureOfExperts
+from trainrig.models.architecture.norms import LayerNorm, ParallelBlock
+from trainrig.models.architecture.positions import LearnedPositions
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 
 SIZES: dict[str, Any] = {
@@ -22,6 +26,9 @@ SIZES: dict[str, Any] = {
         {"kv_heads": 2},
         {"tie_embeddings": False},
         {"kv_heads": 1, "head_channels": 8, "feedforward_channels": 72},
+        {"feedforward": GELU(), "biases": Biases(qkv=True, feedforward=True)},
+        {"block": ParallelBlock(), "norm": LayerNorm(), "position_embedding": LearnedPositions()},
+        {"feedforward": MixtureOfExperts(experts=4, active=2, shared_experts=1, dense_layers=1)},
     ],
 )
 def test_counts_are_torchs(changes: dict[str, Any]) -> None:
@@ -51,3 +58,12 @@ def test_6nd_is_all_but_attention() -> None:
     matrices = count.layers + count.head - config.channels * (2 * config.layers + 1)  # no norms
     flops = token_flops(config, 32)
     assert flops.training - 3 * flops.attention == six_n_d(matrices, 1)
+
+
+def test_a_query_of_a_local_layer_meets_its_window_alone() -> None:
+    window = SlidingWindow(size=8, pattern=("local", "global"))
+    config = DecoderConfig(**SIZES | {"attention": AttentionSettings(window=window)})
+    met = [min(place + 1, 8) for place in range(32)] + [place + 1 for place in range(32)]
+    each = 4 * config.shape.heads * config.shape.head_channels
+    pairs = config.layers // 2
+    assert token_flops(config, 32).attention == pytest.approx(each * pairs * sum(met) / 32)

@@ -11,6 +11,7 @@ Shapes: T positions, C channels, H query heads, D channels of a head, V entries 
 
 from dataclasses import dataclass
 
+from trainrig.models.architecture.shapes import multiplications
 from trainrig.models.decoder_config import DecoderConfig
 
 BACKWARD = 2  # of a forward pass
@@ -44,14 +45,25 @@ def token_flops(model: DecoderConfig, sequence_length: int, causal: bool = True)
     appendix B). Raises ConfigError while the vocabulary is not settled.
     """
     shape = model.shape
-    keys = (sequence_length + 1) / 2 if causal else sequence_length
-    across = 2 * shape.channels * shape.head_channels * (shape.heads + shape.kv_heads)
-    each = across + 3 * shape.channels * shape.feedforward_channels
+    window = model.attention.window
+    keys = 0.0
+    for layer in range(model.layers):
+        local = window is not None and window.is_local(layer)
+        keys += _keys(sequence_length, window.size if window and local else None, causal)
     return TokenFlops(
-        projections=2.0 * shape.layers * each,
-        attention=4.0 * shape.layers * shape.heads * shape.head_channels * keys,
-        head=2.0 * shape.vocabulary * shape.channels,
+        projections=2.0 * multiplications(model.shapes.layers),
+        attention=4.0 * shape.heads * shape.head_channels * keys,
+        head=2.0 * model.outputs * shape.channels,
     )
+
+
+def _keys(length: int, window: int | None, causal: bool) -> float:
+    """How many keys a query meets, the mean over a sequence."""
+    if not causal:
+        return length
+    if window is None or window >= length:
+        return (length + 1) / 2
+    return window * (1 - (window - 1) / (2 * length))
 
 
 def six_n_d(parameters: float, tokens: float) -> float:

@@ -1,0 +1,32 @@
+"""Marks on the fields of run files: not part of the fingerprint, extendable, and the role of a
+path.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NotIdentity:
+    """Marks a field that says where or on how much, not what: no part of a run's identity.
+
+    A field of text marked so is a path, and an input unless OUTPUT or CACHE says otherwise.
+    """
+
+    name: str = "NOT_IDENTITY"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Extendable:
+    """Marks a field that may be changed while its run is not finished."""
+
+    def __repr__(self) -> str:
+        return "EXTENDABLE"
+
+
+NOT_IDENTITY = NotIdentity()
+OUTPUT = NotIdentity("OUTPUT")  # a folder that the run writes
+CACHE = NotIdentity("CACHE")  # a folder of this machine's own, made where it is missing
+EXTENDABLE = Extendable()

@@ -1,0 +1,37 @@
+"""The device that a run's time and cost are reckoned for."""
+
+from dataclasses import dataclass
+
+from trainrig import hardware
+from trainrig.errors import ConfigError
+from trainrig.estimate.cost import Assumptions
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """What a run's time and cost are reckoned for."""
+
+    device: str | None = None  # in the table; None: this machine's GPU if it is there, else a core
+    table: str | None = None  # a file like hardware.toml; None: that one
+    utilisation: float | None = None  # of the peak; None: what is usual
+
+    def named(self, offers: hardware.Hardware) -> str:
+        """The device. Raises ConfigError if the table has no such one."""
+        if self.device is not None:
+            offers.device(self.device)
+            return self.device
+        return hardware.local_device(offers)
+
+    def check(self) -> None:
+        """Raise ConfigError for what cannot be, also where nothing is reckoned for it."""
+        self.named(hardware.load(self.table))
+        _ = self.assumed
+
+    @property
+    def assumed(self) -> Assumptions:
+        """With the usual assumptions. Raises ConfigError for a share that is none."""
+        if self.utilisation is None:
+            return Assumptions()
+        if not 0 < self.utilisation <= 1:
+            raise ConfigError(f"--mfu {self.utilisation:g} is no share of a peak: 0 < share <= 1")
+        return Assumptions(utilisation=self.utilisation)
