@@ -41,6 +41,17 @@ def say(what):
     print(json.dumps(what), flush=True)
 """
 KILLED = "actor, found = begun(); say(found); time.sleep(600)"
+HAS_NO_OWNER_YET = """
+def begun_but_not_owned():
+    from ray._private import worker
+    node = worker._global_node
+    daemons = {name: each[0].process.pid for name, each in node.all_processes.items()}
+    say({"daemons": daemons, "session": node.get_session_dir_path()})
+    time.sleep(600)
+
+ray_session.Session.of_this_process = begun_but_not_owned
+ray_session.join()
+"""
 LOSES = """
 actor, found = begun()
 say(found)
@@ -119,6 +130,22 @@ def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
     assert gone(lost["actor"]) and gone(first["actor"])
     assert process.wait(LONG) == 0
     assert gone(another["actor"])
+    assert list(temporary.iterdir()) == []
+
+
+def test_one_whose_process_was_killed_while_it_started_is_removed_by_the_next(
+    start: Callable[..., Any], temporary: Path
+) -> None:
+    killed = start(HAS_NO_OWNER_YET)
+    first = said(killed)
+    assert Path(first["session"]).exists()
+    killed.kill()
+    killed.wait(LONG)
+    process = start("actor, found = begun(); say(found)")
+    said(process)
+    assert not Path(first["session"]).exists()
+    assert all(gone(pid) for pid in first["daemons"].values())
+    assert process.wait(LONG) == 0
     assert list(temporary.iterdir()) == []
 
 

@@ -1,1 +1,1 @@
-"""Gets runs onto machines, follows them there, and pays no more than was allowed."""
+"""Submits runs to clusters, follows them there, and keeps them within their budget."""

@@ -1,4 +1,4 @@
-"""Secrets of this process's environment, kept out of what it writes down.
+"""Removes secrets of this process's environment from what it writes.
 
 A secret is the value of a variable whose name ends like one (HF_TOKEN, AWS_SECRET_ACCESS_KEY,
 password, …). One of several lines (a private key, say) is a secret line by line. Short values are

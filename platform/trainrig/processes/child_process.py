@@ -1,4 +1,4 @@
-"""The process that does a verb, as its supervisor sees it: started, listened to, asked, killed."""
+"""A child process as its supervisor sees it: start, listen, ask to stop, kill."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Processes that have imported everything before they are needed.
+"""Forks processes from one that has already imported everything.
 
 Importing torch and what stands on it takes some seconds of CPU time, and a run whose worker died
 would wait for them again. One process on each node has done it already and outlives the workers:

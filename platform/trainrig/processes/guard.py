@@ -1,4 +1,4 @@
-"""Stands between a job supervisor and its child, so that no child outlives who answers for it.
+"""Sits between a job supervisor and its child, so that no child outlives its supervisor.
 
 Run as a script, in a new session: `guard.py PIPE COMMAND…`. It starts the command in its own
 process group, and ends as that ends. A byte in the pipe asks the command to stop. When the pipe

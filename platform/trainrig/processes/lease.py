@@ -1,4 +1,4 @@
-"""Whose run a folder is at the moment: what a second `pretrain` of it is told.
+"""Leases on run folders: a second driver of a live run is refused.
 
 The driver renews `lease.json` every few seconds. One that has not been renewed for a while, or
 whose process on this machine is gone, has expired and is taken over. It only saves users from a
@@ -58,6 +58,12 @@ class LeaseOwner(BaseModel):
         if (self.host, self.boot) == (socket.gethostname(), boot()) and self.boot:
             return began(self.pid) != self.process_began
         return time.time() - self.renewed > EXPIRE_SECONDS
+
+
+def is_held(folder: str) -> bool:
+    """Whether a live run holds the run folder, as far as can be told from here."""
+    owner = _owner(storage.join(folder, FILE))
+    return owner is not None and not owner.gone()
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
-"""The Ray that this process started for itself: the least of it that is needed, whether it lives,
-and what it leaves behind.
+"""A Ray that this process starts for itself: started minimally, watched, and cleaned up.
 
 Ray's own processes are found by the files that they hold open in their session folder: workers
 outlive a raylet that was killed, and are nobody's children then.
@@ -19,13 +18,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
-from unittest import mock
 
 from trainrig.errors import ClusterError, ClusterLost
 from trainrig.processes.process_identity import Process
+from trainrig.ray_runtime import ray_private
 
 log = logging.getLogger(__name__)
 OWNER = "trainrig-owner.json"  # in a session folder: the process that the session is of
+STARTING = "trainrig-starting-{}.json"  # beside them: a process (its number) whose Ray has no owner
 DIES_WITHIN = 5.0  # s for a process that was sent SIGKILL to be gone
 LOOK_AGAIN = 0.05  # s between two looks whether it is
 SAID_BETTER = (
@@ -36,25 +36,8 @@ SAID_BETTER = (
 ANSWER = 1.0  # s that a server on another machine has to answer a knock
 LOOK_AT_RAY = 0.5  # s between two looks whether it lives
 SILENT = 5.0  # s without an answer, after which it is taken to be lost
-# Of what is started with Ray: the autoscaler, for clusters that grow; the server of the dashboard,
-# which is off; and who copies logs to a driver that wants none.
-NOT_NEEDED = ("start_monitor", "start_api_server", "start_log_monitor")
 
 _Result = TypeVar("_Result")
-
-
-@contextlib.contextmanager
-def only_what_is_needed() -> Iterator[None]:
-    """Have Ray start no process that nobody asks anything of.
-
-    Each is a Python that imports for a second or two, on the cores on which the first worker does.
-    """
-    from ray._private.node import Node
-
-    with contextlib.ExitStack() as stack:
-        for name in NOT_NEEDED:
-            stack.enter_context(mock.patch.object(Node, name, lambda self, **arguments: None))
-        yield
 
 
 @contextlib.contextmanager
@@ -66,7 +49,7 @@ def whole_or_nothing() -> Iterator[None]:
     """
     before = _begun_here()
     try:
-        with only_what_is_needed():
+        with _starting(), ray_private.without_unneeded_processes():
             yield
     except Exception as error:
         for folder in _begun_here() - before:
@@ -78,12 +61,29 @@ def whole_or_nothing() -> Iterator[None]:
         ) from error
 
 
-def _begun_here() -> set[Path]:
-    """The sessions that bear the number of this process, as Ray names them."""
-    from ray._common.utils import get_default_ray_temp_dir
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Have it on record that this process starts a Ray, until that has an owner: if it is killed
+    before, `sweep` finds what it began."""
+    marker = ray_private.sessions_folder() / STARTING.format(os.getpid())
+    with contextlib.suppress(OSError):
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.write_text(Process.here().model_dump_json())
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            marker.unlink()
 
-    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
-    return set(Path(folder).glob(f"session_*_{os.getpid()}"))
+
+def _begun_here() -> set[Path]:
+    """The sessions that bear the number of this process."""
+    return _begun_by(os.getpid())
+
+
+def _begun_by(pid: int) -> set[Path]:
+    """The sessions that bear that process's number, as Ray names them."""
+    return set(ray_private.sessions_folder().glob(f"session_*_{pid}"))
 
 
 class Session:
@@ -101,9 +101,7 @@ class Session:
     @classmethod
     def of_this_process(cls) -> "Session":
         """That of the Ray that `ray.init` has just started."""
-        from ray._private import worker
-
-        node: Any = worker._global_node
+        node = ray_private.local_node()
         found = {name: each[0].process for name, each in node.all_processes.items()}
         return cls(Path(node.get_session_dir_path()), found)
 
@@ -151,9 +149,8 @@ class Joined:
     def of_this_process(cls) -> "Joined":
         """The one that `ray.init` has just joined."""
         import ray
-        from ray._private import worker
 
-        node: Any = worker._global_node
+        node = ray_private.local_node()
         head, _, port = str(node.gcs_address).rpartition(":")
         endpoints = {f"the GCS at {node.gcs_address}": (head.strip("[]"), int(port))}
         here = ray.get_runtime_context().get_node_id()
@@ -281,15 +278,31 @@ def _users(folder: Path) -> set[int]:
 
 
 def sweep() -> None:
-    """Remove the sessions whose owner is dead, and end what is left of their processes."""
-    from ray._common.utils import get_default_ray_temp_dir
+    """Remove the sessions whose owner is dead, or died before it had one, and end what is left of
+    their processes."""
+    folder = ray_private.sessions_folder()
+    for path in folder.glob(f"session_*/{OWNER}"):
+        if _is_dead(path):
+            _remove_with_users(path.parent)
+    for path in folder.glob(STARTING.format("*")):
+        if _is_dead(path):
+            begun = path.stat().st_mtime
+            for session in _begun_by(int(path.stem.rpartition("-")[2])):
+                if session.stat().st_mtime >= begun:  # not of a process that had the number before
+                    _remove_with_users(session)
+            path.unlink(missing_ok=True)
 
-    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
-    for path in Path(folder).glob(f"session_*/{OWNER}"):
-        with contextlib.suppress(OSError, ValueError):  # another's, or torn
-            if Process.model_validate_json(path.read_text()).gone():
-                kill_users(path.parent)
-                remove_session(path.parent)
+
+def _is_dead(record: Path) -> bool:
+    """Whether the process that `record` tells of is no more; if it can be read."""
+    with contextlib.suppress(OSError, ValueError):  # another's, or torn
+        return Process.model_validate_json(record.read_text()).gone()
+    return False
+
+
+def _remove_with_users(session: Path) -> None:
+    kill_users(session)
+    remove_session(session)
 
 
 def remove_session(folder: Path) -> None:
@@ -311,25 +324,4 @@ def send_known_words_to_log() -> None:
 
     Of a node that is gone it prints forty lines, the last of that node's own log among them.
     """
-    from ray._private import worker
-
-    if worker.print_to_stdstream is not _say_or_log:
-        _say.append(worker.print_to_stdstream)
-        worker.print_to_stdstream = _say_or_log  # type: ignore[assignment]
-
-
-_say: list[Callable[..., None]] = []  # as Ray prints
-
-
-def _say_or_log(said: dict[str, Any], ignore_prefix: bool) -> None:
-    from ray._private import worker
-
-    text = "\n".join(map(str, said["lines"]))
-    if not any(words in text for words in SAID_BETTER):
-        _say[-1](said, ignore_prefix)
-        return
-    node: Any = worker._global_node
-    with contextlib.suppress(OSError, AttributeError):  # it has just been left
-        path = Path(node.get_logs_dir_path(), f"trainrig-driver-{os.getpid()}.log")
-        with path.open("a") as file:
-            file.write(f"{text}\n")
+    ray_private.filter_driver_output(lambda text: not any(words in text for words in SAID_BETTER))

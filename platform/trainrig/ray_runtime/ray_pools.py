@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 LABEL = "trainrig.io/pool"
-CPU_POOL = "cpu"  # the value of the label of nodes for stages that need no accelerator
+CPU_POOL = "cpu"  # as in config/resource_request.py: a cluster's head runs this file by itself
 # Ray gives the head node this resource. An actor that needs nothing may land on any node, and would
 # go with it, or keep it from going.
 ON_HEAD = {"node:__internal_head__": 0.001}
@@ -163,6 +163,7 @@ def _config_of_monitor() -> Mapping[str, Any]:
 
 def _config_of_kuberay(name: str) -> Mapping[str, Any] | None:
     """What KubeRay's autoscaler reads, from where it does; None without the right to."""
+    # Private, and here: a cluster's head runs this file by itself, where trainrig may not be.
     from ray.autoscaler._private.kuberay.autoscaling_config import (
         _derive_autoscaling_config_from_ray_cr,
     )

@@ -18,10 +18,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from unittest import mock
 
 from trainrig import errors
 from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
+from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_local import (
     LOOK_AT_RAY,
     Joined,
@@ -107,10 +107,10 @@ def join() -> None:
         return
     leave()  # what somebody has shut down
     sweep()
-    extent = whole_or_nothing() if alone else contextlib.nullcontext()
+    extent = _alone() if alone else contextlib.nullcontext()
     local = _local_options() if alone else {}
     try:
-        with _stderr_closed(), _sigterm_waits(), _on_loopback(alone), extent:
+        with _stderr_closed(), _sigterm_waits(), extent:
             ray.init(
                 address=address,
                 log_to_driver=False,
@@ -123,6 +123,13 @@ def join() -> None:
         raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
     _keep_token()
     send_known_words_to_log()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """For a Ray that is started here: whole or nothing, and reachable at 127.0.0.1 alone."""
+    with ray_private.without_clusters(), whole_or_nothing():
+        yield
 
 
 @contextlib.contextmanager
@@ -147,8 +154,6 @@ def _sigterm_waits() -> Iterator[None]:
     Ray would put in handlers of its own, which end the process as a failure. And what a handler of
     ours raised in the midst of its start would leave processes behind. A second one does not wait.
     """
-    from ray._private import utils
-
     before = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -161,34 +166,12 @@ def _sigterm_waits() -> Iterator[None]:
 
     signal.signal(signal.SIGTERM, hold)
     try:
-        with mock.patch.object(utils, "set_sigterm_handler", lambda handler: None):
+        with ray_private.without_sigterm_handler():
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
         if came:
             signal.raise_signal(signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def _on_loopback(alone: bool) -> Iterator[None]:
-    """Have a Ray that is started here, `alone`, listen at 127.0.0.1 and nowhere else.
-
-    By its switch for systems on which it makes no clusters: it has no other. Its processes inherit
-    it, and it is put back for whatever this process starts or joins afterwards.
-    """
-    from ray._private import ray_constants as ray_has
-
-    name = ray_has.ENABLE_RAY_CLUSTERS_ENV_VAR
-    before = os.environ.get(name), ray_has.ENABLE_RAY_CLUSTER
-    if alone:
-        os.environ[name], ray_has.ENABLE_RAY_CLUSTER = "0", False
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before[0] is not None:
-            os.environ[name] = before[0]
-        ray_has.ENABLE_RAY_CLUSTER = before[1]
 
 
 def _keep_token() -> None:

@@ -18,12 +18,12 @@ import pytest
 from moto.s3.responses import S3Response
 
 from trainrig import cli, storage
+from trainrig.config import ResourceRequest
 from trainrig.launch.ray_jobs import ClusterNode, RayJobs
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.submit import package_upload
 from trainrig.launch.submit.cluster_view import ClusterView
 from trainrig.launch.submit.preflight import Preflight, SubmissionRequest, examine
-from trainrig.launch.submit.resource_request import ResourceRequest
 from trainrig.launch.supervise.limits import Limits
 from trainrig.ray_runtime.ray_pools import NodePool
 

@@ -38,13 +38,13 @@ def test_what_is_read_and_what_is_written_are_told_apart() -> None:
     changes = ['training.checkpoints.copy_to="elsewhere"', 'cache.folder="blocks"']
     changes += ['continue_from="before"', 'training.parallel={kind="FSDP", reshard="layer"}']
     run = load(CONFIGS / "quickstart" / "pretrain.toml", *changes)
-    found = {place.key: (place.path, place.written) for place in find_paths(run)}
+    found = {place.key: (place.path, place.use) for place in find_paths(run)}
     assert found == {
-        "tokens": ("quickstart/tokens", False),
-        "output": ("quickstart/model", True),
-        "cache.folder": ("blocks", True),
-        "continue_from": ("before", False),
-        "training.checkpoints.copy_to": ("elsewhere", True),
+        "tokens": ("quickstart/tokens", "input"),
+        "output": ("quickstart/model", "output"),
+        "cache.folder": ("blocks", "cache"),
+        "continue_from": ("before", "input"),
+        "training.checkpoints.copy_to": ("elsewhere", "output"),
     }
 
 

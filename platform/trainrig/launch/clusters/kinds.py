@@ -1,4 +1,4 @@
-"""A cluster by its file, and whose machines it is made of."""
+"""Which kind of cluster a file describes, and which provider its machines are from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -18,9 +18,9 @@ from typing import Any
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.check.document import at, entries, table
 from trainrig.launch.clusters.providers.local_processes import HEAD_LABELS, MARK, PROC
+from trainrig.ray_runtime.ray_private import LOCAL_NODE_PROVIDER
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"  # as the provider has the head's
 BOOTSTRAP = "~/ray_bootstrap_config.yaml"  # where Ray's launcher puts the file on a machine
 STORE = 80 * 2**20  # bytes of a node's object store, the least that Ray takes: only paths are in it
@@ -109,7 +109,7 @@ def _for_raylets(config: Mapping[str, Any], address: str) -> dict[str, Any]:
     made = {name: [] for name in FILLED} | {"file_mounts": {}} | copy.deepcopy(dict(config))
     made["provider"] = table(config.get("provider")) | {
         "type": "external",  # under its own name it asks for a file that Ray does not ship
-        "module": PROVIDER,
+        "module": LOCAL_NODE_PROVIDER,
         "gcs_address": address,
         "head_node_id": HEAD_ID,
         "launch_multiple": True,

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from trainrig.errors import ClusterError
+from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 
@@ -42,20 +43,5 @@ def launch(config: Path, log: Path, seconds: float) -> None:
         raise ClusterError(f"{log}: Ray's launcher: {lines[-1] if lines else 'it said nothing'}")
 
 
-def _launch(config: str) -> None:
-    from ray.autoscaler._private.commands import create_or_update_cluster
-
-    create_or_update_cluster(
-        config_file=config,
-        override_min_workers=None,
-        override_max_workers=None,
-        no_restart=False,
-        restart_only=False,
-        yes=True,
-        no_config_cache=True,  # it lies in the folder for temporary files, for whoever reads that
-        use_login_shells=True,
-    )
-
-
 if __name__ == "__main__":
-    _launch(sys.argv[1])
+    ray_private.create_cluster(sys.argv[1])

@@ -1,4 +1,4 @@
-"""What a cluster file says once it is brought up: whose its nodes are, and when they expire.
+"""Labels added to a cluster file when it is brought up: owner and expiry of its nodes.
 
 The time stands in the file's tags, so that the cloud puts it on each machine as it makes it, also
 on those that Ray's autoscaler starts days later. The name is a label of the nodes, by which what is

@@ -1,4 +1,4 @@
-"""Seconds of machines that a run has used, added up look by look.
+"""Meters machine seconds of a run, sample by sample.
 
 A look that fails says nothing about the machines: those last seen are taken to be there still, and
 when nothing was ever seen, the first that are seen are taken to have been there from the start. So

@@ -1,4 +1,4 @@
-"""What a run has cost, and what for.
+"""What a run has cost, by kind of machine and by what the time went to.
 
 Node seconds times the prices of the table of hardware. A price that is not known makes the sum
 unknown (None), never smaller; what is known bounds it: from below by what has a price, and from

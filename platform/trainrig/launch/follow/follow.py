@@ -1,4 +1,4 @@
-"""What a run says, as it says it: its log and its events, from storage alone.
+"""Follows the log and events of a run, from storage alone.
 
 A run can be followed from anywhere that reads its records, also when its cluster is gone.
 """

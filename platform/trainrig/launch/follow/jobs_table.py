@@ -8,7 +8,7 @@ from typing import Any
 from trainrig import config, storage
 from trainrig.errors import TrainrigError
 from trainrig.launch.cost.spending import UNKNOWN, Spent
-from trainrig.launch.record.run_progress import TRAINING
+from trainrig.launch.record.run_progress import trains
 from trainrig.launch.record.run_record import DONE, Home, RunRecord, RunStatus
 from trainrig.manifest import SCRATCH
 from trainrig.report import duration
@@ -53,7 +53,7 @@ def row_of(record: RunRecord) -> JobRow:
     verb, output = str(about["verb"]), str(about["output"])
     step, steps, share = None, None, None
     cost = spent(record, status)
-    if verb in TRAINING:
+    if trains(verb):
         step, steps, share = _training(record, output)
     return JobRow(
         verb=verb,
@@ -61,7 +61,7 @@ def row_of(record: RunRecord) -> JobRow:
         state=status.state,
         step=step,
         steps=steps,
-        splits=_splits(output) if verb not in TRAINING and status.state != DONE else None,
+        splits=_splits(output) if not trains(verb) and status.state != DONE else None,
         goodput=share,
         usd=cost.usd,
         usd_at_least=cost.at_least,

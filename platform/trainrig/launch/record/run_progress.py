@@ -8,8 +8,12 @@ from trainrig import storage
 from trainrig.processes.append_log import Tail
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.verbs import VERBS
 
-TRAINING = ("pretrain", "posttrain")  # verbs whose output is a run folder, with steps
+
+def trains(verb: str) -> bool:
+    """Whether runs of `verb` have steps; one that this version does not know has none."""
+    return verb in VERBS and VERBS[verb].load_model().trains
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class RunProgress:
     """Follows the output of the run of `verb`."""
 
     def __init__(self, verb: str, output: str) -> None:
-        self._output, self.trains = output, verb in TRAINING
+        self._output, self.trains = output, trains(verb)
         self._lines = Tail(storage.join(output, metrics.METRICS))
         self.step = 0  # updates made; 0 where the verb has no steps
         self.tokens = 0  # trained on

@@ -1,4 +1,4 @@
-"""What is known of runs, in storage: it outlives the jobs that drive them, and the clusters.
+"""Records of runs in storage, which outlive the jobs that drive them and the clusters.
 
     HOME/runs/ID/run.json            the run: its verb and its output
                  run.toml            its run file as last submitted, every default in it

@@ -16,10 +16,10 @@ from typing import Any
 
 from trainrig.errors import ClusterError, ConfigError, TrainrigError
 from trainrig.launch.spot.notices import Notice
+from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 ANSWER = 5.0  # s for the head to answer
-ALIVE = 0  # the state of a node, as Ray numbers them
 TRY = 15.0  # s for one try in all; importing Ray takes about two of them
 
 
@@ -56,11 +56,9 @@ def drain(address: str, node: str, deadline: float, why: str) -> None:
     answer, or knows no such node.
     """
     head = _head(address)
-    from ray.core.generated import autoscaler_pb2
     from ray.exceptions import RayError
 
-    reasons: Any = autoscaler_pb2.DrainNodeReason  # type: ignore[attr-defined]
-    preemption = reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
+    preemption = ray_private.preemption_reason()
     node = _one_of(live_nodes(address), node, address)
     try:
         agreed, problem = head.drain_node(node, preemption, why, int(deadline * 1000), ANSWER)
@@ -79,10 +77,10 @@ def live_nodes(address: str) -> dict[str, str]:
     from ray.exceptions import RayError
 
     try:
-        known = head.get_all_node_info(timeout=ANSWER).values()
+        live = ray_private.live_nodes_of(head, ANSWER)
     except RayError as error:
         raise ClusterError(f"{address}: {error}") from None
-    return {info.node_id.hex(): info.node_manager_address for info in known if info.state == ALIVE}
+    return {info.node_id.hex(): info.node_manager_address for info in live}
 
 
 @functools.cache
@@ -91,11 +89,10 @@ def _head(address: str) -> Any:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     _probe(address)
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.exceptions import RayError
 
     try:
-        return GcsClient(address=address)
+        return ray_private.gcs_client(address)
     except RayError as error:
         raise ClusterError(f"{address}: {error}") from None
 

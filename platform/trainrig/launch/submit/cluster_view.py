@@ -1,4 +1,4 @@
-"""What a cluster is, as far as whoever submits to it can see: versions, nodes, room."""
+"""What a submitter can see of a cluster: versions, nodes, capacity."""
 
 import base64
 import json
@@ -13,9 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from trainrig.config import ResourceRequest
 from trainrig.hardware import Hardware
 from trainrig.launch.ray_jobs import ClusterNode, RayJobs
-from trainrig.launch.submit.resource_request import ResourceRequest
 from trainrig.ray_runtime import ray_pools
 from trainrig.ray_runtime.ray_pools import LABEL, NodePool, places
 

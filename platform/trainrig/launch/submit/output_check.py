@@ -11,8 +11,6 @@ from trainrig.config import RunFile, identity
 from trainrig.errors import OutputTaken
 from trainrig.manifest import MANIFEST, Manifest
 
-CHANGE_WHAT_IS_FINISHED = {"curate", "sweep"}  # by fields marked EXTENDABLE
-
 
 def check_output(run: RunFile, folder: str) -> Manifest | None:
     """The manifest of `folder` if nothing is left to do for `run`, whose output it is.
@@ -28,7 +26,7 @@ def check_output(run: RunFile, folder: str) -> Manifest | None:
     if done := storage.exists(storage.join(folder, MANIFEST)):
         found = manifest.read_manifest(folder)
     here, lasting = identity(run), identity(run, extendable=False)
-    whole = done and run.verb not in CHANGE_WHAT_IS_FINISHED
+    whole = done and not run.extends_finished
     there = found.config if whole else _lasting(found.config, here, lasting)
     different = manifest.difference_of(
         {"stage": found.stage, **there}, {"stage": run.verb, **(here if whole else lasting)}

@@ -1,4 +1,5 @@
-"""What is looked at before anything is uploaded or paid for. Every problem is told at once.
+"""Checks before a submission. All problems are reported at once; nothing is uploaded or paid
+for. Every problem is told at once.
 
 Nothing here changes the cluster. In storage, an empty object is created where the run will write,
 and removed: rights are known by using them.
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainrig import config, hardware, manifest, storage
-from trainrig.config import RunFile
+from trainrig.config import ResourceRequest, RunFile
 from trainrig.errors import ClusterError, ConfigError, OutputTaken, TrainrigError
 from trainrig.hardware import Hardware
 from trainrig.launch.ray_jobs import RayJobs, Unreachable, address_of
@@ -20,14 +21,11 @@ from trainrig.launch.submit import package_upload
 from trainrig.launch.submit.cluster_view import ClusterView, Verdict, ask_pools, look
 from trainrig.launch.submit.output_check import check_output
 from trainrig.launch.submit.package_upload import Package
-from trainrig.launch.submit.resource_request import TRAINING, ResourceRequest, request_resources
 from trainrig.launch.submit.run_paths import NamedPath, find_paths, is_there, with_absolute_paths
 from trainrig.launch.submit.write_access import check_writable, shared_disk
 from trainrig.launch.supervise.limits import Limits
 from trainrig.manifest import Manifest
 from trainrig.verbs import VERBS
-
-ESTIMATED = ("pretrain", "sweep")  # verbs whose time and cost follow from the run file
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ class Preflight:
     @property
     def output(self) -> str:
         """Of the run, which must have been read."""
-        return str(getattr(self.run, "output"))  # noqa: B009 - every run file has one, by no type
+        assert self.run is not None
+        return self.run.output
 
     def record(self) -> RunRecord | None:
         """The record of the run, if it was ever submitted and its home can be read."""
@@ -180,7 +179,7 @@ def _home(found: Preflight) -> None:
 
 def _outputs(found: Preflight, run: RunFile) -> None:
     for place in find_paths(run):
-        if place.written and place.key.rpartition(".")[2] in ("output", "copy_to"):
+        if place.use == "output":
             found.check(place.key, lambda at=place: _place(found, at.path, at.key))  # type: ignore[misc]
     found.check("output", lambda: _look_into_output(found, run))
 
@@ -221,7 +220,7 @@ def _seen_by_the_cluster(found: Preflight, path: str, key: str) -> str | None:
 
 
 def _inputs(found: Preflight, run: RunFile) -> None:
-    inputs = [place for place in find_paths(run) if not place.written]
+    inputs = [place for place in find_paths(run) if place.use == "input"]
     for place in inputs:
         found.check(place.key, lambda at=place: _input(found, at))  # type: ignore[misc]
     if inputs and not any(each.what in {p.key for p in inputs} for each in found.problems):
@@ -235,15 +234,19 @@ def _input(found: Preflight, place: NamedPath) -> None:
 
 
 def _check_capacity(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
-    asked = request_resources(run, cluster.resources())
+    asked = _request(run, cluster)
     if found.jobs and _pools_matter(found, run, cluster, asked) and not cluster.other_versions():
         try:  # a few seconds, which a cluster with enough nodes does not cost
             cluster = found.cluster = dataclasses.replace(cluster, pools=ask_pools(found.jobs))
         except ClusterError as error:
             found.note("resources", "problem", str(error))
             return
-        asked = request_resources(run, cluster.resources())
+        asked = _request(run, cluster)
     found.note("resources", *cluster.capacity_for(asked))
+
+
+def _request(run: RunFile, cluster: ClusterView) -> ResourceRequest:
+    return run.request_resources(any(node.get("GPU", 0) >= 1 for node in cluster.resources()))
 
 
 def _pools_matter(
@@ -255,17 +258,18 @@ def _pools_matter(
         return True
     if not cluster.may_grow:
         return False
-    trains = run.verb in TRAINING and not asked.gpus
-    return trains or found.limits.max_cost is not None
+    would_take_gpus = run.request_resources(True).gpus and not asked.gpus
+    return bool(would_take_gpus) or found.limits.max_cost is not None
 
 
 def _cost(found: Preflight) -> str | None:
     """Hours and price, for runs that can be reckoned. Raises InputError if parts do not fit."""
-    if found.run is None or found.run.verb not in ESTIMATED or found.cluster is None:
+    if found.run is None or not found.run.estimates_cost or found.cluster is None:
         return None
     if found.prices is None:  # said already
         return None
-    from trainrig.check import DeviceChoice, describe
+    from trainrig.check import describe
+    from trainrig.estimate.device_choice import DeviceChoice
 
     # What the reckoning is for must be known; it is not for this machine, unless the cluster is.
     device = found.cluster.device(found.prices)

@@ -1,22 +1,19 @@
 """The places that a run file names: what it reads, and what it writes.
 
-They are its fields marked NOT_IDENTITY that hold text. A choice between words (a Literal) is none.
+They are its fields that hold text and are marked NOT_IDENTITY (read), OUTPUT or CACHE. A choice
+between words (a Literal) is none.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from trainrig import storage
-from trainrig.config import Settings, dotted
+from trainrig.config import CACHE, OUTPUT, Settings, dotted
 from trainrig.config.absolute_paths import texts, values, with_absolute_paths
 from trainrig.corpus.read import files_of
 from trainrig.errors import DataError
-
-# Written, or made where they are missing. The first one only is the output.
-WRITTEN = {"output", "copy_to", "cache"}
-CACHES = {"BlockCache"}  # their folder is this machine's own
 
 __all__ = ["NamedPath", "find_paths", "is_there", "with_absolute_paths"]
 
@@ -27,7 +24,7 @@ class NamedPath:
 
     key: str  # as `training.checkpoints.copy_to`
     path: str
-    written: bool
+    use: Literal["input", "output", "cache"]
 
 
 def find_paths(run: Settings) -> list[NamedPath]:
@@ -39,11 +36,17 @@ def _find_paths(settings: Settings, at: tuple[str | int, ...]) -> Iterator[Named
     for name, value in values(settings):
         here = (*at, name)
         if name in texts(settings):
-            written = name in WRITTEN or type(settings).__name__ in CACHES
+            use = _use(type(settings).model_fields[name].metadata)
             for part, path in _strings(value):
-                yield NamedPath(dotted((*here, *part)), path, written)
+                yield NamedPath(dotted((*here, *part)), path, use)
         for part, inner in _inner(value):
             yield from _find_paths(inner, (*here, *part))
+
+
+def _use(marks: Sequence[Any]) -> Literal["input", "output", "cache"]:
+    if OUTPUT in marks:
+        return "output"
+    return "cache" if CACHE in marks else "input"
 
 
 def _strings(value: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -1,4 +1,4 @@
-"""Whether a run may write where it will: found out by doing so."""
+"""Checks that a run may write to its output, by writing there."""
 
 import secrets
 from pathlib import Path

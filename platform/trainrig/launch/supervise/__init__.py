@@ -1,1 +1,1 @@
-"""The supervisor of a job: retries by cause, limits, cost, log, last word."""
+"""The job supervisor: retries by cause, limits, cost, log, final event."""

@@ -1,4 +1,4 @@
-"""Why an attempt at a run ended, by who or what can change it.
+"""Why an attempt at a run ended, classified by who can act on it.
 
 done           it is finished
 input          the run file, the command line or the output folder: the user's to fix

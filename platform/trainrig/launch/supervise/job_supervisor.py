@@ -1,4 +1,4 @@
-"""Answers for one attempt at a run.
+"""Supervises one attempt at a run.
 
 It runs the verb as a child: begins it again when that may help, has it checkpoint and end when it
 was asked to, has cost what it may or taken as long as it may, meters its cost, copies its log, and

@@ -1,4 +1,4 @@
-"""What an attempt at a run may take, and what is done when it fails."""
+"""Limits of an attempt at a run, and what happens when it fails."""
 
 import shlex
 from typing import Annotated, Self

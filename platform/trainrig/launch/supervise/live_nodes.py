@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainrig.launch.cost.metering import Kind
+from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 POOL, INSTANCE, MARKET = "trainrig.io/pool", "trainrig.io/instance", "trainrig.io/market"
@@ -41,24 +42,17 @@ class LiveNodes:
 
     def _ask(self) -> None:
         try:
-            self._answer = [_kind(node.labels) for node in self._nodes() if _is_alive(node)]
+            self._answer = [_kind(node.labels) for node in self._nodes()]
         except Exception:  # whatever Ray raises: no answer is no news
             self._client = None
 
     def _nodes(self) -> Sequence[Any]:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
+        assert self._address is not None
         if self._client is None:
-            self._client = GcsClient(address=self._address)
-        return list(self._client.get_all_node_info(timeout=ANSWER_SECONDS).values())
-
-
-def _is_alive(node: Any) -> bool:
-    from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
-
-    return bool(node.state == GcsNodeInfo.GcsNodeState.ALIVE)
+            self._client = ray_private.gcs_client(self._address)
+        return ray_private.live_nodes_of(self._client, ANSWER_SECONDS)
 
 
 def _kind(labels: Any) -> Kind:

@@ -1,4 +1,4 @@
-"""What an attempt makes of those before it: no two drivers write one output."""
+"""Makes sure that no earlier attempt still writes: two drivers never share one output."""
 
 import time
 from collections.abc import Callable, Mapping

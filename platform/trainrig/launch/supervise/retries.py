@@ -1,4 +1,4 @@
-"""Whether a run that ended is begun again, and when.
+"""Decides whether and when a run that ended is started again.
 
 Each cause has a budget of its own. A failure that comes again where it came before would come for
 ever, whatever is left of the budget: cause, message (without what changes from try to try) and

@@ -1,4 +1,5 @@
-"""The libraries of who submitted a run, against those of who does it: results may differ by them.
+"""Compares library versions of the submitter and the cluster, because results may differ by
+them.
 
 What differs is said in the log and put on record; the run goes on. Its own promises of equal bytes
 are kept by `manifest`, which compares what a run was begun with to what goes on with it.

@@ -1,0 +1,122 @@
+"""Ray's private parts are where `ray_private` looks for them, and nothing else uses any."""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+from trainrig.ray_runtime import ray_private
+
+PACKAGE = Path(ray_private.__file__).parents[1]
+# What a part of a module's path, or a name that is imported, looks like when it is not public.
+PRIVATE_PATHS = ("core.generated", "v2.api", "autoscaler.sdk")
+
+
+# A cluster's head runs ray_pools.py by itself, where no other file of ours may be.
+ALONE = ("ray_private.py", "ray_pools.py")
+
+
+def _imports(path: Path) -> list[tuple[str, str]]:
+    """(module, name) of all that a file imports from Ray, wherever in it."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray":
+            found += [(node.module or "", alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "ray"]
+    return found
+
+
+def _private(module: str, name: str) -> bool:
+    hidden = any(part.startswith("_") for part in [*module.split("."), name] if part)
+    return hidden or any(path in module for path in PRIVATE_PATHS)
+
+
+def test_nothing_else_imports_what_is_private() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if path.name not in ALONE]
+    found = {
+        str(path.relative_to(PACKAGE)): [each for each in _imports(path) if _private(*each)]
+        for path in files
+    }
+    assert {path: imports for path, imports in found.items() if imports} == {}
+
+
+REACHED = sorted(each for each in _imports(Path(ray_private.__file__)) if each[1])
+
+
+@pytest.mark.parametrize(("module", "name"), REACHED, ids=[".".join(each) for each in REACHED])
+def test_what_is_imported_is_there(module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "names"),
+    [
+        ("ray._private.node", "Node", ray_private.UNNEEDED_PROCESSES),
+        ("ray._private.node", "Node", ("get_session_dir_path", "get_logs_dir_path", "gcs_address")),
+        ("ray._private", "utils", ("set_sigterm_handler",)),
+        (
+            "ray._private",
+            "ray_constants",
+            ("ENABLE_RAY_CLUSTERS_ENV_VAR", "ENABLE_RAY_CLUSTER"),
+        ),
+        ("ray._private", "worker", ("_global_node", "print_to_stdstream")),
+        (
+            "ray._private.state",
+            "state",
+            ("get_draining_nodes", "available_resources_per_node", "_connect_and_get_accessor"),
+        ),
+        (
+            "ray.train.v2._internal.execution.scaling_policy",
+            "FixedScalingPolicy",
+            ("after_controller_start", "_maybe_send_resource_request"),
+        ),
+        (
+            "ray.train.v2.api.data_parallel_trainer",
+            "DataParallelTrainer",
+            ("_initialize_and_run_controller", "_create_default_callbacks"),
+        ),
+        (
+            "ray.train.v2._internal.execution.worker_group",
+            "worker_group",
+            ("SynchronizationActor",),
+        ),
+        ("ray.train.v2._internal.execution.worker_group", "state", ("_shutdown_sync_actor",)),
+    ],
+)
+def test_what_is_put_in_place_of_is_there(module: str, owner: str, names: tuple[str, ...]) -> None:
+    """A patch of a name that nobody reads any more would do nothing, unseen."""
+    held = getattr(importlib.import_module(module), owner)
+    assert [name for name in names if not hasattr(held, name)] == []
+
+
+def test_the_node_keeps_its_processes_by_name() -> None:
+    from ray._private.node import Node
+
+    assert "self.all_processes" in inspect.getsource(Node.__init__)
+
+
+def test_the_controller_takes_the_policy_that_it_is_given() -> None:
+    from ray.train.v2._internal.execution.controller import TrainController
+
+    assert "scaling_policy" in inspect.signature(TrainController.__init__).parameters
+    assert inspect.iscoroutinefunction(TrainController.run)
+
+
+def test_the_provider_of_local_nodes_is_there() -> None:
+    module, _, name = ray_private.LOCAL_NODE_PROVIDER.rpartition(".")
+    assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_records_of_workers_have_the_fields_that_are_read() -> None:
+    from ray.core.generated import common_pb2, gcs_pb2
+
+    worker = gcs_pb2.WorkerTableData()
+    assert worker.worker_address.node_id == b""
+    assert (worker.pid, worker.exit_type) == (0, 0)
+    assert common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY
+    group = gcs_pb2.PlacementGroupTableData()
+    assert (group.creator_actor_id, group.placement_group_id) == (b"", b"")
+    assert group.REMOVED
