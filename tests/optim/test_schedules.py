@@ -7,13 +7,30 @@ from hypothesis import strategies as st
 from trainrig import config as run_files
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.optim import Constant, Cosine, Schedule, WarmupStableDecay
+from trainrig.optim import (
+    Constant,
+    Cosine,
+    InverseSquareRoot,
+    Linear,
+    Polynomial,
+    Schedule,
+    WarmupStableDecay,
+)
 
 WARMUPS = st.none() | st.integers(0, 9)
 SCHEDULES = (
     st.builds(Cosine, warmup=WARMUPS, floor=st.floats(0, 1))
     | st.builds(Constant, warmup=WARMUPS)
-    | st.builds(WarmupStableDecay, warmup=WARMUPS, floor=st.floats(0, 1), decay=st.floats(0.01, 1))
+    | st.builds(Linear, warmup=WARMUPS, floor=st.floats(0, 1))
+    | st.builds(Polynomial, warmup=WARMUPS, floor=st.floats(0, 1), power=st.floats(0.1, 4))
+    | st.builds(InverseSquareRoot, warmup=WARMUPS, timescale=st.none() | st.integers(1, 99))
+    | st.builds(
+        WarmupStableDecay,
+        warmup=WARMUPS,
+        floor=st.floats(0, 1),
+        decay=st.floats(0.01, 1),
+        form=st.sampled_from(["sqrt", "linear", "cosine"]),
+    )
 )
 
 
@@ -46,6 +63,30 @@ def test_a_hand_worked_fall_at_the_end():
     assert schedule.multiplier(50, 10) == pytest.approx(0.1)
 
 
+def test_hand_worked_lines_powers_and_roots():
+    def rates(schedule):
+        return [schedule.multiplier(step, 6) for step in (*range(6), 50)]
+
+    assert rates(Linear(warmup=2, floor=0.2)) == pytest.approx([0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2])
+    left = [0.75, 0.5, 0.25, 0, 0]
+    assert rates(Polynomial(warmup=2, power=3)) == pytest.approx([0.5, 1, *(x**3 for x in left)])
+    paper = [(s + 1) ** -0.5 * 2**0.5 for s in (*range(2, 6), 50)]  # of the peak, 4,000 being 2
+    assert rates(InverseSquareRoot(warmup=2)) == pytest.approx([0.5, 1, *paper])
+    slower = InverseSquareRoot(warmup=2, timescale=30)
+    assert slower.multiplier(31, 100) == pytest.approx(0.5**0.5)
+    assert InverseSquareRoot(warmup=0).multiplier(3, 9) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("form", "falls"), [("linear", [0.75, 0.5, 0.25, 0]), ("cosine", [0.8536, 0.5, 0.1464, 0])]
+)
+def test_a_fall_at_the_end_has_other_forms(form, falls):
+    schedule = WarmupStableDecay(warmup=2, decay=0.4, form=form)
+    assert [schedule.multiplier(s, 10) for s in range(5, 10)] == pytest.approx(
+        [1, *falls], abs=1e-4
+    )
+
+
 @given(st.integers(0, 9), st.floats(0.01, 1), st.integers(10, 200), st.integers(0, 300))
 def test_until_it_falls_the_rate_does_not_depend_on_the_length(warmup, decay, steps, more):
     schedule = WarmupStableDecay(warmup=warmup, decay=decay)
@@ -74,7 +115,7 @@ def test_every_schedule_rises_to_the_peak_then_never_rises_again(schedule, steps
     assert fall == sorted(fall, reverse=True)
 
 
-@pytest.mark.parametrize("kind", [Cosine, Constant, WarmupStableDecay])
+@pytest.mark.parametrize("kind", [Cosine, Constant, Linear, InverseSquareRoot, WarmupStableDecay])
 def test_a_warmup_longer_than_the_run_is_refused_with_what_would_do(kind):
     with pytest.raises(
         ConfigError, match=r"warmup \(60 steps\) .* \(50 steps\); leave it out for 5"

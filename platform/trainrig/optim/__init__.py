@@ -4,10 +4,40 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainrig.optim.adafactor import Adafactor
+from trainrig.optim.adam import Adam
 from trainrig.optim.adamw import AdamW
-from trainrig.optim.schedules import Constant, Cosine, WarmupStableDecay
+from trainrig.optim.lion import Lion
+from trainrig.optim.muon import Muon
+from trainrig.optim.schedules import (
+    Constant,
+    Cosine,
+    InverseSquareRoot,
+    Linear,
+    Polynomial,
+    WarmupStableDecay,
+)
+from trainrig.optim.sgd import SGD
 
-Optimizer = AdamW  # a second one makes this a union, told apart by `kind` as Schedule is
-Schedule = Annotated[Cosine | Constant | WarmupStableDecay, Field(discriminator="kind")]
+Optimizer = Annotated[AdamW | Adam | SGD | Adafactor | Lion | Muon, Field(discriminator="kind")]
+Schedule = Annotated[
+    Cosine | Linear | Polynomial | InverseSquareRoot | Constant | WarmupStableDecay,
+    Field(discriminator="kind"),
+]
 
-__all__ = ["AdamW", "Constant", "Cosine", "Optimizer", "Schedule", "WarmupStableDecay"]
+__all__ = [
+    "SGD",
+    "Adafactor",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "InverseSquareRoot",
+    "Linear",
+    "Lion",
+    "Muon",
+    "Optimizer",
+    "Polynomial",
+    "Schedule",
+    "WarmupStableDecay",
+]

@@ -54,6 +54,60 @@ class Cosine(_Warmed):
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * fallen)) / 2
 
 
+class Polynomial(_Warmed):
+    """Warm up, then fall as a power of the share of the run that is left; `power` 1 is a line."""
+
+    kind: Literal["Polynomial"] = "Polynomial"
+    power: float = Field(default=2.0, gt=0, allow_inf_nan=False)  # exponent of the fall
+    # Learning rate at the end, as a share of the peak.
+    floor: float = Field(default=0.0, ge=0, le=1)
+
+    def multiplier(self, step: int, steps: int) -> float:
+        """The share of the peak at `step` of `steps`; `floor` at the last step and ever after."""
+        warmup = self.warmup_steps(steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        left = max(0.0, (steps - step - 1) / (steps - warmup))
+        return float(self.floor + (1 - self.floor) * left**self.power)
+
+
+class Linear(_Warmed):
+    """Warm up, then fall along a line; to 0 it does best of all (Bergsma et al. 2025,
+    arXiv:2502.15938)."""
+
+    kind: Literal["Linear"] = "Linear"
+    # Learning rate at the end, as a share of the peak.
+    floor: float = Field(default=0.0, ge=0, le=1)
+
+    def multiplier(self, step: int, steps: int) -> float:
+        """The share of the peak at `step` of `steps`; `floor` at the last step and ever after."""
+        warmup = self.warmup_steps(steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        left = max(0.0, (steps - step - 1) / (steps - warmup))
+        return self.floor + (1 - self.floor) * left
+
+
+class InverseSquareRoot(_Warmed):
+    """Warm up, then fall as 1 / sqrt(step) (Vaswani et al. 2017, arXiv:1706.03762, section 5.3).
+
+    The rate does not depend on how long the run is, if `warmup` is given.
+    """
+
+    kind: Literal["InverseSquareRoot"] = "InverseSquareRoot"
+    # Steps after the warm-up's end until the rate has fallen to 0.71 of the peak (1 / sqrt(2));
+    # None: as many as the warm-up has, which is the paper's.
+    timescale: int | None = Field(default=None, ge=1)
+
+    def multiplier(self, step: int, steps: int) -> float:
+        """The share of the peak at `step` of `steps`."""
+        warmup = self.warmup_steps(steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        scale = self.timescale or max(1, warmup)
+        return math.sqrt(scale / (scale + max(0, step + 1 - max(1, warmup))))
+
+
 class Constant(_Warmed):
     """Warm up, then stay at the peak."""
 
@@ -66,8 +120,8 @@ class Constant(_Warmed):
 
 
 class WarmupStableDecay(_Warmed):
-    """Warm up, stay at the peak, and fall at the end by 1 - sqrt (Hägele et al. 2024,
-    arXiv:2405.18392, section 3.2).
+    """Warm up, stay at the peak, and fall at the end, by 1 - sqrt if not otherwise said (Hägele et
+    al. 2024, arXiv:2405.18392, section 3.2).
 
     Until it falls the rate does not depend on how long the run is. So, with `warmup` given, a run
     of any length has the same weights as a longer one up to `stable_steps`: one that is saved there
@@ -80,6 +134,9 @@ class WarmupStableDecay(_Warmed):
     decay: float = Field(default=0.2, gt=0, le=1)
     # Learning rate at the end, as a share of the peak.
     floor: float = Field(default=0.0, ge=0, le=1)
+    # Form of the fall, x being the share of it that is behind: 1 - sqrt(x), 1 - x, or half a
+    # cosine.
+    form: Literal["sqrt", "linear", "cosine"] = "sqrt"
 
     def stable_steps(self, steps: int) -> int:
         """Steps of a run of `steps` before it begins to fall."""
@@ -93,4 +150,11 @@ class WarmupStableDecay(_Warmed):
         if step < stable:
             return 1.0
         fallen = min(1.0, (step + 1 - stable) / (steps - stable))  # share of the way down
-        return self.floor + (1 - self.floor) * (1 - math.sqrt(fallen))
+        return self.floor + (1 - self.floor) * self._left(fallen)
+
+    def _left(self, fallen: float) -> float:
+        if self.form == "linear":
+            return 1 - fallen
+        if self.form == "cosine":
+            return (1 + math.cos(math.pi * fallen)) / 2
+        return 1 - math.sqrt(fallen)

@@ -1,0 +1,106 @@
+"""The steps of Adafactor on sharded tensors."""
+
+import functools
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import zeros as sharded_zeros
+
+from trainrig.optim.elementwise import local
+from trainrig.optim.groups import ParameterGroup
+from trainrig.optim.whole_matrix import Rows, WholeTask, compute_whole, rounds
+
+AVERAGES = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
+
+
+class AdafactorFormula(Protocol):
+    """What a step has to know of `trainrig.optim.Adafactor`."""
+
+    @property
+    def lr(self) -> float:
+        """Peak rate."""
+        ...
+
+    @property
+    def weight_decay(self) -> float:
+        """Of groups that have none of their own."""
+        ...
+
+    def step_of(
+        self,
+        weight: Tensor,
+        slope: Tensor,
+        averages: tuple[Tensor, ...],
+        step: float,
+        rate: float,
+        weight_decay: float,
+    ) -> tuple[Tensor, ...]:
+        """What to take away from a whole `weight`, and the new averages."""
+        ...
+
+
+class AdafactorSteps(torch.optim.Optimizer):
+    """Takes Adafactor's steps on `groups`."""
+
+    def __init__(self, groups: list[ParameterGroup], settings: AdafactorFormula) -> None:
+        super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
+        self._settings = settings
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step on every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameters in rounds(p for p in group["params"] if p.grad is not None):
+                tasks = [self._task(parameter, group) for parameter in parameters]
+                compute_whole(parameters[0], tasks)
+                for parameter, task in zip(parameters, tasks, strict=True):
+                    local(parameter).sub_(task.outputs[0].local)
+
+    def _task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state.update(_fresh(parameter))
+        state["step"] += 1
+        averages = [Rows.of(state[name]) for name in AVERAGES if name in state]
+        assert parameter.grad is not None
+        slope = Rows.of(parameter.grad)
+        change = Rows(torch.empty_like(slope.local), slope.count)
+        compute = functools.partial(
+            self._compute, float(state["step"]), group["lr"], group["weight_decay"]
+        )
+        return WholeTask([Rows.of(parameter), slope, *averages], [change, *averages], compute)
+
+    def _compute(
+        self,
+        step: float,
+        rate: float,
+        decay: float,
+        weight: Tensor,
+        slope: Tensor,
+        *averages: Tensor,
+    ) -> tuple[Tensor, ...]:
+        return self._settings.step_of(weight, slope, averages, step, rate, decay)
+
+
+def _fresh(parameter: Tensor) -> dict[str, Tensor]:
+    """The averages of a parameter before its first step, sliced along dim 0 as it is."""
+    if parameter.ndim < 2:
+        return {"exp_avg_sq": torch.zeros_like(parameter)}
+    shapes = {
+        "exp_avg_sq_row": parameter.shape[:-1],
+        "exp_avg_sq_col": parameter.shape[:-2] + parameter.shape[-1:],
+    }
+    return {name: _zeros(shape, parameter) for name, shape in shapes.items()}
+
+
+def _zeros(shape: torch.Size, like: Tensor) -> Tensor:
+    if isinstance(like, DTensor):
+        made: Tensor = sharded_zeros(
+            shape, device_mesh=like.device_mesh, placements=like.placements
+        )
+        return made
+    return torch.zeros(shape, device=like.device)

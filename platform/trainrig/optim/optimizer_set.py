@@ -1,0 +1,41 @@
+"""Several optimizers that take their steps together."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from trainrig.optim.groups import ParameterGroup
+
+if TYPE_CHECKING:
+    import torch
+
+
+class OptimizerSet:
+    """Optimizers over groups of their own, to be used as one."""
+
+    def __init__(self, members: "Sequence[torch.optim.Optimizer | OptimizerSet]") -> None:
+        self.parts: list[torch.optim.Optimizer] = list(_flat(members))
+
+    @property
+    def param_groups(self) -> list[ParameterGroup]:
+        """The groups of all, not copies."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:
+        """One step of each."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of all gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+
+def _flat(
+    members: "Sequence[torch.optim.Optimizer | OptimizerSet]",
+) -> "Iterator[torch.optim.Optimizer]":
+    for member in members:
+        if isinstance(member, OptimizerSet):
+            yield from member.parts
+        else:
+            yield member

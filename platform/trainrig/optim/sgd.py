@@ -1,0 +1,59 @@
+"""Stochastic gradient descent with momentum (Sutskever et al. 2013)."""
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+
+from trainrig.config import Settings
+from trainrig.optim.groups import ParameterGroup
+from trainrig.optim.moments import STATE_BYTES, Decay, Momentum, Positive, StateDtype
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class SGD(Settings):
+    """Steps along the gradient, or along a decaying sum of it."""
+
+    kind: Literal["SGD"] = "SGD"
+    lr: Positive = 0.01  # peak learning rate
+    momentum: Momentum = 0.9  # share of the sum of gradients that a step keeps; 0: no sum
+    # Whether to step where momentum will have led to (Nesterov's form).
+    nesterov: bool = False
+    # Share of a weight that is added to its gradient: an L2 penalty.
+    weight_decay: Decay = 0.0
+    # Number format of the sum between steps.
+    state: StateDtype = "float32"
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov = true needs momentum above 0; 0.9 is usual")
+        return self
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The sum of gradients, if one is kept."""
+        return ("momentum",) if self.momentum else ()
+
+    def state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+        """Bytes of a parameter's sum of gradients."""
+        return math.prod(shape) * STATE_BYTES[self.state] if self.momentum else 0
+
+    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer":
+        """The optimizer over `groups`, at its peak rate; the loop sets each step's."""
+        from trainrig.optim.elementwise import ElementwiseOptimizer  # torch, which takes seconds
+
+        return ElementwiseOptimizer(groups, self)
+
+    def update(self, weight: "Tensor", slope: "Tensor", state: dict[str, Any], group: Any) -> None:
+        """One step on a piece of a parameter."""
+        if group["weight_decay"]:
+            slope = slope + weight * group["weight_decay"]
+        if self.momentum:
+            total = state["momentum"].float().mul_(self.momentum).add_(slope)
+            state["momentum"].copy_(total)
+            slope = slope + total * self.momentum if self.nesterov else total
+        weight.sub_(slope * group["lr"])

@@ -1,0 +1,149 @@
+"""Work on whole tensors of which each rank has some rows, the same bits at any number of ranks.
+
+Each tensor has an owner, to whom all ranks send their rows; it computes what the whole is needed
+for, and sends each rank its rows of the results. So no sum is ever split by sharding. Tensors go in
+rounds of one for each rank: a rank holds one whole tensor at a time, and the work is shared out.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainrig.optim.elementwise import local
+
+
+@dataclass(frozen=True)
+class Rows:
+    """This rank's rows of a float32 tensor that is sliced along dim 0 over the ranks of a group."""
+
+    local: Tensor
+    count: int  # rows of the whole
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Rows":
+        """Those of `tensor`, not a copy."""
+        return cls(local(tensor), tensor.shape[0] if tensor.ndim else 1)
+
+    def share(self, rank: int, world: int) -> int:
+        """How many rows a rank holds, as FSDP cuts."""
+        each = -(-self.count // world)
+        return min(each, self.count - min(self.count, rank * each))
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.local.shape[1:])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        return (self.count, *self.local.shape[1:]) if self.local.ndim else ()
+
+
+@dataclass(frozen=True)
+class WholeTask:
+    """What an owner computes: whole inputs to whole outputs, of which each rank takes its rows."""
+
+    inputs: Sequence[Rows]
+    outputs: Sequence[Rows]
+    compute: Callable[..., Sequence[Tensor]]
+
+
+def rounds(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """`parameters`, largest first, as many at a time as there are ranks to own them."""
+    ordered = sorted(parameters, key=lambda each: -each.numel())
+    if ordered:
+        group = _group_of(ordered[0])
+        many = dist.get_world_size(group) if group else 1
+        yield from (ordered[at : at + many] for at in range(0, len(ordered), many))
+
+
+def compute_whole(like: Tensor, tasks: Sequence[WholeTask]) -> None:
+    """Fill the outputs of `tasks`, at most one for each rank; every rank calls it alike.
+
+    `like`: a parameter that is sliced as they are.
+    """
+    group = _group_of(like)
+    if group is None or dist.get_world_size(group) == 1:
+        for task in tasks:
+            # Copies lie as an owner's do: kernels may round by where memory begins.
+            found = task.compute(*(rows.local.clone() for rows in task.inputs))
+            for rows, whole in zip(task.outputs, found, strict=True):
+                rows.local.copy_(whole)
+        return
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    mine = tasks[rank] if rank < len(tasks) else None
+    sent = [[rows.local for rows in task.inputs] for task in tasks]
+    received = _exchange(sent, mine.inputs if mine else (), group)
+    outgoing: list[list[Tensor]] = [[] for _ in range(world)]
+    if mine:
+        wholes = [
+            torch.cat([pieces[number].view(-1) for pieces in received]).view(rows.shape)
+            for number, rows in enumerate(mine.inputs)
+        ]
+        found = mine.compute(*wholes)
+        for rows, whole in zip(mine.outputs, found, strict=True):
+            cuts = [rows.share(each, world) for each in range(world)]
+            for pieces, piece in zip(outgoing, torch.split(whole, cuts), strict=True):
+                pieces.append(piece)
+    _take_back(outgoing, tasks, group)
+
+
+def _exchange(
+    sent: Sequence[Sequence[Tensor]], inputs: Sequence[Rows], group: dist.ProcessGroup
+) -> list[list[Tensor]]:
+    """Send the tensors `sent[owner]` to each owner; by rank, what came of `inputs`."""
+    world = dist.get_world_size(group)
+    sizes = [[rows.share(each, world) * rows.width for rows in inputs] for each in range(world)]
+    flat = _all_to_all(_padded(sent, world), [sum(each) for each in sizes], group)
+    parts = torch.split(flat, [size for each in sizes for size in each])
+    many = len(inputs)
+    return [list(parts[each * many : (each + 1) * many]) for each in range(world)]
+
+
+def _take_back(
+    outgoing: Sequence[Sequence[Tensor]], tasks: Sequence[WholeTask], group: dist.ProcessGroup
+) -> None:
+    """Send each rank its rows of what this one computed; take those of all tasks."""
+    world = dist.get_world_size(group)
+    sizes = [sum(rows.local.numel() for rows in task.outputs) for task in tasks]
+    flat = _all_to_all(_padded(outgoing, world), sizes + [0] * (world - len(tasks)), group)
+    rows_in_order = [rows for task in tasks for rows in task.outputs]
+    pieces = torch.split(flat, [rows.local.numel() for rows in rows_in_order])
+    for rows, piece in zip(rows_in_order, pieces, strict=True):
+        rows.local.copy_(piece.view(rows.local.shape))
+
+
+def _padded(lists: Sequence[Sequence[Tensor]], world: int) -> list[Sequence[Tensor]]:
+    return [*lists, *([()] * (world - len(lists)))]
+
+
+def _all_to_all(
+    sent: Sequence[Sequence[Tensor]], sizes: list[int], group: dist.ProcessGroup
+) -> Tensor:
+    """Send each rank its tensors; what came, in the order of ranks, one after another."""
+    flats = [[each.reshape(-1) for each in tensors] for tensors in sent]
+    everything = [each for tensors in flats for each in tensors]
+    device = everything[0].device if everything else torch.device("cpu")
+    if not everything and dist.get_backend(group) == "nccl":
+        device = torch.device("cuda", torch.cuda.current_device())
+    outgoing = torch.cat(everything) if everything else torch.empty(0, device=device)
+    incoming = torch.empty(sum(sizes), device=device)
+    counts = [sum(each.numel() for each in tensors) for tensors in flats]
+    dist.all_to_all_single(incoming, outgoing, sizes, counts, group=group)
+    return incoming
+
+
+def _group_of(tensor: Tensor) -> dist.ProcessGroup | None:
+    """The ranks over which `tensor` is sliced; None if it is whole here."""
+    if not isinstance(tensor, DTensor):
+        return None
+    for axis, placement in enumerate(tensor.placements):
+        if placement.is_shard(0):
+            return tensor.device_mesh.get_group(axis)
+    return None
