@@ -3,8 +3,24 @@ import math
 import pytest
 import torch
 
-from trainrig.models.attention import Attention, KeyValueCache
+from trainrig.models.architecture.positions import Rope
+from trainrig.models.attention import Attention, KeyValueCache, Sight
+from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.positions import Rotation
+
+ROPE = Rope(theta=100.0)
+
+
+def build_attention(channels: int, heads: int, kv_heads: int, width: int) -> Attention:
+    config = DecoderConfig(
+        layers=1,
+        channels=channels,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_channels=width,
+        vocabulary=4,
+    )
+    return Attention(config.shapes.layers[0].attention, width, config.norm)
 
 
 def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -30,29 +46,29 @@ def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch
     ("heads", "kv_heads", "width"), [(1, 1, 4), (4, 4, 2), (4, 2, 6), (6, 1, 2)]
 )
 def test_it_equals_attention_written_as_loops(heads, kv_heads, width):
-    attention = Attention(12, heads, kv_heads, width)
+    attention = build_attention(12, heads, kv_heads, width)
     x = torch.randn(2, 9, 12)
-    rotation = Rotation(torch.arange(9), width, 100.0)
-    together = attention(x, rotation)
+    rotation = Rotation(torch.arange(9), width, ROPE)
+    together = attention(x, Sight(rotation))
     for row in range(2):
         assert torch.allclose(together[row], by_loops(attention, x[row], rotation), atol=1e-6)
 
 
 @pytest.mark.parametrize("pieces", [[1] * 9, [9], [4, 5], [1, 6, 2], [8, 1]])
 def test_pieces_through_a_cache_see_what_the_whole_sees(pieces):
-    attention = Attention(12, 4, 2, 6)
+    attention = build_attention(12, 4, 2, 6)
     x = torch.randn(2, 9, 12)
-    whole = attention(x, Rotation(torch.arange(9), 6, 100.0))
+    whole = attention(x, Sight(Rotation(torch.arange(9), 6, ROPE)))
     cache, outputs = KeyValueCache(), []
     for piece in x.split(pieces, dim=1):
         positions = torch.arange(len(cache), len(cache) + piece.shape[1])
-        outputs.append(attention(piece, Rotation(positions, 6, 100.0), cache))
+        outputs.append(attention(piece, Sight(Rotation(positions, 6, ROPE)), cache))
     assert len(cache) == 9
     assert torch.allclose(torch.cat(outputs, dim=1), whole, atol=1e-6)
 
 
 def test_its_slopes_are_those_of_its_values():
-    attention = Attention(4, 2, 1, 2).double()
-    rotation = Rotation(torch.arange(3), 2, 100.0)
+    attention = build_attention(4, 2, 1, 2).double()
+    rotation = Rotation(torch.arange(3), 2, ROPE)
     x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: attention(x, rotation), (x,))
+    assert torch.autograd.gradcheck(lambda x: attention(x, Sight(rotation)), (x,))

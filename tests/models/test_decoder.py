@@ -12,9 +12,9 @@ from trainrig.models.decoder import (
     Decoder,
     DecoderConfig,
     count_parameters,
-    initial_value,
     initialise,
 )
+from trainrig.models.initial_values import fill_fresh
 
 TINY = {"layers": 1, "channels": 8, "heads": 2}
 
@@ -40,7 +40,7 @@ def test_sizes_that_are_not_set_follow_from_the_others():
         ({"heads": 8}, "a head has 1 channels"),
         ({"head_channels": 3}, "a head has 3 channels"),
         ({"layers": 0}, "layers"),
-        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"position_embedding": {"kind": "Rope", "theta": -1.0}}, "position_embedding.theta"),
         ({"chanels": 8}, "did you mean 'channels'?"),
         ({"channels": 8.5}, "channels"),
     ],
@@ -204,10 +204,24 @@ def test_fresh_weights_have_the_scale_that_is_asked_for():
         ("layers.3.attention.output.weight", 0.02 / math.sqrt(16)),
         ("layers.3.feedforward.down.weight", 0.02 / math.sqrt(16)),
     ]:
-        value = initial_value(name, (512, 256), config, seed=0)
+        value = torch.empty(512, 256)
+        fill_fresh(value, name, (512, 256), (0, 0), config, seed=0)
         assert value.std().item() == pytest.approx(std, rel=0.02)
         assert abs(value.mean().item()) < std / 50
-    assert torch.equal(initial_value("norm.weight", (5,), config, seed=0), torch.ones(5))
+    gains = torch.empty(5)
+    fill_fresh(gains, "norm.weight", (5,), (0,), config, seed=0)
+    assert torch.equal(gains, torch.ones(5))
+
+
+@pytest.mark.parametrize("first", [(0, 0), (3, 0), (0, 20), (511, 255), (100, 7)])
+def test_a_slice_of_fresh_weights_is_drawn_by_itself(first):
+    config = DecoderConfig(layers=8, channels=256, heads=4, vocabulary=512)
+    whole = torch.empty(512, 256)
+    fill_fresh(whole, "embedding.weight", (512, 256), (0, 0), config, seed=0)
+    wanted = whole[first[0] : first[0] + 90, first[1] : first[1] + 200]
+    part = torch.empty(wanted.shape)
+    fill_fresh(part, "embedding.weight", (512, 256), first, config, seed=0)
+    assert torch.equal(part, wanted)
 
 
 def test_every_parameter_gets_a_slope_and_a_short_text_is_learnt_by_heart(build):

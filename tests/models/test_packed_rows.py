@@ -6,8 +6,17 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainrig.models.attention import Attention, KeyValueCache, document_mask
-from trainrig.models.hf import tensor_names
+from trainrig.models.architecture.positions import Rope
+from trainrig.models.attention import (
+    Attention,
+    KeyValueCache,
+    Sight,
+    document_mask,
+    document_numbers,
+)
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.families.llama import LLAMA
+from trainrig.models.families.tensors import table_of, tensor_shapes
 from trainrig.models.positions import Rotation
 
 ROWS = [[5, 1, 9, 7], [22], [1, 1, 20], [11, 11]]  # lengths of documents, row by row
@@ -70,13 +79,14 @@ def test_transformers_gives_each_document_alone_the_same_logits(build):
             num_attention_heads=shape.heads,
             num_key_value_heads=shape.kv_heads,
             max_position_embeddings=config.positions,
-            rms_norm_eps=config.norm_epsilon,
-            rope_theta=config.rope_theta,
+            rms_norm_eps=config.norm.epsilon,
+            rope_theta=config.position_embedding.theta,
             tie_word_embeddings=config.tie_embeddings,
         )
     )
-    state, names = model.state_dict(), tensor_names(config)
-    missing = llama.load_state_dict({names[ours]: state[ours] for ours in names}, strict=False)
+    state, names = model.state_dict(), table_of(LLAMA, config, tensor_shapes(config))
+    theirs = {name.theirs: state[name.ours[0]] for name in names}
+    missing = llama.load_state_dict(theirs, strict=False)
     assert missing.missing_keys == ["lm_head.weight"]  # tied
     with torch.no_grad():
         packed = model(ids, positions_BT=packed_positions(ROWS)).logits
@@ -123,7 +133,7 @@ def test_tokens_are_turned_by_the_positions_given_and_not_by_their_places(build)
 
 def test_a_row_may_begin_inside_a_document():
     positions = torch.tensor([[4, 5, 0, 1], [0, 1, 2, 0]])
-    assert document_mask(positions).int().tolist() == [
+    assert document_mask(document_numbers(positions), 4).int().tolist() == [
         [[[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]],
         [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]],
     ]
@@ -132,20 +142,25 @@ def test_a_row_may_begin_inside_a_document():
 def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
     x = torch.randn(2, 3, 7, 16)
     positions = torch.stack([torch.arange(7), torch.tensor([0, 1, 0, 1, 2, 3, 0])])
-    together = Rotation(positions, 16, 100.0)(x)
+    together = Rotation(positions, 16, Rope(theta=100.0))(x)
     for row in range(2):
-        assert torch.equal(together[row], Rotation(positions[row], 16, 100.0)(x[row : row + 1])[0])
+        assert torch.equal(
+            together[row], Rotation(positions[row], 16, Rope(theta=100.0))(x[row : row + 1])[0]
+        )
 
 
 def test_slopes_under_a_mask_are_those_of_the_values():
-    attention = Attention(4, 2, 1, 2).double()
+    config = DecoderConfig(layers=1, channels=4, heads=2, kv_heads=1, vocabulary=4)
+    attention = Attention(config.shapes.layers[0].attention, 2, config.norm).double()
     positions = torch.tensor([[0, 1, 0, 1]])
-    rotation, mask = Rotation(positions, 2, 100.0), document_mask(positions)
+    numbers = document_numbers(positions)
+    rotation = Rotation(positions, 2, Rope(theta=100.0))
+    sight = Sight(rotation, numbers, mask_B1TS=document_mask(numbers, 4))
     x = torch.randn(1, 4, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: attention(x, rotation, None, mask), (x,))
+    assert torch.autograd.gradcheck(lambda x: attention(x, sight), (x,))
 
 
 def test_positions_beside_caches_are_refused(build):
     model = build()
-    with pytest.raises(ValueError, match="caches hold one document a row"):
+    with pytest.raises(ValueError, match="positions beside caches: give documents_BS"):
         model(random_ids(1), [KeyValueCache() for _ in model.layers], packed_positions([[T]]))

@@ -5,11 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainrig.models.architecture.positions import Rope
 from trainrig.models.positions import Rotation
 
 
 def turned(vector: torch.Tensor, position: int, theta: float = 10_000.0) -> torch.Tensor:
-    rotation = Rotation(torch.tensor([position]), len(vector), theta)
+    rotation = Rotation(torch.tensor([position]), len(vector), Rope(theta=theta))
     return rotation(vector[None, None, None])[0, 0, 0]
 
 
@@ -40,12 +41,12 @@ def test_a_product_of_query_and_key_depends_on_their_distance_alone(query, key, 
 
 def test_lengths_are_kept():
     x = torch.randn(2, 3, 7, 16)
-    y = Rotation(torch.arange(7), 16, 10_000.0)(x)
+    y = Rotation(torch.arange(7), 16, Rope())(x)
     assert torch.allclose(y.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
 
 
 def test_bfloat16_is_turned_by_angles_of_float32():
     x = torch.ones(1, 1, 1, 64, dtype=torch.bfloat16)
     position = torch.tensor([1001])  # bfloat16 knows 1000 and 1004
-    exact = Rotation(position, 64, 10_000.0)(x.float())
-    assert torch.equal(Rotation(position, 64, 10_000.0)(x), exact.bfloat16())
+    exact = Rotation(position, 64, Rope())(x.float())
+    assert torch.equal(Rotation(position, 64, Rope())(x), exact.bfloat16())

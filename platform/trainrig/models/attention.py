@@ -4,11 +4,31 @@ Shapes: B batch, T new positions, S positions seen in all (cached ones first), C
 stream, H query heads, K key and value heads, D channels of one head.
 """
 
+import math
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainrig.models.positions import Rotation
+from trainrig.models.architecture.norms import Normalisation
+from trainrig.models.architecture.shapes import AttentionShape
+from trainrig.models.blocked_attention import blocked_attention
+from trainrig.models.feedforward import projection
+from trainrig.models.norm import Norm
+from trainrig.models.positions import Rotation, alibi_slopes
+
+
+class Cache(Protocol):
+    """The keys and values that one layer has computed so far."""
+
+    def __len__(self) -> int:
+        """Positions read, also those that it no longer holds."""
+        ...
+
+    def extend(self, keys_BKTD: Tensor, values_BKTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of the newest positions; all that the layer may see, in order, newest last."""
+        ...
 
 
 class KeyValueCache:
@@ -30,78 +50,154 @@ class KeyValueCache:
         self._keys, self._values = keys_BKTD, values_BKTD
         return keys_BKTD, values_BKTD
 
+    def select(self, rows: Tensor) -> "KeyValueCache":
+        """A cache of the rows `rows`, one of them as often as it is named."""
+        chosen = KeyValueCache()
+        if self._keys is not None and self._values is not None:
+            chosen._keys = self._keys.index_select(0, rows)
+            chosen._values = self._values.index_select(0, rows)
+        return chosen
+
+
+class Sight:
+    """What the tokens of a row may see in layers of one kind, and how they are turned for it.
+
+    A plain object for the reason that `Rotation` is one.
+    """
+
+    def __init__(
+        self,
+        rotation: Rotation | None = None,
+        documents_BS: Tensor | None = None,
+        window: int | None = None,
+        mask_B1TS: Tensor | None = None,
+    ) -> None:
+        """`documents_BS`: the document of each position; None: one a row. `mask_B1TS` says the same
+        for kernels that take one: true where a query may look, whatever the window."""
+        self.rotation, self.window = rotation, window
+        self.documents_BS, self.mask_B1TS = documents_BS, mask_B1TS
+
 
 class Attention(nn.Module):
     """Causal attention in which groups of query heads share a key and value head.
 
     Grouped queries: Ainslie et al. 2023, arXiv:2305.13245; with as many key heads as query heads
-    it is the multi-head attention of Vaswani et al. 2017, arXiv:1706.03762.
+    it is the multi-head attention of Vaswani et al. 2017, arXiv:1706.03762, with one the
+    multi-query attention of Shazeer 2019, arXiv:1911.02150.
     """
 
-    def __init__(self, channels: int, heads: int, kv_heads: int, head_channels: int) -> None:
+    sinks: nn.Parameter | None
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        head_channels: int,
+        norm: Normalisation,
+        query_scale: float | None = None,
+        logit_cap: float | None = None,
+        alibi: bool = False,
+    ) -> None:
         super().__init__()
         self.head_channels = head_channels
-        self.query = nn.Linear(channels, heads * head_channels, bias=False)
-        self.key = nn.Linear(channels, kv_heads * head_channels, bias=False)
-        self.value = nn.Linear(channels, kv_heads * head_channels, bias=False)
-        self.output = nn.Linear(heads * head_channels, channels, bias=False)
+        self.query_scale, self.logit_cap, self.alibi = query_scale, logit_cap, alibi
+        self.query = projection(shape.query)
+        self.key = projection(shape.key)
+        self.value = projection(shape.value)
+        self.output = projection(shape.output)
+        self.query_norm = None if shape.query_norm is None else Norm(shape.query_norm, norm)
+        self.key_norm = None if shape.key_norm is None else Norm(shape.key_norm, norm)
+        self.sinks = (
+            None if shape.sinks is None else nn.Parameter(torch.zeros(shape.sinks.channels))
+        )
 
-    def forward(
-        self,
-        x_BTC: Tensor,
-        rotation: Rotation,
-        cache: KeyValueCache | None = None,
-        mask_B1TS: Tensor | None = None,
-    ) -> Tensor:
-        """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions.
-
-        `mask_B1TS` is true where a query may look; without one, at itself and all before it.
-        """
-        query_BHTD = rotation(self._split_heads(self.query(x_BTC)))
-        key_BKSD = rotation(self._split_heads(self.key(x_BTC)))
-        value_BKSD = self._split_heads(self.value(x_BTC))
+    def forward(self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None) -> Tensor:
+        """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions."""
+        query_BHTD = self._heads(self.query(x_BTC), self.query_norm)
+        key_BKSD = self._heads(self.key(x_BTC), self.key_norm)
+        if sight.rotation is not None:
+            query_BHTD, key_BKSD = sight.rotation(query_BHTD), sight.rotation(key_BKSD)
+        value_BKSD = self._heads(self.value(x_BTC), None)
         if cache is not None:
             key_BKSD, value_BKSD = cache.extend(key_BKSD, value_BKSD)
-        seen_BHTD = self.attend(query_BHTD, key_BKSD, value_BKSD, mask_B1TS)
+        seen_BHTD = self.attend(query_BHTD, key_BKSD, value_BKSD, sight)
         mixed_BTC: Tensor = self.output(seen_BHTD.transpose(1, 2).flatten(2))
         return mixed_BTC
 
     def attend(
-        self,
-        query_BHTD: Tensor,
-        key_BKSD: Tensor,
-        value_BKSD: Tensor,
-        mask_B1TS: Tensor | None = None,
+        self, query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, sight: Sight
     ) -> Tensor:
         """What each query sees, [B, H, T, D]; the queries are those of the last T of S positions.
 
-        Apart from `forward` so that another way to attend (over devices, say) can take its place.
+        By torch's kernel where it can, else by ours. Apart from `forward` so that another way to
+        attend (over devices, say) can take its place.
         """
         new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
-        if mask_B1TS is None and new != seen:
+        windowed = sight.window is not None and sight.window < seen
+        if windowed or self.logit_cap is not None or self.sinks is not None or self.alibi:
+            return self._attend_in_blocks(query_BHTD, key_BKSD, value_BKSD, sight)
+        mask_B1TS, causal = sight.mask_B1TS, False
+        if mask_B1TS is not None:
+            mask_B1TS = mask_B1TS[..., mask_B1TS.shape[-1] - seen :]
+        elif new == seen:
+            causal = True  # not the comparison itself: where lengths are symbols, that is no bool
+        elif new > 1:  # one alone sees all there is
             mask_B1TS = _causal_mask(new, seen, query_BHTD.device)
         return F.scaled_dot_product_attention(
             query_BHTD,
             key_BKSD,
             value_BKSD,
             attn_mask=mask_B1TS,
-            is_causal=mask_B1TS is None,
+            is_causal=causal,
+            scale=self.query_scale,
             enable_gqa=query_BHTD.shape[1] != key_BKSD.shape[1],
         )
 
-    def _split_heads(self, x_BTE: Tensor) -> Tensor:
-        return x_BTE.view(*x_BTE.shape[:2], -1, self.head_channels).transpose(1, 2)
+    def _attend_in_blocks(
+        self, query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, sight: Sight
+    ) -> Tensor:
+        seen, documents_BS, slopes_H = key_BKSD.shape[2], sight.documents_BS, None
+        if documents_BS is not None:
+            documents_BS = documents_BS[:, documents_BS.shape[1] - seen :]
+        if self.alibi:
+            heads = query_BHTD.shape[1]
+            slopes_H = torch.tensor(alibi_slopes(heads), device=query_BHTD.device)
+        return blocked_attention(
+            query_BHTD,
+            key_BKSD,
+            value_BKSD,
+            scale=self.query_scale or 1 / math.sqrt(self.head_channels),
+            window=sight.window,
+            cap=self.logit_cap,
+            documents_BS=documents_BS,
+            slopes_H=slopes_H,
+            sinks_H=self.sinks,
+        )
+
+    def _heads(self, x_BTE: Tensor, norm: Norm | None) -> Tensor:
+        """[B, heads, T, D], normed if there is a norm: of all channels, or those of each head."""
+        if norm is not None and norm.weight.shape[0] == x_BTE.shape[-1] != self.head_channels:
+            x_BTE, norm = norm(x_BTE), None
+        x_BTHD = x_BTE.view(*x_BTE.shape[:2], -1, self.head_channels)
+        if norm is not None:
+            x_BTHD = norm(x_BTHD)
+        return x_BTHD.transpose(1, 2)
 
 
-def document_mask(positions_BT: Tensor) -> Tensor:
-    """[B, 1, T, T], true where a query may look: at itself and before it, in its own document.
+def document_numbers(positions_BT: Tensor) -> Tensor:
+    """[B, T], the document of each token. `positions_BT` [B, T] counts from 0 in each; a row may
+    begin inside one."""
+    return (positions_BT == 0).cumsum(dim=1)
 
-    `positions_BT` [B, T] counts from 0 in each document; a row may begin inside one. Takes
-    B * T * T bytes, and attention is computed over whole rows, of which the mask drops most.
+
+def document_mask(documents_BS: Tensor, new: int) -> Tensor:
+    """[B, 1, T, S], true where one of the last `new` positions may look: at itself and before it,
+    in its own document.
+
+    Takes B * T * S bytes, and attention is computed over whole rows, of which it drops most.
     """
-    documents_BT = (positions_BT == 0).cumsum(dim=1)
-    together_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
-    return together_BTT.tril()[:, None]
+    own_BT = documents_BS[:, documents_BS.shape[1] - new :]
+    together_BTS = own_BT[:, :, None] == documents_BS[:, None, :]
+    return together_BTS.tril(documents_BS.shape[1] - new)[:, None]
 
 
 def _causal_mask(new: int, seen: int, device: torch.device) -> Tensor:

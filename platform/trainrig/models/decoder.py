@@ -1,52 +1,94 @@
-"""A causal language model in the manner of Llama (Touvron et al. 2023, arXiv:2302.13971).
+"""A causal language model of the parts that its settings choose.
 
-Root-mean-square norms before each part, rotary positions, grouped queries, SwiGLU, no biases; the
-output head may be the embedding itself.
+Without other settings it is in the manner of Llama (Touvron et al. 2023, arXiv:2302.13971):
+root-mean-square norms before each part, rotary positions, grouped queries, SwiGLU, no biases.
 
-Shapes: B batch, T positions, C channels, V entries of the vocabulary.
+Shapes: B batch, T positions, S positions with those that caches hold, C channels, V entries of the
+vocabulary.
 """
 
-import hashlib
-import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainrig.models.attention import Attention, KeyValueCache, document_mask
+from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.norms import PostNorm
+from trainrig.models.architecture.positions import Alibi, Rope
+from trainrig.models.architecture.shapes import (
+    FeedForwardShape,
+    LayerShape,
+    MixtureShape,
+    NormShape,
+)
+from trainrig.models.attention import Attention, Cache, Sight, document_mask, document_numbers
 from trainrig.models.decoder_config import DecoderConfig, ParameterCount, Shape, count_parameters
 from trainrig.models.embedding import Embedding
-from trainrig.models.feedforward import SwiGLU
-from trainrig.models.norm import RMSNorm
-from trainrig.models.output import ModelOutput
+from trainrig.models.feedforward import DenseFeedForward, projection
+from trainrig.models.initial_values import fill_fresh
+from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward
+from trainrig.models.norm import Norm
+from trainrig.models.output import Head, ModelOutput
 from trainrig.models.positions import Rotation
-
-# Projections that add to the residual stream, one of each a layer.
-RESIDUAL = ("attention.output.weight", "feedforward.down.weight")
 
 
 class Layer(nn.Module):
-    """One layer: each token looks back, then is worked on by itself."""
+    """One layer: each token looks back, then is worked on by itself, or both at once."""
 
-    def __init__(self, shape: Shape, norm_epsilon: float) -> None:
+    def __init__(self, shape: LayerShape, config: DecoderConfig) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(shape.channels, norm_epsilon)
-        self.attention = Attention(shape.channels, shape.heads, shape.kv_heads, shape.head_channels)
-        self.feedforward_norm = RMSNorm(shape.channels, norm_epsilon)
-        self.feedforward = SwiGLU(shape.channels, shape.feedforward_channels)
+        self.block, self.residual_multiplier = config.block, config.residual_multiplier
+        settings = config.plain.attention
+
+        def norm(of: NormShape | None) -> Norm | None:
+            return None if of is None else Norm(of, config.norm)
+
+        self.attention_norm = norm(shape.attention_norm)
+        self.attention = Attention(
+            shape.attention,
+            config.shape.head_channels,
+            config.norm,
+            settings.query_scale,
+            settings.logit_cap,
+            isinstance(config.position_embedding, Alibi),
+        )
+        self.attention_output_norm = norm(shape.attention_output_norm)
+        self.feedforward_norm = norm(shape.feedforward_norm)
+        self.feedforward = _feedforward(shape.feedforward, config)
+        self.feedforward_output_norm = norm(shape.feedforward_output_norm)
 
     def forward(
-        self,
-        x_BTC: Tensor,
-        rotation: Rotation,
-        cache: KeyValueCache | None = None,
-        mask_B1TT: Tensor | None = None,
-    ) -> Tensor:
-        """[B, T, C] to [B, T, C]; `mask_B1TT` is true where a token may look."""
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache, mask_B1TT)
-        changed_BTC: Tensor = x_BTC + self.feedforward(self.feedforward_norm(x_BTC))
-        return changed_BTC
+        self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, T, C] to [B, T, C], and what its router adds to the loss, if it has one; `cache`, if
+        given, is extended by these T positions."""
+        if self.block.kind == "ParallelBlock":
+            seen_BTC = _normed(self.attention_norm, x_BTC)
+            alone_BTC = seen_BTC
+            if self.feedforward_norm is not None:
+                alone_BTC = self.feedforward_norm(x_BTC)
+            changed_BTC, router = self._work(alone_BTC)
+            both_BTC = self.attention(seen_BTC, sight, cache) + changed_BTC
+            return x_BTC + self._scaled(both_BTC), router
+        if isinstance(self.block, PostNorm):
+            x_BTC = x_BTC + self._scaled(self.attention(x_BTC, sight, cache))
+            x_BTC = _normed(self.attention_norm, x_BTC)
+            changed_BTC, router = self._work(x_BTC)
+            return _normed(self.feedforward_norm, x_BTC + self._scaled(changed_BTC)), router
+        seen_BTC = self.attention(_normed(self.attention_norm, x_BTC), sight, cache)
+        x_BTC = x_BTC + self._scaled(_normed(self.attention_output_norm, seen_BTC))
+        changed_BTC, router = self._work(_normed(self.feedforward_norm, x_BTC))
+        changed_BTC = _normed(self.feedforward_output_norm, changed_BTC)
+        return x_BTC + self._scaled(changed_BTC), router
+
+    def _work(self, x_BTC: Tensor) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self.feedforward, ExpertFeedForward):
+            changed_BTC, router = self.feedforward(x_BTC)
+            return changed_BTC, router
+        return self.feedforward(x_BTC), None
+
+    def _scaled(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC if self.residual_multiplier == 1 else x_BTC * self.residual_multiplier
 
 
 class Decoder(nn.Module):
@@ -56,49 +98,113 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        shape = config.shape
+        shapes, window = config.shapes, config.attention.window
         self.config = config
-        self.shape = shape
-        self.embedding = Embedding(shape.vocabulary, shape.channels)
-        self.layers = nn.ModuleList(Layer(shape, config.norm_epsilon) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.channels, config.norm_epsilon)
-        # A tied head has no name of its own: one tensor, one entry in every checkpoint.
-        self.head = (
-            None
-            if config.tie_embeddings
-            else nn.Linear(shape.channels, shape.vocabulary, bias=False)
+        self.shape = config.shape
+        self.embedding = Embedding(shapes.embedding.entries, shapes.embedding.channels)
+        learnt = shapes.position_embedding
+        self.position_embedding = (
+            None if learnt is None else nn.Embedding(learnt.entries, learnt.channels)
         )
+        self.layers = nn.ModuleList(Layer(shape, config) for shape in shapes.layers)
+        # Which layers see a window only.
+        self._local = [window is not None and window.is_local(n) for n in range(config.layers)]
+        self.norm = None if shapes.norm is None else Norm(shapes.norm, config.norm)
+        self._logit_multiplier = config.plain.logit_multiplier
+        # A tied head has no name of its own: one tensor, one entry in every checkpoint.
+        self.head = None if shapes.head is None else projection(shapes.head)
 
     def forward(
         self,
         ids_BT: Tensor,
-        caches: Sequence[KeyValueCache] | None = None,
+        caches: Sequence[Cache] | None = None,
         positions_BT: Tensor | None = None,
+        documents_BS: Tensor | None = None,
+        places_N: Tensor | None = None,
     ) -> ModelOutput:
-        """Logits [B, T, V] of the token after each of `ids_BT` [B, T].
+        """What gives the logits [B, T, V] of the token after each of `ids_BT` [B, T].
+
+        With `places_N`, indices into the B * T places, only those of these: [N, V].
 
         With `caches`, one for each layer, `ids_BT` continues what they hold, and they are extended.
         With `positions_BT` [B, T], each token's place in its own document, rows hold several
-        documents: a new one begins at each 0, and no token sees another's. Not both.
+        documents: a new one begins at each 0, and no token sees another's. With caches, where a row
+        may begin with padding, say, `documents_BS` [B, S] numbers the documents of all positions,
+        those that the caches have read first.
         """
         past = len(caches[0]) if caches else 0
         last = past + ids_BT.shape[1]
-        if last > self.config.positions:
+        if last > self.config.positions and documents_BS is None:
             raise ValueError(f"{last} tokens for a model of {self.config.positions} positions")
         if positions_BT is None:
-            positions, mask_B1TT = torch.arange(past, last, device=ids_BT.device), None
-        elif caches:
-            raise ValueError("caches hold one document a row: give no positions beside them")
+            positions = torch.arange(past, last, device=ids_BT.device)
+        elif caches and documents_BS is None:
+            raise ValueError("positions beside caches: give documents_BS, of all positions, too")
         else:
-            positions, mask_B1TT = positions_BT, document_mask(positions_BT)
-        rotation = Rotation(positions, self.shape.head_channels, self.config.rope_theta)
-        x_BTC = self.embedding(ids_BT)
+            positions = positions_BT
+            if documents_BS is None:
+                documents_BS = document_numbers(positions_BT)
+        x_BTC = self._embed(ids_BT, positions)
+        sights = self._sights(positions, documents_BS)
+        routers: list[Tensor] = []
         for index, layer in enumerate(self.layers):
-            x_BTC = layer(x_BTC, rotation, caches[index] if caches else None, mask_B1TT)
-        x_BTC = self.norm(x_BTC)
-        if self.head is None:
-            return ModelOutput(F.linear(x_BTC, self.embedding.weight))
-        return ModelOutput(self.head(x_BTC))
+            sight = sights[self._local[index]]
+            x_BTC, router = layer(x_BTC, sight, caches[index] if caches else None)
+            if router is not None:
+                routers.append(router)
+        if places_N is not None:
+            x_BTC = x_BTC.flatten(0, 1)[places_N]
+        x_BTC = _normed(self.norm, x_BTC)
+        layer = self.embedding if self.head is None else self.head
+        # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
+        whole_weight = getattr(layer, "whole_weight", None)
+        weight_VC: Tensor = whole_weight() if whole_weight else layer.weight
+        bias_V = None if self.head is None else self.head.bias
+        if torch.is_grad_enabled() and weight_VC.requires_grad and not x_BTC.requires_grad:
+            # All but the head is frozen: FSDP adds up once the slope of `hidden` is known.
+            x_BTC.requires_grad_()
+        return ModelOutput(x_BTC, self._output_head(weight_VC, bias_V), self._router_terms(routers))
+
+    def _output_head(self, weight_VC: Tensor, bias_V: Tensor | None) -> Head:
+        if self.config.head == "score":  # of a score, nothing is capped: what it is worth would go
+            return Head(weight_VC)
+        return Head(weight_VC, bias_V, self.config.logit_cap, self._logit_multiplier)
+
+    def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
+        x_BTC: Tensor = self.embedding(ids_BT)
+        if self.config.embedding_multiplier != 1:
+            x_BTC = x_BTC * self.config.embedding_multiplier
+        if self.position_embedding is not None:
+            x_BTC = x_BTC + self.position_embedding(positions)
+        return x_BTC
+
+    def _sights(self, positions: Tensor, documents_BS: Tensor | None) -> dict[bool, Sight]:
+        """What is seen in global (False) and in local layers (True)."""
+        new, width = positions.shape[-1], self.shape.head_channels
+        mask_B1TS = None if documents_BS is None else document_mask(documents_BS, new)
+        rope, window = self.config.position_embedding, self.config.attention.window
+        rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None
+        sights = {False: Sight(rotation, documents_BS, None, mask_B1TS)}
+        if window is not None:
+            local = rotation if window.rope is None else Rotation(positions, width, window.rope)
+            sights[True] = Sight(local, documents_BS, window.size, mask_B1TS)
+        return sights
+
+    def _router_terms(self, routers: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Means over the layers that have experts of the terms that the settings ask for, and
+        [E] the tokens of each expert by layer."""
+        mixture = self.config.feedforward
+        if not isinstance(mixture, MixtureOfExperts):
+            return {}
+        wanted = (mixture.balance_loss, mixture.router_z_loss, mixture.balance_bias)
+        count = len(ROUTER_TERMS)
+        means = torch.stack([router[:count] for router in routers]).mean(0)
+        terms = zip(ROUTER_TERMS, means.unbind(), wanted, strict=True)
+        tokens = {
+            f"{EXPERT_TOKENS}/{layer}": router[count:].detach()
+            for layer, router in enumerate(routers, mixture.dense_layers)
+        }
+        return {name: mean for name, mean, asked in terms if asked} | tokens
 
 
 def initialise(model: Decoder, seed: int) -> None:
@@ -106,28 +212,22 @@ def initialise(model: Decoder, seed: int) -> None:
 
     Made on the meta device, a model needs `to_empty` first: nothing else of it has to be kept.
     """
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_value(name, parameter.shape, model.config, seed))
+    for name, parameter in model.named_parameters():
+        first = (0,) * parameter.ndim
+        fill_fresh(parameter, name, parameter.shape, first, model.config, seed)
 
 
-def initial_value(name: str, size: Sequence[int], config: DecoderConfig, seed: int) -> Tensor:
-    """The fresh value of one parameter: float32, on the CPU, a function of its arguments alone.
+def _feedforward(
+    shape: FeedForwardShape | MixtureShape, config: DecoderConfig
+) -> DenseFeedForward | ExpertFeedForward:
+    if isinstance(shape, FeedForwardShape):
+        return DenseFeedForward(shape, config.network)
+    assert isinstance(config.feedforward, MixtureOfExperts)
+    return ExpertFeedForward(shape, config.feedforward)
 
-    Each name draws from a generator of its own, so no value depends on which others are drawn, in
-    what order or where: one process and a thousand workers begin with the same weights.
-    Scale: GPT-2's (Radford et al. 2019, section 2.3), with the residual projections divided by the
-    root of their number, so that the stream does not grow with depth.
-    """
-    if len(size) == 1:
-        return torch.ones(size)  # gains of the norms
-    std = config.initial_std
-    if name.endswith(RESIDUAL):
-        std /= math.sqrt(2 * config.layers)
-    digest = hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=8).digest()
-    # Generators take 63 bits without wrapping to negative seeds.
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.randn(tuple(size), generator=generator, dtype=torch.float32).mul_(std)
+
+def _normed(norm: Norm | None, x_BTC: Tensor) -> Tensor:
+    return x_BTC if norm is None else norm(x_BTC)
 
 
 __all__ = [
@@ -137,6 +237,5 @@ __all__ = [
     "ParameterCount",
     "Shape",
     "count_parameters",
-    "initial_value",
     "initialise",
 ]

@@ -1,13 +1,54 @@
-"""The sizes of a decoder, and what follows from them alone: no torch is needed to know it."""
+"""The settings of a decoder, and what follows from them alone: no torch is needed to know it."""
 
+import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from trainrig.config import Settings
+from trainrig.config import Settings, did_you_mean
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.attention import AttentionSettings, Biases
+from trainrig.models.architecture.feedforward import (
+    GATED,
+    FeedForward,
+    MixtureOfExperts,
+    Network,
+    SwiGLU,
+)
+from trainrig.models.architecture.initialisation import GPT2Init, Initialisation
+from trainrig.models.architecture.norms import (
+    Block,
+    LayerNorm,
+    Normalisation,
+    OutputNorm,
+    ParallelBlock,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+    SandwichNorm,
+)
+from trainrig.models.architecture.positions import LearnedPositions, PositionEmbedding, Rope
+from trainrig.models.architecture.presets import PRESETS, with_preset
+from trainrig.models.architecture.shapes import (
+    AttentionShape,
+    DecoderShapes,
+    ExpertsShape,
+    FeedForwardShape,
+    LayerShape,
+    MixtureShape,
+    NormShape,
+    ProjectionShape,
+    StackShape,
+    TableShape,
+    VectorShape,
+    count,
+    count_idle,
+    named_sizes,
+)
+from trainrig.models.architecture.width_transfer import MuP
 
 # Matrix kernels work in tiles of up to 64 rows; a dim that does not fill its last one wastes it.
 ALIGNMENT = 64
@@ -30,9 +71,15 @@ class Shape:
 class ParameterCount:
     """Parameters of a decoder by where they are. A tied head is the embedding: it counts 0."""
 
-    embedding: int
+    embedding: int  # of tokens, and of positions where they are learnt
     layers: int  # with the norm after the last of them
     head: int
+    idle: int = 0  # of experts that are not chosen for a token; the others count them too
+
+    @property
+    def active(self) -> int:
+        """All that one token meets."""
+        return self.total - self.idle
 
     @property
     def total(self) -> int:
@@ -40,10 +87,21 @@ class ParameterCount:
         return self.embedding + self.layers + self.head
 
 
+def _let_a_preset_stand_for_sizes(schema: dict[str, Any]) -> None:
+    sizes = schema.pop("required", [])
+    schema["anyOf"] = [{"required": ["preset"]}, {"required": sizes}]
+
+
 class DecoderConfig(Settings):
-    """The sizes of a decoder; one that is left out follows from the others."""
+    """The settings of a decoder; a size that is left out follows from the others. Without any
+    other, it is in the manner of Llama (Touvron et al. 2023, arXiv:2302.13971)."""
+
+    model_config = ConfigDict(json_schema_extra=_let_a_preset_stand_for_sizes)
 
     kind: Literal["Decoder"] = "Decoder"
+    # Known model to begin from (docs/models.md lists them); other keys of this table change it. In
+    # a resolved run file its keys are written out instead.
+    preset: str | None = None
     layers: int = Field(ge=1)  # number of layers
     channels: int = Field(ge=1)  # width of the residual stream
     heads: int = Field(ge=1)  # attention heads
@@ -52,25 +110,52 @@ class DecoderConfig(Settings):
     head_channels: int | None = Field(default=None, ge=1)  # width of a head; None: channels / heads
     # Width of the feed-forward network; None: 8/3 of channels, up to a multiple of 64, which makes
     # SwiGLU's three matrices as large as the two of a network of 4 times the channels
-    # (arXiv:2002.05202, section 3).
+    # (arXiv:2002.05202, section 3); 4 times the channels where nothing is gated.
     feedforward_channels: int | None = Field(default=None, ge=1)
     # Entries of the embedding; None: the tokenizer's, rounded up to a multiple of 64.
     vocabulary: int | None = Field(default=None, ge=1)
     positions: int = Field(default=2048, ge=1)  # length of the longest sequence, in tokens
-    # Base of the rotary position embedding (arXiv:2104.09864); larger for longer sequences.
-    rope_theta: float = Field(default=10_000.0, gt=0, allow_inf_nan=False)
-    # Number added under the root of RMSNorm, against division by 0; Llama 2 and 3 have the same.
-    norm_epsilon: float = Field(default=1e-5, gt=0, allow_inf_nan=False)
+    position_embedding: PositionEmbedding = Rope()  # how the model knows the order of tokens
+    attention: AttentionSettings = AttentionSettings()  # what attention has beside its heads
+    feedforward: FeedForward = SwiGLU()  # what a layer does to each token by itself
+    norm: Normalisation = RMSNorm()  # how activations are kept at one scale
+    block: Block = PreNorm()  # where in a layer norms are, and whether its parts are parallel
+    biases: Biases = Biases()  # which products have a vector added
+    # What the head makes of each place: logits of the next token, or one score, as reward models
+    # have; those are made by `posttrain`, and neither tie nor cap it.
+    head: Literal["tokens", "score"] = "tokens"
     tie_embeddings: bool = True  # whether the output head uses the embedding's weights
+    # Factor on the embedding; Gemma's is sqrt(channels).
+    embedding_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    # Factor on what each part of a layer adds to the stream.
+    residual_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    logit_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # factor on the logits
+    # Logits x become cap * tanh(x / cap): Gemma 2's (arXiv:2408.00118); None: as they are.
+    logit_cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    initialisation: Initialisation = GPT2Init()  # how large fresh weights are
     # Standard deviation of fresh weights; GPT-2's (Radford et al. 2019).
     initial_std: float = Field(default=0.02, gt=0, allow_inf_nan=False)
+    # How weights, rates, attention and logits go with the width, for a learning rate found on a
+    # narrow model to serve a wide one; None: not at all.
+    mup: MuP | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settle_preset(cls, given: Any) -> Any:
+        name = given.get("preset") if isinstance(given, Mapping) else None
+        if name is None:
+            return given
+        if name not in PRESETS:
+            raise ValueError(f"no preset {name!r}{did_you_mean(str(name), PRESETS)}")
+        return with_preset(given)
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
-        if self.channels % self.heads:
+        if self.head_channels is None and self.channels % self.heads:
             raise ValueError(
                 f"channels ({self.channels}) must be a multiple of heads ({self.heads}); "
-                f"the nearest above: {_round_up(self.channels, self.heads)}"
+                f"the nearest above: {_round_up(self.channels, self.heads)}; "
+                "or set head_channels, the width of a head"
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
             fitting = ", ".join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)
@@ -78,13 +163,95 @@ class DecoderConfig(Settings):
                 f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads}); "
                 f"kv_heads may be {fitting}"
             )
-        head_channels = self.head_channels or self.channels // self.heads
-        if head_channels % 2:
-            raise ValueError(
-                f"a head has {head_channels} channels, but rotary positions turn them in pairs; "
-                "set head_channels to an even number"
-            )
         return self
+
+    @model_validator(mode="after")
+    def _check_positions(self) -> Self:
+        width = self.head_channels or self.channels // self.heads
+        for rope in self.ropes:
+            turned = rope.rotated_channels(width)
+            if turned % 2 or turned == 0:
+                share = "" if rope.rotated_share == 1 else f" {turned} rotated ones of"
+                raise ValueError(
+                    f"a head has{share} {width} channels, but rotary positions turn them in pairs; "
+                    "set head_channels to an even number"
+                )
+        window = self.attention.window
+        if window is not None:
+            if window.size > self.positions:
+                raise ValueError(
+                    f"attention.window.size ({window.size}) is above positions ({self.positions}), "
+                    "so that it hides nothing; lower it, or leave the window out"
+                )
+            if window.rope is not None and not isinstance(self.position_embedding, Rope):
+                raise ValueError(
+                    "attention.window.rope is set, but the position_embedding is "
+                    f"{self.position_embedding.kind}; leave it out, or choose Rope"
+                )
+            if len(window.pattern) > self.layers:
+                raise ValueError(
+                    f"attention.window.pattern names {len(window.pattern)} layers, of {self.layers}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_what_would_do_nothing(self) -> Self:
+        if self.biases.head and self.head == "score":
+            raise ValueError("biases.head: a score has none; leave it out")
+        if self.biases.head and self.tie_embeddings:
+            raise ValueError("biases.head needs a head of its own: set tie_embeddings = false")
+        mixture = self.feedforward
+        if isinstance(mixture, MixtureOfExperts):
+            if self.biases.feedforward:
+                raise ValueError("biases.feedforward: experts have no biases; leave it out")
+            if mixture.dense_layers >= self.layers:
+                raise ValueError(
+                    f"feedforward.dense_layers ({mixture.dense_layers}) leaves no layer with "
+                    f"experts, of {self.layers}"
+                )
+        if self.mup is not None and self.initialisation.kind == "SmallInit":
+            raise ValueError(
+                "SmallInit takes its standard deviation from the width, as mup does; choose "
+                "another model.initialisation, or leave mup out"
+            )
+        if self.initialisation.kind == "SmallInit" and "initial_std" in self.model_fields_set:
+            default = type(self).model_fields["initial_std"].default
+            if self.initial_std != default:
+                raise ValueError(
+                    f"initial_std ({self.initial_std:g}) is set, but SmallInit takes it from the "
+                    "width; leave one of the two out"
+                )
+        return self
+
+    @property
+    def plain(self) -> Self:
+        """The same without `mup`, its factors on the logits of attention and of the head written
+        out: what it computes, whatever its weights began as and are moved by."""
+        if self.mup is None:
+            return self
+        width = self.head_channels or self.channels // self.heads
+        scale = self.mup.query_scale(self.attention.query_scale, width)
+        multiplier = self.logit_multiplier
+        if self.tie_embeddings:  # an own head has smaller weights instead
+            multiplier /= self.mup.multiple(self.channels)
+        attention = self.attention.model_copy(update={"query_scale": scale})
+        update = {"mup": None, "attention": attention, "logit_multiplier": multiplier}
+        return self.model_copy(update=update)
+
+    @property
+    def network(self) -> Network:
+        """What a feed-forward network is, or an expert of it."""
+        chosen = self.feedforward
+        return chosen.network if isinstance(chosen, MixtureOfExperts) else chosen
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rotary positions of its layers: none, one, or those of global and local layers."""
+        if not isinstance(self.position_embedding, Rope):
+            return ()
+        window = self.attention.window
+        local = None if window is None else window.rope
+        return (self.position_embedding,) if local is None else (self.position_embedding, local)
 
     def for_tokenizer(self, entries: int) -> Self:
         """The same with its vocabulary settled for a tokenizer of `entries` ids.
@@ -100,6 +267,16 @@ class DecoderConfig(Settings):
             )
         return self
 
+    def with_score_head(self) -> Self:
+        """The same with one score of each place instead of logits."""
+        biases = self.biases.model_copy(update={"head": False})
+        return self.model_copy(update={"head": "score", "biases": biases})
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the head makes of a place."""
+        return 1 if self.head == "score" else self.shape.vocabulary
+
     @property
     def shape(self) -> Shape:
         """Every size. Raises ConfigError while the vocabulary is not settled."""
@@ -114,23 +291,118 @@ class DecoderConfig(Settings):
             heads=self.heads,
             kv_heads=self.kv_heads or self.heads,
             head_channels=self.head_channels or self.channels // self.heads,
-            feedforward_channels=self.feedforward_channels
-            or _round_up(math.ceil(self.channels * 8 / 3), ALIGNMENT),
+            feedforward_channels=self.feedforward_channels or self._usual_width(),
         )
 
+    @property
+    def shapes(self) -> DecoderShapes:
+        """The sizes of every parameter. Raises ConfigError while the vocabulary is not settled."""
+        return _shapes(self)
 
+    def _declare_shapes(self) -> DecoderShapes:
+        shape = self.shape
+        learnt = isinstance(self.position_embedding, LearnedPositions)
+        return DecoderShapes(
+            embedding=TableShape(shape.vocabulary, shape.channels),
+            position_embedding=TableShape(self.positions, shape.channels) if learnt else None,
+            layers=tuple(self._layer_shape(shape, index) for index in range(self.layers)),
+            norm=None if isinstance(self.block, PostNorm) else self._norm_shape(shape.channels),
+            head=self._head_shape(shape),
+        )
+
+    def _head_shape(self, shape: Shape) -> ProjectionShape | None:
+        if self.head == "score":
+            return ProjectionShape(shape.channels, 1)
+        if self.tie_embeddings:
+            return None
+        return ProjectionShape(shape.channels, shape.vocabulary, self.biases.head)
+
+    def _layer_shape(self, shape: Shape, index: int) -> LayerShape:
+        norm, block = self._norm_shape(shape.channels), self.block
+        before = None if isinstance(block, OutputNorm) else norm
+        after = norm if isinstance(block, OutputNorm | SandwichNorm) else None
+        shared = isinstance(block, ParallelBlock) and block.shared_norm
+        return LayerShape(
+            attention_norm=before,
+            attention=self._attention_shape(shape),
+            attention_output_norm=after,
+            feedforward_norm=None if shared else before,
+            feedforward=self._feedforward_shape(shape, index),
+            feedforward_output_norm=after,
+        )
+
+    def _attention_shape(self, shape: Shape) -> AttentionShape:
+        queries, keys = shape.heads * shape.head_channels, shape.kv_heads * shape.head_channels
+        wide, normed = self.attention.qk_norm == "projection", self.attention.qk_norm is not None
+        key_value = ProjectionShape(shape.channels, keys, self.biases.qkv)
+        return AttentionShape(
+            query=ProjectionShape(shape.channels, queries, self.biases.qkv),
+            key=key_value,
+            value=key_value,
+            output=ProjectionShape(queries, shape.channels, self.biases.output),
+            query_norm=self._norm_shape(queries if wide else shape.head_channels)
+            if normed
+            else None,
+            key_norm=self._norm_shape(keys if wide else shape.head_channels) if normed else None,
+            sinks=VectorShape(shape.heads) if self.attention.sinks else None,
+        )
+
+    def _feedforward_shape(self, shape: Shape, index: int) -> FeedForwardShape | MixtureShape:
+        mixture = self.feedforward
+        if not isinstance(mixture, MixtureOfExperts) or index < mixture.dense_layers:
+            return self._dense_shape(shape.channels, shape.feedforward_channels)
+        between = mixture.expert_channels or shape.feedforward_channels
+        chosen = mixture.experts, mixture.active
+        inner = StackShape(*chosen, shape.channels, between)
+        shared = mixture.shared_experts * between
+        return MixtureShape(
+            router=ProjectionShape(shape.channels, mixture.experts),
+            balance_bias=VectorShape(mixture.experts) if mixture.balance_bias else None,
+            experts=ExpertsShape(
+                gate=inner if isinstance(self.network, GATED) else None,
+                up=inner,
+                down=StackShape(*chosen, between, shape.channels),
+            ),
+            shared=self._dense_shape(shape.channels, shared) if shared else None,
+        )
+
+    def _dense_shape(self, channels: int, between: int) -> FeedForwardShape:
+        inner = ProjectionShape(channels, between, self.biases.feedforward)
+        return FeedForwardShape(
+            gate=inner if isinstance(self.network, GATED) else None,
+            up=inner,
+            down=ProjectionShape(between, channels, self.biases.feedforward),
+        )
+
+    def _norm_shape(self, channels: int) -> NormShape:
+        return NormShape(channels, isinstance(self.norm, LayerNorm) and self.norm.bias)
+
+    def _usual_width(self) -> int:
+        if not isinstance(self.network, GATED):
+            return 4 * self.channels
+        return _round_up(math.ceil(self.channels * 8 / 3), ALIGNMENT)
+
+
+@functools.lru_cache(maxsize=64)  # a search of layouts asks for it thousands of times
+def _shapes(config: DecoderConfig) -> DecoderShapes:
+    return config._declare_shapes()
+
+
+@functools.lru_cache(maxsize=64)
 def count_parameters(config: DecoderConfig) -> ParameterCount:
     """Exactly as many as `Decoder(config)` has, without making it."""
-    shape = config.shape
-    attention = 2 * shape.channels * shape.head_channels * (shape.heads + shape.kv_heads)
-    feedforward = 3 * shape.channels * shape.feedforward_channels
-    norms = 2 * shape.channels
-    table = shape.vocabulary * shape.channels
+    shapes = config.shapes
     return ParameterCount(
-        embedding=table,
-        layers=shape.layers * (attention + feedforward + norms) + shape.channels,
-        head=0 if config.tie_embeddings else table,
+        embedding=count(shapes.embedding) + count(shapes.position_embedding),
+        layers=sum(count(layer) for layer in shapes.layers) + count(shapes.norm),
+        head=count(shapes.head),
+        idle=count_idle(shapes.layers),
     )
+
+
+def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Names and sizes of the parameters of `Decoder(config)`, without making it."""
+    return dict(named_sizes(config.shapes))
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -7,17 +7,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainrig.models.architecture.norms import LayerNorm, Normalisation
+from trainrig.models.architecture.shapes import NormShape
 
-class RMSNorm(nn.Module):
-    """Divides by the root mean square over channels (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
-    def __init__(self, channels: int, epsilon: float) -> None:
+class Norm(nn.Module):
+    """The norm that `settings` choose, with a gain and perhaps a bias for each channel."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, shape: NormShape, settings: Normalisation) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.epsilon = epsilon  # added to the mean square, so that zeros stay zeros
+        self.settings = settings
+        self.weight = nn.Parameter(torch.ones(shape.channels))
+        self.bias = nn.Parameter(torch.zeros(shape.channels)) if shape.bias else None
 
     def forward(self, x_C: Tensor) -> Tensor:
         """[..., C] to [..., C], in the dtype of `x_C`; the mean itself is taken in float32."""
         # torch has no fused kernel for a weight of another dtype, and warns that it has none.
-        weight_C = self.weight.to(x_C.dtype)
-        return F.rms_norm(x_C, (x_C.shape[-1],), weight_C, self.epsilon)
+        weight_C, size = self.weight.to(x_C.dtype), (x_C.shape[-1],)
+        if isinstance(self.settings, LayerNorm):
+            bias_C = None if self.bias is None else self.bias.to(x_C.dtype)
+            return F.layer_norm(x_C, size, weight_C, bias_C, self.settings.epsilon)
+        if self.settings.unit_offset:
+            weight_C = 1 + weight_C
+        return F.rms_norm(x_C, size, weight_C, self.settings.epsilon)

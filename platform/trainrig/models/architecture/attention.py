@@ -1,0 +1,49 @@
+"""How tokens look at the tokens before them."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.models.architecture.positions import Rope
+
+
+class SlidingWindow(Settings):
+    """Layers whose tokens see only those shortly before them (Beltagy et al. 2020,
+    arXiv:2004.05150)."""
+
+    # Tokens that one sees, itself among them.
+    size: int = Field(ge=1)
+    # Which layers have it: this, repeated from the first layer on. Gemma 2 alternates, Gemma 3 has
+    # five local layers to a global one.
+    pattern: tuple[Literal["local", "global"], ...] = Field(default=("local",), min_length=1)
+    # Rotary positions of the local layers; None: those of the others.
+    rope: Rope | None = None
+
+    def is_local(self, layer: int) -> bool:
+        """Whether layer `layer`, counted from 0, has the window."""
+        return self.pattern[layer % len(self.pattern)] == "local"
+
+
+class AttentionSettings(Settings):
+    """What attention has beside its heads."""
+
+    window: SlidingWindow | None = None  # layers that see only what is near; None: none
+    # Norm of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2).
+    qk_norm: Literal["head", "projection"] | None = None
+    # Factor on the logits; None: 1 / sqrt(head_channels).
+    query_scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    # Logits x become cap * tanh(x / cap): Gemma 2's (arXiv:2408.00118); None: as they are.
+    logit_cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    # Whether each head has a learnt logit that takes its share of the softmax and adds nothing
+    # (attention sinks: gpt-oss; Xiao et al. 2023, arXiv:2309.17453).
+    sinks: bool = False
+
+
+class Biases(Settings):
+    """Which products have a vector added."""
+
+    qkv: bool = False  # queries, keys and values; Qwen2
+    output: bool = False  # what attention gives
+    feedforward: bool = False  # all matrices of the feed-forward network
+    head: bool = False  # logits

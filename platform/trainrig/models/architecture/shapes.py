@@ -1,0 +1,199 @@
+"""The sizes of every parameter of a decoder, declared once.
+
+A tree of plain records under the very names of the modules: each module builds its parameters from
+its record, and what a model has, computes and takes is counted from the same records.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+Size = tuple[int, ...]
+
+
+class Leaf(Protocol):
+    """A record of parameters by their names; "" is a parameter that has no module of its own."""
+
+    def sizes(self) -> dict[str, Size]:
+        """Sizes by name."""
+        ...
+
+
+@dataclass(frozen=True)
+class ProjectionShape:
+    """A matrix, and a vector that is added if `bias`."""
+
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    def sizes(self) -> dict[str, Size]:
+        """See Leaf."""
+        vector: dict[str, Size] = {"bias": (self.outputs,)} if self.bias else {}
+        return {"weight": (self.outputs, self.inputs)} | vector
+
+
+@dataclass(frozen=True)
+class NormShape:
+    """A gain, and a vector that is added if `bias`."""
+
+    channels: int
+    bias: bool = False
+
+    def sizes(self) -> dict[str, Size]:
+        """See Leaf."""
+        vector: dict[str, Size] = {"bias": (self.channels,)} if self.bias else {}
+        return {"weight": (self.channels,)} | vector
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """A vector for each of `entries`."""
+
+    entries: int
+    channels: int
+
+    def sizes(self) -> dict[str, Size]:
+        """See Leaf."""
+        return {"weight": (self.entries, self.channels)}
+
+
+@dataclass(frozen=True)
+class VectorShape:
+    """A vector."""
+
+    channels: int
+
+    def sizes(self) -> dict[str, Size]:
+        """See Leaf."""
+        return {"": (self.channels,)}
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """A matrix for each of `experts`, of which a token meets `active`."""
+
+    experts: int
+    active: int
+    inputs: int
+    outputs: int
+
+    def sizes(self) -> dict[str, Size]:
+        """See Leaf."""
+        return {"": (self.experts, self.outputs, self.inputs)}
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Of one layer; None: it has no such part."""
+
+    query: ProjectionShape
+    key: ProjectionShape
+    value: ProjectionShape
+    output: ProjectionShape
+    query_norm: NormShape | None
+    key_norm: NormShape | None
+    sinks: VectorShape | None
+
+
+@dataclass(frozen=True)
+class FeedForwardShape:
+    """Of one layer; `gate` is None where nothing is gated."""
+
+    gate: ProjectionShape | None
+    up: ProjectionShape
+    down: ProjectionShape
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """All experts of one layer; `gate` is None where nothing is gated."""
+
+    gate: StackShape | None
+    up: StackShape
+    down: StackShape
+
+
+@dataclass(frozen=True)
+class MixtureShape:
+    """Of one layer: router, experts, and the network that every token goes through beside."""
+
+    router: ProjectionShape
+    balance_bias: VectorShape | None
+    experts: ExpertsShape
+    shared: FeedForwardShape | None
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A layer. Norms of its parts' inputs (with PostNorm, of the stream after them) and outputs."""
+
+    attention_norm: NormShape | None
+    attention: AttentionShape
+    attention_output_norm: NormShape | None
+    feedforward_norm: NormShape | None
+    feedforward: FeedForwardShape | MixtureShape
+    feedforward_output_norm: NormShape | None
+
+
+@dataclass(frozen=True)
+class DecoderShapes:
+    """A whole decoder; a tied head has no parameters of its own."""
+
+    embedding: TableShape
+    position_embedding: TableShape | None
+    layers: tuple[LayerShape, ...]
+    norm: NormShape | None
+    head: ProjectionShape | None
+
+
+def named_sizes(part: object, prefix: str = "") -> Iterator[tuple[str, Size]]:
+    """Dotted names and sizes of the parameters of `part`, in the order of its fields."""
+    if part is None:
+        return
+    if isinstance(part, tuple):
+        for index, each in enumerate(part):
+            yield from named_sizes(each, f"{prefix}{index}.")
+    elif hasattr(part, "sizes"):
+        for name, size in part.sizes().items():
+            yield f"{prefix}{name}".removesuffix("."), size
+    else:
+        for name in _names(part):
+            yield from named_sizes(getattr(part, name), f"{prefix}{name}.")
+
+
+def count(part: object) -> int:
+    """How many parameters `part` has."""
+    total = 0
+    for _, size in named_sizes(part):
+        numbers = 1
+        for length in size:
+            numbers *= length
+        total += numbers
+    return total
+
+
+def multiplications(part: object) -> int:
+    """How many products of two numbers the matrices of `part` make of one token."""
+    if isinstance(part, ProjectionShape):
+        return part.inputs * part.outputs
+    if isinstance(part, StackShape):
+        return part.active * part.inputs * part.outputs
+    if part is None or hasattr(part, "sizes"):
+        return 0
+    inner = part if isinstance(part, tuple) else [getattr(part, each) for each in _names(part)]
+    return sum(map(multiplications, inner))
+
+
+def count_idle(part: object) -> int:
+    """How many parameters of `part` a token does not meet: those of experts not chosen for it."""
+    if isinstance(part, StackShape):
+        return (part.experts - part.active) * part.inputs * part.outputs
+    if part is None or hasattr(part, "sizes"):
+        return 0
+    inner = part if isinstance(part, tuple) else [getattr(part, each) for each in _names(part)]
+    return sum(map(count_idle, inner))
+
+
+def _names(part: object) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(part))  # type: ignore[arg-type]

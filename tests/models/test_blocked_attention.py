@@ -1,0 +1,86 @@
+"""Against attention with all logits at once, masked, and autograd's own slopes."""
+
+import itertools
+
+import pytest
+import torch
+
+from trainrig.models import blocked_attention as module
+from trainrig.models.blocked_attention import blocked_attention
+
+S, WIDTH, SCALE = 8, 6, 0.4
+
+
+def all_at_once(query, key, value, window, cap, documents, slopes, sinks):
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    logits = query @ key.mT * SCALE
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    new = query.shape[2]
+    distance = torch.arange(S - new, S)[:, None] - torch.arange(S)
+    if slopes is not None:
+        logits = logits - slopes[:, None, None] * distance
+    visible = (distance >= 0)[None]
+    if window is not None:
+        visible = visible & (distance < window)
+    if documents is not None:
+        visible = visible & (documents[:, -new:, None] == documents[:, None])
+    logits = logits.masked_fill(~visible[:, None], -torch.inf)
+    if sinks is None:
+        return logits.softmax(-1) @ value
+    empty = sinks[None, :, None, None].expand(*logits.shape[:3], 1)
+    return torch.cat([logits, empty], -1).softmax(-1)[..., :-1] @ value
+
+
+@pytest.mark.parametrize(("window", "cap"), [*itertools.product([None, 2, 5], [None, 1.5])])
+@pytest.mark.parametrize("new", [S, 1])
+def test_values_and_slopes_are_those_of_attention_all_at_once(monkeypatch, window, cap, new):
+    monkeypatch.setattr(module, "QUERIES", 3)  # the last block is not full
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*size):
+        return torch.randn(size, generator=generator).requires_grad_()
+
+    for packed, sloped, sunk in itertools.product([False, True], repeat=3):
+        parts = [draw(2, 4, new, WIDTH), draw(2, 2, S, WIDTH), draw(2, 2, S, WIDTH)]
+        documents = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2], [0] * S]) if packed else None
+        slopes = torch.rand(4, generator=generator) if sloped else None
+        sinks = draw(4) if sunk else None
+        ours = blocked_attention(
+            *parts,
+            scale=SCALE,
+            window=window,
+            cap=cap,
+            documents_BS=documents,
+            slopes_H=slopes,
+            sinks_H=sinks,
+        )
+        theirs = all_at_once(*parts, window, cap, documents, slopes, sinks)
+        weights = torch.randn(ours.shape, generator=generator)
+        inputs = parts if sinks is None else [*parts, sinks]
+        found = torch.autograd.grad((ours * weights).sum(), inputs)
+        expected = torch.autograd.grad((theirs * weights).sum(), inputs)
+        assert (ours - theirs).abs().max() <= 2e-6
+        for one, other in zip(found, expected, strict=True):
+            assert (one - other).abs().max() <= 5e-6
+
+
+def test_only_keys_near_a_block_are_touched(monkeypatch):
+    monkeypatch.setattr(module, "QUERIES", 4)
+    query = torch.zeros(1, 1, 16, 2)
+    blocks = module._Blocks(query, query, None, None, 1.0, 3, None)
+    assert [(keys.start, keys.stop) for _, keys in blocks.ranges()] == [
+        (0, 4),
+        (2, 8),
+        (6, 12),
+        (10, 16),
+    ]
+
+
+def test_bfloat16_goes_in_and_out_with_logits_of_float32():
+    parts = torch.randn(3, 1, 2, 8, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
+    narrow = blocked_attention(*parts, scale=0.5, cap=20.0)
+    exact = blocked_attention(*parts.float(), scale=0.5, cap=20.0)
+    assert narrow.dtype == torch.bfloat16
+    assert torch.equal(narrow, exact.bfloat16())

@@ -1,0 +1,236 @@
+"""Experts: against loops over tokens, against Transformers, and what balances them."""
+
+import pytest
+import torch
+
+from trainrig.config import build as build_settings
+from trainrig.errors import ConfigError
+from trainrig.models.architecture.feedforward import GELU, MixtureOfExperts
+from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.feedforward import activate
+from trainrig.models.moe import ROUTER_TERMS, ExpertFeedForward, grouped_product
+from trainrig.optim import AdamW
+
+IDS = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(3))
+MIXTURE = MixtureOfExperts(experts=4, active=2, expert_channels=20)
+
+
+def network_of(model) -> ExpertFeedForward:
+    return model.layers[0].feedforward
+
+
+def by_loops(network: ExpertFeedForward, x: torch.Tensor) -> torch.Tensor:
+    """One token and one expert at a time."""
+    settings, rows = network.settings, []
+    for token in x:
+        logits = network.router.weight @ token
+        scores = logits.sigmoid() if settings.scores == "sigmoid" else logits.softmax(0)
+        chosen = scores.topk(settings.active).indices
+        total = scores[chosen].sum() if settings.normalise else 1.0
+        row = torch.zeros_like(token) if network.shared is None else network.shared(token)
+        for expert in chosen:
+            between = activate(network.experts.network, _first(network, expert) @ token)
+            if network.experts.gate is not None:
+                between = between * (network.experts.up[expert] @ token)
+            given = network.experts.down[expert] @ between
+            row = row + given * scores[expert] / total * settings.scale
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def _first(network, expert):
+    gate = network.experts.gate
+    return network.experts.up[expert] if gate is None else gate[expert]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"scores": "sigmoid", "scale": 2.5, "shared_experts": 2},
+        {"normalise": False, "active": 1, "network": GELU()},
+        {"experts": 7, "active": 7},
+    ],
+)
+def test_it_equals_a_loop_over_tokens_and_experts(build, changes):
+    network = network_of(build(feedforward=MIXTURE.model_copy(update=changes)))
+    x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    found, _ = network(x)
+    expected = by_loops(network, x.flatten(0, 1)).view_as(x)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    inputs = [x, *network.parameters()]
+    ours = torch.autograd.grad(found.square().sum(), inputs)
+    theirs = torch.autograd.grad(expected.square().sum(), inputs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).abs().max() <= 1e-4 * max(1, other.abs().max())
+
+
+def test_transformers_mixtral_gives_the_same_logits(build):
+    transformers = pytest.importorskip("transformers")
+    model = build(feedforward=MIXTURE, tie_embeddings=False)
+    shape = model.shape
+    theirs = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.channels,
+            intermediate_size=20,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            rms_norm_eps=1e-5,
+            rope_theta=10_000.0,
+            sliding_window=None,
+        )
+    )
+    ours, state = model.state_dict(), {}
+    for name in theirs.state_dict():
+        state[name] = _from_ours(name, ours)
+    theirs.load_state_dict(state)
+    with torch.no_grad():
+        assert (theirs(IDS).logits - model(IDS).logits).abs().max() <= 1e-5
+
+
+def _from_ours(name, ours):
+    mine = name.removeprefix("model.").replace("self_attn.", "attention.")
+    for theirs, our in {
+        "q_proj": "query",
+        "k_proj": "key",
+        "v_proj": "value",
+        "o_proj": "output",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "feedforward_norm",
+        "embed_tokens": "embedding",
+        "lm_head": "head",
+        "block_sparse_moe": "feedforward",
+        "mlp": "feedforward",
+        "feedforward.gate.": "feedforward.router.",
+        "down_proj": "down",
+    }.items():
+        mine = mine.replace(theirs, our)
+    if mine.endswith("gate_up_proj"):
+        stem = mine.removesuffix("gate_up_proj")
+        return torch.cat([ours[stem + "gate"], ours[stem + "up"]], dim=1)
+    return ours[mine]
+
+
+def test_beyond_its_capacity_an_expert_lets_later_tokens_pass(build):
+    model = build(feedforward=MIXTURE.model_copy(update={"active": 1, "capacity": 0.5}))
+    network = network_of(model)
+    with torch.no_grad():
+        network.router.weight.zero_()
+        network.router.weight[2] = 1.0  # all tokens of a positive sum go to expert 2
+    x = torch.rand(1, 16, 32)
+    found, _ = network(x)
+    # 0.5 of an even share of 16 tokens over 4 experts: 2.
+    assert (found[0, 2:] == 0).all()
+    assert (found[0, :2] - by_loops(network, x[0, :2])).abs().max() <= 1e-5
+
+
+def test_router_terms_are_those_of_their_formulas(build):
+    settings = MIXTURE.model_copy(update={"balance_loss": 0.5, "router_z_loss": 0.25})
+    model = build(feedforward=settings, layers=1)
+    seen = []
+    network_of(model).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    terms = model(IDS).auxiliary
+    logits = seen[0].flatten(0, 1) @ network_of(model).router.weight.T
+    scores = logits.softmax(-1)
+    chosen = scores.topk(2).indices
+    share = torch.stack([(chosen == e).sum() for e in range(4)]) / chosen.numel()
+    balance = 0.5 * 4 * (share * scores.mean(0)).sum()
+    z = 0.25 * logits.exp().sum(-1).log().square().mean()
+    tokens = terms.pop("expert_tokens/0")
+    assert tokens.tolist() == [(chosen == e).sum() for e in range(4)]
+    assert terms.keys() == {"expert_balance", "router_z"}
+    assert terms["expert_balance"].item() == pytest.approx(balance.item(), rel=1e-5)
+    assert terms["router_z"].item() == pytest.approx(z.item(), rel=1e-5)
+
+
+def test_without_losses_there_are_no_terms(build):
+    quiet = MIXTURE.model_copy(update={"balance_loss": 0.0, "router_z_loss": 0.0})
+    assert not [each for each in build(feedforward=quiet)(IDS).auxiliary.values() if not each.ndim]
+
+
+def test_the_gradient_of_the_bias_is_the_excess_of_tokens_and_its_step_balances(build):
+    settings = MIXTURE.model_copy(
+        update={"balance_bias": True, "balance_loss": 0.0, "router_z_loss": 0.0}
+    )
+    network = network_of(build(feedforward=settings, layers=1))
+    assert network.balance_bias is not None and not network.balance_bias.any()
+    with torch.no_grad():
+        network.router.weight[1] += 0.1
+    x = torch.rand(8, 32, 32)
+    excess = []
+    for _ in range(100):
+        _, terms = network(x)
+        terms = terms[: len(ROUTER_TERMS)]
+        assert terms.sum() == 0
+        (slope,) = torch.autograd.grad(terms.sum(), [network.balance_bias])
+        assert abs(float(slope.sum())) <= 1e-6
+        excess.append(float(slope.max()))
+        with torch.no_grad():
+            network.balance_bias -= 0.01 * slope.sign()
+    assert min(excess[-10:]) < 0.5 * excess[0]
+
+
+def test_rows_beyond_the_counts_are_zero_and_slopes_those_of_the_values():
+    x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
+    counts = torch.tensor([2, 0, 3])
+    assert (grouped_product(x, weights, counts)[5] == 0).all()
+    assert torch.autograd.gradcheck(lambda a, b: grouped_product(a, b, counts), (x, weights))
+
+
+def test_parameters_are_counted_in_all_and_by_token(build):
+    model = build(feedforward=MIXTURE.model_copy(update={"shared_experts": 1, "dense_layers": 1}))
+    counted = count_parameters(model.config)
+    assert counted.total == sum(p.numel() for p in model.parameters())
+    assert counted.total - counted.active == 2 * 3 * 32 * 20  # 2 idle experts in the second layer
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"feedforward": {"active": 5}}, "active (5) is above experts (4)"),
+        ({"feedforward": {"dense_layers": 2}}, "dense_layers (2) leaves no layer with experts"),
+        ({"feedforward": {}, "biases": {"feedforward": True}}, "experts have no biases"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    sizes = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 61}
+    mixture = {"kind": "MixtureOfExperts", "experts": 4, "active": 2} | settings["feedforward"]
+    with pytest.raises(ConfigError) as caught:
+        build_settings(DecoderConfig, sizes | settings | {"feedforward": mixture}, "run.toml")
+    assert message in str(caught.value)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_what_balances_evens_the_load_after_500_steps(train_on_characters, write_result):
+    """Kept in results/expert_balance.json: highest and lowest load of the last 50 steps, in even
+    shares, and the validation loss, with and without each way to balance."""
+    ways = {
+        "none": {"balance_loss": 0.0, "router_z_loss": 0.0},
+        "balance_loss": {"balance_loss": 0.01, "router_z_loss": 0.0},
+        "balance_bias": {"balance_loss": 0.0, "router_z_loss": 0.0, "balance_bias": True},
+        "router_z_loss": {"balance_loss": 0.0, "router_z_loss": 0.001},
+    }
+    found, steps = {}, 500
+    for name, way in ways.items():
+        mixture = MixtureOfExperts(experts=8, active=2, expert_channels=64, **way)
+        config = DecoderConfig(
+            layers=2, channels=64, heads=2, positions=32, initial_std=0.08, feedforward=mixture
+        )
+        seen = []
+        loss = train_on_characters(config, AdamW(lr=2.0**-8), steps, look=seen.append)
+        last = seen[steps - 50 : steps]
+        loads = [
+            sum(each[f"expert_tokens/{layer}"] for each in last).double() for layer in range(2)
+        ]
+        shares = torch.cat([each / each.mean() for each in loads])
+        highest, lowest = round(shares.max().item(), 3), round(shares.min().item(), 3)
+        found[name] = {"highest_load": highest, "lowest_load": lowest, "loss": round(loss, 4)}
+    write_result("expert_balance.json", {"steps": steps, "ways": found})
+    assert found["balance_loss"]["highest_load"] < found["none"]["highest_load"], found
+    assert found["balance_bias"]["highest_load"] < found["none"]["highest_load"], found

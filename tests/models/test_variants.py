@@ -1,0 +1,145 @@
+"""Every choice of a decoder's settings: what has to hold whichever is made."""
+
+import pytest
+import torch
+
+from trainrig.config import build as build_settings
+from trainrig.errors import ConfigError
+from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
+from trainrig.models.architecture.feedforward import GEGLU, GELU, MixtureOfExperts, ReLU
+from trainrig.models.architecture.norms import (
+    LayerNorm,
+    OutputNorm,
+    ParallelBlock,
+    PostNorm,
+    RMSNorm,
+    SandwichNorm,
+)
+from trainrig.models.architecture.positions import (
+    Alibi,
+    LearnedPositions,
+    Llama3Scaling,
+    NoPositions,
+    Rope,
+    YaRN,
+)
+from trainrig.models.architecture.shapes import named_sizes
+from trainrig.models.attention import KeyValueCache
+from trainrig.models.decoder_config import DecoderConfig, count_parameters
+
+VARIANTS = {
+    "post-norm": {"block": PostNorm()},
+    "sandwich": {"block": SandwichNorm(), "norm": RMSNorm(unit_offset=True)},
+    "output norm": {"block": OutputNorm(), "attention": AttentionSettings(qk_norm="projection")},
+    "parallel": {"block": ParallelBlock(), "norm": LayerNorm()},
+    "parallel, two norms": {"block": ParallelBlock(shared_norm=False)},
+    "GPT-2": {
+        "norm": LayerNorm(),
+        "position_embedding": LearnedPositions(),
+        "feedforward": GELU(),
+        "biases": Biases(qkv=True, output=True, feedforward=True),
+    },
+    "ReLU, head with a bias": {
+        "feedforward": ReLU(),
+        "biases": Biases(head=True),
+        "tie_embeddings": False,
+    },
+    "ALiBi": {"position_embedding": Alibi()},
+    "no positions": {"position_embedding": NoPositions(), "feedforward": GEGLU()},
+    "partial rotation": {"position_embedding": Rope(rotated_share=0.6), "head_channels": 10},
+    "YaRN": {"position_embedding": Rope(scaling=YaRN(factor=4, original_positions=8))},
+    "Llama 3": {"position_embedding": Rope(scaling=Llama3Scaling(original_positions=8))},
+    "heads that do not divide": {"heads": 3, "kv_heads": 1, "head_channels": 14},
+    "sinks and caps": {
+        "attention": AttentionSettings(sinks=True, logit_cap=5.0, qk_norm="head"),
+        "logit_cap": 10.0,
+        "embedding_multiplier": 5.7,
+        "residual_multiplier": 0.5,
+        "logit_multiplier": 0.3,
+    },
+    "experts": {
+        "feedforward": MixtureOfExperts(
+            experts=4, active=2, expert_channels=20, shared_experts=1, balance_bias=True
+        )
+    },
+    "windows": {
+        "attention": AttentionSettings(
+            window=SlidingWindow(size=5, pattern=("local", "global"), rope=Rope(theta=100.0))
+        )
+    },
+}
+IDS = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(3))
+LENGTHS = (7, 9, 8)
+
+
+@pytest.fixture(params=VARIANTS, scope="module")
+def name(request):
+    return request.param
+
+
+def test_parameters_caches_documents_and_slopes(build, name):
+    model = build(**VARIANTS[name])
+    named = {each: tuple(value.shape) for each, value in model.named_parameters()}
+    assert dict(named_sizes(model.config.shapes)) == named
+    assert count_parameters(model.config).total == sum(p.numel() for p in model.parameters())
+
+    whole = model(IDS).logits
+    caches = [KeyValueCache() for _ in model.layers]
+    pieces = [model(piece, caches).logits for piece in IDS.split([10, 1, 13], dim=1)]
+    assert (torch.cat(pieces, dim=1) - whole).abs().max() <= 1e-5 * max(1, whole.abs().max())
+
+    positions = torch.cat([torch.arange(length) for length in LENGTHS]).expand(2, -1)
+    packed = model(IDS, positions_BT=positions).logits
+    alone = torch.cat([model(ids).logits for ids in IDS.split(LENGTHS, dim=1)], dim=1)
+    assert (packed - alone).abs().max() <= 1e-5 * max(1, whole.abs().max())
+
+    output = model(IDS, positions_BT=positions)
+    added = [each for each in output.auxiliary.values() if each.ndim == 0]
+    sum(added, output.logits.logsumexp(-1).sum()).backward()
+    for each, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), each
+
+
+def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
+    model = build(**VARIANTS[name])
+    pads, prompt = 3, IDS[:, :12]
+    ids = torch.cat([torch.zeros(2, pads, dtype=torch.long), prompt], dim=1)
+    positions = torch.cat([torch.zeros(pads, dtype=torch.long), torch.arange(12)]).expand(2, -1)
+    documents = torch.tensor([0] * pads + [1] * 12).expand(2, -1)
+    caches, found = [KeyValueCache() for _ in model.layers], []
+    for begin, end in ((0, 9), (9, 10), (10, 15)):
+        here = slice(begin, end)
+        found.append(model(ids[:, here], caches, positions[:, here], documents[:, :end]).logits)
+    whole = model(prompt).logits
+    after = torch.cat(found, dim=1)[:, pads:]
+    assert (after - whole).abs().max() <= 1e-5 * max(1, whole.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention": {"window": {"size": 25}}}, "window.size (25) is above positions (24)"),
+        ({"attention": {"window": {"size": 4, "pattern": []}}}, "pattern"),
+        (
+            {"attention": {"window": {"size": 4, "pattern": ["local"] * 3}}},
+            "names 3 layers, of 2",
+        ),
+        (
+            {
+                "position_embedding": {"kind": "Alibi"},
+                "attention": {"window": {"size": 4, "rope": {}}},
+            },
+            "the position_embedding is Alibi",
+        ),
+        ({"biases": {"head": True}}, "set tie_embeddings = false"),
+        ({"initialisation": {"kind": "SmallInit"}, "initial_std": 0.3}, "leave one of the two out"),
+        ({"position_embedding": {"kind": "Rope", "rotated_share": 0.4}}, "rotated ones of 8"),
+        ({"position_embedding": {"kind": "Ropes"}}, "did you mean 'Rope'"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_what_would(settings, message):
+    sizes = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 61, "positions": 24}
+    with pytest.raises(ConfigError) as caught:
+        build_settings(DecoderConfig, sizes | settings, "run.toml")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
