@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from trainrig.errors import DataError
-from trainrig.models.generate import Generation, Sampling, draw, generate
+from trainrig.models.generate import Generation, generate
+from trainrig.models.sampling import Sampling, draw
 
 GREEDY = Sampling(temperature=0.0, maximum_tokens=10)
 PROMPT = [3, 14, 15]
@@ -39,7 +40,7 @@ def test_a_stop_id_ends_the_text_and_is_not_part_of_it(build):
     free = generate(model, PROMPT, GREEDY, stop=()).ids
     stop = free[4]
     expected = free[: free.index(stop)]
-    assert generate(model, PROMPT, GREEDY, stop={stop}) == Generation(expected, "end")
+    assert generate(model, PROMPT, GREEDY, stop={stop}) == Generation(expected, "end", stop)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +78,7 @@ def test_ids_that_only_pad_the_table_are_never_drawn(build):
 
 
 def frequencies(logits, sampling, draws=4000):
-    generator = torch.Generator().manual_seed(0)
-    counts = Counter(draw(torch.tensor(logits), sampling, generator) for _ in range(draws))
+    counts = Counter(draw(torch.tensor(logits), sampling, place) for place in range(draws))
     return {each: count / draws for each, count in counts.items()}
 
 

@@ -1,40 +1,58 @@
-"""Writing on from a prompt, one token at a time.
+"""Writing on from prompts, one token at a time, many prompts at once.
 
-Shapes: V entries of the vocabulary.
+Prompts of different length are filled up on the left; what fills them is seen by no token. What
+a request draws is keyed by its seed and the place, so it depends on its own logits alone.
+
+Shapes: B batch, T positions of the longest prompt, V entries of the vocabulary.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from trainrig.config import Settings
 from trainrig.errors import DataError
-from trainrig.models.attention import KeyValueCache
+from trainrig.models.attention import Cache
 from trainrig.models.decoder import Decoder
+from trainrig.models.kv_cache import PreallocatedCache, WindowCache
+from trainrig.models.output import ModelOutput
+from trainrig.models.sampling import Sampling, draw
+
+Stopped = Literal["end", "stop", "length", "positions"]
 
 
-class Sampling(Settings):
-    """How the next token is drawn from the model's distribution."""
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and how it is written on from."""
 
-    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)  # 0: always the likeliest
-    top_k: int | None = Field(default=None, ge=1)  # draw among this many likeliest; None: all
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    maximum_tokens: int = Field(default=256, ge=1)  # new ones, at most
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    # Told of each new id as it is drawn; true: the text is complete with it.
+    listen: Callable[[int], bool] = lambda _: False
 
 
 @dataclass(frozen=True)
 class Generation:
-    """New tokens, and what ended them: a stop id, the wanted length, or the model's positions."""
+    """New tokens, and what ended them: a stop id, who listened, the wanted length, or the model's
+    positions."""
 
     ids: tuple[int, ...]  # without prompt and without the stop id
-    stopped: Literal["end", "length", "positions"]
+    stopped: Stopped
+    stop_id: int | None = None  # the one that ended it, where one did
 
 
-@torch.inference_mode()
+@dataclass(frozen=True)
+class ScoredGeneration:
+    """New tokens with what the model gave for each."""
+
+    generation: Generation
+    # Of each id at the temperature of the request, before `top_k`, `top_p` and `min_p`; of the stop
+    # id too.
+    log_probabilities: tuple[float, ...]
+
+
 def generate(
     model: Decoder,
     prompt: Sequence[int],
@@ -44,41 +62,187 @@ def generate(
 ) -> Generation:
     """Continue `prompt` until an id of `stop`, `sampling.maximum_tokens`, or the model's positions.
 
+    As `generate_batch` for one request.
+    """
+    return generate_batch(model, [Request(tuple(prompt), sampling)], stop, entries)[0]
+
+
+@torch.inference_mode()
+def generate_batch(
+    model: Decoder,
+    requests: Sequence[Request],
+    stop: Collection[int],
+    entries: int | None = None,
+) -> list[Generation]:
+    """Continue each prompt until an id of `stop`, its `maximum_tokens`, or the model's positions.
+
     `entries` is the tokenizer's number of ids: those from there on only pad the model's table and
-    are never drawn. The same arguments give the same tokens, on one kind of machine.
+    are never drawn. The same arguments give the same tokens, on one kind of machine; a request gets
+    the same in another batch, as far as the machine's kernels give a row the same bits in a batch
+    of another shape.
 
     Raises DataError for a prompt that is empty or does not fit.
     """
-    positions = model.config.positions
-    if not 1 <= len(prompt) <= positions:
-        raise DataError(
-            f"a prompt of {len(prompt)} tokens: this model reads from 1 to {positions}; "
-            + ("shorten it" if prompt else "begin with the end-of-text token")
+    return [row.generation() for row in _write_on(model, requests, stop, entries)]
+
+
+@torch.no_grad()
+def generate_scored(
+    model: Decoder,
+    requests: Sequence[Request],
+    stop: Collection[int],
+    entries: int | None = None,
+) -> list[ScoredGeneration]:
+    """As `generate_batch`, with the log-probability of each id that was drawn.
+
+    Without inference mode: what a sharded model gathers here may be trained on after. Raises
+    ValueError for a temperature of 0, under which nothing is likely.
+    """
+    if any(request.sampling.temperature == 0 for request in requests):
+        raise ValueError("log-probabilities are of a temperature above 0")
+    rows = _write_on(model, requests, stop, entries, scored=True)
+    return [ScoredGeneration(row.generation(), tuple(row.log_probabilities)) for row in rows]
+
+
+def _write_on(
+    model: Decoder,
+    requests: Sequence[Request],
+    stop: Collection[int],
+    entries: int | None,
+    scored: bool = False,
+) -> "list[_Row]":
+    rows = [_Row(request, model.config.positions, stop) for request in requests]
+    if not rows:
+        return []
+    batch = _Batch(model, rows)
+    logits_BV = batch.read(torch.tensor([row.padded(batch.width) for row in rows]))
+    while True:
+        logits_BV = logits_BV[:, :entries]
+        drawn_B = _drawn(logits_BV, rows)
+        given_B = _log_probabilities(logits_BV, drawn_B, rows) if scored else [0.0] * len(rows)
+        for row, drawn, given in zip(rows, drawn_B, given_B, strict=True):
+            row.take(drawn, given)
+        if all(row.stopped for row in rows):
+            return rows
+        logits_BV = batch.read(torch.tensor([[row.last] for row in rows]))
+
+
+@dataclass
+class _Row:
+    """One request on its way."""
+
+    request: Request
+    positions: int
+    stop: Collection[int]
+    new: list[int] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
+    stopped: Stopped | None = None
+    stop_id: int | None = None
+    last: int = 0
+
+    def __post_init__(self) -> None:
+        length = len(self.request.prompt)
+        if not 1 <= length <= self.positions:
+            raise DataError(
+                f"a prompt of {length} tokens: this model reads from 1 to {self.positions}; "
+                + ("shorten it" if length else "begin with the end-of-text token")
+            )
+        self._check_room()
+
+    @property
+    def most(self) -> int:
+        """New tokens, at most."""
+        room = self.positions - len(self.request.prompt)
+        return min(self.request.sampling.maximum_tokens, room)
+
+    def padded(self, width: int) -> list[int]:
+        """The prompt, filled up on the left."""
+        prompt = self.request.prompt
+        return [prompt[0]] * (width - len(prompt)) + list(prompt)
+
+    def generation(self) -> Generation:
+        """What came of it."""
+        return Generation(tuple(self.new), self.stopped or "end", self.stop_id)
+
+    def take(self, drawn: int, log_probability: float) -> None:
+        """Write `drawn` down, unless the text is complete."""
+        self.last = drawn
+        if self.stopped:
+            return
+        self.log_probabilities.append(log_probability)
+        if drawn in self.stop:
+            self.stopped, self.stop_id = "end", drawn
+            return
+        self.new.append(drawn)
+        if self.request.listen(drawn):
+            self.stopped = "stop"
+        elif len(self.new) == self.request.sampling.maximum_tokens:
+            self.stopped = "length"
+        else:
+            self._check_room()
+
+    def _check_room(self) -> None:
+        if len(self.request.prompt) + len(self.new) == self.positions:
+            self.stopped = "positions"
+
+
+class _Batch:
+    """The model's side: what it has read of all rows."""
+
+    def __init__(self, model: Decoder, rows: Sequence[_Row]) -> None:
+        self._model, self._device = model, model.embedding.weight.device
+        lengths = torch.tensor([len(row.request.prompt) for row in rows])
+        self.width = int(lengths.max())
+        # The last token that is drawn is not read.
+        capacity = self.width + max(max(row.most for row in rows) - 1, 0)
+        self._read = 0
+        self._pads_B1: Tensor | None = None
+        if int(lengths.min()) < self.width:
+            self._pads_B1 = (self.width - lengths).to(self._device)[:, None]
+        window = model.config.attention.window
+        self._caches: list[Cache] = [
+            WindowCache(window.size, capacity)
+            if window is not None and window.is_local(layer)
+            else PreallocatedCache(capacity)
+            for layer in range(model.config.layers)
+        ]
+
+    def read(self, ids_BT: Tensor) -> Tensor:
+        """The logits [B, V] after the last of `ids_BT`, which follow what was read before."""
+        ids_BT = ids_BT.to(self._device)
+        rows, new = ids_BT.shape
+        begin, self._read = self._read, self._read + new
+        last_B = torch.arange(1, rows + 1, device=self._device) * new - 1
+        positions_BT = documents_BS = None
+        if self._pads_B1 is not None:
+            places = torch.arange(self._read, device=self._device)[None, :] - self._pads_B1
+            # A complete row is read on with the rest, which may take it beyond the positions.
+            positions_BT = places[:, begin:].clamp(0, self._model.config.positions - 1)
+            documents_BS = (places >= 0).long()
+        output: ModelOutput = self._model(
+            ids_BT, self._caches, positions_BT, documents_BS, places_N=last_B
         )
-    device = model.embedding.weight.device
-    generator = torch.Generator().manual_seed(sampling.seed)
-    caches = [KeyValueCache() for _ in model.layers]
-    unread, new = list(prompt), list[int]()
-    while len(new) < sampling.maximum_tokens:
-        if len(prompt) + len(new) == positions:
-            return Generation(tuple(new), "positions")
-        logits_V = model(torch.tensor([unread], device=device), caches).logits[0, -1, :entries]
-        drawn = draw(logits_V, sampling, generator)
-        if drawn in stop:
-            return Generation(tuple(new), "end")
-        new.append(drawn)
-        unread = [drawn]
-    return Generation(tuple(new), "length")
+        return output.logits
 
 
-def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """One id from `logits_V` [V]. Drawn on the CPU in float32, so that devices share the dice."""
-    logits_V = logits_V.float().cpu()
-    if sampling.temperature == 0:
-        return int(logits_V.argmax())
-    ids = torch.arange(len(logits_V))
-    if sampling.top_k is not None:
-        logits_V, ids = logits_V.topk(min(sampling.top_k, len(logits_V)))
-    # Less the largest first: over a small temperature logits would overflow.
-    shares_V = ((logits_V - logits_V.max()) / sampling.temperature).softmax(-1)
-    return int(ids[torch.multinomial(shares_V, 1, generator=generator)])
+def _drawn(logits_BV: Tensor, rows: Sequence[_Row]) -> list[int]:
+    """The next id of each row; of complete ones, any."""
+    if all(row.request.sampling.plain for row in rows):
+        return [int(each) for each in logits_BV.argmax(-1).tolist()]
+    return [
+        row.last
+        if row.stopped
+        else draw(logits_V, row.request.sampling, len(row.new), (*row.request.prompt, *row.new))
+        for logits_V, row in zip(logits_BV, rows, strict=True)
+    ]
+
+
+def _log_probabilities(
+    logits_BV: Tensor, ids_B: Sequence[int], rows: Sequence[_Row]
+) -> list[float]:
+    temperatures = [row.request.sampling.temperature for row in rows]
+    scaled_BV = logits_BV.float() / torch.tensor(temperatures, device=logits_BV.device)[:, None]
+    index_B1 = torch.tensor(ids_B, device=logits_BV.device)[:, None]
+    given_B1 = scaled_BV.gather(1, index_B1) - scaled_BV.logsumexp(1, keepdim=True)
+    found: list[float] = given_B1[:, 0].tolist()
+    return found

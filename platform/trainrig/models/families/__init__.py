@@ -1,0 +1,89 @@
+"""The families of Hugging Face models that can be imported and exported, a file each.
+
+A new one: a module with its table of tensors and its settings, read and written, and its name here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainrig.errors import DataError
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.families.gemma2 import GEMMA2
+from trainrig.models.families.gemma3 import GEMMA3
+from trainrig.models.families.gpt2 import GPT2
+from trainrig.models.families.llama import LLAMA
+from trainrig.models.families.mapping import Family, HubConfig, bare
+from trainrig.models.families.mistral import MISTRAL
+from trainrig.models.families.mixtral import MIXTRAL
+from trainrig.models.families.olmo2 import OLMO2
+from trainrig.models.families.qwen2 import QWEN2
+from trainrig.models.families.qwen3 import QWEN3
+from trainrig.models.families.qwen3_moe import QWEN3_MOE
+
+# In the order in which a model that is none's yet is tried.
+FAMILIES = (
+    LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
+)  # fmt: skip
+NAMES = ", ".join(family.model_type for family in FAMILIES)
+
+
+def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderConfig]:
+    """The family and the settings of the model whose config.json, at `path`, is `given`.
+
+    Keys that are not there have the values that Transformers gives them. Raises DataError for a
+    model that would compute something else here than it does there.
+    """
+    if "auto_map" in given:
+        raise DataError(
+            f"{path}: wants code of its own to be run (auto_map, trust_remote_code); only models "
+            f"that Transformers itself has can be imported: {NAMES}"
+        )
+    if given.get("quantization_config") is not None:
+        method = given["quantization_config"].get("quant_method", "unknown")
+        raise DataError(
+            f"{path}: its weights are quantised ({method}); take the model as it was before, or "
+            "dequantise it with Transformers and save it again"
+        )
+    kind, architectures = given.get("model_type"), given.get("architectures")
+    for family in FAMILIES:
+        if family.model_type != kind:
+            continue
+        if architectures in (None, [family.architecture]):
+            return family, family.read(HubConfig(given, path))
+        scored = family.read(HubConfig(given, path)).with_score_head()
+        if architectures == [family.architecture_of(scored)]:
+            _check_one_score(given, path)
+            return family, scored
+    raise DataError(
+        f"{path}: model_type {kind!r} and architectures {architectures!r}; those that can be "
+        f"imported: {NAMES}"
+    )
+
+
+def _check_one_score(given: Mapping[str, Any], path: str) -> None:
+    """Raise DataError for a classifier of several classes. Transformers counts them by `id2label`,
+    and takes two where nothing is said."""
+    classes = len(given.get("id2label") or (0, 1))
+    if "num_labels" in given and "id2label" not in given:
+        classes = given["num_labels"]
+    if classes != 1:
+        raise DataError(
+            f"{path}: {given['architectures'][0]} of {classes} classes; only reward models, "
+            "which have one score, can be imported"
+        )
+
+
+def find_family(config: DecoderConfig, brought: Mapping[str, Any]) -> Family:
+    """The family that a model of `config` is written as: that of the config.json it was `brought`
+    with, if it still is one, else the first that holds it. Raises DataError if none does."""
+    known = [family for family in FAMILIES if family.model_type == brought.get("model_type")]
+    for family in (*known, *FAMILIES):
+        if family.holds(config):
+            return family
+    raise DataError(
+        "no architecture of Transformers has what this model has, so it cannot be exported; those "
+        f"that can be: {NAMES}; `trainrig check` prints its settings"
+    )
+
+
+__all__ = ["FAMILIES", "Family", "HubConfig", "bare", "find_family", "read_config"]

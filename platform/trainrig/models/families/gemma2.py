@@ -1,0 +1,108 @@
+"""Gemma 2: norms around each part, capped logits, every other layer local (arXiv:2408.00118)."""
+
+import math
+from typing import Any
+
+from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
+from trainrig.models.architecture.feedforward import GEGLU
+from trainrig.models.architecture.norms import RMSNorm, SandwichNorm
+from trainrig.models.architecture.positions import Rope
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.families.llama import (
+    ATTENTION,
+    EMBEDDINGS,
+    GATED,
+    HEAD,
+    read_sizes,
+    write_sizes,
+)
+from trainrig.models.families.mapping import Family, HubConfig, one, read_rope, write_rope
+
+NORMS = tuple(
+    one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
+    for ours, theirs in {
+        "attention_norm": "input_layernorm",
+        "attention_output_norm": "post_attention_layernorm",
+        "feedforward_norm": "pre_feedforward_layernorm",
+        "feedforward_output_norm": "post_feedforward_layernorm",
+    }.items()
+)
+TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *GATED, *HEAD)
+ACTIVATION = "gelu_pytorch_tanh"
+
+
+def read_settings(
+    config: HubConfig, positions: int, pattern: tuple[str, ...], rope: Rope | None = None
+) -> dict[str, Any]:
+    """What Gemma 2 and 3 share; `pattern`: kinds of layers where none are given, repeated."""
+    config.only("hidden_activation", ACTIVATION, None)
+    sizes = read_sizes(config, positions, 1e-6)
+    kinds = config.layer_types(sizes["layers"]) or pattern
+    window = SlidingWindow(
+        size=min(config.get("sliding_window", 4096), sizes["positions"]),
+        pattern=tuple("local" if kind == "sliding_attention" else "global" for kind in kinds),
+        rope=rope,
+    )
+    biased = config.get("attention_bias", False)
+    return {
+        **sizes,
+        "head_channels": config.get("head_dim", 256),
+        "norm": RMSNorm(epsilon=sizes["norm"].epsilon, unit_offset=True),
+        "tie_embeddings": config.get("tie_word_embeddings", True),
+        "feedforward": GEGLU(),
+        "block": SandwichNorm(),
+        "biases": Biases(qkv=biased, output=biased),
+        "embedding_multiplier": math.sqrt(sizes["channels"]),
+        "logit_cap": config.get("final_logit_softcapping"),
+        "attention": AttentionSettings(
+            window=window if "local" in window.pattern else None,
+            query_scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
+            logit_cap=config.get("attn_logit_softcapping"),
+        ),
+    }
+
+
+def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
+    """What `read_settings` reads; None for a model that has no gate by GELU."""
+    attention, window = config.attention, config.attention.window
+    if not isinstance(config.feedforward, GEGLU) or attention.query_scale is None:
+        return None
+    local = [window is not None and window.is_local(layer) for layer in range(config.layers)]
+    return {
+        **write_sizes(config),
+        "hidden_activation": ACTIVATION,
+        "hidden_act": ACTIVATION,
+        "attention_bias": config.biases.qkv,
+        "query_pre_attn_scalar": _whole(attention.query_scale**-2),
+        "sliding_window": config.positions if window is None else window.size,
+        "layer_types": [("full_attention", "sliding_attention")[each] for each in local],
+        "attn_logit_softcapping": attention.logit_cap,
+        "final_logit_softcapping": config.logit_cap,
+    }
+
+
+def _whole(value: float) -> float | int:
+    """`value` as it was before it was made a power of, if that was whole."""
+    return round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
+
+
+def _read(config: HubConfig) -> DecoderConfig:
+    pattern = ("sliding_attention", "full_attention")
+    given = dict(config.given)
+    # Null switches a cap off; a key that is not there has Gemma 2's own.
+    given.setdefault("attn_logit_softcapping", 50.0)
+    given.setdefault("final_logit_softcapping", 30.0)
+    config = HubConfig(given, config.path)
+    return config.build(
+        **read_settings(config, 8192, pattern), position_embedding=read_rope(config)
+    )
+
+
+def _write(config: DecoderConfig) -> dict[str, Any] | None:
+    settings = write_settings(config)
+    if settings is None or not isinstance(config.position_embedding, Rope):
+        return None
+    return {**settings, **write_rope(config.position_embedding)}
+
+
+GEMMA2 = Family("gemma2", "Gemma2ForCausalLM", TENSORS, _read, _write)

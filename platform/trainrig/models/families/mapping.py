@@ -1,0 +1,273 @@
+"""What a family of Hugging Face models is: its settings and its tensors beside ours."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.models.architecture.positions import (
+    LinearInterpolation,
+    Llama3Scaling,
+    Rope,
+    RopeScaling,
+    YaRN,
+)
+from trainrig.models.decoder_config import DecoderConfig
+
+LAYER = "{layer}"  # in names of tensors: the number of the layer, from 0
+EXPERT = "{expert}"  # in their names: the number of the expert, from 0
+# How architectures are called by what they make of a place: logits, or one score.
+CAUSAL, SCORE = "ForCausalLM", "ForSequenceClassification"
+SCORE_WEIGHT = "score.weight"
+# Tables of rotary rates and causal masks in old checkpoints: they follow from the settings.
+DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """Tensors of ours, and the tensor of theirs that holds them.
+
+    Several of ours lie one after the other in theirs, along its outputs. With `EXPERT` in `theirs`,
+    each expert has a tensor, and ours is the stack of them.
+    """
+
+    ours: tuple[str, ...]
+    theirs: str
+    transposed: bool = False  # whether theirs is [inputs, outputs]
+
+
+def one(ours: str, theirs: str, transposed: bool = False) -> TensorName:
+    """A tensor of ours that is one of theirs."""
+    return TensorName((ours,), theirs, transposed)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that share an architecture of Transformers'."""
+
+    model_type: str
+    architecture: str
+    # The table: every tensor that a model of the family can have, with LAYER for the layers.
+    tensors: tuple[TensorName, ...]
+    # Their settings as ours, and ours as theirs. The second gives None for a model that is none of
+    # the family's, as far as it can tell: what it gives, read again, decides.
+    read: Callable[["HubConfig"], DecoderConfig]
+    write: Callable[[DecoderConfig], dict[str, Any] | None]
+    # What stands before all names but the head's, and is left out in some files.
+    prefix: str = "model."
+    # That of its models with one score instead of logits; "": named as most are.
+    score_architecture: str = ""
+
+    def architecture_of(self, config: DecoderConfig) -> str:
+        """The architecture of a model of `config`."""
+        if config.head != "score":
+            return self.architecture
+        return self.score_architecture or f"{self.architecture.removesuffix(CAUSAL)}{SCORE}"
+
+    def holds(self, config: DecoderConfig) -> bool:
+        """Whether a model of `config` can be written as one of this family's."""
+        written = self.write(config.plain)
+        if written is None:
+            return False
+        try:
+            again = self.read(HubConfig(written, "config.json"))
+        except (DataError, ConfigError):
+            return False
+        return bare(again) == bare(config.model_copy(update={"head": "tokens"}))
+
+
+def bare(config: DecoderConfig) -> dict[str, Any]:
+    """What a model of `config` computes by: sizes settled, without what matters in training alone:
+    fresh weights, and losses of routers."""
+    config = config.plain
+    written = config.model_dump(mode="json", exclude={"initial_std", "initialisation"})
+    network = written["feedforward"]
+    for key in ("balance_loss", "router_z_loss"):
+        network.pop(key, None)
+    if "expert_channels" in network:
+        width = network["expert_channels"] or config.shape.feedforward_channels
+        network["expert_channels"] = written["feedforward_channels"] = width
+        return written | vars(config.shape) | {"feedforward_channels": width}
+    return written | vars(config.shape)
+
+
+class HubConfig:
+    """A config.json, read key by key; what is wrong with one is said with its place."""
+
+    def __init__(self, given: Mapping[str, Any], path: str) -> None:
+        self.given, self.path = given, path
+
+    def need(self, key: str) -> Any:
+        """The value of a key that must be there."""
+        value = self.given.get(key)
+        if value is None:
+            raise DataError(f"{self.path}: no key {key!r}; save the model again")
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of `key`; what Transformers takes where it is missing or null: `default`."""
+        value = self.given.get(key)
+        return default if value is None else value
+
+    def only(self, key: str, *wanted: Any) -> None:
+        """Raise DataError if `key` has another value than `wanted`, the first being its default."""
+        value = self.given.get(key, wanted[0])
+        if value not in wanted:
+            can = " or ".join(repr(each) for each in wanted)
+            raise DataError(
+                f"{self.path}: {key} is {value!r}, which a Decoder does not do; only models with "
+                f"{can} can be imported"
+            )
+
+    def layer_types(self, layers: int) -> tuple[str, ...] | None:
+        """`layer_types`, checked; None if it is not given."""
+        given = self.get("layer_types")
+        if given is None:
+            return None
+        known = {"full_attention", "sliding_attention"}
+        odd = sorted(set(given) - known)
+        if odd or len(given) != layers:
+            found = f"{odd[0]!r}" if odd else f"{len(given)} entries for {layers} layers"
+            raise DataError(
+                f"{self.path}: layer_types has {found}; only {', '.join(sorted(known))} of each "
+                "layer can be imported"
+            )
+        return tuple(given)
+
+    def build(self, **settings: Any) -> DecoderConfig:
+        """The model of `settings`. Raises DataError for sizes that no Decoder has."""
+        try:
+            return DecoderConfig(**settings, initial_std=self.get("initializer_range", 0.02))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            what = first["msg"].removeprefix("Value error, ")
+            raise DataError(f"{self.path}: as a Decoder's {where or 'sizes'}: {what}") from None
+
+
+def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.0) -> Rope:
+    """The rotary positions, under newer (`rope_parameters`) and older names.
+
+    `kind`: of which layers, where `rope_parameters` has a table for each kind; `theta` where none
+    is given. Raises DataError for a type that we do not have, and for two bases.
+    """
+    table = config.get("rope_parameters", {})
+    if kind is not None and kind in table:
+        table = table[kind]
+    old = config.get("rope_scaling", {})
+    kinds = {_rope_type(each) for each in (table, old) if "rope_type" in each or "type" in each}
+    if len(kinds) > 1:
+        raise DataError(
+            f"{config.path}: rope_parameters and rope_scaling ask for different types of rotary "
+            f"positions: {' and '.join(sorted(kinds))}; leave one of the two out"
+        )
+    table = {**old, **table}
+    thetas = [float(each) for each in (table.get("rope_theta"), config.get("rope_theta")) if each]
+    if kind is None and len(set(thetas)) > 1:
+        raise DataError(f"{config.path}: rope_theta is {thetas[1]}, in rope_parameters {thetas[0]}")
+    share = table.get("partial_rotary_factor") or config.get("partial_rotary_factor", 1.0)
+    return Rope(
+        theta=thetas[0] if thetas else theta,
+        scaling=_read_scaling(config, table),
+        rotated_share=float(share),
+    )
+
+
+def _rope_type(table: Mapping[str, Any]) -> str:
+    return str(table.get("rope_type", table.get("type", "default")))
+
+
+def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | None:
+    kind = _rope_type(table)
+    original = table.get("original_max_position_embeddings")
+    original = original or config.get("max_position_embeddings", 2048)
+    try:
+        match kind:
+            case "default":
+                return None
+            case "linear":
+                return LinearInterpolation(factor=table["factor"])
+            case "llama3":
+                return Llama3Scaling(
+                    factor=table["factor"],
+                    original_positions=original,
+                    slow_turns=table["low_freq_factor"],
+                    fast_turns=table["high_freq_factor"],
+                )
+            case "yarn":
+                return YaRN(
+                    factor=table["factor"],
+                    original_positions=original,
+                    fast_turns=table.get("beta_fast") or 32.0,
+                    slow_turns=table.get("beta_slow") or 1.0,
+                    attention_factor=_yarn_attention(table),
+                    whole_channels=table.get("truncate", True),
+                )
+    except KeyError as error:
+        raise DataError(
+            f"{config.path}: rotary positions of type {kind!r} without {error}"
+        ) from None
+    except ValidationError as error:
+        raise DataError(
+            f"{config.path}: rotary positions of type {kind!r}: {error.errors()[0]['msg']}"
+        ) from None
+    raise DataError(
+        f"{config.path}: asks for rotary positions of type {kind!r}; those that can be imported: "
+        "default, linear, llama3, yarn"
+    )
+
+
+def _yarn_attention(table: Mapping[str, Any]) -> float | None:
+    """The factor as DeepSeek's files give it, by two multiples of the usual one, or by itself."""
+    over, under = table.get("mscale"), table.get("mscale_all_dim")
+    if not (over and under):
+        return table.get("attention_factor")
+    growth = 0.1 * math.log(table["factor"])
+    return float((growth * over + 1) / (growth * under + 1))
+
+
+def write_rope(rope: Rope) -> dict[str, Any]:
+    """The keys of a config.json that say so, under older and newer names."""
+    table = {"rope_theta": rope.theta, **rope_table(rope)}
+    scaled = rope.scaling is not None
+    return {
+        "rope_theta": rope.theta,
+        "rope_scaling": rope_table(rope) if scaled else None,
+        "rope_parameters": table,
+    }
+
+
+def rope_table(rope: Rope) -> dict[str, Any]:
+    """The type of rotary positions, with what belongs to it."""
+    share = {} if rope.rotated_share == 1 else {"partial_rotary_factor": rope.rotated_share}
+    match rope.scaling:
+        case None:
+            return {"rope_type": "default", **share}
+        case LinearInterpolation(factor=factor):
+            return {"rope_type": "linear", "factor": factor, **share}
+        case Llama3Scaling() as scaling:
+            return {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.original_positions,
+                "low_freq_factor": scaling.slow_turns,
+                "high_freq_factor": scaling.fast_turns,
+                **share,
+            }
+        case YaRN() as scaling:
+            return {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.original_positions,
+                "beta_fast": scaling.fast_turns,
+                "beta_slow": scaling.slow_turns,
+                "attention_factor": scaling.attention_factor,
+                "truncate": scaling.whole_channels,
+                **share,
+            }
+    # NTK-aware bases have a plain theta of their own in Transformers.
+    raise DataError(f"rotary scaling {rope.scaling.kind} has no name in Transformers")

@@ -1,0 +1,192 @@
+"""Safetensors files, written and read one tensor at a time, on disk or S3.
+
+Nothing of a file is in memory but its header and the tensor at hand, and nothing in it can be
+executed. Format: https://huggingface.co/docs/safetensors/index#format
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainrig import storage
+from trainrig.errors import DataError
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
+LENGTH = 8  # bytes that say how long the header is
+LONGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
+BLOCK = 64 * 2**20  # bytes read at a time
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies."""
+
+    path: str
+    dtype: str  # the format's name of it
+    shape: tuple[int, ...]
+    begin: int  # of its bytes in the file
+    end: int
+
+    def read(self) -> Tensor:
+        """The tensor, in the type it is stored in. Raises DataError."""
+        if self.dtype not in TYPES:
+            raise DataError(
+                f"{self.path}: holds {self.dtype} numbers; undo the quantisation and save the "
+                f"model in one of {', '.join(TYPES)}"
+            )
+        tensor = torch.empty(self.shape, dtype=TYPES[self.dtype])
+        memory = tensor.view(-1).view(torch.uint8).numpy().data
+        for place in range(0, len(memory), BLOCK):
+            part = memory[place : place + BLOCK]
+            if storage.read_into(self.path, self.begin + place, part) != len(part):
+                raise DataError(f"{self.path}: cut short; download or save it again")
+        return tensor
+
+
+def open_tensors(folder: str) -> dict[str, StoredTensor]:
+    """Every tensor of the safetensors files of `folder`, by name; only headers are read.
+
+    Raises DataError for files that are not there or damaged.
+    """
+    found: dict[str, StoredTensor] = {}
+    for file in _weight_files(folder):
+        path = storage.join(folder, file)
+        for name, tensor in _read_header(path).items():
+            if name in found:
+                raise DataError(
+                    f"{path}: tensor {name!r} is also in {found[name].path}; save the model again"
+                )
+            found[name] = tensor
+    return found
+
+
+def _weight_files(folder: str) -> list[str]:
+    if storage.exists(storage.join(folder, WEIGHTS)):
+        return [WEIGHTS]
+    index = storage.join(folder, INDEX)
+    if not storage.exists(index):
+        old = [p for p in storage.list_files(folder) if p.endswith(PICKLES)]
+        found = f"{old[0].rpartition('/')[2]} is a pickle, which can run any code" if old else ""
+        raise DataError(
+            f"{folder}: no {WEIGHTS}{'; ' + found if found else ''}; load the model with "
+            "Transformers and save it with save_pretrained, which writes safetensors"
+        )
+    try:
+        files = sorted(set(json.loads(storage.read(index))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise DataError(f"{index}: not an index of safetensors files; download it again") from None
+    for file in files:
+        if not isinstance(file, str) or "/" in file or not file.endswith(".safetensors"):
+            raise DataError(f"{index}: {file!r} is no safetensors file of this folder")
+    return files
+
+
+def _read_header(path: str) -> dict[str, StoredTensor]:
+    try:
+        size = storage.size(path)
+        length = int.from_bytes(storage.read_range(path, 0, LENGTH), "little") if size else 0
+        if not 2 <= length <= min(size - LENGTH, LONGEST_HEADER):
+            raise ValueError("its header does not fit it")
+        entries = json.loads(storage.read_range(path, LENGTH, LENGTH + length))
+        entries.pop("__metadata__", None)
+        tensors = {
+            name: _placed(path, entry, LENGTH + length, size) for name, entry in entries.items()
+        }
+    except FileNotFoundError:
+        raise DataError(f"{path}: not there, though {INDEX} names it; download it") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: damaged ({error}); download or save it again") from None
+    return tensors
+
+
+def _placed(path: str, entry: Mapping[str, Any], first: int, size: int) -> StoredTensor:
+    begin, end = (first + int(offset) for offset in entry["data_offsets"])
+    shape = tuple(int(length) for length in entry["shape"])
+    if not first <= begin <= end <= size or min(shape, default=0) < 0:
+        raise ValueError(f"a tensor lies at bytes {begin} to {end} of {size}")
+    dtype = entry["dtype"]
+    if dtype in TYPES and end - begin != math.prod(shape) * TYPES[dtype].itemsize:
+        raise ValueError(f"{end - begin} bytes for a tensor of {shape} {dtype}")
+    return StoredTensor(path, dtype, shape, begin, end)
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor to be written; `read` makes it when its turn comes, in any type."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+def split_into_files(sizes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
+    """Files, and the tensors in each, in order; no file has above `limit` bytes of tensors.
+
+    But a tensor that is larger than that by itself has a file to itself.
+    """
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if groups[-1] and filled + size > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    if len(groups) == 1:
+        return {WEIGHTS: groups[0]}
+    last = len(groups)
+    return {f"model-{n:05}-of-{last:05}.safetensors": group for n, group in enumerate(groups, 1)}
+
+
+def write_tensors(
+    folder: str, tensors: Mapping[str, PlannedTensor], dtype: torch.dtype, file_bytes: int
+) -> None:
+    """Write `tensors` as `dtype` into safetensors files of `folder`, with an index if there are
+    several. The same arguments give the same bytes."""
+    sizes = {name: math.prod(t.shape) * dtype.itemsize for name, t in tensors.items()}
+    files = split_into_files(sizes, file_bytes)
+    for file, names in files.items():
+        _write_file(storage.join(folder, file), {name: tensors[name] for name in names}, dtype)
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": {name: file for file, names in files.items() for name in names},
+        }
+        storage.write(storage.join(folder, INDEX), json.dumps(index, indent=2).encode())
+
+
+def _write_file(path: str, tensors: Mapping[str, PlannedTensor], dtype: torch.dtype) -> None:
+    with storage.atomic_file(path) as temporary, open(temporary, "wb") as file:  # noqa: PTH123
+        file.write(_header(tensors.items(), dtype))
+        for name, planned in tensors.items():
+            tensor = planned.read().detach().to("cpu", dtype).contiguous()
+            assert tuple(tensor.shape) == planned.shape, name
+            file.write(tensor.view(-1).view(torch.uint8).numpy().data)
+
+
+def _header(tensors: Iterable[tuple[str, PlannedTensor]], dtype: torch.dtype) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, planned in tensors:
+        end = at + math.prod(planned.shape) * dtype.itemsize
+        entries[name] = {
+            "dtype": TYPE_NAMES[dtype],
+            "shape": list(planned.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # the format allows for blanks at its end
+    return len(text).to_bytes(LENGTH, "little") + text

@@ -1,0 +1,148 @@
+"""The tensors of a model, ours made of theirs and theirs of ours, one at a time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from trainrig.errors import DataError
+from trainrig.models.decoder import Decoder
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.families.mapping import (
+    DERIVED,
+    EXPERT,
+    LAYER,
+    SCORE_WEIGHT,
+    Family,
+    TensorName,
+)
+from trainrig.models.families.safetensors_files import StoredTensor
+
+Size = tuple[int, ...]
+HEAD = ("head.weight",)
+
+
+def tensor_shapes(config: DecoderConfig) -> dict[str, Size]:
+    """The shape of each tensor of a model, by our names; nothing is made."""
+    with torch.device("meta"):
+        return {name: tuple(t.shape) for name, t in Decoder(config).state_dict().items()}
+
+
+def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) -> list[TensorName]:
+    """The tensors of one model of `family`, from the embedding to the head."""
+    found, covered = list[TensorName](), set[str]()
+    table = family.tensors
+    if config.head == "score":
+        table = tuple(entry for entry in table if entry.ours != HEAD)
+        table = (*table, TensorName(HEAD, SCORE_WEIGHT))
+    for entry in _by_layer(table, config.layers):
+        if all(name in shapes for name in entry.ours):
+            found.append(entry)
+            covered.update(entry.ours)
+    if missing := sorted(shapes.keys() - covered):
+        raise DataError(f"{family.model_type}: its models have no tensor like {missing[0]}")
+    return found
+
+
+def _by_layer(table: tuple[TensorName, ...], layers: int) -> Iterator[TensorName]:
+    of_layers = [entry for entry in table if LAYER in entry.theirs]
+    first = table.index(of_layers[0])
+    yield from table[:first]
+    for layer in range(layers):
+        for entry in of_layers:
+            yield replace(
+                entry,
+                ours=tuple(name.replace(LAYER, str(layer)) for name in entry.ours),
+                theirs=entry.theirs.replace(LAYER, str(layer)),
+            )
+    yield from (entry for entry in table[first:] if LAYER not in entry.theirs)
+
+
+def their_shapes(entry: TensorName, shapes: Mapping[str, Size]) -> dict[str, Size]:
+    """The tensors of theirs that `entry` is about, and their shapes."""
+    sizes = [shapes[name] for name in entry.ours]
+    if EXPERT in entry.theirs:
+        (size,) = sizes
+        one = size[:0:-1] if entry.transposed else size[1:]
+        return {entry.theirs.replace(EXPERT, str(expert)): one for expert in range(size[0])}
+    joined = (sum(size[0] for size in sizes), *sizes[0][1:])
+    return {entry.theirs: joined[::-1] if entry.transposed else joined}
+
+
+def read_ours(
+    entry: TensorName, part: int, shapes: Mapping[str, Size], stored: Mapping[str, StoredTensor]
+) -> Tensor:
+    """Tensor `part` of ours of `entry`."""
+    if EXPERT in entry.theirs:
+        experts = (stored[name] for name in their_shapes(entry, shapes))
+        stack: Tensor | None = None
+        for place, expert in enumerate(experts):
+            tensor = expert.read()
+            tensor = tensor.T if entry.transposed else tensor
+            if stack is None:
+                stack = torch.empty(shapes[entry.ours[0]], dtype=tensor.dtype)
+            stack[place] = tensor
+        assert stack is not None
+        return stack
+    tensor = stored[entry.theirs].read()
+    tensor = tensor.T if entry.transposed else tensor
+    if len(entry.ours) == 1:
+        return tensor.contiguous()
+    lengths = [shapes[name][0] for name in entry.ours]
+    begin = sum(lengths[:part])
+    return tensor[begin : begin + lengths[part]].clone()
+
+
+def read_theirs(
+    entry: TensorName, name: str, shapes: Mapping[str, Size], read: Callable[[str], Tensor]
+) -> Tensor:
+    """Their tensor `name` of `entry`, of ours as `read` gives them."""
+    if EXPERT in entry.theirs:
+        expert = list(their_shapes(entry, shapes)).index(name)
+        tensor = read(entry.ours[0])[expert]
+    elif len(entry.ours) == 1:
+        tensor = read(entry.ours[0])
+    else:
+        tensor = torch.cat([read(ours) for ours in entry.ours])
+    return tensor.T if entry.transposed else tensor
+
+
+def with_prefix(
+    stored: dict[str, StoredTensor], family: Family, names: list[TensorName]
+) -> dict[str, StoredTensor]:
+    """`stored` under the names of the whole model, where it was saved without its head."""
+    if any(name.startswith(family.prefix) for name in stored):
+        return stored
+    whole = {entry.theirs for entry in names}
+    return {
+        name if name in whole else family.prefix + name: tensor for name, tensor in stored.items()
+    }
+
+
+def check_names(
+    folder: str,
+    family: Family,
+    names: list[TensorName],
+    stored: Mapping[str, StoredTensor],
+    shapes: Mapping[str, Size],
+) -> None:
+    """Raise DataError unless the tensors that are stored are those of the model."""
+    wanted = {name: size for entry in names for name, size in their_shapes(entry, shapes).items()}
+    if missing := sorted(wanted.keys() - stored.keys()):
+        raise DataError(
+            f"{folder}: no tensor {missing[0]!r} ({len(missing)} missing) among the "
+            f"{len(stored)} there are; download or save the model again"
+        )
+    known = {*wanted, "lm_head.weight"}  # some files repeat a tied head
+    if surplus := sorted(n for n in stored if n not in known and not DERIVED.fullmatch(n)):
+        raise DataError(
+            f"{folder}: tensor {surplus[0]!r} ({len(surplus)} such) has no place in a "
+            f"{family.model_type} model; merge adapters and undo quantisation before the import"
+        )
+    for name, size in wanted.items():
+        if stored[name].shape != size:
+            raise DataError(
+                f"{stored[name].path}: {name} is {list(stored[name].shape)}, by config.json it "
+                f"would be {list(size)}; download or save the model again"
+            )

@@ -1,0 +1,322 @@
+"""Hugging Face folders of any family, written and read without Transformers and without pickle.
+
+Tensor by tensor: what is in memory at a time is the largest of them. What a model was brought with
+(tokenizer, chat template, generation config) is written as it came. What newer readers find under a
+new name is written under the old one as well, because vLLM, llama.cpp and Transformers 4 read that.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trainrig import storage
+from trainrig.config import Settings
+from trainrig.errors import DataError, OutputTaken
+from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.families import Family, bare, find_family, read_config
+from trainrig.models.families.mapping import HubConfig
+from trainrig.models.families.safetensors_files import (
+    INDEX,
+    PlannedTensor,
+    open_tensors,
+    split_into_files,
+    write_tensors,
+)
+from trainrig.models.families.tensors import (
+    check_names,
+    read_ours,
+    read_theirs,
+    table_of,
+    tensor_shapes,
+    their_shapes,
+    with_prefix,
+)
+from trainrig.tokens.special_tokens import (
+    GENERATION,
+    MAP,
+    MODEL_CONFIG,
+    ROLES,
+    TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    SpecialTokens,
+    TokenizerFiles,
+    find_special_tokens,
+)
+
+TRANSFORMERS = "5.0.0"  # the release whose names for things the newer half of the keys is in
+# Files that say what others here say, for readers of their own; carried as they are.
+REPEATING = ("vocab.json", "merges.txt", "added_tokens.json", "chat_template.json")
+SENTENCEPIECE = "tokenizer.model"  # binary: carried in base64
+BASE64 = "base64:"
+CARD = "README.md"
+ONE_SCORE = {"id2label": {"0": "score"}, "label2id": {"score": 0}}  # Transformers counts by these
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class HubFolder(Settings):
+    """How a model is written for others to load."""
+
+    # Number format of the weights; None: that of the model it was imported as, or float32.
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    file_bytes: int = Field(default=5 * 10**9, ge=1)  # of tensors in one file: Transformers 4's
+    # For the card, by the Hub's names: "apache-2.0", "owner/model", "owner/dataset".
+    license: str | None = None
+    base_model: str | None = None
+    datasets: tuple[str, ...] = ()
+    # Markdown that the card ends with: how the model was made, what it scores.
+    sections: str = ""
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model in a Hugging Face folder; its tensors are read when they are asked for."""
+
+    config: DecoderConfig
+    files: TokenizerFiles  # its tokenizer, with all that came with it
+    tensors: Mapping[str, PlannedTensor]  # by our names
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors at once: the decoder's `state_dict()`, in the types they are stored in."""
+        return {name: tensor.read() for name, tensor in self.tensors.items()}
+
+
+def open_folder(folder: str) -> HubModel:
+    """The model in the Hugging Face folder `folder`, on disk or S3, without its tensors.
+
+    Raises DataError for what is not there, and for a model that would compute something else here
+    than it does in Transformers.
+    """
+    given = _read_json(storage.join(folder, MODEL_CONFIG))
+    family, config = read_config(given, storage.join(folder, MODEL_CONFIG))
+    shapes = tensor_shapes(config)
+    names = table_of(family, config, shapes)
+    stored = with_prefix(open_tensors(folder), family, names)
+    check_names(folder, family, names, stored, shapes)
+    tensors = {}
+    for entry in names:
+        for part, ours in enumerate(entry.ours):
+            read = partial(read_ours, entry, part, shapes, stored)
+            tensors[ours] = PlannedTensor(shapes[ours], read)
+    files = _read_files(folder)
+    _check_tokenizer(files, config)
+    return HubModel(config, files, tensors)
+
+
+def _read_files(folder: str) -> TokenizerFiles:
+    try:
+        files = TokenizerFiles.read(folder)
+    except DataError as error:
+        if storage.exists(storage.join(folder, TOKENIZER)):
+            raise
+        raise DataError(
+            f"{folder}: no {TOKENIZER}; load its tokenizer with Transformers' AutoTokenizer and "
+            "save it back into the folder with save_pretrained"
+        ) from error
+    beside = dict(files.beside)
+    for name in REPEATING:
+        if storage.exists(path := storage.join(folder, name)):
+            beside[name] = storage.read(path).decode("utf-8", "surrogateescape")
+    if storage.exists(path := storage.join(folder, SENTENCEPIECE)):
+        beside[SENTENCEPIECE] = BASE64 + base64.b64encode(storage.read(path)).decode()
+    return replace(files, beside=beside)
+
+
+def _check_tokenizer(files: TokenizerFiles, config: DecoderConfig) -> None:
+    """Raise DataError unless the tokenizer fits the table."""
+    entries = find_special_tokens(files).entries
+    if entries > config.shape.vocabulary:
+        raise DataError(
+            f"{files.where}: ids up to {entries - 1}, but the model has {config.shape.vocabulary} "
+            "entries; use the tokenizer that it was trained with, or resize the model's embeddings "
+            "with Transformers' resize_token_embeddings"
+        )
+
+
+def write_folder(
+    out: str,
+    config: DecoderConfig,
+    read: Callable[[str], Tensor],
+    files: TokenizerFiles,
+    settings: HubFolder | None = None,
+    chat_template: str | None = None,
+) -> Family:
+    """Write a model as the folder `out`: weights first; config, without which nothing loads, last.
+
+    `read` gives a whole tensor by its name in the decoder's `state_dict()`; `chat_template` is what
+    a tokenizer that came with nothing is written with. The same arguments give the same bytes.
+    Raises DataError if weights, settings and tokenizer do not fit each other, OutputTaken if `out`
+    already holds a model.
+    """
+    settings = settings or HubFolder()
+    brought = files.json(MODEL_CONFIG)
+    family = find_family(config, brought)
+    _check_tokenizer(files, config)
+    shapes = tensor_shapes(config)
+    planned = {
+        name: PlannedTensor(size, partial(read_theirs, entry, name, shapes, read))
+        for entry in table_of(family, config, shapes)
+        for name, size in their_shapes(entry, shapes).items()
+    }
+    dtype = settings.dtype or brought.get("dtype") or brought.get("torch_dtype")
+    dtype = dtype if dtype in DTYPES else "float32"
+    special = find_special_tokens(files)
+    texts = _texts(files, special, config, chat_template)
+    texts[CARD] = _card(family, config, dtype, settings)
+    sizes = {name: math.prod(t.shape) * DTYPES[dtype].itemsize for name, t in planned.items()}
+    _refuse_another_folder(out, split_into_files(sizes, settings.file_bytes), texts)
+    write_tensors(out, planned, DTYPES[dtype], settings.file_bytes)
+    for name, text in texts.items():
+        data = text.encode("utf-8", "surrogateescape")
+        if name == SENTENCEPIECE:
+            data = base64.b64decode(text.removeprefix(BASE64))
+        storage.write(storage.join(out, name), data)
+    storage.write(
+        storage.join(out, MODEL_CONFIG),
+        _config_text(family, config, files, special, dtype).encode(),
+    )
+    return family
+
+
+def _config_text(
+    family: Family,
+    config: DecoderConfig,
+    files: TokenizerFiles,
+    special: SpecialTokens,
+    dtype: str,
+) -> str:
+    """config.json: as it was brought where it still says what the model is."""
+    brought = files.json(MODEL_CONFIG)
+    kept = brought if brought.get("model_type") == family.model_type else {}
+    told = {"dtype": dtype, "torch_dtype": dtype}
+    brought_as = kept.get("architectures") or [family.architecture]
+    as_brought = kept and brought_as == [family.architecture_of(config)]
+    there = config.model_copy(update={"head": "tokens"})
+    if as_brought and bare(family.read(HubConfig(kept, MODEL_CONFIG))) == bare(there):
+        if kept.get("dtype", kept.get("torch_dtype")) == dtype:
+            return files.beside[MODEL_CONFIG]
+        return _json({**kept, **{k: v for k, v in told.items() if k in kept}})
+    written = family.write(config.plain)
+    assert written is not None  # the family holds it
+    end, pad = special.end, special.pad
+    own = {} if kept else {
+        "bos_token_id": special.begin.id if special.begin else end.id if end else None,
+        "eos_token_id": end.id if end else None,
+        "pad_token_id": pad.id if pad else None,
+        "transformers_version": TRANSFORMERS,
+    }  # fmt: skip
+    head = {"architectures": [family.architecture_of(config)], "model_type": family.model_type}
+    score = head | ONE_SCORE if config.head == "score" else {}
+    return _json({**head, **kept, **written, **own, **told, **score})
+
+
+def _texts(
+    files: TokenizerFiles, special: SpecialTokens, config: DecoderConfig, template: str | None
+) -> dict[str, str]:
+    """The files beside weights and config, by name; what was brought, as it came."""
+    texts = {TOKENIZER: files.tokenizer}
+    texts |= {k: v for k, v in files.beside.items() if k not in (MODEL_CONFIG, ROLES)}
+    if TOKENIZER_CONFIG not in texts:
+        texts |= _own_tokenizer_files(special, config, template)
+    if GENERATION not in texts:
+        end, pad = special.end, special.pad
+        begin = special.begin or (None if MODEL_CONFIG in files.beside else end)
+        ids = {"bos_token_id": begin and begin.id, "eos_token_id": list(special.stop_ids) or None,
+               "pad_token_id": pad and pad.id}  # fmt: skip
+        texts[GENERATION] = _json({**ids, "transformers_version": TRANSFORMERS})
+    return texts
+
+
+def _own_tokenizer_files(
+    special: SpecialTokens, config: DecoderConfig, template: str | None
+) -> dict[str, str]:
+    """What a tokenizer of ours is written with: roles by token, and how it is chatted with."""
+    end, pad = special.of("end"), special.pad
+    roles = {"bos_token": end.text, "eos_token": end.text}
+    if pad is not None:
+        roles["pad_token"] = pad.text
+    settings: dict[str, Any] = {
+        # By its older name: Transformers 4, vLLM and llama.cpp do not know the newer one.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **roles,
+        "model_max_length": config.positions,
+        "clean_up_tokenization_spaces": False,  # decoding gives the text back as it was
+    }
+    texts = {MAP: _json(roles)}
+    speaks = special.end_of_turn and special.user and special.assistant
+    if template is not None and speaks:
+        settings["chat_template"] = template
+        texts[TEMPLATE] = template
+    return texts | {TOKENIZER_CONFIG: _json(settings)}
+
+
+def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+    # Files of ours without a config are what a killed export left: they are written over.
+    ours = {*files, INDEX, *texts}
+    for path in storage.list_files(out):
+        name = path.removeprefix(out.rstrip("/") + "/")
+        if name == MODEL_CONFIG or (name.endswith(".safetensors") and name not in files):
+            raise OutputTaken(f"{out}: holds a model already ({name}); name another folder")
+        if name not in ours:
+            raise OutputTaken(f"{out}: holds other files ({name}); name another folder")
+
+
+def _card(family: Family, config: DecoderConfig, dtype: str, settings: HubFolder) -> str:
+    task = "text-classification" if config.head == "score" else "text-generation"
+    about: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": task}
+    about |= {
+        key: value
+        for key, value in (
+            ("license", settings.license),
+            ("base_model", settings.base_model),
+            ("datasets", list(settings.datasets)),
+        )
+        if value
+    }
+    # JSON values are YAML values, with nothing left to escape.
+    lines = [f"{key}: {json.dumps(value)}" for key, value in about.items()]
+    shape, parameters = config.shape, count_parameters(config).total
+    name = family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    return "\n".join(
+        [
+            "---",
+            *lines,
+            "---",
+            "",
+            f"A {name} {'reward model' if config.head == 'score' else 'model'} of {parameters:,} "
+            "parameters, trained with trainrig.",
+            "",
+            f"{shape.layers} layers, {shape.channels} channels, {shape.heads} heads "
+            f"({shape.kv_heads} for keys and values), {shape.vocabulary:,} entries of vocabulary, "
+            f"{config.positions:,} positions, stored in {dtype}.",
+            "",
+            "Transformers reads the name of a special token in a text as that token. Encode what "
+            "others wrote by `tokenizer(text, split_special_tokens=True)`.",
+            "",
+            *([settings.sections] if settings.sections else []),
+        ]
+    )
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        value = json.loads(storage.read(path))
+    except FileNotFoundError:
+        raise DataError(f"{path}: not there; name the folder of a Hugging Face model") from None
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: not a JSON object")
+    return value

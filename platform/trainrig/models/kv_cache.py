@@ -1,0 +1,77 @@
+"""Keys and values of positions already read, in memory that is taken once.
+
+Shapes: B batch, K key and value heads, T new positions, S positions held, D channels of one head.
+"""
+
+import torch
+from torch import Tensor
+
+
+class PreallocatedCache:
+    """Those of one layer, for up to `capacity` positions; no step moves what is held."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._length = 0
+        self._keys = self._values = torch.empty(0)
+
+    def __len__(self) -> int:
+        """Positions read."""
+        return self._length
+
+    def extend(self, keys_BKTD: Tensor, values_BKTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of the newest positions; all that there are, [B, K, S, D] each."""
+        begin, end = self._length, self._length + keys_BKTD.shape[2]
+        if begin == 0:
+            rows, heads, _, channels = keys_BKTD.shape
+            size = (rows, heads, self._capacity, channels)
+            self._keys, self._values = keys_BKTD.new_empty(size), values_BKTD.new_empty(size)
+        if end > self._capacity:
+            raise ValueError(f"{end} positions for a cache of {self._capacity}")
+        self._keys[:, :, begin:end] = keys_BKTD
+        self._values[:, :, begin:end] = values_BKTD
+        self._length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+
+class WindowCache:
+    """Those of a layer whose tokens see `window` positions: memory for twice as many, at most.
+
+    Positions are added after those that are held. Where the memory ends, the last of them are moved
+    to its begin: once in `window` positions.
+    """
+
+    def __init__(self, window: int, capacity: int) -> None:
+        self._window = window
+        self._room = min(capacity, 2 * window)
+        self._read = self._held = 0
+        self._keys = self._values = torch.empty(0)
+
+    def __len__(self) -> int:
+        """Positions read, also those that are no longer held."""
+        return self._read
+
+    def extend(self, keys_BKTD: Tensor, values_BKTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of the newest positions; those and all that the first of them sees."""
+        new = keys_BKTD.shape[2]
+        if self._read == 0:
+            rows, heads, _, channels = keys_BKTD.shape
+            size = (rows, heads, self._room, channels)
+            self._keys, self._values = keys_BKTD.new_empty(size), values_BKTD.new_empty(size)
+        self._read += new
+        seen = min(self._held, self._window - 1)  # by the first new position, before it
+        if self._held + new > self._room:
+            keys = torch.cat((self._last(self._keys, seen), keys_BKTD), dim=2)
+            values = torch.cat((self._last(self._values, seen), values_BKTD), dim=2)
+            self._held = min(keys.shape[2], self._window)
+            self._keys[:, :, : self._held] = keys[:, :, keys.shape[2] - self._held :]
+            self._values[:, :, : self._held] = values[:, :, keys.shape[2] - self._held :]
+            return keys, values
+        begin, end = self._held, self._held + new
+        self._keys[:, :, begin:end] = keys_BKTD
+        self._values[:, :, begin:end] = values_BKTD
+        self._held = end
+        return self._last(self._keys, seen + new), self._last(self._values, seen + new)
+
+    def _last(self, held_BKSD: Tensor, count: int) -> Tensor:
+        return held_BKSD[:, :, self._held - count : self._held]

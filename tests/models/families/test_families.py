@@ -1,0 +1,200 @@
+"""Every family against random models of Transformers': logits, files and an optimizer's step."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainrig.errors import DataError
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.families import FAMILIES, bare, find_family, read_config
+from trainrig.models.generate import Request, generate, generate_batch
+from trainrig.models.huggingface import HubFolder, open_folder, write_folder
+from trainrig.models.sampling import Sampling
+from trainrig.tokens.special_tokens import TokenizerFiles
+
+HERE = Path(__file__)
+THEIRS = runpy.run_path(str(HERE.with_name("theirs.py")))
+BROUGHT = runpy.run_path(str(HERE.parents[2] / "tokens" / "brought.py"))
+NAMES = list(THEIRS["FAMILIES"])
+IDS = torch.randint(331, (3, 20), generator=torch.Generator().manual_seed(1))
+BOUND = 1e-5
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        module = pytest.importorskip("transformers")
+        module.logging.set_verbosity_error()
+        module.logging.disable_progress_bar()
+        yield module
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request, transformers, tmp_path_factory):
+    """Theirs and ours of the same folder."""
+    folder = tmp_path_factory.mktemp("theirs")
+    theirs = THEIRS["make"](transformers, request.param, folder)
+    BROUGHT["write"]("llama3", folder)
+    hub = open_folder(str(folder))
+    ours = Decoder(hub.config)
+    ours.load_state_dict(hub.state())
+    return theirs, ours.eval(), hub, folder
+
+
+@torch.no_grad()
+def test_logits_are_transformers(pair):
+    theirs, ours, *_ = pair
+    expected = theirs(IDS).logits
+    assert expected.std() > 0.05
+    assert (expected - ours(IDS).logits).abs().max() <= BOUND
+
+
+@torch.no_grad()
+def test_logits_of_padded_packed_and_cached_inputs_are_transformers(pair):
+    """Prompts padded on the left, then a second document, then one more token by the caches."""
+    from trainrig.models.attention import KeyValueCache
+
+    theirs, ours, *_ = pair
+    pads = torch.tensor([0, 3, 11])
+    places = torch.arange(20)[None, :] - pads[:, None]
+    mask = (places >= 0).long()
+    expected = theirs(IDS, attention_mask=mask, position_ids=places.clamp(min=0)).logits
+    caches = [KeyValueCache() for _ in ours.layers]
+    parts = [
+        ours(
+            IDS[:, begin:end],
+            caches,
+            positions_BT=places.clamp(min=0)[:, begin:end],
+            documents_BS=mask[:, :end],
+        ).logits
+        for begin, end in ((0, 14), (14, 19), (19, 20))
+    ]
+    real = mask.bool()
+    assert (expected - torch.cat(parts, dim=1))[real].abs().max() <= BOUND
+    alone = [theirs(IDS[:1, :8]).logits, theirs(IDS[:1, 8:]).logits]
+    packed = torch.cat([torch.arange(8), torch.arange(12)])[None, :]
+    both = ours(IDS[:1], positions_BT=packed).logits
+    assert (torch.cat(alone, dim=1) - both).abs().max() <= BOUND
+
+
+def test_greedy_texts_of_a_batch_are_transformers(pair):
+    """Prompts of different length, beyond the window of those that have one."""
+    theirs, ours, *_ = pair
+    prompts = [IDS[0, :3], IDS[1, :12], IDS[2, :7]]
+    greedy = Sampling(temperature=0.0, maximum_tokens=14)
+    requests = [Request(tuple(prompt.tolist()), greedy) for prompt in prompts]
+    said = generate_batch(ours, requests, stop=())
+    width = max(map(len, prompts))
+    ids = torch.stack([torch.cat([torch.zeros(width - len(p)).long(), p]) for p in prompts])
+    mask = torch.stack(
+        [torch.cat([torch.zeros(width - len(p)), torch.ones(len(p))]) for p in prompts]
+    )
+    expected = theirs.generate(
+        ids, attention_mask=mask.long(), do_sample=False, max_new_tokens=14, eos_token_id=None,
+        pad_token_id=0,
+    )[:, width:]  # fmt: skip
+    assert [list(each.ids) for each in said] == expected.tolist()
+    alone = [generate(ours, request.prompt, greedy, stop=()) for request in requests]
+    assert alone == said
+
+
+def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, transformers, tmp_path):
+    theirs, ours, hub, folder = pair
+    trained = Decoder(hub.config)
+    trained.load_state_dict(ours.state_dict())
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
+    trained(IDS).logits.float().logsumexp(-1).sum().backward()
+    optimizer.step()
+    state = trained.state_dict()
+    out = tmp_path / "out"
+    write_folder(str(out), hub.config, state.__getitem__, hub.files, HubFolder(file_bytes=20_000))
+    assert len(list(out.glob("*.safetensors"))) > 1
+    back, report = transformers.AutoModelForCausalLM.from_pretrained(
+        out, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        assert (back(IDS).logits - trained(IDS).logits).abs().max() <= BOUND
+        assert (back(IDS).logits - theirs(IDS).logits).abs().max() > 100 * BOUND
+    # All but the weights is what was brought, to the byte.
+    for name in ("config.json", "tokenizer.json", *hub.files.beside):
+        assert (out / name).read_bytes() == (folder / name).read_bytes(), name
+    again = open_folder(str(out))
+    assert all(torch.equal(again.tensors[name].read(), state[name]) for name in state)
+
+
+def test_settings_that_were_written_are_read_as_they_were(pair):
+    *_, hub, _ = pair
+    family = find_family(hub.config, json.loads(hub.files.beside["config.json"]))
+    written = family.write(hub.config) | {"model_type": family.model_type}
+    assert bare(read_config(written, "config.json")[1]) == bare(hub.config)
+
+
+SMALL = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 320, "positions": 32}
+OWN = {
+    "llama": {},
+    "mistral": {"attention": {"window": {"size": 9}}},
+    "qwen2": {"biases": {"qkv": True}},
+    "qwen3": {"attention": {"qk_norm": "head"}},
+    "olmo2": {"attention": {"qk_norm": "projection"}, "block": {"kind": "OutputNorm"}},
+    "gpt2": {
+        "position_embedding": {"kind": "LearnedPositions"},
+        "norm": {"kind": "LayerNorm"},
+        "feedforward": {"kind": "GELU"},
+        "biases": {"qkv": True, "output": True, "feedforward": True},
+    },
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_model_of_our_own_finds_its_family(name, transformers, tmp_path):
+    config = DecoderConfig.model_validate(SMALL | OWN[name] | {"initial_std": 0.3})
+    model = Decoder(config)
+    initialise(model, 3)
+    files = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)
+    family = write_folder(str(tmp_path), config, model.state_dict().__getitem__, files)
+    assert family.model_type == name
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        ids = IDS % 300
+        assert (theirs(ids).logits - model(ids).logits).abs().max() <= BOUND
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token == "<|endoftext|>"
+
+
+def test_a_model_that_transformers_has_not_cannot_be_exported():
+    config = DecoderConfig.model_validate(SMALL | {"position_embedding": {"kind": "Alibi"}})
+    with pytest.raises(DataError, match="no architecture of Transformers has what this model has"):
+        find_family(config, {})
+
+
+REFUSED = {
+    "auto_map": ({"auto_map": {"AutoModel": "x.Y"}}, "wants code of its own to be run"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
+    "unknown": ({"model_type": "mamba"}, "model_type 'mamba' .*can be imported: llama, mistral"),
+    "classifier": ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassif"),
+    "rope": ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'; those that can be"),
+    "factor": ({"rope_parameters": {"rope_type": "linear"}}, "type 'linear' without 'factor'"),
+    "two types": ({"rope_scaling": {"type": "linear"}}, "types of rotary .*: default and linear"),
+    "theta": ({"rope_theta": 5.0}, "rope_theta is 5.0, in rope_parameters 10000.0"),
+    "activation": ({"hidden_act": "relu"}, "hidden_act is 'relu', which a Decoder does not do"),
+    "heads": ({"num_key_value_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
+    "no size": ({"hidden_size": None}, "no key 'hidden_size'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_config_that_we_would_compute_otherwise_is_refused(case):
+    changes, message = REFUSED[case]
+    given = {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "vocab_size": 331,
+        "num_hidden_layers": 2, "num_attention_heads": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    }  # fmt: skip
+    assert read_config(given, "x/config.json")[0] is FAMILIES[0]
+    with pytest.raises(DataError, match=message) as refused:
+        read_config(given | changes, "x/config.json")
+    assert str(refused.value).startswith("x/config.json: ") and "\n" not in str(refused.value)

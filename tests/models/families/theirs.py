@@ -1,0 +1,88 @@
+"""Random models of every family, as Transformers makes and saves them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# What makes each family itself, at a size that takes no time; sizes are what `SMALL` has.
+SMALL: dict[str, Any] = {
+    "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 64, "initializer_range": 0.2, "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA_3_1 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 4}),
+    "llama3.1": ("Llama", {"rope_parameters": LLAMA_3_1}),
+    "llama-linear": (
+        "Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+    "smollm": ("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen2-window": (
+        "Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "mixtral": (
+        "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9},
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "tie_word_embeddings": True, "sliding_window": 5, "query_pre_attn_scalar": 12,
+            "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "tie_word_embeddings": True, "sliding_window": 5, "query_pre_attn_scalar": 8,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gpt2": (
+        "GPT2",
+        {
+            "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "tie_word_embeddings": True,
+        },
+    ),
+}  # fmt: skip
+ARCHITECTURES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
+
+
+def make(transformers: Any, name: str, folder: Path, vocabulary: int = 331) -> Any:
+    """A random model of the family, saved to `folder`."""
+    kind, settings = FAMILIES[name]
+    small = {} if kind == "GPT2" else SMALL
+    config_class = getattr(transformers, f"{kind}Config")
+    settings = small | settings | {"vocab_size": vocabulary, "pad_token_id": None}
+    config = config_class(bos_token_id=None, eos_token_id=1, **settings)
+    config._attn_implementation = "eager"
+    torch.manual_seed(7)
+    model = getattr(transformers, ARCHITECTURES.get(kind, f"{kind}ForCausalLM"))(config).eval()
+    with torch.no_grad():  # norms and biases are born as ones and zeros, which would hide mistakes
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    config_json = json.loads((folder / "config.json").read_text())
+    assert config_json["architectures"]
+    return model

@@ -1,0 +1,192 @@
+"""Adapters in a decoder, against plain arithmetic and against PEFT's own layers."""
+
+import pytest
+import torch
+
+from trainrig.errors import ConfigError
+from trainrig.models.decoder import Decoder
+from trainrig.models.lora.layers import (
+    adapt,
+    adaptable,
+    dropouts,
+    held,
+    initial_adapter_value,
+    merge,
+    quantise,
+    restore,
+    unmerge,
+)
+from trainrig.models.lora.settings import LoRA
+
+ALL = ("attention.*", "feedforward.*", "embedding")
+KINDS = {
+    "plain": LoRA(rank=4, alpha=8),
+    "rslora": LoRA(rank=4, alpha=8, rslora=True, targets=("attention.query", "layers.1.*")),
+    "dora": LoRA(rank=4, alpha=8, dora=True),
+    "embedding": LoRA(rank=4, alpha=8, targets=ALL),
+    "bfloat16": LoRA(rank=4, alpha=8, base="bfloat16", targets=ALL),
+    "int8": LoRA(rank=4, alpha=8, base="int8", targets=ALL),
+    "int8 dora": LoRA(rank=4, alpha=8, base="int8", dora=True),
+}
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def whole(build):
+    return build(seed=1)
+
+
+def adapted(whole, lora, trained=False):
+    """A copy of `whole` with adapters: fresh ones, or ones that change something."""
+    model = Decoder(whole.config)
+    model.load_state_dict(whole.state_dict())
+    with torch.device("meta"):
+        target = Decoder(whole.config)
+        adapt(target, lora)
+    target.to_empty(device="cpu")
+    dice = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in target.named_parameters():
+            path, _, last = name.rpartition(".")
+            if last in ("lora_a", "lora_b"):
+                value = initial_adapter_value(name, parameter.shape, 0)
+                if trained:
+                    value = torch.randn(parameter.shape, generator=dice) * 0.2
+            elif last == "magnitude":
+                value = held(f"{path}.weight", whole.state_dict()[f"{path}.weight"], lora.base)
+                value = value.norm(dim=1) * (1.5 if trained else 1)
+            elif last == "scales":
+                _, value = quantise(whole.state_dict()[f"{path}.weight"])
+            else:
+                value = whole.state_dict()[name]
+                if parameter.dtype == torch.int8:
+                    value, _ = quantise(value)
+            parameter.copy_(value)
+    return target
+
+
+def trained_part(model):
+    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fresh_adapter_changes_nothing(kind, whole, ids):
+    lora = KINDS[kind]
+    found = adapted(whole, lora)(ids).logits
+    weights = {name: held(name, w, lora.base) for name, w in whole.state_dict().items()}
+    whole.load_state_dict(weights)
+    torch.testing.assert_close(found, whole(ids).logits, rtol=1e-4, atol=1e-4)
+    if kind in ("plain", "rslora", "embedding"):
+        assert torch.equal(found, whole(ids).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_weights_say_what_the_adapter_says(kind, whole, ids):
+    lora = KINDS[kind]
+    model, before = adapted(whole, lora, trained=True), whole(ids).logits
+    weights = {name: held(name, w, lora.base).clone() for name, w in whole.state_dict().items()}
+    merged = merge(weights, trained_part(model), lora)
+    whole.load_state_dict(merged)
+    expected = whole(ids).logits
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-3, atol=1e-3)
+    assert (expected - before).abs().max() > 0.1
+    if not lora.dora:
+        for name, weight in unmerge(merged, trained_part(model), lora).items():
+            torch.testing.assert_close(weight, weights[name], rtol=1e-5, atol=1e-5)
+    else:
+        with pytest.raises(ConfigError, match="keep the base"):
+            unmerge(merged, trained_part(model), lora)
+
+
+@pytest.mark.parametrize("kind", ["plain", "embedding", "dora", "int8"])
+def test_gradients_reach_the_adapter_alone(kind, whole, ids):
+    model = adapted(whole, KINDS[kind], trained=True)
+    model(ids).logits.square().mean().backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        if parameter.grad is not None:
+            assert parameter.grad.abs().sum() > 0, name
+
+
+def test_gradients_are_those_of_the_merged_weights(whole, ids):
+    lora = KINDS["embedding"]
+    model = adapted(whole, lora, trained=True)
+    model(ids).logits.square().mean().backward()
+    part = {name: p.clone().requires_grad_() for name, p in trained_part(model).items()}
+    merged = merge(whole.state_dict(), part, lora)
+    output = torch.func.functional_call(whole, merged, ids)
+    output.logits.square().mean().backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, part[name].grad, rtol=1e-3, atol=1e-5)
+
+
+def test_int8_is_within_half_a_step_and_row_by_row():
+    weight = torch.randn(7, 33, generator=torch.Generator().manual_seed(0))
+    weight[3] = 0
+    rounded, scales = quantise(weight)
+    error = (restore(rounded, scales) - weight).abs()
+    assert (error <= scales[:, None] / 2 * 1.0001).all()
+    assert rounded.abs().amax(1).tolist() == [127, 127, 127, 0, 127, 127, 127]
+    for row in range(7):
+        alone, scale = quantise(weight[row : row + 1])
+        assert torch.equal(alone[0], rounded[row]) and scale == scales[row]
+
+
+def test_scales_are_the_known_ones():
+    assert LoRA(rank=8, alpha=16).scale == 2
+    assert LoRA(rank=8, alpha=16, rslora=True).scale == pytest.approx(5.656854, abs=1e-6)
+    bound = initial_adapter_value("x.lora_a", (64, 100), 0).abs().max()
+    assert 0.095 < bound <= 0.1
+    assert not initial_adapter_value("x.lora_b", (8, 4), 0).any()
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_what_there_is(whole):
+    with pytest.raises(ConfigError, match=r"'q_proj' matches no layer.*attention\.query"):
+        adapt(whole, LoRA(targets=("attention.*", "q_proj")))
+    with pytest.raises(ConfigError, match="an embedding, which has no DoRA"):
+        adapt(whole, LoRA(targets=("embedding",), dora=True))
+    chosen = LoRA(targets=("layers.1.attention.*",)).chosen(adaptable(Decoder(whole.config)))
+    assert chosen == [f"layers.1.attention.{n}" for n in ("query", "key", "value", "output")]
+
+
+def test_dropout_goes_by_sample_layer_and_place_and_is_off_in_evaluation(whole, ids):
+    lora = LoRA(rank=4, alpha=8, dropout=0.4)
+    model = adapted(whole, lora, trained=True)
+
+    def logits(given, samples):
+        return _with(model, given, samples)
+
+    both = logits(ids, [7, 900])
+    for row, sample in enumerate((7, 900)):
+        torch.testing.assert_close(logits(ids[row : row + 1], [sample])[0], both[row])
+    padded = torch.cat([ids, torch.zeros(2, 5, dtype=torch.int64)], dim=1)
+    torch.testing.assert_close(logits(padded, [7, 900])[:, :9], both)
+    assert not torch.allclose(logits(ids, [8, 901]), both)
+    twice = logits(torch.cat([ids, ids]), [7, 900])  # chosen answers, then rejected ones
+    torch.testing.assert_close(twice[:2], both)
+    assert not torch.allclose(twice[2:], both)
+    with torch.no_grad():
+        plain = adapted(whole, LoRA(rank=4, alpha=8), trained=True)(ids).logits
+        assert torch.equal(model(ids).logits, plain)
+    first, second = dropouts(model)[:2]
+    x = torch.ones(2, 400, 50)
+    first.samples_B = second.samples_B = torch.tensor([1, 2])
+    kept = first(x)
+    assert kept.unique().tolist() == pytest.approx([0.0, 1 / 0.6])
+    assert float((kept == 0).float().mean()) == pytest.approx(0.4, abs=0.01)
+    assert not torch.equal(kept, second(x)) and not torch.equal(kept[0], kept[1])
+    again = LoRA(rank=4, alpha=8, dropout=0.4, dropout_seed=1)
+    assert not torch.allclose(
+        logits(ids, [7, 900]), _with(adapted(whole, again, trained=True), ids, [7, 900])
+    )
+
+
+def _with(model, ids, samples):
+    for each in dropouts(model):
+        each.samples_B = torch.tensor(samples)
+    return model(ids).logits.detach()
