@@ -5,8 +5,70 @@ from typing import Annotated
 from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.kto import KTO
+from trainrig.objectives.policy import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    RLOO,
+    DrGRPO,
+    ReinforcePlusPlus,
+)
+from trainrig.objectives.preference import (
+    DPO,
+    IPO,
+    ORPO,
+    APODown,
+    APOZero,
+    Hinge,
+    IPOPerToken,
+    RobustDPO,
+    SimPO,
+)
+from trainrig.objectives.reward import ProcessReward, Reward
 from trainrig.objectives.sft import SFT
 
-Objective = Annotated[CausalLM | SFT, Field(discriminator="kind")]
+# Of pairs of answers: what needs a reference model, and all.
+Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
+Pairwise = Referenced | ORPO | SimPO
+Scoring = Reward | ProcessReward  # for models with one output, a score
+# What a model can be taught after pretraining.
+Tuning = Annotated[SFT | Pairwise | KTO | Scoring, Field(discriminator="kind")]
 
-__all__ = ["SFT", "CausalLM", "Objective"]
+# Of the model's own answers, by what they are worth.
+Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus
+
+Objective = Annotated[
+    CausalLM | SFT | Pairwise | KTO | Scoring | Policy, Field(discriminator="kind")
+]
+
+__all__ = [
+    "CISPO",
+    "DAPO",
+    "DPO",
+    "GRPO",
+    "GSPO",
+    "IPO",
+    "KTO",
+    "ORPO",
+    "RLOO",
+    "SFT",
+    "APODown",
+    "APOZero",
+    "CausalLM",
+    "DrGRPO",
+    "Hinge",
+    "IPOPerToken",
+    "Objective",
+    "Pairwise",
+    "Policy",
+    "ProcessReward",
+    "Referenced",
+    "ReinforcePlusPlus",
+    "Reward",
+    "RobustDPO",
+    "Scoring",
+    "SimPO",
+    "Tuning",
+]

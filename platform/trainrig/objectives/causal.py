@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from trainrig.config import Settings
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Output, Term
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS
@@ -13,6 +15,8 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
     from torch import Tensor, nn
 
 CROSS_ENTROPY = "cross_entropy"
+Z_LOSS = "z_loss"
+UNIFORM = "uniform_cross_entropy"
 
 
 class CausalLM(Settings):
@@ -20,10 +24,22 @@ class CausalLM(Settings):
 
     kind: Literal["CausalLM"] = "CausalLM"
 
+    # Weight of the squared logarithm of the softmax's normaliser, which keeps logits from drifting
+    # (PaLM, arXiv:2204.02311, section 5, has 1e-4); 0: none.
+    z_loss: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    # Share of the target's probability that is spread evenly over all entries (Szegedy et al. 2016,
+    # arXiv:1512.00567, section 7); 0: none.
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The cross-entropy alone."""
-        return (Term(CROSS_ENTROPY, per=TOKENS),)
+        """The cross-entropy, and what the settings ask for beside it."""
+        found = [Term(CROSS_ENTROPY, per=TOKENS, weight=1 - self.label_smoothing)]
+        if self.z_loss:
+            found.append(Term(Z_LOSS, per=TOKENS, weight=self.z_loss))
+        if self.label_smoothing:
+            found.append(Term(UNIFORM, per=TOKENS, weight=self.label_smoothing))
+        return tuple(found)
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -38,13 +54,19 @@ class CausalLM(Settings):
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
         """Nats of each target of `batch` under `model`."""
-        from trainrig.objectives.cross_entropy import token_nats
+        from trainrig.objectives.chunked_head import Extras, head_loss
 
         if (positions_BT := batch.arrays.get(POSITIONS)) is None:
             output: Output = model(batch.arrays[IDS])
         else:
             output = model(batch.arrays[IDS], positions_BT=positions_BT)
         targets_BT = batch.arrays[TARGETS]
-        nats_BT = token_nats(output.logits, targets_BT)
         counts_B = (targets_BT != IGNORE).sum(1)
-        return Computed({CROSS_ENTROPY: Contributions(nats_BT, counts_B)}, output.auxiliary)
+        # The slopes of all terms go with the cross-entropy's, by its weight: they have one
+        # denominator.
+        own = 1 - self.label_smoothing
+        extras = Extras(self.z_loss / own, self.label_smoothing / own)
+        loss = head_loss(output.hidden, output.head, targets_BT, extras)
+        values = {CROSS_ENTROPY: loss.nats_BT, Z_LOSS: loss.z_BT, UNIFORM: loss.uniform_BT}
+        terms = {each.name: Contributions(values[each.name], counts_B) for each in self.terms}
+        return Computed(terms, output.auxiliary)

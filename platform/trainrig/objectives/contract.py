@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from trainrig.tokens.batches import MicroBatch
 
@@ -41,16 +41,24 @@ class DeviceBatch:
     arrays: Mapping[str, Tensor]
     samples_B: Tensor  # global sample numbers: the keys of whatever is drawn at random
     sources_B: Tensor
+    # The other models of the run by name: a frozen reference, say, or a critic that is trained too.
+    models: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @classmethod
-    def copy(cls, micro: MicroBatch, device: torch.device) -> DeviceBatch:
-        """`micro` on `device`."""
+    def copy(
+        cls,
+        micro: MicroBatch,
+        device: torch.device,
+        models: Mapping[str, nn.Module] | None = None,
+    ) -> DeviceBatch:
+        """`micro` on `device`, beside `models`."""
         from torch import from_numpy
 
         return cls(
             {name: from_numpy(array).to(device) for name, array in micro.arrays.items()},
             from_numpy(micro.samples).to(device),
             from_numpy(micro.sources).to(device),
+            models or {},
         )
 
 
@@ -71,11 +79,63 @@ class Computed:
     """The terms of one micro-batch, and the model's own auxiliary terms."""
 
     terms: Mapping[str, Contributions]
-    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)  # weighted scalars
+    # Weighted scalars to add to the loss; vectors are whole numbers that are only added up.
+    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
+    # What is only looked at, by name: no part of the loss. Each is a mean, of the sums of its
+    # values over its counts in the whole global batch; all micro-batches have the same names.
+    diagnostics: Mapping[str, Contributions] = field(default_factory=dict)
+
+
+def means(**values_B: Tensor) -> dict[str, Contributions]:
+    """Diagnostics that are means over rows, of [B] values each."""
+    import torch
+
+    return {
+        name: Contributions(each_B.detach(), torch.ones_like(each_B, dtype=torch.int64))
+        for name, each_B in values_B.items()
+    }
+
+
+class OutputHead(Protocol):
+    """What makes logits of hidden states: a product with a weight, and a bound."""
+
+    @property
+    def weight_VC(self) -> Tensor:
+        """[V, C]."""
+        ...
+
+    @property
+    def bias_V(self) -> Tensor | None:
+        """[V] is added to each product."""
+        ...
+
+    @property
+    def soft_cap(self) -> float | None:
+        """Logits x become cap * tanh(x / cap); None: as they are."""
+        ...
+
+    @property
+    def multiplier(self) -> float:
+        """Of logits, before they are capped."""
+        ...
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[..., C] to [..., V]."""
+        ...
 
 
 class Output(Protocol):
     """What a model returns."""
+
+    @property
+    def hidden(self) -> Tensor:
+        """[B, T, C], of which `head` makes logits."""
+        ...
+
+    @property
+    def head(self) -> OutputHead:
+        """The last product, left to whoever needs logits: a loss, of some rows at a time."""
+        ...
 
     @property
     def logits(self) -> Tensor:
@@ -84,7 +144,8 @@ class Output(Protocol):
 
     @property
     def auxiliary(self) -> Mapping[str, Tensor]:
-        """Weighted scalars to add to the loss (load balance of experts, say), by name."""
+        """Weighted scalars to add to the loss (load balance of experts, say), by name; vectors
+        are counts (tokens of each expert) that are no part of it."""
         ...
 
 
@@ -118,6 +179,16 @@ class Objective(Protocol):
         ...
 
 
+@runtime_checkable
+class Watchful(Protocol):
+    """An objective that knows from its diagnostics when a run goes wrong in its own way."""
+
+    def warning(self, diagnostics: Mapping[str, float]) -> str | None:
+        """What goes wrong and what to do, in one line, by the means of `diagnostics` over the
+        newest steps; None: nothing does."""
+        ...
+
+
 def differentiable_loss(
     objective: Objective,
     computed: Computed,
@@ -129,5 +200,6 @@ def differentiable_loss(
         computed.terms[term.name].values.sum() * (term.weight / denominators[term.per])
         for term in objective.terms
     ]
-    parts += [value * (1 / micro_batches) for value in computed.auxiliary.values()]
+    added = [value for value in computed.auxiliary.values() if value.ndim == 0]
+    parts += [value * (1 / micro_batches) for value in added]
     return sum(parts[1:], start=parts[0])

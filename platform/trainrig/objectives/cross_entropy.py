@@ -47,7 +47,7 @@ class _Nats(torch.autograd.Function):
         chosen_N = torch.empty_like(normaliser_N)
         # Any valid index does where nothing is trained on; the result is masked.
         index_N = targets_N.where(targets_N != IGNORE, 0)
-        for rows in _chunks(logits_NV):
+        for rows in cut_rows(logits_NV):
             logits_RV = logits_NV[rows].float()
             normaliser_N[rows] = logits_RV.logsumexp(-1)
             chosen_N[rows] = logits_RV.gather(-1, index_N[rows, None]).squeeze(-1)
@@ -63,14 +63,15 @@ class _Nats(torch.autograd.Function):
         index_N = targets_N.where(trained_N, 0)
         slope_N = slope_N.where(trained_N, 0.0)
         slope_NV = torch.empty_like(logits_NV)
-        for rows in _chunks(logits_NV):
+        for rows in cut_rows(logits_NV):
             slope_RV = (logits_NV[rows].float() - normaliser_N[rows, None]).exp_()
             slope_RV[torch.arange(len(slope_RV), device=slope_RV.device), index_N[rows]] -= 1
             slope_NV[rows] = slope_RV.mul_(slope_N[rows, None])
         return slope_NV, None
 
 
-def _chunks(logits_NV: Tensor) -> list[slice]:
+def cut_rows(logits_NV: Tensor) -> list[slice]:
+    """Rows of logits to work through at once."""
     elements = CHUNK_ELEMENTS.get(logits_NV.device.type, CHUNK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // logits_NV.shape[1])
     return [slice(start, start + rows) for start in range(0, len(logits_NV), rows)]

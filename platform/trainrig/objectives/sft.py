@@ -1,14 +1,90 @@
-"""Supervised fine-tuning: next-token prediction on the words of the assistant.
+"""Supervised fine-tuning: next-token prediction on what the assistant says.
 
-Which tokens are targets is a matter of the batches: all others are IGNORE.
+Which ids are targets, and what each counts, is a matter of the batches: see WEIGHTS.
+
+Shapes: B rows of a micro-batch, T positions, C channels.
 """
 
-from typing import Literal
+from __future__ import annotations
 
-from trainrig.objectives.causal import CausalLM
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from trainrig.objectives.causal import CROSS_ENTROPY, CausalLM
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
+from trainrig.randomness import RandomKey, uniforms
+from trainrig.tokens.batches import IGNORE, TARGETS, WEIGHTS
+
+if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+    from torch import Tensor, nn
 
 
 class SFT(CausalLM):
-    """Cross-entropy of each token of the assistant, a mean over those of the global batch."""
+    """Cross-entropy of each token of the assistant, a mean over those of the global batch.
+
+    A token counts as much as its message weighs.
+    """
 
     kind: Literal["SFT"] = "SFT"  # type: ignore[assignment]
+    # Noise on the embeddings while training: each channel gets a number between plus and minus
+    # noise / sqrt(tokens of the row x channels). Jain et al. 2023, "NEFTune", arXiv:2310.05914,
+    # use 5 to 15. 0: none.
+    noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    noise_seed: int = 0  # random seed of the noise; the same sample has the same noise
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The cross-entropy, a mean by weight."""
+        first, *others = super().terms
+        return (Term(first.name, per=WEIGHTS, weight=first.weight), *others)
+
+    def compute(
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
+        """Nats of each target of `batch` under `model`, each times its weight in hundredths."""
+        import torch
+
+        hook = None
+        if self.noise and torch.is_grad_enabled():
+            hook = model.get_submodule("embedding").register_forward_hook(self._adding_noise(batch))
+        try:
+            computed = super().compute(model, batch, statistics)
+        finally:
+            if hook:
+                hook.remove()
+        weights_BT = batch.arrays[WEIGHTS]
+        plain = computed.terms[CROSS_ENTROPY]
+        weighed = Contributions(plain.values * weights_BT, weights_BT.sum(1))
+        return Computed({**computed.terms, CROSS_ENTROPY: weighed}, computed.auxiliary)
+
+    def _adding_noise(self, batch: DeviceBatch) -> Any:
+        def add(module: nn.Module, given: Any, embedded_BTC: Tensor) -> Tensor:
+            shape = embedded_BTC.shape[1:]
+            noise_BTC = uniform_noise(self.noise_seed, batch.samples_B, shape).to(embedded_BTC)
+            tokens_B = row_tokens(batch)
+            scale_B = self.noise / (tokens_B * embedded_BTC.shape[2]).sqrt()
+            return embedded_BTC + noise_BTC * scale_B[:, None, None].to(embedded_BTC)
+
+        return add
+
+
+def uniform_noise(seed: int, samples_B: Tensor, shape: Sequence[int]) -> Tensor:
+    """[B, *shape] float64 between -1 and 1, a function of `seed`, each global sample number and the
+    place in `shape` alone."""
+    import torch
+
+    places = torch.arange(math.prod(shape), device=samples_B.device)
+    key = RandomKey(seed, "embedding noise")
+    return (uniforms(key, places[None], samples_B[:, None]) * 2 - 1).view(-1, *shape)
+
+
+def row_tokens(batch: DeviceBatch) -> Tensor:
+    """[B] ids of each row up to its last target: what follows is padding."""
+    import torch
+
+    targets_BT = batch.arrays[TARGETS]
+    places_T = torch.arange(1, targets_BT.shape[1] + 1, device=targets_BT.device)
+    return ((targets_BT != IGNORE) * places_T).amax(1).clamp(min=1).float()

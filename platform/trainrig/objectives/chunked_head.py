@@ -1,0 +1,251 @@
+"""Cross-entropy straight from hidden states: the logits of all tokens are never there at once.
+
+The head's product and the loss are worked through in blocks of rows. While a block's logits are at
+hand, their slopes take their place and are multiplied into those of the hidden states and of the
+head's weight, as if each token counted 1; the backward pass multiplies by what it counts. So there
+are three products of [N, C, V], as with all logits kept, in the memory of one block and of the
+weight's slopes (cf. Wijmans et al. 2024, "Cut Your Losses", arXiv:2411.09009, and Hsu et al. 2024,
+"Liger Kernel", arXiv:2410.10989, which computes slopes in the forward pass too).
+
+Tokens that are no targets (IGNORE) are left out of all of it.
+
+Shapes: B batch, T positions, N tokens, K of them targets, R of those in a block, C channels, V
+entries of the vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trainrig.objectives.contract import OutputHead
+from trainrig.objectives.cross_entropy import cut_rows
+from trainrig.tokens.batches import IGNORE
+
+# Logits of a block: enough rows for products to be as fast as on all, few enough to be small beside
+# them. CPU: 256 rows of 16,384 entries, 16 MiB of float32.
+BLOCK_ELEMENTS = {"cpu": 2**22}
+BLOCK_ELEMENTS_ELSEWHERE = 2**26
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What is made small beside the nats of a target, each as a share of a nat.
+
+    Of `z`, the squared logarithm of the softmax's normaliser (PaLM, arXiv:2204.02311, section 5),
+    and of `uniform`, the mean nats of all entries (label smoothing: Szegedy et al. 2016,
+    arXiv:1512.00567, section 7).
+    """
+
+    z: float = 0.0
+    uniform: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """What each token comes to, float32; 0 where the target is IGNORE.
+
+    Going backward from `nats_BT` is going backward from nats + extras.z * z + extras.uniform *
+    uniform: one pass over the logits gives the slopes of all three. The other two have none of
+    their own.
+    """
+
+    nats_BT: Tensor
+    z_BT: Tensor
+    uniform_BT: Tensor
+
+
+def head_loss(
+    hidden_BTC: Tensor, head: OutputHead, targets_BT: Tensor, extras: Extras | None = None
+) -> HeadLoss:
+    """The loss of each target under the logits `head(hidden_BTC)`."""
+    found = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+        hidden_BTC.reshape(-1, hidden_BTC.shape[-1]),
+        head.weight_VC,
+        head.bias_V,
+        targets_BT.reshape(-1),
+        _Bend(head.multiplier, head.soft_cap),
+        extras or Extras(),
+        torch.is_grad_enabled(),
+    )
+    return HeadLoss(*(each_N.view(targets_BT.shape) for each_N in found))
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NC: Tensor,
+        weight_VC: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        bend: "_Bend",
+        extras: Extras,
+        with_slopes: bool,
+    ) -> tuple[Tensor, ...]:
+        trained_K = (targets_N != IGNORE).nonzero().squeeze(1)
+        blocks = _Blocks(weight_VC, bias_V, bend, extras)
+        wanted = ctx.needs_input_grad[:3] if with_slopes else None
+        everything = len(trained_K) == len(targets_N)
+        hidden_KC = hidden_NC if everything else hidden_NC[trained_K]
+        parts_3K, slopes = blocks.work_through(hidden_KC, targets_N[trained_K], wanted)
+        ctx.save_for_backward(hidden_NC, weight_VC, bias_V, targets_N)
+        ctx.bend, ctx.extras, ctx.trained_K, ctx.slopes = bend, extras, trained_K, slopes
+        parts_3N = parts_3K.new_zeros(3, len(targets_N))
+        parts_3N[:, trained_K] = parts_3K
+        nats_N, z_N, uniform_N = parts_3N.unbind()
+        ctx.mark_non_differentiable(z_N, uniform_N)
+        return nats_N, z_N, uniform_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_N: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """Slopes of hidden states and weight: those at hand if all tokens count alike."""
+        hidden_NC, weight_VC, bias_V, targets_N = ctx.saved_tensors
+        # A sum's slope is one number, spread without a copy: to see so needs no look at the device.
+        alike = slope_N.numel() > 0 and not any(slope_N.stride())
+        slopes, ctx.slopes = ctx.slopes, None  # scaled in place, so good for one backward pass
+        trained_K = ctx.trained_K
+        if alike and slopes is not None:
+            slopes.scale(slope_N[0])
+        else:
+            blocks = _Blocks(weight_VC, bias_V, ctx.bend, ctx.extras)
+            hidden_KC, targets_K = hidden_NC[trained_K], targets_N[trained_K]
+            counts_K = slope_N[trained_K]
+            slopes = blocks.work_through(hidden_KC, targets_K, ctx.needs_input_grad[:3], counts_K)[
+                1
+            ]
+        of_hidden_NC = slopes.hidden_KC
+        if of_hidden_NC is not None and len(trained_K) < len(hidden_NC):
+            of_hidden_NC = torch.zeros_like(hidden_NC)
+            of_hidden_NC[trained_K] = slopes.hidden_KC
+        weight = None if slopes.weight_VC is None else slopes.weight_VC.to(weight_VC.dtype)
+        bias = None if slopes.bias_V is None else slopes.bias_V.to(weight_VC.dtype)
+        return of_hidden_NC, weight, bias, None, None, None, None
+
+
+@dataclass
+class _Slopes:
+    """Of the hidden states, in their own dtype, and of weight and bias, in float32; None: not
+    wanted."""
+
+    hidden_KC: Tensor | None = None
+    weight_VC: Tensor | None = None
+    bias_V: Tensor | None = None
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply all by the scalar `factor`."""
+        for each in (self.hidden_KC, self.weight_VC, self.bias_V):
+            if each is not None:
+                each.mul_(factor)
+
+
+@dataclass(frozen=True)
+class _Bend:
+    """What a head makes of the products, number by number."""
+
+    multiplier: float
+    cap: float | None
+
+    def apply(self, x: Tensor) -> Tensor | None:
+        """Change `x` in place; the factor that slopes take on the way back, None: 1 for all."""
+        if self.multiplier != 1:
+            x.mul_(self.multiplier)
+        if self.cap is None:
+            return None if self.multiplier == 1 else x.new_tensor(self.multiplier)
+        x.div_(self.cap).tanh_()
+        left = (1 - x.square()).mul_(self.multiplier)
+        x.mul_(self.cap)
+        return left
+
+
+class _Blocks:
+    """Works through the logits of one head, some rows at a time."""
+
+    def __init__(
+        self, weight_VC: Tensor, bias_V: Tensor | None, bend: _Bend, extras: Extras
+    ) -> None:
+        self._weight_VC, self._bias_V, self._bend, self._extras = weight_VC, bias_V, bend, extras
+
+    def work_through(
+        self,
+        hidden_KC: Tensor,
+        targets_K: Tensor,
+        wanted: tuple[bool, bool, bool] | None,
+        counts_K: Tensor | None = None,
+    ) -> tuple[Tensor, _Slopes]:
+        """[3, K] nats, z and uniform nats of each target; and the slopes `wanted` of hidden states,
+        weight and bias, each target counting as much as `counts_K` says (None: 1)."""
+        weight_VC = self._weight_VC
+        parts_3K = torch.zeros(3, len(hidden_KC), dtype=torch.float32, device=hidden_KC.device)
+        slopes = _Slopes()
+        if wanted and wanted[0]:
+            slopes.hidden_KC = torch.empty_like(hidden_KC)
+        if wanted and wanted[1]:
+            slopes.weight_VC = torch.zeros_like(weight_VC, dtype=torch.float32)
+        if wanted and wanted[2]:
+            slopes.bias_V = parts_3K.new_zeros(len(weight_VC))
+        for rows in _cut(len(hidden_KC), weight_VC):
+            logits_RV = hidden_KC[rows] @ weight_VC.T
+            if self._bias_V is not None:
+                logits_RV += self._bias_V
+            counts_R = None if counts_K is None else counts_K[rows]
+            self._replace_by_slopes(logits_RV, targets_K[rows], counts_R, parts_3K[:, rows])
+            if slopes.hidden_KC is not None:
+                slopes.hidden_KC[rows] = logits_RV @ weight_VC
+            if slopes.weight_VC is not None:
+                _add_product(slopes.weight_VC, logits_RV.T, hidden_KC[rows])
+            if slopes.bias_V is not None:
+                slopes.bias_V += logits_RV.sum(0, dtype=torch.float32)
+        return parts_3K, slopes
+
+    def _replace_by_slopes(
+        self, logits_RV: Tensor, targets_R: Tensor, counts_R: Tensor | None, parts_3R: Tensor
+    ) -> None:
+        """Fill `parts_3R` with nats, z and uniform nats, and overwrite `logits_RV` with slopes.
+
+        In float32, a few rows at a time, which stay in a core's cache. The slope of a nat is the
+        softmax, less one at the target.
+        """
+        extras, entries = self._extras, logits_RV.shape[1]
+        for rows in cut_rows(logits_RV):
+            x = logits_RV[rows].float()  # float32 logits themselves, or a copy
+            left = self._bend.apply(x)
+            targets = targets_R[rows, None]
+            chosen = x.gather(1, targets).squeeze(1)
+            mean = x.mean(1) if extras.uniform else chosen
+            largest = x.amax(1, keepdim=True)
+            x.sub_(largest).exp_()
+            total = x.sum(1)
+            normaliser = total.log() + largest.squeeze(1)
+            parts_3R[0, rows] = normaliser - chosen
+            parts_3R[1, rows] = normaliser.square()
+            parts_3R[2, rows] = normaliser - mean
+            x.mul_(((1 + extras.uniform + 2 * extras.z * normaliser) / total)[:, None])
+            x.scatter_add_(1, targets, x.new_full(targets.shape, -1.0))
+            if extras.uniform:
+                x.sub_(extras.uniform / entries)
+            if left is not None:
+                x.mul_(left)
+            if counts_R is not None:
+                x.mul_(counts_R[rows, None])
+            if x.data_ptr() != logits_RV[rows].data_ptr():
+                logits_RV[rows] = x
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(left @ right)
+
+
+def _cut(count: int, weight_VC: Tensor) -> list[slice]:
+    """Blocks of as equal numbers of rows as can be."""
+    elements = BLOCK_ELEMENTS.get(weight_VC.device.type, BLOCK_ELEMENTS_ELSEWHERE)
+    most = max(1, elements // len(weight_VC))
+    blocks = -(-count // most)
+    each = -(-count // blocks) if blocks else 1
+    return [slice(start, start + each) for start in range(0, count, each)]

@@ -1,0 +1,72 @@
+"""The log-probability of whole completions, from logits at their own places alone.
+
+Shapes: B rows, T positions, V entries of the vocabulary, N places that have a target.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainrig.objectives.contract import Output
+from trainrig.objectives.cross_entropy import token_nats
+from trainrig.tokens.batches import IGNORE
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What a model makes of the completions of some rows."""
+
+    sums_B: Tensor  # float64, log-probability of each completion
+    lengths_B: Tensor  # targets of each
+
+    @property
+    def means_B(self) -> Tensor:
+        """Log-probability of a token, on average."""
+        return self.sums_B / self.lengths_B.clamp(min=1)
+
+
+def read_completions(
+    model: nn.Module, *rows: tuple[Tensor, Tensor]
+) -> tuple[list[Completions], Mapping[str, Tensor]]:
+    """The completions of each of `rows`, pairs of ids and targets [B, T], by one forward pass over
+    all of them; and the model's auxiliary terms.
+
+    Sums are in float64: of hundreds of tokens, a difference between two models may be small.
+    """
+    ids_BT, targets_BT = stack_rows(*rows)
+    flat = targets_BT.flatten()
+    places_N = (flat != IGNORE).nonzero().squeeze(1)
+    output: Output = model(ids_BT, places_N=places_N)
+    nats_N = token_nats(output.logits, flat[places_N])
+    zeros = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
+    nats_BT = zeros.index_put((places_N,), nats_N.double()).view(targets_BT.shape)
+    sums_B, lengths_B = -nats_BT.sum(1), (targets_BT != IGNORE).sum(1)
+    counts = [len(ids) for ids, _ in rows]
+    completions = [
+        Completions(*each)
+        for each in zip(torch.split(sums_B, counts), torch.split(lengths_B, counts), strict=True)
+    ]
+    return completions, output.auxiliary
+
+
+def stack_rows(*rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Pairs of ids and targets [B, T] below one another, as wide as the widest."""
+    width = max(ids_BT.shape[1] for ids_BT, _ in rows)
+    ids_BT = torch.cat([_widen(ids_BT, width, 0) for ids_BT, _ in rows])
+    return ids_BT, torch.cat([_widen(targets_BT, width, IGNORE) for _, targets_BT in rows])
+
+
+def last_places(targets_BT: Tensor) -> Tensor:
+    """[B] index into the B * T places of the last of each row that has a target."""
+    width = targets_BT.shape[1]
+    places_T = torch.arange(width, device=targets_BT.device)
+    last_B = places_T.where(targets_BT != IGNORE, 0).amax(1)
+    return last_B + torch.arange(len(targets_BT), device=targets_BT.device) * width
+
+
+def _widen(array_BT: Tensor, width: int, value: int) -> Tensor:
+    """At the end of rows, which no place before it sees."""
+    return F.pad(array_BT, (0, width - array_BT.shape[1]), value=value)

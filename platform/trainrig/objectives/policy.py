@@ -1,0 +1,356 @@
+"""Learning from what the model's own answers are worth: policy gradients without a critic.
+
+Completions of one prompt are a group; the advantage of each is its reward beside those of the rest.
+The probability ratio of a token is that under the weights of now over that under the weights that
+sampled it, and it is clipped, so that several updates can be made of one batch of rollouts
+(Schulman et al. 2017, arXiv:1707.06347, equation 7).
+
+Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, means
+from trainrig.tokens.batches import (
+    ADVANTAGES,
+    ENTRIES,
+    EXAMPLES,
+    FINISHED,
+    FLAT,
+    IDS,
+    IGNORE,
+    LIMIT_TOKENS,
+    OLD,
+    REFERENCE_TOKENS,
+    REWARD_FAULTS,
+    REWARD_PART,
+    REWARDS,
+    SAMPLED,
+    TARGETS,
+    TEMPERATURE,
+    TOKENS,
+)
+
+if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+    from torch import Tensor, nn
+
+    Numbers = TypeVar("Numbers", NDArray[Any], Tensor)
+else:
+    Numbers = TypeVar("Numbers")
+
+POLICY, DIVERGENCE = "policy", "divergence"
+Floats = NDArray[np.float64]
+Estimator = Literal["k1", "k2", "k3"]
+# Added to standard deviations, as TRL has it: groups that hardly differ are not blown up.
+SPREAD_FLOOR = 1e-4
+
+
+class ReferenceDivergence(Settings):
+    """How the policy is held to the model that it began with."""
+
+    weight: float = Field(gt=0, allow_inf_nan=False)  # of the divergence, beside the reward
+    # How it is estimated of one token, d the log-probability less the reference's: "k1" d, "k2"
+    # d²/2, "k3" exp(-d) - 1 + d (Schulman 2020, http://joschu.net/blog/kl-approx.html).
+    estimator: Estimator = "k3"
+    # "loss": a term of its own. "reward": taken off the reward of a completion, summed over its
+    # tokens, before advantages are made.
+    place: Literal["loss", "reward"] = "loss"
+    # Whether, in the loss, each token's estimate is multiplied by its ratio: without, the slope of
+    # k1 is 0 on average, and that of k3 is of another divergence than is meant.
+    unbiased: bool = True
+
+
+class _Policy(Settings):
+    """A clipped policy gradient."""
+
+    kind: str
+    # How far below 1 the probability ratio may lie and still be learnt from.
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    # How far above 1; DAPO takes more than below, so that rare tokens may become likely.
+    clip_high: float = Field(default=0.2, gt=0, allow_inf_nan=False)
+    # Hold to the model that it began with; None: none.
+    reference: ReferenceDivergence | None = None
+
+    @property
+    def per(self) -> str:
+        """The denominator: completions, tokens of all completions, or tokens that all may have."""
+        return EXAMPLES
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The policy's, and the divergence's where it is in the loss."""
+        found: tuple[Term, ...] = (Term(POLICY, per=self.per),)
+        if self.reference and self.reference.place == "loss":
+            found += (Term(DIVERGENCE, per=self.per, weight=self.reference.weight),)
+        return found
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def advantages(self, rewards_GS: Floats) -> Floats:
+        """[G, S] by the rewards [G, S] of the completions of G prompts."""
+        spread_G1 = rewards_GS.std(axis=1, ddof=1, keepdims=True)
+        advantages_GS: Floats = _centred(rewards_GS) / (spread_G1 + SPREAD_FLOOR)
+        return advantages_GS
+
+    @abstractmethod
+    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+        """[B, T] loss of each token; `log_BT` are the log-probabilities, with a gradient."""
+
+    def weigh(self, values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """[B, T] what each token adds to the sum that is divided by `per`."""
+        weighed_BT = values_BT * mask_BT
+        if self.per != EXAMPLES:
+            return weighed_BT
+        return weighed_BT / mask_BT.sum(1, keepdim=True).clamp(min=1)
+
+    def ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """[B, T] probability ratios by the change of log-probabilities since they were sampled."""
+        return change_BT.exp()
+
+    def compute(
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
+        """The loss of each completion of `batch`."""
+        from trainrig.objectives.token_log_probabilities import read_tokens
+
+        arrays, targets_BT = batch.arrays, batch.arrays[TARGETS]
+        temperature, entries = float(arrays[TEMPERATURE][0]), int(arrays[ENTRIES][0])
+        read = read_tokens(model, arrays[IDS], targets_BT, temperature, entries)
+        mask_BT = (targets_BT != IGNORE).float()
+        log_BT = read.log_probabilities_BT
+        change_BT = log_BT - arrays[OLD]
+        ratio_BT = self.ratios(change_BT, mask_BT)
+        advantages_B1 = self.normalised(arrays[ADVANTAGES], statistics)[:, None]
+        losses_BT = self.losses(ratio_BT, log_BT, advantages_B1)
+        count_B = (targets_BT != IGNORE).sum(1)
+        counts_B = self._counts(count_B, arrays)
+        terms = {POLICY: Contributions(self.weigh(losses_BT, mask_BT).float(), counts_B)}
+        if self.reference and self.reference.place == "loss":
+            estimate_BT = divergence(self.reference.estimator, log_BT - arrays[REFERENCE_TOKENS])
+            if self.reference.unbiased:
+                estimate_BT = estimate_BT * change_BT.exp()
+            terms[DIVERGENCE] = Contributions(self.weigh(estimate_BT, mask_BT).float(), counts_B)
+        watched = self._watch(batch, ratio_BT, advantages_B1, read.entropy_BT, change_BT, log_BT)
+        return Computed(terms, read.auxiliary, watched)
+
+    def normalised(self, advantages_B: Tensor, statistics: Mapping[str, float]) -> Tensor:
+        """[B] as they are."""
+        return advantages_B
+
+    def _counts(self, tokens_B: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
+        import torch
+
+        if self.per == TOKENS:
+            return tokens_B
+        return torch.ones_like(tokens_B) if self.per == EXAMPLES else arrays[LIMIT_TOKENS]
+
+    def _watch(
+        self,
+        batch: DeviceBatch,
+        ratio_BT: Tensor,
+        advantages_B1: Tensor,
+        entropy_BT: Tensor,
+        change_BT: Tensor,
+        log_BT: Tensor,
+    ) -> dict[str, Contributions]:
+        arrays = batch.arrays
+        mask_BT = arrays[TARGETS] != IGNORE
+        count_B = mask_BT.sum(1)
+
+        def of_tokens(values_BT: Tensor) -> Contributions:
+            return Contributions((values_BT.detach().float() * mask_BT), count_B)
+
+        change_BT, good_B1 = change_BT.detach(), advantages_B1 > 0
+        high = (ratio_BT > 1 + self.clip_high) & good_B1
+        low = (ratio_BT < 1 - self.clip_low) & (advantages_B1 < 0)
+        found = means(
+            reward=arrays[REWARDS].double(),
+            advantage=arrays[ADVANTAGES].abs().double(),
+            completion_tokens=count_B.double(),
+            finished=arrays[FINISHED].double(),
+            flat=arrays[FLAT].double(),
+            reward_faults=arrays[REWARD_FAULTS].double(),
+            **{
+                f"reward_{name.removeprefix(REWARD_PART)}": arrays[name].double()
+                for name in sorted(arrays)
+                if name.startswith(REWARD_PART)
+            },
+        )
+        found |= {
+            "entropy": of_tokens(entropy_BT),
+            "clipped_high": of_tokens(high),
+            "clipped_low": of_tokens(low),
+            "policy_change": of_tokens(divergence("k3", -change_BT)),
+            "sampler_gap": of_tokens((arrays[SAMPLED] - arrays[OLD]).abs()),
+        }
+        if REFERENCE_TOKENS in arrays:
+            away_BT = log_BT.detach() - arrays[REFERENCE_TOKENS]
+            found["reference_divergence"] = of_tokens(divergence("k3", away_BT))
+        return found
+
+
+class _Clipped(_Policy):
+    """The worse of the ratio as it is and clipped, times the advantage."""
+
+    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+        """See _Policy."""
+        import torch
+
+        within_BT = ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return torch.maximum(-ratio_BT * advantages_B1, -within_BT * advantages_B1)
+
+
+class GRPO(_Clipped):
+    """Group relative policy optimisation: the reward less the group's mean, over its standard
+    deviation; each completion counts the same (Shao et al. 2024, arXiv:2402.03300, equation 3)."""
+
+    kind: Literal["GRPO"] = "GRPO"
+
+
+class DrGRPO(_Clipped):
+    """GRPO without its two biases: no standard deviation, and all tokens over the number that
+    completions may have (Liu et al. 2025, arXiv:2503.20783, section 3.2)."""
+
+    kind: Literal["DrGRPO"] = "DrGRPO"
+
+    @property
+    def per(self) -> str:
+        """Tokens that all completions may have."""
+        return LIMIT_TOKENS
+
+    def advantages(self, rewards_GS: Floats) -> Floats:
+        """The reward less the group's mean."""
+        return _centred(rewards_GS)
+
+
+class DAPO(_Clipped):
+    """GRPO that counts each token the same and may raise rare ones further; with
+    `rollouts.redraws`, prompts whose completions are all worth the same are drawn anew (Yu et al.
+    2025, arXiv:2503.14476, equation 8)."""
+
+    kind: Literal["DAPO"] = "DAPO"
+    # How far above 1 the probability ratio may lie and still be learnt from (section 4.1).
+    clip_high: float = Field(default=0.28, gt=0, allow_inf_nan=False)
+
+    @property
+    def per(self) -> str:
+        """Tokens of all completions."""
+        return TOKENS
+
+
+class CISPO(_Policy):
+    """The clipped ratio only weighs the log-probability, so clipped tokens still teach (MiniMax
+    2025, arXiv:2506.13585, equation 4). Ratios below 1 are not clipped."""
+
+    kind: Literal["CISPO"] = "CISPO"
+
+    @property
+    def per(self) -> str:
+        """Tokens of all completions."""
+        return TOKENS
+
+    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+        """The log-probability, weighed."""
+        weight_BT = ratio_BT.detach().clamp(max=1 + self.clip_high)
+        return -weight_BT * advantages_B1 * log_BT
+
+
+class GSPO(_Clipped):
+    """The ratio is of whole completions, the geometric mean over their tokens (Zheng et al. 2025,
+    arXiv:2507.18071, equations 5 and 7). Clips are far narrower than those of tokens."""
+
+    kind: Literal["GSPO"] = "GSPO"
+    clip_low: float = Field(default=3e-4, gt=0, lt=1)  # below 1 (section 5.1)
+    clip_high: float = Field(default=4e-4, gt=0, allow_inf_nan=False)  # above 1
+
+    def ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """[B, T], the same for all tokens of a completion."""
+        mean_B1 = (change_BT * mask_BT).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True)
+        return mean_B1.exp().expand_as(change_BT)
+
+
+class RLOO(_Clipped):
+    """REINFORCE with the mean reward of the other completions as its baseline; a completion is one
+    action, its ratio that of all its tokens (Ahmadian et al. 2024, arXiv:2402.14740, section 2.3).
+    """
+
+    kind: Literal["RLOO"] = "RLOO"
+
+    def advantages(self, rewards_GS: Floats) -> Floats:
+        """The reward less the mean of the others."""
+        count = rewards_GS.shape[1]
+        advantages_GS: Floats = _centred(rewards_GS) * (count / (count - 1))
+        return advantages_GS
+
+    def ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """[B, T], the same for all tokens of a completion."""
+        return (change_BT * mask_BT).sum(1, keepdim=True).exp().expand_as(change_BT)
+
+
+class ReinforcePlusPlus(_Clipped):
+    """REINFORCE++: advantages are brought to mean 0 and standard deviation 1 over the global batch,
+    not within a group (Hu et al. 2025, arXiv:2501.03262, section 3)."""
+
+    kind: Literal["ReinforcePlusPlus"] = "ReinforcePlusPlus"
+    # What is taken off rewards first: nothing, or the mean of the group ("-baseline").
+    baseline: Literal["none", "group"] = "none"
+
+    @property
+    def per(self) -> str:
+        """Tokens of all completions."""
+        return TOKENS
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Sums of the advantages, of their squares, and how many there are."""
+        return ("advantages", "squares", "rows")
+
+    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+        """What `batch` adds to the three."""
+        each_B = batch.arrays[ADVANTAGES].double()
+        rows = each_B.new_tensor(len(each_B))
+        return {"advantages": each_B.sum(), "squares": (each_B**2).sum(), "rows": rows}
+
+    def advantages(self, rewards_GS: Floats) -> Floats:
+        """The reward, less the group's mean where that is the baseline."""
+        return _centred(rewards_GS) if self.baseline == "group" else rewards_GS
+
+    def normalised(self, advantages_B: Tensor, statistics: Mapping[str, float]) -> Tensor:
+        """[B] by mean and standard deviation of the global batch."""
+        rows = statistics["rows"]
+        mean = statistics["advantages"] / rows
+        variance = max(0.0, statistics["squares"] / rows - mean**2)
+        spread = math.sqrt(variance) + SPREAD_FLOOR
+        return (advantages_B - mean) / spread
+
+
+def divergence(estimator: Estimator, difference: Numbers) -> Numbers:
+    """The estimate of each token, in nats, by the log-probability less that of the other model."""
+    if estimator == "k1":
+        return difference
+    estimate: Numbers = (
+        difference**2 / 2 if estimator == "k2" else math.e ** (-difference) - 1 + difference
+    )
+    return estimate
+
+
+def _centred(rewards_GS: Floats) -> Floats:
+    centred: Floats = rewards_GS - rewards_GS.mean(axis=1, keepdims=True)
+    return centred

@@ -1,0 +1,156 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trainrig.models.output import Head, ModelOutput
+from trainrig.objectives import CausalLM, chunked_head, cross_entropy
+from trainrig.objectives.chunked_head import Extras, head_loss
+from trainrig.objectives.contract import DeviceBatch
+from trainrig.objectives.cross_entropy import token_nats
+from trainrig.tokens.batches import IGNORE
+
+V, C = 37, 8
+
+
+@pytest.fixture
+def case():
+    """Hidden states, a head's weight and targets, some of them IGNORE."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 11, C, generator=generator)
+    weight = torch.randn(V, C, generator=generator)
+    targets = torch.randint(V, (3, 11), generator=generator)
+    targets[0, 2] = targets[1, :] = IGNORE
+    return hidden, weight, targets
+
+
+def slopes_of(loss, hidden, weight, dtype=torch.float32):
+    """Slopes of `loss(hidden, weight)` with respect to both, and its value."""
+    leaves = [each.to(dtype, copy=True).requires_grad_() for each in (hidden, weight)]
+    value = loss(*leaves)
+    value.backward()
+    return value.detach(), leaves[0].grad, leaves[1].grad
+
+
+@pytest.mark.parametrize("block", [1, 100, 2**22])
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_values_and_slopes_are_those_of_all_logits(case, monkeypatch, block, chunk):
+    monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", block)
+    monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk)
+    hidden, weight, targets = case
+    ours = slopes_of(lambda h, w: head_loss(h, Head(w), targets).nats_BT.sum() / 7, hidden, weight)
+    plain = slopes_of(lambda h, w: token_nats(F.linear(h, w), targets).sum() / 7, hidden, weight)
+    for mine, theirs in zip(ours, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    nats = head_loss(hidden, Head(weight), targets).nats_BT
+    torch.testing.assert_close(nats, token_nats(F.linear(hidden, weight), targets))
+    assert not nats[targets == IGNORE].any()
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("z", [0.0, 0.3])
+def test_the_terms_of_causal_lm_are_autograds(case, cap, smoothing, z):
+    hidden, weight, targets = case
+    objective = CausalLM(z_loss=z, label_smoothing=smoothing)
+
+    arrays = {"ids": targets, "targets": targets}
+    batch = DeviceBatch(arrays, torch.arange(3), torch.zeros(3))
+
+    def ours(h, w):
+        found = objective.compute(
+            lambda ids: ModelOutput(h, Head(w, None, cap, 1.5)), batch, {}
+        ).terms
+        return sum(term.weight * found[term.name].values.sum() for term in objective.terms)
+
+    def plain(h, w):
+        logits = 1.5 * F.linear(h, w).flatten(0, 1)
+        logits = logits if cap is None else cap * (logits / cap).tanh()
+        nats = F.cross_entropy(
+            logits, targets.flatten(), reduction="sum", label_smoothing=smoothing
+        )
+        trained = (targets != IGNORE).flatten()
+        return nats + z * logits.logsumexp(-1)[trained].square().sum()
+
+    for mine, theirs in zip(
+        slopes_of(ours, hidden, weight), slopes_of(plain, hidden, weight), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_that_count_differently_and_a_second_backward_pass_are_computed_again(case):
+    hidden, weight, targets = case
+    counts = torch.rand(targets.shape)
+
+    def twice(h, w):
+        nats = head_loss(h, Head(w), targets).nats_BT
+        nats.sum().backward(retain_graph=True)
+        return (nats * counts).sum() + nats.sum()
+
+    def plain(h, w):
+        nats = token_nats(F.linear(h, w), targets)
+        return (nats * counts).sum() + 2 * nats.sum()
+
+    _, *ours = slopes_of(twice, hidden, weight)
+    _, *theirs = slopes_of(plain, hidden, weight)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_near_as_all_logits_are(case, dtype):
+    hidden, weight, targets = case
+
+    def ours(h, w):
+        return head_loss(h, Head(w), targets).nats_BT.sum()
+
+    exact = slopes_of(ours, hidden, weight)
+    rounded = slopes_of(ours, hidden, weight, dtype)
+    assert rounded[1].dtype == rounded[2].dtype == dtype
+    for near, far in zip(rounded, exact, strict=True):
+        torch.testing.assert_close(near.float(), far, rtol=0.05, atol=0.05)
+
+
+def test_a_bias_has_its_slope(case):
+    hidden, weight, targets = case
+    ours, theirs = (torch.linspace(-1, 1, V).requires_grad_() for _ in range(2))
+    head_loss(hidden, Head(weight, ours), targets).nats_BT.sum().backward()
+    token_nats(F.linear(hidden, weight, theirs), targets).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_no_slope_is_computed_of_what_needs_none(case, frozen):
+    hidden, weight, targets = case
+    leaves = {"hidden": hidden.clone(), "weight": weight.clone()}
+    other = next(name for name in leaves if name != frozen)
+    leaves[other].requires_grad_()
+    head_loss(leaves["hidden"], Head(leaves["weight"]), targets).nats_BT.sum().backward()
+    assert leaves[frozen].grad is None and leaves[other].grad.any()
+
+
+def test_a_batch_without_a_target_is_zero_with_zero_slopes(case):
+    hidden, weight, targets = case
+    nothing = torch.full_like(targets, IGNORE)
+    value, *slopes = slopes_of(
+        lambda h, w: head_loss(h, Head(w), nothing).nats_BT.sum(), hidden, weight
+    )
+    assert value == 0 and not any(each.any() for each in slopes)
+
+
+def test_huge_logits_overflow_nowhere():
+    hidden, weight = torch.tensor([[[1e30]]]), torch.tensor([[1.0], [-1.0], [0.0]])
+    value, of_hidden, of_weight = slopes_of(
+        lambda h, w: head_loss(h, Head(w), torch.tensor([[0]])).nats_BT.sum(), hidden, weight
+    )
+    assert value == 0 and not of_hidden.any() and not of_weight.any()
+
+
+def test_extras_are_no_part_of_the_nats(case):
+    hidden, weight, targets = case
+    plain = head_loss(hidden, Head(weight), targets)
+    more = head_loss(hidden, Head(weight), targets, Extras(z=1.0, uniform=1.0))
+    assert torch.equal(plain.nats_BT, more.nats_BT)
+    logits = F.linear(hidden, weight)
+    trained = targets != IGNORE
+    torch.testing.assert_close(more.z_BT[trained], logits.logsumexp(-1).square()[trained])
+    uniform = -logits.log_softmax(-1).mean(-1)
+    torch.testing.assert_close(more.uniform_BT[trained], uniform[trained])

@@ -1,0 +1,212 @@
+"""Policy gradients: advantages, ratios and divergences of known value, and each loss by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from trainrig.objectives import CISPO, DAPO, GRPO, GSPO, RLOO, DrGRPO, ReinforcePlusPlus
+from trainrig.objectives.contract import differentiable_loss
+from trainrig.objectives.policy import ReferenceDivergence, divergence
+from trainrig.tokens.batches import (
+    ADVANTAGES,
+    ENTRIES,
+    EXAMPLES,
+    FINISHED,
+    FLAT,
+    IDS,
+    IGNORE,
+    LIMIT_TOKENS,
+    OLD,
+    REFERENCE_TOKENS,
+    REWARD_FAULTS,
+    REWARDS,
+    SAMPLED,
+    TARGETS,
+    TEMPERATURE,
+    TOKENS,
+)
+
+KINDS = [GRPO(), DrGRPO(), DAPO(), CISPO(), GSPO(), RLOO(), ReinforcePlusPlus()]
+LIMIT = 12
+
+
+@pytest.mark.parametrize(
+    ("objective", "rewards", "expected"),
+    [
+        # TRL 1.16's standard deviation is that of a sample.
+        (GRPO(), [1, 0, 0, 1], [0.865875, -0.865875, -0.865875, 0.865875]),
+        (GRPO(), [1, 0, 0, 0], [1.4997, -0.4999, -0.4999, -0.4999]),
+        (GRPO(), [0, 1, 2, 3], [-1.161805, -0.387268, 0.387268, 1.161805]),
+        (GRPO(), [1, 1, 1, 1], [0, 0, 0, 0]),
+        (RLOO(), [1, 0, 0, 1], [0.666667, -0.666667, -0.666667, 0.666667]),
+        (DrGRPO(), [1, 0, 0, 1], [0.5, -0.5, -0.5, 0.5]),
+        (ReinforcePlusPlus(), [1, 0, 0, 1], [1, 0, 0, 1]),
+        (ReinforcePlusPlus(baseline="group"), [1, 0, 0, 1], [0.5, -0.5, -0.5, 0.5]),
+    ],
+)
+def test_advantages_have_their_known_values(objective, rewards, expected):
+    found = objective.advantages(np.array([rewards, rewards], dtype=float))
+    np.testing.assert_allclose(
+        found, [expected, expected], atol=1e-4 if 1.4997 in expected else 1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [(1.5, 1, -1.2), (1.5, -1, 1.5), (0.5, 1, -0.5), (0.5, -1, 0.8)],
+)
+def test_the_clipped_ratio_has_its_known_values(ratio, advantage, expected):
+    tensors = torch.tensor([[ratio]]), torch.zeros(1, 1), torch.tensor([[float(advantage)]])
+    assert GRPO().losses(*tensors).item() == pytest.approx(expected)
+    expected_of_dapo = -1.28 if (ratio, advantage) == (1.5, 1) else expected
+    assert DAPO().losses(*tensors).item() == pytest.approx(expected_of_dapo)
+
+
+@pytest.mark.parametrize(
+    ("difference", "k1", "k2", "k3"),
+    [
+        (0.5, 0.5, 0.125, 0.106531),
+        (-0.5, -0.5, 0.125, 0.148721),
+        (1, 1, 0.5, 0.367879),
+        (-2, -2, 2, 4.389056),
+    ],
+)
+def test_divergences_have_their_known_values(difference, k1, k2, k3):
+    for name, expected in {"k1": k1, "k2": k2, "k3": k3}.items():
+        found = divergence(name, torch.tensor(float(difference)))
+        assert found.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_k1_and_k3_are_the_divergence_on_average_and_k2_is_not():
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    means = {k: float((p * divergence(k, np.log(p / q))).sum()) for k in ("k1", "k2", "k3")}
+    assert means == pytest.approx({"k1": 0.27488722, "k2": 0.29385605, "k3": 0.27488722})
+
+
+def rollouts(completions, rows=4, seed=1, temperature=1.0):
+    """Arrays of made-up rollouts, sampled by other weights than those that learn of them."""
+    ids, targets = completions(rows, seed)
+    dice = np.random.default_rng(seed)
+    there = targets != IGNORE
+
+    def log(spread):
+        return np.where(there, -4 + spread * dice.normal(size=ids.shape), 0).astype(np.float32)
+
+    old = log(0.3)
+    return {
+        IDS: ids,
+        TARGETS: targets,
+        OLD: old,
+        SAMPLED: old + np.where(there, 0.001, 0).astype(np.float32),
+        REFERENCE_TOKENS: log(0.3),
+        ADVANTAGES: dice.normal(size=rows).astype(np.float32),
+        REWARDS: dice.normal(size=rows).astype(np.float32),
+        "reward.exact": np.arange(rows, dtype=np.float32),
+        REWARD_FAULTS: np.zeros(rows, dtype=np.float32),
+        FLAT: np.zeros(rows, dtype=np.int64),
+        FINISHED: np.ones(rows, dtype=np.int64),
+        LIMIT_TOKENS: np.full(rows, LIMIT),
+        TEMPERATURE: np.full(rows, temperature, dtype=np.float32),
+        ENTRIES: np.full(rows, 60),
+    }
+
+
+def by_hand(objective, model, arrays):
+    """The loss, a token at a time, from all logits."""
+    logits = model(torch.from_numpy(arrays[IDS])).logits[..., :60].double()
+    log = (logits / arrays[TEMPERATURE][0]).log_softmax(-1)
+    advantages = arrays[ADVANTAGES].astype(float)
+    if objective.kind == "ReinforcePlusPlus":
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-4)
+    total, rows = 0.0, len(advantages)
+    tokens = int((arrays[TARGETS] != IGNORE).sum())
+    for row, advantage in enumerate(advantages.tolist()):
+        places = np.flatnonzero(arrays[TARGETS][row] != IGNORE).tolist()
+        new = [log[row, place, arrays[TARGETS][row, place]] for place in places]
+        changes = [n - float(arrays[OLD][row, p]) for n, p in zip(new, places, strict=True)]
+        if objective.kind == "GSPO":
+            changes = [sum(changes) / len(changes)] * len(changes)
+        if objective.kind == "RLOO":
+            changes = [sum(changes)] * len(changes)
+        for change, n, place in zip(changes, new, places, strict=True):
+            ratio = change.exp()
+            low, high = 1 - objective.clip_low, 1 + objective.clip_high
+            if objective.kind == "CISPO":
+                value = -min(ratio.item(), high) * advantage * n
+            else:
+                value = torch.maximum(-ratio * advantage, -ratio.clamp(low, high) * advantage)
+            if objective.reference:
+                away = n - float(arrays[REFERENCE_TOKENS][row, place])
+                token = (n - float(arrays[OLD][row, place])).exp()
+                value = value + objective.reference.weight * (((-away).exp() - 1 + away) * token)
+            share = {EXAMPLES: rows * len(places), TOKENS: tokens, LIMIT_TOKENS: rows * LIMIT}
+            total = total + value / share[objective.per]
+    return total
+
+
+def computed_loss(objective, model, device_batch, arrays, cuts):
+    """The loss of `arrays` in micro-batches that end at `cuts`, as the step has it."""
+    tokens = int((arrays[TARGETS] != IGNORE).sum())
+    rows = len(arrays[IDS])
+    denominators = {TOKENS: tokens, EXAMPLES: rows, LIMIT_TOKENS: rows * LIMIT}
+    parts = np.split(np.arange(rows), cuts)
+    batches = [device_batch(**{n: array[p] for n, array in arrays.items()}) for p in parts]
+    statistics = dict.fromkeys(objective.statistics, 0.0)
+    for batch in batches:
+        for name, value in objective.measure(model, batch).items():
+            statistics[name] += float(value)
+    total = 0.0
+    for batch in batches:
+        computed = objective.compute(model, batch, statistics)
+        total = total + differentiable_loss(objective, computed, denominators, len(batches))
+    return total
+
+
+@pytest.mark.parametrize("held", [None, ReferenceDivergence(weight=0.3)], ids=["free", "held"])
+@pytest.mark.parametrize("objective", KINDS, ids=lambda each: each.kind)
+def test_loss_and_slope_are_those_by_hand_however_the_batch_is_cut(
+    objective, held, decoder, completions, device_batch
+):
+    objective = objective.model_copy(update={"reference": held})
+    arrays = rollouts(completions, temperature=0.7)
+    slopes = []
+    for cuts in (None, [], [1], [2, 3]):
+        model = decoder()
+        if cuts is None:
+            loss = by_hand(objective, model, arrays)
+        else:
+            loss = computed_loss(objective, model, device_batch, arrays, cuts)
+        loss.backward()
+        slopes.append((loss.item(), [each.grad for each in model.parameters()]))
+    (expected, slope), *others = slopes
+    assert math.isfinite(expected) and any(each.abs().max() > 1e-4 for each in slope)
+    for loss, found in others:
+        assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        for one, other in zip(found, slope, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_watched_is_of_tokens_and_of_completions(decoder, completions, device_batch):
+    arrays = rollouts(completions)
+    watched = GRPO().compute(decoder(), device_batch(**arrays), {}).diagnostics
+    means = {n: float(c.rows_B().sum() / c.counts_B.sum()) for n, c in watched.items()}
+    there = arrays[TARGETS] != IGNORE
+    assert means["reward_exact"] == 1.5 and means["finished"] == 1
+    assert means["completion_tokens"] == there.sum() / len(there)
+    assert means["sampler_gap"] == pytest.approx(0.001, rel=1e-3)
+    assert 0 < means["entropy"] <= math.log(60)
+    assert means["policy_change"] > 0 and 0 <= means["clipped_high"] <= 1
+
+
+def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device_batch):
+    """Then all objectives have the slope of REINFORCE, and nothing is clipped."""
+    from trainrig.objectives.token_log_probabilities import read_tokens
+
+    model, arrays = decoder(), rollouts(completions)
+    ids, targets = (torch.from_numpy(arrays[name]) for name in (IDS, TARGETS))
+    arrays[OLD] = read_tokens(model, ids, targets, 1.0, 60).log_probabilities_BT.detach().numpy()
+    watched = DAPO().compute(model, device_batch(**arrays), {}).diagnostics
+    for name in ("clipped_high", "clipped_low", "policy_change"):
+        assert float(watched[name].rows_B().abs().sum()) < 1e-6
