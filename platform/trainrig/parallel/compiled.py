@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainrig.config import NOT_IDENTITY, Settings
+from trainrig.config import CACHE, Settings
 from trainrig.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Compile(Settings):
     shapes: int = Field(default=16, ge=1)  # most shapes to compile graphs for
     # Folder of compiled code, so that a restart finds it; None: torch's own
     # (TORCHINDUCTOR_CACHE_DIR, or below the temporary folder).
-    cache: Annotated[str | None, NOT_IDENTITY] = None
+    cache: Annotated[str | None, CACHE] = None
 
 
 def check_compiler(settings: Compile | None) -> None:

@@ -41,9 +41,9 @@ class SummedInTree:
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
         self._alone: TreeSum[_Together] = TreeSum(1)
 
-    def begin(self, virtual: int) -> None:
+    def begin(self, virtual: int, measured: bool = False) -> None:
         """See parallel.fsdp.Gradients."""
-        self._now = _Now(virtual, dist.get_world_size())
+        self._now = _Now(virtual, dist.get_world_size(), measured)
         self._alone = TreeSum(virtual)
         for unit in self._units:
             unit.begin(self._now)
@@ -73,10 +73,23 @@ class SummedInTree:
         """See parallel.fsdp.Gradients."""
         return exact_norm(self._parameters)
 
+    def part_squared(self) -> float | None:
+        """See parallel.fsdp.Gradients."""
+        if not self._now.measured:
+            return None
+        device = self._parameters[0].device
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for square in self._now.squares:
+            total += square
+        if self._units:
+            dist.all_reduce(total)
+        return float(total) / self._now.virtual
+
     def _take_own(self, slot: MicroBatchSlot) -> None:
         """A rank alone is sent nothing: what it has is whole, parameter by parameter."""
         if slot.closes:
             gradients = [_local(parameter) for parameter in self._parameters]
+            self._now.measure(gradients)
             self._alone.add((slot.virtual, slot.virtual + 1), _Together(gradients))
             self._forget()
 
@@ -117,14 +130,21 @@ def _like(parameter: nn.Parameter, local: Tensor) -> DTensor:
 class _Now:
     """Where a step has got to; all units look at the same."""
 
-    def __init__(self, virtual: int, world: int) -> None:
-        self.virtual = virtual
+    def __init__(self, virtual: int, world: int, measured: bool = False) -> None:
+        self.virtual, self.measured = virtual, measured
+        self.squares: list[Tensor] = []  # of the norms of what was added up
         self.spans: list[list[Span]] = [
             largest_subtrees(*virtual_workers(virtual, rank, world), virtual)
             for rank in range(world)
         ]
         self.slot = MicroBatchSlot(0, False, 0, closes=False)
         self.last = False
+
+    def measure(self, gradients: Sequence[Tensor]) -> None:
+        """`gradients` are part of what a virtual worker adds to the sum."""
+        if self.measured:
+            norms = (torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients)
+            self.squares += [norm.square() for norm in norms]
 
 
 class _Unit:
@@ -164,6 +184,7 @@ class _Unit:
             input_tensor.record_stream(torch.cuda.current_stream())
         if self._now.slot.real:
             virtual = self._now.slot.virtual
+            self._now.measure([input_tensor])
             self._mine.add((virtual, virtual + 1), input_tensor)
         # Whoever takes it before `finish` has filled it shall see.
         output_tensor.fill_(torch.nan)

@@ -4,6 +4,8 @@ ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's `fully_shar
 axes it is HSDP: sliced along the last, alike along the first; with slices of a whole, DDP.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -47,11 +49,29 @@ def units(model: nn.Module | FSDPModule) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
+@contextmanager
+def gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[None]:
+    """All parameters of `model` are gathered to begin with, and forward passes leave them so: no
+    pass sends anything, so ranks may make different numbers of them. Collective.
+
+    `gather_once`: as `shard` was told. They stay gathered until they are resharded.
+    """
+    found = units(model)
+    for unit in found:
+        unit.unshard()
+        unit.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for unit in found:  # the root, first among them, never reshards after a forward pass
+            unit.set_reshard_after_forward(not gather_once and unit is not model, recurse=False)
+
+
 class Gradients(Protocol):
     """How the gradients of the micro-batches of a step become those of its global batch."""
 
-    def begin(self, virtual: int) -> None:
-        """A step with `virtual` virtual workers begins."""
+    def begin(self, virtual: int, measured: bool = False) -> None:
+        """A step with `virtual` virtual workers begins; `measured`: for `part_squared` after it."""
         ...
 
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
@@ -66,6 +86,11 @@ class Gradients(Protocol):
         """The norm of that sum, on every rank."""
         ...
 
+    def part_squared(self) -> float | None:
+        """The mean squared norm of what each virtual worker added to that sum, on every rank, which
+        all call it; None: it is not known."""
+        ...
+
 
 class SummedByRank:
     """Each rank adds up its own, and torch adds those of the ranks: fast, but the last bits depend
@@ -74,7 +99,7 @@ class SummedByRank:
     def __init__(self, model: FSDPModule, parameters: list[nn.Parameter], gather_once: bool):
         self._model, self._parameters, self._gather_once = model, parameters, gather_once
 
-    def begin(self, virtual: int) -> None:
+    def begin(self, virtual: int, measured: bool = False) -> None:
         """See Gradients."""
 
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
@@ -92,3 +117,7 @@ class SummedByRank:
         gradients = [each.grad for each in self._parameters if each.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def part_squared(self) -> float | None:
+        """See Gradients. A rank's part is added to the others' as soon as it is there."""
+        return None

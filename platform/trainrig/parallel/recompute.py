@@ -56,6 +56,8 @@ def dear() -> frozenset[Any]:
     """What costs a layer its time, on any device. Attention has a kernel of its own on each."""
     import torch
 
+    from trainrig.models import blocked_attention, moe
+
     aten = torch.ops.aten
     return frozenset(
         {
@@ -66,6 +68,8 @@ def dear() -> frozenset[Any]:
             aten._scaled_dot_product_flash_attention.default,
             aten._scaled_dot_product_efficient_attention.default,
             aten._scaled_dot_product_cudnn_attention.default,
+            blocked_attention.OPERATOR,
+            moe.OPERATOR,
         }
     )
 

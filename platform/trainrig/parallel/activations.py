@@ -1,0 +1,115 @@
+"""What passes through a model: how large it is, what of it is shut off, how widely attention looks.
+
+Measured in a forward pass of its own, without gradients, over one micro-batch: the first of the
+step on rank 0, whatever the number of ranks. Nothing is written, so training gives the same bits
+with it or without.
+
+Shapes: B rows, T queries of S positions, H query heads, K key heads, Q sampled queries, D channels
+of a head, F channels between.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainrig.models.attention import Attention, Sight
+from trainrig.models.decoder import Layer
+from trainrig.models.feedforward import DenseFeedForward, activate
+from trainrig.parallel.parameter_norms import LAYER
+
+QUERIES = 32  # of the first row, evenly spaced: attention's weights of all take T x S numbers
+SHUT = 0.01  # a unit is saturated if less than this share of its input comes through
+
+
+class ActivationStatistics:
+    """Of one rank of a model; all ranks call `measure` together."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = {
+            f"layers/{int(found[1]):02d}": each
+            for name, each in model.named_modules()
+            if isinstance(each, Layer) and (found := LAYER.fullmatch(f"{name}."))
+        }
+        self._found: dict[str, Tensor] = {}
+
+    def measure(self, forward: Callable[[], object]) -> dict[str, float]:
+        """What `forward`, which has the model read a micro-batch, passes through it; by name."""
+        # Compiled layers would have to be compiled again for what listens to them.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), self._listening():
+            forward()
+        found, self._found = self._found, {}
+        return {name: float(value) for name, value in found.items()}
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        with contextlib.ExitStack() as until:
+            for name, layer in self._layers.items():
+                hook = functools.partial(self._hear_output, name)
+                until.callback(layer.register_forward_hook(hook).remove)
+                feedforward = layer.feedforward
+                if isinstance(feedforward, DenseFeedForward):
+                    gate = feedforward.up if feedforward.gate is None else feedforward.gate
+                    hook = functools.partial(self._hear_gate, name, feedforward)
+                    until.callback(gate.register_forward_hook(hook).remove)
+                until.enter_context(self._attention_heard(name, layer.attention))
+            yield
+
+    def _hear_output(self, name: str, _module: nn.Module, _inputs: Any, given: Any) -> None:
+        x_BTC = given[0].float()
+        self._found[f"{name}/activation_rms"] = x_BTC.square().mean().sqrt()
+        self._found[f"{name}/activation_max"] = x_BTC.abs().max()
+
+    def _hear_gate(
+        self, name: str, feedforward: DenseFeedForward, _module: nn.Module, _inputs: Any, x_F: Any
+    ) -> None:
+        through_F = activate(feedforward.network, x_F)
+        self._found[f"{name}/saturated"] = (through_F.abs() < SHUT * x_F.abs()).float().mean()
+
+    @contextlib.contextmanager
+    def _attention_heard(self, name: str, attention: Attention) -> Iterator[None]:
+        if attention.alibi or attention.sinks is not None:  # their weights are not these products'
+            yield
+            return
+        attend = attention.attend
+
+        def heard(query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+            self._found[f"{name}/attention_entropy"] = mean_entropy(attention, query, key, sight)
+            return attend(query, key, value, sight)
+
+        vars(attention)["attend"] = heard
+        try:
+            yield
+        finally:
+            del vars(attention)["attend"]  # that of its class again
+
+
+def mean_entropy(
+    attention: Attention, query_BHTD: Tensor, key_BKSD: Tensor, sight: Sight
+) -> Tensor:
+    """The entropy in nats of what a query looks at: the mean over heads, and over queries that are
+    evenly spread over the first row, the last among them. 0: at one position alone."""
+    new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
+    device = query_BHTD.device
+    places_Q = torch.linspace(0, new - 1, min(QUERIES, new), device=device).round().long()
+    query_HQD, key_KSD = query_BHTD[0, :, places_Q].float(), key_BKSD[0].float()
+    key_HSD = key_KSD.repeat_interleave(len(query_HQD) // len(key_KSD), dim=0)
+    scale = attention.query_scale or 1 / math.sqrt(attention.head_channels)
+    logits_HQS = scale * (query_HQD @ key_HSD.transpose(1, 2))
+    if attention.logit_cap is not None:
+        logits_HQS = attention.logit_cap * torch.tanh(logits_HQS / attention.logit_cap)
+    at_Q1 = (places_Q + seen - new)[:, None]
+    key_at_S = torch.arange(seen, device=device)
+    sees_QS = key_at_S <= at_Q1
+    if sight.window is not None:
+        sees_QS &= key_at_S > at_Q1 - sight.window
+    if sight.documents_BS is not None:
+        documents_S = sight.documents_BS[0, -seen:]
+        sees_QS &= documents_S[at_Q1] == documents_S
+    weights_HQS = logits_HQS.masked_fill(~sees_QS, -math.inf).softmax(-1)
+    entropies_HQ: Tensor = torch.special.entr(weights_HQS).sum(-1)
+    return entropies_HQ.mean()

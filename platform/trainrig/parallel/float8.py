@@ -1,0 +1,122 @@
+"""Products of the layers' projections in 8 bits, scaled tensor by tensor.
+
+Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433: what flows forward and
+weights in E4M3 (4 bits of exponent, 3 of mantissa), slopes in E5M2. Each factor of a product is
+divided by its largest magnitude over the format's, in float32, just before ("dynamic" scaling), so
+a product is a function of its factors alone, whoever computes it.
+
+Shapes: N tokens, I and O channels in and out.
+"""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from trainrig.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainrig.parallel.precision import Precision
+
+ALIGNMENT = 16  # of all dims of a product
+# Of NVIDIA's devices, the first with such products (Ada; Hopper is 9.0).
+CAPABILITY = (8, 9)
+SMALLEST = 1e-12  # of a largest magnitude, against division by 0
+
+
+def check_float8(precision: "Precision", compiled: bool) -> None:
+    """Raise ConfigError if `precision` asks for float8 and this process's device has none."""
+    if precision.compute != "float8":
+        return
+    if compiled:
+        raise ConfigError(
+            "training.precision.compute = 'float8' and training.compile: only one of the two at a "
+            "time; leave one out"
+        )
+    found = "a CPU"
+    if torch.cuda.is_available():
+        if torch.cuda.get_device_capability() >= CAPABILITY:
+            return
+        found = torch.cuda.get_device_name()
+    raise ConfigError(
+        f"training.precision.compute = 'float8' needs an NVIDIA Ada, Hopper or newer, and this "
+        f"worker has {found}; use 'bfloat16'"
+    )
+
+
+def use_float8(layers: nn.ModuleList, precision: "Precision") -> None:
+    """Have the projections within `layers` multiply in float8, in place, names unchanged.
+
+    Those whose dims are no multiples of 16 stay as they are. To be called before `recompute`.
+    """
+    if precision.compute != "float8":
+        return
+    for module in layers.modules():
+        if isinstance(module, nn.Linear) and not any(d % ALIGNMENT for d in module.weight.shape):
+            module.forward = functools.partial(_project, module)  # type: ignore[method-assign]
+
+
+def _project(module: nn.Linear, x: Tensor) -> Tensor:
+    flat_NI = x.reshape(-1, x.shape[-1])
+    missing = -len(flat_NI) % ALIGNMENT
+    padded_NI = torch.nn.functional.pad(flat_NI, (0, 0, 0, missing)) if missing else flat_NI
+    y_NO: Tensor = _Product.apply(padded_NI, module.weight)  # type: ignore[no-untyped-call]
+    y = y_NO[: len(flat_NI)].reshape(*x.shape[:-1], -1)
+    return y if module.bias is None else y + module.bias
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+        x, weight = _Scaled.of(x_NI), _Scaled.of(weight_OI)
+        ctx.save_for_backward(x.values, x.scale, weight.values, weight.scale)
+        ctx.dtype = x_NI.dtype
+        return _multiply(x, weight.transposed(), x_NI.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_NO: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x_values, x_scale, weight_values, weight_scale = ctx.saved_tensors
+        x, weight = _Scaled(x_values, x_scale), _Scaled(weight_values, weight_scale)
+        slope = _Scaled.of(slope_NO, torch.float8_e5m2)
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_x = _multiply(slope, weight.columns_first(), ctx.dtype)
+        if ctx.needs_input_grad[1]:
+            of_weight = _multiply(slope.transposed_copy(), x.columns_first(), ctx.dtype)
+        return of_x, of_weight
+
+
+class _Scaled:
+    """A matrix in 8 bits and the number that it is to be multiplied by."""
+
+    def __init__(self, values: Tensor, scale: Tensor) -> None:
+        self.values, self.scale = values, scale
+
+    @classmethod
+    def of(cls, matrix: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> "_Scaled":
+        largest = torch.finfo(dtype).max
+        scale = matrix.abs().amax().float().clamp(min=SMALLEST) / largest
+        values = (matrix.float() / scale).clamp(-largest, largest).to(dtype)
+        return cls(values, scale)
+
+    def transposed(self) -> "_Scaled":
+        """Its transpose, a view."""
+        return _Scaled(self.values.t(), self.scale)
+
+    def transposed_copy(self) -> "_Scaled":
+        """Its transpose, rows one after another."""
+        return _Scaled(self.values.t().contiguous(), self.scale)
+
+    def columns_first(self) -> "_Scaled":
+        """The same, columns one after another, as the right factor of a product has to lie."""
+        return _Scaled(self.values.t().contiguous().t(), self.scale)
+
+
+def _multiply(left: _Scaled, right: _Scaled, dtype: torch.dtype) -> Tensor:
+    product: Tensor = torch._scaled_mm(
+        left.values, right.values, scale_a=left.scale, scale_b=right.scale, out_dtype=dtype
+    )
+    return product

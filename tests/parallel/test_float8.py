@@ -1,0 +1,68 @@
+import pytest
+import torch
+from torch import nn
+
+from trainrig.errors import ConfigError
+from trainrig.parallel.float8 import check_float8, use_float8
+from trainrig.parallel.precision import LossScale, Precision
+
+FLOAT8 = Precision(compute="float8")
+
+
+@pytest.mark.parametrize("rows", [32, 21])
+def test_products_and_their_slopes_are_within_an_eighth_of_exact(rows):
+    torch.manual_seed(0)
+    exact = nn.Linear(64, 48)
+    rounded = nn.Linear(64, 48)
+    rounded.load_state_dict(exact.state_dict())
+    use_float8(nn.ModuleList([rounded]), FLOAT8)
+    found = []
+    for layer in (exact, rounded):
+        dice = torch.Generator().manual_seed(1)
+        x = torch.randn(rows, 64, generator=dice).requires_grad_()
+        y = layer(x)
+        (y * torch.randn(rows, 48, generator=dice)).sum().backward()
+        found.append((y.detach(), x.grad, layer.weight.grad, layer.bias.grad))
+    for near, far in zip(*found, strict=True):
+        assert near.shape == far.shape
+        assert (near - far).norm() <= 0.125 * near.norm()
+    assert not torch.equal(found[0][0], found[1][0])
+
+
+def test_layers_whose_dims_are_no_multiples_of_16_stay_as_they_are():
+    layer = nn.Linear(20, 16)
+    use_float8(nn.ModuleList([layer]), FLOAT8)
+    assert layer.forward.__func__ is nn.Linear.forward
+
+
+def test_other_precisions_change_no_layer():
+    layer = nn.Linear(16, 16)
+    use_float8(nn.ModuleList([layer]), Precision(compute="bfloat16"))
+    assert layer.forward.__func__ is nn.Linear.forward
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_a_device_without_float8_is_refused_with_what_would_work():
+    with pytest.raises(ConfigError, match=r"needs an NVIDIA Ada.* has a CPU; use 'bfloat16'"):
+        check_float8(FLOAT8, compiled=False)
+    check_float8(Precision(), compiled=True)
+
+
+def test_float8_and_compiling_are_refused_together():
+    with pytest.raises(ConfigError, match="only one of the two"):
+        check_float8(FLOAT8, compiled=True)
+
+
+def test_a_loss_scale_doubles_after_clean_updates_and_halves_down_to_1():
+    scale = Precision(compute="float16", loss_scale_exponent=1, loss_scale_interval=2).first_scale()
+    assert scale == LossScale(2.0, 2)
+    scale.succeed()
+    assert scale.factor == 2
+    scale.succeed()
+    assert (scale.factor, scale.clean) == (4, 0)
+    assert [scale.back_off() for _ in range(3)] == [True, True, False]
+    assert scale.factor == 1
+
+
+def test_only_float16_scales_losses():
+    assert Precision(compute="bfloat16").first_scale() is None

@@ -1,0 +1,61 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from trainrig.parallel.fsdp import shard
+from trainrig.parallel.mesh import data_mesh, local_device
+from trainrig.parallel.parameter_norms import ParameterNorms, groups_of
+
+NAMES = [
+    "embedding.weight",
+    "layers.0.attention_norm.weight",
+    "layers.0.attention.query.weight",
+    "layers.11.attention.output.weight",
+    "layers.11.feedforward.up.weight",
+    "norm.weight",
+]
+
+
+def test_a_parameter_is_of_its_layer_and_of_its_kind():
+    assert groups_of(NAMES) == {
+        "kinds/embedding": [0],
+        "layers/00": [1, 2],
+        "kinds/norm": [1, 5],
+        "kinds/attention": [2, 3],
+        "layers/11": [3, 4],
+        "kinds/feedforward": [4],
+    }
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 2) for _ in range(2))
+
+    def forward(self, x):
+        return sum(layer(x).sum() for layer in self.layers)
+
+
+def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(alone):
+    model = Model()
+    shard(model, model.layers, data_mesh(local_device()))
+    norms, parameters = ParameterNorms(model), list(model.parameters())
+    model(torch.ones(1, 3)).backward()
+    norms.begin()
+    before = [each.full_tensor().clone() for each in parameters]
+    gradients = [each.grad.full_tensor() for each in parameters]
+    torch.optim.SGD(parameters, lr=0.5).step()
+    found = norms.finish()
+    assert found["layers/00/grad_norm"] == pytest.approx(total(gradients[:2]))
+    assert found["layers/01/weight_norm"] == pytest.approx(total(before[2:]))
+    assert found["layers/01/update_norm"] == pytest.approx(0.5 * total(gradients[2:]))
+    assert found["layers/01/update_ratio"] == pytest.approx(
+        found["layers/01/update_norm"] / found["layers/01/weight_norm"]
+    )
+    assert found["kinds/weight/grad_norm"] == pytest.approx(total([gradients[0], gradients[2]]))
+
+
+def total(tensors):
+    return math.sqrt(sum(float(each.detach().square().sum()) for each in tensors))
