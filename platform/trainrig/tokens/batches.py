@@ -1,12 +1,14 @@
-"""The batches of a training run: what is learnt from at each step, whoever asks, in any order.
+"""The interface of batches: the global batch of a step, for any caller in any order.
 
 Shapes: B sequences of a micro-batch, T positions, P pieces of documents in all rows of it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+from numpy.typing import NDArray
 from pydantic import model_validator
 
 from trainrig.config import Field, Settings
@@ -21,6 +23,42 @@ TARGETS = "targets"  # [B, T], IGNORE where not trained on
 POSITIONS = "positions"  # [B, T] place of each id in its own document
 # Denominator that every batch has: targets trained on. Progress and tokens/s count by it.
 TOKENS = "tokens"
+# Of batches of conversations: what each target counts, in hundredths, and the sum of that.
+WEIGHTS = "weights"  # [B, T]; also a denominator
+
+# Of batches of pairs, an answer preferred to another. Targets are IGNORE outside the completion.
+CHOSEN_IDS, CHOSEN_TARGETS = "chosen_ids", "chosen_targets"  # [B, T]
+REJECTED_IDS, REJECTED_TARGETS = "rejected_ids", "rejected_targets"  # [B, T]
+# [B] float64 sums of the log-probabilities of each completion under the reference model.
+CHOSEN_REFERENCE, REJECTED_REFERENCE = "chosen_reference", "rejected_reference"
+MARGINS = "margins"  # [B] float64, by how much the chosen answer is the better one
+PAIRS, CHOSEN_TOKENS = "pairs", "chosen_tokens"  # denominators
+
+# Of batches of completions that are wanted or not, beside IDS and TARGETS.
+LABELS = "labels"  # [B] 1: wanted, 0: not
+KL_IDS, KL_TARGETS = "kl_ids", "kl_targets"  # [B, T] prompts with another row's completion
+REFERENCE, KL_REFERENCE = "reference", "kl_reference"  # [B] float64, as CHOSEN_REFERENCE
+EXAMPLES = "examples"  # denominator
+
+# Of batches of solutions in steps, beside IDS: at the last token of a step 1, it is right, or 0, it
+# is not; IGNORE elsewhere.
+STEP_LABELS = "step_labels"  # [B, T]
+STEPS = "steps"  # denominator
+
+
+# Of batches of rollouts, beside IDS and TARGETS: completions with what they are worth.
+ADVANTAGES = "advantages"  # [B] float32
+REWARDS = "rewards"  # [B] float32, the weighted sum; parts are named REWARD_PART + name
+REWARD_PART = "reward."
+REWARD_FAULTS = "reward_faults"  # [B] float32, rewards that failed, per completion of the unit
+FLAT = "flat"  # [B] 1 where all completions of a prompt got the same reward: nothing is learnt
+FINISHED = "finished"  # [B] 1 where the model ended its answer, 0 where the limit did
+# [B, T] float32 log-probabilities of the targets, 0 where there is none: by the weights that
+# sampled, read as training reads; as they were when sampled; and under the reference.
+OLD, SAMPLED, REFERENCE_TOKENS = "old", "sampled", "reference_tokens"
+LIMIT_TOKENS = "limit_tokens"  # [B] tokens that each may have; also a denominator
+TEMPERATURE = "temperature"  # [B] float32, that all were sampled with
+ENTRIES = "entries"  # [B] entries of the vocabulary that are drawn from; later ones only pad it
 
 
 @dataclass(frozen=True)
@@ -31,7 +69,7 @@ class MicroBatch:
     What the names mean is between the batches and the objective: the loop passes them on.
     """
 
-    arrays: Mapping[str, Integers]
+    arrays: Mapping[str, NDArray[Any]]
     samples: Integers  # [B] global sample numbers, the keys of RNG and trace
     sources: Integers  # [B] number of each row's source among the `sources` of the batches
     pieces: Integers  # [P, 3] (row, place in it, number of the document in its source), ascending
@@ -60,7 +98,18 @@ def token_arrays(
     return arrays if positions_BT is None else arrays | {POSITIONS: positions_BT}
 
 
-class Batches(Protocol):
+class DataHistory(Protocol):
+    """What a run was trained on so far."""
+
+    def data_before(self, step: int) -> Mapping[str, Any]:
+        """All that the batches before `step` depend on, by name, as JSON has it.
+
+        Two runs that agree in it have trained on the same samples up to `step`.
+        """
+        ...
+
+
+class Batches(DataHistory, Protocol):
     """Where a training loop has its batches from: pure functions of the step.
 
     Nothing but `assign_micro_batches` knows how many workers there are.
@@ -84,12 +133,42 @@ class Batches(Protocol):
         """Micro-batch `index` of `step`."""
         ...
 
-    def data_before(self, step: int) -> Mapping[str, Any]:
-        """All that the batches before `step` depend on, by name, as JSON has it.
 
-        Two runs that agree in it have trained on the same samples up to `step`.
+class BatchMaker(ABC):
+    """The second source of batches: each is made from the weights that the step before left, and
+    stored before it is trained on (train/online_batches.py). Travels to the workers by pickle."""
+
+    sources: Sequence[str]  # names that the `sources` of micro-batches number
+    updates: int = 1  # steps that each batch is trained on, one after another
+
+    @abstractmethod
+    def identity(self) -> Mapping[str, Any]:
+        """All that its batches depend on beside the weights, as JSON has it."""
+
+    @abstractmethod
+    def micro_batches(self, number: int) -> int:
+        """How many micro-batches make up batch `number` (from 0)."""
+
+    @abstractmethod
+    def make(self, model: Any, others: Mapping[str, Any], number: int, index: int) -> MicroBatch:
+        """Micro-batch `index` of batch `number`, a function of these and the weights alone.
+
+        `others`: the models beside the trained one, by name. `model` is gathered: its forward
+        passes send nothing.
+
+        Runs without gradients; every rank calls it at the same time, each for its own micro-batch,
+        and has to call each of `others` as often as the rest do.
         """
-        ...
+
+    @abstractmethod
+    def denominators(self, micro: MicroBatch) -> Mapping[str, int]:
+        """What `micro` adds to each denominator of the batch: TOKENS and those that the objective's
+        terms name."""
+
+    def data_before(self, step: int) -> dict[str, Any]:
+        """The cursor that a checkpoint holds, and what it counts: see DataHistory."""
+        batch, update = divmod(step, self.updates)
+        return {"online": dict(self.identity()), "batch": batch, "update": update}
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,12 @@ from trainrig import manifest, storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import visible
+from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.packing.choices import BestFit, Concatenate, Packing, open_layout
 from trainrig.tokens.permutation import Integers, permuted
 from trainrig.tokens.row_view import RowPiece, row_text
+from trainrig.tokens.shards.shard_files import LABELS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 
 CHUNK = 2**20  # documents whose lengths are held at a time: 8 MiB
@@ -36,6 +38,7 @@ class View:
     packing: Packing
     seed: int
     borders: bool  # where each token of a row ends
+    mask: bool = False  # the documents with what of them is trained on, in place of their text
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Inspection:
 
     @classmethod
     def open(cls, folder: str, verify: bool = False) -> "Inspection":
-        """`folder` is what `tokenize` wrote, or one split in it.
+        """`folder` is what `tokenize` or `conversations` wrote, or one split in it.
 
         `verify`: read all of it and compare with the sums in its manifest. Raises DataError for
         what is missing, has another size, or, if verified, other bytes.
@@ -77,11 +80,12 @@ class Inspection:
             name: TokenShards.open(folder)
         }
         base = folder if below else folder.rstrip("/").rpartition("/")[0] or "."
-        written = manifest.read_input(base, "tokenize")
+        made = next(iter(opened.values())).rows
+        written = manifest.read_input(base, "tokenize" if made == "documents" else "conversations")
         if verify:
             manifest.verify_files(base, written)
-        tokenizer = manifest.read_file(base, "tokenizer.json").decode()
-        encoder = Encoder(tokenizer, storage.join(base, "tokenizer.json"))
+        manifest.read_file(base, "tokenizer.json")  # compared with its sum
+        encoder = Encoder.load(storage.join(base, "tokenizer.json"))
         for split, shards in opened.items():
             if shards.vocabulary.fingerprint != encoder.fingerprint:
                 raise DataError(
@@ -105,11 +109,14 @@ class Inspection:
         for split, source, counts in self._chosen(sources):
             yield Text(_headline(split, source, counts, self.splits[split]), style="bold")
             yield Text(histogram_text(counts))
+            if view.mask:
+                yield from self.masked(split, source, view)
+                continue
             for document in self.documents(split, source, view.documents, view.seed):
                 title = f"{document['url'] or document['id']}: {document['tokens']:,} tokens"
                 yield Text(f"┃ {visible(title)}", style="bold")
                 yield Text(excerpt(document["text"]))
-            if split != HELD_OUT:
+            if split != HELD_OUT and self.splits[split].rows == "documents":
                 yield from self.rows(split, source, view)
 
     def as_json(self, view: "View", sources: Sequence[str] = ()) -> dict[str, Any]:
@@ -150,6 +157,24 @@ class Inspection:
             )
         return found
 
+    def masked(self, split: str, source: str, view: "View") -> Iterator[Text]:
+        """Some documents, whole: what is trained on in colour, the rest between ‹ and ›. Of pairs,
+        the chosen answer is followed by the rejected one."""
+        shards = self.splits[split]
+        together = 2 if shards.rows == "pairs" else 1
+        drawn = _draw(shards.document_count(source) // together, view.documents, view.seed)
+        for number in (drawn[:, None] * together + np.arange(together)).ravel().tolist():
+            document = shards.document(source, number)
+            start = int(shards.document_starts(source, np.array([number]))[0])
+            ids = shards.window(source, start, document.length).astype(np.int64)
+            weights = np.empty_like(ids)
+            shards.read_weights(source, start, weights)
+            following = np.append(np.where(weights > 0, ids, IGNORE)[1:], IGNORE)
+            title = f"{document.corpus_file}, row {document.corpus_row}"
+            title += _answer_named(shards, source, number)
+            pieces = [RowPiece(0, title)]
+            yield row_text(ids, following, pieces, self.encoder, borders=view.borders)
+
     def rows(self, split: str, source: str, view: "View") -> Iterator[Text]:
         """Some rows as training would see them, with their boundaries and masks."""
         if not view.rows:
@@ -170,6 +195,16 @@ class Inspection:
             yield row_text(
                 ids, targets, pieces, self.encoder, tokens=SHOWN_TOKENS, borders=view.borders
             )
+
+
+def _answer_named(shards: TokenShards, source: str, number: int) -> str:
+    """Which answer a document is, of pairs and labelled answers."""
+    if shards.rows == "pairs":
+        return ", rejected" if number % 2 else ", chosen"
+    if shards.rows == "labelled":
+        liked = shards.of_documents(LABELS, source, np.array([number]))[0]
+        return ", liked" if liked else ", not liked"
+    return ""
 
 
 def packing_of(kind: str, shuffled: bool) -> Packing:

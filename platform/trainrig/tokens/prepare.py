@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from trainrig import manifest, storage
-from trainrig.config import NOT_IDENTITY, Field, RunFile
+from trainrig.config import NOT_IDENTITY, OUTPUT, Field, ProgressUnit, ResourceRequest, RunFile
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
@@ -32,7 +32,8 @@ from trainrig.tokens.held_out import held_out
 from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, ShardVocabulary
-from trainrig.tokens.special import BEGIN_OF_TEXT, PAD
+from trainrig.tokens.special import BEGIN_OF_TEXT
+from trainrig.tokens.special_tokens import BROUGHT, TokenizerFiles
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 
 QUARANTINE = "quarantine"
@@ -46,12 +47,15 @@ class Tokenization(RunFile):
 
     verb: ClassVar[str] = "tokenize"
     resumes: ClassVar[bool] = True
+    progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["tokenize"] = "tokenize"
     # Documents to encode: the folder of `curate`, or files as `[[documents]]` tables.
     documents: Documents
-    tokenizer: Annotated[str, NOT_IDENTITY]  # folder that `tokenizer` wrote
-    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
+    # Folder that `tokenizer` wrote; or a Hugging Face folder, or any tokenizer.json, that of a
+    # checkpoint say, which is then used as it was brought.
+    tokenizer: Annotated[str, NOT_IDENTITY]
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
     # Worker processes; 0: work in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
     # Share of documents to hold out for evaluation, by hash of URL or id.
@@ -63,6 +67,10 @@ class Tokenization(RunFile):
     shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
     plans: PackingPlan = PackingPlan()  # packing plans to make beside the shards
 
+    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+        """Its workers, on cores."""
+        return ResourceRequest.on_cores(self.workers)
+
 
 def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
     """Write the token shards that `run` describes; the manifest of their folder.
@@ -72,15 +80,14 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
     if nothing is left to train on.
     """
     documents = open_documents(run.documents)
-    tokenizer = manifest.read_input(run.tokenizer, "tokenizer")
-    inputs = {**documents.inputs, "tokenizer": tokenizer.content}
+    files, content = _tokenizer(run.tokenizer)
+    inputs = {**documents.inputs, "tokenizer": content}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
     with stage.undone_if_refused():
-        path = storage.join(run.tokenizer, TOKENIZER_FILE)
-        encoder = Encoder(manifest.read_file(run.tokenizer, TOKENIZER_FILE).decode(), path)
-        log.info("%s: encoding with %s", path, encoder.engine)
+        encoder = Encoder.of(files)
+        log.info("%s: encoding with %s", files.where, encoder.engine)
         splits = documents.splits(run.shard_bytes)
         work = functools.partial(_encoding, run, documents, encoder)
         phase = Phase(stage.path(manifest.SCRATCH), work)
@@ -92,11 +99,27 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         _check(counts, run)
         plan_counts, plan_files = _planned(run, encoder)
     storage.write(stage.path(TOKENIZER_FILE), encoder.text.encode())
-    files = {name: entry for record in records for name, entry in record.files.items()}
-    files |= plan_files
-    files[TOKENIZER_FILE] = manifest.file_sum(stage.path(TOKENIZER_FILE))
+    sums = {name: entry for record in records for name, entry in record.files.items()}
+    sums |= plan_files
+    sums[TOKENIZER_FILE] = manifest.file_sum(stage.path(TOKENIZER_FILE))
+    if files.beside:
+        storage.write(stage.path(BROUGHT), files.brought)
+        sums[BROUGHT] = manifest.file_sum(stage.path(BROUGHT))
     rest = {"vocabulary": encoder.vocabulary_size, "plans": plan_counts}
-    return stage.finish(counts | rest, files)
+    return stage.finish(counts | rest, sums)
+
+
+def _tokenizer(folder: str) -> tuple[TokenizerFiles, str]:
+    """The tokenizer of `folder`, and the fingerprint of what it is. Raises DataError."""
+    brought = storage.exists(storage.join(folder, TOKENIZER_FILE)) and not storage.exists(
+        storage.join(folder, manifest.MANIFEST)
+    )
+    if brought or folder.endswith(".json"):
+        files = TokenizerFiles.read(folder)
+        return files, manifest.digest({"tokenizer": files.tokenizer, "beside": dict(files.beside)})
+    made = manifest.read_input(folder, "tokenizer")
+    text = manifest.read_file(folder, TOKENIZER_FILE).decode()
+    return TokenizerFiles(text, where=storage.join(folder, TOKENIZER_FILE)), made.content
 
 
 def _check(counts: Mapping[str, Any], run: Tokenization) -> None:
@@ -117,7 +140,7 @@ def _check(counts: Mapping[str, Any], run: Tokenization) -> None:
 
 def _planned(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], dict[str, FileSum]]:
     """The plans of the shards that are trained on; their files by path below the output."""
-    padding = encoder.special(PAD) if run.plans.best_fit else encoder.end_of_text
+    padding = encoder.special_tokens.padding if run.plans.best_fit else encoder.end_of_text
     counts, files = write_plans(storage.join(run.output, TRAIN), run.plans, padding=padding)
     return counts, {f"{TRAIN}/{name}": entry for name, entry in files.items()}
 

@@ -15,7 +15,6 @@ from rich.text import Text
 from trainrig.report import visible
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.special import PAD, role_id
 
 COLOURS = ("cyan", "yellow", "green", "magenta")  # of neighbouring pieces, in turns
 UNTRAINED = ("‹", "›")
@@ -32,7 +31,8 @@ class RowPiece:
 
 def padding(ids: NDArray[np.integer], encoder: Encoder) -> int:
     """How many ids at the end of a row are padding."""
-    pad = role_id(encoder.special_ids, PAD)
+    token = encoder.special_tokens.pad
+    pad = token.id if token else None
     text = np.flatnonzero(ids != (-1 if pad is None else pad))
     return len(ids) - (int(text[-1]) + 1 if len(text) else 0)
 

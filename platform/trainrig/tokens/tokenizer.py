@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from trainrig import manifest, storage
-from trainrig.config import NOT_IDENTITY, Field, RunFile, Settings
+from trainrig.config import NOT_IDENTITY, OUTPUT, Field, RunFile, Settings
 from trainrig.manifest import Manifest
 from trainrig.tokens.documents.document_set import Documents, DocumentSet, open_documents
 from trainrig.tokens.encoding.encode import Encoder
@@ -68,7 +68,7 @@ class TokenizerTraining(RunFile):
     stage: Literal["tokenizer"] = "tokenizer"
     # Documents to train on: the folder of `curate`, or files as `[[documents]]` tables.
     documents: Documents
-    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
     tokenizer: Tokenizer = ByteLevelBPE()  # which tokenizer to train or import
     sample: TextSampling = TextSampling()  # how much text to train on, and from which sources
     report: Reporting = Reporting()  # what the report measures and compares

@@ -51,6 +51,10 @@ def inspect(
         int, typer.Option(metavar="N", min=0, help="Random seed of what is shown.")
     ] = 0,
     borders: Borders = False,
+    mask: Annotated[
+        bool,
+        typer.Option("--mask", help="Show whole documents with what is trained on in colour."),
+    ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare checksums.")
     ] = False,
@@ -61,7 +65,9 @@ def inspect(
 
     from trainrig.tokens.inspection import Inspection, View, packing_of
 
-    view = View(documents, rows, sequence_length, packing_of(packing, shuffled), seed, borders)
+    view = View(
+        documents, rows, sequence_length, packing_of(packing, shuffled), seed, borders, mask
+    )
     inspected = Inspection.open(shards, verify)
     if as_json:
         print(json.dumps(inspected.as_json(view, source or ())))

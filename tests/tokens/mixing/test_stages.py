@@ -16,7 +16,7 @@ from trainrig.errors import ConfigError
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.mixing import window_order
 from trainrig.tokens.mixing.pretraining import PretrainBatches
-from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.mixing.stages import BatchRamp, BatchSettings, BatchStage
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
     ShardVocabulary,
@@ -369,3 +369,46 @@ def test_weights_of_a_stage_that_do_not_fit_the_sources_are_refused_by_its_step(
 def test_caps_of_sources_that_are_not_there_are_refused(shards):
     with pytest.raises(ConfigError, match=r"epochs: .* no source 'wikki'; did you mean 'wiki'"):
         PretrainBatches(shards, settings(epochs={"wikki": 2}))
+
+
+def ramped(**changes):
+    given = {"start": 2, "increment": 2, "steps": 9} | changes.pop("ramp", {})
+    return BatchSettings(
+        sequence_length=4, global_batch=8, micro_batch=2, ramp=BatchRamp(**given), **changes
+    )
+
+
+def test_a_ramp_grows_the_batch_in_equal_steps_to_its_size():
+    stages = ramped().resolved()
+    assert [(s.from_step, s.global_batch) for s in stages] == [(0, 2), (3, 4), (6, 6), (9, 8)]
+    assert [s.first_sample for s in stages] == [0, 6, 18, 36]
+    assert ramped().positions(10) == (36 + 8) * 4
+
+
+def test_other_changes_may_come_within_a_ramp_and_other_sizes_after_it():
+    weights = {"a": 1.0}
+    settings = ramped(
+        stages=(
+            BatchStage(from_step=4, weights=weights),
+            BatchStage(from_step=6, sequence_length=8),
+            BatchStage(from_step=9, global_batch=16),
+        )
+    )
+    found = [(s.from_step, s.global_batch, s.sequence_length) for s in settings.resolved()]
+    assert found == [(0, 2, 4), (3, 4, 4), (4, 4, 4), (6, 6, 8), (9, 16, 8)]
+    assert [s.weights for s in settings.resolved()] == [None, None, weights, weights, weights]
+
+
+@pytest.mark.parametrize(
+    ("ramp", "stages", "message"),
+    [
+        ({"increment": 4}, (), r"from 2 by 4 no step has global_batch \(8\)"),
+        ({"start": 8}, (), "from 8 by 2 no step has"),
+        ({"start": 5, "increment": 3}, (), "must be multiples of micro_batch"),
+        ({"steps": 2}, (), "3 increments in 2 steps; give it 3 or more"),
+        ({}, ({"from_step": 5, "global_batch": 4},), "one from step 5 sets the size of batches"),
+    ],
+)
+def test_ramps_that_cannot_work_are_refused(ramp, stages, message):
+    with pytest.raises(ValueError, match=message):
+        ramped(ramp=ramp, stages=tuple(BatchStage(**each) for each in stages))

@@ -130,7 +130,7 @@ class DocumentSet:
             pieces = [piece for cut in cuts for piece in cut.result()]
         return [
             Split(name, {"name": name, "pieces": [asdict(piece) for piece in dealt]})
-            for number, dealt in enumerate(_dealt(pieces, split_bytes))
+            for number, dealt in enumerate(deal(pieces, split_bytes))
             for name in [f"documents-{number:05d}"]
         ]
 
@@ -197,7 +197,7 @@ def _pieces(number: int, table: Files, path: str, name: str, split_bytes: int) -
     ]
 
 
-def _dealt(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[StagePart]]:
+def deal(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[StagePart]]:
     """Pieces in order, as many to a split as stay within `split_bytes`, but at least one."""
     dealt: list[StagePart] = []
     for piece in pieces:

@@ -63,7 +63,8 @@ class Format:
     """One kind of file."""
 
     endings: tuple[str, ...]  # of the names that are taken from a folder
-    cut: Callable[[str, Sequence[str], int], list[FilePart]]  # (path, columns, bytes of a part)
+    # (path, columns, bytes of a part). No columns stand for all that there are, here and below.
+    cut: Callable[[str, Sequence[str], int], list[FilePart]]
     read: Callable[[StagePart, Sequence[str]], Rows]
     # Where each row has columns of its own: (path, columns), to see in the first rows if they are
     # there at all. None: `cut` sees, of every file.
@@ -121,7 +122,7 @@ def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[Fil
             sum(
                 group.column(number).total_uncompressed_size
                 for number in range(group.num_columns)
-                if group.column(number).path_in_schema == columns[0]
+                if not columns or group.column(number).path_in_schema == columns[0]
             )
             for group in map(file.metadata.row_group, range(file.num_row_groups))
         ]
@@ -136,26 +137,40 @@ def _cut_parquet(path: str, columns: Sequence[str], part_bytes: int) -> list[Fil
 
 
 def _read_parquet(piece: StagePart, columns: Sequence[str]) -> Rows:
+    for place, batch in parquet_batches(piece, columns):
+        yield from enumerate(rows_of(batch, piece.path), place)
+
+
+def parquet_batches(
+    piece: StagePart, columns: Sequence[str] = ()
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of a part of a Parquet file as Arrow has them, each batch with its first place."""
     with _opened_parquet(piece.path) as file:
         groups = range(piece.begin, piece.end)
         place = sum(file.metadata.row_group(number).num_rows for number in range(piece.begin))
         for batch in file.iter_batches(
             BATCH_ROWS, list(groups), _outer(columns, file.schema_arrow)
         ):
-            yield from enumerate(_rows(batch), place)
+            yield place, batch
             place += len(batch)
 
 
 def _outer(columns: Sequence[str], schema: pa.Schema) -> list[str]:
     """The columns of the file that hold `columns`."""
+    if not columns:
+        return list(schema.names)
     names = (name if name in schema.names else name.partition(".")[0] for name in columns)
     return list(dict.fromkeys(names))
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def rows_of(batch: pa.RecordBatch, path: str) -> Iterator[dict[str, Any]]:
+    """The rows of `batch`, of the file at `path`, as Python's values. Raises DataError for damage
+    that Arrow did not see: text is decoded here."""
     names = batch.schema.names
-    # A column at a time: three times as quick as `to_pylist` of the batch.
-    for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+    with _damage_told(path, "whole"):
+        # A column at a time: three times as quick as `to_pylist` of the batch.
+        columns = [column.to_pylist() for column in batch.columns]
+    for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))
 
 
@@ -196,7 +211,7 @@ def _read_arrow(piece: StagePart, columns: Sequence[str]) -> Rows:
             for start in range(0, len(batch), BATCH_ROWS):
                 part = batch.slice(start, BATCH_ROWS).select(names)
                 part.validate(full=True)  # a damaged offset would be followed out of the file
-                yield from enumerate(_rows(part), place + start)
+                yield from enumerate(rows_of(part, piece.path), place + start)
             place += len(batch)
 
 
@@ -253,7 +268,7 @@ def _parsed(line: bytes, first: bool) -> Row:
 def _lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
     """The lines that begin in the piece, each with its place; None for one that is too long."""
     try:
-        with storage.open_read(piece.path) as packed, _unpacked(piece.path, packed) as stream:
+        with storage.open_read(piece.path) as packed, unpacked(piece.path, packed) as stream:
             place = piece.begin
             end = None if stream is not packed else piece.end
             if place > 0:  # the line that begins before belongs to whoever reads before
@@ -288,7 +303,8 @@ def _skip_line(stream: BinaryIO) -> int:
 
 
 @contextmanager
-def _unpacked(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
+def unpacked(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
+    """The bytes of the open file `packed`, whose `path` tells how it is packed."""
     if path.endswith(".gz"):
         with gzip.open(packed, "rb") as stream:
             yield cast(BinaryIO, stream)

@@ -7,18 +7,21 @@ tokens of its letters. Only code that means to puts a special token's id between
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
-from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.encoding.engine import FastEngine, Unequal, fast_engine
-from trainrig.tokens.special import END_OF_TEXT, role_id
-from trainrig.tokens.tokenizers.entries import entry_bytes
+from trainrig.tokens.special_tokens import (
+    ROLE_OF,
+    TokenizerFiles,
+    find_special_tokens,
+    parse_tokenizer,
+)
+from trainrig.tokens.tokenizers.entries import entry_bytes, leading_space_is_stripped
 
 
 class Encoder:
@@ -30,31 +33,51 @@ class Encoder:
     for the caller to set, before the first use in a process: one process a core wants it off.
     """
 
-    def __init__(self, tokenizer_json: str, where: str = "tokenizer.json") -> None:
-        """`where` is named in errors. Raises DataError for what cannot give any text back."""
+    def __init__(
+        self,
+        tokenizer_json: str,
+        where: str = "tokenizer.json",
+        beside: Mapping[str, str] | None = None,
+    ) -> None:
+        """`where` is named in errors; `beside`: the files it came with, which tell roles.
+
+        Raises DataError for what is no tokenizer.json, or whose entries have no bytes of their own.
+        """
         self.text = tokenizer_json  # what `tokenizer.json` holds
-        self._where = where
-        self._tokenizer = _parse(tokenizer_json, where)
-        self._special = {
-            token.content: number
-            for number, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        }
-        self._bytes = entry_bytes(self._tokenizer, set(self._special.values()), where)
-        self.end_of_text = self.special(END_OF_TEXT)
+        self.files = TokenizerFiles(tokenizer_json, dict(beside or {}), where)
+        self._tokenizer = parse_tokenizer(tokenizer_json, where)
+        self.special_tokens = find_special_tokens(self.files, self._tokenizer)
+        self._special = dict(self.special_tokens.names)
+        self._bytes = entry_bytes(
+            self._tokenizer, set(self._special.values()), where, as_brought=True
+        )
 
     @classmethod
     def load(cls, path: str) -> "Encoder":
-        """The tokenizer in the file at `path`. Raises DataError if there is none."""
-        try:
-            return cls(storage.read(path).decode("utf-8"), path)
-        except FileNotFoundError:
-            raise DataError(f"{path}: no such file; `trainrig tokenizer` makes one") from None
-        except UnicodeDecodeError:
-            raise DataError(f"{path}: not UTF-8, so this is no tokenizer.json") from None
+        """The tokenizer of the folder `path`, or in the file at `path`, with the files beside it.
 
-    def __reduce__(self) -> tuple[type["Encoder"], tuple[str, str]]:
-        return Encoder, (self.text, self._where)
+        Raises DataError if there is none.
+        """
+        files = TokenizerFiles.read(path)
+        return cls(files.tokenizer, files.where, files.beside)
+
+    @classmethod
+    def of(cls, files: TokenizerFiles) -> "Encoder":
+        """The tokenizer of `files`."""
+        return cls(files.tokenizer, files.where, files.beside)
+
+    def __reduce__(self) -> tuple[type["Encoder"], tuple[str, str, dict[str, str]]]:
+        return Encoder, (self.text, self.files.where, dict(self.files.beside))
+
+    @property
+    def end_of_text(self) -> int:
+        """The id that stands between documents. Raises DataError if none is known to."""
+        return self.special_tokens.of("end").id
+
+    @functools.cached_property
+    def adds_space(self) -> bool:
+        """Whether a space is put before each text, as SentencePiece does, and taken off again."""
+        return leading_space_is_stripped(self._tokenizer.decoder)
 
     @functools.cached_property
     def _fast(self) -> FastEngine | Unequal:
@@ -98,15 +121,17 @@ class Encoder:
         return dict(self._special)
 
     def special(self, role: str) -> int:
-        """The id of a special token, by our name for it or a published one for the same role.
+        """The id of a special token: the one that plays `role`, which is our name for it, or, for
+        what is no role, the one of that name.
 
         Raises DataError if the tokenizer has none such.
         """
-        number = role_id(self._special, role)
-        if number is None:
+        if role in ROLE_OF:
+            return self.special_tokens.of(ROLE_OF[role]).id
+        if role not in self._special:
             there = ", ".join(sorted(self._special)) or "none"
-            raise DataError(f"{self._where}: no special token {role}; there are: {there}")
-        return number
+            raise DataError(f"{self.files.where}: no special token {role}; there are: {there}")
+        return self._special[role]
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """The ids of each text; none of them special, no end-of-text added."""
@@ -123,6 +148,13 @@ class Encoder:
         """
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
+    def decode_text(self, ids: Iterable[int]) -> str:
+        """The text that `ids` were made of: as `decode`, less the space that the tokenizer added
+        before it, and without special tokens."""
+        special = set(self._special.values())
+        text = self.decode(number for number in ids if number not in special)
+        return text.removeprefix(" ") if self.adds_space else text
+
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of `ids`, which need not be whole characters."""
         pieces = []
@@ -131,17 +163,3 @@ class Encoder:
                 raise IndexError(f"{number} is no id of a vocabulary of {len(self._bytes)}")
             pieces.append(self._bytes[number])
         return b"".join(pieces)
-
-
-def _parse(tokenizer_json: str, where: str) -> tokenizers.Tokenizer:
-    """The library's tokenizer, set to give all of a text and no more than the text."""
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the library raises nothing more exact
-        raise DataError(f"{where}: not a tokenizer.json: {error}") from None
-    # Published files may cut and fill every text to one length.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    # Kept out of tokenizer.json by the library, so it must be set again wherever one is read.
-    tokenizer.encode_special_tokens = True
-    return tokenizer

@@ -1,1 +1,1 @@
-"""Which row is learnt from when."""
+"""The order in which rows are trained on."""

@@ -1,4 +1,4 @@
-"""Whether a run of so many steps has the data that it would read, said before it starts."""
+"""Checks before a run starts whether it has enough data for its steps."""
 
 import math
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ Shapes: B sequences of a micro-batch, T positions of one, W positions of a base 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,10 +22,42 @@ from trainrig.tokens.mixing import epoch_caps
 from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
 from trainrig.tokens.mixing.timeline import Places, Timeline
 from trainrig.tokens.mixing.window_order import RowStarts, WindowBlocks
-from trainrig.tokens.packing.choices import open_layout
+from trainrig.tokens.packing.choices import Layout, open_layout
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.token_shards import IndexedDocument, TokenShards
+from trainrig.tokens.shards.token_shards import IndexedDocument, ShardVocabulary, TokenShards
+
+
+class DocumentSources(Protocol):
+    """Documents by source, numbered in each."""
+
+    @property
+    def folder(self) -> str:
+        """Where they lie, for errors."""
+        ...
+
+    @property
+    def vocabulary(self) -> ShardVocabulary:
+        """What their ids mean."""
+        ...
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of all sources, in alphabetical order."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that can be read from them."""
+        ...
+
+    def tokens(self, source: str) -> int:
+        """How many ids `source` has."""
+        ...
+
+    def document(self, source: str, number: int) -> IndexedDocument:
+        """The document of this number of `source`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,9 +84,14 @@ class PretrainBatches:
     """Rows of token shards, as `Batches`."""
 
     def __init__(
-        self, shards: TokenShards, settings: BatchSettings, cache: BlockCache | None = None
+        self,
+        shards: DocumentSources,
+        settings: BatchSettings,
+        cache: BlockCache | None = None,
+        layout: Layout | None = None,
     ) -> None:
-        """`cache`: for the plan of a packing that needs one, where it lies in a bucket.
+        """`cache`: for the plan of a packing that needs one, where it lies in a bucket. `layout`:
+        of the documents of `shards`; None: as the settings have them packed.
 
         Raises ConfigError for settings that do not fit the sources, DataError for a source that is
         to be read but has not one window.
@@ -64,7 +101,10 @@ class PretrainBatches:
         self.sources = shards.sources
         if not self.sources:
             raise DataError(f"{shards.folder}: the shards hold no tokens; tokenize some documents")
-        self._layout = open_layout(settings.packing, shards, settings.base_length, cache)
+        if layout is None:
+            assert isinstance(shards, TokenShards)
+            layout = open_layout(settings.packing, shards, settings.base_length, cache)
+        self._layout = layout
         together = settings.longest_length // settings.base_length
         counts = {source: self._layout.windows(source) // together for source in self.sources}
         stages = settings.resolved()
@@ -108,18 +148,33 @@ class PretrainBatches:
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`. Raises ConfigError if the data ends before it."""
-        if not 0 <= index < self.micro_batches(step):
-            raise ValueError(f"no micro-batch {index} among {self.micro_batches(step)} of a step")
+        samples, places = self._samples(step, index)
         stage = self.timeline.stage_of(step)
-        first = self.timeline.first_sample(step) + index * stage.micro_batch
-        samples = np.arange(first, first + stage.micro_batch, dtype=np.int64)
-        places = self.timeline.places(samples)
         ids_BT, targets_BT = np.empty((2, stage.micro_batch, stage.sequence_length), dtype=np.int64)
         pieces = self._read(places, ids_BT, targets_BT)
         by_document = self.settings.attend == "document"
         positions = _positions(pieces, ids_BT.shape) if by_document else None
         arrays = token_arrays(ids_BT, targets_BT, positions)
         return MicroBatch(arrays, samples, places.sources, pieces)
+
+    def _samples(self, step: int, index: int) -> tuple[Integers, Places]:
+        """[B] the samples of a micro-batch, and what they are."""
+        if not 0 <= index < self.micro_batches(step):
+            raise ValueError(f"no micro-batch {index} among {self.micro_batches(step)} of a step")
+        stage = self.timeline.stage_of(step)
+        first = self.timeline.first_sample(step) + index * stage.micro_batch
+        samples = np.arange(first, first + stage.micro_batch, dtype=np.int64)
+        return samples, self.timeline.places(samples)
+
+    def _chosen(self, step: int, index: int) -> tuple[Integers, Places, list[tuple[str, int]]]:
+        """Of micro-batch `index` of `step`: [B] samples, what they are, and the source and first
+        window of each. Raises as `micro_batch` does."""
+        samples, places = self._samples(step, index)
+        windows: list[tuple[str, int]] = [("", 0)] * len(samples)
+        for source, of, rows in self._rows(places):
+            for row, window in zip(np.flatnonzero(of), rows.windows.tolist(), strict=True):
+                windows[row] = source, window
+        return samples, places, windows
 
     def _read(self, places: Places, ids_BT: Integers, targets_BT: Integers) -> Integers:
         """Fill the rows of a micro-batch; its pieces [P, 3]."""
@@ -205,7 +260,7 @@ def _check_caps(settings: BatchSettings, sources: tuple[str, ...], folder: str) 
 
 
 def _weights(
-    stage: StageSizes, settings: BatchSettings, counts: Mapping[str, int], shards: TokenShards
+    stage: StageSizes, settings: BatchSettings, counts: Mapping[str, int], shards: DocumentSources
 ) -> Mapping[str, float]:
     """The weights of one stage, whose sources have `counts` of the longest rows an epoch."""
     where = f"from step {stage.from_step}: " if stage.from_step else ""

@@ -37,6 +37,40 @@ class BatchStage(Settings):
         return self
 
 
+class BatchRamp(Settings):
+    """A global batch that grows in equal steps to its full size (GPT-3, arXiv:2005.14165, section
+    2.3), so that no more is spent on early updates than their noise is worth."""
+
+    start: int = Field(ge=1)  # sequences of the first step
+    increment: int = Field(ge=1)  # sequences that are added at a time; a multiple of micro_batch
+    steps: int = Field(ge=1)  # step from which on the batch is `global_batch`
+
+    def sizes(self, full: int) -> Iterator[tuple[int, int]]:
+        """From which step on, but the first, a batch has how many sequences."""
+        rises = (full - self.start) // self.increment
+        for rise in range(1, rises + 1):
+            yield rise * self.steps // rises, self.start + rise * self.increment
+
+    def check(self, full: int, micro_batch: int) -> None:
+        """Raise ValueError unless it leads to `full` sequences, each a number of micro-batches."""
+        if self.start >= full or (full - self.start) % self.increment:
+            raise ValueError(
+                f"ramp: from {self.start} by {self.increment} no step has global_batch ({full}) "
+                "sequences; the difference must be a multiple of increment"
+            )
+        if self.start % micro_batch or self.increment % micro_batch:
+            raise ValueError(
+                f"ramp: start ({self.start}) and increment ({self.increment}) must be multiples of "
+                f"micro_batch ({micro_batch})"
+            )
+        rises = (full - self.start) // self.increment
+        if rises > self.steps:
+            raise ValueError(
+                f"ramp: {rises} increments in {self.steps} steps; give it {rises} or more, or a "
+                "larger increment"
+            )
+
+
 @dataclass(frozen=True)
 class StageSizes:
     """One stage with nothing left to derive."""
@@ -67,6 +101,9 @@ class BatchSettings(BatchSizes):
     when_exhausted: Literal["error", "renormalise"] = "error"
     # Changes of weights or sizes at a step; those ahead of an unfinished run may be edited.
     stages: Annotated[tuple[BatchStage, ...], EXTENDABLE] = ()
+    # How the global batch grows to its size at the start of the run; None: it has it from the first
+    # step on.
+    ramp: BatchRamp | None = None
     # Length in tokens of the windows that sources are cut into; every `sequence_length` is a
     # multiple of it. Set it where later stages may bring shorter sequences; None: as the stages
     # have it.
@@ -95,6 +132,14 @@ class BatchSettings(BatchSizes):
                     f"stages: one from step {later} after one from step {earlier}; put them in the "
                     "order of their steps"
                 )
+        if self.ramp:
+            self.ramp.check(self.global_batch, self.micro_batch)
+            for each in self.stages:
+                if each.from_step < self.ramp.steps and (each.global_batch or each.micro_batch):
+                    raise ValueError(
+                        f"stages: one from step {each.from_step} sets the size of batches, which "
+                        f"grow up to step {self.ramp.steps}; begin it there, or leave ramp out"
+                    )
         for stage in self.resolved():
             try:
                 check_divides(stage.global_batch, stage.micro_batch)
@@ -125,11 +170,10 @@ class BatchSettings(BatchSizes):
 
     def resolved(self) -> tuple[StageSizes, ...]:
         """All stages, the base settings first."""
-        last = StageSizes(
-            0, 0, self.weights, self.sequence_length, self.global_batch, self.micro_batch
-        )
+        first = self.ramp.start if self.ramp else self.global_batch
+        last = StageSizes(0, 0, self.weights, self.sequence_length, first, self.micro_batch)
         found = [last]
-        for stage in self.stages:
+        for stage in self._with_ramp():
             steps = stage.from_step - last.from_step
             last = StageSizes(
                 from_step=stage.from_step,
@@ -141,6 +185,17 @@ class BatchSettings(BatchSizes):
             )
             found.append(last)
         return tuple(found)
+
+    def _with_ramp(self) -> list[BatchStage]:
+        """`stages` and those of the ramp, in the order of their steps."""
+        if self.ramp is None:
+            return list(self.stages)
+        by_step = {stage.from_step: stage for stage in self.stages}
+        for step, size in self.ramp.sizes(self.global_batch):
+            there = by_step.get(step, BatchStage(from_step=step))
+            size = there.global_batch or size  # one from the ramp's last step on may say otherwise
+            by_step[step] = there.model_copy(update={"global_batch": size})
+        return [by_step[step] for step in sorted(by_step)]
 
     def positions(self, steps: int) -> int:
         """Positions of all rows of the first `steps` steps."""

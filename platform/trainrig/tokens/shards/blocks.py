@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated
 
 from trainrig import storage
-from trainrig.config import NOT_IDENTITY, Field, Settings
+from trainrig.config import CACHE, NOT_IDENTITY, Field, Settings
 from trainrig.errors import DataError
 
 # Bytes. S3 charges and waits for each GET (some 20 ms before the first byte), and a window of 4,096
@@ -41,7 +41,7 @@ class BlockCache(Settings):
     """
 
     # Folder of the cache; None: `trainrig-blocks-USER` in the system's temporary folder.
-    folder: Annotated[str | None, NOT_IDENTITY] = None
+    folder: Annotated[str | None, CACHE] = None
     # Largest size of the cache, in bytes.
     bytes: Annotated[int, NOT_IDENTITY] = Field(default=8 * 2**30, ge=WAYS * BLOCK)
 

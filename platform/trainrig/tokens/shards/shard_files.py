@@ -7,6 +7,13 @@
     NAME.index.parquet  a row for each document: where it is from; its pages have sums of their own
     NAME.json           the head: what the others hold, and a sum of itself; written last
 
+Shards of conversations (`rows` of the head) have arrays beside these, each with its sums:
+
+    NAME.weights        [tokens] uint8: hundredths that each id counts as a target; 0: none
+    NAME.targets        [documents] int32: ids that count at all
+    NAME.weight         [documents] int64: sum of the weights
+    NAME.labels         [documents] uint8: 1 where an answer was liked, 0 where it was not
+
 The first two are flat little-endian arrays that can be memory-mapped, ids in uint16 for a
 vocabulary of up to 65,536 entries, else in uint32. The index holds what training never asks for, in
 a form that any tool opens. A shard without its head was never finished.
@@ -18,7 +25,7 @@ to open a shard costs the same whether it holds ten documents or ten million.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +45,19 @@ INDEX = ".index.parquet"
 HEAD = ".json"
 ENDINGS = (TOKENS, ENDS, TOKENS + SUMS, ENDS + SUMS, INDEX, HEAD)
 ENDS_DTYPE = np.dtype("<i8")
+# Of rows in steps, the weight of the last token of each is 1 if it is wrong, 2 if it is right.
+WRONG_STEP, RIGHT_STEP = 1, 2
+WEIGHTS, DOCUMENT_TARGETS, DOCUMENT_WEIGHT, LABELS = "weights", "targets", "weight", "labels"
+TOKEN_ARRAYS: Mapping[str, np.dtype[Any]] = {WEIGHTS: np.dtype("u1")}
+DOCUMENT_ARRAYS: Mapping[str, np.dtype[Any]] = {
+    DOCUMENT_TARGETS: np.dtype("<i4"),
+    DOCUMENT_WEIGHT: np.dtype("<i8"),
+    LABELS: np.dtype("u1"),
+}
+FULL_WEIGHT = 100  # hundredths: the weight of an id that counts as one target
+
+# What the documents of a shard are. "pairs": the chosen answer, then the rejected one, of one row.
+RowKind = Literal["documents", "conversations", "pairs", "labelled", "steps"]
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -69,6 +89,8 @@ class ShardHeader(BaseModel):
     ends_sha256: str
     index_bytes: int
     runs: tuple[tuple[str, int, int], ...]  # (source, documents, tokens) as they lie
+    rows: RowKind = "documents"
+    arrays: dict[str, str] = {}  # SHA-256 of each array beside the ids, by name
 
     @model_validator(mode="after")
     def _runs_add_up(self) -> Self:
@@ -93,11 +115,22 @@ class ShardHeader(BaseModel):
             TOKENS + SUMS: (sums_bytes(tokens), f"sums of {self.tokens} tokens"),
             ENDS + SUMS: (sums_bytes(ends), f"sums of {self.documents} documents"),
             INDEX: (self.index_bytes, f"an index of {self.documents} documents"),
+            **self._array_sizes(),
         }
+
+    def _array_sizes(self) -> dict[str, tuple[int, str]]:
+        found: dict[str, tuple[int, str]] = {}
+        for name in self.arrays:
+            size = array_length(name, self) * array_dtype(name).itemsize
+            found[f".{name}"] = (size, f"{name} of {self.documents} documents")
+            found[f".{name}{SUMS}"] = (sums_bytes(size), f"sums of {name}")
+        return found
 
     def encode(self) -> bytes:
         """The bytes of the file."""
         entries = self.model_dump(mode="json")
+        if self.rows == "documents":  # the bytes that shards of documents have always had
+            del entries["rows"], entries["arrays"]
         return json.dumps(entries | {"sum": digest(entries)}, indent=1).encode()
 
     @classmethod
@@ -128,6 +161,16 @@ class ShardHeader(BaseModel):
             raise DataError(f"{path}: not the head of a token shard ({problem})") from None
 
 
+def array_dtype(name: str) -> np.dtype[Any]:
+    """How the array `name` lies on disk."""
+    return {**TOKEN_ARRAYS, **DOCUMENT_ARRAYS}[name]
+
+
+def array_length(name: str, head: ShardHeader) -> int:
+    """How many entries it has in the shard of `head`."""
+    return head.tokens if name in TOKEN_ARRAYS else head.documents
+
+
 @dataclass(frozen=True)
 class IndexedDocument:
     """One document of a shard, without its ids."""
@@ -149,6 +192,7 @@ class Shard:
     head: ShardHeader
     ids: FlatArray
     ends: FlatArray
+    arrays: Mapping[str, FlatArray]
 
     @classmethod
     def open(cls, path: str, cache: BlockCache | None) -> "Shard":
@@ -157,7 +201,12 @@ class Shard:
         for ending, (size, what) in head.sizes().items():
             _check_size(path + ending, size, what)
         ids = FlatArray(path + TOKENS, head.of.dtype, head.tokens, cache)
-        return cls(path, head, ids, FlatArray(path + ENDS, ENDS_DTYPE, head.documents, cache))
+        ends = FlatArray(path + ENDS, ENDS_DTYPE, head.documents, cache)
+        arrays = {
+            name: FlatArray(f"{path}.{name}", array_dtype(name), array_length(name, head), cache)
+            for name in head.arrays
+        }
+        return cls(path, head, ids, ends, arrays)
 
     def rows(self, begin: int, end: int) -> list[IndexedDocument]:
         """The documents `begin` up to `end` of the shard, from its index."""

@@ -16,13 +16,19 @@ from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.block_sums import SUMS, block_sums
 from trainrig.tokens.shards.shard_files import (
+    DOCUMENT_TARGETS,
+    DOCUMENT_WEIGHT,
     ENDS,
     ENDS_DTYPE,
     HEAD,
     INDEX,
+    LABELS,
     TOKENS,
+    WEIGHTS,
+    RowKind,
     ShardHeader,
     ShardVocabulary,
+    array_dtype,
 )
 
 # Rows that a reader of the index decodes to have one: few enough for a millisecond or so.
@@ -53,6 +59,9 @@ class EncodedDocument(NamedTuple):
     text_bytes: int  # UTF-8
     corpus_file: str
     corpus_row: int
+    # [tokens] uint8, what each id counts as a target in hundredths; None: of documents, all count.
+    weights: NDArray[np.uint8] | None = None
+    label: int = 0  # 1: the answer was liked
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,7 @@ class _Run:
     ids: list[bytes] = field(default_factory=list)  # as they lie on disk
     lengths: list[int] = field(default_factory=list)  # tokens
     columns: dict[str, list[Any]] = field(default_factory=lambda: {c: [] for c in _CARRIED})
+    arrays: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
 
     def pack(self, vocabulary: ShardVocabulary) -> None:
         """Bring those that wait into the form they will have on disk; all at once is quicker."""
@@ -86,7 +96,21 @@ class _Run:
         self.lengths += [len(document.ids) for document in self.waiting]
         for column, values in self.columns.items():
             values += map(attrgetter(column), self.waiting)
+        self._pack_weights()
         self.waiting = []
+
+    def _pack_weights(self) -> None:
+        for document in self.waiting:
+            if document.weights is None:
+                continue
+            sums = {
+                DOCUMENT_TARGETS: np.count_nonzero(document.weights),
+                DOCUMENT_WEIGHT: document.weights.sum(dtype=np.int64),
+                LABELS: document.label,
+            }
+            self.arrays[WEIGHTS].append(document.weights.astype(array_dtype(WEIGHTS)).tobytes())
+            for name, value in sums.items():
+                self.arrays[name].append(np.array(value, array_dtype(name)).tobytes())
 
 
 def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: ShardVocabulary) -> NoReturn:
@@ -103,8 +127,9 @@ def _raise_foreign(documents: Iterable[EncodedDocument], vocabulary: ShardVocabu
 class ShardBuilder:
     """The documents of a shard to be: kept as they will lie on disk, until all are there."""
 
-    def __init__(self, vocabulary: ShardVocabulary) -> None:
+    def __init__(self, vocabulary: ShardVocabulary, rows: RowKind = "documents") -> None:
         self._vocabulary = vocabulary
+        self._rows: RowKind = rows
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
         self._waiting = 0  # tokens that are not packed yet
 
@@ -116,6 +141,10 @@ class ShardBuilder:
         """
         if len(document.ids) == 0:
             raise ValueError(f"document {document.id} has no ids, not even end-of-text")
+        if (document.weights is None) != (self._rows == "documents") or (
+            document.weights is not None and len(document.weights) != len(document.ids)
+        ):
+            raise ValueError(f"document {document.id}: {self._rows} want a weight for each id")
         self._runs[document.source].waiting.append(document)
         self._waiting += len(document.ids)
         if self._waiting >= PACKED_TOKENS:
@@ -138,6 +167,8 @@ class ShardBuilder:
             **_write_summed(folder, name + ENDS, [ends.tobytes()]),
             name + INDEX: _write_index(folder, name + INDEX, runs, ends),
         }
+        arrays = self._write_arrays(folder, name, list(runs.values()))
+        files |= arrays
         head = ShardHeader(
             vocabulary=self._vocabulary.size,
             tokenizer=self._vocabulary.fingerprint,
@@ -147,6 +178,12 @@ class ShardBuilder:
             ends_sha256=files[name + ENDS].sha256,
             index_bytes=files[name + INDEX].bytes,
             runs=tuple((s, len(run.lengths), sum(run.lengths)) for s, run in runs.items()),
+            rows=self._rows,
+            arrays={
+                path.removeprefix(f"{name}."): entry.sha256
+                for path, entry in arrays.items()
+                if not path.endswith(SUMS)
+            },
         )
         files[name + HEAD] = _write(folder, name + HEAD, [head.encode()])
         return ShardSummary(
@@ -156,6 +193,17 @@ class ShardBuilder:
             tokens_of={source: tokens for source, _, tokens in head.runs},
             files=files,
         )
+
+    def _write_arrays(self, folder: str, name: str, runs: Sequence[_Run]) -> dict[str, FileSum]:
+        """The arrays beside the ids, if these are no documents; their files."""
+        if self._rows == "documents":
+            return {}
+        arrays = [WEIGHTS, DOCUMENT_TARGETS, DOCUMENT_WEIGHT]
+        files: dict[str, FileSum] = {}
+        for array in [*arrays, LABELS] if self._rows == "labelled" else arrays:
+            pieces = [data for run in runs for data in run.arrays[array]]
+            files |= _write_summed(folder, f"{name}.{array}", pieces)
+        return files
 
 
 def write_shard(

@@ -18,18 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.errors import DataError
+from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.runs import DocumentRuns, grouped, runs_of, spread
 from trainrig.tokens.shards.shard_files import (
     ENDINGS,
     ENDS,
+    FULL_WEIGHT,
     HEAD,
     INDEX,
     TOKENS,
+    WEIGHTS,
     Ids,
     IndexedDocument,
+    RowKind,
     Shard,
     ShardVocabulary,
 )
@@ -67,7 +70,17 @@ class TokenShards:
                 raise DataError(
                     f"{path}: made with another tokenizer than {paths[0]}; tokenize both alike"
                 )
+            if shard.head.rows != first.rows:
+                raise DataError(
+                    f"{path}: holds {shard.head.rows}, but {paths[0]} holds {first.rows}; keep "
+                    "them in folders of their own"
+                )
         return cls(folder, first.of, shards, runs_of([shard.head.runs for shard in shards]))
+
+    @property
+    def rows(self) -> RowKind:
+        """What the documents are: documents, conversations, pairs or labelled answers."""
+        return self._shards[0].head.rows
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -88,13 +101,15 @@ class TokenShards:
 
         The same tokens in the same shards have it, wherever the folder lies.
         """
-        content = {
+        content: dict[str, Any] = {
             "tokenizer": self.vocabulary.fingerprint,
             "shards": [
                 [shard.head.tokens_sha256, shard.head.ends_sha256, shard.head.runs]
                 for shard in self._shards
             ],
         }
+        if self.rows != "documents":
+            content |= {"rows": self.rows, "arrays": [each.head.arrays for each in self._shards]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def window(self, source: str, start: int, length: int) -> Ids:
@@ -122,6 +137,29 @@ class TokenShards:
                 )
             out[at : at + end - begin] = ids
             at += end - begin
+
+    def read_weights(self, source: str, start: int, out: NDArray[np.integer[Any]]) -> None:
+        """Fill `out` with what the ids of `source` from `start` on count as targets, in hundredths.
+
+        Of documents each id counts as one. Raises IndexError beyond the source's end.
+        """
+        if self.rows == "documents":
+            out[:] = FULL_WEIGHT
+            return
+        at = 0
+        for shard, begin, end in self._pieces(source, start, len(out)):
+            out[at : at + end - begin] = self._shards[shard].arrays[WEIGHTS].read(begin, end)
+            at += end - begin
+
+    def of_documents(self, array: str, source: str, numbers: Integers) -> Integers:
+        """What the array `array` says of each of the documents `numbers` of `source`."""
+        of = self._runs[source]
+        _check_inside(numbers, self.document_count(source), f"{source}: document")
+        found = np.empty(numbers.shape, dtype=np.int64)
+        for run, here in grouped(of.document_ends, numbers):
+            places = numbers[here] - of.documents_before(run) + of.first_documents[run]
+            found[here] = self._shards[of.shards[run]].arrays[array].take(places)
+        return found
 
     def document_starts(self, source: str, numbers: Integers) -> Integers:
         """The token of `source` at which each document of `numbers` begins.
@@ -281,3 +319,12 @@ __all__ = [
     "TokenShards",
     "write_shard",
 ]
+
+
+def check_rows(shards: TokenShards, wanted: str) -> None:
+    """Raise ConfigError unless the documents of `shards` are `wanted`."""
+    if shards.rows != wanted:
+        raise ConfigError(
+            f"{shards.folder}: holds {shards.rows}, but the objective is for {wanted}; run "
+            f'`trainrig conversations` with rows = "{wanted}"'
+        )

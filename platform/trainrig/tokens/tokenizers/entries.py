@@ -25,9 +25,13 @@ _LOSSLESS = "use a byte-level tokenizer, or one with byte fallback, whose decode
 
 
 def entry_bytes(
-    tokenizer: tokenizers.Tokenizer, special: set[int], where: str
+    tokenizer: tokenizers.Tokenizer, special: set[int], where: str, *, as_brought: bool = False
 ) -> tuple[bytes, ...]:
     """What each id adds to a text, by id; special tokens: their names.
+
+    `as_brought`: also of a tokenizer that puts a space before each text and takes it off again
+    (Llama 2's), whose bytes then begin with that space, and of one whose ids have gaps, which stand
+    for no bytes.
 
     Joined, they are the bytes of the text that the ids were made of, if the tokenizer loses
     nothing: the library's decoder gives the same, but as text, with U+FFFD for half a character.
@@ -36,13 +40,19 @@ def entry_bytes(
     makes of an id what depends on its neighbours (a prefix space taken off again, say), so that
     no bytes are its own.
     """
-    read = _reading(tokenizer.decoder, where)
+    read = _reading(tokenizer.decoder, where, as_brought)
     added = {
         number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()
     }
     entries = []
-    for number in range(tokenizer.get_vocab_size()):
+    count = tokenizer.get_vocab_size()
+    if as_brought:
+        count = max(tokenizer.get_vocab().values(), default=-1) + 1
+    for number in range(count):
         name = tokenizer.id_to_token(number)
+        if name is None and as_brought:
+            entries.append(b"")
+            continue
         if name is None:
             raise DataError(f"{where}: no entry has the id {number}; ids must have no gap")
         if number in special or number in added:
@@ -77,7 +87,21 @@ def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
     return list(written["decoders"]) if written["type"] == "Sequence" else [written]
 
 
-def _reading(decoder: Any, where: str) -> Callable[[str], bytes | None]:
+def leading_space_is_stripped(decoder: Any) -> bool:
+    """Whether a decoder takes off one space at the begin of a text, which its encoder put there."""
+    return any(map(_strips_leading_space, decoder_steps(decoder)))
+
+
+def _strips_leading_space(step: Mapping[str, Any]) -> bool:
+    match step:
+        case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+            return True
+        case {"type": "Metaspace", "prepend_scheme": scheme}:
+            return bool(scheme != "never")
+    return False
+
+
+def _reading(decoder: Any, where: str, as_brought: bool) -> Callable[[str], bytes | None]:
     """How to read an entry: its bytes, or None for one that is not written as the rest."""
     replacements: list[tuple[str, str]] = []
     spelling: Callable[[str], bytes | None] | None = None
@@ -91,6 +115,11 @@ def _reading(decoder: Any, where: str) -> Callable[[str], bytes | None]:
             case {"type": "ByteFallback"} if not spelling:
                 spelling = _plain
             case {"type": "Fuse"} if spelling:
+                pass
+            case {"type": "Metaspace", "replacement": mark} if as_brought and not spelling:
+                replacements.append((mark, " "))
+                spelling = _plain
+            case _ if as_brought and spelling and _strips_leading_space(step):
                 pass
             case _:
                 raise DataError(f"{where}: decoder {_named(step)}: {_LOSSLESS}")

@@ -1,4 +1,4 @@
-"""Byte-pair encoding on one page: slow, to be read, and to hold fast ones to.
+"""A reference implementation of byte-pair encoding: slow and simple, for tests.
 
 Words are given, each a string of characters; a merge never crosses two words. Each round merges
 the commonest pair of neighbours everywhere, from the left. Which of several as common goes first

@@ -1,0 +1,310 @@
+"""Rows of files from elsewhere as examples: conversations, pairs of answers, labelled answers.
+
+What a row is goes by the fields that it has, unless the run file names its format:
+
+    messages                        {"messages": [{"role", "content"}], "tools"?}
+    prompt_completion               {"prompt", "completion"}: texts, or messages
+    pairs                           {"prompt"?, "chosen", "rejected"}
+    labelled                        {"prompt", "completion", "label"}
+    steps                           {"prompt", "completions": [step], "labels": [right or not]?}
+    alpaca                          {"instruction", "input"?, "output", "system"?}
+    sharegpt                        {"conversations": [{"from", "value"}], "system"?, "tools"?}
+
+A text may be a dialogue as in Anthropic's HH rows: "\\n\\nHuman: …\\n\\nAssistant: …".
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from trainrig.tokens.chat.messages import (
+    ASSISTANT,
+    BadRow,
+    Conversation,
+    Message,
+    check_unicode,
+    message_of,
+    messages_of,
+    tools_of,
+    without_nulls,
+)
+from trainrig.tokens.documents.formats import value_of
+from trainrig.tokens.shards.shard_files import RowKind
+
+RowFormat = Literal[
+    "messages", "prompt_completion", "pairs", "labelled", "steps", "alpaca", "sharegpt"
+]
+# Which rows each format makes.
+KIND_OF: Mapping[RowFormat, RowKind] = {
+    "messages": "conversations",
+    "prompt_completion": "conversations",
+    "alpaca": "conversations",
+    "sharegpt": "conversations",
+    "pairs": "pairs",
+    "labelled": "labelled",
+    "steps": "steps",
+}
+# The fields by which a format is known, the most telling first.
+_FIELDS: Mapping[RowFormat, tuple[str, ...]] = {
+    "pairs": ("chosen", "rejected"),
+    "steps": ("prompt", "completions"),
+    "labelled": ("prompt", "completion", "label"),
+    "messages": ("messages",),
+    "sharegpt": ("conversations",),
+    "alpaca": ("instruction", "output"),
+    "prompt_completion": ("prompt", "completion"),
+}
+_OPTIONAL = ("tools", "prompt", "label", "labels", "input", "system")
+FIELDS = tuple(dict.fromkeys([*sum(_FIELDS.values(), ()), *_OPTIONAL]))
+_DIALOGUE = re.compile(r"\n\n(Human|Assistant): ?")
+_ROLES = {"Human": "user", "Assistant": ASSISTANT}
+_SHAREGPT = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": ASSISTANT,
+    "assistant": ASSISTANT,
+    "function_call": ASSISTANT,
+    "observation": "tool",
+    "function_response": "tool",
+    "tool": "tool",
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """What one row is to be trained on as."""
+
+    kind: RowKind
+    chats: tuple[Conversation, ...]  # of pairs: chosen, rejected; else one
+    label: int = 0
+    steps: tuple[str, ...] = ()  # of a solution, which its last turn is made of
+    step_labels: tuple[int, ...] = ()  # of each 1, it is right, or 0; none: not known
+
+    @property
+    def prompt(self) -> str:
+        """What is asked first: by it a row falls to training or to what is held out."""
+        messages = self.chats[0].messages
+        return next((m.content for m in messages if m.role == "user"), messages[0].content)
+
+
+def example_of(
+    row: Mapping[str, Any],
+    columns: Mapping[str, str],
+    kind: RowKind,
+    given: RowFormat | None = None,
+) -> Example:
+    """The example in `row`, whose fields lie in `columns`. Raises BadRow for what is none."""
+    fields = {name: field_of(row, columns.get(name, name)) for name in FIELDS}
+    there = {name: without_nulls(value) for name, value in fields.items() if value is not None}
+    found = given or _format(there, row, columns)
+    if missing := [name for name in _FIELDS[found] if name not in there]:
+        raise BadRow("missing_field", f"no {' and no '.join(missing)}, which {found} has")
+    if KIND_OF[found] != kind:
+        raise BadRow("other_kind", f'a row of {found}, but the run file says rows = "{kind}"')
+    if there.get("weight", row.get("weight", 1)) != 1:
+        raise BadRow("bad_weight", "`weight` of a whole row; write it in each of its messages")
+    example = _READERS[found](there)
+    for chat in example.chats:
+        if not chat.messages:
+            raise BadRow("no_messages", "an empty conversation")
+        if not chat.trained_turns:
+            raise BadRow(
+                "no_answer", "no turn of the assistant with text and a weight: nothing to train on"
+            )
+    return example
+
+
+def field_of(row: Mapping[str, Any], column: str) -> Any:
+    """What `row` has in `column`: a name, or names and places joined by dots; None: nothing."""
+    if (found := value_of(row, column)) is not None or "." not in column:
+        return found
+    value: Any = row
+    for name in column.split("."):
+        if isinstance(value, list) and name.isdigit() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _format(
+    there: Mapping[str, Any], row: Mapping[str, Any], columns: Mapping[str, str]
+) -> RowFormat:
+    for name, fields in _FIELDS.items():
+        if all(field in there for field in fields):
+            return name
+    found = ", ".join(sorted(map(str, row))) or "none"
+    mapped = f" (columns as mapped: {dict(columns)})" if columns else ""
+    raise BadRow("no_known_format", f"columns {found}{mapped}; see `format`: {', '.join(KIND_OF)}")
+
+
+def _messages(row: Mapping[str, Any]) -> Example:
+    return _conversation(messages_of(row["messages"]), row)
+
+
+def _prompt_completion(row: Mapping[str, Any]) -> Example:
+    return Example("conversations", (_continued(row, "completion"),))
+
+
+def _labelled(row: Mapping[str, Any]) -> Example:
+    label = row["label"]
+    if label not in (True, False, 0, 1):
+        raise BadRow("bad_label", f"label {label!r}; there are: true, false")
+    return Example("labelled", (_continued(row, "completion"),), int(label))
+
+
+def _steps(row: Mapping[str, Any]) -> Example:
+    given, labels = row["completions"], row.get("labels")
+    if not isinstance(given, list) or not given:
+        raise BadRow("not_steps", "`completions` is no list of texts, one for each step")
+    steps = tuple(_string(each, "completions").strip() for each in given)
+    if not all(steps):
+        raise BadRow("no_answer", "`completions` has a step without text")
+    if labels is not None and (not isinstance(labels, list) or len(labels) != len(steps)):
+        raise BadRow("bad_label", f"`labels` is no list of {len(steps)}, one for each step")
+    if bad := [each for each in labels or () if each not in (True, False, 0, 1)]:
+        raise BadRow("bad_label", f"label {bad[0]!r}; there are: true, false")
+    chat = _continued({**row, "completions": "\n".join(steps)}, "completions")
+    return Example("steps", (chat,), steps=steps, step_labels=tuple(map(int, labels or ())))
+
+
+def _pairs(row: Mapping[str, Any]) -> Example:
+    if row["chosen"] == row["rejected"]:
+        raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
+    if "prompt" not in row:
+        row = {**row, **_with_prompt(row["chosen"], row["rejected"])}
+    pair = tuple(_continued(row, name) for name in ("chosen", "rejected"))
+    if pair[0] == pair[1]:
+        raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
+    return Example("pairs", pair)
+
+
+def _alpaca(row: Mapping[str, Any]) -> Example:
+    asked = "\n\n".join(
+        _string(row[name], name) for name in ("instruction", "input") if row.get(name)
+    )
+    turns = [Message("user", asked), Message(ASSISTANT, _string(row["output"], "output"))]
+    return _conversation(turns, row)
+
+
+def _sharegpt(row: Mapping[str, Any]) -> Example:
+    turns = row["conversations"]
+    if not isinstance(turns, list):
+        raise BadRow("not_messages", "`conversations` is no list")
+    messages = []
+    for turn in turns:
+        if not isinstance(turn, Mapping) or not {"from", "value"} <= set(turn):
+            raise BadRow("not_messages", "a turn is an object with `from` and `value`")
+        role = _SHAREGPT.get(str(turn["from"]))
+        if role is None:
+            raise BadRow("unknown_role", f"from {turn['from']!r}; known: {', '.join(_SHAREGPT)}")
+        given = {"role": role, "content": turn["value"], "weight": turn.get("weight")}
+        messages.append(message_of(given))
+    return _conversation(messages, row)
+
+
+def _conversation(messages: Sequence[Message], row: Mapping[str, Any]) -> Example:
+    chat = Conversation(_with_system(messages, row), tools_of(row.get("tools")))
+    return Example("conversations", (chat,))
+
+
+def _with_system(messages: Sequence[Message], row: Mapping[str, Any]) -> tuple[Message, ...]:
+    system = row.get("system")
+    if not system or (messages and messages[0].role == "system"):
+        return tuple(messages)
+    return (Message("system", _string(system, "system")), *messages)
+
+
+def _continued(row: Mapping[str, Any], name: str) -> Conversation:
+    """The prompt and what field `name` says after it, which alone is trained on."""
+    prompt = _with_system(_turns(row["prompt"], "user", "prompt"), row)
+    answer = _turns(row[name], ASSISTANT, name)
+    if answer[: len(prompt)] == prompt and len(answer) > len(prompt):
+        answer = answer[len(prompt) :]  # it begins with the prompt, as some files have it
+    if not any(each.role == ASSISTANT and each.says_something for each in answer):
+        raise BadRow("no_answer", f"`{name}` has no text of the assistant")
+    whole = Conversation(prompt + answer, tools_of(row.get("tools")))
+    return whole.trained_from(len(prompt))
+
+
+def _turns(value: Any, role: str, what: str) -> tuple[Message, ...]:
+    """Messages, a dialogue, or a text that is all of one turn."""
+    if not isinstance(value, str):
+        return messages_of([value] if isinstance(value, Mapping) else value, what)
+    check_unicode([value])
+    return _dialogue(value) or (Message(role, value),)
+
+
+def _dialogue(text: str) -> tuple[Message, ...]:
+    """The turns of "\\n\\nHuman: …\\n\\nAssistant: …"; none if `text` does not begin so."""
+    parts = _DIALOGUE.split(text)
+    if parts[0].strip() or len(parts) < 3:
+        return ()
+    turns = [
+        Message(_ROLES[name], said.strip())
+        for name, said in zip(parts[1::2], parts[2::2], strict=True)
+    ]
+    while turns and not turns[-1].content:  # "\n\nAssistant:", where the answer is to begin
+        turns.pop()
+    return tuple(turns)
+
+
+def _with_prompt(chosen: Any, rejected: Any) -> dict[str, Any]:
+    """Prompt, chosen and rejected of two conversations that begin alike."""
+    if not isinstance(chosen, str) or not isinstance(rejected, str):
+        return _split(messages_of(chosen, "chosen"), messages_of(rejected, "rejected"))
+    check_unicode([chosen, rejected])
+    turns = [_dialogue(chosen), _dialogue(rejected)]
+    if all(turns):
+        return _split(*turns)
+    same = next(
+        (at for at, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
+        min(len(chosen), len(rejected)),
+    )
+    # At the end of a word, for the words of two answers may begin alike as well.
+    prompt = chosen[: chosen.rfind(" ", 0, same) + 1] if same < len(chosen) else chosen[:same]
+    if not prompt.strip():
+        raise BadRow("no_prompt", "no `prompt`, and chosen and rejected do not begin alike")
+    return {
+        "prompt": prompt.rstrip(),
+        "chosen": chosen[len(prompt) :],
+        "rejected": rejected[len(prompt) :],
+    }
+
+
+def _split(chosen: Sequence[Message], rejected: Sequence[Message]) -> dict[str, Any]:
+    """As `_with_prompt`, of messages: what is left of each holds an answer."""
+    shorter = min(len(chosen), len(rejected))
+    same = next((n for n in range(shorter) if chosen[n] != rejected[n]), shorter)
+    while same and not all(
+        any(m.role == ASSISTANT for m in each[same:]) for each in (chosen, rejected)
+    ):
+        same -= 1
+    if not same:
+        raise BadRow("no_prompt", "no `prompt`, and chosen and rejected do not begin alike")
+    return {
+        "prompt": [m.as_json() for m in chosen[:same]],
+        "chosen": [m.as_json() for m in chosen[same:]],
+        "rejected": [m.as_json() for m in rejected[same:]],
+    }
+
+
+def _string(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise BadRow("not_text", f"`{what}` is {type(value).__name__}, not text")
+    check_unicode([value])
+    return value
+
+
+_READERS: Mapping[RowFormat, Callable[[Mapping[str, Any]], Example]] = {
+    "messages": _messages,
+    "prompt_completion": _prompt_completion,
+    "pairs": _pairs,
+    "labelled": _labelled,
+    "steps": _steps,
+    "alpaca": _alpaca,
+    "sharegpt": _sharegpt,
+}
+assert set(_READERS) == set(get_args(RowFormat))

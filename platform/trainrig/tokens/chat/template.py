@@ -1,0 +1,76 @@
+"""The chat template of models that bring none of their own.
+
+    <|end_of_text|><|user|>QUESTION<|end_of_turn|><|assistant|>ANSWER<|end_of_turn|>
+
+Nothing stands between a special token and the text beside it. Tools are told of in the system
+turn, calls of them stand in the assistant's text as JSON, and what they answer is a user's turn.
+"""
+
+from collections.abc import Mapping
+
+from trainrig.errors import DataError
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.special import (
+    ASSISTANT,
+    END_OF_TEXT,
+    END_OF_TURN,
+    SYSTEM,
+    USER,
+    role_id,
+)
+
+TEMPLATE = (
+    END_OF_TEXT
+    + """{% if tools %}{{ '"""
+    + SYSTEM
+    + """' }}
+{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\\n\\n' }}{% endif %}
+{{ 'Tools, each as its JSON schema:\\n' }}
+{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}
+{{ 'To call one, write <tool_call>{"name": ..., "arguments": ...}</tool_call>' }}{{ '"""
+    + END_OF_TURN
+    + """' }}{% endif %}
+{% for message in messages %}
+{% if message['role'] == 'tool' %}{{ '"""
+    + USER
+    + "<tool_response>' + message['content'] + '</tool_response>"
+    + END_OF_TURN
+    + """' }}
+{% elif not (tools and loop.first and message['role'] == 'system') %}
+{{ '<|' + message['role'] + '|>' + (message['content'] or '') }}
+{% for call in message['tool_calls'] or [] %}
+{{ '<tool_call>' + (call['function'] or call) | tojson + '</tool_call>' }}
+{% endfor %}
+{{ '"""
+    + END_OF_TURN
+    + """' }}
+{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}{{ '"""
+    + ASSISTANT
+    + "' }}{% endif %}"
+).replace("\n{", "{")
+
+
+def template_for(encoder: Encoder) -> str:
+    """Our template in the special tokens of `encoder`. Raises DataError if it lacks one."""
+    by_id = {number: name for name, number in encoder.special_ids.items()}
+    names: Mapping[str, str] = {
+        role: by_id[number]
+        for role in (END_OF_TEXT, USER, ASSISTANT, END_OF_TURN)
+        for number in [encoder.special(role)]
+    }
+    template = TEMPLATE
+    for role, name in names.items():
+        if name != role:
+            raise DataError(
+                f"the tokenizer has {name} for {role}: another model's, whose chat template is to "
+                "be named"
+            )
+    if role_id(encoder.special_ids, SYSTEM) is None:
+        template = (
+            "{% if tools or messages[0]['role'] == 'system' %}{{ raise_exception('the \
+tokenizer has no special token for a system turn') }}{% endif %}"
+            + template
+        )
+    return template

@@ -1,0 +1,199 @@
+"""Rows of whole documents that came with weights: conversations, none of which is ever cut.
+
+A plan, made when conversations are tokenized, says which documents share a row (best_fit.py, in
+blocks, as for web documents). Without one each document has a row of its own. The first id of a
+document is no target, whatever stands before it in the row; so with positions that begin anew in
+each document a row teaches what its documents would by themselves.
+
+Shapes: T positions of a row, B rows asked about, D documents of one row.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.manifest import FileSum
+from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.packing.best_fit import packed
+from trainrig.tokens.packing.layout import check_windows
+from trainrig.tokens.packing.plan_files import Arrays, Entries, PackingPlanFiles, write_plan
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS, DOCUMENT_WEIGHT
+from trainrig.tokens.shards.token_shards import TokenShards
+
+ARRAYS: Arrays = {
+    "row_ends": np.dtype("<i8"),  # [R] documents, of the source, up to the end of each row
+    "documents": np.dtype("<i8"),  # [D] numbers of documents, row by row
+}
+BLOCK_DOCUMENTS = 2**20  # packed together, which bounds the memory of planning
+
+
+def whole_plan_name(sequence_length: int) -> str:
+    """Of the plan for rows of `sequence_length` positions."""
+    return f"whole-{sequence_length}"
+
+
+def write_whole_plan(
+    shards: TokenShards, sequence_length: int
+) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    """Pack the documents of each source into rows: counts, and the sums of the plan's files.
+
+    Raises ValueError for a document longer than a row.
+    """
+    rows = ids = 0
+
+    def fill(paths: Mapping[str, Path]) -> Entries:
+        nonlocal rows, ids
+        entries = {source: dict.fromkeys(ARRAYS, 0) for source in shards.sources}
+        with ExitStack() as opened:
+            streams = {a: opened.enter_context(path.open("wb")) for a, path in paths.items()}
+            for source in shards.sources:
+                count = shards.document_count(source)
+                for first in range(0, count, BLOCK_DOCUMENTS):
+                    numbers = np.arange(first, min(first + BLOCK_DOCUMENTS, count))
+                    lengths = _lengths(shards, source, numbers)
+                    if lengths.max() > sequence_length + 1:
+                        raise ValueError(f"{source}: a document of {lengths.max()} ids in one row")
+                    row_of = packed(lengths, sequence_length + 1)
+                    found = {
+                        "row_ends": np.cumsum(np.bincount(row_of)) + entries[source]["documents"],
+                        "documents": numbers[np.argsort(row_of, kind="stable")],
+                    }
+                    for array, dtype in ARRAYS.items():
+                        streams[array].write(found[array].astype(dtype).tobytes())
+                        entries[source][array] += len(found[array])
+                    rows, ids = rows + len(found["row_ends"]), ids + int(lengths.sum())
+        return entries
+
+    settings = {"sequence_length": sequence_length}
+    files = write_plan(shards, whole_plan_name(sequence_length), settings, ARRAYS, fill)
+    return {"rows": rows, "filled": round(ids / max(1, rows * (sequence_length + 1)), 4)}, files
+
+
+class WholeRows:
+    """Documents whole, one or several to a row; rows filled up with padding."""
+
+    def __init__(
+        self,
+        shards: TokenShards,
+        sequence_length: int,
+        padding: int,
+        cache: BlockCache | None = None,
+        *,
+        together: bool = True,
+    ) -> None:
+        """`together`: several to a row, as the plan says. Raises ConfigError without a plan of
+        this length, DataError for one that does not fit."""
+        self._shards, self._padding = shards, padding
+        self.length = sequence_length  # T
+        self._plan: PackingPlanFiles | None = None
+        if together:
+            remedy = (
+                f"run `conversations` with sequence_length = {sequence_length}, or give each "
+                'conversation a row of its own: packing = "none"'
+            )
+            name = whole_plan_name(sequence_length)
+            self._plan = PackingPlanFiles(shards, name, ARRAYS, cache, remedy)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the plan; of none if there is none."""
+        return self._plan.fingerprint if self._plan else ""
+
+    def windows(self, source: str) -> int:
+        """Rows."""
+        if self._plan:
+            return self._plan.count("row_ends", source)
+        return self._shards.document_count(source)
+
+    def targets(self, source: str, windows: Integers, span: int) -> Integers:
+        """[B] ids of each row that count at all. Raises ConfigError for a `span` above 1."""
+        _check_span(span, self.length)
+        return self._sums(DOCUMENT_TARGETS, source, windows)
+
+    def weight(self, source: str, windows: Integers) -> Integers:
+        """[B] sum of the weights of each row, in hundredths."""
+        return self._sums(DOCUMENT_WEIGHT, source, windows)
+
+    def read(
+        self, source: str, window: int, span: int, ids: Integers, targets: Integers
+    ) -> Integers:
+        """Fill a row document by document. Raises ConfigError for a `span` above 1, DataError for
+        documents that no row can have."""
+        _check_span(span, self.length)
+        check_windows(source, window, span, self.windows(source))
+        row = np.full(self.length + 1, self._padding, dtype=np.int64)
+        numbers, begins, ends, starts = self._places(source, window)
+        for begin, end, start in zip(begins, ends, starts, strict=True):
+            self._shards.read_into(source, int(start), row[begin:end])
+        ids[:], targets[:] = row[:-1], row[1:]
+        weights = np.empty(self.length, dtype=np.int64)
+        self.weigh(source, window, weights)
+        targets[weights == 0] = IGNORE
+        return np.stack([begins, numbers], axis=1)[begins < self.length]
+
+    def weigh(self, source: str, window: int, out: Integers) -> None:
+        """Fill `out` [T] with what each target of the row counts, in hundredths."""
+        weights = np.zeros(self.length + 1, dtype=np.int64)
+        _, begins, ends, starts = self._places(source, window)
+        for begin, end, start in zip(begins, ends, starts, strict=True):
+            self._shards.read_weights(source, int(start), weights[begin:end])
+        weights[begins] = 0
+        out[:] = weights[1:]
+
+    def _places(self, source: str, window: int) -> tuple[Integers, Integers, Integers, Integers]:
+        """[D] each: numbers of a row's documents, their places in it, and starts in the source."""
+        numbers = self._documents(source, np.array([window]))[0]
+        starts = self._shards.document_starts(source, numbers)
+        ends = np.cumsum(_lengths(self._shards, source, numbers))
+        if ends[-1] > self.length + 1:
+            if self._plan:
+                found = f"{source}: row {window} of {ends[-1]} ids, of {self.length + 1}"
+                raise self._plan.impossible("documents", found)
+            raise DataError(
+                f"{self._shards.folder}: {source}: a conversation of {ends[-1]} ids is longer than "
+                f"the {self.length + 1} of a row; raise sequence_length, or run `conversations` "
+                "with this one"
+            )
+        return numbers, np.append(0, ends[:-1]), ends, starts
+
+    def _documents(self, source: str, windows: Integers) -> list[Integers]:
+        """[B] the numbers of the documents of each row."""
+        if not self._plan:
+            return [np.array([window]) for window in windows.tolist()]
+        ends = self._plan.take("row_ends", source, windows)
+        before = self._plan.take("row_ends", source, np.maximum(windows - 1, 0))
+        begins = np.where(windows > 0, before, 0)
+        count = self._plan.count("documents", source)
+        if windows.size and ((begins < 0) | (begins >= ends) | (ends > count)).any():
+            found = f"{source}: rows that end at documents {ends.min()} to {ends.max()}"
+            raise self._plan.impossible("row_ends", f"{found}, of {count}")
+        return [
+            self._plan.read("documents", source, begin, end)
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+        ]
+
+    def _sums(self, array: str, source: str, windows: Integers) -> Integers:
+        if not len(windows):
+            return np.zeros(0, dtype=np.int64)
+        documents = self._documents(source, windows)
+        values = self._shards.of_documents(array, source, np.concatenate(documents))
+        firsts = np.cumsum([0, *(len(each) for each in documents[:-1])])
+        return np.add.reduceat(values, firsts)
+
+
+def _lengths(shards: TokenShards, source: str, numbers: Integers) -> Integers:
+    lengths: Integers = shards.document_starts(source, numbers + 1) - shards.document_starts(
+        source, numbers
+    )
+    return lengths
+
+
+def _check_span(span: int, length: int) -> None:
+    if span != 1:
+        raise ConfigError(f"batches: rows of conversations have one length, {length}")
