@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from rollouts import Rollouts
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from tuning_batches import Tuning
 
 from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig
@@ -51,6 +53,7 @@ from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.held_out import evaluate
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
+from trainrig.train.online_batches import OnlineBatches
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file import Training
 from trainrig.train.state import TrainState, fresh_state
@@ -117,8 +120,8 @@ class Told:
 
 @dataclass(frozen=True)
 class Poisoned:
-    """An objective to which micro-batches that begin with some samples give no finite "loss", or no
-    finite "gradient"."""
+    """An objective to which micro-batches that begin with some samples give no finite "loss", no
+    finite "gradient", or a "high" loss."""
 
     sound: Any
     samples: Mapping[int, str]
@@ -131,6 +134,8 @@ class Poisoned:
         how = self.samples.get(int(batch.samples_B[0]))
 
         def poison(of: Contributions) -> Contributions:
+            if how == "high":
+                return Contributions(of.values * 30, of.counts_B)
             # The root of 0 is 0, and its slope is infinite.
             bad = (of.values * 0).sqrt() if how == "gradient" else of.values.sum() / 0
             return Contributions(of.values + bad, of.counts_B)
@@ -147,11 +152,19 @@ def train(
     told: tuple[int, str, int] | None = None,
     poison: Mapping[int, str] | None = None,
     lacking: tuple[int, ...] = (),
+    tuning: str | None = None,
+    online: int | None = None,
 ) -> int:
     """`fault`: (rank, how, step); "die in save" kills when all but the manifest is written.
 
     `told`: (rank, doing, number), see Told. `poison`: see Poisoned. `lacking`: steps of data.
+    `tuning`: see Tuning. `online`: updates of each batch of Rollouts.
     """
+    if online:
+        job = dataclasses.replace(job, make_batches=lambda: Rollouts(online))
+    if tuning:
+        tokens = job.make_batches
+        job = dataclasses.replace(job, make_batches=lambda: Tuning(tokens(), tuning))
     if lacking:
         sound_batches = job.make_batches
         job = dataclasses.replace(job, make_batches=lambda: Lacking(sound_batches(), lacking))
@@ -166,6 +179,15 @@ def train(
                 sound(target, manifest)
 
             saver.commit = commit
+        elif how == "die before training":
+            prepare = OnlineBatches.prepare
+
+            def prepare_and_die(batches: OnlineBatches, state: TrainState) -> None:
+                prepare(batches, state)
+                if state.data_step == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            OnlineBatches.prepare = prepare_and_die  # type: ignore[method-assign]
         else:
             make = job.make_batches
             # Nothing is read ahead, so that all steps before this one are done.
@@ -234,9 +256,15 @@ def parts(job: TrainingJob) -> dict[str, int]:
     return {name: p.to_local().numel() for name, p in state.model.named_parameters()}
 
 
+def _as_numpy(tensor: Tensor) -> Any:
+    """A copy; bfloat16, which numpy lacks, as float32."""
+    own = tensor.detach().clone()
+    return (own.float() if own.dtype == torch.bfloat16 else own).numpy()
+
+
 def _whole(state: TrainState) -> dict[str, Any]:
     return {
-        name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone().numpy()
+        name: _as_numpy(t.full_tensor() if isinstance(t, DTensor) else t)
         for name, t in state.tensors().items()
     }
 
@@ -293,6 +321,12 @@ def spread_steps(job: TrainingJob, count: int) -> dict[str, Any]:
     return steps(dataclasses.replace(job, make_batches=batches, objective=objective), count)
 
 
+def tuning_steps(job: TrainingJob, count: int, kind: str) -> dict[str, Any]:
+    """As `steps`, on batches of pairs or of labelled completions."""
+    made = job.make_batches
+    return steps(dataclasses.replace(job, make_batches=lambda: Tuning(made(), kind)), count)
+
+
 def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     """What the first `count` steps of a fresh state leave behind; nothing is saved."""
     training = job.training
@@ -313,8 +347,10 @@ def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     return {
         "losses": [loss.total for loss in losses],
         "parts": [(dict(loss.terms), dict(loss.by_source)) for loss in losses],
+        "counts": [dict(loss.counts) for loss in losses],
         "digest": digest,
         "dtypes": dtypes,
+        "diagnostics": [dict(loss.diagnostics) for loss in losses],
     }
 
 
@@ -414,6 +450,7 @@ def main() -> None:
         held_out_loss,
         steps,
         spread_steps,
+        tuning_steps,
         pace,
         sharded_gradient,
         agreed,

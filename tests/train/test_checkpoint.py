@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from trainrig.errors import ConfigError, DataError
+from trainrig.models.architecture.positions import Rope
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.mesh import local_device
 from trainrig.train import checkpoint
@@ -431,10 +432,12 @@ def test_weights_alone_are_nothing_to_go_on_from(alone, make_job, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
     alone, straight, make_job, tmp_path
 ):
-    job = make_job(tmp_path, model={"rope_theta": 500.0})
+    job = make_job(tmp_path, model={"position_embedding": Rope(theta=500.0)})
     state = fresh_state(job, local_device())
     for load in (functools.partial(checkpoint.load, batches=job.make_batches()), load_weights):
-        with pytest.raises(ConfigError, match=r"rope_theta is 10000.0 there, 500.0 in"):
+        with pytest.raises(
+            ConfigError, match=r"position_embedding.theta is 10000.0 there, 500.0 in"
+        ):
             load(str(at(straight(1).folder, 8)), state, job)
 
 

@@ -217,7 +217,7 @@ def test_a_checkpoint_of_another_format_says_which(copy):
     path = at(copy.folder, 20) / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
     assert find_damage(str(path.parent)) == (
-        f"{path}: of format 2, but this trainrig reads 3; use the trainrig that wrote it"
+        f"{path}: of format 2, but this trainrig reads 4; use the trainrig that wrote it"
     )
 
 

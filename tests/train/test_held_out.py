@@ -6,7 +6,8 @@ import pytest
 
 from trainrig.config import build
 from trainrig.errors import ConfigError
-from trainrig.evaluate.perplexity import Evaluation, score, score_all
+from trainrig.evaluate.perplexity import score, score_source
+from trainrig.evaluate.run_file import Evaluation
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
@@ -81,7 +82,8 @@ def test_the_loss_is_that_of_trainrig_evaluate(ranks, make_job, tokens, tmp_path
     newest, _ = newest_valid(RunFolder(job.folder))
     run = Evaluation(checkpoint=newest.path, tokens=tokens, output="unused", sequence_length=32)
     opened = open_model(newest.path)
-    scores = score_all(run, opened.build(), Encoder(opened.tokenizer))
+    model, encoder = opened.build(), Encoder(opened.tokenizer)
+    scores = {each: score_source(run, model, encoder, each) for each in ("books", "web")}
     last = metrics.held_out_series(job.folder)[-1]
     for source, scored in scores.items():
         assert last[f"eval/{source}/loss"] == pytest.approx(scored.loss, rel=1e-6)

@@ -1,11 +1,14 @@
 """The contract between the training step and an objective, by one that uses all of it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
 from trainrig.models.decoder import Decoder, initialise
+from trainrig.objectives import DPO, KTO
 from trainrig.tokens.batches import IGNORE
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -77,3 +80,20 @@ def test_the_loss_of_each_source_is_that_of_its_own_rows(straight):
             assert not names.keys() & line.keys()
     assert seen == set(batches.sources)
     assert RunFolder(job.folder).attempts()
+
+
+@pytest.mark.parametrize(("kind", "objective"), [("pairs", DPO()), ("labelled", KTO())])
+def test_diagnostics_and_statistics_have_the_same_bits_at_any_number_of_ranks(
+    kind, objective, ranks, make_job, tmp_path
+):
+    few = {"global_batch": 6, "micro_batch": 2}  # 3 micro-batches
+    job = dataclasses.replace(make_job(tmp_path, batches=few), objective=objective)
+    (alone,) = ranks(1, "tuning_steps", job=job, count=STEPS, kind=kind)
+    for found in ranks(2, "tuning_steps", job=job, count=STEPS, kind=kind):
+        assert found == alone
+    if kind == "labelled":  # batches differ in what is wanted, and so in their rewards
+        assert all(each["reference_point"] >= 0 for each in alone["diagnostics"])
+        return
+    first, last = alone["diagnostics"][0], alone["diagnostics"][-1]
+    assert last["chosen_reward"] > first["chosen_reward"]
+    assert alone["losses"][-1] < alone["losses"][0]

@@ -4,6 +4,7 @@ Read by the conftest.py of each folder that asks for them.
 """
 
 import hashlib
+import json
 import os
 import pickle
 import random
@@ -213,3 +214,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     dist.destroy_process_group()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture(scope="session")
+def task_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A task of twelve choices between words that the tiny tokens have and words that they lack."""
+    folder = tmp_path_factory.mktemp("task")
+    dice = random.Random(0)
+    rows = []
+    for number in range(12):
+        said, unsaid = dice.choice(WORDS["books"]), dice.choice(["zyx", "quark", "Ωmega"])
+        query = " ".join(dice.choices(WORDS["books"], k=4))
+        rows.append({"query": query, "choices": [said, unsaid], "gold": number % 2})
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (folder / "rows.jsonl").write_text(text, encoding="utf-8")
+    (folder / "words.toml").write_text(
+        f'name = "words"\nrows = "{folder}/rows.jsonl"\nprompt = "{{{{ query }}}}"\n'
+        '[scoring]\nkind = "MultipleChoice"\nchoices = "choices"\ngold = "gold"\n'
+    )
+    return str(folder / "words.toml")

@@ -1,17 +1,20 @@
-"""Whether a run's folder has room for what the run will write."""
+"""Checks whether a run folder has enough free disk space for the run."""
 
 import logging
+import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainrig import storage
 from trainrig.errors import ConfigError
-from trainrig.models.decoder_config import count_parameters
+from trainrig.models.decoder_config import parameter_shapes
+from trainrig.optim.named_groups import state_bytes
 from trainrig.report import short
 from trainrig.train.job import TrainingJob
 
 log = logging.getLogger(__name__)
-BYTES = 12  # of a parameter in a checkpoint: itself and two moments of Adam, float32 each
+WEIGHT = 4  # bytes of a weight in a checkpoint: float32
 
 
 def check_disk_space(job: TrainingJob) -> None:
@@ -21,17 +24,29 @@ def check_disk_space(job: TrainingJob) -> None:
     """
     if job.folder.startswith(storage.S3):
         return
-    parameters = count_parameters(job.model).total
-    needed, free = BYTES * parameters, _free_bytes(job.folder)
+    shapes, training = _saved_shapes(job), job.training
+    parameters = sum(map(math.prod, shapes.values()))
+    needed = WEIGHT * parameters + state_bytes(shapes, training.optimizer, training.groups)
+    free = _free_bytes(job.folder)
     kept = job.training.checkpoints.keep + 1  # the newest is whole before the oldest goes
     what = (
         f"{job.folder}: {short(free)}B free; a checkpoint of {short(parameters)} parameters takes "
-        f"{short(needed)}B ({BYTES} bytes each)"
+        f"{short(needed)}B ({needed / parameters:.3g} bytes each)"
     )
     if needed > free:
         raise ConfigError(f"{what}; free some, or choose another `output`")
     if kept * needed > free + _bytes_of(f"{job.folder}/checkpoints"):
         log.warning("%s, and up to %d are there at a time: it may become full", what, kept)
+
+
+def _saved_shapes(job: TrainingJob) -> Mapping[str, tuple[int, ...]]:
+    """Of the model's parameters, or of the adapter's alone, by name."""
+    if job.adapter is None:
+        return parameter_shapes(job.model)
+    from trainrig.models.lora.layers import adapter_shapes  # torch takes seconds
+
+    found = adapter_shapes(job.model, job.adapter.lora)
+    return {name: tuple(shape) for name, shape in found.items()}
 
 
 def _free_bytes(folder: str) -> int:

@@ -8,18 +8,29 @@ Shapes: B rows of a micro-batch, T positions, M micro-batches, P pieces of docum
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig import storage
 from trainrig.config import Field, Settings
 from trainrig.objectives.contract import DeviceBatch, Objective
-from trainrig.tokens.batches import IGNORE, MicroBatch, assign_micro_batches, token_arrays
+from trainrig.tokens.batches import (
+    IGNORE,
+    WEIGHTS,
+    MicroBatch,
+    MicroBatchSlot,
+    assign_micro_batches,
+    token_arrays,
+)
+from trainrig.tokens.packing.whole_rows import WholeRows
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards, check_rows
+from trainrig.train.sinks import Sink
 
 # torch is imported where it is needed: `check` opens what is held out, and does without.
 if TYPE_CHECKING:
@@ -42,6 +53,28 @@ class HeldOutSettings(Settings):
     def due(self, step: int, last: int) -> bool:
         """Whether it is to be measured after update number `step` of `last`."""
         return self.rows > 0 and step > 0 and (step % self.every == 0 or step == last)
+
+
+class Metrics(Settings):
+    """Steps between the measurements that cost something; none of them changes a bit of the run."""
+
+    # Steps between measurements of the gradient noise scale, of the slowest rank, and, on
+    # accelerators, of where the time of a step goes; 0: never.
+    every: int = Field(default=10, ge=0)
+    # Steps between measurements of gradient, weight and update norms by layer and by kind, which
+    # take a copy of each rank's slices of the weights for as long as an update, and of activations,
+    # which take a forward pass over one micro-batch; 0: never.
+    layers_every: int = Field(default=100, ge=0)
+    # Where the figures go beside `metrics.jsonl` and TensorBoard.
+    sinks: tuple[Sink, ...] = ()
+
+    def due(self, step: int) -> bool:
+        """Whether update number `step`, from 1, is measured."""
+        return self.every > 0 and step % self.every == 0
+
+    def layers_due(self, step: int) -> bool:
+        """Whether update number `step`, from 1, is measured by layer."""
+        return self.layers_every > 0 and step % self.layers_every == 0
 
 
 @dataclass(frozen=True)
@@ -78,30 +111,42 @@ def evaluate(
     model: "torch.nn.Module",
     sets: HeldOutSets,
     agreed_to_stop: Callable[[], bool],
+    others: "Mapping[str, torch.nn.Module] | None" = None,
 ) -> "Loss | None":
     """The loss of `model` on `sets`; every rank calls it.
 
     `agreed_to_stop` is called before each micro-batch and answers all ranks alike: None is returned
-    as soon as it says so.
+    as soon as it says so. `others`: the run's other models, by name.
     """
     import torch
     import torch.distributed as dist
 
     from trainrig.parallel.mesh import local_device
-    from trainrig.train.loss_table import LossTable
+    from trainrig.train.loss_table import LossTable, measure_statistics
 
     count, device = sets.micro_batches(), local_device()
     table = LossTable(objective, sets.sources, count, device, double=True)
     world = dist.get_world_size()
+    slots = assign_micro_batches(count, world, dist.get_rank(), world)
+
+    def batches() -> "Iterator[tuple[MicroBatchSlot, DeviceBatch]]":
+        return (
+            (slot, DeviceBatch.copy(sets.micro_batch(slot.index), device, others)) for slot in slots
+        )
+
     try:
+        statistics = measure_statistics(objective, model, batches(), count, agreed_to_stop)
+        if statistics is None:
+            return None
         with torch.no_grad():
-            for slot in assign_micro_batches(count, world, dist.get_rank(), world):
+            for slot, batch in batches():
                 if agreed_to_stop():
                     return None
-                batch = DeviceBatch.copy(sets.micro_batch(slot.index), device)
-                table.fill(slot, objective.compute(model, batch, {}), batch.sources_B)
+                computed = objective.compute(model, batch, statistics)
+                table.fill(slot, computed, batch.sources_B)
     finally:
-        _reshard(model)
+        for each in (model, *(others or {}).values()):
+            _reshard(each)
     return table.reduce()
 
 
@@ -172,4 +217,43 @@ def _micro_batch(
         samples=samples,
         sources=np.full(len(samples), number, dtype=np.int64),
         pieces=np.concatenate(pieces_P3),
+    )
+
+
+def open_held_out_conversations(
+    folder: str,
+    sequence_length: int,
+    padding: int,
+    rows: int | None = None,
+    cache: BlockCache | None = None,
+) -> HeldOutSets:
+    """Conversations that are held out in `folder`, each in a row of its own, source by source.
+
+    `rows`: of each source at most so many, spread evenly from its first to its last; None: all.
+    Raises DataError for one that is longer than `sequence_length` + 1 tokens.
+    """
+    shards = TokenShards.open(storage.join(folder, HELD_OUT), cache)
+    check_rows(shards, "conversations")
+    layout = WholeRows(shards, sequence_length, padding, together=False)
+    batches = []
+    for number, source in enumerate(shards.sources):
+        count = layout.windows(source)
+        wanted = min(rows or count, count)
+        chosen = np.unique(np.arange(wanted) * count // wanted)
+        batches += [_alone(layout, source, number, window) for window in chosen.tolist()]
+    return HeldOutSets(shards.sources, tuple(batches))
+
+
+def _alone(layout: WholeRows, source: str, number: int, window: int) -> MicroBatch:
+    """One conversation, no wider than it is."""
+    ids, targets, weights = np.empty((3, 1, layout.length), dtype=np.int64)
+    pieces = layout.read(source, window, 1, ids[0], targets[0])
+    layout.weigh(source, window, weights[0])
+    width = int(np.flatnonzero(targets[0] != IGNORE)[-1]) + 1
+    arrays = token_arrays(ids[:, :width], targets[:, :width]) | {WEIGHTS: weights[:, :width]}
+    return MicroBatch(
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+        samples=np.array([window]),
+        sources=np.array([number]),
+        pieces=np.insert(pieces, 0, 0, axis=1),
     )

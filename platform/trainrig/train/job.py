@@ -1,13 +1,31 @@
 """What the workers of a training run are told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import CausalLM, Objective
-from trainrig.tokens.batches import Batches
+from trainrig.tokens.batches import Batches, BatchMaker
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
 from trainrig.train.run_file import Training
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Low-rank adapters to train, and the frozen model that they are of."""
+
+    lora: LoRA
+    base: str  # checkpoint of the frozen model
+    base_sum: str  # SHA-256 of its manifest
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """A model beside the one that is trained: loaded, sharded, never saved."""
+
+    model: DecoderConfig
+    weights: str  # checkpoint
 
 
 @dataclass(frozen=True)
@@ -17,12 +35,21 @@ class TrainingJob:
     folder: str  # the run folder
     model: DecoderConfig  # its vocabulary settled
     training: Training
-    make_batches: Callable[[], Batches]
+    make_batches: Callable[[], Batches | BatchMaker]
     tokenizer: str  # the text of its tokenizer.json: a checkpoint is of use by itself
+    # The files that its tokenizer was brought with, by name: they go with every checkpoint.
+    beside: Mapping[str, str] = field(default_factory=dict)
     objective: Objective = field(default_factory=CausalLM)
     initial_weights: str | None = None  # a checkpoint to start from; None: fresh ones
+    adapter: Adapter | None = None  # what is trained instead of the model's own weights
+    # Models that the objective is handed beside, by name: `reference`, say.
+    frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
     # A checkpoint of another run, on the same data up to there, whose whole state this one takes
     # over and goes on from: weights, optimizer and counters.
     branch_from: str | None = None
+    # Data steps from which the loss may be of another level, as the mixture changes there.
+    new_levels: tuple[int, ...] = ()
+    # Times that the run reads each of its sources; {}: not known.
+    epochs: Mapping[str, float] = field(default_factory=dict)
     # What each rank measures the held-out loss on; None of it: the run has no held-out loss.
     make_held_out: Callable[[], HeldOutSets | None] = nothing_held_out

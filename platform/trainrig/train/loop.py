@@ -1,24 +1,29 @@
 """The training loop. It knows no Ray: only ranks, batches and storage."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from trainrig.parallel import numerics
+from trainrig.parallel.float8 import check_float8
 from trainrig.parallel.mesh import local_device
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
-from trainrig.tokens.batches import Batches, read_local_batch
+from trainrig.tokens.batches import Batches, BatchMaker, DataHistory, read_local_batch
 from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.train import checkpoint
-from trainrig.train.held_out import evaluate
+from trainrig.train.held_out import HeldOutSets, evaluate
 from trainrig.train.job import TrainingJob
+from trainrig.train.loss_table import Loss
+from trainrig.train.online_batches import OnlineBatches
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.step_logger import StepLogger
+from trainrig.train.scoring.run_scores import Next, RunScores
 from trainrig.train.state import TrainState, fresh_state
 from trainrig.train.step import Stepper
 
@@ -29,6 +34,7 @@ class LoopResult:
 
     step: int  # updates done, all of them saved
     stopped: bool  # asked to, before the last step
+    rolled_back: bool = False  # a spike: the next attempt goes on from an earlier checkpoint
 
 
 def train(
@@ -46,13 +52,14 @@ def train(
     training.check_workers(dist.get_world_size())
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
+    check_float8(training.precision, compiled=training.compile is not None)
     heartbeats.heartbeat(0, "load")
-    batches, held_out = job.make_batches(), job.make_held_out()
-    state = _first_state(job, resume_from, batches)
+    made, held_out = job.make_batches(), job.make_held_out()
+    state = _first_state(job, resume_from, made)
     agreement = StopConsensus(timedelta(seconds=training.collective_timeout))
     logger = StepLogger(job, attempt, state)
     logger.log_numerics()
-    saver = checkpoint.Saver(RunFolder(job.folder), attempt, job, batches)
+    saver = checkpoint.Saver(RunFolder(job.folder), attempt, job, made)
 
     def agreed_to_stop(doing: str) -> bool:
         heartbeats.heartbeat(state.step, doing)
@@ -65,10 +72,10 @@ def train(
         stop = functools.partial(agreed_to_stop, "evaluate")
         if held_out is None:
             return True
-        loss = evaluate(job.objective, state.model, held_out, lambda: stop() and not last)
-        if loss:
-            logger.log_held_out(loss)
-        return loss is not None
+        found = _measure_held_out(job, state, held_out, lambda: stop() and not last)
+        if found:
+            logger.log_held_out(*found)
+        return found is not None
 
     def save() -> int:
         logger.flush()
@@ -76,40 +83,95 @@ def train(
         saver.save(state)
         return state.step
 
+    def gone_back() -> bool:
+        """Whether a spike has become whole, and the run is to go on from before it."""
+        spike = state.detector.spike()
+        if spike is None:
+            return False
+        logger.flush()
+        saver.settle()
+        return checkpoint.roll_back(job, attempt, state, spike) is not None
+
+    scores = RunScores(job, attempt, agreement, agreed_to_stop, saver.settle)
     agreed = functools.partial(agreed_to_stop, "train")
-    stepper = Stepper(job, batches.sources, state, agreed)
+    stepper = Stepper(job, made.sources, state, agreed)
     virtual = training.virtual_workers if training.deterministic else None
+    batches: Batches
+    if isinstance(made, BatchMaker):
+        batches = online = OnlineBatches(
+            made, RunFolder(job.folder), attempt, virtual, training.parallel.reshard == "step"
+        )
+    else:
+        batches, online = made, None
     ranks = (dist.get_rank(), dist.get_world_size())
     read = functools.partial(read_local_batch, batches, *ranks, virtual=virtual)
-    saved, stopped = state.step, False
+    saved, stopped, rolled_back, then = state.step, False, False, Next.GO_ON
     # The attempt that saved this step may have ended before it had measured it.
     if held_out and wanted.due(state.step, training.steps):
         missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
         stopped = agreement.any(missing) and not measured()
-    with Prefetch(read, training.prefetch_steps) as prefetch, saver.kept_if_diverged():
+    ahead = 0 if online else training.prefetch_steps
+    with Prefetch(read, ahead) as prefetch, saver.kept_if_diverged():
         while state.step < training.steps and not stopped:
-            local = prefetch.at(state.data_step)
+            if rolled_back := gone_back():
+                break
+            if (then := scores.after(state.step)) is not Next.GO_ON:
+                break
+            if state.is_to_skip():
+                state.skip()
+                continue
+            with stepper.clock.phase("data"):
+                if online:
+                    online.prepare(state)
+                local = prefetch.at(state.data_step)
             figures = stepper.take(local)
             if figures is None:
                 stopped = True
-            elif figures.fault:
+            elif figures.why_skipped:
                 logger.log_skipped(figures)
             else:
-                logger.log_step(local, figures)
+                logger.log_step(local, figures, stepper.clock)
                 if held_out and wanted.due(state.step, training.steps):
                     stopped = not measured()
                 if stopped or saver.due(state.step):
-                    saved = save()
-    if saved < state.step:
+                    with stepper.clock.phase("checkpoint"):
+                        saved = save()
+    if saved < state.step and not rolled_back:
         save()
     saver.finish()
+    if state.step == training.steps:  # now or never, as the held-out loss
+        scores.ask_workers(state.step, to_the_end=True)
     logger.close()
-    return LoopResult(state.step, stopped=state.step < training.steps)
+    unfinished = state.step < training.steps and then is not Next.END
+    return LoopResult(state.step, stopped=unfinished and not rolled_back, rolled_back=rolled_back)
 
 
-def _first_state(job: TrainingJob, resume_from: str | None, batches: Batches) -> TrainState:
-    state = fresh_state(job, local_device())
-    if whole := resume_from or job.branch_from:
+def _measure_held_out(
+    job: TrainingJob, state: TrainState, sets: HeldOutSets, agreed_to_stop: Callable[[], bool]
+) -> tuple[Loss, dict[int, float]] | None:
+    """The held-out loss of the weights, and of each of their averages by its horizon. None: all
+    agreed to stop instead."""
+    measure = functools.partial(
+        evaluate, job.objective, state.model, sets, agreed_to_stop, state.others
+    )
+    loss, averaged = measure(), dict[int, float]()
+    for horizon in state.averages.horizons if loss else ():
+        with state.averages.swapped_in(horizon):
+            of_average = measure()
+        if of_average is None:
+            return None
+        averaged[horizon] = of_average.total
+    return (loss, averaged) if loss else None
+
+
+def _first_state(job: TrainingJob, resume_from: str | None, batches: DataHistory) -> TrainState:
+    whole = resume_from or job.branch_from
+    state = fresh_state(job, local_device(), draw=not (whole or job.initial_weights))
+    checkpoint.watch_for_spikes(job, state)
+    if job.adapter:
+        checkpoint.load_base(state, job)
+    checkpoint.load_frozen(state, job)
+    if whole:
         checkpoint.load(whole, state, job, batches)
     elif job.initial_weights:
         checkpoint.load_weights(job.initial_weights, state, job)

@@ -4,11 +4,12 @@ Each micro-batch fills a row of a table, whoever computes it. Ranks add their ta
 is zero on all ranks but one; then rows are added in the order of their numbers. So every figure has
 the same bits on any number of ranks.
 
-Shapes: M micro-batches, B rows of one, S sources, N terms, A auxiliary terms, K columns.
+Shapes: M micro-batches, B rows of one, S sources, N terms, A auxiliary terms, D diagnostics,
+K columns.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainrig.objectives.contract import Computed, Contributions, Objective
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Objective
 from trainrig.tokens.batches import MicroBatchSlot
 
 
@@ -27,6 +28,13 @@ class Loss:
     total: float  # of all terms, each times its weight
     terms: Mapping[str, float]  # of each term and auxiliary term, before a term's weight
     by_source: Mapping[str, float]  # of the rows of each source that has any, without auxiliary
+    # What the objective looks at beside, each a mean over what was counted of it, if anything was.
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+    # Of the mean losses of micro-batches around that of the global batch, each weighted by its
+    # targets; None where several terms have denominators of their own.
+    variance: float | None = None
+    # Whole numbers that the model counts, as `expert_tokens/3` of each expert of layer 3.
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class LossTable:
@@ -49,22 +57,45 @@ class LossTable:
         self._sums_MNK = torch.zeros(shape, dtype=torch.float64, device=device)
         self._auxiliary: tuple[str, ...] = ()
         self._auxiliary_MA = self._sums_MNK.new_zeros(micro_batches, 0)
+        self._counts: dict[str, Tensor] = {}  # int64: added up in any order they are the same
+        self._diagnostics: tuple[str, ...] = ()
+        self._diagnostics_MD2 = self._sums_MNK.new_zeros(micro_batches, 0, 2)  # sums and counts
 
     def fill(self, slot: MicroBatchSlot, computed: Computed, sources_B: Tensor) -> None:
         """Enter what the micro-batch of `slot` came to, whose rows are of `sources_B`."""
-        if tuple(computed.auxiliary) != self._auxiliary:
-            assert not self._auxiliary, "auxiliary terms differ between micro-batches"
-            self._auxiliary = tuple(computed.auxiliary)
-            rows = len(self._sums_MNK)
-            self._auxiliary_MA = self._sums_MNK.new_zeros(rows, len(self._auxiliary))
+        self._make_room(computed)
         if not slot.real:  # another rank enters it
             return
         for number, term in enumerate(self._terms):
             self._fill_term(
                 self._sums_MNK[slot.index, number], computed.terms[term.name], sources_B
             )
-        for number, value in enumerate(computed.auxiliary.values()):
-            self._auxiliary_MA[slot.index, number] = value.detach()
+        for number, name in enumerate(self._auxiliary):
+            self._auxiliary_MA[slot.index, number] = computed.auxiliary[name].detach()
+        for name, total in self._counts.items():
+            total += computed.auxiliary[name].to(torch.int64)
+        for number, found in enumerate(computed.diagnostics.values()):
+            self._diagnostics_MD2[slot.index, number, 0] = found.rows_B().sum()
+            self._diagnostics_MD2[slot.index, number, 1] = found.counts_B.sum()
+
+    def _make_room(self, computed: Computed) -> None:
+        """For what is known by name only once a micro-batch was computed."""
+        rows = len(self._sums_MNK)
+        added = tuple(name for name, each in computed.auxiliary.items() if each.ndim == 0)
+        if not self._counts:
+            self._counts = {
+                name: torch.zeros_like(each, dtype=torch.int64)
+                for name, each in computed.auxiliary.items()
+                if each.ndim
+            }
+        if added != self._auxiliary:
+            assert not self._auxiliary, "auxiliary terms differ between micro-batches"
+            self._auxiliary = added
+            self._auxiliary_MA = self._sums_MNK.new_zeros(rows, len(self._auxiliary))
+        if tuple(computed.diagnostics) != self._diagnostics:
+            assert not self._diagnostics, "diagnostics differ between micro-batches"
+            self._diagnostics = tuple(computed.diagnostics)
+            self._diagnostics_MD2 = self._sums_MNK.new_zeros(rows, len(self._diagnostics), 2)
 
     def _fill_term(self, sums_K: Tensor, found: Contributions, sources_B: Tensor) -> None:
         count = len(self._sources)
@@ -78,11 +109,15 @@ class LossTable:
 
         `denominators`: those that went into the gradient; None: as the rows were counted.
         """
-        flat_MK = torch.cat([self._sums_MNK.flatten(1), self._auxiliary_MA], dim=1)
-        sums_K = add_rows(flat_MK)
-        _, terms_N, width = self._sums_MNK.shape
-        sums_NK = sums_K[: terms_N * width].reshape(terms_N, width)
-        auxiliary_A = sums_K[terms_N * width :] / len(flat_MK)
+        tables = (self._sums_MNK, self._auxiliary_MA, self._diagnostics_MD2)
+        squares_M1 = self._squares_over_counts()
+        parts = [*(each.flatten(1) for each in tables), squares_M1]
+        sums_K = add_rows(torch.cat(parts, dim=1))
+        micro_batches, terms_N, width = self._sums_MNK.shape
+        ends = np.cumsum([terms_N * width, len(self._auxiliary)]).tolist()
+        sums_NK = sums_K[: ends[0]].reshape(terms_N, width)
+        auxiliary_A = sums_K[ends[0] : ends[1]] / micro_batches
+        diagnostics_D2 = sums_K[ends[1] : -1].reshape(-1, 2)
         counted_N = sums_NK[:, 1 + len(self._sources) :].sum(axis=1)
         terms = {
             term.name: float(row_K[0])
@@ -93,7 +128,30 @@ class LossTable:
         for name, value in zip(self._auxiliary, auxiliary_A.tolist(), strict=True):
             terms[name] = value
             total += value
-        return Loss(total, terms, self._by_source(sums_NK))
+        diagnostics = {
+            name: float(value / count)
+            for name, (value, count) in zip(self._diagnostics, diagnostics_D2, strict=True)
+            if count
+        }
+        variance = None
+        if terms_N == 1 and counted_N[0]:
+            mean = float(sums_NK[0, 0] / counted_N[0])
+            variance = max(0.0, float(sums_K[-1] / counted_N[0]) - mean**2)
+        counts = self._add_counts()
+        return Loss(total, terms, self._by_source(sums_NK), diagnostics, variance, counts)
+
+    def _squares_over_counts(self) -> Tensor:
+        """[M, 1] of each micro-batch, the squared sum of the first term over its targets."""
+        counts_M = self._sums_MNK[:, 0, 1 + len(self._sources) :].sum(1)
+        return (self._sums_MNK[:, 0, 0].square() / counts_M.clamp(min=1))[:, None]
+
+    def _add_counts(self) -> dict[str, tuple[int, ...]]:
+        if not self._counts:
+            return {}
+        whole = torch.cat(list(self._counts.values()))
+        dist.all_reduce(whole)
+        parts = torch.split(whole.cpu(), [len(each) for each in self._counts.values()])
+        return {name: tuple(part.tolist()) for name, part in zip(self._counts, parts, strict=True)}
 
     def _by_source(self, sums_NK: NDArray[np.float64]) -> dict[str, float]:
         count = len(self._sources)
@@ -107,6 +165,37 @@ class LossTable:
             for source, loss, seen in zip(self._sources, losses_S, seen_S.tolist(), strict=True)
             if seen
         }
+
+
+def measure_statistics(
+    objective: Objective,
+    model: torch.nn.Module,
+    batches: Iterable[tuple[MicroBatchSlot, DeviceBatch]],
+    micro_batches: int,
+    agreed_to_stop: Callable[[], bool],
+) -> Mapping[str, float] | None:
+    """The objective's sums over the global batch, by a forward pass over all of it without
+    gradients; {} if it needs none. None: all agreed to stop.
+
+    `batches`: those of this rank, of `micro_batches` in all. Every rank calls it, and has to let go
+    of gathered parameters afterwards: no backward pass follows.
+    """
+    names = tuple(objective.statistics)
+    if not names:
+        return {}
+    table_MK: Tensor | None = None
+    with torch.no_grad():
+        for slot, batch in batches:
+            if table_MK is None:
+                shape, device = (micro_batches, len(names)), batch.sources_B.device
+                table_MK = torch.zeros(shape, dtype=torch.float64, device=device)
+            if agreed_to_stop():
+                return None
+            found = objective.measure(model, batch)
+            if slot.real:  # another only joins the others' collectives
+                table_MK[slot.index] = torch.stack([found[name] for name in names])
+    assert table_MK is not None, "every rank has a micro-batch, if of no use"
+    return dict(zip(names, add_rows(table_MK).tolist(), strict=True))
 
 
 def add_rows(table_MK: Tensor) -> NDArray[np.float64]:

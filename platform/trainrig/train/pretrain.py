@@ -19,15 +19,19 @@ from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
 from trainrig.train.disk_space import check_disk_space
 from trainrig.train.held_out import HeldOutSets, RowSizes, nothing_held_out, open_held_out
 from trainrig.train.initial_weights import find_initial_weights, warn_of_high_rate
 from trainrig.train.job import TrainingJob
 from trainrig.train.run import metrics
+from trainrig.train.run.alarms import alarmed, repetition_alarms
+from trainrig.train.run.export import exported
 from trainrig.train.run.prediction import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
 from trainrig.train.run_file import Pretraining
+from trainrig.train.scoring.contract import check_evaluations
 
 if TYPE_CHECKING:
     from trainrig.train.elastic.supervise import TrainingResult
@@ -64,11 +68,12 @@ def prepare(run: Pretraining) -> TrainingJob:
     """
     tokens = storage.absolute(run.tokens)
     tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
-    encoder = Encoder(tokenizer)
+    files = TokenizerFiles.read(tokens)
+    encoder = Encoder(tokenizer, files.where, files.beside)
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)
     batches = open_batches(tokens, run.batches, run.cache)
-    batches.check_epochs(run.training.steps)
+    epochs = batches.check_epochs(run.training.steps)
     for source in batches.left_out:
         log.warning(
             "%s: source '%s' is left out: it has not one window of %d tokens",
@@ -77,14 +82,18 @@ def prepare(run: Pretraining) -> TrainingJob:
             run.batches.longest_length + 1,
         )
     model, weights = _begin(run, encoder)
+    run.training.check_parameters(model)
     return TrainingJob(
         folder=storage.absolute(run.output),
         model=model,
-        training=run.training,
+        training=run.training.at_absolute_paths(),
         make_batches=functools.partial(open_batches, tokens, run.batches, run.cache),
         tokenizer=tokenizer,
+        beside=checkpoint.tokenizer_files(weights).beside if weights else files.beside,
         objective=run.objective,
         initial_weights=weights,
+        new_levels=tuple(stage.from_step for stage in run.batches.resolved()[1:]),
+        epochs=epochs,
         make_held_out=_held_out(run, tokens),
     )
 
@@ -171,15 +180,23 @@ def drive(
             newest, _ = checkpoint.newest_valid(RunFolder(job.folder), thorough=False, copy=copy)
             if newest:
                 checkpoint.check_data(newest.path, job.make_batches())
+            check_evaluations(job.training)
             check_disk_space(job)
             check_compiler(job.training.compile)
+            for sink in job.training.metrics.sinks:
+                sink.check(job.folder)
             trainer.check_fit(workers)
             trainer.warn_of_emulation(job.training.precision)
         storage.write(stage.path("run.toml"), to_toml(with_absolute_paths(run)).encode())
         # Here, as each worker imports this module and would load matplotlib for it.
         from trainrig.train.run.run_page import reported
 
-        with reported(job.folder):
+        training, alarms = job.training, repetition_alarms(job.epochs)
+        with (
+            reported(job.folder),
+            alarmed(job.folder, training.steps, alarms),
+            exported(job.folder, training.metrics.sinks, training.spikes),
+        ):
             outcome = trainer.run(job, workers)
         return finish(stage, job, outcome, counted)
 

@@ -1,9 +1,9 @@
 """When a run saves itself, and which of its checkpoints stay."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Annotated
 
-from trainrig.config import NOT_IDENTITY, Field, Settings
+from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 
 
 class Checkpoints(Settings):
@@ -22,7 +22,7 @@ class Checkpoints(Settings):
     short_lived_every: Annotated[int | None, NOT_IDENTITY] = Field(default=None, ge=1)
     # Another disk or bucket that gets a copy of each checkpoint, to resume from if the run folder
     # has none; None: no copies.
-    copy_to: Annotated[str | None, NOT_IDENTITY] = None
+    copy_to: Annotated[str | None, OUTPUT] = None
     # Saves in a row that may fail (a full disk, a bucket that refuses) before the run ends.
     failures: Annotated[int, NOT_IDENTITY] = Field(default=1, ge=0)
 
@@ -32,14 +32,24 @@ class Checkpoints(Settings):
         wanted = step == last or step in self.keep_at
         return wanted or any(each and step % each == 0 for each in intervals)
 
-    def kept(self, steps: Iterable[int]) -> set[int]:
-        """Which of the checkpoints at `steps` stay. All of `steps` are taken to be whole."""
+    def kept(
+        self, steps: Iterable[int], held: Set[int] = frozenset(), passing: Set[int] = frozenset()
+    ) -> set[int]:
+        """Which of the checkpoints at `steps` stay. All of `steps` are taken to be whole.
+
+        `held`: those that are wanted for something else. `passing`: those that were made for
+        something else alone, which take no place of the newest; but the newest of all stays.
+        """
         ordered = sorted(set(steps), reverse=True)
         for_good = {s for s in ordered if self.keep_every and s % self.keep_every == 0}
         for_good |= set(self.keep_at).intersection(ordered)
-        regular = [s for s in ordered if not self._short_lived(s)]
-        newest_short_lived = {s for s in ordered[:1] if self._short_lived(s)}
-        kept = for_good | newest_short_lived | set(regular[: self.keep])
+        regular = [s for s in ordered if not self._short_lived(s) and s not in passing]
+        kept = (
+            for_good
+            | set(ordered).intersection(held)
+            | set(ordered[:1])
+            | set(regular[: self.keep])
+        )
         return kept if len(kept) > 1 else kept | set(ordered[:2])
 
     def _short_lived(self, step: int) -> bool:

@@ -1,23 +1,35 @@
 """What a training run is told: what all runs share, and what is pretraining's own."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import NOT_IDENTITY, RunFile, Settings
+from trainrig.config import NOT_IDENTITY, OUTPUT, ProgressUnit, ResourceRequest, RunFile, Settings
 from trainrig.errors import ConfigError
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.width_transfer import roles_of
+from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.objectives import CausalLM
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
+from trainrig.optim.groups import WidthTransfer
+from trainrig.optim.named_groups import NamedGroup, assign
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.layout import FSDP, Layout
 from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Recompute
 from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.train.averaging import Averaging
+from trainrig.train.evaluations.settings import (
+    BestBy,
+    RunEvaluation,
+    StopIf,
+    check_named,
+    check_names,
+)
 from trainrig.train.fault_settings import Faults
-from trainrig.train.held_out import HeldOutSettings
+from trainrig.train.held_out import HeldOutSettings, Metrics
 from trainrig.train.retention import Checkpoints
+from trainrig.train.spikes import Spikes
 from trainrig.train.worker_bounds import Workers, bounds
 
 
@@ -28,6 +40,8 @@ class Training(Settings):
     # Random seed of fresh weights; `batches.seed` is that of the data.
     seed: int = Field(default=0, ge=0)
     optimizer: Optimizer = AdamW()  # optimizer, and its peak learning rate
+    # Parameters that are trained otherwise than the rest, or frozen, by patterns of their names.
+    groups: tuple[NamedGroup, ...] = ()
     schedule: Schedule = Cosine()  # how the learning rate rises and falls
     # Norm above which the whole gradient is scaled down to it (GPT-3, arXiv:2005.14165, app. B).
     clip_norm: float = Field(default=1.0, gt=0)
@@ -42,12 +56,25 @@ class Training(Settings):
     # Most workers that may share a step in deterministic mode. Another number gives other bits; a
     # doubling beyond the number of workers costs the memory of a gradient.
     virtual_workers: int = Field(default=8, ge=1)
-    # Most steps in a row to skip because the loss or gradient is not finite, before the run ends.
+    # Most steps in a row to skip because the loss or gradient is not finite, before the run ends;
+    # those that `spikes` sees to are none of them.
     max_skipped_steps: Annotated[int, NOT_IDENTITY] = Field(default=10, ge=0)
+    averaging: Averaging = Averaging()  # averages of the weights to keep
+    # What to do about spikes of the loss; None: nothing but for losses that are not finite.
+    spikes: Spikes | None = Spikes()
+    # Ranges of data steps, counted from 0, to train on nothing of: from the first of each pair up
+    # to, without, the second.
+    skip_data: tuple[tuple[int, int], ...] = ()
     checkpoints: Checkpoints = Checkpoints()  # when to save, and what to keep
     faults: Faults = Faults()  # how failures and stops are met
+    # Benchmarks to ask checkpoints of the run while it trains.
+    evaluations: Annotated[tuple[RunEvaluation, ...], NOT_IDENTITY] = ()
+    stop_if: StopIf | None = None  # scores that end the run early; None: none do
+    # Score by which one checkpoint is the best, and is kept; None: none is.
+    best: Annotated[BestBy | None, NOT_IDENTITY] = None
     # When to measure the held-out loss, and on how much.
     held_out: Annotated[HeldOutSettings, NOT_IDENTITY] = HeldOutSettings()
+    metrics: Annotated[Metrics, NOT_IDENTITY] = Metrics()  # how much of the run is measured
     # Steps whose batches are read ahead; 0: each is read when it is needed.
     prefetch_steps: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
 
@@ -67,6 +94,46 @@ class Training(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _skipped_ranges_are_ranges(self) -> Self:
+        for begin, end in self.skip_data:
+            if not 0 <= begin < end:
+                raise ValueError(
+                    f"skip_data has [{begin}, {end}], which names no data; give the first data "
+                    "step to skip and the one after the last, as in [[120, 140]]"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _scores_are_there_to_decide_by(self) -> Self:
+        check_names(self.evaluations)
+        for where, named in (("stop_if", self.stop_if), ("best", self.best)):
+            if named is not None:
+                check_named(self.evaluations, named, where)
+        return self
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is made after `step`: to go on from, or to be scored."""
+        return self.checkpoints.due(step, self.steps) or any(
+            each.due(step, self.steps) for each in self.evaluations
+        )
+
+    def at_absolute_paths(self) -> Self:
+        """The same, for processes that run in other folders."""
+        found = tuple(each.at_absolute_paths() for each in self.evaluations)
+        return self.model_copy(update={"evaluations": found})
+
+    def check_parameters(self, model: DecoderConfig) -> None:
+        """Raise ConfigError if `groups` or optimizers do not fit the parameters of `model`."""
+        shapes, transfer = parameter_shapes(model), width_transfer(model)
+        assigned = assign(shapes, self.groups)
+        for name, shape in shapes.items() if transfer else ():
+            assert transfer is not None
+            group = assigned.get(name)
+            if group is None or not group.freeze:
+                chosen = group.optimizer if group and group.optimizer else self.optimizer
+                transfer.share(chosen, name, shape)
+
     def check_workers(self, workers: int | tuple[int, int]) -> None:
         """Raise ConfigError if any number of workers within `workers` cannot share in a step."""
         wanted = bounds(workers)
@@ -80,15 +147,37 @@ class Training(Settings):
             self.parallel.check_workers(count)
 
 
-class Pretraining(RunFile):
+class TrainingRunFile(RunFile):
+    """A run file whose verb trains a model, step by step, into a run folder."""
+
+    resumes: ClassVar[bool] = True
+    trains: ClassVar[bool] = True
+    progress: ClassVar[ProgressUnit] = "steps"
+    if TYPE_CHECKING:  # each declares its own, among its other fields
+        output: str
+        workers: Workers
+        training: Training
+
+    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+        """Its workers, each with a GPU where there are any."""
+        return ResourceRequest.on_devices(self.workers, there_are_gpus)
+
+    def total_steps(self) -> int:
+        """Updates to make in all."""
+        return self.training.steps
+
+
+class Pretraining(TrainingRunFile):
     """`trainrig pretrain`: a fresh model, or another run's, on token shards."""
 
     verb: ClassVar[str] = "pretrain"
-    resumes: ClassVar[bool] = True
+    output_format: ClassVar[int] = 2  # fresh weights are drawn by place
+    estimate: ClassVar[str] = "trainrig.estimate.training_facts:estimate_pretraining"
+    estimates_cost: ClassVar[bool] = True
 
     stage: Literal["pretrain"] = "pretrain"
     tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
-    output: Annotated[str, NOT_IDENTITY]  # run folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
     workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
     cache: BlockCache = BlockCache()  # cache on this machine for tokens in a bucket
     # Run folder or checkpoint whose weights to begin with; schedule, data and optimizer state are
@@ -107,12 +196,24 @@ class Pretraining(RunFile):
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
         if self.model is not None:
             self.check_positions(self.model)
+            if self.model.head == "score":
+                raise ValueError(
+                    'model.head: a "score" is learnt of preferences; pretrain with "tokens", and '
+                    '`posttrain` the model with objective.kind = "Reward"'
+                )
         return self
 
     def check_positions(self, model: DecoderConfig) -> None:
         """Raise ValueError if a stage's sequences are longer than `model` can tell apart."""
         for stage in self.batches.resolved():
             check_positions(stage.sequence_length, model)
+
+
+def width_transfer(model: DecoderConfig) -> WidthTransfer | None:
+    """How rates go with the width of `model`; None: not at all."""
+    if model.mup is None:
+        return None
+    return WidthTransfer(model.mup.multiple(model.channels), roles_of(parameter_shapes(model)))
 
 
 def check_positions(sequence_length: int, model: DecoderConfig) -> None:

@@ -4,21 +4,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainrig.models.decoder import Decoder, initial_value
-from trainrig.optim.groups import group_by_decay
+from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.models.initial_values import fill_fresh
+from trainrig.models.lora.layers import adapt, initial_adapter_value, is_adapter
+from trainrig.optim.named_groups import build_optimizer, freeze
+from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.compiled import compile_layers
+from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.fsdp import shard
+from trainrig.parallel.precision import LossScale
 from trainrig.parallel.recompute import recompute
-from trainrig.train.job import TrainingJob
+from trainrig.parallel.slices import local_slice
+from trainrig.train.averaging import WeightAverages
+from trainrig.train.job import Adapter, TrainingJob
+from trainrig.train.run_file import width_transfer
+from trainrig.train.spikes import DataRange, SpikeDetector
 
 
 @dataclass
@@ -29,12 +37,25 @@ class TrainState:
     """
 
     model: Decoder
-    optimizer: torch.optim.Optimizer
+    optimizer: OptimizerSet
     step: int = 0
     data_step: int = 0
     tokens: int = 0  # targets trained on so far
     # Ranges of data steps, from the first up to, without, the second, that no update was made of.
     skipped: list[tuple[int, int]] = field(default_factory=list)
+    loss_scale: LossScale | None = None  # None: losses are not scaled
+    # Data to go past without looking at it, as the run file or an earlier spike says.
+    skip_ranges: tuple[DataRange, ...] = ()
+    detector: SpikeDetector = field(default_factory=lambda: SpikeDetector(None))
+    # The run's other models by name, frozen or trained.
+    others: dict[str, nn.Module] = field(default_factory=dict)
+    adapted: bool = False  # whether an adapter is trained, not the model's own weights
+
+    averages: WeightAverages = field(default_factory=lambda: WeightAverages(nn.Module()))
+
+    def is_to_skip(self) -> bool:
+        """Whether the next batch is one to go past."""
+        return any(self.data_step in each for each in self.skip_ranges)
 
     def advance(self, targets: int) -> None:
         """An update was made of the batch at `data_step`, which has so many `targets`."""
@@ -50,9 +71,11 @@ class TrainState:
         self.data_step += 1
 
     def weights(self) -> dict[str, Tensor]:
-        """Weights as `model.NAME`; not copies."""
-        named: dict[str, Any] = get_model_state_dict(self.model)
-        return {f"model.{name}": value for name, value in named.items()}
+        """All weights as `model.NAME`, or an adapter's alone as `adapter.NAME`; not copies."""
+        options = StateDictOptions(ignore_frozen_params=self.adapted)
+        named: dict[str, Any] = get_model_state_dict(self.model, options=options)
+        kind = "adapter" if self.adapted else "model"
+        return {f"{kind}.{name}": value for name, value in named.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, and optimizer memory as `optimizer.state.NAME.WHAT`; not copies.
@@ -62,34 +85,64 @@ class TrainState:
         filled from a checkpoint, not to train on.
         """
         options = StateDictOptions(flatten_optimizer_state_dict=True)
-        memory = get_optimizer_state_dict(self.model, self.optimizer, options=options)
+        memory = get_optimizer_state_dict(self.model, self.optimizer.parts, options=options)
         named: dict[str, Any] = {f"optimizer.{name}": value for name, value in memory.items()}
-        return self.weights() | {n: each for n, each in named.items() if isinstance(each, Tensor)}
+        memory_tensors = {n: each for n, each in named.items() if isinstance(each, Tensor)}
+        return self.weights() | memory_tensors | self.averages.tensors()
 
 
-def fresh_state(job: TrainingJob, device: torch.device) -> TrainState:
+def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> TrainState:
     """The state at step 0, sharded over the process group.
 
-    No rank ever holds more of it than its shards and one whole parameter.
+    No rank ever holds more of it than its shards: each draws its own slices, the same weights at
+    any number of ranks. `draw` false: weights are noise, for a checkpoint to be read over them.
     """
-    layout = job.training.parallel
-    mesh = layout.mesh(device)
+    mesh = job.training.parallel.mesh(device)
+    model = _sharded(job, job.model, mesh, job.adapter)
+    seed, adapted = job.training.seed, job.adapter is not None
+    for name, parameter in model.named_parameters() if draw else ():
+        part, first = local_slice(parameter)
+        if not adapted:
+            fill_fresh(part, name, parameter.shape, first, job.model, seed)
+        elif is_adapter(name):  # the rest is the base's, which is still to be loaded
+            fresh = initial_adapter_value(name, parameter.shape, seed)
+            part.copy_(fresh[first[0] : first[0] + len(part)])
+    others: dict[str, nn.Module] = {}
+    for name, each in job.frozen.items():
+        others[name] = _sharded(job, each.model, mesh, frozen=True)
+    training = job.training
+    parameters, transfer = model.named_parameters(), width_transfer(job.model)
+    optimizer = build_optimizer(parameters, training.optimizer, training.groups, transfer)
+    return TrainState(
+        model,
+        optimizer,
+        loss_scale=training.precision.first_scale(),
+        others=others,
+        adapted=adapted,
+        averages=WeightAverages(model, training.averaging.horizons),
+    )
+
+
+def _sharded(
+    job: TrainingJob,
+    config: DecoderConfig,
+    mesh: DeviceMesh,
+    adapter: Adapter | None = None,
+    frozen: bool = False,
+) -> Decoder:
+    """A decoder over `mesh` whose parameters have room, and no values yet."""
+    training = job.training
     with torch.device("meta"):
-        model = Decoder(job.model)
-    recompute(model.layers, job.training.recompute)
-    compile_layers(model.layers, job.training.compile)
-    gather_once = layout.reshard == "step"
-    shard(model, model.layers, mesh, gather_once, job.training.precision)
-    model.to_empty(device=device)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            value = initial_value(name, parameter.shape, job.model, job.training.seed).to(device)
-            _fill(parameter, value, mesh)
-    groups = group_by_decay(model.named_parameters(), job.training.optimizer.weight_decay)
-    return TrainState(model, job.training.optimizer.build(groups))
-
-
-def _fill(parameter: Tensor, value: Tensor, mesh: DeviceMesh) -> None:
-    """Each rank takes its slice of `value`, which all of them computed alike: nothing is sent."""
-    assert isinstance(parameter, DTensor)
-    parameter.copy_(distribute_tensor(value, mesh, parameter.placements, src_data_rank=None))
+        model = Decoder(config).requires_grad_(not frozen)
+        if adapter:
+            narrow = training.precision.compute == "bfloat16"
+            adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)
+    if not (adapter or frozen):
+        freeze(model, training.groups)
+        use_float8(model.layers, training.precision)
+    recompute(model.layers, training.recompute)
+    compile_layers(model.layers, training.compile)
+    gather_once = training.parallel.reshard == "step"
+    shard(model, model.layers, mesh, gather_once, training.precision)
+    model.to_empty(device=torch.device(mesh.device_type))
+    return model

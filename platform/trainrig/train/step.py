@@ -5,20 +5,26 @@ What is made small is the objective's to know (objectives/contract.py).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from trainrig.models.lora.layers import dropouts
 from trainrig.objectives.contract import DeviceBatch, differentiable_loss
 from trainrig.optim.groups import RATE_SHARE
+from trainrig.optim.noise_scale import estimate_noise
+from trainrig.parallel.activations import ActivationStatistics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, units
+from trainrig.parallel.parameter_norms import ParameterNorms
+from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.tokens.batches import TOKENS, LocalBatch
 from trainrig.train.job import TrainingJob
-from trainrig.train.loss_table import Loss, LossTable, add_rows
+from trainrig.train.loss_table import Loss, LossTable, measure_statistics
 from trainrig.train.state import TrainState
 
 # Of torch.nn.utils.clip_grad_norm_, so that a norm of 0 divides nothing by 0.
@@ -33,6 +39,8 @@ class StepFigures:
     grad_norm: float  # of the whole gradient, before clipping
     rate: float  # learning rate
     tokens: int  # targets of the global batch
+    outlier: str | None = None  # why it is one, in words
+    measured: Mapping[str, float] = field(default_factory=dict)  # what some steps measure, by name
 
     @property
     def fault(self) -> str | None:
@@ -40,6 +48,11 @@ class StepFigures:
         if not math.isfinite(self.loss.total):
             return f"loss {self.loss.total}"
         return None if math.isfinite(self.grad_norm) else f"gradient norm {self.grad_norm}"
+
+    @property
+    def why_skipped(self) -> str | None:
+        """Why no update was made of it, in words; None if one was."""
+        return self.fault or self.outlier
 
 
 class Stepper:
@@ -64,51 +77,103 @@ class Stepper:
         way = SummedInTree if training.deterministic else SummedByRank
         gather_once = training.parallel.reshard == "step"
         self._gradients: Gradients = way(state.model, self._parameters, gather_once)
+        self._norms = ParameterNorms(state.model)
+        self._activations = ActivationStatistics(state.model)
+        self._dropouts = dropouts(state.model)
+        self.clock = PhaseClock(self._parameters[0].device)
+        self._some_frozen = any(not each.requires_grad for each in state.model.parameters())
 
     def take(self, local: LocalBatch) -> StepFigures | None:
         """One step on a global batch of which this rank has `local`.
 
         None: all agreed to stop, and the state is as it was. If its loss or its gradient is not
-        finite, no update is made of it: the state goes past its data and notes them as skipped.
+        finite, or an outlier, no update is made of it: the state goes past its data and notes them
+        as skipped.
         """
+        self.clock.begin(self._training.metrics.due(self._state.step + 1))
         statistics = self._measure_statistics(local)
-        table = None if statistics is None else self._go_backward(local, statistics)
-        if table is None:
+        if statistics is None:
             self._abandon()
             return None
-        loss = table.reduce(local.denominators)
+        activations = self._measure_activations(local, statistics)
+        found = self._find_gradient(local, statistics)
+        if found is None:
+            self._abandon()
+            return None
+        loss, norm = found
         training, state = self._training, self._state
         rate = training.optimizer.lr * training.schedule.multiplier(state.step, training.steps)
         tokens = local.denominators[TOKENS]
-        figures = StepFigures(loss, self._gradients.norm(), rate, tokens)
-        if figures.fault:
+        rate *= state.detector.rate_share(state.data_step)
+        figures = StepFigures(loss, norm, rate, tokens)
+        outlier = state.detector.observe(state.data_step, loss.total, figures.grad_norm)
+        figures = replace(figures, outlier=outlier)
+        if figures.why_skipped:
             state.skip()
         else:
-            self._update(figures)
+            measured = activations | self._update(figures, local.virtual)
+            figures = replace(figures, measured=measured)
         state.optimizer.zero_grad(set_to_none=True)
+        if self._some_frozen:  # no backward pass lets go of what needs no gradient
+            self._abandon()
         return figures
 
     def _measure_statistics(self, local: LocalBatch) -> Mapping[str, float] | None:
         """The objective's sums over the global batch, by a forward pass over all of it without
         gradients; {} if it needs none. None: all agreed to stop."""
-        names = tuple(self._objective.statistics)
-        if not names:
+        device = self._parameters[0].device
+        batches = (
+            (slot, DeviceBatch.copy(micro, device, self._state.others))
+            for slot, (micro, _) in zip(local.slots, local.assigned, strict=True)
+        )
+        try:
+            return measure_statistics(
+                self._objective,
+                self._state.model,
+                batches,
+                local.micro_batches,
+                self._agreed_to_stop,
+            )
+        finally:
+            if self._objective.statistics:
+                self._abandon()  # parameters gathered for a backward pass that does not come
+
+    def _measure_activations(
+        self, local: LocalBatch, statistics: Mapping[str, float]
+    ) -> dict[str, float]:
+        """What passes through the model, of this rank's first micro-batch."""
+        if not self._training.metrics.layers_due(self._state.step + 1):
             return {}
         device = self._parameters[0].device
-        shape = (local.micro_batches, len(names))
-        table_MK = torch.zeros(shape, dtype=torch.float64, device=device)
+        batch = DeviceBatch.copy(local.assigned[0][0], device, self._state.others)
         try:
-            with torch.no_grad():
-                for slot, (micro, _) in zip(local.slots, local.assigned, strict=True):
-                    if self._agreed_to_stop():
-                        return None
-                    batch = DeviceBatch.copy(micro, device)
-                    found = self._objective.measure(self._state.model, batch)
-                    if slot.real:  # another only joins the others' collectives
-                        table_MK[slot.index] = torch.stack([found[name] for name in names])
+            return self._activations.measure(
+                lambda: self._objective.compute(self._state.model, batch, statistics)
+            )
         finally:
             self._abandon()  # parameters gathered for a backward pass that does not come
-        return dict(zip(names, add_rows(table_MK).tolist(), strict=True))
+
+    def _find_gradient(
+        self, local: LocalBatch, statistics: Mapping[str, float]
+    ) -> tuple[Loss, float] | None:
+        """Leave the gradient of the global batch with the parameters; the loss, and the gradient's
+        norm. None: all agreed to stop.
+
+        In float16, slopes that overflow are computed again from a loss that is scaled by less.
+        """
+        scale = self._state.loss_scale
+        while True:
+            table = self._go_backward(local, statistics)
+            if table is None:
+                return None
+            loss = table.reduce(local.denominators)
+            if scale:
+                self._multiply_gradients(1 / scale.factor)
+            norm = self._gradients.norm()
+            overflowed = scale and math.isfinite(loss.total) and not math.isfinite(norm)
+            if not (overflowed and scale and scale.back_off()):
+                return loss, norm
+            self._state.optimizer.zero_grad(set_to_none=True)
 
     def _go_backward(self, local: LocalBatch, statistics: Mapping[str, float]) -> LossTable | None:
         """Leave the gradient of the global batch with the parameters; and this rank's sums.
@@ -120,30 +185,86 @@ class Stepper:
         objective, model = self._objective, self._state.model
         device = self._parameters[0].device
         table = LossTable(objective, self._sources, local.micro_batches, device)
-        self._gradients.begin(local.virtual)
+        equal_parts = local.micro_batches % local.virtual == 0
+        measured = self._training.metrics.due(self._state.step + 1)
+        self._gradients.begin(local.virtual, measured and equal_parts and local.virtual > 1)
         to_go = len(local.slots)
         for slot, (micro, _) in zip(local.slots, local.assigned, strict=True):
             if self._agreed_to_stop():
                 return None
-            batch = DeviceBatch.copy(micro, device)
-            computed = objective.compute(model, batch, statistics)
-            loss = differentiable_loss(objective, computed, local.denominators, local.micro_batches)
+            batch = DeviceBatch.copy(micro, device, self._state.others)
+            for each in self._dropouts:
+                each.samples_B = batch.samples_B
+            with self.clock.phase("forward"):
+                computed = objective.compute(model, batch, statistics)
+                loss = differentiable_loss(
+                    objective, computed, local.denominators, local.micro_batches
+                )
+                if self._state.loss_scale:
+                    loss = loss * self._state.loss_scale.factor
             to_go -= 1
-            self._gradients.backward(loss, slot, last=to_go == 0)
+            with self.clock.phase("backward"):
+                self._gradients.backward(loss, slot, last=to_go == 0)
             table.fill(slot, computed, batch.sources_B)
-        self._gradients.finish()
+        with self.clock.phase("communication"):
+            self._gradients.finish()
         return table
 
-    def _update(self, figures: StepFigures) -> None:
+    def _update(self, figures: StepFigures, virtual: int) -> dict[str, float]:
+        """Make the update; what was measured of it."""
+        step, metrics = self._state.step + 1, self._training.metrics
+        measured: dict[str, float] = {}
+        if metrics.due(step):
+            measured |= self._measure_noise(figures, virtual)
+        if metrics.layers_due(step):
+            self._norms.begin()
+        with self.clock.phase("optimizer"):
+            self._make_update(figures)
+        if metrics.layers_due(step):
+            measured |= self._norms.finish()
+        if metrics.due(step):
+            measured |= self._find_slowest()
+        return measured
+
+    def _measure_noise(self, figures: StepFigures, virtual: int) -> dict[str, float]:
+        """What the gradients of the virtual workers say of the noise in that of the whole batch."""
+        squared = self._gradients.part_squared()
+        if squared is None:
+            return {}
+        if self._state.loss_scale:
+            squared /= self._state.loss_scale.factor**2
+        # Each is a part of the mean over all targets: the mean over its own is `virtual` times it.
+        small, whole = squared * virtual**2, figures.grad_norm**2
+        found = estimate_noise(small, figures.tokens / virtual, whole, figures.tokens)
+        return {"noise/gradient_squared": found.gradient_squared, "noise/trace": found.trace}
+
+    def _find_slowest(self) -> dict[str, float]:
+        """The rank that has computed for longest in this step, and by how much."""
+        world = dist.get_world_size()
+        if world == 1:
+            return {}
+        busy_W = torch.zeros(world, dtype=torch.float64, device=self._parameters[0].device)
+        busy_W[dist.get_rank()] = self.clock.busy()
+        dist.all_reduce(busy_W)
+        excess = float(busy_W.max() / busy_W.median().clamp(min=1e-9)) - 1
+        return {"cluster/slowest_rank": int(busy_W.argmax()), "cluster/slowest_excess": excess}
+
+    def _make_update(self, figures: StepFigures) -> None:
         shrink = min(1.0, self._training.clip_norm / (figures.grad_norm + NORM_FLOOR))
         if shrink < 1:
-            for parameter in self._parameters:
-                assert isinstance(parameter.grad, DTensor)
-                parameter.grad.to_local().mul_(shrink)
+            self._multiply_gradients(shrink)
         for group in self._state.optimizer.param_groups:
             group["lr"] = figures.rate * group.get(RATE_SHARE, 1.0)
         self._state.optimizer.step()
+        if self._state.loss_scale:
+            self._state.loss_scale.succeed()
         self._state.advance(figures.tokens)
+        self._state.averages.update(self._state.step)
+
+    def _multiply_gradients(self, factor: float) -> None:
+        for parameter in self._parameters:
+            assert isinstance(parameter.grad, DTensor)
+            parameter.grad.to_local().mul_(factor)
 
     def _abandon(self) -> None:
         """Let go of gathered parameters, as after a whole step, for the state to be saved.

@@ -437,6 +437,16 @@ def test_who_does_not_stop_within_the_grace_is_killed_and_the_last_checkpoint_st
     assert only(play.folder, "grace_over")["problem"].endswith("within the 5 s of grace")
 
 
+def test_an_attempt_that_went_back_from_a_spike_is_no_failure(play):
+    def goes_back(cluster):
+        play.folder.take_attempt(0, skip=(3, 9))
+
+    _, outcome = play(Play(5, saves=False), Play(), at=[(3.0, goes_back)], max_restarts=0)
+    assert whys(play.folder) == ["start", "rollback"]
+    assert "attempt_failed" not in kinds(play.folder)
+    assert (outcome.checkpoint.step, outcome.restarts) == (STEPS, 1)
+
+
 @pytest.mark.parametrize("allowed", [0, 5])
 def test_a_fault_while_stopping_is_still_a_stop(play, allowed):
     deaf = Play(5, "killed", hears=False, saves=False)
@@ -527,6 +537,9 @@ class FakeFolder:
     def is_gone(self, attempt):
         return False
 
+    def has_rolled_back(self, attempt):
+        return False
+
     def take_attempt(self, step):
         self.taken.append(TrainingAttempt(len(self.taken) + 1, step))
         return self.taken[-1]
@@ -536,6 +549,7 @@ class FakeFolder:
 class FakeTraining:
     faults: Faults
     steps: int = STEPS
+    stop_if: None = None
     checkpoints: Checkpoints = dataclasses.field(default_factory=Checkpoints)
 
 

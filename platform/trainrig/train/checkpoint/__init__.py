@@ -2,7 +2,7 @@
 
     checkpoints/step_00001000/attempt-0002/
         shard-00001-model-00001-of-00001.safetensors   rank 0's part, and so on
-        state.json  tokenizer.json                     all that is no tensor
+        state.json  tokenizer.json  brought.json       all that is no tensor
         manifest.json                                  created last: the sums of the rest
         damaged.json                                   by a rank that found it so, to its successors
 
@@ -13,22 +13,50 @@ without one is no checkpoint, and one whose bytes do not match it is passed over
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trainrig.train.checkpoint.adapter_entries import (
+    adapter_of,
+    check_base,
+    keep_base,
+    manifest_sum,
+)
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint
-from trainrig.train.checkpoint.found import check_data, content_key, describe, resolve
-from trainrig.train.checkpoint.manifest import Checkpoint, find_damage, newest_valid
+from trainrig.train.checkpoint.found import (
+    check_data,
+    content_key,
+    describe,
+    read_entries,
+    resolve,
+    tokenizer_files,
+)
+from trainrig.train.checkpoint.manifest import Checkpoint, committed, find_damage, newest_valid
 
 if TYPE_CHECKING:
-    from trainrig.train.checkpoint.model import CheckpointModel, open_model, write_model
-    from trainrig.train.checkpoint.reader import load, load_weights
+    from trainrig.train.checkpoint.adapter import OpenAdapter, load_base
+    from trainrig.train.checkpoint.model import (
+        CheckpointModel,
+        StoredModel,
+        open_model,
+        write_adapter,
+        write_model,
+    )
+    from trainrig.train.checkpoint.reader import load, load_frozen, load_weights
+    from trainrig.train.checkpoint.rollback import roll_back, watch_for_spikes
     from trainrig.train.checkpoint.saver import Saver
 
 # What needs torch, which takes seconds: imported when it is first asked for.
 _WITH_TENSORS = {
-    "Model": "model",
+    "CheckpointModel": "model",
+    "OpenAdapter": "adapter",
+    "load_base": "adapter",
+    "StoredModel": "model",
     "open_model": "model",
+    "write_adapter": "model",
     "write_model": "model",
     "load": "reader",
+    "load_frozen": "reader",
     "load_weights": "reader",
+    "roll_back": "rollback",
+    "watch_for_spikes": "rollback",
     "Saver": "saver",
 }
 
@@ -43,15 +71,29 @@ __all__ = [
     "Checkpoint",
     "CheckpointModel",
     "DamagedCheckpoint",
+    "OpenAdapter",
     "Saver",
+    "StoredModel",
+    "adapter_of",
+    "check_base",
     "check_data",
+    "committed",
     "content_key",
     "describe",
     "find_damage",
+    "keep_base",
     "load",
+    "load_base",
+    "load_frozen",
     "load_weights",
+    "manifest_sum",
     "newest_valid",
     "open_model",
+    "read_entries",
     "resolve",
+    "roll_back",
+    "tokenizer_files",
+    "watch_for_spikes",
+    "write_adapter",
     "write_model",
 ]

@@ -1,9 +1,9 @@
-"""What can be known of a checkpoint without its tensors, and so without torch: where the newest is,
-of what model it is, on what data it was trained."""
+"""Finds checkpoints and reads their metadata without torch."""
 
 import json
 import logging
 import re
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,17 +12,23 @@ from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import difference_of, digest
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.tokens.batches import Batches
+from trainrig.tokens.batches import DataHistory
+from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint, read_file
 from trainrig.train.checkpoint.manifest import (
+    BROUGHT,
     STATE,
     TOKENIZER,
     CheckpointManifest,
+    committed,
     find_damage,
     newest_valid,
 )
+from trainrig.train.evaluations.settings import BestBy
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.scores.records import find_best
 
+BEST = "best"
 log = logging.getLogger(__name__)
 
 
@@ -33,6 +39,15 @@ def describe(checkpoint: str) -> tuple[DecoderConfig, str]:
     return config, read_small(checkpoint, TOKENIZER).decode()
 
 
+def tokenizer_files(checkpoint: str) -> TokenizerFiles:
+    """The tokenizer of the model at `checkpoint`, with the files that it was brought with."""
+    text = read_small(checkpoint, TOKENIZER).decode()
+    beside: dict[str, str] = {}
+    if BROUGHT in CheckpointManifest.read(checkpoint).files:
+        beside = json.loads(read_small(checkpoint, BROUGHT))
+    return TokenizerFiles(text, beside, storage.join(checkpoint, TOKENIZER))
+
+
 def content_key(checkpoint: str) -> str:
     """A fingerprint of what `checkpoint` holds, whichever attempt wrote it."""
     files = CheckpointManifest.read(checkpoint).files
@@ -40,12 +55,15 @@ def content_key(checkpoint: str) -> str:
 
 
 def resolve(path: str) -> str:
-    """The folder of the newest whole checkpoint at or below `path`. Raises DataError."""
+    """The folder of the newest whole checkpoint at or below `path`; of RUN/best, the run's best
+    one. Raises DataError."""
     path = path.rstrip("/")
     if storage.exists(storage.join(path, STATE)):  # the files themselves, wherever they lie
         if damage := find_damage(path):
             raise DataError(f"{path}: a damaged checkpoint ({damage}); name its run folder instead")
         return path
+    if path == BEST or path.endswith(f"/{BEST}"):
+        return _best(path.removesuffix(BEST).rstrip("/") or ".")
     run, below = path, ""
     if inside := re.fullmatch(r"(?:(.*)/)?(checkpoints(?:/step_\d+)?)", path):
         run = "." if inside[1] is None else inside[1]
@@ -61,13 +79,36 @@ def resolve(path: str) -> str:
     return found.path
 
 
-def check_data(checkpoint: str, batches: Batches) -> None:
+def _best(run: str) -> str:
+    """The best checkpoint of the run in the folder `run`, by the score that its run file names.
+    Raises DataError."""
+    path = storage.join(run, "run.toml")
+    if not storage.exists(path):
+        raise DataError(f"{run}: no run.toml; `best` stands behind the folder of a training run")
+    named = tomllib.loads(storage.read(path).decode()).get("training", {}).get("best")
+    if named is None:
+        raise DataError(
+            f"{run}: its run file has no [training.best], so no checkpoint is the best; name the "
+            "run, or one of its checkpoints"
+        )
+    folder = RunFolder(run)
+    there = {(step, number): where for where, step, number in committed(folder, folder.checkpoints)}
+    best = find_best(folder, build(BestBy, named, path), there)
+    if best is None:
+        raise DataError(f"{run}: no checkpoint of it that is still there has been scored")
+    found = there[best.step, best.attempt]
+    if damage := find_damage(found):
+        raise DataError(f"{found}: the best checkpoint is damaged ({damage})")
+    return found
+
+
+def check_data(checkpoint: str, batches: DataHistory) -> None:
     """Raise ConfigError, with the difference, unless `batches` before the step of `checkpoint` are
     those that it was trained on. What comes after may be another."""
     check_entries(checkpoint, read_entries(checkpoint), batches)
 
 
-def check_entries(checkpoint: str, entries: Mapping[str, Any], batches: Batches) -> None:
+def check_entries(checkpoint: str, entries: Mapping[str, Any], batches: DataHistory) -> None:
     """As `check_data`, for a checkpoint whose `entries` were read."""
     if "data" not in entries:
         raise ConfigError(

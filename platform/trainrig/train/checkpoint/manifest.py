@@ -15,15 +15,18 @@ from trainrig.manifest import digest
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint, FileChunks, verify_file
 from trainrig.train.run.run_folder import RunFolder
 
-FORMAT: Literal[3] = 3
+FORMAT: Literal[4] = 4
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TOKENIZER = "tokenizer.json"
+BROUGHT = "brought.json"  # the files that its tokenizer came with, where it came from elsewhere
 DAMAGED = "damaged.json"
+KEPT = "kept.json"  # by whoever needs the checkpoint, whatever its own run keeps
 SUFFIX = ".safetensors"
 COMMIT = re.compile(r"(.*/step_(\d+))/attempt-(\d+)/manifest\.json")
 # No other file is ever opened. `.metadata`, a pickle in torch's own checkpoints, is none of them.
-FILE_NAME = re.compile(rf"{re.escape(STATE)}|{re.escape(TOKENIZER)}|[\w-]+{re.escape(SUFFIX)}")
+_TEXTS = "|".join(map(re.escape, (STATE, TOKENIZER, BROUGHT)))
+FILE_NAME = re.compile(rf"{_TEXTS}|[\w-]+{re.escape(SUFFIX)}")
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class CheckpointManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[3] = FORMAT
+    format: Literal[4] = FORMAT
     step: int
     attempt: int
     files: dict[Annotated[str, AfterValidator(_named_as_ours)], FileChunks]
@@ -153,7 +156,7 @@ def committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, int]]:
         if match := COMMIT.fullmatch(path):
             found.append((int(match[2]), int(match[3]), path.removesuffix(f"/{MANIFEST}")))
     for step, number, path in sorted(found, reverse=True):
-        if not any(later.number > number and later.resumed_step < step for later in attempts):
+        if folder.counts(step, number, attempts):
             yield path, step, number
 
 

@@ -1,17 +1,29 @@
 """Checkpoints for those who only use the model in them: opened, made."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainrig import storage
 from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.models.families.safetensors_files import PlannedTensor, split_into_files
+from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.train.checkpoint.adapter import (
+    OpenAdapter,
+    merged_weight,
+    open_adapter,
+    require_base,
+)
+from trainrig.train.checkpoint.adapter_entries import adapter_of, entries_of
 from trainrig.train.checkpoint.chunks import write_file
-from trainrig.train.checkpoint.found import describe, read_entries, resolve
+from trainrig.train.checkpoint.found import describe, read_entries, resolve, tokenizer_files
 from trainrig.train.checkpoint.manifest import (
+    BROUGHT,
     STATE,
     TOKENIZER,
     CheckpointManifest,
@@ -19,8 +31,12 @@ from trainrig.train.checkpoint.manifest import (
     folder_of,
 )
 from trainrig.train.checkpoint.reader import read_tensors
-from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
+from trainrig.train.checkpoint.tensor_file import StagedFile, TensorRows, tensor_file_name
+from trainrig.train.job import Adapter
 from trainrig.train.run.run_folder import RunFolder
+
+# Of tensors that are written together where a model is made, and so in memory at a time.
+FILE_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -31,8 +47,10 @@ class CheckpointModel:
     step: int
     config: DecoderConfig
     tokenizer: str  # the text of its tokenizer.json
+    beside: dict[str, str]  # the files that it was brought with, by name
     weights: dict[str, Tensor]  # float32, whole, by the decoder's own names
     tuned: bool | None = None  # whether conversations taught it last; None: it was made elsewhere
+    adapter: OpenAdapter | None = None  # which `weights` have in them, if it is one's checkpoint
 
     def build(self) -> Decoder:
         """The decoder with these weights, ready to evaluate."""
@@ -52,34 +70,126 @@ def open_model(path: str) -> CheckpointModel:
     config, tokenizer = describe(checkpoint)
     with torch.device("meta"):
         names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
-    tensors = {f"model.{name}": torch.empty(shape) for name, shape in names.items()}
-    read_tensors(checkpoint, tensors)
     entries = read_entries(checkpoint)
+    of = adapter_of(checkpoint, entries)
+    adapter = open_adapter(checkpoint, of, config) if of else None
+    if of:
+        require_base(of)
+    tensors = {f"model.{name}": torch.empty(shape) for name, shape in names.items()}
+    own = adapter.tensors if adapter else {}  # a head that is trained whole may not be the base's
+    in_base = {name: t for name, t in tensors.items() if name.removeprefix("model.") not in own}
+    read_tensors(of.base if of else checkpoint, in_base)
+    weights = {name.removeprefix("model."): value for name, value in tensors.items()}
+    if adapter:
+        weights = {name: merged_weight(adapter, name, w) for name, w in weights.items()}
     return CheckpointModel(
         path=checkpoint,
         step=entries["step"],
         tuned="conversations" in entries["data"] if "data" in entries else None,
         config=config,
         tokenizer=tokenizer,
-        weights={name.removeprefix("model."): value for name, value in tensors.items()},
+        beside=dict(tokenizer_files(checkpoint).beside),
+        weights=weights,
+        adapter=adapter,
     )
 
 
+class StoredModel:
+    """A checkpoint whose tensors are read when they are asked for, one at a time."""
+
+    def __init__(self, path: str) -> None:
+        """The newest whole checkpoint at `path`, as `open_model` finds it. Raises DataError."""
+        self.path = resolve(path)
+        self.config, _ = describe(self.path)
+        self.files = tokenizer_files(self.path)
+        entries = read_entries(self.path)
+        self.step: int = entries["step"]
+        self.adapter: OpenAdapter | None = None  # which what is read has in it
+        if of := adapter_of(self.path, entries):
+            self.adapter = open_adapter(self.path, of, self.config)
+            require_base(of)
+        with torch.device("meta"):
+            self._shapes = {name: t.shape for name, t in Decoder(self.config).state_dict().items()}
+        self._headers: dict[str, list[TensorRows]] = {}
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor by the decoder's own name: float32, on the CPU."""
+        if self.adapter and name in self.adapter.tensors:
+            return self.adapter.tensors[name]
+        tensor = torch.empty(self._shapes[name])
+        path = self.adapter.of.base if self.adapter else self.path
+        read_tensors(path, {f"model.{name}": tensor}, self._headers)
+        return merged_weight(self.adapter, name, tensor) if self.adapter else tensor
+
+
 def write_model(
-    run_folder: str, config: DecoderConfig, tokenizer: str, weights: Mapping[str, Tensor]
+    run_folder: str,
+    config: DecoderConfig,
+    tokenizer: str,
+    weights: Mapping[str, Tensor | PlannedTensor],
+    beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Write `weights` as step 0 of a new run folder, without a process group; its checkpoint."""
+    """Write `weights` as step 0 of a new run folder, without a process group; its checkpoint.
+
+    No more of planned ones is in memory than the largest, or FILE_BYTES of smaller ones.
+    """
+    tensors = {f"model.{name}": value for name, value in weights.items()}
+    entries = {"model": config.model_dump(mode="json")}
+    return _write_first(run_folder, entries, tokenizer, tensors, beside)
+
+
+def write_adapter(
+    run_folder: str,
+    config: DecoderConfig,
+    tokenizer: str,
+    adapter: Adapter,
+    tensors: Mapping[str, Tensor],
+    beside: Mapping[str, str] | None = None,
+) -> str:
+    """Write `tensors` of an `adapter` as step 0 of a new run folder; its checkpoint."""
+    named = {f"adapter.{name}": value for name, value in tensors.items()}
+    entries = {"model": config.model_dump(mode="json"), "adapter": entries_of(adapter)}
+    return _write_first(run_folder, entries, tokenizer, named, beside)
+
+
+def _write_first(
+    run_folder: str,
+    entries: Mapping[str, Any],
+    tokenizer: str,
+    tensors: Mapping[str, Tensor | PlannedTensor],
+    beside: Mapping[str, str] | None,
+) -> str:
     folder = RunFolder(run_folder)
     attempt = folder.take_attempt(0)
     target = folder_of(folder.checkpoints, 0, attempt.number)
-    parts = {f"model.{name}": (value.float().contiguous(), 0) for name, value in weights.items()}
-    staged = StagedFile(parts)
-    staged.fill(parts)
-    entries = {"step": 0, "model": config.model_dump(mode="json")}
-    texts = {STATE: json.dumps(entries, indent=1).encode(), TOKENIZER: tokenizer.encode()}
-    name = tensor_file_name(0)
-    files = {name: staged.write(storage.join(target, name))}
+    texts = {
+        STATE: json.dumps({"step": 0, **entries}, indent=1).encode(),
+        TOKENIZER: tokenizer.encode(),
+    }
+    if beside:
+        texts[BROUGHT] = TokenizerFiles(tokenizer, beside).brought
+    files = {}
+    for number, names in enumerate(_by_file(tensors)):
+        name = tensor_file_name(number)
+        files[name] = _stage(tensors, names).write(storage.join(target, name))
     for name, data in texts.items():
         files[name] = write_file(storage.join(target, name), memoryview(data))
     commit(target, CheckpointManifest(step=0, attempt=attempt.number, files=files))
     return target
+
+
+def _by_file(tensors: Mapping[str, Tensor | PlannedTensor]) -> list[list[str]]:
+    """Names of tensors that are written together."""
+    sizes = {name: 4 * math.prod(value.shape) for name, value in tensors.items()}
+    return list(split_into_files(sizes, FILE_BYTES).values())
+
+
+def _stage(tensors: Mapping[str, Tensor | PlannedTensor], names: list[str]) -> StagedFile:
+    with torch.device("meta"):  # the file's own memory is all that they need
+        parts = {name: (torch.empty(tensors[name].shape), 0) for name in names}
+    staged = StagedFile(parts)
+    for name in names:
+        value = tensors[name]
+        value = value.read() if isinstance(value, PlannedTensor) else value
+        staged.fill_one(name, value)
+    return staged

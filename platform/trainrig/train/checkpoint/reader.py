@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainrig import storage
+from trainrig.config import build
 from trainrig.errors import ConfigError, InputError, TrainrigError
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.tokens.batches import Batches
+from trainrig.models.initial_values import fill_fresh
+from trainrig.parallel.slices import local_slice
+from trainrig.tokens.batches import DataHistory
+from trainrig.train.checkpoint.adapter_entries import check_adapter
 from trainrig.train.checkpoint.chunks import (
     READERS,
     Bytes,
@@ -30,13 +34,14 @@ from trainrig.train.checkpoint.manifest import (
 )
 from trainrig.train.checkpoint.shares import find_held
 from trainrig.train.checkpoint.tensor_file import TensorRows, parse_header
-from trainrig.train.job import TrainingJob
+from trainrig.train.job import FrozenModel, TrainingJob
 from trainrig.train.state import TrainState
 
 Result = TypeVar("Result")
+HEAD = "head.weight"
 
 
-def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: Batches) -> None:
+def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHistory) -> None:
     """Fill `state` from `checkpoint`, whatever the number of ranks that wrote it; all must call it.
 
     Raises, on all ranks alike, ConfigError if it is of another model, tokenizer or data, and
@@ -45,7 +50,8 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: Batches)
 
     def read() -> dict[str, Any]:
         entries = read_entries(checkpoint)
-        _check_model(checkpoint, entries, job.model)
+        check_model(checkpoint, entries, job.model)
+        check_adapter(checkpoint, entries, job.adapter)
         check_entries(checkpoint, entries, batches)
         if read_small(checkpoint, TOKENIZER).decode() != job.tokenizer:
             raise ConfigError(
@@ -55,10 +61,14 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: Batches)
         read_tensors(checkpoint, state.tensors())
         return entries
 
-    entries = _read_together(checkpoint, read)
+    entries = read_together(checkpoint, read)
     state.step, state.data_step = entries["step"], entries["data_step"]
     state.tokens = entries["tokens"]
+    if state.loss_scale and "loss_scale" in entries:  # else what it is resumed from had none
+        state.loss_scale.factor, state.loss_scale.clean = entries["loss_scale"]
     state.skipped = [(begin, end) for begin, end in entries["skipped"]]
+    if "spikes" in entries:  # not of checkpoints that were written before there was a detector
+        state.detector.restore(entries["spikes"])
 
 
 def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
@@ -68,24 +78,81 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
     """
 
     def read() -> None:
-        _check_model(checkpoint, read_entries(checkpoint), job.model)
-        read_tensors(checkpoint, state.weights())
+        entries = read_entries(checkpoint)
+        check_start(checkpoint, entries, job.model)
+        check_adapter(checkpoint, entries, None)
+        wanted = state.weights()
+        if lacks_head(entries, job.model):
+            draw_head(state.model, job)
+            del wanted[f"model.{HEAD}"]
+        read_tensors(checkpoint, wanted)
 
-    _read_together(checkpoint, read)
+    read_together(checkpoint, read)
 
 
-def _check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
+def lacks_head(entries: Mapping[str, Any], model: DecoderConfig) -> bool:
+    """Whether `model` gives scores, and the one that `entries` are of gives none yet."""
+    return model.head == "score" and entries["model"].get("head", "tokens") != "score"
+
+
+def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
+    """Raise ConfigError unless `model` may begin with the weights of `checkpoint`, whose `entries`
+    were read: the same, but for a head that is still to be drawn."""
+    if lacks_head(entries, model):
+        there = build(DecoderConfig, entries["model"], checkpoint).with_score_head()
+        entries = {**entries, "model": there.model_dump(mode="json")}
+    check_model(checkpoint, entries, model)
+
+
+def draw_head(model: nn.Module, job: TrainingJob) -> None:
+    """Give the head of `model` its fresh values; each rank its own slice."""
+    parameter = model.get_parameter(HEAD)
+    part, first = local_slice(parameter)
+    fill_fresh(part, HEAD, parameter.shape, first, job.model, job.training.seed)
+
+
+def load_frozen(state: TrainState, job: TrainingJob) -> None:
+    """Fill the models beside the one that is trained. All ranks must call it; raises as `load`."""
+    for name, frozen in job.frozen.items():
+        _load_frozen(state.others[name], frozen)
+
+
+def _load_frozen(model: nn.Module, frozen: FrozenModel) -> None:
+    def read() -> None:
+        entries = read_entries(frozen.weights)
+        check_model(frozen.weights, entries, frozen.model)
+        check_adapter(frozen.weights, entries, None)
+        read_tensors(frozen.weights, {f"model.{n}": p for n, p in model.named_parameters()})
+
+    read_together(frozen.weights, read)
+
+
+def check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
+    """Raise ConfigError unless `checkpoint`, whose `entries` were read, is of `model`."""
     wanted = model.model_dump(mode="json")
-    differ = [key for key, value in wanted.items() if entries["model"].get(key) != value]
-    if differ:
-        key = differ[0]
+    there = build(DecoderConfig, entries["model"], checkpoint).model_dump(mode="json")
+    if differ := _first_difference(there, wanted):
+        key, value, other = differ
         raise ConfigError(
-            f"{checkpoint}: of another model: {key} is {entries['model'].get(key)} there, "
-            f"{wanted[key]} in the run file"
+            f"{checkpoint}: of another model: {key} is {value} there, {other} in the run file"
         )
 
 
-def _read_together(checkpoint: str, read: Callable[[], Result]) -> Result:
+def _first_difference(
+    there: Mapping[str, Any], wanted: Mapping[str, Any], above: str = ""
+) -> tuple[str, Any, Any] | None:
+    """The dotted key of the first value of `wanted` that `there` has otherwise, and both."""
+    for key, other in wanted.items():
+        value = there.get(key)
+        if value == other:
+            continue
+        if isinstance(value, dict) and isinstance(other, dict) and value.keys() == other.keys():
+            return _first_difference(value, other, f"{above}{key}.")
+        return f"{above}{key}", value, other
+    return None
+
+
+def read_together(checkpoint: str, read: Callable[[], Result]) -> Result:
     """What `read` gives, unless it fails on some rank: then all fail alike."""
     problem: TrainrigError | None = None
     try:
@@ -112,8 +179,14 @@ class _Copy:
     into: Bytes
 
 
-def read_tensors(checkpoint: str, tensors: Mapping[str, Tensor]) -> None:
+def read_tensors(
+    checkpoint: str,
+    tensors: Mapping[str, Tensor],
+    headers: dict[str, list[TensorRows]] | None = None,
+) -> None:
     """Fill the rows of `tensors` that this rank holds, in place; no other byte is kept.
+
+    `headers` keeps what was read of the files for the next call, by path.
 
     Raises DamagedCheckpoint; ConfigError if `checkpoint` has no such tensors.
     """
@@ -127,9 +200,12 @@ def read_tensors(checkpoint: str, tensors: Mapping[str, Tensor]) -> None:
         storage.join(checkpoint, name): c for name, c in files.items() if name.endswith(SUFFIX)
     }
     with ThreadPoolExecutor(READERS) as threads:
-        headers = list(threads.map(_read_header, paths, paths.values()))
-        for path, header in zip(paths, headers, strict=True):
-            for rows in header:
+        known = {} if headers is None else headers
+        unread = [path for path in paths if path not in known]
+        read = threads.map(_read_header, unread, [paths[path] for path in unread])
+        known.update(zip(unread, read, strict=True))
+        for path in paths:
+            for rows in known[path]:
                 if rows.name in mine:
                     local, first = mine[rows.name]
                     _check_kind(checkpoint, rows, local)

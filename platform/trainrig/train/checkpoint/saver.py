@@ -18,10 +18,13 @@ from trainrig import storage
 from trainrig.config import identity
 from trainrig.errors import ClusterError, Diverged, TrainrigError
 from trainrig.parallel import numerics
-from trainrig.tokens.batches import Batches
+from trainrig.tokens.batches import DataHistory
+from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.train.checkpoint.adapter_entries import entries_of
 from trainrig.train.checkpoint.chunks import FileChunks, write_file
 from trainrig.train.checkpoint.clean_up import clean_up
 from trainrig.train.checkpoint.manifest import (
+    BROUGHT,
     STATE,
     TOKENIZER,
     CheckpointManifest,
@@ -52,7 +55,7 @@ class Saver:
     """Writes the checkpoints of one rank of one attempt. All ranks must call the same methods."""
 
     def __init__(
-        self, folder: RunFolder, attempt: TrainingAttempt, job: TrainingJob, batches: Batches
+        self, folder: RunFolder, attempt: TrainingAttempt, job: TrainingJob, batches: DataHistory
     ) -> None:
         """Collective. `batches` are those that the run is trained on."""
         self._folder, self._attempt, self._job, self._batches = folder, attempt, job, batches
@@ -68,7 +71,7 @@ class Saver:
 
     def due(self, step: int) -> bool:
         """Whether the run file wants a checkpoint after `step`."""
-        return self._settings.due(step, self._job.training.steps)
+        return self._job.training.saves_after(step)
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint of `state` as it is now; returns once that is copied.
@@ -90,6 +93,10 @@ class Saver:
             target=self._run, args=(self._staged, snapshot), name="checkpoint", daemon=True
         )
         self._thread.start()
+
+    def settle(self) -> None:
+        """Return once no checkpoint is being written, whatever became of the last."""
+        self._wait()
 
     def finish(self) -> None:
         """Return once the last save is whole. Raises ClusterError if it failed."""
@@ -119,14 +126,18 @@ class Saver:
 
     def _entries(self, state: TrainState) -> dict[str, object]:
         """All of the state that is no tensor, and what it is the state of."""
+        scale = state.loss_scale
         return {
             "step": state.step,
             "data_step": state.data_step,
             "tokens": state.tokens,
             "skipped": [list(each) for each in state.skipped],
+            **({} if scale is None else {"loss_scale": [scale.factor, scale.clean]}),
+            "spikes": state.detector.entries(),
             "seed": self._job.training.seed,
             "data": self._batches.data_before(state.data_step),
             "model": self._job.model.model_dump(mode="json"),
+            **({"adapter": entries_of(self._job.adapter)} if self._job.adapter else {}),
             "training": identity(self._job.training),
             "numerics": numerics.fingerprint(),
         }
@@ -176,13 +187,15 @@ class Saver:
         dist.broadcast_object_list(answer, src=0, group=self._group)
         problem = answer[0]
         if problem:
-            _remove(target, [mine, *([STATE, TOKENIZER] if self._rank == 0 else [])])
+            _remove(target, [mine, *([STATE, TOKENIZER, BROUGHT] if self._rank == 0 else [])])
             problem = f"{target}: could not be saved: {problem}"
         return sum(each.bytes for each in files.values()), problem
 
     def _commit(self, target: str, snapshot: Snapshot, files: dict[str, FileChunks]) -> FileChunks:
         """Write all but the tensors, and the manifest last."""
         texts = {STATE: snapshot.entries, TOKENIZER: self._job.tokenizer.encode()}
+        if self._job.beside:
+            texts[BROUGHT] = TokenizerFiles(self._job.tokenizer, self._job.beside).brought
         for name, data in texts.items():
             files[name] = write_file(storage.join(target, name), memoryview(data))
         number = self._attempt.number
@@ -192,7 +205,8 @@ class Saver:
     def _clean_up(self, place: str) -> None:
         if self._rank == 0:
             try:
-                clean_up(self._folder, place, self._attempt, self._settings)
+                training = self._job.training
+                clean_up(self._folder, place, self._attempt, self._settings, training)
             except (OSError, TrainrigError) as error:  # what is left over is tried again next time
                 log.warning("%s: could not be cleaned up: %s", place, error)
 

@@ -1,6 +1,5 @@
 """Which rows of each tensor this rank holds, and which of them it writes."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -8,26 +7,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from trainrig.parallel.slices import local_slice
+
 
 def find_held(tensor: Tensor) -> tuple[Tensor, int]:
     """The rows of `tensor` that this rank holds, not a copy, and the first of them.
 
     Dim 0 alone may be sharded, as FSDP does it.
     """
-    if not isinstance(tensor, DTensor):
-        return tensor.detach(), 0
-    local = tensor.to_local().detach()
-    first, count = 0, tensor.shape[0] if tensor.ndim else 1
-    for axis, placement in enumerate(tensor.placements):
-        if placement.is_replicate():
-            continue
-        assert placement.is_shard(0), f"{placement}: checkpoints know no such sharding"
-        mesh = tensor.device_mesh
-        each = math.ceil(count / mesh.size(axis))  # as torch.chunk cuts
-        skipped = min(count, mesh.get_local_rank(axis) * each)
-        first, count = first + skipped, min(each, count - skipped)
-    assert local.shape[:1] in {(count,), ()}, f"{tuple(local.shape)}: not the {count} rows expected"
-    return local, first
+    local, first = local_slice(tensor)
+    assert not any(first[1:]) and local.shape[1:] == tensor.shape[1:], (
+        "checkpoints know tensors that are cut along their first dimension alone"
+    )
+    return local, first[0] if first else 0
 
 
 def find_written(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]:

@@ -86,6 +86,10 @@ class StagedFile:
         if on_device:
             torch.cuda.current_stream().synchronize()
 
+    def fill_one(self, name: str, source: Tensor) -> None:
+        """Copy one tensor, which is on the CPU, in whatever type."""
+        self._views[name].copy_(source.detach())
+
     def write(self, path: str) -> FileChunks:
         """Put the file at `path`; its sums. Its header is a chunk by itself."""
         return write_file(path, self._buffer.numpy().data, self._header_bytes)

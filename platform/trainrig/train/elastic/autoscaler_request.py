@@ -9,6 +9,7 @@ import time
 import uuid
 from typing import Any
 
+from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_pools import Need
 
 RENEW_SECONDS = 15.0  # s between two requests
@@ -39,8 +40,6 @@ class AutoscalerRequest:
             self._actor_handle.cancel_request.remote(self._name)
 
     def _actor(self) -> Any:
-        from ray.data._internal.cluster_autoscaler import get_or_create_autoscaling_coordinator
-
         if self._actor_handle is None:
-            self._actor_handle = get_or_create_autoscaling_coordinator()  # type: ignore[no-untyped-call]
+            self._actor_handle = ray_private.autoscaling_coordinator()
         return self._actor_handle

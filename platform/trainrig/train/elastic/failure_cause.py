@@ -1,4 +1,4 @@
-"""What made a group of workers fail, from the errors that its ranks ended with."""
+"""Determines why a worker group failed, from the errors of its ranks."""
 
 import re
 from collections.abc import Mapping

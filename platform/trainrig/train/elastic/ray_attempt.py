@@ -1,4 +1,4 @@
-"""One attempt of a worker group: what became of its ranks, as its supervisor learns it."""
+"""One attempt of a worker group on Ray: the exits of its ranks, as the supervisor sees them."""
 
 import pickle
 import threading
@@ -10,6 +10,7 @@ from typing import Any
 
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
+from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.failure_cause import find_cause, follows_peer, last_line, out_of_memory
 from trainrig.train.elastic.ipc import RankError
 from trainrig.train.elastic.messages import Assignment, Command, RankExit
@@ -78,9 +79,7 @@ class RayAttempt:
             return None
         # Here: who imports Ray Train imports pandas, too.
         from ray.exceptions import OutOfMemoryError
-        from ray.train import TrainingFailedError
-        from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-        from ray.train.v2.api.exceptions import WorkerGroupError
+        from ray.train import TrainingFailedError, WorkerGroupError
 
         raised = {
             r: _own(end.reason)
@@ -93,7 +92,7 @@ class RayAttempt:
         error = self._group.error() if self._group.over() else None
         if isinstance(error, WorkerGroupError):
             for rank, each in error.worker_failures.items():
-                if isinstance(each, WorkerHealthCheckFailedError):
+                if ray_private.died_of_health_check(each):
                     dead[rank] = self._how_agent_died(rank)
                 else:
                     raised.setdefault(rank, each)

@@ -1,4 +1,5 @@
-"""What to do next with a run, from what is known of it: no Ray, no clock, no storage here.
+"""The restart policy: decides what to do next from the state of a run, without Ray, clock or
+storage.
 
 How many workers to go on with, whether to leave a running attempt, whether it hangs, and whether
 another attempt is worth making.

@@ -1,4 +1,5 @@
-"""A run from its first attempt to its end, through faults, moves and requests to stop.
+"""Supervises a run from its first attempt to its end, through failures, resizes and stop
+requests.
 
 Attempts follow each other, each a group of workers of fixed size, started and watched through a
 `TrainingCluster`. What they achieved is read from storage: the newest whole checkpoint is the
@@ -28,6 +29,7 @@ from trainrig.train.elastic.restart_policy import (
 )
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
+from trainrig.train.run.scores.records import last_step
 from trainrig.train.worker_bounds import WorkerBounds
 
 log = logging.getLogger(__name__)
@@ -110,7 +112,7 @@ class _Run:
         newest = self._newest()
         policy = RestartPolicy(self.job.training.faults, newest.step if newest else 0)
         why, workers = "start", 0
-        while not newest or newest.step < self.job.training.steps:
+        while not newest or newest.step < self._last_step():
             step = newest.step if newest else 0
             before, workers = workers, self._size(step)
             if why == "fault" and workers < before:
@@ -123,7 +125,8 @@ class _Run:
             newest = self._newest()
             why = self._ended(attempt, newest.step if newest else 0, asked, failure, policy)
         self.folder.record("finished", step=newest.step)
-        return TrainingResult(newest, restarts=max(0, len(self.folder.attempts()) - 1))
+        attempts = [each for each in self.folder.attempts() if not each.skip]
+        return TrainingResult(newest, restarts=max(0, len(attempts) - 1))
 
     def _attempted(
         self, attempt: TrainingAttempt, newest: Checkpoint | None, workers: int
@@ -149,11 +152,16 @@ class _Run:
     def _newest(self) -> Checkpoint | None:
         settings = self.job.training.checkpoints
         newest, damages = newest_valid(self.folder, thorough=False, copy=settings.copy_to)
-        if newest and newest.step >= self.job.training.steps:  # no rank is going to load it
+        if newest and newest.step >= self._last_step():  # no rank is going to load it
             newest, damages = newest_valid(self.folder, copy=settings.copy_to)
         if damages:
             self._tell_of(damages)
         return newest
+
+    def _last_step(self) -> int:
+        """Of the run file, or earlier where scores have ended the run."""
+        training = self.job.training
+        return last_step(self.folder, training.steps) if training.stop_if else training.steps
 
     def _tell_of(self, damages: Sequence[str]) -> None:
         """Each once: every look meets them again."""
@@ -224,7 +232,9 @@ class _Run:
         policy: RestartPolicy,
     ) -> str:
         """Put the end of `attempt` on record; why there is another one. Raises if there is none."""
-        if failure is None and asked is None and newest < self.job.training.steps:
+        if failure is None and asked is None and self.folder.has_rolled_back(attempt):
+            asked = "rollback"
+        elif failure is None and asked is None and newest < self._last_step():
             failure = Failure("it left no whole checkpoint behind", "storage", newest)
         if failure is None:
             self.folder.record("attempt_stopped", attempt=attempt.number, step=newest, why=asked)

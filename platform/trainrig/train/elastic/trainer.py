@@ -1,4 +1,4 @@
-"""Runs on Ray: what the supervisor decides, done with Ray Train.
+"""Carries out the decisions of the supervisor with Ray Train.
 
 Ray is told as little as can be. It starts a group of workers of fixed size and says when one of
 them died; how many there should be, from which step, and when to leave, is decided in `supervise`.
@@ -13,11 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trainrig import hardware
-from trainrig.errors import ClusterLost
+from trainrig.errors import ClusterLost, ConfigError
 from trainrig.parallel.precision import Precision
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
-from trainrig.ray_runtime.ray_local import end_own, keep_logs, reachable, while_ray_lives
+from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime.ray_local import (
+    end_own,
+    keep_logs,
+    raise_if_lost,
+    reachable,
+    while_ray_lives,
+)
 from trainrig.ray_runtime.ray_pools import ON_HEAD, Need, NodePool, has_gpus, known_pools
 from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
@@ -26,6 +33,7 @@ from trainrig.train.elastic.coordinator import Coordinator
 from trainrig.train.elastic.rank import RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
 from trainrig.train.elastic.restart_policy import Failure, WorkerNode
+from trainrig.train.elastic.scoring_tasks import ScoringTasks
 from trainrig.train.elastic.supervise import AttemptHandle, TrainingResult, supervise
 from trainrig.train.elastic.warm_actors import find_idle_surplus, fork_servers_of, warm_actors_of
 from trainrig.train.elastic.worker_group import WorkerGroup
@@ -51,8 +59,16 @@ def check_fit(workers: int | tuple[int, int]) -> None:
 
 
 def warn_of_emulation(precision: Precision) -> None:
-    """Say so if workers will compute on CPUs like this machine's, in numbers that it has not."""
+    """Say so if workers will compute on CPUs like this machine's, in numbers that it has not.
+
+    Raises ConfigError for numbers that no CPU has.
+    """
     slow = precision.compute == "bfloat16" and not hardware.cpu_has_bfloat16()
+    if precision.compute == "float8" and not has_gpus(known_pools()):
+        raise ConfigError(
+            "training.precision.compute = 'float8' needs an NVIDIA Ada, Hopper or newer, and there "
+            "are CPUs alone; use 'bfloat16'"
+        )
     if slow and not has_gpus(known_pools()):
         log.warning("training.precision: %s", hardware.NO_BFLOAT16)
 
@@ -65,8 +81,14 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     """
     check_fit(workers)
     wanted = bounds(workers)
-    with StopRequests(job.folder) as stop, contextlib.closing(RayCluster(wanted)) as cluster:
-        return supervise(job, wanted, cluster, stop)
+    with (
+        StopRequests(job.folder) as stop,
+        contextlib.closing(RayCluster(wanted)) as cluster,
+        ScoringTasks(job) as scoring,
+    ):
+        result = supervise(job, wanted, cluster, stop)
+        scoring.finish(stop)
+        return result
 
 
 def _need(pools: Sequence[NodePool] | None) -> Need:
@@ -136,8 +158,10 @@ class RayCluster:
         self._lost = None
 
     def nodes(self) -> Sequence[WorkerNode]:
-        """See TrainingCluster."""
-        return while_ray_lives(self._nodes)
+        """See TrainingCluster. A GCS that outlives its raylet tells of no nodes, and at once."""
+        found = while_ray_lives(self._nodes)
+        raise_if_lost()
+        return found
 
     def start(
         self, job: TrainingJob, attempt: TrainingAttempt, resume_from: str | None, workers: int
@@ -156,10 +180,9 @@ class RayCluster:
         """Those that answer now, with a place for a worker in each whole CPU or GPU that is free
         or ours."""
         import ray
-        from ray._private.state import state
 
-        draining = state.get_draining_nodes() or {}
-        free = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+        draining = ray_private.draining_nodes()
+        free = ray_private.free_resources_by_node()
         ours = self._group.agents_by_node() if self._group else Counter[str]()
 
         def node(id_: str, places: int) -> WorkerNode:
@@ -234,8 +257,11 @@ class Watched:
         return while_ray_lives(self._attempt.ended, wait)
 
     def failure(self) -> Failure | None:
-        """See AttemptHandle."""
-        return while_ray_lives(self._attempt.failure)
+        """See AttemptHandle. A lost Ray is why whatever runs on it fails, and Ray says so late."""
+        failure = while_ray_lives(self._attempt.failure)
+        if failure:
+            raise_if_lost(surely=True)
+        return failure
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
         """See AttemptHandle."""

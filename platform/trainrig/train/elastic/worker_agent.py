@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
+from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo
 from trainrig.train.elastic.messages import Assignment, RankExit
 
@@ -127,9 +128,7 @@ def _rank_info(rendezvous: str) -> RankInfo:
 
 def free_endpoint() -> str:
     """A URL at which the ranks of an attempt could meet: at a port of this node that is free."""
-    from ray.train._internal.utils import get_address_and_port
-
-    address, port = get_address_and_port()
+    address, port = ray_private.address_and_port()
     host = f"[{address}]" if ":" in address else address
     return f"tcp://{host}:{port}"
 

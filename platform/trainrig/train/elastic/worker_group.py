@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
+from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
 from trainrig.train.elastic.messages import RankExit, WorkerGroupSpec
 from trainrig.train.elastic.warm_actors import WarmActors, only_on
@@ -107,16 +108,9 @@ class WorkerGroup:
         `node` for want of memory."""
         import ray
         import ray.exceptions
-        from ray._private.state import state
-        from ray.core.generated import common_pb2, gcs_pb2
 
-        table: Any = gcs_pb2.WorkerTableData  # type: ignore[attr-defined]
-        by_ray: int = common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY  # type: ignore[attr-defined]
-        for written in state._connect_and_get_accessor().get_worker_table():
-            worker = table.FromString(written)
-            there = worker.worker_address.node_id.hex() == node
-            if there and worker.pid == pid and worker.exit_type == by_ray:
-                return True
+        if ray_private.ended_for_memory(node, pid):
+            return True
         server = self._warm_actors.fork_servers.by_node.get(node)
         with contextlib.suppress(ray.exceptions.RayError):
             if server is not None:
@@ -135,11 +129,6 @@ class WorkerGroup:
         The next worker group would wait for what a train controller that died leaves reserved.
         """
         import ray
-        from ray._private.state import state
-        from ray._raylet import PlacementGroupID
-        from ray.core.generated import gcs_pb2
-        from ray.util import remove_placement_group
-        from ray.util.placement_group import PlacementGroup
 
         ray.wait([self.fit], timeout=END_TIMEOUT)
         if not self.over():  # it waits for worker agents that will never answer
@@ -147,12 +136,7 @@ class WorkerGroup:
             self._warm_actors.mark_controller_lost()
         elif self.controller_died():
             self._warm_actors.mark_controller_lost()
-        table: Any = gcs_pb2.PlacementGroupTableData  # type: ignore[attr-defined]
-        for written in state._connect_and_get_accessor().get_placement_group_table():
-            group = table.FromString(written)
-            own = group.creator_actor_id == self._controller._actor_id.binary()
-            if own and group.state != table.REMOVED:
-                remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
+        ray_private.remove_placement_groups_of(self._controller)
 
 
 def _kill(pids: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of a run went, from what it put on record.
+"""Computes where the time of a run went, from its event log.
 
 Goodput is the share of the wall time in which steps were taken that count. All of the rest has a
 name, and the names add up to the wall time:

@@ -1,7 +1,9 @@
 """The figures of a run: their names, where they are written, how they are read back.
 
 A line of `metrics.jsonl` is `{"step", "attempt", "time", name: value, …}`. The step is the number
-of updates done: the first line of a run says step 1. Held-out losses are a line of their own.
+of updates done: the first line of a run says step 1. Held-out losses are a line of their own, and
+so is each score of `training.evaluations`, written when it is known, with the attempt that saved
+the scored checkpoint.
 A step that was taken again after a fault has a line of each attempt that took it: `series` is the
 one reader of what counts, a line a step, of the newest attempt; `read_lines` gives all, for what
 was spent on them. TensorBoard gets the same names, and hides what was taken again. In a bucket,
@@ -17,6 +19,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,36 +27,148 @@ from trainrig import storage
 from trainrig.processes import append_log
 
 if TYPE_CHECKING:  # whoever reads metrics needs no torch
+    from trainrig.train.evaluations.decisions import ScoredCheckpoint
     from trainrig.train.loss_table import Loss
 
 log = logging.getLogger(__name__)
-NAMES = {
-    "train/loss": "of the global batch; of next tokens: nats per token",
-    "train/grad_norm": "norm of the whole gradient before clipping",
-    "train/lr": "learning rate of the step",
-    "train/tokens": "targets trained on since step 0",
-    "speed/tokens_per_second": "targets of the step over its wall time, all workers",
-    "speed/step_seconds": "wall time of the step",
-    "cluster/workers": "workers of the attempt",
-}
-# `eval/loss` of all held-out rows together, `eval/SOURCE/loss` and `train/SOURCE/loss` of the rows
-# of one source, `train/terms/TERM` of an objective of several terms, before a term's weight.
-LOSSES = re.compile(r"eval/loss|(train|eval)/(.+/loss|terms/.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a run; the rows of docs/metrics.md."""
+
+    name: str  # in capitals what stands for one of several
+    unit: str
+    source: str  # who measures it, and when
+    meaning: str
+
+
+SAMPLED = "`training.metrics.every`"
+BY_LAYER = "`training.metrics.layers_every`"
+TABLE = (
+    Metric("train/loss", "nats per target", "all ranks, every step", "of the global batch"),
+    Metric("train/loss_variance", "nats²", "all ranks, every step", "of micro-batches' means"),
+    Metric("train/grad_norm", "", "all ranks, every step", "of the whole gradient, not clipped"),
+    Metric("train/lr", "", "the schedule", "learning rate of the step, after any cut"),
+    Metric("train/tokens", "targets", "the batches", "trained on since step 0"),
+    Metric("train/data_step", "", "the batches", "number of the step's batch, from 0"),
+    Metric("train/SOURCE/loss", "nats per target", "all ranks, every step", "of one source's rows"),
+    Metric("train/terms/TERM", "", "all ranks, every step", "a term of it, before its weight"),
+    Metric("train/diagnostics/NAME", "", "all ranks, every step", "what the objective looks at"),
+    Metric("eval/loss", "nats per target", "`training.held_out`", "of all held-out rows"),
+    Metric("eval/SOURCE/loss", "nats per target", "`training.held_out`", "of one source's rows"),
+    Metric("eval/terms/TERM", "", "`training.held_out`", "a term of it, before its weight"),
+    Metric("eval/diagnostics/NAME", "", "`training.held_out`", "what the objective looks at"),
+    Metric("averages/HORIZON/loss", "nats per target", "`training.held_out`", "of an average"),
+    Metric("scores/EVALUATION/TASK/METRIC/error", "", "`training.evaluations`", "standard error"),
+    Metric("scores/EVALUATION/TASK/METRIC", "", "`training.evaluations`", "of a checkpoint"),
+    Metric("speed/tokens_per_second", "targets/s", "rank 0, every step", "of the whole run"),
+    Metric("speed/step_seconds", "s", "rank 0, every step", "wall time of the step"),
+    Metric(
+        "speed/mfu",
+        "share of 1",
+        "rank 0, every step",
+        "model FLOPs of the step over what its devices could do (`hardware.toml`) in its time",
+    ),
+    Metric("time/PHASE", "share of 1", "rank 0; on accelerators " + SAMPLED, "of the step's time"),
+    Metric("memory/peak_gib", "GiB", "rank 0, " + SAMPLED, "most that was held at a time"),
+    Metric("cluster/workers", "", "rank 0, every step", "workers of the attempt"),
+    Metric("cluster/slowest_rank", "", "all ranks, " + SAMPLED, "rank that computed for longest"),
+    Metric("cluster/slowest_excess", "share of 1", "all ranks, " + SAMPLED, "beyond the median"),
+    Metric(
+        "noise/gradient_squared", "", "virtual workers, " + SAMPLED, "of the gradient without it"
+    ),
+    Metric(
+        "experts/highest_load", "even shares", "all ranks, every step", "of all layers' experts"
+    ),
+    Metric("experts/lowest_load", "even shares", "all ranks, every step", "of all layers' experts"),
+    Metric(
+        "experts/LAYER/EXPERT/load", "even shares", "all ranks, " + BY_LAYER, "tokens it is sent"
+    ),
+    Metric("noise/trace", "", "virtual workers, " + SAMPLED, "of the covariance of one target"),
+    Metric("noise/scale", "targets", "the mean of 50 of them", "gradient noise scale"),
+    Metric("layers/LAYER/grad_norm", "", "all ranks, " + BY_LAYER, "of a layer, before clipping"),
+    Metric("layers/LAYER/weight_norm", "", "all ranks, " + BY_LAYER, "before the update"),
+    Metric("layers/LAYER/update_norm", "", "all ranks, " + BY_LAYER, "of what the update changed"),
+    Metric("layers/LAYER/update_ratio", "", "all ranks, " + BY_LAYER, "update over weight norm"),
+    Metric("layers/LAYER/activation_rms", "", "first micro-batch, " + BY_LAYER, "of its output"),
+    Metric("layers/LAYER/activation_max", "", "first micro-batch, " + BY_LAYER, "of its output"),
+    Metric(
+        "layers/LAYER/saturated",
+        "share of 1",
+        "first micro-batch, " + BY_LAYER,
+        "of feed-forward units that let less than 1% of their input through",
+    ),
+    Metric(
+        "layers/LAYER/attention_entropy",
+        "nats",
+        "32 queries of its first row, " + BY_LAYER,
+        "of attention's weights, the mean over heads",
+    ),
+    Metric("kinds/KIND/grad_norm", "", "all ranks, " + BY_LAYER, "of a kind, in all layers"),
+    Metric("kinds/KIND/weight_norm", "", "all ranks, " + BY_LAYER, "before the update"),
+    Metric("kinds/KIND/update_norm", "", "all ranks, " + BY_LAYER, "of what the update changed"),
+    Metric("kinds/KIND/update_ratio", "", "all ranks, " + BY_LAYER, "update over weight norm"),
+)
+_FAMILY = re.compile("[A-Z]+")
+NAMES = {each.name: each.meaning for each in TABLE if not _FAMILY.search(each.name)}
+LOSSES = re.compile(
+    "|".join(_FAMILY.sub(".+", re.escape(each.name)) for each in TABLE if _FAMILY.search(each.name))
+    + "|eval/loss",
+    re.DOTALL,
+)
+_PATTERNS = tuple(  # the name of a family holds what its capitals stand for
+    (each, re.compile(_FAMILY.sub(lambda found: f"(?P<{found[0]}>.+)", each.name), re.DOTALL))
+    for each in TABLE
+)
 METRICS = "metrics.jsonl"
 BOARD = "tensorboard"
 
 
+def describe(name: str) -> tuple[str, dict[str, str], str]:
+    """The name in TABLE of the figure `name`, what its capitals stand for by lower-case name, and
+    what it is, with its unit. Raises KeyError if there is none."""
+    # "eval/loss" is a name of its own, though a source may be called anything.
+    matches = ((each, pattern.fullmatch(name)) for each, pattern in _PATTERNS)
+    found = sorted(((m, f) for m, f in matches if f), key=lambda pair: len(pair[1].groupdict()))
+    if not found:
+        raise KeyError(name)
+    metric, match = found[0]
+    labels = {key.lower(): value for key, value in match.groupdict().items()}
+    unit = f" ({metric.unit})" if metric.unit else ""
+    return metric.name, labels, f"{metric.meaning[0].upper()}{metric.meaning[1:]}{unit}."
+
+
 def loss_values(split: str, loss: Loss) -> dict[str, float]:
-    """The metrics of `loss`: of all rows, by source, and by term where there are several.
+    """The metrics of `loss`: of all rows, by source, by term where there are several, diagnostics.
 
     `split`: "train" or "eval". Where training has one source, that is the loss itself.
     """
     values = {f"{split}/loss": loss.total}
+    if split == "train" and loss.variance is not None:
+        values["train/loss_variance"] = loss.variance
     if split == "eval" or len(loss.by_source) > 1:
         values |= {f"{split}/{source}/loss": value for source, value in loss.by_source.items()}
     if len(loss.terms) > 1:
         values |= {f"{split}/terms/{name}": value for name, value in loss.terms.items()}
+    values |= {f"{split}/diagnostics/{name}": value for name, value in loss.diagnostics.items()}
     return values
+
+
+def expert_loads(loss: Loss, each: bool) -> dict[str, float]:
+    """The metrics of experts, if there are any: the highest and the lowest load, and with `each`
+    that of every expert. A load is the tokens of the global batch that an expert is sent, over
+    their mean in its layer: 1 is even."""
+    by_expert = {
+        f"experts/{name.split('/')[1]}/{expert}/load": tokens * len(counts) / max(1, sum(counts))
+        for name, counts in loss.counts.items()
+        for expert, tokens in enumerate(counts)
+    }
+    if not by_expert:
+        return {}
+    loads = by_expert.values()
+    ends = {"experts/highest_load": max(loads), "experts/lowest_load": min(loads)}
+    return ends | by_expert if each else ends
 
 
 class MetricsWriter:
@@ -67,7 +182,7 @@ class MetricsWriter:
         self._board = _Board(storage.join(folder, BOARD), attempt, resumed_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log `values`, named as NAMES or LOSSES say, for `step`.
+        """Log `values`, named as TABLE says, for `step`.
 
         A value that is no number is written as null.
         """
@@ -90,6 +205,29 @@ class MetricsWriter:
         """Flush and close both."""
         self._lines.close()
         self._board.close()
+
+
+def append_scores(folder: str, scored: ScoredCheckpoint) -> None:
+    """Log the scores of a checkpoint. Not by the one process that writes all else: they come when
+    they come, so TensorBoard has them as a run of their own below the run's."""
+    values: dict[str, float] = {}
+    for name, score in scored.scores.items():
+        if "/" not in name:  # a headline score stands there under its own name as well
+            continue
+        values[f"scores/{scored.evaluation}/{name}"] = score.value
+        if score.error is not None:
+            values[f"scores/{scored.evaluation}/{name}/error"] = score.error
+    shown = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    # One line for each, as several processes append and a line of them has to be short.
+    for name, value in shown.items():
+        line = {"step": scored.step, "attempt": scored.attempt, "time": round(time.time(), 3)}
+        append_log.append_line(
+            storage.join(folder, METRICS), (json.dumps(line | {name: value}) + "\n").encode()
+        )
+    place = storage.join(folder, BOARD, scored.evaluation)
+    board = _Board(place, scored.attempt, resumed_step=scored.step - 1)
+    board.add(scored.step, values)
+    board.close()
 
 
 class _Board:

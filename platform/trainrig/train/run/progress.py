@@ -1,4 +1,4 @@
-"""What is said of a run while it goes on: from the lines that it writes, one line of text.
+"""Formats the progress line of a run from its metrics.
 
 It reads the run folder and nothing else, so it can follow a run that another process drives.
 """

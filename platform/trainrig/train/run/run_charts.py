@@ -15,8 +15,10 @@ from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, BarPart, BarRow, Interruptions, NoisyCurve, Numbers
 from trainrig.report import Cell, Chart, ReportTable, duration, percent, visible
+from trainrig.train.evaluations.decisions import ScoredCheckpoint
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.prediction import Prediction
+from trainrig.train.run.scores.records import EarlyEnd
 
 Line = Mapping[str, Any]
 TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
@@ -36,6 +38,26 @@ class RunReportData:
     events: Sequence[Line]
     goodput: Goodput
     prediction: Prediction | None = None  # of the law that it was planned by
+    # Of each evaluation that has some, those that count, in order of steps.
+    evaluated: Sequence[Sequence[ScoredCheckpoint]] = ()
+    end: EarlyEnd | None = None  # what scores decided
+
+    @property
+    def last_step(self) -> int:
+        """At which the run is at its end."""
+        return self.end.step if self.end else self.steps
+
+    objective: str = ""  # kind of it
+
+    @property
+    def unit(self) -> str:
+        """Of the loss: nats of a token, but for objectives of answers."""
+        return "nats per token" if self.objective in ("", "CausalLM", "SFT") else "nats"
+
+    @property
+    def scores(self) -> bool:
+        """Whether the model is to score, not to speak."""
+        return self.objective in ("Reward", "ProcessReward")
 
     @property
     def moves(self) -> list[Line]:
@@ -57,7 +79,7 @@ def _mean_over(points: int) -> int:
 def loss_chart(run_data: RunReportData) -> Chart:
     """The training loss by step through every restart, with the held-out loss."""
     steps, losses = values(run_data.updates, "step"), values(run_data.updates, "train/loss")
-    curve = NoisyCurve(steps, losses, _mean_over(len(steps)), "step", "loss (nats per token)")
+    curve = NoisyCurve(steps, losses, _mean_over(len(steps)), "step", f"loss ({run_data.unit})")
     held_out = (values(run_data.held_out, "step"), values(run_data.held_out, "eval/loss"))
     marks = Interruptions(
         held_out=held_out,
@@ -66,10 +88,10 @@ def loss_chart(run_data: RunReportData) -> Chart:
     )
     if len(held_out[0]):
         plot = partial(figures.plot_interrupted_curve, curve=curve, interruptions=marks)
-        title = f"Held-out loss {held_out[1][0]:.2f} → {held_out[1][-1]:.2f} nats per token"
+        title = f"Held-out loss {held_out[1][0]:.2f} → {held_out[1][-1]:.2f} {run_data.unit}"
     else:
         plot = partial(figures.plot_curve, curve=curve)
-        title = f"Training loss {losses[0]:.2f} → {losses[-1]:.2f} nats per token"
+        title = f"Training loss {losses[0]:.2f} → {losses[-1]:.2f} {run_data.unit}"
     return Chart(
         title,
         figures.draw(plot, 290),
@@ -78,7 +100,7 @@ def loss_chart(run_data: RunReportData) -> Chart:
         + ("; diamonds: held out" if len(held_out[0]) else "")
         + ("; numbered: where a later attempt goes on" if marks.restarts else "")
         + ("; dotted: steps that one took again." if marks.thrown_away else "."),
-        table=_series_table("Training loss", run_data.updates, "train/loss", "nats per token"),
+        table=_series_table("Training loss", run_data.updates, "train/loss", run_data.unit),
     )
 
 
@@ -98,9 +120,9 @@ def sources_chart(run_data: RunReportData) -> Chart:
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6))
         ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
-        ax.set(xlabel="step", ylabel="held-out loss (nats per token)")
+        ax.set(xlabel="step", ylabel=f"held-out loss ({run_data.unit})")
 
-    title = f"Hardest to predict: {names[ordered[0]]}, {last[ordered[0]]:.2f} nats per token"
+    title = f"Hardest to predict: {names[ordered[0]]}, {last[ordered[0]]:.2f} {run_data.unit}"
     if len(ordered) > 1:
         title += f"; easiest: {names[ordered[-1]]}, {last[ordered[-1]]:.2f}"
     more = f" Drawn: the {len(shown)} with the highest loss." if len(ordered) > len(shown) else ""

@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,9 @@ class TrainingAttempt:
 
     number: int
     resumed_step: int
+    # It was no try at all, but a record that the run goes back to `resumed_step` and past this data
+    # (from, up to, without).
+    skip: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,29 @@ class RunFolder:
             for path in storage.list_files(storage.join(self.path, "attempts"), ".json")
         ]
         return sorted(
-            (TrainingAttempt(entry["number"], entry["resumed_step"]) for entry in found),
+            (
+                TrainingAttempt(entry["number"], entry["resumed_step"], _pair(entry.get("skip")))
+                for entry in found
+            ),
             key=lambda attempt: attempt.number,
         )
+
+    @staticmethod
+    def counts(step: int, number: int, attempts: Sequence[TrainingAttempt]) -> bool:
+        """Whether what attempt `number` left of `step` counts: none of `attempts` after it resumed
+        from before. So what an outlived worker leaves behind its successors' backs is ignored
+        (fencing), and so is what they went back from."""
+        return not any(each.number > number and each.resumed_step < step for each in attempts)
+
+    def identity(self) -> str:
+        """What tells this run from any other, in this folder or elsewhere: drawn with its first
+        attempt. Raises FileNotFoundError before."""
+        first = storage.read(storage.join(self.path, "attempts", "0001.json"))
+        return str(json.loads(first)["owner"])
+
+    def has_rolled_back(self, attempt: TrainingAttempt) -> bool:
+        """Whether `attempt` ended for the run to go on from before a spike."""
+        return any(each.skip and each.number > attempt.number for each in self.attempts())
 
     def is_gone(self, attempt: TrainingAttempt) -> bool:
         """Whether the record of `attempt` was removed, and so, surely, the folder: nothing that is
@@ -87,11 +110,22 @@ class RunFolder:
         except (OSError, ClusterError):
             return False
 
-    def take_attempt(self, resumed_step: int) -> TrainingAttempt:
-        """The next attempt's number, ours alone, on record as resuming from `resumed_step`."""
+    def take_attempt(
+        self, resumed_step: int, skip: tuple[int, int] | None = None
+    ) -> TrainingAttempt:
+        """The next attempt's number, ours alone, on record as resuming from `resumed_step`.
+
+        `skip`: it stands for a rollback to there, past this data. So one file, created at once or
+        not at all, has every reader ignore the checkpoints after that step, and skip the data.
+        """
         while True:
             number = max((attempt.number for attempt in self.attempts()), default=0) + 1
             entry = {"number": number, "resumed_step": resumed_step, "owner": secrets.token_hex(8)}
+            entry |= {"skip": skip} if skip else {}
             path = storage.join(self.path, "attempts", f"{number:04d}.json")
             if storage.create(path, json.dumps(entry).encode()):
-                return TrainingAttempt(number, resumed_step)
+                return TrainingAttempt(number, resumed_step, skip)
+
+
+def _pair(entry: list[int] | None) -> tuple[int, int] | None:
+    return (entry[0], entry[1]) if entry else None

@@ -18,6 +18,8 @@ from trainrig.train.run import metrics
 from trainrig.train.run.goodput import account_time
 from trainrig.train.run.prediction import read_prediction
 from trainrig.train.run.prediction_chart import comparison, prediction_chart
+from trainrig.train.run.preference_charts import preference_charts
+from trainrig.train.run.rollout_charts import rollout_charts
 from trainrig.train.run.run_charts import (
     Line,
     RunReportData,
@@ -30,12 +32,19 @@ from trainrig.train.run.run_charts import (
     values,
 )
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.scores.charts import score_chart
+from trainrig.train.run.scores.records import read_end, usable_scores
+from trainrig.train.run.signal_charts import signal_charts
 
 PAGE = "report.html"
 RUN_FILE = "run.toml"
 EVENTS_SHOWN = 200
+ALARMS_SHOWN = 5
 # Left out of the table: each worker's, and what is as usual.
-ORDINARY = {"worker_started", "first_step", "checkpoint", "numerics"}
+ORDINARY = {
+    *("worker_started", "first_step", "checkpoint", "numerics"),
+    *("evaluation_started", "evaluated"),
+}
 COMMON = {"event", "time", "pid", "host", "attempt", "step"}  # have columns, or say nothing here
 
 
@@ -65,11 +74,15 @@ def read_report_data(folder: str) -> RunReportData:
     """What the files of the run in `folder` say so far. Raises DataError if that is nothing."""
     file = storage.join(folder, RUN_FILE)
     if not storage.exists(file):
-        raise DataError(f"{folder}: no {RUN_FILE}; name the folder of a run of pretrain, posttrain")
+        raise DataError(
+            f"{folder}: no {RUN_FILE}; name the folder of a run of pretrain, posttrain or rl"
+        )
     lines = list(metrics.read_lines(folder))
     if not lines:
         raise DataError(f"{folder}: not one update yet, so there is nothing to report")
     run = tomllib.loads(storage.read(file).decode())
+    named = [each["name"] for each in run["training"].get("evaluations", ())]
+    scores = [usable_scores(RunFolder(folder), name) for name in named]
     events = list(RunFolder(folder).events())
     updates = metrics.series(folder)
     counted = {line["step"]: line["attempt"] for line in updates}
@@ -87,6 +100,9 @@ def read_report_data(folder: str) -> RunReportData:
         events=events,
         goodput=account_time(events, lines),
         prediction=read_prediction(folder),
+        evaluated=[each for each in scores if each],
+        end=read_end(RunFolder(folder)),
+        objective=run.get("objective", {}).get("kind", ""),
     )
 
 
@@ -98,8 +114,17 @@ def run_page(run_data: RunReportData) -> str:
     if run_data.held_out:
         charts.append(sources_chart(run_data))
     sections = [Section("loss", "How well it predicts", tuple(charts))]
+    if rollouts := rollout_charts(run_data):  # first: a policy's loss says little
+        sections.insert(0, Section("rollouts", "What its answers are worth", tuple(rollouts)))
+    if preferences := preference_charts(run_data):
+        sections.append(Section("preferences", "What it prefers", tuple(preferences)))
+    if run_data.evaluated:
+        drawn = tuple(score_chart(each) for each in run_data.evaluated)
+        sections.append(Section("scores", "What it can do", drawn))
     steady = (gradient_chart(run_data), rate_chart(run_data))
     sections.append(Section("steadiness", "How steadily it learnt", steady))
+    if signals := signal_charts(run_data):
+        sections.append(Section("signals", "What its steps measured", tuple(signals)))
     speed = (
         speed_chart(run_data),
         *((goodput_chart(run_data.goodput),) if run_data.goodput.wall else ()),
@@ -125,18 +150,33 @@ def _verdict(run_data: RunReportData) -> report.Verdict:
         warnings.append(
             f"Global batches that no update was made from: {len(skipped)}; see the events."
         )
+    warnings += [_told(event) for event in run_data.events if event["event"] == "spike"]
+    alarms = [event for event in run_data.events if event["event"] == "alarm"]
+    warnings += [f"Alarm: {alarm['what']}; {alarm['action']}." for alarm in alarms[-ALARMS_SHOWN:]]
     if any(event["event"] == "numerics_changed" for event in run_data.events):
         warnings.append("Machine or libraries changed on the way: other bits may have resulted.")
-    if done < run_data.steps:
+    failed = [event for event in run_data.events if event["event"] == "evaluation_failed"]
+    warnings += [f"Not scored at step {e['step']:,}: {e['problem']}." for e in failed[-1:]]
+    if done < run_data.last_step:
         warnings.append("Not at its last step: the same command goes on.")
     what = "held-out loss" if run_data.held_out else "loss"
     lines, name = (
         (run_data.held_out, "eval/loss") if run_data.held_out else (run_data.updates, "train/loss")
     )
     loss = values(lines, name)[-1]
-    sentence = f"{done:,} of {run_data.steps:,} steps; {what} {loss:.3f} nats per token."
+    sentence = f"{done:,} of {run_data.steps:,} steps; {what} {loss:.3f} {run_data.unit}."
+    if run_data.end and done >= run_data.end.step:
+        sentence += f" At its end, by its scores: {run_data.end.why}."
     state: Literal["done", "warning"] = "warning" if warnings else "done"
     return report.Verdict(sentence, state, tuple(warnings))
+
+
+def _told(spike: Line) -> str:
+    (begin, end), back_to = spike["skip"], spike["back_to"]
+    done = "its outliers were skipped"
+    if back_to is not None:
+        done = f"back to step {back_to:,}, and past the data steps {begin:,} to {end - 1:,}"
+    return f"Spike after step {spike['step']:,}: {done}."
 
 
 def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
@@ -144,7 +184,7 @@ def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
     speeds = values(run_data.updates, "speed/tokens_per_second")
     last = run_data.updates[-1]
     figures = [
-        KeyFigure("Training loss", f"{losses[-1]:.3f}", "nats per token", f"{losses[0]:.3f} first"),
+        KeyFigure("Training loss", f"{losses[-1]:.3f}", run_data.unit, f"{losses[0]:.3f} first"),
         KeyFigure("Trained on", short(last["train/tokens"]), "tokens", f"{last['step']:,} steps"),
         KeyFigure(
             "Speed",
@@ -162,18 +202,14 @@ def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
     if run_data.held_out:
         held_out = values(run_data.held_out, "eval/loss")
         first = f"{held_out[0]:.3f} at step {run_data.held_out[0]['step']:,}"
-        figures.insert(
-            0, KeyFigure("Held-out loss", f"{held_out[-1]:.3f}", "nats per token", first)
-        )
+        figures.insert(0, KeyFigure("Held-out loss", f"{held_out[-1]:.3f}", run_data.unit, first))
     if run_data.prediction:
         actual, predicted, low, high = comparison(run_data, run_data.prediction)
         sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
         against = (
             f"{actual:.3f} came, {actual / predicted - 1:+.1%}; law {run_data.prediction.law}{sure}"
         )
-        figures.insert(
-            1, KeyFigure("Predicted loss", f"{predicted:.3f}", "nats per token", against)
-        )
+        figures.insert(1, KeyFigure("Predicted loss", f"{predicted:.3f}", run_data.unit, against))
     return tuple(figures)
 
 
@@ -201,9 +237,14 @@ def _details(event: Mapping[str, Any]) -> str:
 
 
 def _commands(run_data: RunReportData) -> tuple[report.PageCommand, ...]:
-    if run_data.updates[-1]["step"] < run_data.steps:
+    if run_data.updates[-1]["step"] < run_data.last_step:
         go_on = f"trainrig {run_data.verb} {run_data.folder}/{RUN_FILE}"
         return (report.PageCommand(go_on, "Go on from the newest checkpoint"),)
+    if run_data.scores:
+        return (
+            report.PageCommand("trainrig score RUN.toml", "Let it score answers"),
+            report.PageCommand(f"trainrig export {run_data.folder} OUT", "Give it to Transformers"),
+        )
     return (
         report.PageCommand(f"trainrig generate {run_data.folder} --prompt TEXT", "Let it write"),
         report.PageCommand(f"trainrig export {run_data.folder} OUT", "Give it to Transformers"),

@@ -1,13 +1,25 @@
 """What a rank writes down of an attempt: figures, samples, and what was out of the ordinary."""
 
 import logging
+import resource
+import sys
 import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from trainrig.errors import Diverged
+from trainrig import hardware
+from trainrig.errors import ConfigError, Diverged
+from trainrig.flops import token_flops
+from trainrig.objectives import SFT, CausalLM
+from trainrig.objectives.contract import Watchful
+from trainrig.optim.noise_scale import NoiseEstimate, RunningNoiseScale
 from trainrig.parallel import numerics
-from trainrig.tokens.batches import LocalBatch
+from trainrig.parallel.phase_clock import PhaseClock
+from trainrig.tokens.batches import IDS, LocalBatch
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
 from trainrig.train.run import metrics
@@ -18,6 +30,7 @@ from trainrig.train.state import TrainState
 from trainrig.train.step import StepFigures
 
 log = logging.getLogger(__name__)
+WATCHED_STEPS = 10  # over which diagnostics are averaged before an objective may warn
 
 
 class StepLogger:
@@ -32,47 +45,96 @@ class StepLogger:
         self._samples = SampleLog(job.folder, attempt.number, dist.get_rank())
         self._began = time.perf_counter()
         self._stepped = False  # in this attempt
+        self._noise = RunningNoiseScale()
+        if first:
+            for line in metrics.series(job.folder):
+                if line["step"] <= state.step:
+                    self._hear_noise(line)
+        self._utilisation = Utilisation(job) if first else None
+        self._newest: deque[Mapping[str, float]] = deque(maxlen=WATCHED_STEPS)  # diagnostics
+        self._warned = False  # by the objective, in this attempt
 
-    def log_step(self, local: LocalBatch, figures: StepFigures) -> None:
-        """An update was made, of which this rank had `local`."""
+    def log_step(self, local: LocalBatch, figures: StepFigures, clock: PhaseClock) -> None:
+        """An update was made, of which this rank had `local`, and whose phases `clock` timed."""
         step = self._state.step
         self._samples.write(step, (micro for micro, real in local.assigned if real))
         self._began, seconds = time.perf_counter(), time.perf_counter() - self._began
+        phases = clock.take()
         if self._metrics:
             if not self._stepped:
                 self._folder.record("first_step", attempt=self._attempt.number, step=step)
                 self._stepped = True
             values = {
                 **metrics.loss_values("train", figures.loss),
+                **metrics.expert_loads(figures.loss, self._job.training.metrics.layers_due(step)),
                 "train/grad_norm": figures.grad_norm,
                 "train/lr": figures.rate,
                 "train/tokens": self._state.tokens,
+                "train/data_step": self._state.data_step - 1,
                 "speed/step_seconds": seconds,
                 "speed/tokens_per_second": figures.tokens / seconds,
                 "cluster/workers": dist.get_world_size(),
+                **figures.measured,
             }
+            if clock.measured:
+                values |= {f"time/{name}": share / seconds for name, share in phases.items()}
+            if self._utilisation and (share := self._utilisation.of(local, seconds)):
+                values["speed/mfu"] = share
+            self._hear_noise(values)
+            if (scale := self._noise.value()) and "noise/trace" in values:
+                values["noise/scale"] = scale
+            if self._job.training.metrics.due(step):
+                values["memory/peak_gib"] = peak_memory() / 2**30
             self._metrics.write(step, values)
+            self._watch(step, figures.loss.diagnostics)
+
+    def _watch(self, step: int, diagnostics: Mapping[str, float]) -> None:
+        """Have the objective say once if its diagnostics of the newest steps are not as wanted."""
+        objective = self._job.objective
+        if self._warned or not isinstance(objective, Watchful):
+            return
+        self._newest.append(diagnostics)
+        if len(self._newest) < WATCHED_STEPS:
+            return
+        means = {
+            name: sum(each[name] for each in self._newest) / WATCHED_STEPS
+            for name in diagnostics
+            if all(name in each for each in self._newest)
+        }
+        if problem := objective.warning(means):
+            self._warned = True
+            number = self._attempt.number
+            self._folder.record("objective_warning", attempt=number, step=step, what=problem)
+            log.warning("%s: step %d: %s", self._job.folder, step, problem)
+
+    def _hear_noise(self, line: Mapping[str, Any]) -> None:
+        if line.get("noise/trace") is not None:
+            found = NoiseEstimate(line["noise/gradient_squared"], line["noise/trace"])
+            self._noise.add(found)
 
     def log_skipped(self, figures: StepFigures) -> None:
-        """No update could be made. Raises Diverged if it was one too many in a row."""
+        """No update was made. Raises Diverged if none could be, once too often in a row."""
         step, (first, end) = self._state.step, self._state.skipped[-1]
-        what = f"data step {end - 1}, after step {step}: {figures.fault}"
+        first = max([first, *(each.end for each in self._state.skip_ranges if each.end < end)])
+        what = f"data step {end - 1}, after step {step}: {figures.why_skipped}"
         if self._metrics:
-            details = {"step": step, "data_step": end - 1, "what": figures.fault}
+            details = {"step": step, "data_step": end - 1, "what": figures.why_skipped}
             self._folder.record("step_skipped", attempt=self._attempt.number, **details)
             log.warning("no update was made (%s)", what)
         allowed = self._job.training.max_skipped_steps
-        if end - first > allowed:
+        if figures.outlier is None and end - first > allowed:
             raise Diverged(
                 f"{self._job.folder}: no update can be made from {end - first} global batches in a "
                 f"row (the last: {what}); training.max_skipped_steps allows {allowed}. Lower "
                 "training.optimizer.lr, or see with `trainrig trace` what data it was"
             )
 
-    def log_held_out(self, loss: Loss) -> None:
-        """The held-out loss was measured."""
+    def log_held_out(self, loss: Loss, averaged: Mapping[int, float]) -> None:
+        """The held-out loss was measured; `averaged`: that of each average, by its horizon."""
         if self._metrics:
-            self._metrics.write(self._state.step, metrics.loss_values("eval", loss))
+            values = metrics.loss_values("eval", loss)
+            values |= {f"averages/{horizon}/loss": each for horizon, each in averaged.items()}
+            self._metrics.write(self._state.step, values)
 
     def log_numerics(self) -> None:
         """Note what the bits depend on, and say so if it is not what it was; every rank calls it.
@@ -109,3 +171,43 @@ class StepLogger:
         self._samples.close()
         if self._metrics:
             self._metrics.close()
+
+
+class Utilisation:
+    """How much of its devices a run uses, all like this rank's: model FLOPs utilisation (Chowdhery
+    et al. 2022, arXiv:2204.02311, appendix B).
+
+    Counted is what a step takes by `trainrig.flops`, forward and backward; neither what is
+    recomputed nor the half of attention that a causal model does not see.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        # Of others, not each pass goes forward and backward through this model alone.
+        plain = isinstance(job.objective, CausalLM | SFT) and not (job.adapter or job.frozen)
+        self._model, self._peak = job.model if plain else None, 0.0  # FLOP/s of one worker
+        offers = hardware.load()
+        device = offers.devices[hardware.local_device(offers)]
+        try:
+            peak = device.peak(job.training.precision.peak)
+        except ConfigError:  # the table does not say
+            self._model = None
+        else:
+            self._peak = peak * (1 if device.accelerator else job.training.threads)
+
+    def of(self, local: LocalBatch, seconds: float) -> float | None:
+        """Share of the peak of all workers in a step of `seconds`, of which this rank had `local`;
+        None where it is not known."""
+        if self._model is None or seconds <= 0:
+            return None
+        rows, length = local.assigned[0][0].arrays[IDS].shape
+        tokens = int(local.micro_batches * rows * length)
+        flops = token_flops(self._model, int(length)).training * tokens
+        return flops / (seconds * self._peak * dist.get_world_size())
+
+
+def peak_memory() -> int:
+    """Most bytes that this rank has held at a time: of its accelerator's, or of the host's."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,152 @@
+"""Checkpoints that hold an adapter alone: `adapter.NAME` and their optimizer's memory.
+
+The base is another checkpoint, which adapter_entries.py knows by path and sum.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.models.decoder import DecoderConfig
+from trainrig.models.lora.layers import (
+    SCALES,
+    TRAINED,
+    adapter_shapes,
+    held,
+    merge,
+    quantise,
+    restore,
+)
+from trainrig.parallel.norm import row_sums
+from trainrig.train.checkpoint.adapter_entries import check_base
+from trainrig.train.checkpoint.found import read_entries
+from trainrig.train.checkpoint.reader import (
+    HEAD,
+    check_start,
+    draw_head,
+    lacks_head,
+    read_tensors,
+    read_together,
+)
+from trainrig.train.job import Adapter, TrainingJob
+from trainrig.train.state import TrainState
+
+
+def load_base(state: TrainState, job: TrainingJob) -> None:
+    """Fill the frozen weights of `state` from the base of the job's adapter, and what of the
+    adapter begins with them. Every rank must call it.
+
+    Raises ConfigError if the base is of another model, or is no longer what the job names.
+    """
+    adapter = job.adapter
+    assert adapter is not None
+
+    def read() -> None:
+        check_base(adapter)
+        entries = read_entries(adapter.base)
+        check_start(adapter.base, entries, job.model)
+        fresh = {HEAD} if lacks_head(entries, job.model) else set()
+        if fresh:
+            draw_head(state.model, job)
+        for names in _by_layer(state.model).values():
+            _read_frozen(adapter, state.model, [name for name in names if name not in fresh])
+
+    read_together(adapter.base, read)
+
+
+def _by_layer(model: nn.Module) -> dict[str, list[str]]:
+    """Names of the frozen weights, those of a layer together: what is read at once is held in
+    float32 beside them."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, _ in model.named_parameters():
+        if name.rpartition(".")[2] not in (*TRAINED, SCALES):
+            parts = name.split(".")
+            groups[".".join(parts[:2]) if parts[0] == "layers" else ""].append(name)
+    return groups
+
+
+@torch.no_grad()
+def _read_frozen(adapter: Adapter, model: nn.Module, names: list[str]) -> None:
+    parameters = dict(model.named_parameters())
+    whole = {
+        name: parameters[name] if _is_float32(parameters[name]) else _float32(parameters[name])
+        for name in names
+    }
+    read_tensors(adapter.base, {f"model.{name}": value for name, value in whole.items()})
+    for name, value in whole.items():
+        path, _, last = name.rpartition(".")
+        local = _local(value)
+        scales = parameters.get(f"{path}.{SCALES}") if last == "weight" else None
+        if scales is not None:
+            rounded, by_row = quantise(local)
+            _local(parameters[name]).copy_(rounded)
+            _local(scales).copy_(by_row)
+            local = restore(rounded, by_row)
+        elif value is not parameters[name]:
+            _local(parameters[name]).copy_(local)
+            local = _local(parameters[name]).float()
+        if last == "weight" and (magnitude := parameters.get(f"{path}.magnitude")) is not None:
+            _local(magnitude).copy_(row_sums(local).sqrt())  # the same bits on any slice
+
+
+def _is_float32(parameter: Tensor) -> bool:
+    return parameter.dtype == torch.float32
+
+
+def _float32(parameter: Tensor) -> Tensor:
+    """Room for `parameter` in float32, sharded as it is."""
+    if not isinstance(parameter, DTensor):
+        return torch.empty(parameter.shape)
+    local = torch.empty(parameter.to_local().shape, device=parameter.device)
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(frozen=True)
+class OpenAdapter:
+    """The adapter of a checkpoint, whole and on the CPU."""
+
+    of: Adapter
+    tensors: dict[str, Tensor]  # by the model's own names
+
+
+def open_adapter(checkpoint: str, adapter: Adapter, config: DecoderConfig) -> OpenAdapter:
+    """The tensors of the adapter in `checkpoint`."""
+    shapes = adapter_shapes(config, adapter.lora)
+    tensors = {f"adapter.{name}": torch.empty(shape) for name, shape in shapes.items()}
+    read_tensors(checkpoint, tensors)
+    return OpenAdapter(adapter, {n.removeprefix("adapter."): t for n, t in tensors.items()})
+
+
+def merged_weight(opened: OpenAdapter, name: str, weight: Tensor) -> Tensor:
+    """A tensor of the base, float32, with the adapter in it, or the adapter's own; the base
+    as it was trained on: rounded if it was held in bfloat16 or int8."""
+    lora = opened.of.lora
+    if name in opened.tensors:  # a head that is trained whole
+        return opened.tensors[name]
+    path, _, _ = name.rpartition(".")
+    own = {n: t for n, t in opened.tensors.items() if n.rpartition(".")[0] == path}
+    plain = {name: held(name, weight, lora.base)}
+    return merge(plain, own if name.endswith(".weight") else {}, lora)[name]
+
+
+def require_base(adapter: Adapter) -> None:
+    """Raise DataError unless the base of `adapter` is there, and is what it was."""
+    try:
+        check_base(adapter)
+    except ConfigError as problem:
+        raise DataError(str(problem)) from None

@@ -1,0 +1,87 @@
+"""What a checkpoint of an adapter says of itself and of its base; needs no torch.
+
+In state.json:
+
+    "adapter": {"lora": {…}, "base": PATH, "manifest_sha256": SUM}
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from trainrig import storage
+from trainrig.config import build
+from trainrig.errors import ConfigError
+from trainrig.manifest import difference_of
+from trainrig.models.lora.settings import LoRA
+from trainrig.train.checkpoint.manifest import KEPT, MANIFEST
+from trainrig.train.job import Adapter
+
+
+def manifest_sum(checkpoint: str) -> str:
+    """SHA-256 of the manifest of `checkpoint`, which names the sums of all else there."""
+    return hashlib.sha256(storage.read(storage.join(checkpoint, MANIFEST))).hexdigest()
+
+
+def check_base(adapter: Adapter) -> None:
+    """Raise ConfigError unless the base of `adapter` is there, and is what it was."""
+    try:
+        found = manifest_sum(adapter.base)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{adapter.base}: gone, but an adapter needs it as its base; put it back"
+        ) from None
+    if found != adapter.base_sum:
+        raise ConfigError(
+            f"{adapter.base}: another checkpoint than the base of the adapter (manifest "
+            f"{found[:12]}…, wanted {adapter.base_sum[:12]}…); put that one back"
+        )
+
+
+def adapter_of(checkpoint: str, entries: Mapping[str, Any]) -> Adapter | None:
+    """The adapter that `checkpoint`, whose `entries` were read, is of; None: it is a model."""
+    there = entries.get("adapter")
+    if there is None:
+        return None
+    lora = build(LoRA, there["lora"], f"{checkpoint}: adapter")
+    return Adapter(lora, there["base"], there["manifest_sha256"])
+
+
+def check_adapter(checkpoint: str, entries: Mapping[str, Any], wanted: Adapter | None) -> None:
+    """Raise ConfigError unless `checkpoint`, whose `entries` were read, is of the same kind of
+    adapter of the same base; None: a model."""
+    found = adapter_of(checkpoint, entries)
+    if found is None or wanted is None:
+        if found is not wanted:
+            there = "a whole model" if found is None else f"an adapter of {found.base}"
+            raise ConfigError(
+                f"{checkpoint}: holds {there}, but the run file has "
+                f"{'no ' if wanted is None else ''}[lora]; use another `output`"
+            )
+        return
+    if found.base_sum != wanted.base_sum:
+        raise ConfigError(
+            f"{checkpoint}: an adapter of another base ({found.base}) than the run file's "
+            f"({wanted.base}); name that one, or use another `output`"
+        )
+    if found.lora != wanted.lora:
+        change = difference_of(
+            found.lora.model_dump(mode="json"), wanted.lora.model_dump(mode="json")
+        )
+        raise ConfigError(f"{checkpoint}: other [lora] ({change}); use another `output`")
+
+
+def entries_of(adapter: Adapter) -> dict[str, Any]:
+    """What a checkpoint says of `adapter`."""
+    return {
+        "lora": adapter.lora.model_dump(mode="json"),
+        "base": adapter.base,
+        "manifest_sha256": adapter.base_sum,
+    }
+
+
+def keep_base(adapter: Adapter, run_folder: str) -> None:
+    """Have the run that made the base never delete it: whoever cleans up there looks for this."""
+    by = json.dumps({"adapter": run_folder}).encode()
+    storage.create(storage.join(adapter.base, KEPT), by)

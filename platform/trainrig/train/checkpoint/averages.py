@@ -1,0 +1,61 @@
+"""Averaged weights as a checkpoint of their own, which can be evaluated, exported and tuned."""
+
+import torch
+from torch import Tensor
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.models.decoder import Decoder
+from trainrig.train.checkpoint.found import describe, resolve, tokenizer_files
+from trainrig.train.checkpoint.manifest import committed, find_damage
+from trainrig.train.checkpoint.model import open_model, write_model
+from trainrig.train.checkpoint.reader import read_tensors
+from trainrig.train.run.run_folder import RunFolder
+
+
+def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
+    """Write the mean of the weights of the `count` newest whole checkpoints of the run folder `run`
+    as a new run folder `out`; its checkpoint, and their steps.
+
+    Added in float64, the oldest first: the same bits whoever wrote them. Raises DataError if there
+    are not as many.
+    """
+    folder = RunFolder(run)
+    paths: dict[int, str] = {}
+    for path, step, _ in committed(folder, folder.checkpoints):
+        if len(paths) < count and step not in paths and not find_damage(path, thorough=False):
+            paths[step] = path
+    if len(paths) < count:
+        raise DataError(
+            f"{run}: {len(paths)} whole checkpoints, so the last {count} cannot be averaged; give "
+            "a smaller --last, or train with a larger training.checkpoints.keep"
+        )
+    total: dict[str, Tensor] = {}
+    for step in sorted(paths):
+        for name, value in open_model(paths[step]).weights.items():
+            total[name] = total[name] + value.double() if name in total else value.double()
+    mean = {name: (value / count).float() for name, value in total.items()}
+    return _write(paths[max(paths)], mean, out), sorted(paths)
+
+
+def write_average(run: str, horizon: int, out: str) -> str:
+    """Write the average over about `horizon` updates that the newest checkpoint of `run` holds as a
+    new run folder `out`; its checkpoint. Raises ConfigError if it holds none such."""
+    path = resolve(run)
+    config, _ = describe(path)
+    with torch.device("meta"):
+        shapes = {name: each.shape for name, each in Decoder(config).named_parameters()}
+    held = {f"average.{horizon}.{name}": torch.empty(shape) for name, shape in shapes.items()}
+    try:
+        read_tensors(path, held)
+    except ConfigError:
+        raise ConfigError(
+            f"{path}: has no average over {horizon} updates; train with "
+            f"training.averaging.horizons = [{horizon}], or average the last checkpoints (--last)"
+        ) from None
+    prefix = f"average.{horizon}."
+    return _write(path, {name.removeprefix(prefix): each for name, each in held.items()}, out)
+
+
+def _write(like: str, weights: dict[str, Tensor], out: str) -> str:
+    config, tokenizer = describe(like)
+    return write_model(out, config, tokenizer, weights, tokenizer_files(like).beside)

@@ -1,0 +1,198 @@
+"""Scores the checkpoints of a run in Ray tasks beside its training.
+
+The driver looks at the run folder, not at the workers: a checkpoint that is whole, due and without
+a score is asked, the oldest first, one at a time for each evaluation. So a driver that follows
+another, or a task that died, goes on from what is there.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from trainrig.errors import ClusterError, ClusterLost, TrainrigError, Unfinished
+from trainrig.processes.stop_file import StopRequests
+from trainrig.ray_runtime.ray_local import while_ray_lives
+from trainrig.train.checkpoint import committed
+from trainrig.train.checkpoint.clean_up import clean_up
+from trainrig.train.elastic.failure_cause import last_line
+from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
+from trainrig.train.evaluations.settings import RunEvaluation
+from trainrig.train.job import TrainingJob
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.scores.records import (
+    forget_failures,
+    read_scores,
+    scorecard_folder,
+    write_scores,
+)
+from trainrig.train.scoring.contract import ScoringRequest, make_scoring
+
+log = logging.getLogger(__name__)
+LOOK_EVERY = 0.5  # s between two looks for a checkpoint to score
+TRIES = 3  # of one checkpoint, whose task dies or raises
+LONGEST_PROBLEM = 500  # characters
+
+Outcome = tuple[Mapping[str, CheckpointScore], str | None]
+"""Scores, and why there are none."""
+
+
+class ScoringTasks:
+    """The evaluations of one run, from one driver's start to its end."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._training, self._folder = job.training, RunFolder(job.folder)
+        self._closing = threading.Event()
+        self._tries: dict[tuple[str, str], int] = {}  # by evaluation and checkpoint
+        self._broken: Exception | None = None  # what a thread of ours ended by
+        self._threads = [
+            threading.Thread(target=self._run, args=(each,), name=f"score {each.name}", daemon=True)
+            for each in job.training.evaluations
+            if each.where == "task"
+        ]
+
+    def __enter__(self) -> Self:
+        for evaluation in self._training.evaluations:
+            forget_failures(self._folder, evaluation.name)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closing.set()
+        for thread in self._threads:
+            thread.join()
+
+    def finish(self, stop: StopRequests) -> None:
+        """Return once every checkpoint that is due is scored, and those that were held for it are
+        no more. Raises Unfinished when asked to stop, ClusterError for what scores too badly to go
+        on."""
+        evaluations = self._training.evaluations
+        if not evaluations:
+            return
+        for evaluation in evaluations:
+            while self._left(evaluation):
+                if self._broken:
+                    raise ClusterError(f"{self._folder.path}: {self._broken}") from self._broken
+                if how := stop.wanted():
+                    stop.honoured()
+                    raise Unfinished(
+                        f"{self._folder.path}: trained to its end, and stopped by {how} before all "
+                        "of it was scored; the same command goes on from there"
+                    )
+                if evaluation.where == "workers":  # they ended before they had scored it
+                    self._score_oldest(evaluation)
+                else:
+                    self._closing.wait(LOOK_EVERY)
+        newest = self._folder.attempts()[-1]
+        settings = self._training.checkpoints
+        clean_up(self._folder, self._folder.checkpoints, newest, settings, self._training)
+
+    def _run(self, evaluation: RunEvaluation) -> None:
+        try:
+            while not self._closing.wait(LOOK_EVERY):
+                while self._left(evaluation) and not self._closing.is_set():
+                    self._score_oldest(evaluation)
+        except Exception as error:  # raised by whoever waits for the scores
+            log.exception("evaluation '%s'", evaluation.name)
+            self._broken = error
+
+    def _left(self, evaluation: RunEvaluation) -> list[tuple[int, int, str]]:
+        """(step, attempt, folder) of the checkpoints to score, the oldest first."""
+        over = {each.step for each in read_scores(self._folder, evaluation.name)}
+        return sorted(
+            (step, number, path)
+            for path, step, number in committed(self._folder, self._folder.checkpoints)
+            if step not in over and evaluation.due(step, self._training.steps)
+        )
+
+    def _score_oldest(self, evaluation: RunEvaluation) -> None:
+        left = self._left(evaluation)
+        if not left:
+            return
+        step, number, path = left[0]
+        output = scorecard_folder(self._folder, evaluation.name, step, number)
+        request = ScoringRequest(evaluation, path, output, "cpu", 1)
+        began = time.monotonic()
+        try:
+            scores, problem = self._asked(request)
+        except ClusterLost:  # whoever drives the run has another begun, or ends
+            self._closing.wait(LOOK_EVERY)
+            return
+        if self._closing.is_set() and problem:
+            return
+        if problem is None:
+            write_scores(self._folder, ScoredCheckpoint(evaluation.name, step, number, scores))
+            self._record("evaluated", evaluation, step, seconds=round(time.monotonic() - began, 2))
+            return
+        key = evaluation.name, path
+        self._tries[key] = tries = self._tries.get(key, 0) + 1
+        if (step, number, path) not in self._left(evaluation):
+            return  # the run went back to before it
+        self._record("evaluation_failed", evaluation, step, problem=problem, tries=tries)
+        log.warning("evaluation '%s' of step %d: %s", evaluation.name, step, problem)
+        if tries >= TRIES:
+            failed = ScoredCheckpoint(evaluation.name, step, number, {}, problem)
+            write_scores(self._folder, failed)
+
+    def _asked(self, request: ScoringRequest) -> Outcome:
+        """What a task makes of `request`. Raises ClusterLost."""
+        task: Any = while_ray_lives(_start, request, self._folder.path)
+        while not while_ray_lives(_is_over, task):
+            if self._closing.is_set():
+                while_ray_lives(_cancel, task)
+                return {}, "the driver ended"
+        return while_ray_lives(_outcome, task)
+
+    def _record(self, event: str, evaluation: RunEvaluation, step: int, **details: object) -> None:
+        self._folder.record(event, evaluation=evaluation.name, step=step, **details)
+
+
+def _start(request: ScoringRequest, folder: str) -> Any:
+    """A task on Ray. It asks for no CPU: where all are taken by workers that wait for its score it
+    would else never begin."""
+    import ray
+
+    task: Any = ray.remote(score_checkpoint)
+    return task.options(num_cpus=0, max_retries=0).remote(request, folder)
+
+
+def _is_over(task: Any) -> bool:
+    import ray
+
+    return bool(ray.wait([task], timeout=LOOK_EVERY)[0])
+
+
+def _cancel(task: Any) -> None:
+    import ray
+
+    ray.cancel(task, force=True)
+
+
+def _outcome(task: Any) -> Outcome:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        outcome: Outcome = ray.get(task)
+    except RayError as error:
+        return {}, last_line(error)[:LONGEST_PROBLEM]
+    return outcome
+
+
+def score_checkpoint(request: ScoringRequest, folder: str) -> Outcome:
+    """The scores that `request` asks for, in a process of Ray's; or what trainrig foresees of why
+    there are none."""
+    name = request.evaluation.name
+    RunFolder(folder).record("evaluation_started", evaluation=name, checkpoint=request.checkpoint)
+    try:
+        return make_scoring(request).finish(), None
+    except TrainrigError as error:
+        return {}, str(error)[:LONGEST_PROBLEM]

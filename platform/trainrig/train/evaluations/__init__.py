@@ -1,0 +1,1 @@
+"""Evaluations in a training run: what is asked when, and what is decided by the scores."""

@@ -1,0 +1,163 @@
+"""Batches that are made while a run goes on, each from the weights that the step before left.
+
+A batch is made by all ranks, one micro-batch after another by whose turn it is, and stored whole
+before anything is trained on it. From then on it is a batch like any other: read from the run
+folder, by whichever ranks there are. A run that resumes reads what is stored and makes nothing
+again; so what is random or costly about a batch happens once.
+
+    online/batch_00000003-c0ffee01/attempt-2/00001.npz  a micro-batch, by the attempt that made it
+    online/batch_00000003-c0ffee01/batch.json           sums of all; created once, at the end
+
+The first to create the record has made the batch; an attempt that outlives its successor comes too
+late. The second part of the name is of the data that the run went past before: after a roll-back
+that leaves data out, a batch made from the weights of before is not met again.
+"""
+
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from trainrig import storage
+from trainrig.errors import DataError
+from trainrig.manifest import digest
+from trainrig.parallel.fsdp import gathered, units
+from trainrig.tokens.batches import BatchMaker, MicroBatch, assign_micro_batches
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
+from trainrig.train.run.stored_batches import FOLDER, RECORD, StoredBatch
+from trainrig.train.state import TrainState
+
+
+class OnlineBatches:
+    """The batches of a run whose `maker` makes them. All ranks call `prepare` before each step."""
+
+    def __init__(
+        self,
+        maker: BatchMaker,
+        folder: RunFolder,
+        attempt: TrainingAttempt,
+        virtual: int | None,
+        gather_once: bool = True,
+    ) -> None:
+        """Collective. `virtual`: virtual workers at most; None: as many as ranks. `gather_once`: as
+        the model was sharded."""
+        self.maker, self.sources = maker, maker.sources
+        self._folder, self._attempt, self._virtual = folder, attempt, virtual
+        self._gather_once = gather_once
+        self._group = dist.new_group(backend="gloo")
+        self._stored: StoredBatch | None = None
+
+    def prepare(self, state: TrainState) -> None:
+        """See that the batch of the next step of `state` is stored. Collective.
+
+        Raises DataError if it was begun to be trained on and is gone.
+        """
+        number, update = divmod(state.data_step, self.maker.updates)
+        if self._stored and self._stored.number == number and update:
+            return
+        folder = self._folder_of(number, state)
+        stored = self._told(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
+        if stored is None:
+            if update:
+                raise DataError(
+                    f"{folder}: gone, and the run is {update} of {self.maker.updates} updates into "
+                    "it; restore that folder, or remove the checkpoints after it"
+                )
+            stored = self._make(state, number, folder)
+        self._stored = stored
+
+    def micro_batches(self, step: int) -> int:
+        """See tokens.batches.Batches."""
+        return len(self._at(step).files)
+
+    def denominators(self, step: int) -> Mapping[str, int]:
+        """See tokens.batches.Batches."""
+        return self._at(step).denominators
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """See tokens.batches.Batches."""
+        return self._at(step).micro_batch(index)
+
+    def data_before(self, step: int) -> Mapping[str, Any]:
+        """See tokens.batches.Batches."""
+        return self.maker.data_before(step)
+
+    def _at(self, step: int) -> StoredBatch:
+        number = step // self.maker.updates
+        assert self._stored and self._stored.number == number, f"step {step} was not prepared"
+        return self._stored
+
+    def _folder_of(self, number: int, state: TrainState) -> str:
+        first = number * self.maker.updates
+        past = [[begin, min(end, first)] for begin, end in state.skipped if begin < first]
+        key = digest([self.maker.identity(), past])[:8]
+        return storage.join(self._folder.path, FOLDER, f"batch_{number:08d}-{key}")
+
+    def _make(self, state: TrainState, number: int, folder: str) -> StoredBatch:
+        count, world = self.maker.micro_batches(number), dist.get_world_size()
+        virtual = min(self._virtual or world, count)
+        mine: dict[int, tuple[Mapping[str, str], Mapping[str, int]]] = {}
+        try:
+            with torch.no_grad(), gathered(state.model, self._gather_once):
+                for slot in assign_micro_batches(count, virtual, dist.get_rank(), world):
+                    micro = self.maker.make(state.model, state.others, number, slot.index)
+                    if slot.real:
+                        denominators = dict(self.maker.denominators(micro))
+                        mine[slot.index] = self._write(micro, folder, slot.index), denominators
+        finally:
+            # Gathered, for a backward pass that does not come.
+            for model in (state.model, *state.others.values()):
+                for unit in units(model):
+                    unit.reshard()
+        parts: list[Any] = [None] * world
+        dist.all_gather_object(parts, mine, group=self._group)
+        if dist.get_rank():
+            return self._recorded(None)
+        made = {index: each for part in parts for index, each in part.items()}
+        totals: Counter[str] = Counter()
+        for _, denominators in made.values():
+            totals.update(denominators)
+        record = {
+            "number": number,
+            "step": state.step,
+            "updates": self.maker.updates,
+            "attempt": self._attempt.number,
+            "sources": list(self.sources),
+            "files": [made[index][0] for index in range(count)],
+            "denominators": dict(sorted(totals.items())),
+        }
+        # Not created: another attempt was the first, and what it stored is the batch.
+        storage.create(storage.join(folder, RECORD), json.dumps(record, indent=1).encode())
+        return self._recorded(StoredBatch.read(folder))
+
+    def _write(self, micro: MicroBatch, folder: str, index: int) -> dict[str, str]:
+        arrays = {f"array.{name}": array for name, array in micro.arrays.items()}
+        file = io.BytesIO()
+        np.savez(
+            file,
+            allow_pickle=False,
+            **arrays,
+            samples=micro.samples,
+            sources=micro.sources,
+            pieces=micro.pieces,
+        )
+        name = f"attempt-{self._attempt.number}/{index:05d}.npz"
+        storage.write(storage.join(folder, name), file.getvalue())
+        return {"name": name, "sha256": hashlib.sha256(file.getvalue()).hexdigest()}
+
+    def _recorded(self, found: StoredBatch | None) -> StoredBatch:
+        stored = self._told(found)
+        assert stored, "what was created is there"
+        return stored
+
+    def _told(self, found: StoredBatch | None) -> StoredBatch | None:
+        """What the first rank found."""
+        held = [found]
+        dist.broadcast_object_list(held, src=0, group=self._group)
+        return held[0]

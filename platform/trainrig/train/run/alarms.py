@@ -1,0 +1,281 @@
+"""Alarms: what in a run's figures asks for somebody's attention, and what to do about it.
+
+Each rule is a pure function of the lines that the run has written. An alarm is told once, and again
+only after its cause has been away: in `events.jsonl`, in the log, and to whom `notify` names.
+"""
+
+import itertools
+import json
+import logging
+import math
+import re
+import shutil
+import statistics
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import storage
+from trainrig.errors import ClusterError
+from trainrig.processes.append_log import Tail
+from trainrig.report import short
+from trainrig.storage import s3_retries
+from trainrig.train.run.metrics import METRICS
+from trainrig.train.run.notification import notify_to, send
+from trainrig.train.run.prediction import Prediction, read_prediction
+from trainrig.train.run.run_folder import EVENTS, RunFolder
+
+log = logging.getLogger(__name__)
+Line = Mapping[str, Any]
+
+_EXPERT = re.compile(r"experts/\d+/\d+/load")
+LOOK_SECONDS = 5.0
+NOW, BEFORE = 50, 200  # updates that are compared: the newest, and those before them
+NORM_RISE = 2.0  # times
+FLAT_LOSS = 1.02  # times: as much as a loss that "has not moved" may have moved
+RISING = 3  # held-out losses in a row, each above the one before
+DEAD_SHARE = 1e-6  # of the median layer's gradient norm
+DEAD_LOAD, DEAD_LOOKS = 0.01, 3  # even shares of tokens, in so many measurements in a row
+SLOWER = 0.7  # of the best throughput on as many workers
+SLOW_RANK, SLOW_LOOKS = 0.3, 3  # excess over the median rank, in so many measurements in a row
+ABOVE_PREDICTION = 1.05  # times the upper end of what was predicted, or the value without one
+WORTH_OF_REPEATS = 15.387756  # epochs: R_D* of Muennighoff et al. 2023 (arXiv:2305.16264)
+EPOCHS = 4.0  # up to which repeated data are nearly as good as new (ibid., section 1)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What is wrong, and what to do."""
+
+    name: str
+    what: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.action}"
+
+
+class AlarmRules:
+    """Is shown a run's lines one after another, and says which alarms hold now."""
+
+    def __init__(self, steps: int, prediction: Prediction | None = None) -> None:
+        self._steps, self._prediction = steps, prediction
+        self._updates: deque[Line] = deque(maxlen=NOW + BEFORE)
+        self._held_out: deque[Line] = deque(maxlen=RISING + 1)
+        self._layers: Line = {}
+        self._experts: deque[Line] = deque(maxlen=DEAD_LOOKS)
+        self._slowest: deque[Line] = deque(maxlen=SLOW_LOOKS)
+        self._best: dict[int, float] = {}  # tokens per second, by workers
+        self._checkpoint = 0  # bytes of the newest
+
+    def hear(self, line: Line) -> None:
+        """A line of metrics or an event."""
+        if line.get("event") == "checkpoint":
+            self._checkpoint = line["bytes"]
+        elif "train/loss" in line:
+            self._updates.append(line)
+            if any(name.startswith("layers/") for name in line):
+                self._layers = line
+            loads = {name: load for name, load in line.items() if _EXPERT.fullmatch(name)}
+            if loads:
+                self._experts.append(loads)
+            if "cluster/slowest_rank" in line:
+                self._slowest.append(line)
+        elif "eval/loss" in line:
+            self._held_out.append(line)
+
+    def holding(self, free_bytes: int | None) -> list[Alarm]:
+        """The alarms that hold; `free_bytes`: of the run folder's disk, None of a bucket."""
+        rules: tuple[Callable[[], Alarm | None], ...] = (
+            self._norm_rises,
+            self._gap_grows,
+            self._layer_is_dead,
+            self._expert_is_dead,
+            self._throughput_falls,
+            self._rank_is_slow,
+            lambda: self._disk_fills(free_bytes),
+            self._above_prediction,
+        )
+        return [alarm for rule in rules if (alarm := rule())]
+
+    def _norm_rises(self) -> Alarm | None:
+        if len(self._updates) < NOW + BEFORE:
+            return None
+        before, now = list(self._updates)[:BEFORE], list(self._updates)[BEFORE:]
+        old, new = (_median(part, "train/grad_norm") for part in (before, now))
+        flat = _median(now, "train/loss") <= FLAT_LOSS * _median(before, "train/loss")
+        if not (new > NORM_RISE * old and flat):
+            return None
+        what = f"the gradient norm rose from {old:.3g} to {new:.3g}, the loss not yet"
+        action = "expect a spike: lower training.optimizer.lr or training.clip_norm"
+        return Alarm("gradient_norm_rises", what, action)
+
+    def _gap_grows(self) -> Alarm | None:
+        losses = [each["eval/loss"] for each in self._held_out if each["eval/loss"] is not None]
+        if len(losses) <= RISING or any(a >= b for a, b in itertools.pairwise(losses)):
+            return None
+        first = self._held_out[0]
+        what = f"the held-out loss has risen {RISING} times, {losses[0]:.4g} to {losses[-1]:.4g}"
+        action = f"take the checkpoint of about step {first['step']:,}, or give more data"
+        return Alarm("validation_gap_grows", what, action)
+
+    def _layer_is_dead(self) -> Alarm | None:
+        norms = {
+            name: value
+            for name, value in self._layers.items()
+            if name.startswith("layers/") and name.endswith("/grad_norm")
+        }
+        usual = statistics.median(norms.values()) if norms else 0.0
+        dead = sorted(name.split("/")[1] for name, v in norms.items() if v <= DEAD_SHARE * usual)
+        if not dead or not usual:
+            return None
+        more = f", nor do {len(dead) - 1} more" if len(dead) > 1 else ""
+        what = f"layer {dead[0]} gets no gradient{more}"
+        return Alarm("dead_layers", what, "lower the rate, or begin again from other weights")
+
+    def _expert_is_dead(self) -> Alarm | None:
+        if len(self._experts) < DEAD_LOOKS:
+            return None
+        most = {name: max(e.get(name, 1.0) for e in self._experts) for name in self._experts[-1]}
+        dead = [name for name, load in most.items() if load <= DEAD_LOAD]
+        if not dead:
+            return None
+        _, layer, expert, _ = dead[0].split("/")
+        more = f", nor to {len(dead) - 1} more" if len(dead) > 1 else ""
+        what = f"next to no token goes to expert {expert} of layer {layer}{more}"
+        action = "raise model.feedforward.balance_loss, or set balance_bias = true"
+        return Alarm("dead_experts", what, action)
+
+    def _throughput_falls(self) -> Alarm | None:
+        recent = list(self._updates)[-20:]
+        if len(recent) < 20 or len({each["cluster/workers"] for each in recent}) > 1:
+            return None
+        workers = int(recent[0]["cluster/workers"])
+        speed = _median(recent, "speed/tokens_per_second")
+        best = self._best[workers] = max(speed, self._best.get(workers, 0.0))
+        if speed >= SLOWER * best:
+            return None
+        what = f"{speed:,.0f} tokens/s, where the same {workers} workers did {best:,.0f}"
+        return Alarm("throughput_falls", what, "see the time shares in the report for what grew")
+
+    def _rank_is_slow(self) -> Alarm | None:
+        ranks = {each["cluster/slowest_rank"] for each in self._slowest}
+        least = min((each["cluster/slowest_excess"] for each in self._slowest), default=0.0)
+        if len(self._slowest) < SLOW_LOOKS or len(ranks) > 1 or least < SLOW_RANK:
+            return None
+        what = f"rank {int(ranks.pop())} takes {least:.0%} longer than the others, time and again"
+        return Alarm("slow_worker", what, "drain its node, or see what else runs there")
+
+    def _disk_fills(self, free: int | None) -> Alarm | None:
+        if free is None or not self._checkpoint or free >= 2 * self._checkpoint:
+            return None
+        what = f"{short(free)}B free, and a checkpoint takes {short(self._checkpoint)}B"
+        return Alarm("disk_fills", what, "free some, or keep fewer (training.checkpoints.keep)")
+
+    def _above_prediction(self) -> Alarm | None:
+        if self._prediction is None or len(self._updates) < NOW:
+            return None
+        recent = list(self._updates)[-NOW:]
+        if 2 * recent[-1]["step"] < self._steps:  # a rate that has not fallen says little yet
+            return None
+        predicted, _, high = self._prediction.at(recent[-1]["train/tokens"])
+        limit = ABOVE_PREDICTION * (predicted if math.isnan(high) else high)
+        loss = _median(recent, "train/loss")
+        if loss <= limit:
+            return None
+        what = f"the loss is {loss:.4g}, where the law predicts {predicted:.4g}"
+        return Alarm("above_prediction", what, "compare rate, batch and data with the law's runs")
+
+
+def _median(lines: Sequence[Line], name: str) -> float:
+    known: list[float] = [line[name] for line in lines if line[name] is not None]
+    return statistics.median(known or [0.0])
+
+
+def effective_epochs(epochs: float) -> float:
+    """What `epochs` of the same data are worth, in epochs of new data (arXiv:2305.16264, eq. 5)."""
+    if epochs <= 1:
+        return epochs
+    return 1 + WORTH_OF_REPEATS * (1 - math.exp(-(epochs - 1) / WORTH_OF_REPEATS))
+
+
+def repetition_alarms(epochs: Mapping[str, float]) -> list[Alarm]:
+    """One for each source that a run reads more often than its data bear."""
+    found = []
+    for source, count in epochs.items():
+        if count > EPOCHS:
+            worth = effective_epochs(count)
+            what = f"source '{source}' is read {count:.1f} times, worth {worth:.1f} of new data"
+            action = f"give it less weight, or more data (nearly as good as new: {EPOCHS:g} times)"
+            found.append(Alarm("too_many_epochs", what, action))
+    return found
+
+
+class AlarmWatch:
+    """Looks at the run in `folder` from time to time, and tells of its alarms."""
+
+    def __init__(self, folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> None:
+        self._folder, self._notify = RunFolder(folder), notify_to.get()
+        self._rules = AlarmRules(steps, read_prediction(folder))
+        self._tails = [Tail(storage.join(folder, name)) for name in (EVENTS, METRICS)]
+        told = [each for each in self._folder.events() if each["event"] == "alarm"]
+        self._told = {each["name"] for each in told}  # and hold still, as far as is known
+        self._begin_with = [each for each in begin_with if each.name not in self._told]
+
+    def look(self) -> list[Alarm]:
+        """Tell of what has begun to hold since the last look."""
+        for tail in self._tails:
+            for raw in tail.lines():
+                try:
+                    self._rules.hear(json.loads(raw))
+                except ValueError:  # torn; who reads them for good says so
+                    continue
+        holding = self._rules.holding(self._free_bytes())
+        new = [*self._begin_with, *(each for each in holding if each.name not in self._told)]
+        self._told = {each.name for each in (*holding, *self._begin_with)}
+        self._begin_with = []
+        for alarm in new:
+            self._tell(alarm)
+        return new
+
+    def _free_bytes(self) -> int | None:
+        path = self._folder.path
+        return None if path.startswith(storage.S3) else shutil.disk_usage(path).free
+
+    def _tell(self, alarm: Alarm) -> None:
+        details = {"name": alarm.name, "what": alarm.what, "action": alarm.action}
+        self._folder.record("alarm", **details)
+        log.warning("ALARM %s", alarm)
+        if self._notify:
+            try:
+                send(self._notify, self._folder.path, alarm.name, str(alarm))
+            except (OSError, ValueError, subprocess.SubprocessError) as problem:
+                log.warning("--notify %s: %s", self._notify, problem)
+
+
+@contextmanager
+def alarmed(folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> Iterator[None]:
+    """While the block, which drives the run in `folder`, runs: tell of its alarms."""
+    watch, over = AlarmWatch(folder, steps, begin_with), threading.Event()
+
+    def follow() -> None:
+        last = False
+        while not last:
+            last = over.wait(LOOK_SECONDS)
+            try:
+                with s3_retries.briefly():
+                    watch.look()
+            except (OSError, ClusterError) as problem:  # the next look is near
+                log.debug("%s: not looked at: %s", folder, problem)
+
+    thread = threading.Thread(target=follow, name="alarms", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,203 @@
+"""Sends the figures of a run to the sinks that its run file names, from `metrics.jsonl`.
+
+The run's driver reads what its ranks have written, so that no rank ever waits for a sink, and a
+sink that fails costs the run nothing: it is opened again at the next look.
+
+Each step goes out once, in order, and as it counts in the end. A step is held back while a spike
+may still undo it: while one is open that began near it, and for the few steps by which a spike
+begins before its first outlier. What a kill has taken again has the same figures and is not sent
+again; nor is, after a rollback that reached further than that, what had been sent.
+"""
+
+import json
+import logging
+import threading
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Any
+
+from trainrig import storage
+from trainrig.processes.append_log import Tail
+from trainrig.storage import s3_retries
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import EVENTS, RunFolder
+from trainrig.train.sinks import ExportedRun, Sink, SinkWriter
+from trainrig.train.spikes import WIDER, Spikes
+
+log = logging.getLogger(__name__)
+Line = Mapping[str, Any]
+
+LOOK_SECONDS = 5.0
+GIVE_UP_SECONDS = 60.0  # once the run is over: for sinks that do not answer
+NOT_FIGURES = {"step", "attempt", "time"}
+
+
+class SettledSteps:
+    """Hears a run's lines and events, and gives each step once it counts for good."""
+
+    def __init__(self, spikes: Spikes | None) -> None:
+        # How far a spike may reach: back from its first outlier (the second time at its place), and
+        # on from there until it is over.
+        self._back = spikes.margin * WIDER if spikes else 0
+        self._on = spikes.longest + spikes.margin if spikes else 0
+        self._lines: dict[int, dict[str, Any]] = {}  # by step, those that were not given
+        self._attempt, self._newest = 0, -1  # the newest line's attempt, and its data step
+        self._outliers: list[int] = []  # data steps
+
+    def hear(self, line: Line) -> None:
+        """A line of metrics, or an event."""
+        if line.get("event") == "step_skipped":
+            self._outliers.append(line["data_step"])
+        if "event" in line or line["attempt"] < self._attempt:
+            return
+        step = line["step"]
+        if line["attempt"] > self._attempt:  # it takes again what comes after
+            self._attempt = line["attempt"]
+            self._lines = {at: each for at, each in self._lines.items() if at < step}
+        if "train/loss" in line:
+            self._newest = line["train/data_step"]
+            self._lines[step] = dict(line)
+        elif step in self._lines:
+            self._lines[step] |= line
+
+    def take(self, over: bool = False) -> list[dict[str, Any]]:
+        """The steps that have come to count since the last call, in order; all, if it is `over`."""
+        given = [at for at in sorted(self._lines) if over or self._is_settled(self._lines[at])]
+        return [self._lines.pop(at) for at in given]
+
+    def _is_settled(self, line: Line) -> bool:
+        data_step = line["train/data_step"]
+        # Its held-out loss is written after it and before the next.
+        if data_step >= self._newest - self._back:
+            return False
+        return not any(
+            outlier - self._back <= data_step and self._newest <= outlier + self._on
+            for outlier in self._outliers
+        )
+
+
+class Exporter:
+    """Sends what the run in `folder` writes to `sinks`, look by look. One driver has one."""
+
+    def __init__(self, folder: str, sinks: Sequence[Sink], spikes: Spikes | None) -> None:
+        self._folder, self._sinks, self._spikes = RunFolder(folder), tuple(sinks), spikes
+        self._metrics = Tail(storage.join(folder, metrics.METRICS))
+        self._events = Tail(storage.join(folder, EVENTS))
+        self._steps = SettledSteps(spikes)
+        self._writers: dict[int, SinkWriter] = {}  # by place in `sinks`
+        self._waiting: dict[int, list[Line]] = {at: [] for at in range(len(self._sinks))}
+        self._told: set[int] = set()
+
+    def look(self, over: bool = False) -> bool:
+        """Send what came since the last look, all if the run is `over`; whether nothing waits."""
+        live = self._read()
+        settled = self._steps.take(over)
+        for at in range(len(self._sinks)):
+            self._waiting[at] += settled
+            self._send(at, live)
+        return not any(self._waiting.values())
+
+    def close(self) -> None:
+        """Have every sink finish."""
+        for at, writer in self._writers.items():
+            try:
+                writer.close()
+            except Exception as problem:  # whatever a stranger's client may raise
+                self._tell(at, problem)
+        self._writers = {}
+
+    def _read(self) -> Line | None:
+        """Hear what is new; the newest line of an update, if there is one."""
+        newest = None
+        # Lines first: an outlier is on record before the lines after it.
+        for tail in (self._metrics, self._events):
+            for raw in tail.lines():
+                try:
+                    line = json.loads(raw)
+                except ValueError:  # torn; who reads them for good says so
+                    continue
+                self._steps.hear(line)
+                newest = line if "train/loss" in line else newest
+        return newest
+
+    def _send(self, at: int, live: Line | None) -> None:
+        waiting = self._waiting[at]
+        if not waiting and live is None:
+            return
+        try:
+            writer = self._writers.get(at) or self._open(at)
+            if writer.live:
+                waiting.clear()
+                if live is not None:
+                    _write(writer, live)
+            while waiting:
+                if waiting[0]["step"] > writer.sent:
+                    _write(writer, waiting[0])
+                waiting.pop(0)
+        except Exception as problem:  # whatever a stranger's client may raise
+            self._writers.pop(at, None)
+            self._tell(at, problem)
+
+    def _open(self, at: int) -> SinkWriter:
+        folder = self._folder.path
+        run = ExportedRun(
+            folder=folder,
+            id=self._folder.identity(),
+            name=PurePosixPath(folder).name,
+            settings=tomllib.loads(storage.read(storage.join(folder, "run.toml")).decode()),
+            describe=metrics.describe,
+        )
+        self._writers[at] = writer = self._sinks[at].open(run)
+        self._told.discard(at)
+        return writer
+
+    def _tell(self, at: int, problem: Exception) -> None:
+        if at not in self._told:
+            kind = self._sinks[at].kind
+            log.warning("%s: %s: not all is there yet: %s", self._folder.path, kind, problem)
+        self._told.add(at)
+
+
+def _write(writer: SinkWriter, line: Line) -> None:
+    figures = {
+        name: float(value)
+        for name, value in line.items()
+        if name not in NOT_FIGURES and value is not None
+    }
+    writer.write(line["step"], line["time"], figures)
+
+
+@contextmanager
+def exported(folder: str, sinks: Sequence[Sink], spikes: Spikes | None) -> Iterator[None]:
+    """While the block, which drives the run in `folder`, runs: send its figures to `sinks`."""
+    if not sinks:
+        yield
+        return
+    exporter, over = Exporter(folder, sinks, spikes), threading.Event()
+
+    def look(last: bool) -> bool:
+        try:
+            with s3_retries.briefly():
+                return exporter.look(last)
+        except Exception as problem:  # of the run's own storage; the next look is near
+            log.debug("%s: not sent: %s", folder, problem)
+            return False
+
+    def follow() -> None:
+        while not over.wait(LOOK_SECONDS):
+            look(last=False)
+        end = time.monotonic() + GIVE_UP_SECONDS
+        while not look(last=True) and time.monotonic() < end:
+            time.sleep(1)
+        exporter.close()
+
+    thread = threading.Thread(target=follow, name="export", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(2 * GIVE_UP_SECONDS)

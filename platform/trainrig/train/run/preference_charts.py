@@ -1,0 +1,151 @@
+"""Charts of what a run learnt of preferences, from the diagnostics of its objective."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from trainrig import figures
+from trainrig.figures import C1, C2, C3, Numbers
+from trainrig.report import Chart, ReportTable, percent
+from trainrig.train.run.run_charts import Line, RunReportData, values
+
+TRAIN, EVAL = "train/diagnostics/", "eval/diagnostics/"
+ACCURACY, CHOSEN, REJECTED = "reward_accuracy", "chosen_reward", "rejected_reward"
+CALIBRATION = f"{EVAL}calibration/"  # as objectives/reward.py names it
+
+
+def preference_charts(run_data: RunReportData) -> list[Chart]:
+    """Those for which the run has measured something."""
+    made = (accuracy_chart, rewards_chart, reliability_chart)
+    charts = [make(run_data) for make in made]
+    return [chart for chart in charts if chart]
+
+
+def _having(lines: Sequence[Line], name: str) -> list[Line]:
+    return [line for line in lines if line.get(name) is not None]
+
+
+def accuracy_chart(run_data: RunReportData) -> Chart | None:
+    """How often the chosen answer has the higher reward, by step."""
+    lines = _having(run_data.updates, TRAIN + ACCURACY)
+    if not lines:
+        return None
+    held_out = _having(run_data.held_out, EVAL + ACCURACY)
+    shares = values(lines, TRAIN + ACCURACY)
+    over = max(1, len(lines) // 40)
+
+    def plot(ax: Axes) -> None:
+        x, y = figures.thin(values(lines, "step"), figures.trailing_mean(shares, over))
+        ax.plot(x, y, color=C1, linewidth=1.8, label="trained on")
+        if held_out:
+            at, found = values(held_out, "step"), values(held_out, EVAL + ACCURACY)
+            ax.plot(at, found, "D-", color=C2, markersize=5, label="held out")
+        ax.axhline(0.5, color=C3, linewidth=1, linestyle=":", label="chance")
+        ax.legend(ncols=3)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        ax.set(xlabel="step", ylabel="chosen above rejected", ylim=(0, 1.02))
+
+    measured = held_out or lines
+    name = EVAL if held_out else TRAIN
+    first, last = (line[name + ACCURACY] for line in (measured[0], measured[-1]))
+    where = "held-out pairs" if held_out else "pairs of a step"
+    return Chart(
+        f"The chosen answer is the higher one in {percent(last, 1)} of {where}; at first "
+        f"{percent(first, 1)}",
+        figures.draw(plot, 240),
+        label="Lines of the share of pairs whose chosen answer has the higher reward, by step.",
+        caption=f"n = {len(lines):,} steps, the mean of {over}; diamonds: held-out pairs.",
+        table=ReportTable(
+            "Share of pairs that come out right",
+            ("step", "share"),
+            tuple((line["step"], line[name + ACCURACY]) for line in measured[-50:]),
+        ),
+    )
+
+
+def rewards_chart(run_data: RunReportData) -> Chart | None:
+    """The mean reward of chosen and of rejected answers by step."""
+    lines = _having(run_data.updates, TRAIN + CHOSEN)
+    lines = _having(lines, TRAIN + REJECTED)
+    if not lines:
+        return None
+    over = max(1, len(lines) // 40)
+
+    def plot(ax: Axes) -> None:
+        for name, colour, label in ((CHOSEN, C1, "chosen"), (REJECTED, C2, "rejected")):
+            means = figures.trailing_mean(values(lines, TRAIN + name), over)
+            x, y = figures.thin(values(lines, "step"), means)
+            ax.plot(x, y, color=colour, linewidth=1.8, label=label)
+        ax.legend(ncols=2)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.set(xlabel="step", ylabel="reward")
+
+    last = lines[-1]
+    chosen, rejected = last[TRAIN + CHOSEN], last[TRAIN + REJECTED]
+    return Chart(
+        f"Rewards end {chosen - rejected:.3g} apart: chosen {chosen:.3g}, rejected {rejected:.3g}",
+        figures.draw(plot, 240),
+        label="Lines of the mean reward of chosen and of rejected answers against steps.",
+        caption=f"n = {len(lines):,} steps, the mean of {over}.",
+        table=ReportTable(
+            "Rewards, last steps",
+            ("step", "chosen", "rejected"),
+            tuple((x["step"], x[TRAIN + CHOSEN], x[TRAIN + REJECTED]) for x in lines[-50:]),
+        ),
+    )
+
+
+def reliability_chart(run_data: RunReportData) -> Chart | None:
+    """How often a reward model is right where it is so and so sure, on held-out pairs."""
+    last = run_data.held_out[-1] if run_data.held_out else {}
+    shares = {
+        int(name.removeprefix(CALIBRATION).split("/")[0]): value
+        for name, value in last.items()
+        if name.startswith(CALIBRATION) and name.endswith("/share") and value
+    }
+    if not shares:
+        return None
+    bins = sorted(shares)
+    confidences, accuracies = (
+        np.array([last[f"{CALIBRATION}{each}/{what}"] for each in bins])
+        for what in ("confidence", "accuracy")
+    )
+    weights = np.array([shares[each] for each in bins])
+    error = float((weights * np.abs(confidences - accuracies)).sum() / weights.sum())
+    plot = partial(
+        plot_reliability, confidences=confidences, accuracies=accuracies, weights=weights
+    )
+    return Chart(
+        f"Confidence is {percent(error, 1)} from the share of right pairs, on average",
+        figures.draw(plot, 260),
+        label="Share of held-out pairs that come out right against confidence; on the diagonal "
+        "both are equal.",
+        caption=f"Held-out pairs at step {last['step']:,}, in ranges of confidence, which is "
+        "sigmoid(|chosen − rejected|); a larger dot stands for more pairs.",
+        table=ReportTable(
+            "Reliability",
+            ("confidence from", "mean confidence", "right", "share of pairs"),
+            tuple(
+                (percent(at / 100, 1), float(sure), float(right), float(share))
+                for at, sure, right, share in zip(
+                    bins, confidences, accuracies, weights, strict=True
+                )
+            ),
+        ),
+    )
+
+
+def plot_reliability(ax: Axes, confidences: Numbers, accuracies: Numbers, weights: Numbers) -> Axes:
+    """Right pairs against confidence, a dot for each range of it."""
+    ax.plot([0.5, 1], [0.5, 1], color=C3, linewidth=1, linestyle=":", label="calibrated")
+    ax.plot(confidences, accuracies, color=C1, linewidth=1.2)
+    ax.scatter(confidences, accuracies, s=30 + 200 * weights, color=C1)
+    ax.legend()
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(PercentFormatter(1, decimals=0))
+    ax.set(xlabel="confidence", ylabel="right", xlim=(0.49, 1.01), ylim=(-0.03, 1.03))
+    return ax

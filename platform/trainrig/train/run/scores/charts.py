@@ -1,0 +1,57 @@
+"""The charts of a run's scores: one for each evaluation, with what was decided by them."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from trainrig import figures
+from trainrig.figures import C1, C2, C3, C4
+from trainrig.report import Chart, ReportTable, visible
+from trainrig.train.evaluations.decisions import ScoredCheckpoint
+
+COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
+
+
+def score_chart(scored: Sequence[ScoredCheckpoint]) -> Chart:
+    """The headline scores of one evaluation by step; `scored`: one at least, in order of steps."""
+    first, last = scored[0], scored[-1]
+    tasks = sorted(name for name in last.scores if "/" not in name)
+    steps = [each.step for each in scored]
+
+    def plot(ax: Axes) -> None:
+        for task, colour in zip(tasks, COLOURS, strict=False):
+            found = [each.scores[task] for each in scored if task in each.scores]
+            at = [each.step for each in scored if task in each.scores]
+            values, errors = [s.value for s in found], [s.error or 0.0 for s in found]
+            ax.errorbar(
+                at, values, yerr=errors, fmt="o-", color=colour, label=visible(task)[:24], capsize=2
+            )
+        ax.legend(ncols=2)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.set(xlabel="step", ylabel="score")
+
+    shown = tasks[0] if tasks else ""
+    begun = first.scores.get(shown)
+    ended = last.scores.get(shown)
+    title = f"{visible(last.evaluation)}: no task"
+    if begun and ended:
+        title = (
+            f"{visible(last.evaluation)}: {visible(shown)} {begun.value:.3f} → {ended.value:.3f}"
+        )
+    return Chart(
+        title,
+        figures.draw(plot, 260),
+        label="Lines of scores against steps, one a task, with standard errors.",
+        caption=f"n = {len(steps):,} checkpoints; bars: one standard error."
+        + (f" Drawn: the first {len(COLOURS)} tasks." if len(tasks) > len(COLOURS) else ""),
+        table=ReportTable(
+            f"Scores of {last.evaluation} at step {last.step:,}",
+            ("score", "value", "standard error"),
+            tuple(
+                (name, score.value, score.error)
+                for name, score in sorted(last.scores.items())
+                if "/" in name
+            ),
+        ),
+    )

@@ -1,0 +1,166 @@
+"""Charts of what some steps measure: norms by layer, the noise scale, where a step's time goes."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from trainrig import figures
+from trainrig.figures import C1, C2, C3, C4, Numbers
+from trainrig.report import Chart, ReportTable, percent, short
+from trainrig.train.run.run_charts import Line, RunReportData, values
+
+COLUMNS = 60  # of the heat map: measurements beyond as many are passed over evenly
+PHASES = {
+    "data": "waiting for data",
+    "forward": "forward",
+    "backward": "backward",
+    "communication": "waiting for gradients",
+    "optimizer": "optimizer",
+    "checkpoint": "saving",
+}
+
+
+def signal_charts(run_data: RunReportData) -> list[Chart]:
+    """Those for which the run has measured something."""
+    made = (norms_chart, noise_chart, phases_chart, memory_chart)
+    charts = [make(run_data) for make in made]
+    return [chart for chart in charts if chart]
+
+
+def _measured(run_data: RunReportData, name: str) -> list[Line]:
+    return [line for line in run_data.updates if line.get(name) is not None]
+
+
+def norms_chart(run_data: RunReportData) -> Chart | None:
+    """A heat map of the gradient norm by layer and step."""
+    lines = _measured(run_data, "layers/00/grad_norm")
+    if not lines:
+        return None
+    names = sorted(n for n in lines[-1] if n.startswith("layers/") and n.endswith("/grad_norm"))
+    chosen = np.unique(np.linspace(0, len(lines) - 1, min(COLUMNS, len(lines))).astype(int))
+    shown = [lines[index] for index in chosen]
+    norms_LS = np.array([[line.get(name) or np.nan for line in shown] for name in names])
+    logs_LS, layers = np.log10(norms_LS), [int(name.split("/")[1]) for name in names]
+    largest = layers[int(np.nanargmax(norms_LS[:, -1]))]
+    plot = partial(_plot_heat, logs_LS=logs_LS, steps=values(shown, "step"), layers=layers)
+    rows = tuple(
+        (layer, lines[0].get(name), lines[-1].get(name))
+        for layer, name in zip(layers, names, strict=True)
+    )
+    return Chart(
+        f"Layer {largest} has the largest gradient in the end, {np.nanmax(norms_LS[:, -1]):.3g}",
+        figures.draw(plot, 240),
+        label="Heat map of the gradient norm, layers against steps.",
+        caption=f"n = {len(shown)} of {len(lines)} measurements; darker: a larger norm, by its "
+        f"logarithm, from {np.nanmin(norms_LS):.2g} to {np.nanmax(norms_LS):.2g}.",
+        table=ReportTable("Gradient norm by layer", ("layer", "first", "last"), rows),
+    )
+
+
+def _plot_heat(ax: Axes, logs_LS: Numbers, steps: Numbers, layers: Sequence[int]) -> None:
+    """One colour in many strengths: it is read in either theme, and by the colour-blind."""
+    low, high = float(np.nanmin(logs_LS)), float(np.nanmax(logs_LS))
+    strength_LS = 0.1 + 0.9 * (logs_LS - low) / max(high - low, 1e-9)
+    edges = np.append(steps, steps[-1] + (steps[-1] - steps[-2] if len(steps) > 1 else 1))
+    for row, layer in enumerate(layers):
+        for column, strength in enumerate(strength_LS[row]):
+            if np.isfinite(strength):
+                ax.barh(
+                    layer,
+                    edges[column + 1] - edges[column],
+                    left=edges[column],
+                    height=1.0,
+                    color=C1,
+                    alpha=round(float(strength), 2),
+                    linewidth=0,
+                )
+    ax.set_xlim(edges[0], edges[-1])
+    ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.set(xlabel="step", ylabel="layer")
+
+
+def noise_chart(run_data: RunReportData) -> Chart | None:
+    """The gradient noise scale beside the batch."""
+    lines = _measured(run_data, "noise/scale")
+    if not lines:
+        return None
+    steps, scales = values(lines, "step"), values(lines, "noise/scale")
+    batches = values(lines, "speed/tokens_per_second") * values(lines, "speed/step_seconds")
+
+    def plot(ax: Axes) -> None:
+        ax.plot(*figures.thin(steps, scales), color=C1, linewidth=1.8, label="noise scale")
+        ax.plot(*figures.thin(steps, batches), "--", color=C2, linewidth=1.8, label="batch")
+        ax.set_yscale("log")
+        # A scale may stay within one power of ten; and matplotlib writes powers as TeX.
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.legend()
+        ax.xaxis.set_major_locator(MaxNLocator(6))
+        ax.set(xlabel="step", ylabel="targets")
+
+    share = scales[-1] / batches[-1]
+    told = "a larger batch would pay" if share > 2 else "a larger batch would save few steps"
+    rows = tuple(zip(steps.tolist(), scales.tolist(), strict=True))[-50:]
+    return Chart(
+        f"Noise scale {short(float(scales[-1]))} targets, {share:.2g} times the batch: {told}",
+        figures.draw(plot, 220),
+        label="Lines of the gradient noise scale and of the batch against steps.",
+        caption=f"n = {len(lines)} measurements, each point the mean of the last 50.",
+        table=ReportTable("Noise scale", ("step", "targets"), rows),
+    )
+
+
+def phases_chart(run_data: RunReportData) -> Chart | None:
+    """Where the time of a step goes."""
+    lines = _measured(run_data, "time/forward")
+    if not lines:
+        return None
+    seconds = values(lines, "speed/step_seconds")
+    spent = {
+        label: float(np.nansum(values(lines, f"time/{name}") * seconds))
+        for name, label in PHASES.items()
+    }
+    whole = float(seconds.sum())
+    spent["other"] = max(0.0, whole - sum(spent.values()))
+    rows = [
+        figures.BarRow(label, (value,), percent(value, whole)) for label, value in spent.items()
+    ]
+    most = max(spent, key=lambda label: spent[label])
+    plot = partial(
+        figures.plot_rows, rows=rows, parts=(figures.BarPart("s", C3),), x_label="seconds"
+    )
+    return Chart(
+        f"Steps spend most of their time on: {most}, {percent(spent[most], whole)}",
+        figures.draw(plot, 60 + 36 * len(rows)),
+        label="Bars of seconds by phase of a step.",
+        caption=f"n = {len(lines):,} steps of rank 0, all attempts that count.",
+        table=ReportTable("Seconds by phase", ("phase", "seconds"), tuple(spent.items())),
+    )
+
+
+def memory_chart(run_data: RunReportData) -> Chart | None:
+    """The most memory that was held, by step."""
+    lines = _measured(run_data, "memory/peak_gib")
+    if not lines:
+        return None
+    steps, held = values(lines, "step"), values(lines, "memory/peak_gib")
+
+    def plot(ax: Axes) -> None:
+        ax.plot(*figures.thin(steps, held), color=C4, linewidth=1.8)
+        ax.set_ylim(0, 1.1 * float(held.max()))
+        ax.xaxis.set_major_locator(MaxNLocator(6))
+        ax.set(xlabel="step", ylabel="GiB")
+
+    rows = tuple(zip(steps.tolist(), held.tolist(), strict=True))[-50:]
+    return Chart(
+        f"At most {held.max():.3g} GiB held by rank 0",
+        figures.draw(plot, 180),
+        label="Line of the peak memory against steps.",
+        caption=f"n = {len(lines)} measurements; begins anew with each attempt.",
+        table=ReportTable("Peak memory", ("step", "GiB"), rows),
+    )

@@ -1,0 +1,1 @@
+"""Scoring checkpoints of a run while it trains."""

@@ -1,0 +1,43 @@
+"""A toy online source: continuations that the model itself draws of made-up prompts."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainrig.randomness import RandomKey, uniforms, words
+from trainrig.tokens.batches import IGNORE, TOKENS, BatchMaker, MicroBatch, token_arrays
+
+ROWS, PROMPT, NEW = 2, 3, 5
+
+
+class Rollouts(BatchMaker):
+    sources = ("rollouts",)
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def identity(self) -> dict[str, Any]:
+        return {"rows": ROWS, "prompt": PROMPT, "new": NEW, "updates": self.updates}
+
+    def micro_batches(self, number: int) -> int:
+        return 5
+
+    def make(self, model: nn.Module, others: object, number: int, index: int) -> MicroBatch:
+        first = (number * 5 + index) * ROWS
+        samples_B1 = torch.arange(first, first + ROWS)[:, None]
+        ids_BT = words(RandomKey(0, "prompt"), torch.arange(PROMPT), samples_B1) % 256
+        for place in range(NEW):
+            upto_BV = model(ids_BT).logits[:, -1].double().softmax(-1).cumsum(-1)
+            share_B1 = uniforms(RandomKey(0, "answer"), torch.tensor([place]), samples_B1)
+            drawn_B1 = torch.searchsorted(upto_BV, share_B1 * upto_BV[:, -1:])
+            ids_BT = torch.cat([ids_BT, drawn_B1], 1)
+        ids, targets = ids_BT[:, :-1].numpy(), ids_BT[:, 1:].clone()
+        targets[:, : PROMPT - 1] = IGNORE
+        nowhere = torch.zeros(0, 3, dtype=torch.int64).numpy()
+        zeros = torch.zeros(ROWS, dtype=torch.int64).numpy()
+        arrays = token_arrays(ids, targets.numpy())
+        return MicroBatch(arrays, samples_B1[:, 0].numpy(), zeros, nowhere)
+
+    def denominators(self, micro: MicroBatch) -> dict[str, int]:
+        return {TOKENS: int((micro.targets != IGNORE).sum())}

@@ -1,0 +1,6 @@
+"""Tiny runs, as the tests of training have them."""
+
+import runpy
+from pathlib import Path
+
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "tiny.py")))

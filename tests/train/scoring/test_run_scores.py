@@ -1,0 +1,156 @@
+"""Runs that are evaluated between their steps: the same bits as without, also when killed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.train import checkpoint
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.scores.records import read_end, read_scores, write_scores
+from trainrig.train.scoring.contract import check_evaluations
+
+STEPS = 8
+
+
+def job_of(make_job, folder, task_file, decisions=None, **changes):
+    quick = {"name": "quick", "tasks": (task_file,), "every": 2, "where": "workers"}
+    training = {
+        "steps": STEPS,
+        "checkpoints": {"every": 4},
+        "evaluations": (quick | changes,) if task_file else (),
+    }
+    return make_job(folder, training=training | (decisions or {}))
+
+
+def attempt(ranks, job, world):
+    folder = RunFolder(job.folder)
+    newest, _ = newest_valid(folder)
+    number = folder.take_attempt(newest.step if newest else 0)
+    path = newest.path if newest else None
+    return ranks(world, "train", job=job, attempt=number, resume_from=path)
+
+
+def weights(job):
+    newest, _ = newest_valid(RunFolder(job.folder))
+    return checkpoint.open_model(newest.path).weights
+
+
+def same(one, other):
+    return all((one[name] == other[name]).all() for name in one) and one.keys() == other.keys()
+
+
+@pytest.fixture(scope="module")
+def without(ranks, make_job, tmp_path_factory):
+    job = job_of(make_job, tmp_path_factory.mktemp("without"), None)
+    attempt(ranks, job, 1)
+    return job
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_run_that_is_evaluated_has_the_same_weights_and_the_same_scores_by_any_workers(
+    ranks, make_job, tmp_path, task_file, without, world
+):
+    job = job_of(make_job, tmp_path / "run", task_file)
+    attempt(ranks, job, world)
+    assert same(weights(job), weights(without))
+    folder = RunFolder(job.folder)
+    scored = read_scores(folder, "quick")
+    assert [each.step for each in scored] == [2, 4, 6, 8]
+    assert set(scored[0].scores) >= {"words", "words/acc", "words/acc_norm"}
+    rows = [
+        Path(job.folder, f"evaluations/quick/step_{n:08d}/attempt-0001/rows/words/00000.jsonl")
+        for n in (2, 8)
+    ]
+    assert rows[0].read_bytes() != rows[1].read_bytes()  # it has learnt something between
+    text = Path(job.folder, "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    joined = [line for line in lines if "scores/quick/words/acc" in line]
+    assert [line["step"] for line in joined] == [2, 4, 6, 8]
+    assert list(Path(job.folder, "tensorboard", "quick").iterdir())
+    there = sorted(path.name for path in Path(job.folder, "checkpoints").iterdir())
+    assert there == ["step_00000004", "step_00000008"]  # those in between were held until scored
+    again = Path(tmp_path.parent, f"rows-of-{task_file.replace('/', '-')}")
+    found = b"".join(path.read_bytes() for path in rows)
+    if again.exists():
+        assert again.read_bytes() == found
+    again.write_bytes(found)
+
+
+def test_a_run_ends_where_its_scores_say_so_and_is_at_its_end_then(
+    ranks, make_job, tmp_path, task_file, without
+):
+    decisions = {
+        "stop_if": {
+            "evaluation": "quick",
+            "score": "words/acc",
+            "comparison": "above",
+            "value": -1.0,
+            "patience": 2,
+            "lag": 1,
+        },
+        "best": {"evaluation": "quick", "score": "words/perplexity"},
+    }
+    with pytest.raises(AssertionError, match="no score 'words/perplexity'; it has words, words"):
+        attempt(ranks, job_of(make_job, tmp_path / "wrong", task_file, decisions), 1)
+    decisions["best"] = {"evaluation": "quick", "score": "words"}
+    job = job_of(make_job, tmp_path / "run", task_file, decisions)
+    attempt(ranks, job, 2)
+    folder = RunFolder(job.folder)
+    end = read_end(folder)
+    assert end.step == 5  # the second score is of step 4, and decided by one step later
+    assert "up to step 4, above -1" in end.why
+    assert newest_valid(folder)[0].step == 5
+    assert [line["step"] for line in metrics.series(job.folder)][-1] == 5
+    losses = {line["step"]: line["train/loss"] for line in metrics.series(without.folder)}
+    assert all(line["train/loss"] == losses[line["step"]] for line in metrics.series(job.folder))
+
+
+def test_a_rollback_withdraws_scores_and_what_they_decided(tmp_path):
+    folder = RunFolder(str(tmp_path))
+    folder.take_attempt(0)
+    for step in (2, 4, 6):
+        write_scores(
+            folder, ScoredCheckpoint("quick", step, 1, {"a": CheckpointScore(0.5, 0.1, True)})
+        )
+    write_scores(
+        folder, ScoredCheckpoint("quick", 6, 1, {"a": CheckpointScore(0.9, 0.1, True)})
+    )  # once only
+    (Path(folder.path) / "evaluations" / "ended.json").write_text(
+        json.dumps({"step": 6, "attempt": 1, "why": "it was good enough"})
+    )
+    assert [each.step for each in read_scores(folder, "quick")] == [2, 4, 6]
+    assert read_scores(folder, "quick")[-1].scores["a"].value == 0.5
+    assert read_end(folder).step == 6
+    folder.take_attempt(4, skip=(4, 6))  # a spike after step 4
+    assert [each.step for each in read_scores(folder, "quick")] == [2, 4]
+    assert read_end(folder) is None
+    folder.take_attempt(4)
+    write_scores(folder, ScoredCheckpoint("quick", 6, 3, {"a": CheckpointScore(0.7, 0.1, True)}))
+    assert read_scores(folder, "quick")[-1].scores["a"].value == 0.7
+
+
+@pytest.mark.parametrize(
+    ("changes", "decisions", "said"),
+    [
+        ({"tasks": ("no_such",)}, {}, "no task 'no_such' is shipped"),
+        ({"tasks": ("copa",)}, {}, "name the folder of that file as `task_rows`"),
+        ({"tasks": ("copa",), "task_rows": "/nowhere"}, {}, "/nowhere"),
+        ({"tasks": (), "task_list": "/nowhere.toml"}, {}, "/nowhere.toml"),
+        (
+            {},
+            {"best": {"evaluation": "quick", "score": "arc_easy/acc"}},
+            "no score 'arc_easy/acc' in the evaluation 'quick', whose tasks are words",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_training(
+    make_job, tmp_path, task_file, changes, decisions, said
+):
+    job = job_of(make_job, tmp_path, task_file, decisions, **changes)
+    with pytest.raises((ConfigError, DataError), match=said):
+        check_evaluations(job.training)

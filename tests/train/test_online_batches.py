@@ -1,0 +1,150 @@
+"""Batches made as training goes on: stored before they are trained on, and never made twice."""
+
+import dataclasses
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.trace import trace
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.stored_batches import stored_batches
+
+TRAINING = {"steps": 8, "checkpoints": {"every": 3, "keep": 100}}
+UPDATES = 2
+
+
+@pytest.fixture(scope="module")
+def whole(ranks, make_job, tmp_path_factory):
+    """An online run of two ranks that nothing disturbed."""
+    job = make_job(tmp_path_factory.mktemp("online"), training=TRAINING)
+    attempt = RunFolder(job.folder).take_attempt(0)
+    ranks(2, "train", job=job, attempt=attempt, online=UPDATES)
+    return job
+
+
+def losses(job):
+    return [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+
+
+def stored(job):
+    """The bytes of each micro-batch of each batch, whichever attempt wrote them."""
+    return {
+        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
+        for batch in stored_batches(RunFolder(job.folder))
+        for index, file in enumerate(batch.files)
+    }
+
+
+def go_on(ranks, job, world):
+    folder = RunFolder(job.folder)
+    newest, _ = newest_valid(folder)
+    attempt = folder.take_attempt(newest.step)
+    ranks(world, "train", job=job, attempt=attempt, resume_from=newest.path, online=UPDATES)
+
+
+def test_each_batch_is_made_once_of_the_weights_before_it(whole):
+    made = stored_batches(RunFolder(whole.folder))
+    assert [(each.number, each.step, each.attempt) for each in made] == [
+        (n, n * UPDATES, 1) for n in range(4)
+    ]
+    assert len({each.micro_batch(0).ids[:, 3:].tobytes() for each in made}) == 4
+    assert len(losses(whole)) == 8
+    assert made[0].denominators == {"tokens": 5 * 2 * 5}
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_batches_and_weights_are_the_same_at_any_number_of_ranks(world, whole, ranks, tmp_path):
+    job = dataclasses.replace(whole, folder=str(tmp_path / "run"))
+    attempt = RunFolder(job.folder).take_attempt(0)
+    ranks(world, "train", job=job, attempt=attempt, online=UPDATES)
+    assert stored(job) == stored(whole)
+    assert losses(job) == losses(whole)
+    assert tensors(ranks, job) == tensors(ranks, whole)
+
+
+def tensors(ranks, job):
+    """The bytes of each tensor of the last checkpoint, whoever wrote it."""
+    newest, _ = newest_valid(RunFolder(job.folder))
+    (read,) = ranks(1, "tensors", job=job, weights_from=newest.path)
+    return {name: value.tobytes() for name, value in read.items() if name.startswith("model.")}
+
+
+@pytest.mark.parametrize(
+    ("world", "step"),
+    [
+        (1, 4),
+        pytest.param(3, 4, marks=pytest.mark.chaos),
+        pytest.param(2, 5, marks=pytest.mark.chaos),
+    ],
+)
+def test_killed_between_storing_and_training_it_reads_what_is_there(
+    world, step, whole, ranks, mortal_ranks, tmp_path
+):
+    """Two ranks are killed before update `step`, from 0; `world` ranks go on from step 3."""
+    job = dataclasses.replace(whole, folder=str(tmp_path / "run"))
+    attempt = RunFolder(job.folder).take_attempt(0)
+    fault = (0, "die before training", step)
+    processes = mortal_ranks.start(
+        2, "train", job=job, attempt=attempt, online=UPDATES, fault=fault
+    )
+    assert processes[0].wait() == -signal.SIGKILL
+    before = stored_batches(RunFolder(job.folder))
+    assert before[-1].number == step // UPDATES
+    go_on(ranks, job, world)
+    after = stored_batches(RunFolder(job.folder))
+    assert after[: len(before)] == before
+    assert [each.attempt for each in after[len(before) :]] == [2] * (4 - len(before))
+    assert stored(job) == stored(whole)
+    assert losses(job) == losses(whole)
+    assert tensors(ranks, job) == tensors(ranks, whole)
+
+
+def test_a_batch_that_is_gone_in_the_midst_of_its_updates_is_asked_for(whole, ranks, tmp_path):
+    job = dataclasses.replace(whole, folder=str(tmp_path / "run"))
+    shutil.copytree(whole.folder, job.folder)
+    (gone,) = Path(job.folder).glob("online/batch_00000001-*")
+    shutil.rmtree(gone)
+    for path in Path(job.folder).glob("checkpoints/step_0000000[68]"):
+        shutil.rmtree(path)
+    with pytest.raises(AssertionError, match="1 of 2 updates into it; restore that folder"):
+        go_on(ranks, job, 1)
+
+
+def test_a_damaged_batch_is_not_trained_on(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole.folder, folder)
+    batch = stored_batches(RunFolder(str(folder)))[2]
+    path = Path(batch.folder) / batch.files[1]["name"]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="other bytes than were written"):
+        batch.micro_batch(1)
+    assert batch.micro_batch(0).samples.tolist() == [20, 21]
+
+
+def test_a_checkpoint_of_other_online_settings_is_refused(whole, ranks, tmp_path):
+    job = dataclasses.replace(whole, folder=str(tmp_path / "run"))
+    newest, _ = newest_valid(RunFolder(whole.folder))
+    attempt = RunFolder(job.folder).take_attempt(newest.step)
+    with pytest.raises(AssertionError, match="trained on other data"):
+        ranks(1, "train", job=job, attempt=attempt, resume_from=newest.path, online=4)
+
+
+def test_trace_reads_the_batch_that_was_stored(whole):
+    batches = stored_batches(RunFolder(whole.folder))
+    for step in (5, 6):  # two updates of one batch
+        traced = trace(whole.folder, step)
+        assert traced.log == "agrees"
+        assert traced.loss == dict(losses(whole))[step]
+        assert traced.sequences[2].ids == tuple(batches[2].micro_batch(1).ids[0].tolist())
+        assert {each.source for each in traced.sequences} == {"rollouts"}
+    with pytest.raises(ConfigError, match=r"--step 9: .* holds no batch of it"):
+        trace(whole.folder, 9)
+    with pytest.raises(ConfigError, match="no source 'web'"):
+        trace(whole.folder, 1, "web")

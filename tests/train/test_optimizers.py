@@ -1,0 +1,120 @@
+"""Optimizers, groups and precisions in whole runs: any number of ranks, a kill and a resize."""
+
+import pickle
+
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.run.run_folder import RunFolder
+
+STEPS = 8
+TWO = (
+    {"match": "embedding.*", "optimizer": {"kind": "Lion", "lr": 0.001, "state": "bfloat16"}},
+    {"match": "layers.0.attention.*", "freeze": True},
+    {"match": "*.feedforward.*", "rate": 0.5, "weight_decay": 0.2},
+)
+RUNS = {
+    "SGD": {"optimizer": {"kind": "SGD", "lr": 0.1}},
+    "Adam": {"optimizer": {"kind": "Adam", "lr": 0.01}},
+    "rounded AdamW": {"optimizer": {"kind": "AdamW", "lr": 0.01, "state": "bfloat16"}},
+    "Lion": {"optimizer": {"kind": "Lion", "lr": 0.002}},
+    "Adafactor": {"optimizer": {"kind": "Adafactor", "lr": 0.05, "weight_decay": 0.1}},
+    "Muon": {"optimizer": {"kind": "Muon", "lr": 0.02}},
+    "groups": {"optimizer": {"kind": "Muon", "lr": 0.02}, "groups": TWO},
+    "float16": {
+        "precision": {"compute": "float16", "loss_scale_exponent": 24, "loss_scale_interval": 3}
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def straight_run(ranks, make_job, tmp_path_factory):
+    """`straight_run("Muon")`: its job, made by one rank without a stop."""
+    made = {}
+
+    def run(name):
+        if name not in made:
+            job = job_of(make_job, tmp_path_factory.mktemp("straight"), name)
+            ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+            made[name] = job
+        return made[name]
+
+    return run
+
+
+def job_of(make_job, folder, name):
+    training = {"steps": STEPS, "checkpoints": {"every": 4, "keep": 10}, **RUNS[name]}
+    model = {"mup": {"base_channels": 8}} if name == "groups" else {}
+    return make_job(folder, training=training, model=model)
+
+
+def whole_state(ranks, job):
+    newest, _ = newest_valid(RunFolder(job.folder))
+    (found,) = ranks(1, "tensors", job=job, resume_from=newest.path)
+    return {name: value.tobytes() for name, value in found.items() if name != "counters"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
+    name, ranks, mortal_ranks, make_job, straight_run, tmp_path
+):
+    job = job_of(make_job, tmp_path, name)
+    folder = RunFolder(job.folder)
+    attempt = folder.take_attempt(0)
+    for process in mortal_ranks.start(
+        2, "train", job=job, attempt=attempt, fault=(1, "die", STEPS - 2)
+    ):
+        try:
+            fine, _ = pickle.load(process.stdout)
+        except EOFError:
+            continue
+        assert not fine  # the other was killed
+    newest, _ = newest_valid(folder)  # None: the kill came before its save was over
+    step, path = (newest.step, newest.path) if newest else (0, None)
+    attempt = folder.take_attempt(step)
+    ranks(3, "train", job=job, attempt=attempt, resume_from=path)
+    assert whole_state(ranks, job) == whole_state(ranks, straight_run(name))
+
+
+def test_what_is_frozen_stays_and_has_no_memory(ranks, straight_run):
+    job = straight_run("groups")
+    newest, _ = newest_valid(RunFolder(job.folder))
+    (fresh,) = ranks(1, "tensors", job=job)
+    (left,) = ranks(1, "tensors", job=job, resume_from=newest.path)
+    frozen = {name for name in fresh if name.startswith("model.layers.0.attention.")}
+    assert len(frozen) == 4
+    for name in fresh.keys() - {"counters"}:
+        if name.startswith("model."):
+            assert (fresh[name].tobytes() == left[name].tobytes()) == (name in frozen)
+    assert not [n for n in left if n.startswith("optimizer.") and "layers.0.attention." in n]
+
+
+def test_float16_backs_off_where_slopes_overflow_and_keeps_its_scale(straight_run):
+    import json
+    from pathlib import Path
+
+    job = straight_run("float16")
+    newest, _ = newest_valid(RunFolder(job.folder))
+    factor, clean = json.loads((Path(newest.path) / "state.json").read_text())["loss_scale"]
+    assert 1 < factor < 2**24 and 0 <= clean < 3
+    assert json.loads((Path(newest.path) / "state.json").read_text())["skipped"] == []
+
+
+@pytest.mark.parametrize("compute", ["float16", "float8"])
+def test_narrow_products_keep_the_losses_of_float32(compute, ranks, make_job, tmp_path):
+    usual = {"optimizer": {"kind": "AdamW", "lr": 1e-3}, "schedule": {"kind": "Cosine"}}
+    found = {}
+    for each in ("float32", compute):
+        training = {"steps": 12, **usual, "precision": {"compute": each}}
+        job = make_job(tmp_path / each, training=training)
+        (answer,) = ranks(1, "steps", job=job, count=12)
+        found[each] = answer["losses"]
+    rel = 2e-3 if compute == "float16" else 2e-2
+    assert found[compute] == pytest.approx(found["float32"], rel=rel)
+    assert found[compute] != found["float32"]
+
+
+def test_groups_that_fit_no_parameter_are_refused_before_anything_starts(make_job, tmp_path):
+    with pytest.raises(ConfigError, match="matches no parameter"):
+        make_job(tmp_path, training={"groups": ({"match": "heads.*", "freeze": True},)})

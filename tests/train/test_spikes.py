@@ -1,0 +1,259 @@
+"""What is an outlier, what is a spike, and what becomes of a run that meets one."""
+
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainrig import storage
+from trainrig.errors import Diverged
+from trainrig.train.checkpoint import newest_valid, open_model
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.spikes import DataRange, SpikeDetector, Spikes
+
+FEW = Spikes(window=16, confirm=3, margin=2, longest=20)
+
+
+def calm(steps, seed=0, loss=3.0):
+    """Losses and gradient norms of a run that learns: they fall, and scatter as real ones do."""
+    dice = random.Random(seed)
+    for step in range(steps):
+        level = loss + 6.0 * math.exp(-step / 300)
+        yield level + dice.gauss(0, 0.06), math.exp(dice.gauss(-0.5, 0.25))
+
+
+def shown(detector, series, first=0):
+    """Data steps that are outliers, and the first spike with the step after which it was whole."""
+    outliers = []
+    for step, (loss, norm) in enumerate(series, first):
+        if detector.observe(step, loss, norm):
+            outliers.append(step)
+        if spike := detector.spike():
+            return outliers, spike, step
+    return outliers, None, None
+
+
+def with_window(begin, end, steps=60, loss=20.0):
+    return [(loss, 1.0) if begin <= at < end else each for at, each in enumerate(calm(steps))]
+
+
+def test_ten_thousand_clean_steps_raise_no_alarm():
+    assert shown(SpikeDetector(Spikes()), calm(10_000)) == ([], None, None)
+
+
+@pytest.mark.parametrize("tail", [2.5, 3.0, 5.0])
+def test_norms_of_a_heavy_tail_are_no_spike(tail):
+    dice = random.Random(1)
+    series = [(loss, norm * dice.paretovariate(tail)) for loss, norm in calm(2_000)]
+    outliers, spike, _ = shown(SpikeDetector(Spikes()), series)
+    assert spike is None and len(outliers) <= 2
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 30.0])
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_outliers_than_confirm_a_spike_are_skipped_and_no_more(loss, count):
+    series = with_window(40, 40 + count, loss=loss)
+    assert shown(SpikeDetector(FEW), series) == (list(range(40, 40 + count)), None, None)
+
+
+@given(st.integers(20, 30), st.integers(3, 12))
+@settings(max_examples=20)
+def test_the_range_covers_the_window_with_two_steps_to_spare(begin, count):
+    outliers, spike, at = shown(SpikeDetector(FEW), with_window(begin, begin + count))
+    assert outliers == list(range(begin, begin + count))
+    assert spike.skip == DataRange(begin - 2, begin + count + 2) and at == begin + count + 1
+
+
+def test_a_gap_within_a_spike_does_not_end_it():
+    series = with_window(30, 36)
+    series[32] = (3.0 + 6.0 * math.exp(-32 / 300), 0.6)
+    outliers, spike, _ = shown(SpikeDetector(FEW), series)
+    assert outliers == [30, 31, 33, 34, 35]
+    assert spike.skip == DataRange(28, 38)
+
+
+def test_a_spike_that_does_not_end_is_cut_where_it_is_longest():
+    _, spike, at = shown(SpikeDetector(FEW), with_window(30, 60))
+    assert (at, spike.skip) == (49, DataRange(28, 52))
+
+
+def test_at_the_same_place_again_the_range_begins_earlier_and_in_the_end_it_gives_up():
+    ranges = [DataRange(100, 108)]
+    for begin in (92, 68, None):
+        detector = SpikeDetector(FEW, skipped=ranges)
+        shown(detector, calm(40), first=60)
+        _, spike, _ = shown(detector, with_window(8, 12, 20), first=100)
+        assert spike.first == 108
+        assert detector.gives_up(spike) == (begin is None)
+        if begin is not None:
+            assert spike.skip == DataRange(108 - 2 * 4 ** len(ranges), 114)
+            ranges.append(spike.skip)
+
+
+def test_ranges_far_away_are_no_reason_to_give_up():
+    detector = SpikeDetector(FEW, skipped=[DataRange(at, at + 6) for at in (5, 200, 300)])
+    _, spike, _ = shown(detector, with_window(40, 44))
+    assert spike.again == 0
+
+
+def test_another_level_that_the_run_file_announces_is_none():
+    series = [*calm(40), *calm(40, loss=9.0)]
+    assert shown(SpikeDetector(FEW, new_levels=[40]), series) == ([], None, None)
+    assert shown(SpikeDetector(FEW), series)[1] is not None
+
+
+def test_nothing_is_judged_before_the_window_is_full_or_where_it_is_off():
+    series = with_window(3, 9)
+    assert shown(SpikeDetector(FEW), series[:16]) == ([], None, None)
+    assert shown(SpikeDetector(None), with_window(20, 30)) == ([], None, None)
+
+
+@given(st.integers(0, 59))
+@settings(max_examples=30)
+def test_its_memory_survives_json_at_any_step(stop):
+    series = with_window(30, 36)
+    straight = SpikeDetector(FEW)
+    expected = [(straight.observe(*at), straight.spike()) for at in numbered(series)]
+    detector = SpikeDetector(FEW)
+    got = []
+    for at in numbered(series):
+        if at[0] == stop:
+            detector = SpikeDetector(FEW).restore(json.loads(json.dumps(detector.entries())))
+        got.append((detector.observe(*at), detector.spike()))
+    assert got == expected
+
+
+def numbered(series):
+    return [(step, loss, norm) for step, (loss, norm) in enumerate(series)]
+
+
+def test_the_rate_is_cut_after_data_that_was_skipped():
+    cut = FEW.model_copy(update={"rate_cut": 0.5, "rate_cut_steps": 10})
+    detector = SpikeDetector(cut, skipped=[DataRange(20, 24), DataRange(28, 30)])
+    shares = [detector.rate_share(at) for at in (19, 24, 29, 30, 33, 34, 39, 40)]
+    assert shares == [1, 0.5, 0.5, 0.25, 0.25, 0.5, 0.5, 1]
+
+
+# --- runs
+
+STEPS, BATCH = 40, 8
+WATCHFUL = {"window": 16, "confirm": 3, "margin": 2, "loss_deviations": 8, "norm_deviations": 50}
+
+
+def job_of(make_job, folder, **training):
+    usual = {
+        "steps": STEPS,
+        "held_out": {"rows": 0},
+        "checkpoints": {"every": 5, "keep": 100},
+        "spikes": WATCHFUL,
+        "optimizer": {"kind": "AdamW", "lr": 0.002},
+    }
+    return make_job(folder, batches={"epochs": 9}, training=usual | training)
+
+
+def poison(*data_steps):
+    """One micro-batch of each of `data_steps` has a loss far beyond the others."""
+    return {step * BATCH + 4: "high" for step in data_steps}
+
+
+def attempts(world, job, group, **arguments):
+    """Attempts until the run is at its end, as the supervisor makes them; how many it took."""
+    for count in range(1, 9):
+        newest = newest_valid(RunFolder(job.folder))[0]
+        attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
+        path = newest.path if newest else None
+        ends = group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
+        if set(ends) == {STEPS}:
+            return count
+    raise AssertionError("it goes back without end")
+
+
+def left_by(job):
+    """Weights of the last checkpoint, and all that is no tensor."""
+    path = newest_valid(RunFolder(job.folder))[0].path
+    held = {name: each.numpy().tobytes() for name, each in open_model(path).weights.items()}
+    entries = json.loads(storage.read(storage.join(path, "state.json")))
+    return held, {name: entries[name] for name in ("step", "data_step", "tokens", "skipped")}
+
+
+def losses(job):
+    return [(line["step"], line["train/loss"]) for line in metrics.series(job.folder)]
+
+
+def event_of(job, name):
+    return [each for each in RunFolder(job.folder).events() if each["event"] == name]
+
+
+@pytest.fixture(scope="module")
+def by_hand(ranks, make_job, tmp_path_factory):
+    """The run that was told to skip the poisoned window, and two steps on either side of it."""
+    job = job_of(make_job, tmp_path_factory.mktemp("by-hand"), skip_data=((24, 32),))
+    assert attempts(1, job, ranks, poison=poison(26, 27, 28, 29)) == 1
+    return job
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_poisoned_window_ends_as_the_run_that_was_told_to_skip_it(
+    world, by_hand, ranks, make_job, tmp_path
+):
+    job = job_of(make_job, tmp_path)
+    assert attempts(world, job, ranks, poison=poison(26, 27, 28, 29)) == 2
+    (spike,) = event_of(job, "spike")
+    assert [spike[name] for name in ("first", "last", "skip", "back_to")] == [26, 29, [24, 32], 20]
+    assert left_by(job) == left_by(by_hand)
+    assert losses(job) == losses(by_hand)
+    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(by_hand.folder))
+    assert left_by(job)[1]["skipped"] == [[24, 32]]
+
+
+def test_stops_and_other_checkpoints_change_nothing_of_it(by_hand, ranks, make_job, tmp_path):
+    job = job_of(make_job, tmp_path, checkpoints={"every": 13, "keep": 100})
+    poisoned = poison(26, 27, 28, 29)
+    for rank, heartbeats in ((1, 9), (0, 37)):
+        newest = newest_valid(RunFolder(job.folder))[0]
+        attempt = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
+        ranks(
+            2,
+            "train",
+            job=job,
+            attempt=attempt,
+            resume_from=newest.path if newest else None,
+            poison=poisoned,
+            told=(rank, "train", heartbeats),
+        )
+    attempts(1, job, ranks, poison=poisoned)
+    assert left_by(job) == left_by(by_hand)
+    assert losses(job) == losses(by_hand)
+
+
+def test_a_run_without_a_checkpoint_yet_goes_back_to_its_beginning(ranks, make_job, tmp_path):
+    early, told = (
+        job_of(make_job, tmp_path / name, checkpoints={"every": 30, "keep": 9}, skip_data=skip)
+        for name, skip in (("early", ()), ("told", ((16, 25),)))
+    )
+    poisoned = poison(18, 19, 21, 22)
+    assert attempts(1, early, ranks, poison=poisoned) == 2
+    assert event_of(early, "spike")[0]["back_to"] == 0
+    attempts(1, told, ranks, poison=poisoned)
+    assert left_by(early) == left_by(told)
+
+
+def test_where_no_old_checkpoint_is_left_the_run_goes_on_without_the_outliers(
+    ranks, make_job, tmp_path
+):
+    job = job_of(make_job, tmp_path, checkpoints={"every": 1, "keep": 2})
+    assert attempts(1, job, ranks, poison=poison(26, 27, 28)) == 1
+    (spike,) = event_of(job, "spike")
+    assert spike["back_to"] is None and "no checkpoint" in spike["what"]
+    assert left_by(job)[1]["skipped"] == [[26, 29]]
+
+
+def test_a_spike_that_comes_back_ends_the_run_on_every_rank(alone, ranks, make_job, tmp_path):
+    job = job_of(make_job, tmp_path, spikes=WATCHFUL | {"rollbacks": 0})
+    with pytest.raises(AssertionError, match=Diverged.__name__):
+        attempts(2, job, ranks, poison=poison(26, 27, 28))

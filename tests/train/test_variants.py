@@ -1,0 +1,52 @@
+"""Parts of a decoder other than the usual ones, through the sharded step: the same bits at any
+number of ranks, in float32 and in bfloat16."""
+
+import pytest
+
+from trainrig.models.architecture.attention import AttentionSettings, SlidingWindow
+from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.norms import LayerNorm, ParallelBlock
+from trainrig.models.architecture.positions import LearnedPositions
+from trainrig.parallel.precision import Precision
+
+STEPS = 3
+VARIANTS = {
+    "experts, capped windows": {
+        "feedforward": MixtureOfExperts(
+            experts=4, active=2, expert_channels=24, shared_experts=1, balance_bias=True
+        ),
+        "attention": AttentionSettings(
+            sinks=True,
+            logit_cap=5.0,
+            qk_norm="head",
+            window=SlidingWindow(size=7, pattern=("local", "global")),
+        ),
+    },
+    "GPT-2, parallel": {
+        "norm": LayerNorm(),
+        "position_embedding": LearnedPositions(),
+        "block": ParallelBlock(),
+        "tie_embeddings": False,
+    },
+}
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_has_the_same_bits_at_any_number_of_ranks(
+    name, compute, ranks, make_job, tmp_path
+):
+    training = {"steps": STEPS, "precision": Precision(compute=compute)}
+    job = make_job(tmp_path, model=VARIANTS[name], training=training)
+    alone, *_ = ranks(1, "steps", job=job, count=STEPS)
+    first, second = ranks(2, "steps", job=job, count=STEPS)
+    assert alone == first == second
+    assert alone["losses"][-1] < alone["losses"][0]
+    terms, _ = alone["parts"][0]
+    assert ("expert_balance" in terms) is ("experts" in name)
+    if "experts" in name:
+        assert terms["balance_bias"] == 0.0  # its gradient alone counts
+        for counts in alone["counts"]:
+            assert counts.keys() == {"expert_tokens/0", "expert_tokens/1"}
+            active, rows, length = 2, 8, 32
+            assert {sum(each) for each in counts.values()} == {active * rows * length}
