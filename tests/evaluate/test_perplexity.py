@@ -7,10 +7,20 @@ import torch
 from torch.nn import functional
 
 from trainrig.errors import ConfigError, DataError, OutputTaken
-from trainrig.evaluate import perplexity
-from trainrig.evaluate.perplexity import Evaluation, SourceScore, evaluate, score, score_all
+from trainrig.evaluate import scorecard
+from trainrig.evaluate.perplexity import (
+    HeldOutPlan,
+    check_fit,
+    score,
+    score_conversations,
+    score_source,
+)
+from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.scorecard import evaluate
+from trainrig.evaluate.scores.card import SourceScore
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.chat import read_conversations, render
+from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
+from trainrig.posttrain.conversations import encode_conversations
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import TokenShards
@@ -47,6 +57,17 @@ def run(tokens, model, encoder, tmp_path):
         output=str(tmp_path / "card"),
         sequence_length=32,
     )
+
+
+def score_all(run, model, encoder):
+    check_fit(run, model, encoder)
+    found = {}
+    for split in HeldOutPlan(run).splits():
+        if source := split.task.get("source"):
+            found[source] = score_source(run, model, encoder, source)
+        else:
+            found["conversations"] = score_conversations(run, model, encoder)
+    return found
 
 
 def changed(run, **fields):
@@ -128,18 +149,30 @@ def test_no_more_tokens_of_a_source_are_scored_than_asked_for(run, model, encode
 
 
 @torch.inference_mode()
-def test_of_conversations_the_assistants_words_are_scored(run, model, encoder, tmp_path):
+def test_of_conversations_the_assistants_words_are_scored(run, model, encoder, tokens, tmp_path):
     path = tmp_path / "chats.jsonl"
     chats = [{"prompt": f"is it {n}", "completion": f"a mirror, é {n}"} for n in range(5)]
     path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    found = score_all(changed(run, conversations=str(path)), model, encoder)["conversations"]
+    folder = str(tmp_path / "encoded")
+    source = RowFiles(paths=(str(path),), source="chats", split="held_out")
+    taught = RowFiles(paths=(str(path),), source="chats", split="train")
+    encoding = ConversationEncoding(
+        sources=(source, taught), tokenizer=tokens, output=folder, workers=0, sequence_length=48
+    )
+    encode_conversations(encoding)
+    found = score_all(changed(run, conversations=folder), model, encoder)["conversations"]
     windows = []
-    for conversation in read_conversations(str(path)):
-        rendered = render(conversation, encoder)
-        assert list(rendered.trained) == sorted(rendered.trained)  # all trained ids come last
-        windows.append((list(rendered.ids), sum(rendered.trained)))
-    loss, bits_per_byte, tokens, text_bytes = plain_score(model, windows, encoder)
-    assert (found.tokens, found.bytes) == (tokens, text_bytes)
+    for chat in chats:
+        asked = f"<|user|>{chat['prompt']}<|end_of_turn|><|assistant|>"
+        told = [i.tolist() for i in encoder.encode_batch([chat["prompt"], chat["completion"]])]
+        end = encoder.special("<|end_of_turn|>")
+        names = ("<|user|>", "<|assistant|>")
+        user, assistant = (encoder.special(name) for name in names)
+        assert asked.startswith(names[0])
+        ids = [encoder.end_of_text, user, *told[0], end, assistant, *told[1], end]
+        windows.append((ids, len(told[1]) + 1))
+    loss, bits_per_byte, count, text_bytes = plain_score(model, windows, encoder)
+    assert (found.tokens, found.bytes) == (count, text_bytes)
     assert text_bytes == sum(len(chat["completion"].encode()) for chat in chats)
     assert found.loss == pytest.approx(loss, rel=1e-6)
     assert found.bits_per_byte == pytest.approx(bits_per_byte, rel=1e-6)
@@ -155,13 +188,13 @@ def test_the_scorecard_holds_the_scores_of_the_newest_checkpoint(run, model, enc
     found = {source: SourceScore(**values) for source, values in card["scores"].items()}
     assert found == score_all(run, model, encoder)
     assert manifest.counts["bits_per_byte"] == {n: s.bits_per_byte for n, s in found.items()}
-    assert set(manifest.files) == {"scorecard.json"}
+    assert set(manifest.files) == {"report.html", "scorecard.json"}
     assert set(manifest.inputs) == {"checkpoint", "tokens"}
 
 
 def test_the_same_evaluation_is_not_done_twice_and_another_is_refused(run, monkeypatch):
     manifest = evaluate(run)
-    monkeypatch.setattr(perplexity, "score_all", None)
+    monkeypatch.setattr(scorecard, "HeldOutPlan", None)
     assert evaluate(run) == manifest
     with pytest.raises(OutputTaken, match="sequence_length: 32 there, 31 here"):
         evaluate(changed(run, sequence_length=31))
@@ -188,7 +221,7 @@ def test_what_is_not_there_is_named(run, tmp_path):
     for field, message in {
         "checkpoint": "no whole checkpoint there",
         "tokens": "no manifest.json, so no stage made it",
-        "conversations": "no such file; `conversations` names a JSONL file",
+        "conversations": "no manifest.json, so no stage made it",
     }.items():
         with pytest.raises(DataError, match=f"nowhere: {message}"):
             evaluate(changed(run, **{field: str(tmp_path / "nowhere")}))

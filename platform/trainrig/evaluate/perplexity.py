@@ -6,107 +6,117 @@ divide by the bytes of the text instead, and compare any two.
 Shapes: B rows, T positions.
 """
 
-import json
+import functools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainrig import manifest, storage
+from trainrig import storage
 from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.engine.opened_model import OpenedModel
 from trainrig.evaluate.run_file import Evaluation
-from trainrig.manifest import Manifest
+from trainrig.evaluate.scores.card import SourceScore
+from trainrig.manifest import FileSum
 from trainrig.models.decoder import Decoder
 from trainrig.objectives.cross_entropy import token_nats
-from trainrig.posttrain.chat import RefusedConversation
-from trainrig.posttrain.sft import open_conversations
-from trainrig.tokens.batches import IGNORE, BatchSizes
+from trainrig.splits import Split, Work
+from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
-from trainrig.train import checkpoint
+from trainrig.train.held_out import open_held_out_conversations
 
 log = logging.getLogger(__name__)
-SCORECARD = "scorecard.json"
+CONVERSATIONS = "conversations"
 
 
 @dataclass(frozen=True)
-class SourceScore:
-    """How one source was predicted."""
+class HeldOutPlan:
+    """What of held-out text is predicted, and how. Plain data, so it travels."""
 
-    loss: float  # nats per token
-    perplexity: float  # e to the loss
-    bits_per_byte: float  # of text; special tokens count neither as bits nor as bytes
-    tokens: int
-    bytes: int
+    run: Evaluation
 
+    def splits(self) -> list[Split]:
+        """A split for each source, and one for the conversations. Raises DataError for tokens of
+        which nothing is held out."""
+        found = []
+        if self.run.tokens:
+            sources = _scored_sources(self.run.tokens)
+            found = [Split(f"held-out-{source}", {"source": source}) for source in sources]
+        if self.run.conversations:
+            found.append(Split(f"held-out-{CONVERSATIONS}", {}))
+        return found
 
-def evaluate(run: Evaluation) -> Manifest:
-    """Write the scorecard that `run` describes; the manifest of its folder."""
-    path = checkpoint.resolve(run.checkpoint)
-    inputs = {
-        "checkpoint": checkpoint.content_key(path),
-        "tokens": manifest.read_input(run.tokens, "tokenize").content,
-    }
-    if run.conversations:
-        if not storage.exists(run.conversations):
-            raise DataError(
-                f"{run.conversations}: no such file; `conversations` names a JSONL file"
-            )
-        inputs["conversations"] = storage.content_key(run.conversations)
-    stage = manifest.claim(run.output, run, inputs)
-    if stage.finished:
-        return stage.finished
-    torch.set_num_threads(run.threads)
-    opened = checkpoint.open_model(path)
-    with stage.undone_if_refused():
-        scores = score_all(run, opened.build(), Encoder(opened.tokenizer, path))
-    card = {"step": opened.step, "scores": {name: asdict(score) for name, score in scores.items()}}
-    storage.write(stage.path(SCORECARD), json.dumps(card, indent=1).encode())
-    counts = {"step": opened.step, "bits_per_byte": {n: s.bits_per_byte for n, s in scores.items()}}
-    return stage.finish(counts, {SCORECARD: manifest.file_sum(stage.path(SCORECARD))})
+    def make_work(self) -> Work:
+        """The work of one worker, its model loaded. Raises ConfigError and DataError where the
+        checkpoint does not fit."""
+        opened = OpenedModel.load(self.run)
+        check_fit(self.run, opened.model, opened.encoder)
+        return functools.partial(self._do, opened)
+
+    def _do(
+        self, opened: OpenedModel, given: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        source = given.get("source")
+        if source is None:
+            found = score_conversations(self.run, opened.model, opened.encoder)
+        else:
+            found = score_source(self.run, opened.model, opened.encoder, source)
+        return asdict(found), {}
 
 
-def score_all(run: Evaluation, model: Decoder, encoder: Encoder) -> dict[str, SourceScore]:
-    """The score of each source of the held-out split, and of `conversations` if there are any."""
-    if run.sequence_length > model.config.positions:
+def check_fit(run: Evaluation, model: Decoder, encoder: Encoder) -> None:
+    """Raise ConfigError or DataError if the model cannot read what `run` names."""
+    length = run.sequence_length or 0
+    if length > model.config.positions:
         raise ConfigError(
-            f"sequence_length ({run.sequence_length}) is beyond the model's "
-            f"{model.config.positions} positions; lower it"
+            f"sequence_length ({length}) is beyond the model's {model.config.positions} positions; "
+            "lower it"
         )
-    shards = TokenShards.open(storage.join(run.tokens, HELD_OUT))
-    if shards.vocabulary.fingerprint != encoder.fingerprint:
-        raise DataError(f"{run.tokens}: tokens of another tokenizer than the checkpoint's")
+    if run.tokens:
+        shards = TokenShards.open(storage.join(run.tokens, HELD_OUT))
+        if shards.vocabulary.fingerprint != encoder.fingerprint:
+            raise DataError(f"{run.tokens}: tokens of another tokenizer than the checkpoint's")
+
+
+def score_source(run: Evaluation, model: Decoder, encoder: Encoder, source: str) -> SourceScore:
+    """The score of one source of the held-out split."""
+    shards = TokenShards.open(storage.join(str(run.tokens), HELD_OUT))
+    return score(model, _windows(shards, source, run), encoder.byte_lengths)
+
+
+def score_conversations(run: Evaluation, model: Decoder, encoder: Encoder) -> SourceScore:
+    """The score of what the assistant says in the conversations that are held out."""
+    folder, padding = str(run.conversations), encoder.special_tokens.padding
+    sets = open_held_out_conversations(folder, _length(run), padding)
+    if not sets.batches:
+        raise DataError(f"{folder}: holds nothing out; give `held_out` a share")
+    return score(model, ((m.ids, m.targets) for m in sets.batches), encoder.byte_lengths)
+
+
+def _scored_sources(tokens: str) -> list[str]:
+    shards = TokenShards.open(storage.join(tokens, HELD_OUT))
     if not shards.sources:
-        raise DataError(f"{run.tokens}: nothing is held out; tokenize with a larger `held_out`")
-    scores = {}
+        raise DataError(f"{tokens}: nothing is held out; tokenize with a larger `held_out`")
+    found = []
     for source in shards.sources:
         if shards.tokens(source) < 2:  # the first is no target
-            log.warning("%s: source '%s' holds out one token; it gets no score", run.tokens, source)
-            continue
-        scores[source] = score(model, _windows(shards, source, run), encoder.byte_lengths)
-    if run.conversations:
-        sizes = BatchSizes(sequence_length=run.sequence_length, global_batch=1, micro_batch=1)
-        refused: list[RefusedConversation] = []
-        batches = open_conversations(run.conversations, encoder.text, sizes, refuse=refused.append)
-        if refused:
-            log.warning("%s; %d such rows get no score", refused[0], len(refused))
-        if batches.too_long:
-            log.warning(
-                "%s: %d of %d conversations are longer than sequence_length and get no score",
-                run.conversations,
-                batches.too_long,
-                batches.too_long + len(batches),
-            )
-        rows = (micro for step in range(len(batches)) for micro in batches.at(step))
-        scores["conversations"] = score(
-            model, ((micro.ids, micro.targets) for micro in rows), encoder.byte_lengths
-        )
-    return scores
+            log.warning("%s: source '%s' holds out one token; it gets no score", tokens, source)
+        else:
+            found.append(source)
+    return found
+
+
+def _length(run: Evaluation) -> int:
+    if run.sequence_length is None:
+        raise ValueError("an evaluation of held-out text has a sequence_length")
+    return run.sequence_length
 
 
 def score(
@@ -115,10 +125,12 @@ def score(
     """The score over all `rows` of (ids [B, T], targets [B, T])."""
     nats = text_nats = 0.0
     tokens = text_bytes = 0
+    device = model.embedding.weight.device
     with torch.inference_mode():
         for ids_BT, targets_BT in rows:
-            logits_BTV = model(torch.from_numpy(ids_BT)).logits
-            nats_BT = token_nats(logits_BTV, torch.from_numpy(targets_BT)).double().numpy()
+            logits_BTV = model(torch.from_numpy(ids_BT).to(device)).logits.float()
+            targets = torch.from_numpy(targets_BT).to(device)
+            nats_BT = token_nats(logits_BTV, targets).double().cpu().numpy()
             trained_BT = targets_BT != IGNORE
             bytes_BT = np.where(trained_BT, byte_lengths[np.where(trained_BT, targets_BT, 0)], 0)
             nats += float(nats_BT.sum())
@@ -141,7 +153,7 @@ def _windows(
     shards: TokenShards, source: str, run: Evaluation
 ) -> Iterator[tuple[Integers, Integers]]:
     """All tokens of `source` but its first as targets, once each, in rows of T."""
-    length = run.sequence_length
+    length = _length(run)
     last = shards.tokens(source) - 1
     if run.tokens_per_source is not None:
         last = min(last, run.tokens_per_source)

@@ -1,0 +1,105 @@
+"""Scores of a checkpoint for the run that trains it: what `trainrig.train.scoring` asks for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainrig import config, manifest, storage
+from trainrig.errors import ConfigError
+from trainrig.evaluate.engine.shards import TaskPlan
+from trainrig.evaluate.run_file import Evaluation, TaskChoice
+from trainrig.evaluate.scorecard import check_tasks, claim, evaluate, task_runs
+from trainrig.evaluate.scores.card import read_scorecard
+from trainrig.splits import Phase
+from trainrig.train.evaluations.decisions import CheckpointScore
+from trainrig.train.evaluations.settings import RunEvaluation
+from trainrig.train.scoring.contract import ScoringRequest
+
+SHARD_ROWS = 32  # asked again after a kill, and between two looks whether to stop
+
+
+class CheckpointScoring:
+    """See Scoring."""
+
+    def __init__(self, request: ScoringRequest) -> None:
+        """Raises ConfigError for a list of tasks that cannot be read."""
+        asked = request.evaluation
+        choices, rows = _choices(asked)
+        self._name = asked.name
+        self._run = Evaluation(
+            checkpoint=request.checkpoint,
+            output=request.output,
+            tasks=choices,
+            task_rows=rows,
+            shard_rows=SHARD_ROWS,
+            run_code=asked.run_code,
+            device="cpu" if request.device == "cpu" else "auto",
+            threads=request.threads,
+        )
+
+    def check(self, scores: Sequence[str]) -> None:
+        """See Scoring."""
+        tasks = task_runs(self._run)
+        check_tasks(self._run, tasks)
+        TaskPlan(self._run, tasks).splits()  # reads the rows
+        names = [task.task.name for task in tasks]
+        for score in scores:
+            if score.partition("/")[0] not in names:
+                raise ConfigError(
+                    f"training: no score '{score}' in the evaluation '{self._name}', whose tasks "
+                    f"are {', '.join(names)}; scores are TASK or TASK/METRIC"
+                )
+
+    def begin(self) -> None:
+        """See Scoring."""
+        claim(self._run, task_runs(self._run))
+
+    def share(self, rank: int, world: int) -> Iterator[None]:
+        """See Scoring."""
+        plan = TaskPlan(self._run, task_runs(self._run))
+        splits = plan.splits()[rank::world]
+        phase = Phase(storage.join(self._run.output, manifest.SCRATCH, "tasks"), plan.make_work)
+        left = phase.left_to_do(splits)
+        work = phase.make_work() if left else None
+        for split in left:
+            assert work is not None
+            phase.do(work, split)
+            yield
+
+    def finish(self) -> Mapping[str, CheckpointScore]:
+        """See Scoring."""
+        evaluate(self._run)
+        found: dict[str, CheckpointScore] = {}
+        for name, task in read_scorecard(self._run.output).tasks.items():
+            for metric, score in task.metrics.items():
+                found[f"{name}/{metric}"] = CheckpointScore(
+                    score.value, score.error, _is_gain(metric)
+                )
+            found[name] = found[f"{name}/{task.metric}"]
+        return found
+
+
+def _is_gain(metric: str) -> bool:
+    """Whether more of it is better."""
+    return not metric.endswith(("perplexity", "bits_per_byte"))
+
+
+def _choices(asked: RunEvaluation) -> tuple[tuple[TaskChoice, ...], str | None]:
+    """The tasks of an evaluation, and the folder of their rows."""
+    if asked.task_list is None:
+        return tuple(TaskChoice(task=task, limit=asked.limit) for task in asked.tasks), (
+            asked.task_rows
+        )
+    text = config.read_text(asked.task_list, "task list")
+    listed: Mapping[str, Any] = config.parse(text, asked.task_list)
+    if not listed.get("tasks"):
+        raise ConfigError(f"{asked.task_list}: no [[tasks]] in it, as run files of `evaluate` have")
+    choices = tuple(
+        _limited(config.build(TaskChoice, each, f"{asked.task_list}.tasks"), asked.limit)
+        for each in listed["tasks"]
+    )
+    return choices, asked.task_rows or listed.get("task_rows")
+
+
+def _limited(choice: TaskChoice, limit: int | None) -> TaskChoice:
+    limits = [each for each in (choice.limit, limit) if each is not None]
+    return choice.model_copy(update={"limit": min(limits, default=None)})

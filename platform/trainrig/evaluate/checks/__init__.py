@@ -1,0 +1,1 @@
+"""When an answer that a model wrote is right."""

@@ -1,0 +1,141 @@
+"""Written answers against right ones: what of a text is the answer, and whether it is right."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal
+
+from trainrig.evaluate.checks.instructions import followed
+from trainrig.evaluate.checks.maths import answer_of, plain_latex
+from trainrig.evaluate.checks.settings import (
+    AnswerCheck,
+    ExactMatch,
+    InstructionMatch,
+    MathsMatch,
+    NumericMatch,
+    PatternMatch,
+    TokenF1,
+)
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_NUMBER = re.compile(
+    r"[-+]?[$€£]?\s?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?|[-+]?[$€£]?\s?\d[\d,]*\.?"
+)
+
+
+def cut_at(text: str, until: Sequence[str]) -> str:
+    """`text` up to the first place where one of `until` begins."""
+    places = [at for mark in until if mark and (at := text.find(mark)) >= 0]
+    return text[: min(places)] if places else text
+
+
+def extracted(text: str, pattern: str | None, take: Literal["first", "last"]) -> str | None:
+    """The part of `text` that `pattern` asks for; None if it does not match."""
+    if pattern is None:
+        return text.strip()
+    matches = list(re.finditer(pattern, text))
+    if not matches:
+        return None
+    match = matches[0 if take == "first" else -1]
+    # The first group that took part: alternatives have a group each.
+    return next((group for group in match.groups() if group is not None), match.group()).strip()
+
+
+def scores_of(
+    check: AnswerCheck,
+    given: str | None,
+    targets: Sequence[str],
+    instructions: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, float]:
+    """The scores of an answer, by name, the headline first; `given` is None if none was found."""
+    if isinstance(check, InstructionMatch):
+        return _instruction_scores(given or "", instructions)
+    if isinstance(check, TokenF1):
+        f1 = max((_token_f1(given, each) for each in targets), default=0.0) if given else 0.0
+        exact = given is not None and any(_squad(given) == _squad(each) for each in targets)
+        return {"f1": f1, "exact_match": float(exact)}
+    right = given is not None and any(is_right(check, given, target) for target in targets)
+    return {"exact_match": float(right)}
+
+
+def is_right(check: AnswerCheck, given: str, target: str) -> bool:
+    """Whether `given` is the answer `target`, by `check`."""
+    match check:
+        case ExactMatch():
+            return _plain(given, check) == _plain(target, check)
+        case NumericMatch():
+            mine, wanted = number_in(given), number_in(target)
+            if mine is None or wanted is None:
+                return False
+            return abs(mine - wanted) <= Decimal(repr(check.tolerance))
+        case PatternMatch():
+            find = re.fullmatch if check.whole else re.search
+            return find(target, given) is not None
+        case MathsMatch():
+            return plain_latex(answer_of(given)) == plain_latex(target)
+    return _squad(given) == _squad(target)
+
+
+def number_in(text: str) -> Decimal | None:
+    """The first number in `text`, without thousands separators, signs of currency and percent."""
+    match = _NUMBER.search(text)
+    return _decimal(match.group()) if match else None
+
+
+def numbers_in(text: str) -> list[Decimal]:
+    """All numbers in `text`, read as `number_in` reads the first."""
+    found = (_decimal(match.group()) for match in _NUMBER.finditer(text))
+    return [number for number in found if number is not None]
+
+
+def _decimal(written: str) -> Decimal | None:
+    digits = re.sub(r"[,$€£\s]", "", written).rstrip(".")
+    try:
+        return Decimal(digits)
+    except InvalidOperation:
+        return None
+
+
+def _plain(text: str, check: ExactMatch) -> str:
+    text = text.strip()
+    if check.ignore_case:
+        text = text.lower()
+    return text.translate(_PUNCTUATION).strip() if check.ignore_punctuation else text
+
+
+def _squad(text: str) -> str:
+    """Lower case, without punctuation and articles, one space between words."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def _token_f1(given: str, target: str) -> float:
+    mine, wanted = _squad(given).split(), _squad(target).split()
+    if not mine or not wanted:
+        return float(mine == wanted)
+    shared = sum((Counter(mine) & Counter(wanted)).values())
+    return 2 * shared / (len(mine) + len(wanted))
+
+
+def _instruction_scores(text: str, instructions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    strict = [followed(each, text) for each in instructions]
+    loose = [any(followed(each, variant) for variant in _loose(text)) for each in instructions]
+    return {
+        "prompt_strict": float(all(strict)),
+        "prompt_loose": float(all(loose)),
+        "instruction_strict": sum(strict) / len(strict),
+        "instruction_loose": sum(loose) / len(loose),
+    }
+
+
+def _loose(text: str) -> list[str]:
+    """`text` as it is, without its first line, its last, both; each with and without asterisks.
+
+    Of the paper's section 2.2: an introduction, an ending or bold type do not make a prompt missed.
+    """
+    lines = text.split("\n")
+    cuts = [lines, lines[1:], lines[:-1], lines[1:-1]]
+    variants = ["\n".join(cut).strip() for cut in cuts]
+    return [text, *variants, *(variant.replace("*", "") for variant in variants)]

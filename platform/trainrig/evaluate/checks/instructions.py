@@ -1,0 +1,206 @@
+"""Instructions whose following a program can tell: IFEval (Zhou et al. 2023, arXiv:2311.07911).
+
+Each is named as in the published rows, and its arguments are theirs. Words and sentences are
+counted by white space and by marks that end sentences; the language is that of `corpus/language`.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainrig.errors import DataError
+
+Arguments = Mapping[str, Any]
+
+
+def followed(instruction: Mapping[str, Any], text: str) -> bool:
+    """Whether `text` follows `instruction`, a table of `id` and `arguments`.
+
+    Raises DataError for an id that is not known. An empty text follows nothing.
+    """
+    name = str(instruction["id"])
+    if name not in INSTRUCTIONS:
+        there = ", ".join(sorted(INSTRUCTIONS))
+        raise DataError(f"instruction '{name}' is not known; there are: {there}")
+    given = instruction.get("arguments") or {}
+    arguments = {key: value for key, value in given.items() if value is not None}
+    if not text.strip():
+        return False
+    try:
+        return INSTRUCTIONS[name](text, arguments)
+    except KeyError as error:
+        raise DataError(f"instruction '{name}': no argument {error}") from None
+
+
+def _compared(count: int, arguments: Arguments, wanted: str, relation: str = "relation") -> bool:
+    """`count` at least, or less than, what the row asks for."""
+    if arguments.get(relation, "at least") == "less than":
+        return count < int(arguments[wanted])
+    return count >= int(arguments[wanted])
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def _sentences(text: str) -> list[str]:
+    return [part for part in re.split(r"(?<=[.!?])\s+", text.strip()) if part]
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"\s?\*\*\*\s?", text)]
+
+
+def _blocks(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"\n\n", text) if part.strip()]
+
+
+def _existence(text: str, arguments: Arguments) -> bool:
+    return all(re.search(re.escape(w), text, re.IGNORECASE) for w in arguments["keywords"])
+
+
+def _forbidden(text: str, arguments: Arguments) -> bool:
+    words = (re.escape(word) for word in arguments["forbidden_words"])
+    return not any(re.search(rf"\b{word}\b", text, re.IGNORECASE) for word in words)
+
+
+def _frequency(text: str, arguments: Arguments) -> bool:
+    found = re.findall(re.escape(arguments["keyword"]), text, re.IGNORECASE)
+    return _compared(len(found), arguments, "frequency")
+
+
+def _letter_frequency(text: str, arguments: Arguments) -> bool:
+    count = Counter(text.lower())[str(arguments["letter"]).lower()]
+    return _compared(count, arguments, "let_frequency", "let_relation")
+
+
+def _language(text: str, arguments: Arguments) -> bool:
+    from trainrig.corpus.language import identify
+
+    return identify(text).code == str(arguments["language"])
+
+
+def _nth_paragraph_first_word(text: str, arguments: Arguments) -> bool:
+    blocks = _blocks(text)
+    place = int(arguments["nth_paragraph"])
+    if len(blocks) != int(arguments["num_paragraphs"]) or place > len(blocks):
+        return False
+    first = blocks[place - 1].split()[0].lstrip("'\"")
+    return re.split(r"[.,?!'\"]", first)[0].lower() == str(arguments["first_word"]).lower()
+
+
+def _placeholders(text: str, arguments: Arguments) -> bool:
+    return len(re.findall(r"\[.*?\]", text)) >= int(arguments["num_placeholders"])
+
+
+def _postscript(text: str, arguments: Arguments) -> bool:
+    marker = str(arguments["postscript_marker"]).lower()
+    known = {"p.p.s": r"\s*p\.\s?p\.\s?s.*$", "p.s.": r"\s*p\.\s?s\..*$"}
+    pattern = known.get(marker, r"\s*" + re.escape(marker) + r".*$")
+    return bool(re.search(pattern, text.lower(), re.MULTILINE))
+
+
+def _bullets(text: str, arguments: Arguments) -> bool:
+    stars = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
+    dashes = re.findall(r"^\s*-.*$", text, re.MULTILINE)
+    return len(stars) + len(dashes) == int(arguments["num_bullets"])
+
+
+def _constrained(text: str, arguments: Arguments) -> bool:
+    return any(f"My answer is {word}." in text for word in ("yes", "no", "maybe"))
+
+
+def _highlights(text: str, arguments: Arguments) -> bool:
+    found = [part.strip("*").strip() for part in re.findall(r"\*\*[^\n*]*\*\*|\*[^\n*]*\*", text)]
+    return sum(map(bool, found)) >= int(arguments["num_highlights"])
+
+
+def _sections(text: str, arguments: Arguments) -> bool:
+    splitter = re.escape(str(arguments["section_spliter"]).strip())  # spelt so in the rows
+    found = re.split(rf"\s?{splitter}\s?\d+\s?", text)
+    return len(found) - 1 >= int(arguments["num_sections"])
+
+
+def _json_format(text: str, arguments: Arguments) -> bool:
+    stripped = re.sub(r"^```(?:json|Json|JSON)?|```$", "", text.strip()).strip()
+    try:
+        json.loads(stripped)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _title(text: str, arguments: Arguments) -> bool:
+    return any(found.strip("<>").strip() for found in re.findall(r"<<[^\n]+>>", text))
+
+
+def _two_responses(text: str, arguments: Arguments) -> bool:
+    parts = text.split("******")
+    if any(not part.strip() for part in parts[1:-1]):
+        return False
+    filled = [part.strip() for part in parts if part.strip()]
+    return len(filled) == 2 and filled[0] != filled[1]
+
+
+def _repeat_prompt(text: str, arguments: Arguments) -> bool:
+    return text.strip().lower().startswith(str(arguments["prompt_to_repeat"]).strip().lower())
+
+
+def _end(text: str, arguments: Arguments) -> bool:
+    return text.strip().strip('"').lower().endswith(str(arguments["end_phrase"]).strip().lower())
+
+
+def _capital_frequency(text: str, arguments: Arguments) -> bool:
+    count = sum(word.isupper() for word in _words(text))
+    return _compared(count, arguments, "capital_frequency", "capital_relation")
+
+
+def _english(text: str) -> bool:
+    return _language(text, {"language": "en"})
+
+
+def _quoted(text: str, arguments: Arguments) -> bool:
+    stripped = text.strip()
+    return len(stripped) > 1 and stripped[0] == stripped[-1] == '"'
+
+
+def _divided_paragraphs(text: str, arguments: Arguments) -> bool:
+    parts = _paragraphs(text)
+    if any(not part for part in parts[1:-1]):
+        return False
+    return sum(map(bool, parts)) == int(arguments["num_paragraphs"])
+
+
+INSTRUCTIONS: Mapping[str, Callable[[str, Arguments], bool]] = {
+    "keywords:existence": _existence,
+    "keywords:frequency": _frequency,
+    "keywords:forbidden_words": _forbidden,
+    "keywords:letter_frequency": _letter_frequency,
+    "language:response_language": _language,
+    "length_constraints:number_sentences": lambda text, given: _compared(
+        len(_sentences(text)), given, "num_sentences"
+    ),
+    "length_constraints:number_paragraphs": _divided_paragraphs,
+    "length_constraints:number_words": lambda text, given: _compared(
+        len(_words(text)), given, "num_words"
+    ),
+    "length_constraints:nth_paragraph_first_word": _nth_paragraph_first_word,
+    "detectable_content:number_placeholders": _placeholders,
+    "detectable_content:postscript": _postscript,
+    "detectable_format:number_bullet_lists": _bullets,
+    "detectable_format:constrained_response": _constrained,
+    "detectable_format:number_highlighted_sections": _highlights,
+    "detectable_format:multiple_sections": _sections,
+    "detectable_format:json_format": _json_format,
+    "detectable_format:title": _title,
+    "combination:two_responses": _two_responses,
+    "combination:repeat_prompt": _repeat_prompt,
+    "startend:end_checker": _end,
+    "change_case:capital_word_frequency": _capital_frequency,
+    "change_case:english_capital": lambda text, given: text.isupper() and _english(text.lower()),
+    "change_case:english_lowercase": lambda text, given: text.islower() and _english(text),
+    "punctuation:no_comma": lambda text, given: "," not in text,
+    "startend:quotation": _quoted,
+}

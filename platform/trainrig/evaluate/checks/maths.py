@@ -1,0 +1,76 @@
+"""Formulas in LaTeX, brought to one way of writing, to be compared as text.
+
+What is treated alike is what MATH's own comparison treats alike (Hendrycks et al. 2021,
+arXiv:2103.03874): spaces, units, `\\left`, `\\dfrac`, fractions and roots without braces, `0.5`.
+"""
+
+import re
+
+_DROPPED = (
+    "\\!",
+    "\\,",
+    "\\;",
+    "\\ ",
+    "\\left",
+    "\\right",
+    "^{\\circ}",
+    "^\\circ",
+    "\\$",
+    "$",
+    "\\%",
+    "%",
+)
+_FRACTION = re.compile(r"\\frac\s*(\{[^{}]*\}|[^{}\s])\s*(\{[^{}]*\}|[^{}\s])")
+_ROOT = re.compile(r"\\sqrt\s*([^{\[\s\\])")
+_SIMPLE = re.compile(r"(-?\d+)/(-?\d+)")
+_UNIT = re.compile(r"\\text\{\s[^{}]*\}\s*$")
+
+
+def last_boxed(text: str) -> str:
+    """What the last `\\boxed{…}` or `\\fbox{…}` of `text` holds; all of `text` if there is none."""
+    at = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if at < 0:
+        return text
+    rest = text[at:]
+    if rest.startswith("\\boxed "):
+        return rest[len("\\boxed ") :].split("$")[0].strip()
+    begin = rest.find("{")
+    depth = 0
+    for place, letter in enumerate(rest[begin:], begin):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0 and begin >= 0:
+            return rest[begin + 1 : place]
+    return text  # a brace that is never closed
+
+
+def answer_of(text: str) -> str:
+    """The formula of an answer: boxed, else between its first and last dollar signs, else all."""
+    if "\\boxed" in text or "\\fbox" in text:
+        return last_boxed(text)
+    first, last = text.find("$"), text.rfind("$")
+    return text[first + 1 : last] if 0 <= first < last else text
+
+
+def plain_latex(text: str) -> str:
+    """`text` as it is compared."""
+    text = text.replace("\n", "").strip().rstrip(".").replace("\\\\", "\\")
+    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = _UNIT.sub("", text)
+    for each in _DROPPED:
+        text = text.replace(each, "")
+    name, equals, value = text.partition("=")
+    if equals and "=" not in value and len(name.strip()) <= 2:
+        text = value  # x = 3
+    text = re.sub(r"(^|[^\d])\.(\d)", r"\g<1>0.\2", text)
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _FRACTION.sub(lambda found: _fraction(found[1], found[2]), text)
+    text = re.sub(r"\s+", "", text)
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    if simple := _SIMPLE.fullmatch(text):
+        return _fraction(simple[1], simple[2])
+    return text
+
+
+def _fraction(above: str, below: str) -> str:
+    return f"\\frac{{{above.strip('{}').strip()}}}{{{below.strip('{}').strip()}}}"

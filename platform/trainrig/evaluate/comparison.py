@@ -1,0 +1,127 @@
+"""`trainrig compare`: two or more evaluations of the same tasks, row by row."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import manifest
+from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.engine.shards import read_scored
+from trainrig.evaluate.scores.card import Scorecard, read_scorecard
+from trainrig.evaluate.scores.estimates import PairedDifference, paired_difference
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """One task of two evaluations, B against A."""
+
+    task: str
+    metric: str
+    a: float
+    b: float
+    paired: PairedDifference
+    better: float  # 1 where more is better, -1 where less is
+    pairs: tuple[tuple[Row, Row], ...]  # the same row of each
+
+    @property
+    def differing(self) -> tuple[tuple[Row, Row], ...]:
+        """The rows on which the two have other scores."""
+        return tuple(
+            (a, b) for a, b in self.pairs if a["scores"][self.metric] != b["scores"][self.metric]
+        )
+
+    @property
+    def verdict(self) -> str:
+        """Who is better, or that nothing shows it."""
+        if self.paired.within_noise:
+            return "within noise"
+        return "B is better" if self.paired.difference.value * self.better > 0 else "A is better"
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the rows, as plain JSON."""
+        found = self.paired.difference
+        low, high = found.interval or (None, None)
+        return {
+            "task": self.task,
+            "metric": self.metric,
+            "a": self.a,
+            "b": self.b,
+            "difference": found.value,
+            "error": found.error,
+            "low": low,
+            "high": high,
+            "rows": found.rows,
+            "a_only": self.paired.a_only,
+            "b_only": self.paired.b_only,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True)
+class EvaluationPair:
+    """Two evaluations."""
+
+    a: str  # folders
+    b: str
+    a_card: Scorecard
+    b_card: Scorecard
+    tasks: tuple[TaskComparison, ...]
+    left_out: tuple[str, ...]  # tasks that only one has
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the rows, as plain JSON."""
+        tasks = [task.as_json() for task in self.tasks]
+        return {"a": self.a, "b": self.b, "tasks": tasks, "left_out": list(self.left_out)}
+
+
+def compare(folders: Sequence[str]) -> list[EvaluationPair]:
+    """Each of `folders`, which `evaluate` wrote, against the first.
+
+    Raises ConfigError for fewer than two, DataError for evaluations that have no task in common, or
+    asked other rows.
+    """
+    if len(folders) < 2:
+        raise ConfigError(
+            "compare: one evaluation; name at least two folders that `evaluate` wrote"
+        )
+    first, *others = [folder.rstrip("/") for folder in folders]
+    return [_compared(first, other) for other in others]
+
+
+def _compared(a: str, b: str) -> EvaluationPair:
+    a_card, b_card = read_scorecard(a), read_scorecard(b)
+    shared = [name for name in a_card.tasks if name in b_card.tasks]
+    if not shared:
+        raise DataError(f"{a} and {b}: no task is in both; evaluate both on the same tasks")
+    a_inputs, b_inputs = manifest.read_manifest(a).inputs, manifest.read_manifest(b).inputs
+    for name in shared:
+        key = f"task '{name}'"
+        if a_inputs.get(key) != b_inputs.get(key):
+            raise DataError(
+                f"{a} and {b}: {key} has other rows or another task file in one than in the other; "
+                "evaluate both on the same"
+            )
+    left_out = sorted(set(a_card.tasks) ^ set(b_card.tasks))
+    tasks = tuple(_task(name, a, b, a_card, b_card) for name in shared)
+    return EvaluationPair(a, b, a_card, b_card, tasks, tuple(left_out))
+
+
+def _task(name: str, a: str, b: str, a_card: Scorecard, b_card: Scorecard) -> TaskComparison:
+    mine, other = a_card.tasks[name], b_card.tasks[name]
+    others = {row["row"]: row for row in read_scored(b, name)}
+    # One of them may have asked the first rows alone.
+    pairs = [(row, others[row["row"]]) for row in read_scored(a, name) if row["row"] in others]
+    metric = mine.metric
+    a_scores, b_scores = ([p[side]["scores"][metric] for p in pairs] for side in (0, 1))
+    groups = [pair[0].get("group") for pair in pairs]
+    return TaskComparison(
+        task=name,
+        metric=metric,
+        a=sum(a_scores) / len(pairs),
+        b=sum(b_scores) / len(pairs),
+        paired=paired_difference(a_scores, b_scores, groups),
+        better=1.0 if other.higher_is_better else -1.0,
+        pairs=tuple(pairs),
+    )

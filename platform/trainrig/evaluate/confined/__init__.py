@@ -1,0 +1,1 @@
+"""Programs of strangers, run where they can do nothing but compute."""

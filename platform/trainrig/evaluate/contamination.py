@@ -1,0 +1,107 @@
+"""Which rows of a task the training corpus holds, and what the score is without them.
+
+The documents that a curation kept are searched for each row's prompt and right answer, by the same
+index and rule as in decontamination: PaLM's, which calls a text seen from 70% of its 8-grams on.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from trainrig import storage
+from trainrig.corpus.curate import KEPT
+from trainrig.corpus.decontaminate import (
+    Benchmark,
+    Decontamination,
+    Index,
+    PaLM,
+    match,
+    merge,
+)
+from trainrig.corpus.decontaminate.benchmark_overlap import needed
+from trainrig.corpus.decontaminate.benchmarks import Examples
+from trainrig.evaluate.engine.shards import TaskRun, questions_of
+from trainrig.evaluate.scores.task_score import RowsSeen, headline_score
+from trainrig.evaluate.tasks.prompts import Question
+from trainrig.manifest import FileSum
+from trainrig.splits import Phase, Split, Work
+
+STYLE = PaLM()
+Do = Callable[[Phase, Sequence[Split]], None]
+"""Does what is left of a phase."""
+
+
+def find_seen(
+    corpus: str, tasks: Sequence[TaskRun], scratch: str, do: Do
+) -> dict[str, dict[int, bool]]:
+    """By task and number of row, whether the corpus holds it. Rows too short to tell are left out.
+
+    `corpus` is a folder that `curate` wrote; `scratch` one for what is needed only meanwhile.
+    """
+    questions = {run.task.name: questions_of(run) for run in tasks}
+    path = storage.join(scratch, "tasks.index")
+    if not storage.exists(path):
+        _index(tasks, questions).save(path)
+    files = storage.list_files(storage.join(corpus, KEPT), ".parquet")
+    splits = [Split(f"{n:05d}", {"number": n, "file": file}) for n, file in enumerate(files)]
+    matches = [storage.join(scratch, "matches", f"{split.name}.npz") for split in splits]
+    phase = Phase(storage.join(scratch, "matched"), functools.partial(_matching, path, matches))
+    do(phase, splits)
+    index = Index.load(path)
+    found = merge(index, matches).unit_documents > 0
+    examples = len(index.lines_E)
+    held_E = np.bincount(index.examples_B[found], minlength=examples)
+    words_E = np.bincount(index.examples_B, minlength=examples)
+    dirty_E = (held_E > 0) & (held_E >= needed(index, STYLE))
+    told: dict[str, dict[int, bool]] = {}
+    for number, name in enumerate(index.names):
+        own = range(*index.firsts[number : number + 2])
+        told[name] = {
+            int(index.lines_E[e]): bool(dirty_E[e]) for e in own if words_E[e] >= STYLE.words
+        }
+    return told
+
+
+def join_seen(seen: Mapping[int, bool], rows: Sequence[Mapping[str, Any]], metric: str) -> RowsSeen:
+    """How many of the scored `rows` were seen, and the score on those that were not."""
+    told = [row for row in rows if row["row"] in seen]
+    fresh = [row for row in rows if not seen.get(row["row"], False)]
+    dirty = len(rows) - len(fresh)
+    without = headline_score(fresh, metric) if dirty and fresh else None
+    return RowsSeen(looked_for=len(told), seen=dirty, without=without)
+
+
+def _index(tasks: Sequence[TaskRun], questions: Mapping[str, Sequence[Question]]) -> Index:
+    settings = Decontamination(
+        benchmarks=tuple(
+            Benchmark(name=run.task.name, path=run.rows, fields=("text",)) for run in tasks
+        ),
+        style=STYLE,
+    )
+    examples = []
+    for run in tasks:
+        asked = questions[run.task.name]
+        texts = tuple((_text(run, question),) for question in asked)
+        examples.append(Examples(run.task.name, tuple(q.row for q in asked), texts))
+    return Index.of_examples(settings, examples)
+
+
+def _text(run: TaskRun, question: Question) -> str:
+    """What a document would hold of a row: its prompt with the right answer."""
+    if question.contexts:
+        return question.contexts[question.gold or 0] + run.task.delimiter + question.answers[0]
+    return question.prompt + run.task.delimiter + question.expected
+
+
+def _matching(index_path: str, matches: Sequence[str]) -> Work:
+    index = Index.load(index_path)
+
+    def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        texts = pq.read_table(storage.local_path(task["file"]), columns=["text"])["text"]
+        match(index, texts.to_pylist()).save(matches[task["number"]])
+        return {"documents": len(texts)}, {}
+
+    return work

@@ -1,0 +1,1 @@
+"""Requests to a model, in batches that are the same whoever computes them."""

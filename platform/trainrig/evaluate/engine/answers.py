@@ -1,0 +1,234 @@
+"""Questions of one shard to a model, and what its answers are worth, row by row."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.evaluate.checks.answers import cut_at, extracted, scores_of
+from trainrig.evaluate.confined.run import run_confined
+from trainrig.evaluate.engine.chat_prompts import chat_prompt
+from trainrig.evaluate.engine.encoding import GenerationRequest, LikelihoodRequest, RequestEncoder
+from trainrig.evaluate.engine.generation import StopRule, answer_greedily
+from trainrig.evaluate.engine.likelihood import ContinuationScore, score_continuations
+from trainrig.evaluate.tasks.definition import Task
+from trainrig.evaluate.tasks.prompts import Question
+from trainrig.evaluate.tasks.scoring import (
+    Continuation,
+    GeneratedAnswer,
+    MultipleChoice,
+    ProgramTests,
+    RollingText,
+)
+from trainrig.evaluate.tasks.templates import template
+from trainrig.models.decoder import Decoder
+
+Row = dict[str, Any]
+"""A scored row, as it is written: `row`, `prompt`, `expected`, `given`, `scores`, and what its kind
+adds."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A model that is asked the questions of one task."""
+
+    model: Decoder
+    encoder: RequestEncoder
+    task: Task
+    batch_tokens: int
+    chat: bool  # whether prompts are a user's words, in the tokenizer's chat format
+
+    def rows(self, questions: Sequence[Question]) -> list[Row]:
+        """The scored rows of `questions`, in their order."""
+        match self.task.scoring:
+            case MultipleChoice() as scoring:
+                return self._choices(questions, scoring)
+            case Continuation():
+                return self._continuations(questions)
+            case GeneratedAnswer() as scoring:
+                return self._generated(questions, scoring)
+            case ProgramTests() as scoring:
+                return self._programs(questions, scoring)
+            case RollingText():
+                return self._texts(questions)
+
+    # --- likelihoods
+
+    def _choices(self, questions: Sequence[Question], scoring: MultipleChoice) -> list[Row]:
+        alone = scoring.unconditional or scoring.metric == "acc_mutual_info"
+        requests: list[list[LikelihoodRequest]] = []
+        for question in questions:
+            asked = self._asked_choices(question)
+            if alone:
+                following = [self.task.delimiter + answer for answer in question.answers]
+                asked += self.encoder.continuations("", following)
+            requests.append(asked)
+        rows = []
+        for question, scored, found in self._scored(questions, requests):
+            count = len(question.answers)
+            nats = [score.log_likelihood for score in found[:count]]
+            without = [score.log_likelihood for score in found[count:]]
+            rows.append(_choice_row(question, scoring, nats, without) | _truncation(scored))
+        return rows
+
+    def _asked_choices(self, question: Question) -> list[LikelihoodRequest]:
+        if question.contexts:
+            each = zip(question.contexts, question.answers, strict=True)
+            return [self._following(question, prompt, [text])[0] for prompt, text in each]
+        return self._following(question, question.prompt, question.answers)
+
+    def _continuations(self, questions: Sequence[Question]) -> list[Row]:
+        requests = [self._following(q, q.prompt, q.answers) for q in questions]
+        rows = []
+        for question, asked, (score,) in self._scored(questions, requests):
+            right = float(score.greedy)
+            row = _row(question, {"acc": right}, question.expected if score.greedy else "")
+            row |= {"log_likelihood": score.log_likelihood, "tokens": score.tokens}
+            rows.append(row | {"confidence": math.exp(score.log_likelihood)} | _truncation(asked))
+        return rows
+
+    def _texts(self, questions: Sequence[Question]) -> list[Row]:
+        requests = [self.encoder.windows(question.prompt) for question in questions]
+        rows = []
+        for question, _, found in self._scored(questions, requests):
+            nats = -sum(score.log_likelihood for score in found)
+            size = len(question.prompt.encode())
+            row = _row(question, {"bits_per_byte": nats / math.log(2) / size if size else 0.0}, "")
+            row |= {"log_likelihood": -nats, "tokens": sum(score.tokens for score in found)}
+            rows.append(row | {"bytes": size, "words": len(question.prompt.split())})
+        return rows
+
+    def _following(
+        self, question: Question, prompt: str, answers: Sequence[str]
+    ) -> list[LikelihoodRequest]:
+        """Requests for `answers` after `prompt`, which shown rows stand before."""
+        if self.chat:
+            context = chat_prompt(self.encoder.encoder, self._turns(question, prompt))
+            encoded = self.encoder.encoder.encode_batch(list(answers))
+            return [self.encoder.request(context, [int(i) for i in ids]) for ids in encoded]
+        following = [self.task.delimiter + answer for answer in answers]
+        return self.encoder.continuations(self._before(question) + prompt, following)
+
+    def _scored(
+        self, questions: Sequence[Question], requests: Sequence[Sequence[LikelihoodRequest]]
+    ) -> list[tuple[Question, Sequence[LikelihoodRequest], list[ContinuationScore]]]:
+        """Each question with its requests and their scores; all are computed together."""
+        flat = [request for asked in requests for request in asked]
+        found = iter(score_continuations(self.model, flat, self.batch_tokens))
+        return [
+            (question, asked, [next(found) for _ in asked])
+            for question, asked in zip(questions, requests, strict=True)
+        ]
+
+    # --- generations
+
+    def _generated(self, questions: Sequence[Question], scoring: GeneratedAnswer) -> list[Row]:
+        rows = []
+        for question, request, text in self._written(questions, scoring):
+            given = extracted(text, scoring.extract, scoring.take)
+            scores = scores_of(scoring.check, given, question.answers, question.instructions)
+            row = _row(question, scores, given or "") | {"written": text}
+            rows.append(row | _truncation([request]))
+        return rows
+
+    def _programs(self, questions: Sequence[Question], scoring: ProgramTests) -> list[Row]:
+        program = template(scoring.program, f"task '{self.task.name}': scoring.program")
+        rows = []
+        for question, request, text in self._written(questions, scoring):
+            source = program({**question.fields, "completion": text}, question.where)
+            outcome = run_confined(source, scoring.seconds, scoring.memory_mib)
+            row = _row(question, {"pass_at_1": float(outcome.verdict == "passed")}, text)
+            row |= {"written": text, "outcome": outcome.verdict}
+            rows.append(row | _truncation([request]))
+        return rows
+
+    def _written(
+        self, questions: Sequence[Question], scoring: GeneratedAnswer | ProgramTests
+    ) -> list[tuple[Question, GenerationRequest, str]]:
+        encoder = self.encoder.encoder
+        requests = []
+        for question in questions:
+            if self.chat:
+                prompt = tuple(chat_prompt(encoder, self._turns(question, question.prompt)))
+            else:
+                prompt = self.encoder.plain_prompt(self._before(question) + question.prompt)
+            requests.append(self.encoder.generation(prompt, scoring.maximum_tokens))
+        stop = StopRule(
+            ids=self._stop_ids(),
+            maximum_tokens=scoring.maximum_tokens,
+            entries=encoder.vocabulary_size,
+            done=_until(encoder.decode_text, scoring.until),
+        )
+        answers = answer_greedily(self.model, requests, stop, self.batch_tokens)
+        texts = [cut_at(encoder.decode_text(answer), scoring.until) for answer in answers]
+        return list(zip(questions, requests, texts, strict=True))
+
+    def _stop_ids(self) -> frozenset[int]:
+        return frozenset(self.encoder.encoder.special_tokens.stop_ids)
+
+    # --- prompts
+
+    def _before(self, question: Question) -> str:
+        """What stands before the prompt in plain text."""
+        separator = self.task.few_shot.separator
+        shown = "".join(shot.prompt + shot.answer + separator for shot in question.shots)
+        return self.task.preamble + shown
+
+    def _turns(self, question: Question, prompt: str) -> list[tuple[str, str]]:
+        """The conversation whose last word is `prompt`: each shown row is a turn of both."""
+        turns = []
+        for shot in question.shots:
+            turns += [("user", shot.prompt), ("assistant", shot.answer.strip())]
+        turns.append(("user", prompt))
+        role, first = turns[0]
+        return [(role, self.task.preamble + first), *turns[1:]]
+
+
+def _until(decode: Callable[[Sequence[int]], str], until: Sequence[str]) -> Callable[..., bool]:
+    def done(ids: Sequence[int]) -> bool:
+        text = decode(ids)
+        return any(mark in text for mark in until)
+
+    return done
+
+
+def _row(question: Question, scores: Mapping[str, float], given: str) -> Row:
+    found: Row = {
+        "row": question.row,
+        "prompt": question.prompt,
+        "expected": question.expected,
+        "given": given,
+        "scores": dict(scores),
+    }
+    return found if question.group is None else found | {"group": question.group}
+
+
+def _truncation(requests: Sequence[LikelihoodRequest | GenerationRequest]) -> Row:
+    return {"truncated": True} if any(request.truncated for request in requests) else {}
+
+
+def _choice_row(
+    question: Question, scoring: MultipleChoice, nats: list[float], without: list[float]
+) -> Row:
+    """The row of a question whose choices have log-likelihoods `nats`, and alone `without`."""
+    likely = np.array(nats)
+    by_metric: dict[str, NDArray[np.float64]] = {"acc": likely}
+    if not question.contexts:  # else all that is scored is one text
+        by_metric["acc_norm"] = likely / [max(1, len(answer)) for answer in question.answers]
+        sizes = [max(1, len(answer.encode())) for answer in question.answers]
+        by_metric["acc_bytes"] = likely / sizes
+    if without:
+        by_metric["acc_mutual_info"] = likely - np.array(without)
+    chosen = {name: int(values.argmax()) for name, values in by_metric.items()}
+    headline: str = scoring.metric if scoring.metric in chosen else "acc"
+    scores = {headline: float(chosen[headline] == question.gold)}
+    scores |= {name: float(number == question.gold) for name, number in chosen.items()}
+    labels = question.contexts or question.answers
+    shares = np.exp(by_metric[headline] - by_metric[headline].max())
+    row = _row(question, scores, labels[chosen[headline]])
+    row |= {"choices": list(labels), "gold": question.gold, "chosen": chosen}
+    row |= {"log_likelihoods": nats, "confidence": float(shares.max() / shares.sum())}
+    return row | ({"unconditional": without} if without else {})

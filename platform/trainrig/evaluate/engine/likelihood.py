@@ -1,0 +1,135 @@
+"""Log-likelihoods of continuations, in batches whose rows share what they begin with.
+
+A batch is a function of its requests alone, and is computed in one way: what all its contexts begin
+with (the rows that are shown solved) is read once, each context once, each continuation once. So a
+score has the same bits whichever worker computes it, and other bits only in another batch.
+
+Shapes: N tokens of continuations, V entries of the vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainrig.evaluate.engine.encoding import LikelihoodRequest
+from trainrig.evaluate.engine.prefix_reading import Ids, Reader, common_prefix, padded
+from trainrig.models.decoder import Decoder
+
+LEAST_SHARED = 8  # tokens that contexts begin with alike, from which on it pays to read them apart
+
+
+@dataclass(frozen=True)
+class ContinuationScore:
+    """What a model makes of one continuation."""
+
+    log_likelihood: float  # nats, summed over its tokens
+    greedy: bool  # whether each of its tokens is the model's likeliest
+    tokens: int
+
+
+@dataclass
+class _Group:
+    """Requests of one context. Each reads from a row of tokens; some share one."""
+
+    context: Ids
+    requests: list[int]
+    rows: list[Ids]  # all tokens but the last of each continuation
+    places: list[int]  # of each request, its row
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.rows))
+
+
+@torch.inference_mode()
+def score_continuations(
+    model: Decoder, requests: Sequence[LikelihoodRequest], batch_tokens: int
+) -> list[ContinuationScore]:
+    """The score of each of `requests`, in their order; at most `batch_tokens` tokens at a time,
+    padding included, but at least one context."""
+    scores: dict[int, ContinuationScore] = {}
+    for batch in _batches(_grouped(requests), batch_tokens):
+        asked = [number for group in batch for number in group.requests]
+        nats_N, likeliest_N = _read(model, batch, requests)
+        place = 0
+        for number in asked:
+            count = len(requests[number].continuation)
+            own = slice(place, place + count)
+            scores[number] = ContinuationScore(
+                float(nats_N[own].double().sum()), bool(likeliest_N[own].all()), count
+            )
+            place += count
+    return [scores[number] for number in range(len(requests))]
+
+
+def _grouped(requests: Sequence[LikelihoodRequest]) -> list[_Group]:
+    """Requests by context, the shortest contexts first."""
+    by_context: dict[Ids, list[int]] = {}
+    for number, request in enumerate(requests):
+        by_context.setdefault(request.context, []).append(number)
+    groups = [_group(context, numbers, requests) for context, numbers in by_context.items()]
+    return sorted(groups, key=lambda group: (len(group.context), group.longest, group.requests[0]))
+
+
+def _group(context: Ids, numbers: list[int], requests: Sequence[LikelihoodRequest]) -> _Group:
+    """A row that another begins with is not read apart: answers of one token need one row."""
+    inputs = [context + requests[number].continuation[:-1] for number in numbers]
+    rows: list[Ids] = []
+    for tokens in sorted(set(inputs), key=len, reverse=True):
+        if not any(row[: len(tokens)] == tokens for row in rows):
+            rows.append(tokens)
+    places = [next(i for i, row in enumerate(rows) if row[: len(x)] == x) for x in inputs]
+    return _Group(context, numbers, rows, places)
+
+
+def _batches(groups: Sequence[_Group], batch_tokens: int) -> Iterator[list[_Group]]:
+    batch: list[_Group] = []
+    rows = longest = 0
+    for group in groups:
+        wide = max(longest, group.longest)
+        if batch and (rows + len(group.rows)) * wide > batch_tokens:
+            yield batch
+            batch, rows, wide = [], 0, group.longest
+        batch.append(group)
+        rows, longest = rows + len(group.rows), wide
+    if batch:
+        yield batch
+
+
+def _read(
+    model: Decoder, batch: Sequence[_Group], requests: Sequence[LikelihoodRequest]
+) -> tuple[Tensor, Tensor]:
+    """Of each token of each continuation, group after group: its log-likelihood [N], and whether it
+    is the likeliest [N].
+
+    The last token of a context is read with the continuation: what it predicts is asked for.
+    """
+    shortest = min(len(group.context) for group in batch) - 1
+    shared = min(common_prefix([group.context for group in batch]), shortest)
+    reader = Reader(model)
+    if len(batch) > 1 and shared >= LEAST_SHARED:
+        reader.read([batch[0].context[:shared]])
+        reader = reader.rows([0] * len(batch))
+    if any(len(group.rows) > 1 for group in batch) and shortest > len(reader):
+        begin = len(reader)
+        reader.read([group.context[begin:shortest] for group in batch])
+    owners = [number for number, group in enumerate(batch) for _ in group.rows]
+    offset = len(reader)
+    if owners != list(range(len(batch))):
+        reader = reader.rows(owners)
+    rows = padded([row[offset:] for group in batch for row in group.rows])
+    places, targets = list[int](), list[int]()
+    first = 0  # row of the group
+    for group in batch:
+        for number, row in zip(group.requests, group.places, strict=True):
+            asked = requests[number]
+            begin = (first + row) * len(rows[0]) + len(asked.context) - 1 - offset
+            places += range(begin, begin + len(asked.continuation))
+            targets += asked.continuation
+        first += len(group.rows)
+    nats_NV = reader.read(rows, places).float().log_softmax(-1)
+    targets_N = torch.tensor(targets, device=reader.device)
+    chosen_N = nats_NV.gather(-1, targets_N[:, None])[:, 0]
+    return chosen_N.cpu(), (nats_NV.argmax(-1) == targets_N).cpu()

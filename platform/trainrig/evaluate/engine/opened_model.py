@@ -1,0 +1,36 @@
+"""The model that an evaluation asks, where it is computed."""
+
+from dataclasses import dataclass
+
+import torch
+
+from trainrig.errors import ConfigError
+from trainrig.evaluate.run_file import Evaluation
+from trainrig.models.decoder import Decoder
+from trainrig.parallel.mesh import local_device
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.train import checkpoint
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model on its device, with its tokenizer."""
+
+    model: Decoder
+    encoder: Encoder
+
+    @classmethod
+    def load(cls, run: Evaluation) -> "OpenedModel":
+        """That of the run's checkpoint. Raises ConfigError for a device that is not there."""
+        if run.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device = 'cuda', but there is no GPU; leave `device` out")
+        torch.set_num_threads(run.threads)
+        device = local_device() if run.device == "auto" else torch.device(run.device)
+        opened = checkpoint.open_model(run.checkpoint)
+        if opened.config.head == "score":
+            raise ConfigError(
+                f"checkpoint: {opened.path} is a reward model, which gives no text a probability; "
+                "`trainrig score` asks it"
+            )
+        model = opened.build().to(device=device, dtype=getattr(torch, run.dtype))
+        return cls(model, Encoder(opened.tokenizer, opened.path, opened.beside))

@@ -1,0 +1,120 @@
+"""The work of an evaluation, cut into shards: rows of one task, so many at a time.
+
+A shard is asked and scored by itself, so its file has the same bytes whoever makes it; one that is
+there is not made again.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import config, manifest, storage
+from trainrig.errors import DataError
+from trainrig.evaluate.engine.answers import Examination
+from trainrig.evaluate.engine.encoding import RequestEncoder
+from trainrig.evaluate.engine.opened_model import OpenedModel
+from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.tasks.definition import Task
+from trainrig.evaluate.tasks.prompts import Question, Renderer, choose_shots, shots_for
+from trainrig.evaluate.tasks.rows import read_rows
+from trainrig.evaluate.tasks.scoring import ProgramTests
+from trainrig.manifest import FileSum
+from trainrig.splits import Split, Work
+
+ROWS = "rows"  # folder of scored rows, below the stage's: ROWS/TASK/00000.jsonl
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """A task, and how much of it is asked in what way."""
+
+    task: Task
+    rows: str  # file of its rows
+    limit: int | None = None  # the first rows alone
+    chat: bool = False
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """What tasks are asked, and how. Plain data, so it travels."""
+
+    run: Evaluation
+    tasks: tuple[TaskRun, ...]
+
+    def make_work(self) -> Work:
+        """The work of one worker, its model loaded."""
+        return functools.partial(self._do, OpenedModel.load(self.run))
+
+    def splits(self) -> list[Split]:
+        """A split for each shard of each task. Raises DataError for rows that cannot be asked."""
+        found = []
+        for number, run in enumerate(self.tasks):
+            count = len(questions_of(run))
+            for shard, begin in enumerate(range(0, count, self.run.shard_rows)):
+                name = f"{run.task.name}-{shard:05d}"
+                found.append(Split(name, {"task": number, "shard": shard, "begin": begin}))
+        return found
+
+    def _do(
+        self, opened: OpenedModel, given: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        run = self.tasks[given["task"]]
+        begin = given["begin"]
+        questions = questions_of(run)[begin : begin + self.run.shard_rows]
+        examination = Examination(
+            model=opened.model,
+            encoder=RequestEncoder(
+                opened.encoder, opened.model.config.positions, self.run.document_start
+            ),
+            task=run.task,
+            batch_tokens=self.run.batch_tokens,
+            chat=run.chat,
+        )
+        rows = examination.rows(questions)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        name = f"{ROWS}/{run.task.name}/{given['shard']:05d}.jsonl"
+        path = storage.join(self.run.output, name)
+        storage.write(path, text.encode("utf-8", "surrogatepass"))
+        return {"rows": len(rows)}, {name: manifest.file_sum(path)}
+
+
+def questions_of(run: TaskRun) -> tuple[Question, ...]:
+    """The questions of a task, in the order of its rows. Raises DataError for what is none."""
+    return _questions(run.task.model_dump_json(), run.rows, run.limit)
+
+
+@functools.lru_cache(maxsize=4)
+def _questions(task_json: str, path: str, limit: int | None) -> tuple[Question, ...]:
+    task = config.build(Task, json.loads(task_json), path)
+    rows = read_rows(path)
+    renderer = Renderer(task, path)
+    own = task.few_shot.rows is None
+    shown_rows = rows if own else read_rows(str(task.few_shot.rows))
+    shots = choose_shots(task, renderer, shown_rows, own)
+    questions = []
+    for row in rows[:limit]:
+        question = renderer.question(row)
+        if shots:
+            chosen = shots_for(question.prompt, shots, task.few_shot.count)
+            question = renderer.question(row, chosen)
+        questions.append(question)
+    return tuple(questions)
+
+
+def runs_programs(tasks: Sequence[TaskRun]) -> list[str]:
+    """The names of tasks that run what a model writes."""
+    return [run.task.name for run in tasks if isinstance(run.task.scoring, ProgramTests)]
+
+
+def read_scored(folder: str, task: str) -> list[dict[str, Any]]:
+    """The scored rows of `task` in an evaluation's folder, in the order of the task's rows."""
+    rows = []
+    for path in sorted(storage.list_files(storage.join(folder, ROWS, task), ".jsonl")):
+        for line in storage.read(path).decode("utf-8", "surrogatepass").split("\n"):
+            if line:
+                rows.append(json.loads(line))
+    if not rows:
+        raise DataError(f"{folder}: no scored rows of task '{task}' in it")
+    return rows

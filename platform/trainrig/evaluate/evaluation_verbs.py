@@ -1,0 +1,108 @@
+"""The commands around evaluations: compare, leaderboard, lm-eval."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from trainrig.command_line.options import Json
+
+Page = Annotated[
+    str | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Also write a page to read in a browser.  [default: none]"
+    ),
+]
+
+
+def compare(
+    folders: Annotated[
+        list[str], typer.Argument(metavar="FOLDER", help="Folders that `evaluate` wrote; A first.")
+    ],
+    html: Page = None,
+    as_json: Json = False,
+) -> None:
+    """Compare evaluations on the same rows: paired differences with intervals.
+
+    The first folder is A; each other is compared with it. A difference whose 95% interval holds 0
+    is called noise.
+    """
+    from trainrig import storage
+    from trainrig.evaluate.comparison import compare as compare_evaluations
+
+    found = compare_evaluations(folders)
+    if html:
+        from trainrig.evaluate.report.comparison_page import comparison_page
+
+        storage.write(html, comparison_page(found).html().encode())
+    if as_json:
+        print(json.dumps([each.as_json() for each in found]))
+        return
+    for each in found:
+        print(f"A {each.a}\nB {each.b}")
+        rows = [
+            (
+                task.task,
+                task.metric,
+                f"{task.a:.4f}",
+                f"{task.b:.4f}",
+                f"{task.paired.difference.value:+.4f}",
+                _interval(task.paired.difference.interval),
+                task.verdict,
+            )
+            for task in each.tasks
+        ]
+        _print_table(("task", "metric", "A", "B", "B - A", "95% interval", "verdict"), rows)
+        for name in each.left_out:
+            print(f"{name}: in one of the two alone")
+
+
+def leaderboard(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with evaluations in it.")],
+    html: Page = None,
+    as_json: Json = False,
+) -> None:
+    """Rank all evaluations in a folder by their mean score on the tasks that all have."""
+    from trainrig import storage
+    from trainrig.evaluate.leaderboard import read_leaderboard
+    from trainrig.evaluate.report.leaderboard_page import board_table, leaderboard_page
+
+    board = read_leaderboard(folder)
+    if html:
+        storage.write(html, leaderboard_page(board, folder).html().encode())
+    if as_json:
+        print(json.dumps(board.as_json()))
+        return
+    table = board_table(board)
+    rows = [tuple(_shown(cell) for cell in row) for row in table.rows]
+    _print_table(table.columns, rows)
+
+
+def lm_eval(context: typer.Context) -> None:
+    """Run lm-evaluation-harness, with checkpoints of trainrig as a model of their own.
+
+    All arguments go to its command line. `--model trainrig --model_args checkpoint=RUN` reads a run
+    folder or a checkpoint, without an export. Needs `pip install trainrig[lm-eval]`.
+    """
+    from trainrig.evaluate.harness.command import run_harness
+
+    run_harness(context.args)
+
+
+def _interval(bounds: tuple[float, float] | None) -> str:
+    return "–" if bounds is None else f"{bounds[0]:+.4f} to {bounds[1]:+.4f}"
+
+
+def _shown(cell: str | int | float | None) -> str:
+    if cell is None:
+        return "–"
+    return f"{cell:.4f}" if isinstance(cell, float) else str(cell)
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )

@@ -1,0 +1,107 @@
+"""A checkpoint of trainrig as a model of lm-evaluation-harness: `--model trainrig`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import lm_eval.models  # noqa: F401 - the harness's own, which it looks for only in an empty table
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from trainrig.evaluate.checks.answers import cut_at
+from trainrig.evaluate.engine.encoding import RequestEncoder
+from trainrig.evaluate.engine.generation import StopRule, answer_greedily
+from trainrig.evaluate.engine.likelihood import score_continuations
+from trainrig.evaluate.engine.opened_model import OpenedModel
+from trainrig.evaluate.run_file import Evaluation
+
+DEFAULT_TOKENS = 256  # of an answer, where a task does not say; the harness's own
+
+
+@register_model("trainrig")
+class HarnessModel(LM):  # type: ignore[misc] # an extra: not there for mypy
+    """The engine of `trainrig evaluate` behind the harness's three kinds of requests.
+
+    `checkpoint` is a run folder or a checkpoint. `document_start` is off unless asked for: of the
+    tokenizers that we export none adds a token, so the harness's own models begin without one.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str,
+        document_start: bool = False,
+        batch_tokens: int = 4096,
+        dtype: str = "float32",
+        threads: int = 1,
+        **ignored: Any,
+    ) -> None:
+        """`ignored`: batch_size, device and others that the harness gives every model."""
+        super().__init__()
+        run = Evaluation.model_validate(
+            {
+                "checkpoint": checkpoint,
+                "output": "",
+                "tasks": ({"task": "any"},),
+                "dtype": dtype,
+                "threads": threads,
+            }
+        )
+        opened = OpenedModel.load(run)
+        self._model, self._batch_tokens = opened.model, batch_tokens
+        self._encoder = RequestEncoder(
+            opened.encoder, opened.model.config.positions, document_start
+        )
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """(log-likelihood, whether greedy) of each request's (context, continuation)."""
+        asked = [self._encoder.continuations(*_pair(request.args))[0] for request in requests]
+        found = score_continuations(self._model, asked, self._batch_tokens)
+        return [(score.log_likelihood, score.greedy) for score in found]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        """The log-likelihood of each request's whole text."""
+        windows = [self._encoder.windows(request.args[0]) for request in requests]
+        flat = [window for each in windows for window in each]
+        found = iter(score_continuations(self._model, flat, self._batch_tokens))
+        return [sum(next(found).log_likelihood for _ in each) for each in windows]
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """The greedy answer to each request. Raises ValueError for one that is to be sampled."""
+        by_settings: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        for number, request in enumerate(requests):
+            by_settings.setdefault(_settings(request.args[1]), []).append(number)
+        answers = [""] * len(requests)
+        for (tokens, until), numbers in by_settings.items():
+            prompts = [requests[number].args[0] for number in numbers]
+            for number, text in zip(numbers, self._answers(prompts, tokens, until), strict=True):
+                answers[number] = text
+        return answers
+
+    def _answers(self, prompts: list[str], tokens: int, until: tuple[str, ...]) -> list[str]:
+        encoder = self._encoder.encoder
+        stop = StopRule(
+            ids=frozenset(encoder.special_tokens.stop_ids),
+            maximum_tokens=tokens,
+            entries=encoder.vocabulary_size,
+            done=lambda ids: any(mark in encoder.decode_text(ids) for mark in until),
+        )
+        asked = [
+            self._encoder.generation(self._encoder.plain_prompt(prompt), tokens)
+            for prompt in prompts
+        ]
+        found = answer_greedily(self._model, asked, stop, self._batch_tokens)
+        return [cut_at(encoder.decode_text(answer), until) for answer in found]
+
+
+def _pair(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    context, continuation = arguments
+    return context, [continuation]
+
+
+def _settings(given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """The most tokens of an answer, and what it ends at."""
+    if given.get("do_sample") or given.get("temperature"):
+        raise ValueError("trainrig answers the harness greedily; set do_sample to false")
+    until = given.get("until") or []
+    until = [until] if isinstance(until, str) else until
+    tokens = given.get("max_gen_toks") or given.get("max_new_tokens") or DEFAULT_TOKENS
+    return int(tokens), tuple(until)

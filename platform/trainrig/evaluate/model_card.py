@@ -1,0 +1,107 @@
+"""What a model card says of how a model was made and what it scores, in Markdown."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trainrig import storage
+from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.scores.card import Scorecard, read_scorecard
+from trainrig.evaluate.scores.task_score import TaskScore
+from trainrig.manifest import read_claim
+from trainrig.train import checkpoint
+
+TASK_COLUMNS = ("task", "metric", "score", "95% interval", "rows", "few-shot", "chance", "seen")
+TEXT_COLUMNS = ("source", "bits per byte", "perplexity", "tokens")
+
+
+def describe_checkpoint(path: str, evaluations: Sequence[str] = ()) -> str:
+    """Sections on the scores in the folders `evaluations`, and on the run that made the newest
+    checkpoint at `path`: its settings and the fingerprints of its data.
+
+    Raises ConfigError for the scores of another checkpoint, DataError for a folder without scores.
+    """
+    resolved = checkpoint.resolve(path)
+    sections = list[str]()
+    for folder in evaluations:
+        card = read_scorecard(folder)
+        if _absolute(card.checkpoint) != _absolute(resolved):
+            raise ConfigError(
+                f"--scores {folder}: of {card.checkpoint}, not of {resolved}; evaluate that one"
+            )
+        sections += _scores(card)
+    return "\n".join([*sections, *_training(resolved)])
+
+
+def _scores(card: Scorecard) -> list[str]:
+    lines = list[str]()
+    if card.tasks:
+        rows = (_task_row(name, score) for name, score in card.tasks.items())
+        lines += ["## Scores", "", *_table(TASK_COLUMNS, rows), ""]
+        lines += [
+            "± is the standard error. `seen` is how many rows the training data holds, of those",
+            "long enough to tell, where that was looked for.",
+            "",
+        ]
+    if card.scores:
+        sources = (
+            (name, f"{score.bits_per_byte:.4f}", f"{score.perplexity:.4g}", f"{score.tokens:,}")
+            for name, score in card.scores.items()
+        )
+        lines += ["## Held-out text", "", *_table(TEXT_COLUMNS, sources), ""]
+    return lines
+
+
+def _task_row(name: str, score: TaskScore) -> tuple[str, ...]:
+    found = score.headline
+    error = "" if found.error is None else f" ± {found.error:.4f}"
+    bounds = "–" if found.low is None else f"{found.low:.4f} to {found.high:.4f}"
+    seen = score.contamination
+    return (
+        name,
+        score.metric,
+        f"{found.value:.4f}{error}",
+        bounds,
+        f"{score.rows:,}",
+        str(score.few_shot),
+        "–" if score.chance is None else f"{score.chance:.4f}",
+        "–" if seen is None else f"{seen.seen:,} of {seen.looked_for:,}",
+    )
+
+
+def _training(resolved: str) -> list[str]:
+    """Of a folder that a run made; an imported model has no such record."""
+    try:
+        claim = read_claim(resolved.rsplit("/", 2)[0])  # RUN/checkpoints/NAME
+    except DataError:
+        return []
+    if claim is None:
+        return []
+    inputs = [(role, f"`{content[:16]}`") for role, content in sorted(claim.inputs.items())]
+    settings = json.dumps(claim.config, indent=2, ensure_ascii=False)
+    return [
+        "## Training",
+        "",
+        f"Made by `trainrig {claim.stage}`, from inputs with these fingerprints:",
+        "",
+        *_table(("input", "fingerprint"), inputs),
+        "",
+        "and these settings:",
+        "",
+        "```json",
+        settings,
+        "```",
+        "",
+    ]
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_row(columns), _row(["---"] * len(columns)), *map(_row, rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith(storage.S3) else str(Path(path).resolve())

@@ -1,0 +1,133 @@
+"""compare.html: paired differences, where one wins, and rows on which the two differ."""
+
+import random
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from trainrig import figures
+from trainrig.evaluate.comparison import EvaluationPair, TaskComparison
+from trainrig.evaluate.report.rows import row_sample
+from trainrig.report import (
+    Block,
+    Chart,
+    Details,
+    KeyFigure,
+    PageCommand,
+    ReportPage,
+    ReportTable,
+    SampleGroup,
+    Section,
+    Text,
+    Verdict,
+)
+
+SHOWN = 3  # rows shown on which the two differ, of each task
+
+
+def comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
+    """The page of each comparison with the first evaluation, A."""
+    tasks = [task for each in comparisons for task in each.tasks]
+    clear = [task for task in tasks if not task.paired.within_noise]
+    noise = tuple(
+        f"{task.task}: the difference is within noise" for task in tasks if task not in clear
+    )
+    rows = sum(len(task.pairs) for task in tasks)
+    differing = sum(len(task.differing) for task in tasks)
+    first = comparisons[0]
+    return ReportPage(
+        title="Comparison of evaluations",
+        verdict=Verdict(
+            f"{len(clear)} of {len(tasks)} differences are larger than noise.",
+            "warning" if noise else "done",
+            noise,
+        ),
+        figures=(
+            KeyFigure("Evaluations", str(len(comparisons) + 1), "folders", "compared with A"),
+            KeyFigure("Tasks", str(len(tasks)), "tasks", "in both of a pair"),
+            KeyFigure("Rows", f"{rows:,}", "rows", "asked of both"),
+            KeyFigure("Rows that differ", f"{differing:,}", "rows", "right in one alone"),
+        ),
+        sections=tuple(_section(n, each) for n, each in enumerate(comparisons)),
+        commands=(PageCommand("trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all:"),),
+        provenance={
+            "Compared": {
+                "A": f"{first.a_card.checkpoint} in {first.a}",
+                **{
+                    f"B {n + 1}": f"{c.b_card.checkpoint} in {c.b}"
+                    for n, c in enumerate(comparisons)
+                },
+            }
+        },
+    )
+
+
+def _section(number: int, found: EvaluationPair) -> Section:
+    blocks: list[Block] = [_chart(found.tasks), _table(found)]
+    if found.left_out:
+        blocks.append(Text(f"In one of the two alone: {', '.join(found.left_out)}."))
+    blocks += [_samples(task) for task in found.tasks if task.differing]
+    title = f"B {number + 1} ({found.b}) against A ({found.a})"
+    return Section(f"against-{number + 1}", title, tuple(blocks))
+
+
+def _chart(tasks: Sequence[TaskComparison]) -> Chart:
+    names = [task.task for task in tasks]
+
+    def plot(axes: Axes) -> None:
+        axes.axvline(0, color=figures.MUTED, linewidth=1)
+        for place, task in enumerate(reversed(tasks)):
+            found = task.paired.difference
+            color = figures.MUTED if task.paired.within_noise else figures.C1
+            if found.interval:
+                axes.plot(list(found.interval), [place, place], color=color, linewidth=2)
+            axes.plot([found.value], [place], "o", color=color)
+        axes.set_yticks(range(len(names)), list(reversed(names)))
+        axes.set_xlabel("B less A")
+
+    return Chart(
+        title="Differences on the same rows",
+        svg=figures.draw(plot, 90 + 34 * len(names)),
+        label="Paired differences as dots with 95% intervals; grey where 0 lies in the interval",
+        caption="Each is a mean over rows of B's score less A's; lines are 95% intervals.",
+        table=ReportTable(
+            "Differences",
+            ("task", "difference", "from", "to"),
+            tuple((t.task, t.paired.difference.value, *_bounds(t)) for t in tasks),
+        ),
+    )
+
+
+def _bounds(task: TaskComparison) -> tuple[float | None, float | None]:
+    return task.paired.difference.interval or (None, None)
+
+
+def _table(found: EvaluationPair) -> ReportTable:
+    columns = ("task", "metric", "A", "B", "rows", "A alone", "B alone", "verdict")
+    return ReportTable(
+        "Headline scores over the rows that both were asked; of rows, those that one alone has "
+        "right, or better.",
+        columns,
+        tuple(
+            (t.task, t.metric, t.a, t.b, len(t.pairs), t.paired.a_only, t.paired.b_only, t.verdict)
+            for t in found.tasks
+        ),
+    )
+
+
+def _samples(task: TaskComparison) -> Details:
+    chosen = random.Random(0).sample(task.differing, min(SHOWN, len(task.differing)))
+    groups = tuple(
+        SampleGroup(
+            (row_sample(a, f"A: {_score(a, task)}"), row_sample(b, f"B: {_score(b, task)}"))
+        )
+        for a, b in chosen
+    )
+    return Details(
+        f"{task.task}: {len(groups)} of {len(task.differing):,} rows that differ", groups
+    )
+
+
+def _score(row: object, task: TaskComparison) -> str:
+    assert isinstance(row, dict)
+    return f"{row['scores'][task.metric]:g}"

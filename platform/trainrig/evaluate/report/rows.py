@@ -1,0 +1,30 @@
+"""Scored rows as samples on a page."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainrig.report import TextSample
+
+LONGEST = 1200  # characters shown of a prompt, and of an answer
+
+
+def row_sample(row: Mapping[str, Any], label: str) -> TextSample:
+    """The prompt of a row, what was expected and what was given."""
+    parts = [shortened(str(row["prompt"]))]
+    if choices := row.get("choices"):
+        nats = row["log_likelihoods"]
+        parts += [f"({n:.2f}) {shortened(text)}" for n, text in zip(nats, choices, strict=True)]
+    else:
+        parts.append(f"→ {shortened(str(row.get('written', row['given'])))}")
+    note = f"expected: {shortened(str(row['expected']))}; given: {shortened(str(row['given']))}"
+    if "outcome" in row:
+        note = f"the program {row['outcome']}"
+    return TextSample(f"row {row['row']}, {label}", "\n".join(parts), note)
+
+
+def shortened(text: str) -> str:
+    """`text`, its middle left out if it is long."""
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]} […] {text[-half:]}"

@@ -1,0 +1,236 @@
+"""report.html of an evaluation: scores with their errors, rows right and wrong, calibration."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from trainrig import figures
+from trainrig.evaluate.report.rows import row_sample
+from trainrig.evaluate.scores.calibration import Calibration, calibrate
+from trainrig.evaluate.scores.card import Scorecard
+from trainrig.evaluate.scores.task_score import MetricScore, TaskScore
+from trainrig.report import (
+    Block,
+    Cell,
+    Chart,
+    Details,
+    KeyFigure,
+    PageCommand,
+    ReportPage,
+    ReportTable,
+    SampleGroup,
+    Section,
+    Text,
+    Verdict,
+)
+
+SHOWN = 3  # rows shown of those that are right, and of those that are wrong
+Rows = Sequence[Mapping[str, Any]]
+
+
+def scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> ReportPage:
+    """The page of `card`; `rows` are the scored rows of its tasks."""
+    sections = []
+    if card.tasks:
+        sections.append(_scores_section(card.tasks))
+    if card.scores:
+        sections.append(_held_out_section(card))
+    sections += [_task_section(name, card.tasks[name], rows[name]) for name in card.tasks]
+    return ReportPage(
+        title=f"Evaluation of step {card.step}",
+        verdict=_verdict(card),
+        figures=_figures(card),
+        sections=tuple(sections),
+        commands=(
+            PageCommand("trainrig compare THIS_FOLDER OTHER_FOLDER", "Compare with another:"),
+            PageCommand("trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all evaluations:"),
+        ),
+        provenance={"What was evaluated": {"checkpoint": card.checkpoint, "step": str(card.step)}},
+    )
+
+
+def _verdict(card: Scorecard) -> Verdict:
+    tasks = card.tasks
+    said = []
+    for name, score in tasks.items():
+        if score.shuffled and score.shuffled[0] <= score.headline.value <= score.shuffled[1]:
+            said.append(
+                f"{name}: {figure(score.headline)} lies within {share(score.shuffled[0])} to "
+                f"{share(score.shuffled[1])}, where 99% of scores lie that the same answers get "
+                "against shuffled labels: nothing shows that the model knows this task"
+            )
+        if score.truncated:
+            said.append(
+                f"{name}: {score.truncated:,} of {score.rows:,} prompts are longer than the "
+                "model's context; their beginning was cut off"
+            )
+        if score.contamination and score.contamination.seen:
+            said.append(
+                f"{name}: the training corpus holds {score.contamination.seen:,} of "
+                f"{score.rows:,} rows"
+            )
+    parts = [f"{len(tasks)} tasks"] if tasks else []
+    parts += [f"{len(card.scores)} held-out sources"] if card.scores else []
+    sentence = f"{' and '.join(parts)} scored at step {card.step:,}."
+    return Verdict(sentence, "warning" if said else "done", tuple(said))
+
+
+def _figures(card: Scorecard) -> tuple[KeyFigure, ...]:
+    """Four to six: tasks first, then held-out sources, then what was asked."""
+    found = [
+        KeyFigure(name, share(score.headline.value, score), score.metric, _against(score))
+        for name, score in card.tasks.items()
+    ]
+    found += [
+        KeyFigure(name, f"{score.bits_per_byte:.4g}", "bits per byte", f"{score.tokens:,} tokens")
+        for name, score in card.scores.items()
+    ]
+    rows = sum(score.rows for score in card.tasks.values())
+    tokens = sum(score.tokens for score in card.scores.values())
+    found = found[:6]
+    for extra in (
+        KeyFigure("Rows asked", f"{rows:,}", "rows", "of all tasks"),
+        KeyFigure("Held-out text", f"{tokens:,}", "tokens", "of all sources"),
+        KeyFigure("Step", f"{card.step:,}", "updates", "of the checkpoint"),
+        KeyFigure("Tasks", str(len(card.tasks)), "tasks", "each in a section below"),
+    ):
+        if len(found) < 4:
+            found.append(extra)
+    return tuple(found)
+
+
+def _against(score: TaskScore) -> str:
+    error = "" if score.headline.error is None else f"± {share(score.headline.error, score)}"
+    chance = "" if score.chance is None else f"guessing: {share(score.chance)}"
+    return ", ".join(filter(None, (error, chance))) or f"{score.rows:,} rows"
+
+
+def _scores_section(tasks: Mapping[str, TaskScore]) -> Section:
+    table = ReportTable(
+        "Each metric of each task with its standard error and 95% interval. The headline is first.",
+        ("task", "metric", "score", "standard error", "from", "to", "rows", "groups"),
+        tuple(
+            (name, metric, each.value, each.error, each.low, each.high, score.rows, score.groups)
+            for name, score in tasks.items()
+            for metric, each in score.metrics.items()
+        ),
+    )
+    shares = {n: s for n, s in tasks.items() if s.higher_is_better and s.headline.value <= 1}
+    blocks: tuple[Block, ...] = (_scores_chart(shares), table) if shares else (table,)
+    return Section("scores", "Scores, and how sure they are", blocks)
+
+
+def _scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
+    names = list(tasks)
+
+    def plot(axes: Axes) -> None:
+        for place, score in enumerate(reversed(list(tasks.values()))):
+            each = score.headline
+            if each.low is not None and each.high is not None:
+                axes.plot([each.low, each.high], [place, place], color=figures.C1, linewidth=2)
+            axes.plot([each.value], [place], "o", color=figures.C1)
+            if score.chance is not None:
+                axes.plot([score.chance], [place], "|", color=figures.C2, markersize=16)
+        axes.set_yticks(range(len(names)), list(reversed(names)))
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("score; bar: what guessing gets")
+
+    rows = tuple(
+        (n, s.headline.value, s.headline.low, s.headline.high, s.chance) for n, s in tasks.items()
+    )
+    return Chart(
+        title="Headline score of each task",
+        svg=figures.draw(plot, 90 + 34 * len(names)),
+        label="Scores as dots with 95% intervals, and what guessing gets as bars",
+        caption="Lines are 95% intervals over the rows that a task could have asked.",
+        table=ReportTable("Headline scores", ("task", "score", "from", "to", "guessing"), rows),
+    )
+
+
+def _held_out_section(card: Scorecard) -> Section:
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name, s.loss, s.perplexity, s.bits_per_byte, s.tokens, s.bytes)
+        for name, s in card.scores.items()
+    )
+    columns = ("source", "loss (nats per token)", "perplexity", "bits per byte", "tokens", "bytes")
+    table = ReportTable("Text that was held out of training, by source.", columns, rows)
+    return Section("held-out", "Held-out text", (table,))
+
+
+def _task_section(name: str, score: TaskScore, rows: Rows) -> Section:
+    said = f"{score.rows:,} rows, {score.few_shot} solved rows before each prompt"
+    said += ", in the chat format." if score.chat else "."
+    if score.groups != score.rows:
+        said += f" They are of {score.groups:,} groups, by which errors are computed."
+    blocks: list[Block] = [Text(said)]
+    if score.contamination is not None:
+        blocks.append(Text(_contamination_words(score)))
+    right = [row for row in rows if row["scores"][score.metric] >= 1]
+    wrong = [row for row in rows if row["scores"][score.metric] < 1]
+    if not score.higher_is_better:  # no row of text is right or wrong
+        right, wrong = list(rows), []
+    for title, chosen in (("right", right), ("wrong", wrong)):
+        if drawn := _drawn(chosen):
+            samples = tuple(row_sample(row, title) for row in drawn)
+            shown = f"{len(drawn)} of {len(chosen):,} rows that are {title}"
+            shown = shown if score.higher_is_better else f"{len(drawn)} of {len(chosen):,} rows"
+            blocks.append(Details(shown, (SampleGroup(samples),)))
+    if found := calibrate(rows, score.metric):
+        blocks.append(_calibration_chart(found))
+    anchor = "task-" + "".join(c if c.isalnum() else "-" for c in name.lower())
+    return Section(anchor, name, tuple(blocks))
+
+
+def _contamination_words(score: TaskScore) -> str:
+    seen = score.contamination
+    if seen is None:
+        return ""
+    said = f"The training corpus holds {seen.seen:,} of the {seen.looked_for:,} rows long enough "
+    said += "to tell (70% of their 8-grams)."
+    if seen.without is not None:
+        said += f" Without them the score is {figure(seen.without)}."
+    return said
+
+
+def _drawn(rows: Rows) -> Rows:
+    """A few of `rows`, the same each time, in their order."""
+    chosen = random.Random(0).sample(range(len(rows)), min(SHOWN, len(rows)))
+    return [rows[number] for number in sorted(chosen)]
+
+
+def _calibration_chart(found: Calibration) -> Chart:
+    def plot(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color=figures.MUTED, linewidth=1)
+        sure = [each.confidence for each in found.bins]
+        axes.plot(sure, [each.right for each in found.bins], "o-", color=figures.C1)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("how sure the model is")
+        axes.set_ylabel("share that is right")
+
+    return Chart(
+        title=f"Sure and right are {found.error:.3f} apart",
+        svg=figures.draw(plot, 300),
+        label="Share of right answers against the model's confidence; the diagonal is calibrated",
+        caption="Rows by tenths of confidence: the chosen answer's share of all choices.",
+        table=ReportTable(
+            "Calibration",
+            ("confidence", "share that is right", "rows"),
+            tuple((each.confidence, each.right, each.rows) for each in found.bins),
+        ),
+    )
+
+
+def share(value: float, score: TaskScore | None = None) -> str:
+    """A score as a percentage, or as a number where it is none."""
+    if score is not None and not score.higher_is_better:
+        return f"{value:.4g}"
+    return f"{100 * value:.1f}%"
+
+
+def figure(score: MetricScore) -> str:
+    """A share with its error: `62.3% ± 0.9%`."""
+    error = "" if score.error is None else f" ± {share(score.error)}"
+    return share(score.value) + error

@@ -1,0 +1,167 @@
+"""`trainrig evaluate`: one checkpoint, what is asked of it, and the scorecard of that.
+
+scorecard.json        scores with their errors
+rows/TASK/*.jsonl     each row: prompt, what was expected, what was given, its scores
+report.html           all of it, to be read
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from trainrig import manifest, storage
+from trainrig.config import identity
+from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.contamination import find_seen, join_seen
+from trainrig.evaluate.engine.shards import (
+    TaskPlan,
+    TaskRun,
+    read_scored,
+    runs_programs,
+)
+from trainrig.evaluate.perplexity import HeldOutPlan
+from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.scores.card import SCORECARD, Scorecard, SourceScore
+from trainrig.evaluate.scores.task_score import TaskScore, score_task
+from trainrig.evaluate.tasks.shipped import load_task
+from trainrig.manifest import FileSum, Manifest, Stage
+from trainrig.ray_runtime import ray_session
+from trainrig.splits import Phase, Split
+from trainrig.train import checkpoint
+from trainrig.train.checkpoint.found import read_entries
+
+REPORT = "report.html"
+
+
+def evaluate(run: Evaluation) -> Manifest:
+    """Write the scorecard that `run` describes; the manifest of its folder."""
+    from trainrig.evaluate.report.scorecard_page import scorecard_page  # draws: takes a second
+
+    path = checkpoint.resolve(run.checkpoint)
+    run = run.model_copy(update={"checkpoint": path})  # workers must not find a newer one
+    tasks = task_runs(run)
+    stage = claim(run, tasks)
+    if stage.finished:
+        return stage.finished
+    with stage.undone_if_refused():
+        held_out = _held_out_scores(run, stage)
+        files = _ask(run, stage, tasks)
+        card = Scorecard(
+            checkpoint=path,
+            step=int(read_entries(path)["step"]),
+            scores=held_out,
+            tasks=_task_scores(run, stage, tasks),
+        )
+    storage.write(stage.path(SCORECARD), card.model_dump_json(indent=1).encode())
+    page = scorecard_page(card, {t.task.name: read_scored(run.output, t.task.name) for t in tasks})
+    storage.write(stage.path(REPORT), page.html().encode())
+    files |= {name: manifest.file_sum(stage.path(name)) for name in (SCORECARD, REPORT)}
+    return stage.finish(_counts(card), files)
+
+
+def claim(run: Evaluation, tasks: tuple[TaskRun, ...]) -> Stage:
+    """Claim the output of `run`, whose checkpoint is the folder of one."""
+    check_tasks(run, tasks)
+    return manifest.claim(run.output, run, _inputs(run, tasks))
+
+
+def task_runs(run: Evaluation) -> tuple[TaskRun, ...]:
+    """The tasks of `run`. Raises ConfigError for one that is not there."""
+    found = []
+    for choice in run.tasks:
+        task, rows = load_task(choice, run.task_rows)
+        found.append(TaskRun(task, rows, choice.limit, choice.chat))
+    return tuple(found)
+
+
+def check_tasks(run: Evaluation, tasks: Sequence[TaskRun]) -> None:
+    """Raise ConfigError where programs would be run without consent, or cannot be confined, and
+    for two tasks of one name."""
+    names = [task.task.name for task in tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"tasks: {names.count(name)} of them are named '{name}'")
+    if programs := runs_programs(tasks):
+        if not run.run_code:
+            raise ConfigError(
+                f"task '{programs[0]}' runs programs that the model writes; set run_code = true "
+                "to have them run, confined, on the machines that evaluate"
+            )
+        from trainrig.evaluate.confined.run import check_confinement
+
+        check_confinement()
+
+
+def _inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
+    """Fingerprints of all that is read. Raises DataError for what is not there."""
+    inputs = {"checkpoint": checkpoint.content_key(run.checkpoint)}
+    if run.tokens:
+        inputs["tokens"] = manifest.read_input(run.tokens, "tokenize").content
+    if run.conversations:
+        inputs["conversations"] = manifest.read_input(run.conversations, "conversations").content
+    for task in tasks:
+        name = f"task '{task.task.name}'"
+        said = f"{name} has its rows there"
+        key = [identity(task.task), _content(task.rows, said)]
+        if task.task.few_shot.rows is not None:
+            key.append(_content(task.task.few_shot.rows, said))
+        inputs[name] = manifest.digest(key)
+    if run.corpus:
+        inputs["corpus"] = manifest.read_input(run.corpus, "curate").content
+    return inputs
+
+
+def _content(path: str, said: str) -> str:
+    if not storage.exists(path):
+        raise DataError(f"{path}: no such file; {said}")
+    return storage.content_key(path)
+
+
+def _map(run: Evaluation, phase: Phase, splits: Sequence[Split]) -> None:
+    if run.workers and phase.left_to_do(splits):
+        ray_session.connect(run.workers, "evaluation")
+    ray_session.map_splits(phase, splits, run.workers)
+
+
+def _held_out_scores(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
+    """Of each source, and of the conversations, in that order."""
+    plan = HeldOutPlan(run)
+    splits = plan.splits()
+    phase = Phase(stage.path(manifest.SCRATCH, "held_out"), plan.make_work)
+    _map(run, phase, splits)
+    return {
+        record.name.removeprefix("held-out-"): SourceScore(**record.counts)
+        for record in phase.results(splits)
+    }
+
+
+def _ask(run: Evaluation, stage: Stage, tasks: tuple[TaskRun, ...]) -> dict[str, FileSum]:
+    """Ask all tasks; the files of scored rows."""
+    plan = TaskPlan(run, tasks)
+    splits = plan.splits()
+    phase = Phase(stage.path(manifest.SCRATCH, "tasks"), plan.make_work)
+    _map(run, phase, splits)
+    return {name: entry for record in phase.results(splits) for name, entry in record.files.items()}
+
+
+def _task_scores(run: Evaluation, stage: Stage, tasks: tuple[TaskRun, ...]) -> dict[str, TaskScore]:
+    seen = None
+    if run.corpus and tasks:
+        scratch = stage.path(manifest.SCRATCH, "corpus")
+        seen = find_seen(run.corpus, tasks, scratch, functools.partial(_map, run))
+    found = {}
+    for task in tasks:
+        name = task.task.name
+        rows = read_scored(run.output, name)
+        score = score_task(rows, task.task.few_shot.count, task.chat)
+        if seen is not None:
+            joined = join_seen(seen[name], rows, score.metric)
+            score = score.model_copy(update={"contamination": joined})
+        found[name] = score
+    return found
+
+
+def _counts(card: Scorecard) -> dict[str, Any]:
+    bits = {name: score.bits_per_byte for name, score in card.scores.items()}
+    tasks = {name: score.headline.value for name, score in card.tasks.items()}
+    return {"step": card.step, "bits_per_byte": bits} | ({"tasks": tasks} if tasks else {})

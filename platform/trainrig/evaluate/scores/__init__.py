@@ -1,0 +1,1 @@
+"""Scored rows to numbers that say how sure they are."""

@@ -1,0 +1,136 @@
+"""One task's scored rows to what a scorecard says of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trainrig.evaluate.scores.estimates import Estimate, estimate, shuffled_band, unseen_share
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class MetricScore(BaseModel):
+    """One metric of one task."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    error: float | None  # standard error
+    low: float | None  # bounds of the 95% interval
+    high: float | None
+
+
+class RowsSeen(BaseModel):
+    """How much of a task the training corpus held, and the score on the rest."""
+
+    model_config = ConfigDict(frozen=True)
+
+    looked_for: int  # rows long enough to tell
+    seen: int  # rows that the corpus held
+    without: MetricScore | None  # the headline score on the others; None: no row was seen, or all
+
+
+class TaskScore(BaseModel):
+    """All that a scorecard says of one task."""
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str  # the headline
+    metrics: dict[str, MetricScore]
+    rows: int
+    groups: int  # independent draws among them
+    few_shot: int
+    chat: bool
+    truncated: int = 0  # rows whose prompt lost tokens, from the left, to fit
+    chance: float | None = None  # what blind guessing gets; None: of no such kind
+    # Bounds of 99% of the scores of the same answers against shuffled labels.
+    shuffled: tuple[float, float] | None = None
+    higher_is_better: bool = True
+    contamination: RowsSeen | None = None
+
+    @property
+    def headline(self) -> MetricScore:
+        """The score of the headline metric."""
+        return self.metrics[self.metric]
+
+
+def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
+    """The scores of `rows`, which are not none."""
+    metric = next(iter(rows[0]["scores"]))
+    groups = _groups(rows)
+    metrics = {
+        name: estimate([row["scores"][name] for row in rows], groups=groups)
+        for name in rows[0]["scores"]
+    }
+    if metric == "bits_per_byte":
+        bits = [-row["log_likelihood"] / math.log(2) for row in rows]
+        metrics["bits_per_byte"] = estimate(bits, [row["bytes"] for row in rows], groups)
+    found = {name: _as_score(each) for name, each in metrics.items()}
+    found |= _perplexities(rows, groups)
+    several = all("chosen" in row for row in rows)
+    return TaskScore(
+        metric=metric,
+        metrics=found,
+        rows=len(rows),
+        groups=metrics[metric].groups,
+        few_shot=few_shot,
+        chat=chat,
+        truncated=sum(bool(row.get("truncated")) for row in rows),
+        chance=sum(1 / len(row["choices"]) for row in rows) / len(rows) if several else None,
+        shuffled=_shuffled(rows, metric) if several else None,
+        higher_is_better=metric != "bits_per_byte",
+    )
+
+
+def headline_score(rows: Rows, metric: str) -> MetricScore:
+    """The mean of one metric over `rows`."""
+    return _as_score(estimate([row["scores"][metric] for row in rows], groups=_groups(rows)))
+
+
+def _groups(rows: Rows) -> list[str | None] | None:
+    groups = [row.get("group") for row in rows]
+    return None if all(group is None for group in groups) else groups
+
+
+def _as_score(found: Estimate) -> MetricScore:
+    low, high = found.interval or (None, None)
+    if found.error == 0 and found.value in (0, 1):  # a bound by no spread that there was
+        reach = unseen_share(found.groups)
+        low, high = (0.0, reach) if found.value == 0 else (1 - reach, 1.0)
+    return MetricScore(value=found.value, error=found.error, low=low, high=high)
+
+
+def _perplexities(rows: Rows, groups: list[str | None] | None) -> dict[str, MetricScore]:
+    """e to the mean loss a text, and by byte and word where those are known."""
+    if any("log_likelihood" not in row for row in rows):
+        return {}
+    nats = [-row["log_likelihood"] for row in rows]
+    weights: dict[str, list[float] | None] = {"perplexity": None}
+    if all("bytes" in row for row in rows):
+        weights = {
+            "perplexity": [row["tokens"] for row in rows],
+            "byte_perplexity": [row["bytes"] for row in rows],
+            "word_perplexity": [row["words"] for row in rows],
+        }
+    found = {}
+    for name, each in weights.items():
+        loss = _as_score(estimate(nats, each, groups))
+        error = None if loss.error is None else _exp(loss.value) * loss.error
+        low, high = (None if b is None else _exp(b) for b in (loss.low, loss.high))
+        found[name] = MetricScore(value=_exp(loss.value), error=error, low=low, high=high)
+    return found
+
+
+def _exp(nats: float) -> float:
+    """e to `nats`, at most what JSON can hold."""
+    return math.exp(min(nats, 700.0))
+
+
+def _shuffled(rows: Rows, metric: str) -> tuple[float, float]:
+    return shuffled_band(
+        [row["chosen"][metric] for row in rows],
+        [row["gold"] for row in rows],
+        [len(row["choices"]) for row in rows],
+    )

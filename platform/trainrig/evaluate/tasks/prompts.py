@@ -1,0 +1,205 @@
+"""Rows to prompts: what a model is given of each row, and what would be right."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig.errors import DataError
+from trainrig.evaluate.checks.settings import InstructionMatch
+from trainrig.evaluate.tasks.definition import Task
+from trainrig.evaluate.tasks.rows import TaskRow
+from trainrig.evaluate.tasks.scoring import (
+    Continuation,
+    GeneratedAnswer,
+    MultipleChoice,
+    ProgramTests,
+)
+from trainrig.evaluate.tasks.templates import Fields, expression, template, texts
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A row that is shown solved."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row, rendered. What it has besides the prompt hangs on the kind of scoring."""
+
+    row: int  # its number in its file
+    where: str  # for errors
+    prompt: str
+    fields: Mapping[str, Any]  # with the task's `values`
+    shots: tuple[Shot, ...] = ()
+    group: str | None = None
+    answers: tuple[str, ...] = ()  # choices, or all that are right
+    gold: int | None = None  # of choices
+    contexts: tuple[str, ...] = ()  # one a choice, in place of the prompt
+    instructions: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def expected(self) -> str:
+        """The right answer, to be shown."""
+        if self.gold is None:
+            return self.answers[0] if self.answers else ""
+        return (self.contexts or self.answers)[self.gold]
+
+
+class Renderer:
+    """The templates of one task, ready for its rows. Raises ConfigError for one that is none."""
+
+    def __init__(self, task: Task, file: str) -> None:
+        """`file`: that of the rows, named in errors."""
+        self.task, self._file = task, file
+        where = f"task '{task.name}'"
+        self._values = {k: expression(v, f"{where}: values.{k}") for k, v in task.values.items()}
+        self._prompt = template(task.prompt, f"{where}: prompt")
+        self._group = expression(task.group, f"{where}: group") if task.group else None
+        self._where = where
+        self._read = self._reader()
+
+    def question(self, row: TaskRow, shots: Sequence[Shot] = ()) -> Question:
+        """What is asked of `row`. Raises DataError, with file and row, for what it lacks."""
+        where = f"{self._file}: row {row.number}"
+        fields = dict(row.fields)
+        for name, value in self._values.items():
+            fields[name] = value(fields, where)
+        return Question(
+            row=row.number,
+            where=where,
+            prompt=self._prompt(fields, where),
+            fields=fields,
+            shots=tuple(shots),
+            group=None if self._group is None else str(self._group(fields, where)),
+            **self._read(fields, where),
+        )
+
+    def shot(self, row: TaskRow) -> Shot:
+        """`row`, solved."""
+        question = self.question(row)
+        return Shot(question.prompt, self.task.delimiter + self._shown(question))
+
+    def _shown(self, question: Question) -> str:
+        scoring = self.task.scoring
+        shown = getattr(scoring, "shown", None)
+        if shown is not None:
+            text = template(shown, f"{self._where}: scoring.shown")
+            return text(question.fields, question.where)
+        return question.expected
+
+    def _reader(self) -> Callable[[Fields, str], dict[str, Any]]:
+        """What reads the part of a question that is its kind's own."""
+        scoring, where = self.task.scoring, f"{self._where}: scoring."
+        match scoring:
+            case MultipleChoice():
+                return self._choice_reader(scoring)
+            case Continuation():
+                target = template(scoring.target, where + "target")
+                return lambda fields, row: {"answers": (target(fields, row),)}
+            case GeneratedAnswer(check=InstructionMatch()):
+                tables = expression(scoring.targets, where + "targets")
+                return lambda fields, row: {"instructions": _tables(tables(fields, row), row)}
+            case GeneratedAnswer():
+                targets = expression(scoring.targets, where + "targets")
+                return lambda fields, row: {
+                    "answers": _some(targets(fields, row), f"{row}: scoring.targets")
+                }
+            case ProgramTests():
+                return lambda fields, row: {}
+        return lambda fields, row: {}
+
+    def _choice_reader(self, scoring: MultipleChoice) -> Callable[[Fields, str], dict[str, Any]]:
+        where = f"{self._where}: scoring."
+        gold = expression(scoring.gold, where + "gold")
+        contexts = expression(scoring.contexts, where + "contexts") if scoring.contexts else None
+        if isinstance(scoring.choices, str):
+            listed = expression(scoring.choices, where + "choices")
+            several = None
+        else:
+            several = [template(each, where + "choices") for each in scoring.choices]
+
+        def read(fields: Fields, row: str) -> dict[str, Any]:
+            if several is None:
+                answers = _some(listed(fields, row), f"{row}: scoring.choices")
+            else:
+                answers = tuple(each(fields, row) for each in several)
+            before = _some(contexts(fields, row), f"{row}: scoring.contexts") if contexts else ()
+            if before and len(answers) == 1:
+                answers *= len(before)
+            if before and len(before) != len(answers):
+                raise DataError(f"{row}: {len(before)} contexts for {len(answers)} choices")
+            if len(answers) < 2:
+                raise DataError(f"{row}: one choice; at least two are needed")
+            number = _gold(gold(fields, row), before or answers, row)
+            return {"answers": answers, "gold": number, "contexts": before}
+
+        return read
+
+
+def choose_shots(task: Task, renderer: Renderer, rows: Sequence[TaskRow], own: bool) -> list[Shot]:
+    """The rows to show, one more than are shown where they are the task's `own`: it stands in for
+    the row that is asked.
+
+    Raises DataError if there are too few.
+    """
+    wanted = task.few_shot.count
+    if not wanted:
+        return []
+    needed = wanted + own
+    if len(rows) < needed:
+        raise DataError(
+            f"task '{task.name}': {len(rows)} rows to show solved, but few_shot.count = {wanted} "
+            f"needs {needed}; lower it"
+        )
+    if task.few_shot.draw == "first":
+        chosen = list(rows[:needed])
+    else:
+        chosen = random.Random(task.few_shot.seed).sample(list(rows), needed)
+    return [renderer.shot(row) for row in chosen]
+
+
+def shots_for(prompt: str, shots: Sequence[Shot], count: int) -> tuple[Shot, ...]:
+    """The first `count` of `shots` that are not the row that is asked itself."""
+    return tuple([shot for shot in shots if shot.prompt != prompt][:count])
+
+
+def _some(value: Any, where: str) -> tuple[str, ...]:
+    found = texts(value)
+    if not found:
+        raise DataError(f"{where}: wanted a text or a list of texts, found {_brief(value)}")
+    return found
+
+
+def _gold(value: Any, answers: Sequence[str], row: str) -> int:
+    """The number of the right one of `answers`, given as number or text."""
+    if isinstance(value, str):
+        if value in answers:
+            return list(answers).index(value)
+        if not value.strip().isdecimal():
+            listed = ", ".join(map(_brief, answers))
+            raise DataError(f"{row}: the answer {_brief(value)} is none of the choices: {listed}")
+        value = int(value)
+    if not isinstance(value, int | float) or value != int(value):
+        raise DataError(f"{row}: the answer {_brief(value)} is neither a number nor a text")
+    if not 0 <= value < len(answers):
+        raise DataError(
+            f"{row}: the answer is number {int(value)}, but there are {len(answers)} choices, "
+            "counted from 0"
+        )
+    return int(value)
+
+
+def _tables(value: Any, row: str) -> tuple[Mapping[str, Any], ...]:
+    items = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not items or not all(isinstance(item, Mapping) and "id" in item for item in items):
+        raise DataError(f"{row}: scoring.targets: wanted a list of tables with an `id`")
+    return tuple(items)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,66 @@
+"""The task that a run file asks for: one of those that trainrig ships, or a file."""
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from trainrig import config, storage
+from trainrig.errors import ConfigError
+from trainrig.evaluate.run_file import TaskChoice
+from trainrig.evaluate.tasks.definition import Task
+
+ENDING = ".toml"
+_FOLDER = "evaluate/tasks/definitions"
+
+
+def shipped_tasks() -> list[str]:
+    """The names of all tasks that trainrig ships."""
+    folder = resources.files("trainrig").joinpath(_FOLDER)
+    return sorted(
+        file.name.removesuffix(ENDING) for file in folder.iterdir() if file.name.endswith(ENDING)
+    )
+
+
+def load_task(choice: TaskChoice, folder: str | None) -> tuple[Task, str]:
+    """The task of `choice`, with its changes, and the file of its rows, looked for in `folder`.
+
+    Raises ConfigError for a task or a task file that is not there, or holds something else.
+    """
+    where, text = _read(choice.task)
+    data = dict(config.parse(text, where))
+    if choice.few_shot is not None:
+        shown: Mapping[str, Any] = data.get("few_shot", {})
+        data["few_shot"] = {**shown, "count": choice.few_shot}
+    task = config.build(Task, data, where, text)
+    if task.few_shot.rows is not None:
+        placed = _placed(task.few_shot.rows, folder, where)
+        task = task.model_copy(
+            update={"few_shot": task.few_shot.model_copy(update={"rows": placed})}
+        )
+    return task, choice.rows or _placed(task.rows, folder, where)
+
+
+def _read(name: str) -> tuple[str, str]:
+    """What to call a task's file in errors, and its text."""
+    if name.endswith(ENDING):
+        return name, config.read_text(name, "task file")
+    names = shipped_tasks()
+    if name not in names:
+        raise ConfigError(
+            f"tasks: no task '{name}' is shipped{config.did_you_mean(name, names)}; a task file of "
+            f"your own is named by its path, which ends in {ENDING}"
+        )
+    file = resources.files("trainrig").joinpath(_FOLDER, name + ENDING)
+    return f"task '{name}'", file.read_text(encoding="utf-8")
+
+
+def _placed(path: str, folder: str | None, where: str) -> str:
+    """`path`, in `folder` if it is relative."""
+    if path.startswith(("/", storage.S3)):
+        return path
+    if folder is None:
+        raise ConfigError(
+            f"{where}: its rows are in {path}; name the folder of that file as `task_rows`, or the "
+            "file itself as `rows` of the task"
+        )
+    return storage.join(folder, path)

@@ -1,0 +1,45 @@
+"""Our model behind the harness: what it answers is what the engine answers."""
+
+import types
+
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.evaluate.harness.command import run_harness
+from trainrig.train.checkpoint import write_model
+
+
+def request(*args):
+    return types.SimpleNamespace(args=args)
+
+
+@pytest.fixture
+def harness_model(tmp_path, tiny_model, tiny_encoder):
+    module = pytest.importorskip("trainrig.evaluate.harness.model", exc_type=ImportError)
+    write_model(
+        str(tmp_path / "run"), tiny_model.config, tiny_encoder.text, tiny_model.state_dict()
+    )
+    return module.HarnessModel(checkpoint=str(tmp_path / "run"), batch_size=4, device="cpu")
+
+
+def test_likelihoods_and_texts_add_up(harness_model):
+    pairs = [("the sea", " is grey"), ("the sea", " because"), ("", "the sea is grey")]
+    found = harness_model.loglikelihood([request(*pair) for pair in pairs])
+    assert all(nats < 0 and not greedy for nats, greedy in found)
+    (whole,) = harness_model.loglikelihood_rolling([request("the sea is grey")])
+    assert whole == pytest.approx(found[2][0], abs=1e-4)
+
+
+def test_answers_end_where_the_task_says(harness_model):
+    settings = {"until": ["e"], "max_gen_toks": 12, "do_sample": False}
+    asked = [request("the sea", settings), request("grey", {"max_gen_toks": 3})]
+    found = harness_model.generate_until(asked)
+    assert "e" not in found[0]
+    with pytest.raises(ValueError, match="answers the harness greedily"):
+        harness_model.generate_until([request("x", {"do_sample": True})])
+
+
+def test_where_the_harness_is_not_installed_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "lm_eval.__main__", None)
+    with pytest.raises(ConfigError, match=r"pip install 'trainrig\[lm-eval\]'"):
+        run_harness(["ls"])

@@ -1,0 +1,188 @@
+"""Rows to prompts: what each kind of task asks, and what is said of a row that cannot be asked."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainrig import config
+from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.engine.shards import TaskRun, questions_of
+from trainrig.evaluate.run_file import TaskChoice
+from trainrig.evaluate.tasks.definition import Task
+from trainrig.evaluate.tasks.rows import read_rows
+from trainrig.evaluate.tasks.shipped import load_task, shipped_tasks
+
+CHOICE = {"kind": "MultipleChoice", "choices": "choices", "gold": "gold"}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def asked(tmp_path, rows, scoring=CHOICE, **task):
+    data = {"name": "t", "rows": "x", "prompt": "{{ query }}", "scoring": scoring} | task
+    built = config.build(Task, data, "t.toml")
+    return questions_of(TaskRun(built, write(tmp_path / "rows.jsonl", rows)))
+
+
+def test_rows_are_read_from_lines_packed_lines_and_parquet(tmp_path):
+    rows = [{"query": "é\u2028x", "gold": 1}, {"query": "b", "gold": 0}]
+    plain = write(tmp_path / "a.jsonl", rows)
+    packed, table = tmp_path / "a.jsonl.gz", tmp_path / "a.parquet"
+    packed.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    for path in (plain, str(packed), str(table)):
+        assert [dict(row.fields) for row in read_rows(path)] == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"a": 1}\n{"a": \n', "row 2: not JSON"),
+        (b"[1]\n", "row 1: list, not a JSON object"),
+        (b"\n", "not one row in it"),
+        (b"\xff\xfe{", "UTF-16"),
+        (b"\x1f\x8bxx", "damaged"),
+    ],
+)
+def test_what_is_no_row_is_named_with_its_place(tmp_path, content, said):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"rows.jsonl: {said}"):
+        read_rows(str(path))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"query": "q", "gold": 0}, "scoring.choices speaks of what the row has not: 'choices'"),
+        ({"choices": ["a", "b"], "gold": 0}, "prompt speaks of what the row has not: 'query'"),
+        (
+            {"query": "q", "choices": ["a", "b"], "gold": 2},
+            "the answer is number 2, but there are 2",
+        ),
+        (
+            {"query": "q", "choices": ["a", "b"], "gold": "c"},
+            "'c' is none of the choices: 'a', 'b'",
+        ),
+        ({"query": "q", "choices": ["a"], "gold": 0}, "one choice; at least two"),
+        ({"query": "q", "choices": {"a": 1}, "gold": 0}, "wanted a text or a list of texts"),
+        ({"query": "q", "choices": ["a", "b"], "gold": [0]}, "neither a number nor a text"),
+    ],
+)
+def test_a_row_that_cannot_be_asked_is_named_with_file_and_number(tmp_path, row, said):
+    good = {"query": "q", "choices": ["a", "b"], "gold": "b"}
+    with pytest.raises(DataError, match=rf"rows.jsonl: row 2: .*{said}"):
+        asked(tmp_path, [good, row])
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ query", "no template"),
+        ("{{ query.__class__.__mro__ }}", "not allowed|has not"),
+        ("{{ query.missing }}", "has not"),
+        ("{{ 1 / 0 }}", "cannot be computed of this row: ZeroDivisionError"),
+    ],
+)
+def test_a_template_reaches_nothing_but_the_row(tmp_path, template, said):
+    row = {"query": "q", "choices": ["a", "b"], "gold": 0}
+    with pytest.raises((ConfigError, DataError), match=said):
+        asked(tmp_path, [row], prompt=template)
+
+
+def test_shown_rows_are_the_same_before_each_and_never_the_row_itself(tmp_path):
+    rows = [{"query": f"q{n}", "choices": ["a", "b"], "gold": n % 2} for n in range(9)]
+    shots = {"count": 3, "seed": 4}
+    questions = asked(tmp_path, rows, few_shot=shots)
+    usual = {q.shots for q in questions if q.prompt not in {s.prompt for s in questions[0].shots}}
+    assert len(usual) <= 2 and all(len(q.shots) == 3 for q in questions)
+    for question in questions:
+        assert question.prompt not in [shot.prompt for shot in question.shots]
+    shown = questions[0].shots[0]
+    assert shown.answer == " " + "ab"[int(shown.prompt[1]) % 2]
+    assert asked(tmp_path, rows, few_shot=shots) == questions
+    with pytest.raises(DataError, match=r"9 rows to show solved, but few_shot.count = 9 needs 10"):
+        asked(tmp_path, rows, few_shot={"count": 9})
+
+
+# One row of each in its published form; those of the other shipped tasks are in the data folder.
+PUBLISHED = {
+    "mmlu": {"question": " 2+2? ", "choices": ["1", "2", "3", "4"], "answer": 3},
+    "hellaswag": {
+        "activity_label": "Cooking",
+        "ctx_a": "A man [title] stirs.",
+        "ctx_b": "he",
+        "endings": [" eats [substeps] it.", "sings.", "runs.", "sleeps."],
+        "label": "0",
+    },
+    "arc_challenge": {
+        "question": "Why?",
+        "choices": {"text": ["x", "y"], "label": ["A", "B"]},
+        "answerKey": "B",
+    },
+    "openbookqa": {
+        "question_stem": "Why is",
+        "choices": {"text": ["x", "y"], "label": ["A", "B"]},
+        "answerKey": "A ",
+    },
+    "triviaqa": {"question": "Who", "answer": {"aliases": ["He", "Him"]}},
+    "math": {"problem": "1+1", "solution": "It is $\\boxed{\\frac{4}{2}}$."},
+    "mbpp": {"text": "Add.", "code": "def f(): pass", "test_list": ["assert f() is None"]},
+    "ifeval": {
+        "prompt": "No commas.",
+        "instruction_id_list": ["punctuation:no_comma"],
+        "kwargs": [{}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_row_is_asked_as_published(tmp_path, name):
+    write(tmp_path / f"{name}.jsonl", [PUBLISHED[name]])
+    task, rows = load_task(TaskChoice(task=name, few_shot=0), str(tmp_path))
+    (question,) = questions_of(TaskRun(task, rows))
+    wanted = {
+        "mmlu": ("2+2?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:", "D"),
+        "hellaswag": ("Cooking: A man.  stirs. He".replace(".  ", ". "), "eats it."),
+        "arc_challenge": ("Question: Why?\nAnswer:", "y"),
+        "openbookqa": ("Why is", "x"),
+        "triviaqa": ("Question: Who?\nAnswer:", "He"),
+        "math": ("Problem: 1+1\nAnswer:", "\\frac{4}{2}"),
+        "ifeval": ("No commas.", ""),
+    }
+    if name in wanted:
+        assert (question.prompt, question.expected) == wanted[name]
+    assert name != "triviaqa" or question.answers == ("He", "Him")
+    assert name != "ifeval" or question.instructions[0]["id"] == "punctuation:no_comma"
+
+
+@pytest.mark.data
+def test_every_shipped_task_of_the_data_folder_can_be_asked(test_data):
+    sets = str(test_data / "sets")
+    found = set(shipped_tasks()) - set(PUBLISHED)
+    assert len(found) == 10
+    for name in found:
+        task, rows = load_task(TaskChoice(task=name), sets)
+        questions = questions_of(TaskRun(task, rows))
+        assert len(questions) > 90 and all(q.prompt for q in questions)
+        assert name == "humaneval" or all(q.expected for q in questions)
+
+
+def test_a_task_that_is_not_there_is_named_with_the_nearest(tmp_path):
+    for name, said in {
+        "arc_esy": "no task 'arc_esy' is shipped; did you mean 'arc_easy'",
+        str(tmp_path / "none.toml"): "no such task file",
+        "arc_easy": "name the folder of that file as `task_rows`",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            load_task(TaskChoice(task=name), None)
+    (tmp_path / "mine.toml").write_text('name = "mine"\nrows = "/x"\nprompt = "a"\nscorin = 1\n')
+    with pytest.raises(
+        ConfigError, match=r"mine.toml:4: no key 'scorin' in Task; did you mean 'scoring'"
+    ):
+        load_task(TaskChoice(task=str(tmp_path / "mine.toml")), None)

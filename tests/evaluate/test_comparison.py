@@ -1,0 +1,107 @@
+"""Evaluations beside each other: the same rows, the difference between them, and a ranking."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainrig import cli, manifest, storage
+from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.comparison import compare
+from trainrig.evaluate.leaderboard import read_leaderboard
+from trainrig.evaluate.run_file import Evaluation, TaskChoice
+from trainrig.evaluate.scores.card import Scorecard
+from trainrig.evaluate.scores.task_score import score_task
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """`evaluated("a", task=[1, 0, …])`: a folder as `evaluate` leaves it, with these verdicts."""
+
+    def make(name, rows_key="rows", **tasks):
+        output = str(tmp_path / name)
+        run = Evaluation(checkpoint="x", output=output, tasks=(TaskChoice(task="copa"),))
+        stage = manifest.claim(output, run, {f"task '{task}'": rows_key for task in tasks})
+        files, scores = {}, {}
+        for task, verdicts in tasks.items():
+            rows = [
+                {
+                    "row": n,
+                    "prompt": f"question {n} <b>",
+                    "expected": "yes",
+                    "given": "yes" if verdict else "no",
+                    "scores": {"exact_match": float(verdict)},
+                }
+                for n, verdict in enumerate(verdicts, 1)
+            ]
+            path = f"rows/{task}/00000.jsonl"
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            storage.write(stage.path(path), text.encode())
+            files[path] = manifest.file_sum(stage.path(path))
+            scores[task] = score_task(rows, 0, False)
+        card = Scorecard(checkpoint=f"runs/{name}", step=7, scores={}, tasks=scores)
+        storage.write(stage.path("scorecard.json"), card.model_dump_json().encode())
+        files["scorecard.json"] = manifest.file_sum(stage.path("scorecard.json"))
+        stage.finish({}, files)
+        return output
+
+    return make
+
+
+def run_cli(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def test_a_clear_difference_is_told_from_noise(evaluated, capsys, tmp_path):
+    a = evaluated("a", clear=[0, 1] * 50, noisy=[0, 1] * 50, own=[1])
+    b = evaluated("b", clear=[1, 1] * 40 + [0, 1] * 10, noisy=[1, 0] + [0, 1] * 49)
+    (found,) = compare([a, b])
+    clear, noisy = found.tasks
+    assert (clear.verdict, noisy.verdict) == ("B is better", "within noise")
+    assert clear.paired.difference.value == pytest.approx(0.4) and len(clear.differing) == 40
+    assert (noisy.paired.a_only, noisy.paired.b_only) == (1, 1) and found.left_out == ("own",)
+    (back,) = compare([b, a])
+    assert back.tasks[0].verdict == "A is better"
+    page = str(tmp_path / "compare.html")
+    code, out, _ = run_cli(capsys, "compare", a, b, "--html", page)
+    assert code == 0 and "+0.4000" in out and "within noise" in out
+    text = Path(page).read_text()
+    assert "question 1 &lt;b&gt;" in text and "1 of 2 differences are larger than noise" in text
+    code, out, _ = run_cli(capsys, "compare", a, b, "--json")
+    assert json.loads(out)[0]["tasks"][0]["verdict"] == "B is better"
+
+
+def test_only_the_same_rows_are_compared(evaluated):
+    a, b = evaluated("a", task=[1, 0, 1]), evaluated("b", task=[1, 1])
+    assert compare([a, b])[0].tasks[0].a == 0.5  # of the first two rows
+    with pytest.raises(DataError, match="has other rows or another task file"):
+        compare([a, evaluated("c", rows_key="others", task=[1, 1])])
+    with pytest.raises(DataError, match="no task is in both"):
+        compare([a, evaluated("d", elsewhere=[1])])
+    with pytest.raises(ConfigError, match="name at least two folders"):
+        compare([a])
+
+
+def test_the_best_mean_over_shared_tasks_leads(evaluated, capsys, tmp_path):
+    evaluated("runs/low", x=[0, 0, 1, 1], y=[0, 1, 0, 1])
+    evaluated("runs/high", x=[1, 1, 1, 1], z=[0])
+    unfinished = tmp_path / "runs" / "begun"
+    unfinished.mkdir()
+    (unfinished / "scorecard.json").write_text("{}")
+    board = read_leaderboard(str(tmp_path / "runs"))
+    assert [row.folder for row in board.rows] == ["high", "low"]
+    assert board.shared == ("x",) and [row.mean for row in board.rows] == [1.0, 0.5]
+    page = str(tmp_path / "board.html")
+    code, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "runs"), "--html", page)
+    assert code == 0 and out.index("high") < out.index("low") and "0.5000 ± 0.2887" in out
+    assert "high leads 2 evaluations" in Path(page).read_text()
+    code, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "runs"), "--json")
+    table = json.loads(out)
+    assert table["evaluations"][0]["tasks"]["x"]["value"] == 1.0
+    assert np.isclose(table["evaluations"][1]["tasks"]["x"]["error"], 0.2887, atol=1e-4)
+    with pytest.raises(DataError, match="no scorecard in it"):
+        read_leaderboard(str(tmp_path / "nowhere"))
