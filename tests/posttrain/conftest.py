@@ -1,11 +1,17 @@
 """Tiny runs and tokens, as the tests of training have them."""
 
+import json
 import runpy
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.posttrain.conversation_run import ConversationEncoding
+from trainrig.posttrain.conversations import encode_conversations
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
@@ -27,3 +33,27 @@ def fresh(tmp_path_factory: pytest.TempPathFactory, encoder: Encoder) -> str:
     initialise(model, seed=1)
     write_model(folder, config, encoder.text, model.state_dict())
     return folder
+
+
+@pytest.fixture
+def encode_rows(tokens: str, tmp_path: Path) -> Callable[..., Manifest]:
+    """The stage `conversations` on rows given here, in this process: the manifest of `output`."""
+
+    def encode(given_rows: Sequence[Any], output: str = "encoded", **settings: Any) -> Manifest:
+        path = tmp_path / f"{output}.jsonl"
+        lines = [each if isinstance(each, str) else json.dumps(each) for each in given_rows]
+        path.write_text("".join(f"{line}\n" for line in lines))
+        source = {"source": "chats", **settings.pop("source", {}), "paths": (str(path),)}
+        given = {
+            "stage": "conversations",
+            "sources": (source,),
+            "tokenizer": tokens,
+            "output": str(tmp_path / output),
+            "workers": 0,
+            "sequence_length": 64,
+            "held_out": 0,
+            **settings,
+        }
+        return encode_conversations(ConversationEncoding.model_validate(given))
+
+    return encode

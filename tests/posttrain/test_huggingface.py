@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from trainrig.errors import DataError, OutputTaken
-from trainrig.models.hf import HubFolder
+from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain.huggingface import export_checkpoint, import_checkpoint
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import open_model

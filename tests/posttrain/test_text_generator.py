@@ -3,12 +3,12 @@ import torch
 
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.models.generate import Sampling
+from trainrig.models.sampling import Sampling
 from trainrig.objectives.cross_entropy import cross_entropy_sum
-from trainrig.posttrain.chat import Message
-from trainrig.posttrain.sft import ConversationBatches
 from trainrig.posttrain.text_generator import TextGenerator
-from trainrig.tokens.batches import BatchSizes
+from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.chat import Message, prompt_ids
+from trainrig.tokens.special import END_OF_TURN
 from trainrig.train.checkpoint import open_model, write_model
 
 LIKELIEST = Sampling(temperature=0.0, maximum_tokens=24)
@@ -25,10 +25,14 @@ def tuned(fresh, encoder, tmp_path_factory):
     """A run folder of a model that knows CHATS by heart."""
     opened = open_model(fresh)
     model = opened.build().train()
-    pairs = [(Message("user", q), Message("assistant", a)) for q, a in CHATS.items()]
-    sizes = BatchSizes(sequence_length=40, global_batch=4, micro_batch=4)
-    (batch,) = ConversationBatches(pairs, encoder, sizes).at(0)
-    ids, targets = torch.from_numpy(batch.ids), torch.from_numpy(batch.targets)
+    ids = torch.ones(len(CHATS), 40, dtype=torch.int64)
+    targets = torch.full_like(ids, IGNORE)
+    for row, (question, answer) in enumerate(CHATS.items()):
+        asked = prompt_ids([Message("user", question)], encoder)
+        told = [*encoder.encode_batch([answer])[0].tolist(), encoder.special(END_OF_TURN)]
+        whole = torch.tensor(asked + told)
+        ids[row, : len(whole) - 1] = whole[:-1]
+        targets[row, len(asked) - 1 : len(whole) - 1] = torch.tensor(told)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _ in range(150):
         optimizer.zero_grad()

@@ -1,41 +1,72 @@
-"""Checkpoints to Hugging Face folders and back, with tokenizer and chat template."""
+"""Checkpoints to Hugging Face folders and back, with all that they were brought with."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainrig import storage
 from trainrig.errors import OutputTaken
+from trainrig.models.added_tokens import add_special_tokens
 from trainrig.models.decoder_config import count_parameters
-from trainrig.models.hf import HubFolder, HubTokenizer, export_llama, import_llama
-from trainrig.posttrain.chat import TEMPLATE
+from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.storage.writable import check_folder
-from trainrig.tokens.special import END_OF_TEXT, END_OF_TURN, PAD
+from trainrig.tokens.chat import TEMPLATE
+from trainrig.tokens.special_tokens import find_special_tokens
 from trainrig.train import checkpoint
 
 
 def export_checkpoint(path: str, out: str, settings: HubFolder) -> dict[str, Any]:
-    """Write the newest checkpoint at `path` as the Hugging Face folder `out`; what was written."""
+    """Write the newest checkpoint at `path` as the Hugging Face folder `out`; what was written.
+
+    All but weights, README.md and what changed of config.json is what the model was brought with.
+    """
     check_folder(out)
-    opened = checkpoint.open_model(path)
-    tokenizer = HubTokenizer(
-        json=opened.tokenizer,
-        end_of_text=END_OF_TEXT,
-        pad=PAD,
-        end_of_turn=END_OF_TURN,
-        chat_template=TEMPLATE,
-    )
-    export_llama(opened.weights, opened.config, tokenizer, out, settings)
-    return {"output": out, "checkpoint": opened.path, "step": opened.step}
+    stored = checkpoint.StoredModel(path)
+    family = write_folder(out, stored.config, stored.read, stored.files, settings, TEMPLATE)
+    return {
+        "output": out,
+        "checkpoint": stored.path,
+        "step": stored.step,
+        "family": family.model_type,
+    }
 
 
-def import_checkpoint(folder: str, out: str) -> dict[str, Any]:
-    """Write the Hugging Face folder `folder` as step 0 of the run folder `out`."""
+def import_checkpoint(
+    folder: str,
+    out: str,
+    roles: Mapping[str, str] | None = None,
+    added: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Write the Hugging Face folder `folder` as step 0 of the run folder `out`.
+
+    `roles` says which token plays which role, where the folder's files do not; `added` are special
+    tokens that the model gets. Nothing is written unless all of it can be.
+    """
     check_folder(out)
     if storage.list_files(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")
-    weights, config, tokenizer = import_llama(folder)
+    model = add_special_tokens(open_folder(folder), added)
+    if roles:
+        model = replace(model, files=model.files.with_roles(roles))
+    special = find_special_tokens(model.files)
+    files, config = model.files, model.config
     try:
-        path = checkpoint.write_model(out, config, tokenizer, weights)
+        path = checkpoint.write_model(out, config, files.tokenizer, model.tensors, files.beside)
     except BaseException:  # also when it is stopped: what is left would be refused as not empty
         storage.delete_folder(out)
         raise
-    return {"output": out, "checkpoint": path, "parameters": count_parameters(config).total}
+    return {
+        "output": out,
+        "checkpoint": path,
+        "parameters": count_parameters(config).total,
+        "vocabulary": config.shape.vocabulary,
+        "special_tokens": {
+            role: None if token is None else token.text
+            for role, token in (
+                ("begin", special.begin),
+                ("end", special.end),
+                ("pad", special.pad),
+                ("end_of_turn", special.end_of_turn),
+            )
+        },
+    }

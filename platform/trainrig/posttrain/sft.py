@@ -1,131 +1,34 @@
-"""Supervised fine-tuning: the same loop as pretraining, on conversations."""
+"""Tuning by conversations and by preferences: the same loop as pretraining, on their rows."""
 
 import functools
-import hashlib
-import itertools
-import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable
+from typing import get_args
 
 from trainrig import manifest, storage
-from trainrig.errors import ConfigError, DataError
-from trainrig.manifest import Manifest, Stage
+from trainrig.errors import ConfigError
+from trainrig.estimate.training_facts import sizes_of
+from trainrig.manifest import Manifest
+from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.posttrain.chat import (
-    Message,
-    RefusedConversation,
-    Rendered,
-    read_conversations,
-    render,
+from trainrig.objectives import SFT, Scoring
+from trainrig.posttrain.batches import (
+    ConversationBatches,
+    ConversationBatching,
+    PretrainingShare,
 )
+from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
+from trainrig.posttrain.preference_rows import TuningRows, needs_references, open_rows
+from trainrig.posttrain.references import compute_references, find_reference
 from trainrig.posttrain.run_file import FineTuning
-from trainrig.tokens.batches import IGNORE, TOKENS, BatchSizes, MicroBatch, token_arrays
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.permutation import Integers, permuted
-from trainrig.tokens.special import PAD
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
-from trainrig.train.held_out import HeldOutSets, nothing_held_out
-from trainrig.train.job import TrainingJob
+from trainrig.train.held_out import HeldOutSets, nothing_held_out, open_held_out_conversations
+from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.pretrain import drive
 from trainrig.train.run_file import check_positions
-
-QUARANTINE = "quarantine/conversations.jsonl"  # rows that are none: file, line and reason
-log = logging.getLogger(__name__)
-
-
-class ConversationBatches:
-    """One conversation a row; each once an epoch, in a seeded order."""
-
-    sources = ("conversations",)
-
-    def __init__(
-        self, conversations: Sequence[Sequence[Message]], encoder: Encoder, sizes: BatchSizes
-    ) -> None:
-        """Those longer than a row are left out, and counted. Raises DataError if all are."""
-        rendered = [render(messages, encoder) for messages in conversations]
-        self._sizes = sizes
-        self._pad = encoder.special(PAD)
-        # T + 1 ids: each position's target is the next one's id.
-        self._kept = [each for each in rendered if len(each.ids) <= sizes.sequence_length + 1]
-        self.too_long = len(rendered) - len(self._kept)
-        if not self._kept:
-            shortest = min((len(each.ids) for each in rendered), default=0)
-            raise DataError(
-                f"conversations: none of {len(rendered)} fits sequence_length "
-                f"({sizes.sequence_length}); the shortest has {shortest} tokens"
-            )
-        # The first id is nobody's target.
-        self._targets = np.array([sum(each.trained[1:]) for each in self._kept], dtype=np.int64)
-        content = "\n".join(str(each) for each in self._kept)
-        self.fingerprint = hashlib.sha256(
-            f"{encoder.fingerprint}\n{sizes.seed}\n{sizes.sequence_length}\n{content}".encode()
-        ).hexdigest()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many conversations there are to train on, and how many were too long for a row."""
-        return {"conversations": len(self), "conversations_too_long": self.too_long}
-
-    def __len__(self) -> int:
-        """Conversations in an epoch."""
-        return len(self._kept)
-
-    def micro_batches(self, step: int) -> int:
-        """How many micro-batches make up a global batch: the same at each step."""
-        return self._sizes.global_batch // self._sizes.micro_batch
-
-    def targets(self, step: int) -> int:
-        """Targets of the whole global batch of `step`."""
-        first = step * self._sizes.global_batch
-        samples = np.arange(first, first + self._sizes.global_batch, dtype=np.int64)
-        return int(self._targets[self._chosen(samples)].sum())
-
-    def denominators(self, step: int) -> dict[str, int]:
-        """What losses of the global batch of `step` are divided by."""
-        return {TOKENS: self.targets(step)}
-
-    def micro_batch(self, step: int, index: int) -> MicroBatch:
-        """Micro-batch `index` of `step`, as wide as its longest conversation: padding costs what
-        text does and teaches nothing."""
-        first = step * self._sizes.global_batch + index * self._sizes.micro_batch
-        samples = np.arange(first, first + self._sizes.micro_batch, dtype=np.int64)
-        chosen = self._chosen(samples)
-        conversations = [self._kept[number] for number in chosen.tolist()]
-        shape = (len(samples), max(len(each.ids) for each in conversations) - 1)
-        ids = np.full(shape, self._pad, dtype=np.int64)
-        targets = np.full(shape, IGNORE, dtype=np.int64)
-        for row, conversation in enumerate(conversations):
-            self._fill(ids[row], targets[row], conversation)
-        nought = np.zeros_like(samples)
-        pieces = np.stack([np.arange(len(samples)), nought, chosen], axis=1)
-        return MicroBatch(token_arrays(ids, targets), samples, nought, pieces)
-
-    def at(self, step: int) -> tuple[MicroBatch, ...]:
-        """The whole global batch of `step`."""
-        return tuple(self.micro_batch(step, index) for index in range(self.micro_batches(step)))
-
-    def data_before(self, step: int) -> dict[str, Any]:
-        """All that the samples before `step` depend on, by name, as JSON has it."""
-        return {"conversations": self.fingerprint, "samples": step * self._sizes.global_batch}
-
-    def _chosen(self, samples: Integers) -> Integers:
-        """[B] which of the kept conversations each of `samples` is."""
-        epochs, chosen = np.divmod(samples, len(self._kept))
-        for epoch in set(epochs.tolist()):
-            of = epochs == epoch
-            key = f"{self._sizes.seed}\n{epoch}\nconversations"
-            chosen[of] = permuted(chosen[of], len(self._kept), key)
-        return chosen
-
-    @staticmethod
-    def _fill(ids_T: Integers, targets_T: Integers, conversation: Rendered) -> None:
-        length = len(conversation.ids) - 1
-        ids_T[:length] = conversation.ids[:-1]
-        following = np.array(conversation.ids[1:], dtype=np.int64)
-        targets_T[:length] = np.where(conversation.trained[1:], following, IGNORE)
 
 
 def posttrain(run: FineTuning) -> Manifest:
@@ -138,54 +41,119 @@ def posttrain(run: FineTuning) -> Manifest:
     stage = manifest.claim(job.folder, run, inputs)
     if stage.finished:
         return stage.finished
-    _set_aside(run, stage, counted)
+    if needs_references(run):
+        folder, length = storage.absolute(run.conversations), run.batches.sequence_length
+        start = job.adapter.base if job.adapter else job.initial_weights
+        assert start is not None
+        reference = _reference(run, start, Encoder.of(checkpoint.tokenizer_files(start)))
+        compute_references(folder, reference, length, run.cache)
+    if job.adapter:
+        checkpoint.keep_base(job.adapter, job.folder)
     return drive(stage, run, job, run.workers, counted)
 
 
 def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int]]:
     """The job that `run` describes, the fingerprints of its inputs, and what is in them."""
-    path = checkpoint.resolve(storage.absolute(run.checkpoint))
+    written = manifest.read_input(run.conversations, "conversations")
+    path = open_initial_model(storage.absolute(run.checkpoint), storage.absolute(run.output))
     model, tokenizer = checkpoint.describe(path)
+    encoder = Encoder.of(checkpoint.tokenizer_files(path))
+    if checkpoint.adapter_of(path, checkpoint.read_entries(path)):
+        raise ConfigError(
+            f"checkpoint: {path} holds an adapter alone; `trainrig export` merges it with its base "
+            "into a folder, which may be named here"
+        )
+    model = _taught(run, path, model)
     _check(run, model)
-    conversations = storage.absolute(run.conversations)
-    refused: list[RefusedConversation] = []
-    batches = open_conversations(conversations, tokenizer, run.batches, refuse=refused.append)
+    folder = storage.absolute(run.conversations)
+    pretraining = run.pretraining and run.pretraining.model_copy(
+        update={"tokens": storage.absolute(run.pretraining.tokens)}
+    )
+    rows = _open_rows(run, path, folder, encoder, pretraining)
+    batches = rows.make_batches()
+    if batches.shards.vocabulary.fingerprint != encoder.fingerprint:
+        raise ConfigError(
+            f"conversations: {run.conversations} was made with another tokenizer than that of "
+            f'{run.checkpoint}; run `conversations` with tokenizer = "{run.checkpoint}"'
+        )
+    batches.check_epochs(run.training.steps)
     job = TrainingJob(
         folder=storage.absolute(run.output),
         model=model,
-        training=run.training,
-        make_batches=functools.partial(
-            open_conversations, conversations, tokenizer, run.batches, batches.fingerprint
-        ),
+        training=run.training.at_absolute_paths(),
+        make_batches=rows.make_batches,
         tokenizer=tokenizer,
+        beside={**encoder.files.beside, **TokenizerFiles.read(folder).beside},
         objective=run.objective,
-        initial_weights=path,
-        make_held_out=_held_out(run, tokenizer),
+        initial_weights=None if run.lora else path,
+        adapter=Adapter(run.lora, path, checkpoint.manifest_sum(path)) if run.lora else None,
+        frozen=rows.frozen,
+        make_held_out=rows.make_held_out,
     )
-    inputs = {"checkpoint": checkpoint.content_key(path), "conversations": batches.fingerprint}
-    counted = {"conversations_refused": len(refused)} if refused else {}
-    return job, inputs, batches.counts | counted
+    inputs = {"checkpoint": checkpoint.content_key(path), "conversations": written.content}
+    if pretraining:
+        inputs["pretraining"] = manifest.read_input(pretraining.tokens, "tokenize").content
+    if run.reference:
+        inputs["reference"] = checkpoint.content_key(_reference(run, path, encoder))
+    kind = rows.kind
+    # Steps are those of training, wherever counts are told.
+    counted = {"solutions" if kind == "steps" else kind: written.counts[f"train_{kind}"]}
+    if run.lora:
+        # Here, as who trains no adapter should not wait for torch.
+        from trainrig.models.lora.layers import count_adapter
+
+        counted["parameters_trained"] = count_adapter(model, run.lora)
+    return job, inputs, counted
 
 
-def _set_aside(run: FineTuning, stage: Stage, counted: Mapping[str, int]) -> None:
-    """Put on record, with place and reason, which rows were no conversations."""
-    if not counted.get("conversations_refused"):
-        return
-    refused: list[RefusedConversation] = []
-    with stage.undone_if_refused():
-        read = list(read_conversations(storage.absolute(run.conversations), refused.append))
-    lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in refused]
-    path = stage.path(QUARANTINE)
-    storage.write(path, "".join(lines).encode("utf-8", "replace"))
-    log.warning(
-        "%s: %d of %d rows set aside in %s: no conversations; the first, line %d: %s",
-        run.conversations,
-        len(refused),
-        len(refused) + len(read),
-        path,
-        refused[0].line,
-        refused[0].reason,
+def _taught(run: FineTuning, path: str, model: DecoderConfig) -> DecoderConfig:
+    """What becomes of `model`: one that is to score has a head for that, drawn anew if it had none
+    before. Raises ConfigError for a reward model that is to speak."""
+    if isinstance(run.objective, get_args(Scoring)):
+        return model if model.head == "score" else model.with_score_head()
+    if model.head == "score":
+        raise ConfigError(
+            f"checkpoint: {path} is a reward model, which scores and does not speak, so "
+            f"{run.objective.kind} can't teach it; name a language model"
+        )
+    return model
+
+
+def _reference(run: FineTuning, start: str, encoder: Encoder) -> str:
+    return find_reference(run.reference, start, encoder)
+
+
+def _open_rows(
+    run: FineTuning,
+    start: str,
+    folder: str,
+    encoder: Encoder,
+    pretraining: PretrainingShare | None,
+) -> TuningRows:
+    padding = encoder.special_tokens.padding
+    if not isinstance(run.objective, SFT):
+        return open_rows(run, folder, padding, _reference(run, start, encoder))
+    make = functools.partial(
+        open_conversations, folder, run.batches, padding, run.cache, pretraining
     )
+    return TuningRows("conversations", make, _held_out(run, folder, padding))
+
+
+def estimate_tuning(run: FineTuning, _: object) -> dict[str, int]:
+    """The sizes of the model, what of it is trained, and what is in the conversations; nothing
+    before it is there, and of a folder of Hugging Face, which is yet to be brought into our form.
+
+    Raises InputError for what does not fit.
+    """
+    if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
+        return {}
+    if not storage.exists(storage.join(run.conversations, manifest.MANIFEST)):
+        path = checkpoint.resolve(run.checkpoint)
+        model = _taught(run, path, checkpoint.describe(path)[0])
+        _check(run, model)
+        return sizes_of(model)
+    job, _inputs, counted = prepare(run)
+    return sizes_of(job.model) | counted
 
 
 def _check(run: FineTuning, model: DecoderConfig) -> None:
@@ -193,50 +161,32 @@ def _check(run: FineTuning, model: DecoderConfig) -> None:
         check_positions(run.batches.sequence_length, model)
     except ValueError as error:
         raise ConfigError(f"batches: {error}") from None
+    if run.lora and run.lora.dropout and isinstance(model.feedforward, MixtureOfExperts):
+        raise ConfigError(
+            "lora.dropout: experts see tokens without the rows they are of, by which is dropped; "
+            "leave it out for a mixture of experts"
+        )
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)
-
-
-def _held_out(run: FineTuning, tokenizer: str) -> Callable[[], HeldOutSets | None]:
-    if run.held_out_conversations is None or run.training.held_out.rows == 0:
-        return nothing_held_out
-    path = storage.absolute(run.held_out_conversations)
-    refused: list[RefusedConversation] = []
-    open_held_out_conversations(path, tokenizer, run, refused.append)  # raises for every worker
-    if refused:
-        log.warning("%s; %d such rows are not held out", refused[0], len(refused))
-    return functools.partial(open_held_out_conversations, path, tokenizer, run)
-
-
-def open_held_out_conversations(
-    path: str,
-    tokenizer: str,
-    run: FineTuning,
-    refuse: Callable[[RefusedConversation], None] = lambda row: None,
-) -> HeldOutSets:
-    """The first conversations of the JSONL file at `path`, but those too long, one at a time."""
-    first = list(itertools.islice(read_conversations(path, refuse), run.training.held_out.rows))
-    alone = run.batches.model_copy(update={"global_batch": 1, "micro_batch": 1})
-    batches = ConversationBatches(first, Encoder(tokenizer), alone)
-    return HeldOutSets(("conversations",), tuple(batches.at(n)[0] for n in range(len(batches))))
+    run.training.check_parameters(model)
 
 
 def open_conversations(
-    path: str,
-    tokenizer: str,
-    sizes: BatchSizes,
-    fingerprint: str | None = None,
-    refuse: Callable[[RefusedConversation], None] = lambda row: None,
+    folder: str,
+    sizes: ConversationBatching,
+    padding: int,
+    cache: BlockCache | None = None,
+    pretraining: PretrainingShare | None = None,
 ) -> ConversationBatches:
-    """The batches of the JSONL file at `path`; rows that are no conversations go to `refuse`.
+    """The batches of the rows to train on of a folder that `conversations` wrote; `padding` is the
+    id that fills rows up."""
+    shards = TokenShards.open(storage.join(folder, TRAIN), cache)
+    return ConversationBatches(shards, sizes, padding, cache, pretraining)
 
-    Raises DataError if they are to have a `fingerprint` and have another: the file has changed.
-    """
-    conversations = list(read_conversations(path, refuse))
-    batches = ConversationBatches(conversations, Encoder(tokenizer), sizes)
-    if fingerprint not in (None, batches.fingerprint):
-        raise DataError(
-            f"{path}: holds other conversations than when the run began; restore the file, or "
-            "name another `output`"
-        )
-    return batches
+
+def _held_out(run: FineTuning, folder: str, padding: int) -> Callable[[], HeldOutSets | None]:
+    rows, length = run.training.held_out.rows, run.batches.sequence_length
+    shards = TokenShards.open(storage.join(folder, HELD_OUT), run.cache)
+    if rows == 0 or not shards.sources:
+        return nothing_held_out
+    return functools.partial(open_held_out_conversations, folder, length, padding, rows, run.cache)

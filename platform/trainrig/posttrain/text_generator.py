@@ -1,21 +1,39 @@
 """A checkpoint that continues texts and answers questions."""
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
+
+from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder
-from trainrig.models.generate import Sampling, generate
-from trainrig.posttrain.chat import Message, prompt_ids
+from trainrig.models.generate import Request, generate_batch
+from trainrig.models.sampling import Sampling
+from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
+from trainrig.tokens.chat.messages import Message
 from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.special import END_OF_TURN
 from trainrig.train import checkpoint
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """What a model said, and why it stopped: "end", "length" or "positions"."""
+    """What a model said, and why it stopped: "end", "stop" (a text that ends it), "length" or
+    "positions"."""
 
     text: str
     stopped: str
+    tokens: int = 0  # generated
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """What is to be said something to: a text to continue, or a conversation to answer."""
+
+    prompt: str | tuple[Message, ...]
+    sampling: Sampling
+    hear: Callable[[str], None] | None = None  # told the text piece by piece
 
 
 @dataclass(frozen=True)
@@ -25,20 +43,73 @@ class TextGenerator:
     model: Decoder
     encoder: Encoder
     tuned: bool | None = None  # whether conversations taught it; None: not known
+    # What its chat template may name, beside what its files say.
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: str) -> "TextGenerator":
-        """The newest checkpoint at `path`. Raises DataError if there is none."""
+    def open(cls, path: str, device: str | None = None) -> "TextGenerator":
+        """The newest checkpoint at `path`, on `device`; None: the accelerator, where there is one.
+
+        Raises DataError if there is none.
+        """
         opened = checkpoint.open_model(path)
-        return cls(opened.build(), Encoder(opened.tokenizer, opened.path), opened.tuned)
+        if opened.config.head == "score":
+            raise DataError(
+                f"{opened.path}: a reward model, which scores and does not speak; `trainrig score` "
+                "asks it"
+            )
+        encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
+        model = opened.build().to(device or _accelerator())
+        return cls(model, encoder, opened.tuned)
 
     def speak(self, prompt: str, sampling: Sampling, chat: bool = False) -> Spoken:
         """Go on from `prompt`; with `chat`, answer it as the assistant."""
-        encoder = self.encoder
-        if chat:
-            ids = prompt_ids([Message("user", prompt)], encoder)
-        else:
-            ids = [encoder.end_of_text, *(int(i) for i in encoder.encode_batch([prompt])[0])]
-        stop = {encoder.end_of_text, encoder.special(END_OF_TURN)}
-        made = generate(self.model, ids, sampling, stop, encoder.vocabulary_size)
-        return Spoken(encoder.decode(made.ids), made.stopped)
+        given = (Message("user", prompt),) if chat else prompt
+        return self.speak_all([TextRequest(given, sampling)])[0]
+
+    def answer(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        hear: Callable[[str], None] | None = None,
+    ) -> Spoken:
+        """What the assistant says after `messages`; `hear` is told it piece by piece."""
+        return self.speak_all([TextRequest(tuple(messages), sampling, hear)])[0]
+
+    def speak_all(self, requests: Sequence[TextRequest]) -> list[Spoken]:
+        """What follows each of `requests`, together in one batch.
+
+        Raises DataError for a prompt that does not fit, and for conversations where the chat
+        template makes no prompt for the assistant.
+        """
+        listeners = [_listener(self.encoder, request) for request in requests]
+        generations = generate_batch(
+            self.model,
+            [
+                Request(tuple(self.prompt_ids(request.prompt)), request.sampling, listener)
+                for request, listener in zip(requests, listeners, strict=True)
+            ],
+            set(self.encoder.special_tokens.stop_ids),
+            self.encoder.vocabulary_size,
+        )
+        return [
+            Spoken(listener.finish(), generation.stopped, len(generation.ids))
+            for listener, generation in zip(listeners, generations, strict=True)
+        ]
+
+    def prompt_ids(self, prompt: str | tuple[Message, ...]) -> list[int]:
+        """The ids after which the model is to speak."""
+        return self._prompts.ids(prompt)
+
+    @functools.cached_property
+    def _prompts(self) -> PromptEncoder:
+        return PromptEncoder(self.encoder, self.variables)
+
+
+def _listener(encoder: Encoder, request: TextRequest) -> TextListener:
+    answers = not isinstance(request.prompt, str)
+    return TextListener(encoder, request.sampling.stop, answers, request.hear)
+
+
+def _accelerator() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,275 @@
+"""The batches of preferences: pairs of answers, answers with a label, and solutions in steps.
+
+Each row is one answer after its prompt, by itself; the rows of a micro-batch are as wide as its
+longest answer needs. In a pair both have the width of the longer one.
+
+Shapes: B rows of a micro-batch, T positions, N pairs or answers.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.errors import DataError
+from trainrig.posttrain.batches import ConversationBatching
+from trainrig.tokens.batches import (
+    CHOSEN_IDS,
+    CHOSEN_REFERENCE,
+    CHOSEN_TARGETS,
+    CHOSEN_TOKENS,
+    EXAMPLES,
+    IDS,
+    IGNORE,
+    KL_IDS,
+    KL_TARGETS,
+    LABELS,
+    PAIRS,
+    REJECTED_IDS,
+    REJECTED_REFERENCE,
+    REJECTED_TARGETS,
+    STEP_LABELS,
+    STEPS,
+    TARGETS,
+    TOKENS,
+    MicroBatch,
+)
+from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS, RIGHT_STEP
+from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
+from trainrig.tokens.shards.token_shards import TokenShards, check_rows
+
+# (source, [N] numbers of pairs) → [N] each, float64: sums of the log-probabilities of the chosen
+# and of the rejected answers under the reference model.
+PairReferences = Callable[[str, Integers], tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
+class Answers:
+    """Answers of token shards, `each` of them to a row, as a layout of rows."""
+
+    fingerprint = ""
+
+    def __init__(self, shards: TokenShards, sequence_length: int, each: int) -> None:
+        self._shards, self._length, self._each = shards, sequence_length, each
+
+    def windows(self, source: str) -> int:
+        """Rows of `source`."""
+        return self._shards.document_count(source) // self._each
+
+    def targets(self, source: str, windows: Integers, span: int) -> Integers:
+        """[B] targets of all answers of each row."""
+        assert span == 1
+        numbers = windows[:, None] * self._each + np.arange(self._each)
+        found = self._shards.of_documents(DOCUMENT_TARGETS, source, numbers.ravel())
+        counts: Integers = found.reshape(numbers.shape).sum(axis=1)
+        return counts
+
+    def read(
+        self, source: str, window: int, span: int, ids: Integers, targets: Integers
+    ) -> Integers:
+        """Fill a row with its first answer."""
+        assert span == 1
+        answer, weights = self.answer(source, window * self._each)
+        fill_row(ids, targets, answer, weights)
+        return np.array([[0, window * self._each]])
+
+    def answer(self, source: str, number: int) -> tuple[Integers, Integers]:
+        """Ids and weights of one answer, after its prompt. Raises DataError for one too long."""
+        begin, end = self._shards.document_starts(source, np.array([number, number + 1])).tolist()
+        if end - begin > self._length + 1:
+            raise DataError(
+                f"{self._shards.folder}: {source}: an answer that ends after {end - begin} tokens "
+                f"is longer than the {self._length + 1} of a row; raise sequence_length, or run "
+                "`conversations` with this one"
+            )
+        ids, weights = np.empty((2, end - begin), dtype=np.int64)
+        self._shards.read_into(source, begin, ids)
+        self._shards.read_weights(source, begin, weights)
+        return ids, weights
+
+
+def fill_row(ids_T: Integers, targets_T: Integers, ids: Integers, weights: Integers) -> None:
+    """Put the answer `ids` at the beginning of a row that is filled with padding already."""
+    length = len(ids) - 1
+    ids_T[:length] = ids[:-1]
+    targets_T[:length] = np.where(weights[1:] > 0, ids[1:], IGNORE)
+
+
+class _AnswerBatches(PretrainBatches):
+    """What batches of pairs and of labelled answers have in common."""
+
+    def __init__(
+        self, shards: TokenShards, sizes: ConversationBatching, padding: int, each: int
+    ) -> None:
+        self._answers = Answers(shards, sizes.sequence_length, each)
+        self._token_shards, self._padding = shards, padding
+        super().__init__(shards, sizes.as_settings(sizes.weights), layout=self._answers)
+
+    def data_before(self, step: int) -> dict[str, Any]:
+        """All that the samples before `step` depend on, by name, as JSON has it."""
+        return super().data_before(step) | {"conversations": self.shards.fingerprint}
+
+    def _filled(
+        self, answers: Sequence[tuple[Integers, Integers]], width: int
+    ) -> tuple[Integers, Integers]:
+        """[B, T] each: ids and targets of one answer a row."""
+        ids_BT = np.full((len(answers), width), self._padding, dtype=np.int64)
+        targets_BT = np.full_like(ids_BT, IGNORE)
+        for row, (ids, weights) in enumerate(answers):
+            fill_row(ids_BT[row], targets_BT[row], ids, weights)
+        return ids_BT, targets_BT
+
+    def _numbers(self, step: int) -> list[tuple[str, Integers]]:
+        """(Source, [N] rows of it) of the whole global batch of `step`."""
+        found = []
+        for index in range(self.micro_batches(step)):
+            _, places = self._samples(step, index)
+            found += [(source, rows.windows) for source, _, rows in self._rows(places)]
+        return found
+
+
+class PairBatches(_AnswerBatches):
+    """Pairs of a chosen and a rejected answer, as `Batches`."""
+
+    def __init__(
+        self,
+        shards: TokenShards,
+        sizes: ConversationBatching,
+        padding: int,
+        references: PairReferences | None = None,
+    ) -> None:
+        """`padding`: the id that fills rows up. `references`: what the reference model makes of
+        each pair; None: micro-batches lack them. Raises ConfigError for shards of other rows."""
+        check_rows(shards, "pairs")
+        super().__init__(shards, sizes, padding, each=2)
+        self._references = references
+
+    def denominators(self, step: int) -> dict[str, int]:
+        """Targets of both answers, pairs, and targets of the chosen, of the global batch."""
+        chosen = tokens = pairs = 0
+        for source, numbers in self._numbers(step):
+            of_chosen = self._token_shards.of_documents(DOCUMENT_TARGETS, source, numbers * 2)
+            tokens += int(self._answers.targets(source, numbers, 1).sum())
+            chosen, pairs = chosen + int(of_chosen.sum()), pairs + len(numbers)
+        return {TOKENS: tokens, PAIRS: pairs, CHOSEN_TOKENS: chosen}
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch `index` of `step`."""
+        samples, places, rows = self._chosen(step, index)
+        answers = [
+            [self._answers.answer(source, 2 * pair + which) for source, pair in rows]
+            for which in (0, 1)
+        ]
+        width = max(len(ids) for of in answers for ids, _ in of) - 1
+        arrays: dict[str, NDArray[Any]] = {}
+        names = ((CHOSEN_IDS, CHOSEN_TARGETS), (REJECTED_IDS, REJECTED_TARGETS))
+        for (ids, targets), of in zip(names, answers, strict=True):
+            arrays[ids], arrays[targets] = self._filled(of, width)
+        if self._references:
+            found = [self._references(source, np.array([pair])) for source, pair in rows]
+            arrays[CHOSEN_REFERENCE] = np.concatenate([chosen for chosen, _ in found])
+            arrays[REJECTED_REFERENCE] = np.concatenate([rejected for _, rejected in found])
+        numbers = np.array([2 * pair for _, pair in rows])
+        return MicroBatch(arrays, samples, places.sources, _pieces(numbers))
+
+
+class LabelledBatches(_AnswerBatches):
+    """Answers that were liked or not, each beside its prompt with another row's answer.
+
+    That one is of the row which the global batch has next, or, for the last, first: whatever the
+    micro-batches and workers are.
+    """
+
+    def __init__(self, shards: TokenShards, sizes: ConversationBatching, padding: int) -> None:
+        """As `PairBatches`. Raises ValueError for a global batch of one row, which has no other."""
+        check_rows(shards, "labelled")
+        if sizes.global_batch < 2:
+            raise ValueError("global_batch: 1 row has no other's answer to compare with")
+        super().__init__(shards, sizes, padding, each=1)
+
+    def denominators(self, step: int) -> dict[str, int]:
+        """Targets and answers of the global batch."""
+        numbers = self._numbers(step)
+        tokens = sum(int(self._answers.targets(source, of, 1).sum()) for source, of in numbers)
+        return {TOKENS: tokens, EXAMPLES: sum(len(of) for _, of in numbers)}
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch `index` of `step`."""
+        samples, places, rows = self._chosen(step, index)
+        after = (index + 1) % self.micro_batches(step)
+        following = [*rows[1:], (rows if after == index else self._chosen(step, after)[2])[0]]
+        answers = [self._answers.answer(*row) for row in rows]
+        others = [self._answers.answer(*row) for row in following]
+        longest = self.settings.base_length
+        mixed = [mismatched(own, of, longest) for own, of in zip(answers, others, strict=True)]
+        width = max(len(ids) for ids, _ in [*answers, *mixed]) - 1
+        arrays: dict[str, NDArray[Any]] = {}
+        arrays[IDS], arrays[TARGETS] = self._filled(answers, width)
+        arrays[KL_IDS], arrays[KL_TARGETS] = self._filled(mixed, width)
+        labels = [
+            self._token_shards.of_documents(LABEL_ARRAY, source, np.array([number]))
+            for source, number in rows
+        ]
+        arrays[LABELS] = np.concatenate(labels)
+        return MicroBatch(
+            arrays, samples, places.sources, _pieces(np.array([number for _, number in rows]))
+        )
+
+
+def mismatched(
+    own: tuple[Integers, Integers], other: tuple[Integers, Integers], sequence_length: int
+) -> tuple[Integers, Integers]:
+    """The prompt of `own` with the answer of `other`, which is cut where a row ends."""
+    (ids, weights), (others, of_others) = own, other
+    prompt, answer = int((weights > 0).argmax()), int((of_others > 0).argmax())
+    room = sequence_length + 1 - prompt
+    return (
+        np.concatenate([ids[:prompt], others[answer : answer + room]]),
+        np.concatenate([weights[:prompt], of_others[answer : answer + room]]),
+    )
+
+
+class StepBatches(_AnswerBatches):
+    """Solutions in steps, each of which is right or not."""
+
+    def __init__(self, shards: TokenShards, sizes: ConversationBatching, padding: int) -> None:
+        """As `PairBatches`."""
+        check_rows(shards, "steps")
+        super().__init__(shards, sizes, padding, each=1)
+
+    def denominators(self, step: int) -> dict[str, int]:
+        """Steps of all solutions of the global batch: they are what is trained on."""
+        numbers = self._numbers(step)
+        steps = sum(int(self._answers.targets(source, of, 1).sum()) for source, of in numbers)
+        return {TOKENS: steps, STEPS: steps}
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch `index` of `step`."""
+        samples, places, rows = self._chosen(step, index)
+        arrays = step_arrays([self._answers.answer(*row) for row in rows], self._padding)
+        return MicroBatch(
+            arrays, samples, places.sources, _pieces(np.array([number for _, number in rows]))
+        )
+
+
+def step_arrays(
+    solutions: Sequence[tuple[Integers, Integers]], padding: int
+) -> dict[str, NDArray[Any]]:
+    """IDS and STEP_LABELS of solutions, given as ids and weights, up to the end of their last
+    steps."""
+    lengths = [int(np.flatnonzero(weights)[-1]) + 1 for _, weights in solutions]
+    ids_BT = np.full((len(solutions), max(lengths)), padding, dtype=np.int64)
+    labels_BT = np.full_like(ids_BT, IGNORE)
+    for row, (length, (ids, weights)) in enumerate(zip(lengths, solutions, strict=True)):
+        ids_BT[row, :length] = ids[:length]
+        of_steps = weights[:length]
+        labels_BT[row, :length] = np.where(of_steps > 0, of_steps == RIGHT_STEP, IGNORE)
+    return {IDS: ids_BT, STEP_LABELS: labels_BT}
+
+
+def _pieces(numbers: Integers) -> Integers:
+    """[B, 3] one document a row."""
+    rows = np.arange(len(numbers))
+    return np.stack([rows, np.zeros_like(rows), numbers], axis=1)

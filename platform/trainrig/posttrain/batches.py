@@ -1,0 +1,258 @@
+"""The batches of post-training: rows of conversations, pairs or labelled answers from shards.
+
+Which row comes when is settled as in pretraining (tokens/mixing): a pure function of the step, each
+row once an epoch in a seeded order, sources mixed by weight. What a row holds is settled here.
+
+Shapes: B rows of a micro-batch, T positions, P pieces of documents in all rows of it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import model_validator
+
+from trainrig import storage
+from trainrig.config import NOT_IDENTITY, Field, Settings
+from trainrig.errors import ConfigError
+from trainrig.tokens.batches import (
+    IGNORE,
+    POSITIONS,
+    TARGETS,
+    TOKENS,
+    WEIGHTS,
+    BatchSizes,
+    MicroBatch,
+)
+from trainrig.tokens.mixing.pretraining import DocumentSources, PretrainBatches
+from trainrig.tokens.mixing.stages import BatchSettings, Weights
+from trainrig.tokens.packing.choices import Concatenate, Layout, open_layout
+from trainrig.tokens.packing.whole_rows import WholeRows
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.shard_files import FULL_WEIGHT
+from trainrig.tokens.shards.token_shards import (
+    TRAIN,
+    IndexedDocument,
+    ShardVocabulary,
+    TokenShards,
+    check_rows,
+)
+
+
+class ConversationBatching(BatchSizes):
+    """Rows of a step: how many, how long, from which sources."""
+
+    # Whether conversations share rows ("best_fit"), each seeing itself alone, or have a row each
+    # ("none"), as wide as the longest of its micro-batch. Pairs and labelled answers never share.
+    packing: Literal["best_fit", "none"] = "best_fit"
+    # Share of each source in the rows, in any unit; None: in proportion to their rows.
+    weights: Weights | None = None
+    # Most passes over a source: one number for all, or by source.
+    epochs: Annotated[float, Field(gt=0)] | dict[str, Annotated[float, Field(gt=0)]] = math.inf
+
+    def as_settings(self, weights: Weights | None) -> BatchSettings:
+        """As the order of rows is told of them."""
+        return BatchSettings(
+            sequence_length=self.sequence_length,
+            global_batch=self.global_batch,
+            micro_batch=self.micro_batch,
+            seed=self.seed,
+            weights=weights,
+            epochs=self.epochs,
+            attend="document",
+        )
+
+
+class PretrainingShare(Settings):
+    """Text of pretraining among the conversations, against forgetting."""
+
+    tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote, with the same tokenizer
+    share: float = Field(gt=0, lt=1)  # of the rows
+    weights: Weights | None = None  # of its sources among themselves; None: by their rows
+
+    @model_validator(mode="after")
+    def _weighs_something(self) -> Self:
+        if self.weights is not None and not any(self.weights.values()):
+            raise ValueError("weights: all are 0; leave `pretraining` out instead")
+        return self
+
+
+@dataclass(frozen=True)
+class JoinedSources:
+    """Sources of several folders of shards as if of one."""
+
+    parts: Sequence[TokenShards]
+
+    def __post_init__(self) -> None:
+        first = self.parts[0]
+        for part in self.parts[1:]:
+            if part.vocabulary.fingerprint != first.vocabulary.fingerprint:
+                raise ConfigError(
+                    f"pretraining.tokens: {part.folder} was made with another tokenizer than "
+                    f"{first.folder}"
+                )
+            if same := set(part.sources) & set(first.sources):
+                raise ConfigError(
+                    f"pretraining.tokens: a source '{min(same)}' is in {part.folder} and in "
+                    f"{first.folder}; give one of them another name"
+                )
+
+    @property
+    def folder(self) -> str:
+        """The first one's."""
+        return self.parts[0].folder
+
+    @property
+    def vocabulary(self) -> ShardVocabulary:
+        """What their ids mean."""
+        return self.parts[0].vocabulary
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Of all, in alphabetical order."""
+        return tuple(sorted(source for part in self.parts for source in part.sources))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all."""
+        return "+".join(part.fingerprint for part in self.parts)
+
+    def of(self, source: str) -> TokenShards:
+        """The shards that `source` is in."""
+        return next(part for part in self.parts if source in part.sources)
+
+    def tokens(self, source: str) -> int:
+        """How many ids `source` has."""
+        return self.of(source).tokens(source)
+
+    def document(self, source: str, number: int) -> IndexedDocument:
+        """The document of this number of `source`."""
+        return self.of(source).document(source, number)
+
+
+@dataclass(frozen=True)
+class JoinedLayout:
+    """Each source in rows by a layout of its own."""
+
+    layouts: Mapping[str, Layout]  # by source
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all plans."""
+        return "+".join(dict.fromkeys(each.fingerprint for each in self.layouts.values()))
+
+    def windows(self, source: str) -> int:
+        """Rows of `source`."""
+        return self.layouts[source].windows(source)
+
+    def targets(self, source: str, windows: Integers, span: int) -> Integers:
+        """[B] targets of each row; of text, all but the first of each document."""
+        return self.layouts[source].targets(source, windows, span)
+
+    def read(
+        self, source: str, window: int, span: int, ids: Integers, targets: Integers
+    ) -> Integers:
+        """Fill a row."""
+        return self.layouts[source].read(source, window, span, ids, targets)
+
+
+class ConversationBatches(PretrainBatches):
+    """Packed conversations, with text of pretraining among them if wanted, as `Batches`."""
+
+    def __init__(
+        self,
+        shards: TokenShards,
+        sizes: ConversationBatching,
+        padding: int,
+        cache: BlockCache | None = None,
+        pretraining: PretrainingShare | None = None,
+    ) -> None:
+        """Raises ConfigError for shards of other rows, and for settings that do not fit them."""
+        check_rows(shards, "conversations")
+        length = sizes.sequence_length
+        rows = WholeRows(shards, length, padding, cache, together=sizes.packing == "best_fit")
+        layouts: dict[str, Layout] = dict.fromkeys(shards.sources, rows)
+        sources: DocumentSources = shards
+        weights = sizes.weights
+        if pretraining:
+            text = TokenShards.open(storage.join(pretraining.tokens, TRAIN), cache)
+            sources = JoinedSources([shards, text])
+            of_text = open_layout(Concatenate(), text, length, cache)
+            layouts |= dict.fromkeys(text.sources, of_text)
+            weights = _shared(sizes, pretraining, shards.sources, text.sources, layouts)
+        self._whole, self._conversations = rows, frozenset(shards.sources)
+        self._trimmed = sizes.packing == "none" and not pretraining
+        super().__init__(sources, sizes.as_settings(weights), layout=JoinedLayout(layouts))
+
+    def denominators(self, step: int) -> dict[str, int]:
+        """Targets of the global batch of `step`, and their weights in hundredths."""
+        tokens = weight = 0
+        for index in range(self.micro_batches(step)):
+            places = self._samples(step, index)[1]
+            for source, _, rows in self._rows(places):
+                if source in self._conversations:
+                    tokens += int(self._whole.targets(source, rows.windows, 1).sum())
+                    weight += int(self._whole.weight(source, rows.windows).sum())
+                else:
+                    counts = self._layout.targets(source, rows.windows, 1)
+                    begun = sum(self._begun(source, window) for window in rows.windows.tolist())
+                    tokens += int(counts.sum()) - begun
+                    weight += (int(counts.sum()) - begun) * FULL_WEIGHT
+        return {TOKENS: tokens, WEIGHTS: weight}
+
+    def targets(self, step: int) -> int:
+        """Targets of the whole global batch of `step`."""
+        return self.denominators(step)[TOKENS]
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch `index` of `step`, with the weights of its targets."""
+        micro = super().micro_batch(step, index)
+        _, _, windows = self._chosen(step, index)
+        arrays = dict(micro.arrays)
+        targets_BT = arrays[TARGETS]
+        weights_BT = np.zeros_like(targets_BT)
+        for row, (source, window) in enumerate(windows):
+            if source in self._conversations:
+                self._whole.weigh(source, window, weights_BT[row])
+            else:  # text: no document's first id is told by another document
+                begun = np.flatnonzero(arrays[POSITIONS][row] == 0)
+                targets_BT[row, begun[begun > 0] - 1] = IGNORE
+                weights_BT[row] = np.where(targets_BT[row] == IGNORE, 0, FULL_WEIGHT)
+        arrays[WEIGHTS] = weights_BT
+        if self._trimmed:
+            width = max(1, int((targets_BT != IGNORE).any(0).nonzero()[0].max()) + 1)
+            arrays = {name: np.ascontiguousarray(each[:, :width]) for name, each in arrays.items()}
+        return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
+
+    def data_before(self, step: int) -> dict[str, Any]:
+        """All that the samples before `step` depend on, by name, as JSON has it."""
+        return super().data_before(step) | {"conversations": self.shards.fingerprint}
+
+    def _begun(self, source: str, window: int) -> int:
+        """Documents that begin within a row of text, after its first place."""
+        ids, targets = np.empty((2, self.settings.base_length), dtype=np.int64)
+        return len(self._layout.read(source, window, 1, ids, targets)) - 1
+
+
+def _shared(
+    sizes: ConversationBatching,
+    pretraining: PretrainingShare,
+    told: Sequence[str],
+    text: Sequence[str],
+    layouts: Mapping[str, Layout],
+) -> Weights:
+    """Weights of all sources, in which those of text have their share."""
+    found: Weights = {}
+    for names, given, share in (
+        (told, sizes.weights, 1 - pretraining.share),
+        (text, pretraining.weights, pretraining.share),
+    ):
+        own = given or {name: float(layouts[name].windows(name)) for name in names}
+        whole = sum(own.values())
+        if not whole:
+            raise ConfigError("batches: no source has a row; lower sequence_length")
+        found |= {name: weight / whole * share for name, weight in own.items()}
+    return found

@@ -1,0 +1,85 @@
+"""What the stage `conversations` is told."""
+
+import datetime
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import field_validator
+
+from trainrig.config import (
+    NOT_IDENTITY,
+    OUTPUT,
+    Field,
+    ProgressUnit,
+    ResourceRequest,
+    RunFile,
+    Settings,
+)
+from trainrig.tokens.chat.rows import RowFormat
+from trainrig.tokens.chat_template import TODAY
+from trainrig.tokens.documents.document_set import SPLIT_BYTES
+
+
+class RowFiles(Settings):
+    """Files whose rows are conversations, or pairs or labels of answers."""
+
+    # "JSONL": JSON lines (.jsonl, .ndjson, .json); "Parquet". JSON lines may be packed (.gz, .zst).
+    kind: Literal["JSONL", "Parquet"] = "JSONL"
+    # Files, folders and patterns (* and ? are wildcards), on disk or s3://.
+    paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
+    # Name of the source: `posttrain` mixes by it and logs losses by it.
+    source: Annotated[str, Field(min_length=1)]
+    # What its rows are; None: told by the fields of each row.
+    format: RowFormat | None = None
+    # Where fields lie that have other names, as field = "column"; `a.b.0` is inside others.
+    columns: dict[str, str] = Field(default_factory=dict)
+    # Where its rows go; None: a share `held_out` of them is held out, by the hash of the prompt.
+    split: Literal["train", "held_out"] | None = None
+
+
+class ConversationEncoding(RunFile):
+    """`trainrig conversations`: rows to token shards with a mask."""
+
+    verb: ClassVar[str] = "conversations"
+    resumes: ClassVar[bool] = True
+    progress: ClassVar[ProgressUnit] = "splits"
+
+    stage: Literal["conversations"] = "conversations"
+    # What a row becomes: a conversation to imitate, a pair of answers of which one was chosen, an
+    # answer with a label, or a solution with a label of each of its steps.
+    rows: Literal["conversations", "pairs", "labelled", "steps"] = "conversations"
+    sources: Annotated[tuple[RowFiles, ...], Field(min_length=1)]  # files to read
+    # Tokenizer of the model to be tuned: a folder that `tokenizer` wrote, a run folder, a
+    # checkpoint, or a folder of Hugging Face.
+    tokenizer: Annotated[str, NOT_IDENTITY]
+    # Chat template, a file of Jinja; None: the one that came with the tokenizer, else trainrig's.
+    template: Annotated[str | None, NOT_IDENTITY] = None
+    # What the template may name besides messages and tools, such as enable_thinking.
+    variables: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    date: str = TODAY.isoformat()  # the day that templates take for today, as YYYY-MM-DD
+    # Turns of the assistant to train on; of pairs and labelled answers, what follows the prompt.
+    train_on: Literal["all", "last"] = "all"
+    # Longest conversation, in tokens; rows of so many are packed for `posttrain`.
+    sequence_length: int = Field(ge=2)
+    # What is done about a longer one: "refuse" puts it into quarantine; "drop_turns" leaves out its
+    # last turns, of pairs and labelled answers the first turns of the prompt after a system turn.
+    # An answer is never cut.
+    too_long: Literal["refuse", "drop_turns"] = "refuse"
+    # Share of rows to hold out for evaluation, by the hash of the prompt.
+    held_out: float = Field(default=0.01, ge=0, lt=1)
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
+    # Worker processes; 0: work in this process, without Ray.
+    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
+    # Bytes of the rows of a shard, about; also what one worker does at a time.
+    shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
+
+    @field_validator("date")
+    @classmethod
+    def _is_a_day(cls, given: str) -> str:
+        try:
+            return datetime.date.fromisoformat(given).isoformat()
+        except ValueError:
+            raise ValueError(f"'{given}' is no day; write it as {TODAY.isoformat()}") from None
+
+    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+        """Its workers, on cores."""
+        return ResourceRequest.on_cores(self.workers)

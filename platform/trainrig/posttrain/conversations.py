@@ -1,0 +1,319 @@
+"""The stage `conversations`: rows to token shards, with what each token counts as a target.
+
+OUT/  tokenizer.json  brought.json  train/rows-00000.{bin,weights,ends,…} …  train/plans/…
+      held_out/…  quarantine/rows-00000.jsonl …
+
+A shard is made from one split of the rows, and splits depend on the files alone: so the bytes are
+the same at any number of workers.
+"""
+
+import datetime
+import functools
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from trainrig import manifest, storage
+from trainrig.errors import DataError
+from trainrig.manifest import FileSum, Manifest
+from trainrig.posttrain.chat_source import ChatTokenizer, open_chat_tokenizer
+from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
+from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.splits import Phase, Split, Work, total
+from trainrig.tokens.chat.messages import BadRow, Conversation
+from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
+from trainrig.tokens.chat.rows import Example, example_of
+from trainrig.tokens.chat_template import DATE
+from trainrig.tokens.documents.document_set import OPENERS, deal
+from trainrig.tokens.documents.files import named, paths_of
+from trainrig.tokens.documents.formats import FORMATS, StagePart
+from trainrig.tokens.held_out import held_out
+from trainrig.tokens.packing.whole_rows import write_whole_plan
+from trainrig.tokens.shards.shard_files import RIGHT_STEP, WRONG_STEP
+from trainrig.tokens.shards.shard_writer import ShardBuilder
+from trainrig.tokens.shards.token_shards import (
+    HELD_OUT,
+    TRAIN,
+    EncodedDocument,
+    ShardVocabulary,
+    TokenShards,
+)
+from trainrig.tokens.special_tokens import BROUGHT, TOKENIZER
+
+QUARANTINE = "quarantine"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QuarantinedRow:
+    """A row that nothing was made of, and why."""
+
+    file: str
+    # Which row of the file, from 0; of JSON lines the byte (unpacked) at which the line begins.
+    place: int
+    reason: str  # one of few, by which they are counted
+    detail: str
+
+    def __str__(self) -> str:
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{self.file}, row {self.place}: {self.reason}{detail}"
+
+
+def encode_conversations(run: ConversationEncoding, progress: Progress | None = None) -> Manifest:
+    """Write the shards that `run` describes; the manifest of their folder.
+
+    Raises ConfigError for a template that is no Jinja or reaches out of its sandbox, DataError for
+    what is no file of rows, and if nothing is left to train on.
+    """
+    sources = tuple(_found(source) for source in run.sources)
+    variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
+    chat = open_chat_tokenizer(run.tokenizer, run.template, variables)
+    inputs = {"tokenizer": chat.encoder.fingerprint, "template": chat.fingerprint}
+    for number, source in enumerate(sources):
+        keys = zip(named(source.paths), map(storage.content_key, source.paths), strict=True)
+        inputs[f"sources[{number}]"] = manifest.digest([list(each) for each in keys])
+    stage = manifest.claim(run.output, run, inputs)
+    if stage.finished:
+        return stage.finished
+    with stage.undone_if_refused():
+        splits = split_rows(sources, run.shard_bytes)
+        phase = Phase(
+            stage.path(manifest.SCRATCH), functools.partial(_encoding, run, sources, chat)
+        )
+        if run.workers:
+            connect(run.workers, "workers")
+        map_splits(phase, splits, run.workers, progress)
+        records = phase.results(splits)
+        counts = total(record.counts for record in records)
+        _check(counts, run, [record.files for record in records])
+        plans, plan_files = _planned(run)
+    files = {name: entry for record in records for name, entry in record.files.items()}
+    files |= plan_files
+    texts = {TOKENIZER: chat.files.tokenizer.encode()}
+    if chat.files.beside:
+        texts[BROUGHT] = chat.files.brought
+    for name, data in texts.items():
+        storage.write(stage.path(name), data)
+        files[name] = manifest.file_sum(stage.path(name))
+    rest = {"vocabulary": chat.encoder.vocabulary_size, "plans": plans}
+    return stage.finish(counts | rest, files)
+
+
+def _found(source: RowFiles) -> RowFiles:
+    return source.model_copy(update={"paths": tuple(paths_of(source.kind, source.paths))})
+
+
+def split_rows(sources: Sequence[RowFiles], split_bytes: int) -> list[Split]:
+    """The rows in order, cut into splits of about so many bytes, by the files alone."""
+    with ThreadPoolExecutor(OPENERS) as threads:
+        cuts = [
+            threads.submit(_parts, number, source, path, name, split_bytes)
+            for number, source in enumerate(sources)
+            for path, name in zip(source.paths, named(source.paths), strict=True)
+        ]
+        parts = [part for cut in cuts for part in cut.result()]
+    return [
+        Split(name, {"name": name, "parts": [asdict(part) for part in dealt]})
+        for number, dealt in enumerate(deal(parts, split_bytes))
+        for name in [f"rows-{number:05d}"]
+    ]
+
+
+def _parts(number: int, source: RowFiles, path: str, name: str, size: int) -> list[StagePart]:
+    return [
+        StagePart(number, path, name, cut.begin, cut.end, cut.weight, cut.whole)
+        for cut in FORMATS[source.kind].cut(path, (), size)
+    ]
+
+
+def _encoding(run: ConversationEncoding, sources: Sequence[RowFiles], chat: ChatTokenizer) -> Work:
+    """The work on one split of the rows: a shard to train on, and one held out."""
+    renderer = chat.renderer()
+    vocabulary = ShardVocabulary(chat.encoder.vocabulary_size, chat.encoder.fingerprint)
+
+    def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        shards = {split: ShardBuilder(vocabulary, run.rows) for split in (TRAIN, HELD_OUT)}
+        bad: list[QuarantinedRow] = []
+        counts: Counter[str] = Counter()
+        for part in (StagePart(**fields) for fields in task["parts"]):
+            source = sources[part.table]
+            for place, row in FORMATS[source.kind].read(part, ()):
+                counts["rows"] += 1
+                try:
+                    example = _example(row, source, run)
+                    render = functools.partial(render_example, renderer, example)
+                    fitted, dropped = _fitted(example.chats, render, run)
+                except BadRow as why:
+                    bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
+                    continue
+                counts["turns_dropped"] += dropped
+                split = source.split or _split(example, run.held_out)
+                for document in _documents(example, fitted, source, part, place):
+                    shards[split].add(document)
+        return _written(run, task["name"], shards, bad, counts)
+
+    return encode
+
+
+def _example(row: Mapping[str, Any] | str, source: RowFiles, run: ConversationEncoding) -> Example:
+    if isinstance(row, str):
+        raise BadRow(row)
+    example = example_of(row, source.columns, run.rows, source.format)
+    if run.rows == "steps" and not example.step_labels:
+        raise BadRow("missing_field", "no labels, which tell right steps from wrong ones")
+    if run.train_on == "last" and run.rows == "conversations":
+        chats = tuple(chat.trained_on_last() for chat in example.chats)
+        example = replace(example, chats=chats)
+    return example
+
+
+def render_example(renderer: ChatRenderer, example: Example, chat: Conversation) -> Rendered:
+    """`chat` of `example` as ids with weights; of a solution, those that tell right steps from
+    wrong ones. Raises BadRow."""
+    rendered = renderer.render(chat)
+    if not example.steps:
+        return rendered
+    weights = np.zeros_like(rendered.weights)
+    ends = renderer.step_ends(chat, example.steps)
+    labels = np.array(example.step_labels or [0] * len(ends))
+    weights[ends] = np.where(labels, RIGHT_STEP, WRONG_STEP)
+    return replace(rendered, weights=weights)
+
+
+def _fitted(
+    chats: Sequence[Conversation],
+    render: Callable[[Conversation], Rendered],
+    run: ConversationEncoding,
+) -> tuple[list[Rendered], int]:
+    """`chats` as ids that fit a row, and how many turns were left out for that; of a pair the same
+    of both, which have one prompt. Raises BadRow."""
+    limit = run.sequence_length + 1
+    first = rendered = [render(chat) for chat in chats]
+    dropped = 0
+    while any(len(each.ids) > limit for each in rendered) and run.too_long == "drop_turns":
+        shorter = [_without_a_turn(chat, run.rows) for chat in chats]
+        if any(each is None for each in shorter):
+            break
+        left = [each for each in shorter if each is not None]
+        dropped += len(chats[0].messages) - len(left[0].messages)
+        chats, rendered = left, [render(chat) for chat in left]
+    if any(len(each.ids) > limit for each in rendered):
+        longest = max(first, key=lambda each: len(each.ids))
+        detail = f"{len(longest.ids)} tokens ({longest.prompt} before the answer), of {limit}"
+        raise BadRow("too_long", detail)
+    return rendered, dropped
+
+
+def _without_a_turn(chat: Conversation, rows: str) -> Conversation | None:
+    """`chat` less its last turns, or, of an answer to a prompt, the prompt's first; None: it has
+    none to spare."""
+    trained = chat.trained_turns
+    if rows == "conversations":
+        left = replace(chat, messages=chat.messages[: trained[-1]])
+        last = max((n for n in left.trained_turns), default=None)
+        return None if last is None else replace(left, messages=left.messages[: last + 1])
+    kept = 1 if chat.messages[0].role == "system" else 0
+    users = [n for n, m in enumerate(chat.messages[: trained[0]]) if m.role == "user" and n > kept]
+    if not users:
+        return None
+    return replace(chat, messages=chat.messages[:kept] + chat.messages[users[0] :])
+
+
+def _split(example: Example, share: float) -> str:
+    """By the prompt alone: two answers to one are never on both sides."""
+    return HELD_OUT if held_out(f"prompt:{example.prompt}", share) else TRAIN
+
+
+def _documents(
+    example: Example,
+    rendered: Sequence[Rendered],
+    source: RowFiles,
+    part: StagePart,
+    place: int,
+) -> Iterator[EncodedDocument]:
+    text = "\0".join(each.text for each in rendered).encode()
+    key = hashlib.blake2b(source.source.encode() + b"\0" + text, digest_size=16).hexdigest()
+    for each in rendered:
+        yield EncodedDocument(
+            id=key,
+            source=source.source,
+            url="",
+            ids=each.ids,
+            text_bytes=len(each.text.encode()),
+            corpus_file=part.file,
+            corpus_row=place,
+            weights=each.weights,
+            label=example.label,
+        )
+
+
+def _written(
+    run: ConversationEncoding,
+    name: str,
+    shards: Mapping[str, ShardBuilder],
+    bad: Sequence[QuarantinedRow],
+    counted: Mapping[str, int],
+) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    counts: dict[str, Any] = {
+        "rows": counted.get("rows", 0),
+        "turns_dropped": counted.get("turns_dropped", 0),
+        "quarantined": dict(Counter(each.reason for each in bad)),
+    }
+    files: dict[str, FileSum] = {}
+    if bad:
+        lines = [json.dumps(vars(each), ensure_ascii=False) + "\n" for each in bad]
+        below = f"{QUARANTINE}/{name}.jsonl"
+        storage.write(storage.join(run.output, below), "".join(lines).encode("utf-8", "replace"))
+        files[below] = manifest.file_sum(storage.join(run.output, below))
+    each_row = 2 if run.rows == "pairs" else 1
+    for split, shard in shards.items():
+        summary = shard.write(storage.join(run.output, split), name)
+        counts[f"{split}_{run.rows}"] = summary.documents // each_row
+        counts[f"{split}_tokens"] = summary.tokens
+        counts[f"{split}_tokens_of"] = dict(summary.tokens_of)
+        files |= {f"{split}/{file}": entry for file, entry in summary.files.items()}
+    return counts, files
+
+
+def _check(
+    counts: Mapping[str, Any], run: ConversationEncoding, files: Sequence[Mapping[str, FileSum]]
+) -> None:
+    bad = counts.get("quarantined", {})
+    kept = counts.get(f"train_{run.rows}", 0)
+    places = [name for each in files for name in each if name.startswith(QUARANTINE)]
+    first = ""
+    if places:
+        line = storage.read(storage.join(run.output, places[0])).splitlines()[0]
+        first = str(QuarantinedRow(**json.loads(line)))
+    told = ", ".join(f"{reason} {count:,}" for reason, count in sorted(bad.items()))
+    if not kept:
+        why = f": {told}; the first, {first}" if bad else ""
+        raise DataError(f"sources: not one row to train on, of {counts.get('rows', 0):,}{why}")
+    if bad:
+        log.warning(
+            "%s: %d of %d rows in %s (%s); the first, %s",
+            run.output,
+            sum(bad.values()),
+            counts["rows"],
+            storage.join(run.output, QUARANTINE),
+            told,
+            first,
+        )
+    if run.held_out and not counts[f"{HELD_OUT}_{run.rows}"]:
+        log.warning("%s: nothing is held out of %d rows", run.output, counts["rows"])
+
+
+def _planned(run: ConversationEncoding) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    """The plan by which conversations share rows; their files by path below the output."""
+    if run.rows != "conversations":
+        return {}, {}
+    shards = TokenShards.open(storage.join(run.output, TRAIN))
+    counts, files = write_whole_plan(shards, run.sequence_length)
+    return counts, {f"{TRAIN}/{name}": entry for name, entry in files.items()}

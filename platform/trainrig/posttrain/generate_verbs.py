@@ -1,0 +1,180 @@
+"""The commands `generate` and `chat`. They import what they need when they run."""
+
+import contextlib
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from trainrig.command_line.options import Checkpoint, Json
+from trainrig.errors import ConfigError, InputError
+
+Tokens = Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens to generate.")]
+Temperature = Annotated[
+    float,
+    typer.Option(metavar="T", min=0, help="Randomness; 0 always takes the likeliest token."),
+]
+TopK = Annotated[int, typer.Option(metavar="N", min=1, help="Draw among the N likeliest tokens.")]
+TopP = Annotated[
+    float,
+    typer.Option(metavar="P", help="Draw among the likeliest that have P of all probability."),
+]
+MinP = Annotated[
+    float,
+    typer.Option(metavar="P", help="Draw among those at least P times as likely as the likeliest."),
+]
+Penalty = Annotated[
+    float, typer.Option(metavar="X", help="Lower what was said before: above 1, by X.")
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Text that ends the answer; repeatable.  [default: none]"),
+]
+Seed = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Random seed; the same one gives the same text.")
+]
+
+
+def _sampling(where: str, **given: Any) -> Any:
+    from trainrig import config
+    from trainrig.models.sampling import Sampling
+
+    return config.build(Sampling, given, where)
+
+
+def generate(
+    checkpoint: Checkpoint,
+    prompt: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Text to continue, or to answer; or --prompts instead."),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="JSONL file of rows with `prompt` or `messages`, instead."
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="JSONL file to write; only with --prompts instead."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the prompt as a chat assistant would.")
+    ] = False,
+    tokens: Tokens = 64,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
+    stop: Stop = None,
+    seed: Seed = 0,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Rows of --prompts generated together.")
+    ] = 16,
+    workers: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Ray workers for --prompts; 0: in this process."),
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Generate text with a checkpoint, from a prompt or a file of prompts."""
+    from trainrig.posttrain.text_generator import TextGenerator
+
+    sampling = _sampling(
+        "generate",
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=tuple(stop or ()),
+        seed=seed,
+        maximum_tokens=tokens,
+    )
+    if (prompt is None) == (prompts is None) or (prompts is None) != (out is None):
+        raise ConfigError("generate: give --prompt TEXT, or --prompts FILE with --out FILE")
+    if prompts is not None and out is not None:
+        from trainrig.posttrain.generate_file import generate_file
+
+        with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages
+            counts = generate_file(checkpoint, prompts, out, sampling, batch=batch, workers=workers)
+        print(json.dumps({"output": out, **counts}) if as_json else f"{out}: {counts['rows']} rows")
+        return
+    assert prompt is not None
+    generator = TextGenerator.open(checkpoint)
+    _warn_if_untaught(checkpoint, generator, chat)
+    spoken = generator.speak(prompt, sampling, chat=chat)
+    if as_json:
+        print(json.dumps({"prompt": prompt, "text": spoken.text, "stopped": spoken.stopped}))
+    else:
+        print(spoken.text)
+
+
+def chat(
+    checkpoint: Checkpoint,
+    system: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What the assistant is told first.  [default: nothing]"),
+    ] = None,
+    tokens: Tokens = 512,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = 0,
+) -> None:
+    """Talk with a checkpoint: a line from you, an answer as it is written.
+
+    An empty line begins anew, the end of the input (Ctrl-D) ends.
+    """
+    from trainrig.posttrain.text_generator import TextGenerator
+    from trainrig.tokens.chat.messages import Message
+
+    sampling = _sampling(
+        "chat",
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        maximum_tokens=tokens,
+    )
+    generator = TextGenerator.open(checkpoint)
+    _warn_if_untaught(checkpoint, generator, chatting=True)
+    told = [Message("system", system)] if system else []
+    messages = list(told)
+    while (line := _asked()) is not None:
+        if not line:
+            messages = list(told)
+            continue
+        messages.append(Message("user", line))
+        try:
+            answer = generator.answer(messages, sampling, _show)
+        except InputError as error:  # a conversation that no longer fits, say
+            typer.echo(f"trainrig: {error}; an empty line begins anew", err=True)
+            messages.pop()
+            continue
+        print(flush=True)
+        messages.append(Message("assistant", answer.text))
+
+
+def _asked() -> str | None:
+    """The next line; None: there is no more."""
+    if sys.stdin.isatty():
+        typer.echo("> ", err=True, nl=False)
+    line = sys.stdin.readline()
+    return line.strip() if line else None
+
+
+def _show(piece: str) -> None:
+    print(piece, end="", flush=True)
+
+
+def _warn_if_untaught(checkpoint: str, generator: Any, chatting: bool) -> None:
+    if chatting and generator.tuned is False:
+        said = "not tuned on conversations, so expect no answer; `trainrig posttrain` tunes it"
+        typer.echo(f"trainrig: {checkpoint}: {said}", err=True)

@@ -1,0 +1,195 @@
+"""The rows of a run that learns preferences: pairs, labelled answers, or solutions in steps."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.errors import ConfigError
+from trainrig.objectives import KTO, Objective, ProcessReward, Referenced
+from trainrig.objectives.preference import REFERENCE_MODEL
+from trainrig.posttrain.answer_batches import (
+    Answers,
+    LabelledBatches,
+    PairBatches,
+    StepBatches,
+    fill_row,
+    mismatched,
+    step_arrays,
+)
+from trainrig.posttrain.batches import ConversationBatching
+from trainrig.posttrain.references import StoredReferences, reference_folder
+from trainrig.posttrain.run_file import FineTuning
+from trainrig.tokens.batches import (
+    CHOSEN_IDS,
+    CHOSEN_REFERENCE,
+    CHOSEN_TARGETS,
+    IDS,
+    IGNORE,
+    KL_IDS,
+    KL_TARGETS,
+    LABELS,
+    REJECTED_IDS,
+    REJECTED_REFERENCE,
+    REJECTED_TARGETS,
+    TARGETS,
+    MicroBatch,
+)
+from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
+from trainrig.train import checkpoint
+from trainrig.train.held_out import HeldOutSets, nothing_held_out
+from trainrig.train.job import FrozenModel
+
+AnswerKind = Literal["pairs", "labelled", "steps"]
+
+
+@dataclass(frozen=True)
+class TuningRows:
+    """What a run trains on and is measured on, and the models that its objective compares with."""
+
+    kind: str  # conversations, pairs, labelled or steps
+    make_batches: Callable[[], PretrainBatches]
+    make_held_out: Callable[[], HeldOutSets | None]
+    frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
+
+
+def needs_references(run: FineTuning) -> bool:
+    """Whether its pairs are compared with what a reference makes of them."""
+    return isinstance(run.objective, get_args(Referenced))
+
+
+def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> TuningRows:
+    """The rows of a run that learns preferences, in the `folder` that `conversations` wrote;
+    `reference`: the checkpoint that they are measured from.
+
+    Raises ConfigError for rows of another kind.
+    """
+    if run.pretraining:
+        raise ConfigError("pretraining: text is mixed into conversations alone; leave it out here")
+    length, stored = run.batches.sequence_length, None
+    if needs_references(run):
+        stored = reference_folder(folder, reference, length)
+    frozen: dict[str, FrozenModel] = {}
+    if isinstance(run.objective, KTO):
+        # Which answer it compares with depends on the batch: no reference can be computed before.
+        model, _ = checkpoint.describe(reference)
+        frozen = {REFERENCE_MODEL: FrozenModel(model, reference)}
+    kind = kind_of(run.objective)
+    make = functools.partial(
+        open_answers, kind, folder, run.batches, padding, run.cache, references=stored
+    )
+    rows = run.training.held_out.rows
+    held_out = HeldOutAnswers(folder, length, padding, rows, kind, stored, run.cache)
+    there = TokenShards.open(storage.join(folder, HELD_OUT), run.cache).sources
+    return TuningRows(kind, make, held_out if rows and there else nothing_held_out, frozen)
+
+
+def kind_of(objective: Objective) -> AnswerKind:
+    """The rows that an objective of preferences learns from."""
+    if isinstance(objective, KTO):
+        return "labelled"
+    return "steps" if isinstance(objective, ProcessReward) else "pairs"
+
+
+def open_answers(
+    kind: AnswerKind,
+    folder: str,
+    sizes: ConversationBatching,
+    padding: int,
+    cache: BlockCache | None = None,
+    references: str | None = None,
+) -> PretrainBatches:
+    """The batches of the rows to train on of a folder that `conversations` wrote; `references`: the
+    folder of what the reference makes of pairs. Raises ConfigError for rows of another kind."""
+    shards = TokenShards.open(storage.join(folder, TRAIN), cache)
+    if kind == "pairs":
+        stored = StoredReferences(references, TRAIN, shards) if references else None
+        return PairBatches(shards, sizes, padding, stored)
+    if kind == "steps":
+        return StepBatches(shards, sizes, padding)
+    try:
+        return LabelledBatches(shards, sizes, padding)
+    except ValueError as error:
+        raise ConfigError(f"batches.{error}") from None
+
+
+@dataclass(frozen=True)
+class HeldOutAnswers:
+    """How held-out rows of one kind are opened by whoever measures them."""
+
+    folder: str
+    sequence_length: int
+    padding: int
+    rows: int  # of each source, at most
+    kind: AnswerKind
+    references: str | None = None
+    cache: BlockCache | None = None
+
+    def __call__(self) -> HeldOutSets:
+        """Rows of each source, spread evenly from its first to its last, each by itself."""
+        shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
+        check_rows(shards, self.kind)
+        each = 2 if self.kind == "pairs" else 1
+        answers = Answers(shards, self.sequence_length, each)
+        stored = StoredReferences(self.references, HELD_OUT, shards) if self.references else None
+        batches = []
+        for number, source in enumerate(shards.sources):
+            count = answers.windows(source)
+            wanted = min(self.rows, count)
+            for row in np.unique(np.arange(wanted) * count // wanted).tolist():
+                batches.append(
+                    MicroBatch(
+                        self._arrays(shards, answers, stored, source, row),
+                        samples=np.array([row]),
+                        sources=np.array([number]),
+                        pieces=np.array([[0, 0, each * row]]),
+                    )
+                )
+        return HeldOutSets(shards.sources, tuple(batches))
+
+    def _arrays(
+        self,
+        shards: TokenShards,
+        answers: Answers,
+        stored: StoredReferences | None,
+        source: str,
+        row: int,
+    ) -> dict[str, NDArray[Any]]:
+        if self.kind == "steps":
+            return step_arrays([answers.answer(source, row)], self.padding)
+        if self.kind == "labelled":
+            own = answers.answer(source, row)
+            after = answers.answer(source, (row + 1) % answers.windows(source))
+            arrays = self._filled(
+                ((IDS, TARGETS), own),
+                ((KL_IDS, KL_TARGETS), mismatched(own, after, self.sequence_length)),
+            )
+            return arrays | {LABELS: shards.of_documents(LABEL_ARRAY, source, np.array([row]))}
+        arrays = self._filled(
+            ((CHOSEN_IDS, CHOSEN_TARGETS), answers.answer(source, 2 * row)),
+            ((REJECTED_IDS, REJECTED_TARGETS), answers.answer(source, 2 * row + 1)),
+        )
+        if stored:
+            found = stored(source, np.array([row]))
+            arrays |= dict(zip((CHOSEN_REFERENCE, REJECTED_REFERENCE), found, strict=True))
+        return arrays
+
+    def _filled(
+        self, *given: tuple[tuple[str, str], tuple[Integers, Integers]]
+    ) -> dict[str, NDArray[Any]]:
+        """[1, T] each: ids and targets of answers, all as wide as the longest."""
+        width = max(len(ids) for _, (ids, _) in given) - 1
+        arrays: dict[str, NDArray[Any]] = {}
+        for (ids, targets), answer in given:
+            arrays[ids] = np.full((1, width), self.padding, dtype=np.int64)
+            arrays[targets] = np.full_like(arrays[ids], IGNORE)
+            fill_row(arrays[ids][0], arrays[targets][0], *answer)
+        return arrays

@@ -1,0 +1,99 @@
+"""The text around generation: ids of what is asked, and the text of what is said as it grows."""
+
+import codecs
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainrig.errors import DataError
+from trainrig.posttrain.chat_source import ChatTokenizer
+from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.rendering import ChatRenderer
+from trainrig.tokens.encoding.encode import Encoder
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """What makes ids of prompts. May be pickled."""
+
+    encoder: Encoder
+    # What its chat template may name, beside what its files say.
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def ids(self, prompt: str | tuple[Message, ...]) -> list[int]:
+        """The ids after which the model is to speak."""
+        if isinstance(prompt, str):
+            ids = [int(number) for number in self.encoder.encode_batch([prompt])[0]]
+            return [*self.encoder.special_tokens.prefix, *ids]
+        return self._renderer.prompt_ids(prompt)
+
+    @functools.cached_property
+    def _renderer(self) -> ChatRenderer:
+        """What renders conversations. Raises DataError if the template's prompt ends where a turn
+        ends: then the model would have to say whose turn it is, too."""
+        renderer = ChatTokenizer(self.encoder.files, self.variables).renderer()
+        turn, asked = self.encoder.special_tokens.end_of_turn, (Message("user", "a"),)
+        bare = renderer.text(asked, ())
+        unprompted = turn is not None and bare.rstrip().endswith(turn.text)
+        if turn and unprompted and renderer.text(asked, (), prompt=True) == bare:
+            raise DataError(
+                f"{self.encoder.files.where}: the chat template has no prompt for the assistant: a "
+                f"user's turn ends in {turn.text} with and without add_generation_prompt; add "
+                "{% if add_generation_prompt %}…{% endif %} to its end"
+            )
+        return renderer
+
+
+class TextListener:
+    """The text of one request as it grows: its pieces are told, and its end is found.
+
+    Pieces are held back while they may be the begin of a text that ends it.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        stops: Sequence[str],
+        answers: bool,
+        hear: Callable[[str], None] | None = None,
+    ) -> None:
+        """`stops`: texts that end it; `answers`: whether it answers a conversation, and does not go
+        on from a text."""
+        self._encoder, self._hear = encoder, hear
+        self._stops = tuple(stops)
+        self._longest = max(map(len, self._stops), default=0)
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        # The space that the tokenizer put before an answer is none of the text.
+        self._skip_space = encoder.adds_space and answers
+        self._text, self._told, self._ended = "", 0, False
+
+    def __call__(self, drawn: int) -> bool:
+        """Whether the text is complete with `drawn`."""
+        return self._add(self._encoder.decode_bytes([drawn]))
+
+    def finish(self) -> str:
+        """The whole text."""
+        if not self._ended:
+            self._add(b"", final=True)
+        self._tell(len(self._text))
+        return self._text
+
+    def _add(self, data: bytes, final: bool = False) -> bool:
+        new = self._characters.decode(data, final)
+        if self._skip_space and new:
+            new, self._skip_space = new.removeprefix(" "), False
+        before = len(self._text)
+        self._text += new
+        found = [self._text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops]
+        ends = [place for place in found if place >= 0]
+        if ends:
+            self._text, self._ended = self._text[: min(ends)], True
+            return True
+        self._tell(max(self._told, len(self._text) - max(self._longest - 1, 0)))
+        return False
+
+    def _tell(self, end: int) -> None:
+        if self._hear and end > self._told:
+            self._hear(self._text[self._told : end])
+        self._told = max(self._told, end)

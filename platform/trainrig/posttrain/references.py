@@ -1,0 +1,168 @@
+"""What the reference model makes of each pair of a folder that `conversations` wrote.
+
+Computed once, before training, and kept beside the shards in `references/KEY`, where KEY tells the
+reference from any other: a folder like a stage's, whose manifest names the sums of its files. So a
+training step needs no second model. References of another model, or of conversations that were
+written again, have another key; a file that was changed is refused.
+
+Shapes: N pairs of a split, those of its first source first.
+"""
+
+import functools
+import io
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import manifest, storage
+from trainrig.config import OUTPUT, Field, RunFile
+from trainrig.errors import ConfigError
+from trainrig.posttrain.answer_batches import Answers, fill_row
+from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.train import checkpoint
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from torch import nn
+
+log = logging.getLogger(__name__)
+FOLDER = "references"  # below the folder of conversations
+KEY_LENGTH = 16
+AT_ONCE = 8  # pairs of a forward pass: as many whoever computes them, so that the bits are the same
+
+
+class ReferenceScoring(RunFile):
+    """What references are made of, as the manifest of their folder has it."""
+
+    verb: ClassVar[str] = "references"
+    resumes: ClassVar[bool] = True
+
+    stage: Literal["references"] = "references"
+    output: Annotated[str, OUTPUT]  # folder to write
+    sequence_length: int = Field(ge=1)  # longest answer with its prompt, in tokens
+    pairs_at_once: int = AT_ONCE  # of a forward pass
+
+
+@dataclass(frozen=True)
+class StoredReferences:
+    """References of the pairs of one split, read when the first is asked for."""
+
+    folder: str
+    split: str
+    shards: TokenShards
+
+    def __call__(
+        self, source: str, numbers: Integers
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """[n] each: of the chosen and of the rejected answers of the pairs `numbers`. Raises
+        DataError for a file that was changed."""
+        found_N2 = self._of_N2[self._first[source] + numbers]
+        return found_N2[:, 0], found_N2[:, 1]
+
+    @functools.cached_property
+    def _of_N2(self) -> NDArray[np.float64]:
+        data = manifest.read_file(self.folder, f"{self.split}.npy")
+        stored: NDArray[np.float64] = np.load(io.BytesIO(data))
+        return stored
+
+    @functools.cached_property
+    def _first(self) -> dict[str, int]:
+        """The row of the first pair of each source."""
+        pairs = [self.shards.document_count(source) // 2 for source in self.shards.sources]
+        return dict(zip(self.shards.sources, np.cumsum([0, *pairs]).tolist(), strict=False))
+
+
+def reference_folder(conversations: str, model: str, sequence_length: int) -> str:
+    """Where the references by the checkpoint `model` of the folder `conversations` are, or will
+    be."""
+    written = manifest.read_input(conversations, "conversations").content
+    key = manifest.digest([written, checkpoint.content_key(model), sequence_length, AT_ONCE])
+    return storage.join(conversations, FOLDER, key[:KEY_LENGTH])
+
+
+def find_reference(path: str | None, start: str, encoder: Encoder) -> str:
+    """The checkpoint that preferences are measured from: at `path`, or `start`.
+
+    Raises ConfigError for a model with another tokenizer than `encoder`.
+    """
+    if path is None:
+        return start
+    found = checkpoint.resolve(storage.absolute(path))
+    if Encoder.of(checkpoint.tokenizer_files(found)).fingerprint != encoder.fingerprint:
+        raise ConfigError(
+            f"reference: {found} has another tokenizer than the model to be tuned, so their "
+            "log-probabilities can't be compared; name a model with the same one"
+        )
+    return found
+
+
+def compute_references(
+    conversations: str, model: str, sequence_length: int, cache: BlockCache | None = None
+) -> str:
+    """Have the references by the checkpoint `model` of all pairs in `conversations`; their folder.
+
+    What is there already is kept. The same bytes whenever and wherever it runs on one kind of
+    machine.
+    """
+    folder = reference_folder(conversations, model, sequence_length)
+    run = ReferenceScoring(output=folder, sequence_length=sequence_length)
+    inputs = {
+        "conversations": manifest.read_input(conversations, "conversations").content,
+        "model": checkpoint.content_key(model),
+    }
+    stage = manifest.claim(folder, run, inputs)
+    if stage.finished:
+        manifest.verify_files(folder, stage.finished)
+        return folder
+    # Here, as none of it is needed where references are there already.
+    from trainrig.parallel.mesh import local_device
+
+    opened = checkpoint.open_model(model)
+    decoder = opened.build().to(local_device())
+    files, counts = {}, {}
+    for split in (TRAIN, HELD_OUT):
+        shards = TokenShards.open(storage.join(conversations, split), cache)
+        answers = Answers(shards, sequence_length, each=2)
+        found = [
+            pairs_N2
+            for source in shards.sources
+            for pairs_N2 in _of_source(decoder, answers, source, shards.document_count(source) // 2)
+        ]
+        of_N2 = np.concatenate([np.empty((0, 2)), *found])
+        data = io.BytesIO()
+        np.save(data, of_N2)
+        name = f"{split}.npy"
+        storage.write(stage.path(name), data.getvalue())
+        files[name], counts[f"{split}_pairs"] = manifest.file_sum(stage.path(name)), len(of_N2)
+    stage.finish(counts, files)
+    log.info("%s: reference log-probabilities of %d pairs", folder, sum(counts.values()))
+    return folder
+
+
+def _of_source(
+    model: "nn.Module", answers: Answers, source: str, pairs: int
+) -> Iterator[NDArray[np.float64]]:
+    import torch
+
+    from trainrig.objectives.log_probabilities import read_completions
+
+    device = next(model.parameters()).device
+    for first in range(0, pairs, AT_ONCE):
+        numbers = range(2 * first, 2 * min(first + AT_ONCE, pairs))
+        read = [answers.answer(source, number) for number in numbers]
+        width = max(len(ids) for ids, _ in read) - 1
+        ids_BT = np.zeros((len(read), width), dtype=np.int64)
+        targets_BT = np.full_like(ids_BT, IGNORE)
+        for row, (ids, weights) in enumerate(read):
+            fill_row(ids_BT[row], targets_BT[row], ids, weights)
+        rows = (torch.from_numpy(ids_BT).to(device), torch.from_numpy(targets_BT).to(device))
+        with torch.no_grad():
+            (completions,), _ = read_completions(model, rows)
+        yield completions.sums_B.cpu().numpy().reshape(-1, 2)

@@ -1,0 +1,117 @@
+"""Several rewards as one: a weighted sum, with each part and each fault in sight."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.posttrain.rewards.contract import (
+    Completion,
+    CompletionScorer,
+    Fault,
+    RewardPart,
+    Score,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RewardScores:
+    """What completions got, in their order."""
+
+    totals: tuple[float, ...]  # weighted sums
+    parts: Mapping[str, tuple[float, ...]]  # by name, before the weight
+    faults: Mapping[str, int]  # how many, by NAME/KIND, such as exact/no_target
+
+
+@dataclass(frozen=True)
+class WeightedRewards:
+    """Rewards with their weights."""
+
+    parts: tuple[tuple[RewardPart, CompletionScorer], ...]
+
+    def score(self, completions: Sequence[Completion]) -> RewardScores:
+        """The weighted totals and the parts of `completions`.
+
+        What could not be scored gets its part's `fault_score`, and is counted. Raises DataError if
+        a part scored none of them, though they answer several prompts: the reward is broken then,
+        not a row.
+        """
+        parts: dict[str, tuple[float, ...]] = {}
+        faults: Counter[str] = Counter()
+        for settings, reward in self.parts:
+            scores = [_finite(each) for each in _scores(reward, completions)]
+            found = [each for each in scores if isinstance(each, Fault)]
+            faults.update(f"{settings.name}/{each.kind}" for each in found)
+            if found:
+                self._tell(settings.name, found, completions)
+            parts[settings.name] = tuple(
+                settings.fault_score if isinstance(each, Fault) else each for each in scores
+            )
+        weights = [settings.weight for settings, _ in self.parts]
+        totals = tuple(
+            sum(weight * score for weight, score in zip(weights, scores, strict=True))
+            for scores in zip(*parts.values(), strict=True)
+        )
+        return RewardScores(totals, parts, dict(sorted(faults.items())))
+
+    def check_rows(self, rows: Iterable[Mapping[str, object]], where: str) -> None:
+        """Raise DataError for the first of `rows` without a column that a part compares with;
+        `where` says where the rows are from."""
+        wanted = [(part.name, column) for part, _ in self.parts for column in part.columns]
+        for number, row in enumerate(rows):
+            for name, column in wanted:
+                if row.get(column) is None:
+                    raise DataError(
+                        f"{where}, row {number}: no '{column}', which the reward '{name}' compares "
+                        f"with; it has {', '.join(sorted(row))}; name its column by `column`"
+                    )
+
+    def _tell(self, name: str, found: Sequence[Fault], completions: Sequence[Completion]) -> None:
+        first = f"{found[0].kind}: {found[0].detail}"
+        if len(found) == len(completions) and len({each.prompt for each in completions}) > 1:
+            raise DataError(
+                f"rewards: '{name}' scored none of {len(completions)} completions; the first, "
+                f"{first}"
+            )
+        said = "reward '%s': %d of %d without a score; the first, %s"
+        log.warning(said, name, len(found), len(completions), first)
+
+
+def build_rewards(parts: Sequence[RewardPart]) -> WeightedRewards:
+    """`parts`, the members of a run file's `rewards`, ready to score.
+
+    Raises ConfigError for none, for two of one name, and where one cannot be opened.
+    """
+    if not parts:
+        raise ConfigError('rewards: none; write one, such as [[rewards]] kind = "ExactAnswer"')
+    for name, times in Counter(part.name for part in parts).items():
+        if times > 1:
+            raise ConfigError(f"rewards: {times} are named '{name}'; give each its own `name`")
+    return WeightedRewards(tuple((part, part.open()) for part in parts))
+
+
+def reward_inputs(parts: Sequence[RewardPart]) -> dict[str, str]:
+    """What the scores depend on beside the run file, for a stage's fingerprint: content keys by
+    place."""
+    return {
+        f"rewards[{number}].{field}": key
+        for number, part in enumerate(parts)
+        for field, key in part.inputs().items()
+    }
+
+
+def _scores(reward: CompletionScorer, completions: Sequence[Completion]) -> Sequence[Score]:
+    scores = reward.score(completions)
+    if len(scores) != len(completions):
+        raise ValueError(f"{reward.name}: {len(scores)} scores of {len(completions)} completions")
+    return scores
+
+
+def _finite(score: Score) -> Score:
+    if isinstance(score, Fault) or math.isfinite(score):
+        return score
+    return Fault("not_finite", f"the score is {score}")

@@ -1,0 +1,115 @@
+"""What reinforcement learning is told."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import field_validator, model_validator
+
+from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
+from trainrig.errors import ConfigError
+from trainrig.evaluate.tasks.templates import template
+from trainrig.models.lora.settings import LoRA
+from trainrig.objectives import GRPO, Policy
+from trainrig.posttrain.rewards import RewardSettings
+from trainrig.tokens.batches import check_divides
+from trainrig.train.run_file import Training, TrainingRunFile
+from trainrig.train.spikes import Spikes
+from trainrig.train.worker_bounds import Workers
+
+
+class PromptFiles(Settings):
+    """Rows of JSON lines, each a prompt with what its answers are compared with."""
+
+    # Files, folders and patterns (* and ? are wildcards), on disk or s3://; may be packed.
+    paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
+    # Template of the prompt, in Jinja's sandbox, over the columns of a row.
+    template: str = "{{ prompt }}"
+    # Whether the prompt is a user's message that the model answers by its chat template; else it is
+    # text that the model goes on from.
+    chat: bool = False
+
+    @field_validator("template")
+    @classmethod
+    def _is_a_template(cls, given: str) -> str:
+        try:
+            template(given, "template")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return given
+
+
+class Rollouts(Settings):
+    """How completions are sampled, and how many of them make a batch."""
+
+    prompts: int = Field(ge=1)  # prompts of a batch, over all workers
+    samples: int = Field(default=8, ge=2)  # completions of each prompt: a group
+    # Completions that are sampled together and trained on in one pass, whole groups; more take more
+    # memory.
+    micro_batch: int = Field(ge=2)
+    # Steps that each batch is trained on, one after another. Above 1, later ones are off-policy, as
+    # far as the clip of ratios lets them.
+    updates: int = Field(default=1, ge=1)
+    prompt_tokens: int = Field(default=512, ge=1)  # longest prompt; longer ones are left out
+    maximum_tokens: int = Field(default=256, ge=1)  # of a completion, at most
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # of sampling
+    # Texts that end a completion where one first appears; they are no part of what is scored.
+    stop: tuple[str, ...] = ()
+    # Times that a prompt whose completions are all worth the same is replaced by another, as there
+    # is nothing to learn of it (DAPO's dynamic sampling). What is flat after that is kept.
+    redraws: int = Field(default=0, ge=0)
+    # Nats by which the log-probability of a token as it was sampled may differ from that which
+    # training reads, on average over a micro-batch; above it the run ends, as it would learn of
+    # another model than it samples from.
+    largest_gap: float = Field(default=0.02, gt=0, allow_inf_nan=False)
+    seed: int = 0  # random seed of the order of prompts and of what is sampled
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> Self:
+        if self.micro_batch % self.samples:
+            above = self.micro_batch + self.samples - self.micro_batch % self.samples
+            raise ValueError(
+                f"micro_batch ({self.micro_batch} completions) splits a group of {self.samples} "
+                f"samples; the nearest above: {above}"
+            )
+        check_divides(self.prompts * self.samples, self.micro_batch)
+        return self
+
+
+class PolicyTraining(Training):
+    """How long to train, and how."""
+
+    # What to do about spikes of the loss; None: nothing but for losses that are not finite. The
+    # loss of a policy is about 0 whatever it is worth.
+    spikes: Spikes | None = None
+
+
+class ReinforcementLearning(TrainingRunFile):
+    """`trainrig rl`: a checkpoint, taught by what its own answers are worth."""
+
+    verb: ClassVar[str] = "rl"
+
+    stage: Literal["rl"] = "rl"
+    # Model to start from: a run folder, a checkpoint, or a folder of Hugging Face.
+    checkpoint: Annotated[str, NOT_IDENTITY]
+    prompts: PromptFiles  # what the model is asked
+    output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
+    workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
+    rollouts: Rollouts  # how completions are sampled
+    # What completions are worth: a weighted sum of all.
+    rewards: Annotated[tuple[RewardSettings, ...], Field(min_length=1)]
+    objective: Annotated[Policy, Field(discriminator="kind")] = GRPO()  # what training makes small
+    # Low-rank adapters to train beside the frozen model; None: the model itself is trained.
+    lora: LoRA | None = None
+    training: PolicyTraining  # how long to train, and how
+
+    @model_validator(mode="after")
+    def _only_what_can_be_sampled_from(self) -> Self:
+        if self.lora and self.lora.dropout:
+            raise ValueError(
+                "lora.dropout: what samples and what is trained would differ by it; leave it out"
+            )
+        if self.training.compile:
+            raise ValueError(
+                "training.compile: sampling calls the model with another shape for each token, "
+                "which is compiled anew each time; leave it out"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Reward models, asked: what each row of a file is worth."""

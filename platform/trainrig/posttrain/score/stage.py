@@ -1,0 +1,228 @@
+"""The stage `score`: rows in their order, with what a reward model gives for their answers.
+
+OUT/  rows-00000.jsonl or .parquet …  quarantine/rows-00000.jsonl …
+
+A file is made from one split of the rows, and splits depend on the files alone; within a split,
+answers are scored in batches of a fixed size. So the bytes are the same at any number of workers.
+"""
+
+import datetime
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from trainrig import manifest, storage
+from trainrig.errors import DataError
+from trainrig.manifest import FileSum, Manifest
+from trainrig.posttrain.chat_source import ChatTokenizer, open_chat_tokenizer
+from trainrig.posttrain.conversation_run import RowFiles
+from trainrig.posttrain.conversations import (
+    QUARANTINE,
+    QuarantinedRow,
+    render_example,
+    split_rows,
+)
+from trainrig.posttrain.score.run_file import AnswerScoring
+from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.splits import Phase, Work, total
+from trainrig.tokens.chat.messages import BadRow
+from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
+from trainrig.tokens.chat.rows import example_of
+from trainrig.tokens.chat_template import DATE
+from trainrig.tokens.documents.files import named, paths_of
+from trainrig.tokens.documents.formats import (
+    FORMATS,
+    Row,
+    StagePart,
+    parquet_batches,
+    rows_of,
+)
+from trainrig.tokens.permutation import Integers
+from trainrig.train import checkpoint
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from trainrig.posttrain.score.answer_scorer import AnswerScorer, Scores
+
+ENDINGS = {"JSONL": "jsonl", "Parquet": "parquet"}
+
+
+def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest:
+    """Write the rows that `run` names with their scores; the manifest of their folder.
+
+    A row that can't be scored keeps its place, with null as its score, and is in quarantine with
+    the reason. Raises ConfigError for a model that scores nothing and for a template that cannot
+    work; DataError for what is no file of rows, a row that has such a column already, and if not
+    one row could be scored.
+    """
+    paths = tuple(paths_of(run.kind, run.paths))
+    files = RowFiles(kind=run.kind, paths=paths, source="rows")
+    model = checkpoint.resolve(storage.absolute(run.checkpoint))
+    variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
+    chat = open_chat_tokenizer(model, run.template, variables)
+    keys = zip(named(paths), map(storage.content_key, paths), strict=True)
+    inputs = {
+        "checkpoint": checkpoint.content_key(model),
+        "template": chat.fingerprint,
+        "rows": manifest.digest([list(each) for each in keys]),
+    }
+    stage = manifest.claim(run.output, run, inputs)
+    if stage.finished:
+        return stage.finished
+    with stage.undone_if_refused():
+        from trainrig.posttrain.score.answer_scorer import AnswerScorer
+
+        AnswerScorer.open(model)  # a model that scores nothing is refused before workers start
+        splits = split_rows((files,), run.shard_bytes)
+        make = functools.partial(_scoring, run, model, chat)
+        phase = Phase(stage.path(manifest.SCRATCH), make)
+        if run.workers:
+            connect(run.workers, "workers")
+        map_splits(phase, splits, run.workers, progress)
+        records = phase.results(splits)
+        counts = total(record.counts for record in records)
+        if not counts["scored"]:
+            told = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
+            raise DataError(f"paths: not one row to score, of {counts['rows']:,}: {told or 'none'}")
+    return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
+
+
+@dataclass
+class _ScoredRows:
+    """The rows of a split in their order, and what came of each."""
+
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    scores: list[tuple[Any, ...] | None] = field(default_factory=list)  # by new column
+    bad: list[QuarantinedRow] = field(default_factory=list)
+    unreadable: int = 0  # of `bad`: lines that are no rows, and so are not among `rows`
+    tables: list[Any] = field(default_factory=list)  # Arrow's batches, of Parquet
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Answers of a row that are yet to be scored, two of a pair."""
+
+    row: int  # its number in the split
+    answers: tuple[tuple[Rendered, Integers], ...]
+
+
+def _scoring(run: AnswerScoring, model: str, chat: ChatTokenizer) -> Work:
+    """The work on one split of the rows."""
+    from trainrig.posttrain.score.answer_scorer import AnswerScorer, threads
+
+    renderer, scorer = chat.renderer(), AnswerScorer.open(model)
+
+    def score(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        done = _ScoredRows()
+        waiting = _read(run, [StagePart(**each) for each in task["parts"]], renderer, scorer, done)
+        with threads(run.threads):
+            while together := list(islice(waiting, run.batch)):
+                flat = scorer.score([answer for each in together for answer in each.answers])
+                found = iter(flat)
+                for each in together:
+                    scores = [next(found) for _ in each.answers]
+                    done.scores[each.row] = _values(run, scores)
+        return _written(run, task["name"], done)
+
+    return score
+
+
+def _values(run: AnswerScoring, scores: "Sequence[Scores]") -> tuple[Any, ...]:
+    """What the new columns of a row hold, by the scores of its answers."""
+    return (scores[0],) if run.rows == "steps" else tuple(each[0] for each in scores)
+
+
+def _read(
+    run: AnswerScoring,
+    parts: Sequence[StagePart],
+    renderer: ChatRenderer,
+    scorer: "AnswerScorer",
+    done: _ScoredRows,
+) -> Iterator[_Waiting]:
+    """The rows of `parts` that can be scored; all are entered in `done`."""
+    for part in parts:
+        for place, row in _rows(run, part, done):
+            if isinstance(row, str):  # not even one that could be written again
+                done.bad.append(QuarantinedRow(part.file, place, row, ""))
+                done.unreadable += 1
+                continue
+            if there := [name for name in run.new_columns if name in row]:
+                raise DataError(
+                    f"{part.path}, row {place}: has a column {there[0]!r} already; choose another "
+                    "`name`"
+                )
+            done.rows.append(row)
+            done.scores.append(None)
+            try:
+                example = example_of(row, run.columns, run.rows, run.format)
+                rendered = [render_example(renderer, example, each) for each in example.chats]
+                answers = [(each, scorer.places(each, run.rows == "steps")) for each in rendered]
+            except BadRow as why:
+                done.bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
+                continue
+            yield _Waiting(len(done.rows) - 1, tuple(answers))
+
+
+def _rows(run: AnswerScoring, part: StagePart, done: _ScoredRows) -> Iterable[tuple[int, Row]]:
+    if run.kind != "Parquet":
+        yield from FORMATS[run.kind].read(part, ())
+        return
+    for first, batch in parquet_batches(part):
+        done.tables.append(batch)
+        yield from enumerate(rows_of(batch, part.path), first)
+
+
+def _written(
+    run: AnswerScoring, name: str, done: _ScoredRows
+) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    file = f"{name}.{ENDINGS[run.kind]}"
+    if run.kind == "Parquet":
+        _write_parquet(run, storage.join(run.output, file), done)
+    else:
+        lines = [
+            _line({**row, **dict(zip(run.new_columns, scores or _nothing(run), strict=True))})
+            for row, scores in zip(done.rows, done.scores, strict=True)
+        ]
+        storage.write(storage.join(run.output, file), b"".join(lines))
+    written = [file]
+    if done.bad:
+        below = f"{QUARANTINE}/{name}.jsonl"
+        storage.write(storage.join(run.output, below), b"".join(_line(vars(e)) for e in done.bad))
+        written.append(below)
+    scored = [each for each in done.scores if each]
+    counts: dict[str, Any] = {
+        "rows": len(done.rows) + done.unreadable,
+        "scored": len(scored),
+        "quarantined": dict(Counter(each.reason for each in done.bad)),
+    }
+    if run.rows == "pairs":
+        counts["chosen_higher"] = sum(chosen > rejected for chosen, rejected in scored)
+    return counts, {each: manifest.file_sum(storage.join(run.output, each)) for each in written}
+
+
+def _nothing(run: AnswerScoring) -> tuple[None, ...]:
+    return (None,) * len(run.new_columns)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # half of a pair of surrogates, which only an escape can tell
+        return json.dumps(row).encode() + b"\n"
+
+
+def _write_parquet(run: AnswerScoring, path: str, done: _ScoredRows) -> None:
+    """The rows as they came, in all their types, with the new columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_batches(done.tables)
+    kind = pa.list_(pa.float64()) if run.rows == "steps" else pa.float64()
+    for number, name in enumerate(run.new_columns):
+        column = [None if scores is None else scores[number] for scores in done.scores]
+        table = table.append_column(name, pa.array(column, type=kind))
+    with storage.atomic_file(path) as local:
+        pq.write_table(table, local)

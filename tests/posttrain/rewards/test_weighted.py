@@ -1,0 +1,67 @@
+import math
+from collections.abc import Sequence
+
+import pytest
+from tests.posttrain.rewards.completions import completion
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.posttrain.rewards import ExactAnswer, NumericAnswer
+from trainrig.posttrain.rewards.contract import Completion, RewardPart
+from trainrig.posttrain.rewards.weighted import WeightedRewards, build_rewards
+
+RIGHT, CLOSE = completion("7", "a", answer="7"), completion("it is 7", "b", answer="7")
+
+
+class NotFinite:
+    name = "own"
+
+    def score(self, completions: Sequence[Completion]) -> list[float]:
+        return [float(each.text) for each in completions]
+
+
+def test_parts_are_added_by_weight_and_kept() -> None:
+    rewards = build_rewards([ExactAnswer(weight=2.0), NumericAnswer(weight=0.5)])
+    scores = rewards.score([RIGHT, CLOSE])
+    assert scores.totals == (2.5, 0.5)
+    assert scores.parts == {"exact": (1.0, 0.0), "numeric": (1.0, 1.0)}
+    assert not scores.faults
+
+
+def test_one_bad_row_is_counted_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    rewards = build_rewards([ExactAnswer(fault_score=-1.0), NumericAnswer()])
+    scores = rewards.score([RIGHT, completion("7", "c")])
+    assert scores.totals == (2.0, -1.0)
+    assert scores.faults == {"exact/no_target": 1, "numeric/no_target": 1}
+    assert "reward 'exact': 1 of 2 without a score" in caplog.text
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_no_score(number: str) -> None:
+    rewards = WeightedRewards(((RewardPart(name="own"), NotFinite()),))
+    scores = rewards.score([completion("1"), completion(number)])
+    assert scores.totals == (1.0, 0.0) and scores.faults == {"own/not_finite": 1}
+    assert all(map(math.isfinite, scores.totals))
+
+
+def test_a_reward_that_scores_nothing_ends_the_run_in_one_line() -> None:
+    rewards = build_rewards([ExactAnswer()])
+    with pytest.raises(DataError, match=r"rewards: 'exact' scored none of 2 completions"):
+        rewards.score([completion("7", "a"), completion("7", "b")])
+    assert rewards.score([completion("7", "a")] * 2).faults == {"exact/no_target": 2}
+
+
+def test_rows_without_the_column_are_refused_before_anything_is_sampled() -> None:
+    rewards = build_rewards([ExactAnswer(column="solution")])
+    with pytest.raises(
+        DataError,
+        match=r"rows.jsonl, row 1: no 'solution', which the reward 'exact' compares with; it has "
+        r"prompt; name its column by `column`",
+    ):
+        rewards.check_rows([{"solution": "1"}, {"prompt": "x"}], "rows.jsonl")
+
+
+def test_names_tell_parts_apart() -> None:
+    with pytest.raises(ConfigError, match=r"rewards: 2 are named 'exact'; give each"):
+        build_rewards([ExactAnswer(), ExactAnswer()])
+    with pytest.raises(ConfigError, match=r"rewards: none; write one"):
+        build_rewards([])

@@ -1,0 +1,292 @@
+"""Batches that a model draws itself: what is in them, and that the weights alone decide it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainrig.config import to_toml
+from trainrig.errors import ConfigError, DataError
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.generate import Request, generate_batch, generate_scored
+from trainrig.models.sampling import Sampling
+from trainrig.objectives.token_log_probabilities import read_tokens
+from trainrig.posttrain.prompt_text import PromptEncoder
+from trainrig.posttrain.rollouts.prompts import read_prompt_set
+from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.tokens.batches import (
+    ADVANTAGES,
+    ENTRIES,
+    FINISHED,
+    FLAT,
+    IGNORE,
+    OLD,
+    REFERENCE_TOKENS,
+    REWARD_PART,
+    REWARDS,
+    SAMPLED,
+    TOKENS,
+)
+from trainrig.trace import trace
+from trainrig.train import checkpoint
+from trainrig.train.run import metrics
+from trainrig.train.run.rollout_charts import rollout_charts
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.run_page import read_report_data
+from trainrig.train.run.stored_batches import stored_batches
+
+HELD = {"kind": "GRPO", "reference": {"weight": 0.1}}
+
+
+def trained(ranks, run, world, resume=False):
+    """The job of `run`, after `world` ranks have trained it."""
+    job, _, _ = prepare(run)
+    folder = RunFolder(job.folder)
+    newest = checkpoint.newest_valid(folder)[0] if resume else None
+    attempt = folder.take_attempt(newest.step if newest else 0)
+    ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
+    return job
+
+
+@pytest.fixture(scope="module")
+def whole(ranks, make_run, tmp_path_factory):
+    """A run of one rank."""
+    output = tmp_path_factory.mktemp("rl") / "run"
+    run = make_run(output, objective=HELD)
+    job = trained(ranks, run, 1)
+    (output / "run.toml").write_text(to_toml(run))  # as the stage does
+    return job
+
+
+def stored(job):
+    """The bytes of each micro-batch of each batch."""
+    return {
+        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
+        for batch in stored_batches(RunFolder(job.folder))
+        for index, file in enumerate(batch.files)
+    }
+
+
+def tensors(job):
+    """The bytes of the last weights."""
+    opened = checkpoint.open_model(job.folder)
+    return {name: t.numpy().tobytes() for name, t in opened.build().state_dict().items()}
+
+
+def test_log_probabilities_are_those_of_a_pass_over_the_whole():
+    config = DecoderConfig(layers=2, channels=32, heads=4, positions=48, vocabulary=96)
+    model = Decoder(config)
+    initialise(model, seed=3)
+    requests = [
+        Request(prompt, Sampling(seed=seed, maximum_tokens=9, temperature=0.8))
+        for seed, prompt in enumerate([(5, 6, 7), (9,), tuple(range(11))])
+    ]
+    stop = set(range(0, 96, 7))
+    scored = generate_scored(model, requests, stop, entries=90)
+    assert [one.generation for one in scored] == generate_batch(model, requests, stop, entries=90)
+    assert {one.generation.stopped for one in scored} == {"end", "length"}
+    for request, one in zip(requests, scored, strict=True):
+        ends = () if one.generation.stop_id is None else (one.generation.stop_id,)
+        ids = torch.tensor([(*request.prompt, *one.generation.ids, *ends)])
+        targets = ids[:, 1:].clone()
+        targets[:, : len(request.prompt) - 1] = IGNORE
+        read = read_tokens(model, ids[:, :-1], targets, 0.8, 90)
+        found = read.log_probabilities_BT[targets != IGNORE]
+        np.testing.assert_allclose(found.detach(), one.log_probabilities, atol=2e-5)
+
+
+def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
+    encoder = checkpoint_encoder(fresh)
+    first, *_ = stored_batches(RunFolder(whole.folder))
+    assert len(first.files) == 2
+    model = checkpoint.open_model(fresh).build()
+    for index in range(2):
+        micro = first.micro_batch(index)
+        there = micro.targets != IGNORE
+        for row, reward in enumerate(micro.arrays[REWARDS]):
+            ids = micro.targets[row][there[row]].tolist()
+            ended = ids[-1] in encoder.special_tokens.stop_ids
+            said = encoder.decode(ids[:-1] if ended else ids)
+            exact, shape = float(said.strip() == "e"), float("e" in said)
+            assert micro.arrays[f"{REWARD_PART}exact"][row] == exact
+            assert reward == exact + shape / 2
+            assert micro.arrays[FINISHED][row] == ended
+        groups = micro.arrays[REWARDS].reshape(2, 4)
+        spread = groups.std(1, ddof=1, keepdims=True) + 1e-4
+        expected = (groups - groups.mean(1, keepdims=True)) / spread
+        np.testing.assert_allclose(micro.arrays[ADVANTAGES].reshape(2, 4), expected, atol=1e-5)
+        assert (micro.arrays[FLAT].reshape(2, 4)[:, 0] == (np.ptp(groups, axis=1) == 0)).all()
+        gap = np.abs(micro.arrays[SAMPLED] - micro.arrays[OLD])
+        assert gap.max() < 1e-4
+        # The policy began as its reference, and training reads what a plain pass reads.
+        np.testing.assert_array_equal(micro.arrays[REFERENCE_TOKENS], micro.arrays[OLD])
+        ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+        with torch.no_grad():
+            read = read_tokens(model, ids, targets, 1.0, int(micro.arrays[ENTRIES][0]))
+        np.testing.assert_allclose(read.log_probabilities_BT, micro.arrays[OLD], atol=1e-5)
+    assert first.denominators[TOKENS] == sum(
+        int((first.micro_batch(i).targets != IGNORE).sum()) for i in range(2)
+    )
+
+
+def test_trace_shows_each_completion_with_its_reward(whole):
+    traced = trace(whole.folder, 2)
+    assert traced.log == "agrees"
+    batch = stored_batches(RunFolder(whole.folder))[1]
+    assert [each.sample for each in traced.sequences] == list(range(16, 32))
+    for each, text in zip(traced.sequences, traced.texts(None), strict=True):
+        micro = batch.micro_batch(each.micro_batch)
+        assert f"reward {micro.arrays[REWARDS][each.row]:g}, advantage" in text.plain
+        assert f"prompt {micro.pieces[each.row, 2]}: " in text.plain
+
+
+def checkpoint_encoder(path):
+    from trainrig.tokens.encoding.encode import Encoder
+
+    return Encoder.of(checkpoint.tokenizer_files(checkpoint.resolve(path)))
+
+
+def test_each_prompt_is_asked_once_before_any_comes_again(whole, make_run, problems):
+    asked = [
+        number
+        for batch in stored_batches(RunFolder(whole.folder))
+        for index in range(len(batch.files))
+        for number in batch.micro_batch(index).pieces[::4, 2].tolist()
+    ]
+    can_be = {0, 1, 3, 4, 6, 7, 8}  # rows 2 and 5 can't
+    assert set(asked[:7]) == can_be and len(asked) == 12
+    samples = [s for b in stored_batches(RunFolder(whole.folder)) for s in b.micro_batch(1).samples]
+    assert samples == [*range(8, 16), *range(24, 32), *range(40, 48)]
+
+
+def test_rollouts_and_weights_are_the_same_at_any_number_of_ranks(whole, ranks, make_run, tmp_path):
+    job = trained(ranks, make_run(tmp_path / "run", objective=HELD), 2)
+    assert stored(job) == stored(whole)
+    assert (
+        metrics.series(job.folder)[-1]["train/loss"]
+        == (metrics.series(whole.folder)[-1]["train/loss"])
+    )
+    assert tensors(job) == tensors(whole)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["stored", "to-be-sampled"])
+def test_a_run_that_resumes_has_the_same_rollouts_and_weights(
+    gone, ranks, make_run, whole, tmp_path
+):
+    run = make_run(
+        tmp_path / "run", objective=HELD, training={"steps": 3, "checkpoints": {"every": 2}}
+    )
+    job = trained(ranks, run, 2)
+    shutil.rmtree(tmp_path / "run/checkpoints/step_00000003")
+    if gone:
+        (last,) = (tmp_path / "run/online").glob("batch_00000002-*")
+        shutil.rmtree(last)
+    trained(ranks, run, 1, resume=True)
+    attempts = [batch.attempt for batch in stored_batches(RunFolder(job.folder))]
+    assert attempts == [1, 1, 2 if gone else 1]
+    assert stored(job) == stored(whole)
+    assert tensors(job) == tensors(whole)
+
+
+def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
+    """Of prompts alike, the share of answers with an e rises far above where it began."""
+    run = make_run(
+        tmp_path / "run",
+        rollouts={"updates": 2},
+        rewards=({"kind": "PatternShape", "pattern": "e", "whole": False},),
+        training={"steps": 40, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
+    )
+    job = trained(ranks, run, 1)
+    rewards = [line["train/diagnostics/reward"] for line in metrics.series(job.folder)]
+    assert len(stored_batches(RunFolder(job.folder))) == 20
+    assert np.mean(rewards[-6:]) > np.mean(rewards[:6]) + 0.4
+    assert rewards == [
+        line["train/diagnostics/reward_pattern"] for line in metrics.series(job.folder)
+    ]
+
+
+def test_flat_prompts_are_drawn_anew(ranks, make_run, tmp_path):
+    kept, drawn = (
+        trained(
+            ranks, make_run(tmp_path / str(n), rollouts={"redraws": n}, training={"steps": 1}), 1
+        )
+        for n in (0, 6)
+    )
+    flat = [
+        [stored_batches(RunFolder(j.folder))[0].micro_batch(i).arrays[FLAT].sum() for i in (0, 1)]
+        for j in (kept, drawn)
+    ]
+    assert sum(flat[1]) < sum(flat[0])
+
+
+def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_run, tmp_path):
+    with pytest.raises(AssertionError, match=r"more than largest_gap = 1e-12: training would"):
+        trained(ranks, make_run(tmp_path / "run", rollouts={"largest_gap": 1e-12}), 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollouts": {"prompt_tokens": 44}}, r"prompt_tokens \(44\) and maximum_tokens \(5\) are"),
+        ({"prompts": {"paths": ("nowhere.jsonl",)}}, "nowhere.jsonl"),
+        ({"rewards": ({"kind": "ExactAnswer"}, {"kind": "ExactAnswer"})}, "2 are named 'exact'"),
+        ({"rewards": ({"kind": "ExactAnswer", "column": "gold"},)}, "not one row to ask, of 9"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(changes, said, make_run, tmp_path):
+    with pytest.raises((ConfigError, DataError), match=said):
+        prepare(make_run(tmp_path / "run", **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollouts": {"micro_batch": 6}}, r"splits a group of 4 samples; the nearest above: 8"),
+        ({"rollouts": {"prompts": 3}}, r"is not a multiple of micro_batch"),
+        ({"lora": {"rank": 2, "dropout": 0.1}}, "lora.dropout: what samples and what is trained"),
+        ({"rewards": ()}, "rewards"),
+        ({"training": {"compile": {}}}, "training.compile: sampling calls"),
+        ({"prompts": {"paths": ("a",), "template": "{{ x"}}, "no template"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        make_run(tmp_path / "run", **changes)
+
+
+def test_rows_that_cannot_be_asked_are_left_out_and_counted(fresh, make_run, tmp_path, caplog):
+    encoder = PromptEncoder(checkpoint_encoder(fresh))
+    run = make_run(tmp_path / "run")
+    found = read_prompt_set(run.prompts, encoder, 32, ("answer",))
+    assert found.left_out == {"no 'answer'": 1, "not 1 to 32 tokens": 1}
+    assert "1 left out: no 'answer'; the first" in caplog.text and "line 3" in caplog.text
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(json.dumps({"question": "a", "answer": "e"}) + "\n{torn\n")
+    files = run.prompts.model_copy(update={"paths": (str(bad),)})
+    with pytest.raises(DataError, match=r"bad.jsonl, line 2: no JSON"):
+        read_prompt_set(files, encoder, 32)
+
+
+def test_adapters_learn_of_rollouts_too(ranks, make_run, tmp_path):
+    run = make_run(tmp_path / "run", lora={"rank": 2}, objective=HELD)
+    job, _, counted = prepare(run)
+    checkpoint.keep_base(job.adapter, job.folder)
+    assert counted["prompts"] == 7 and counted["prompts_left_out"] == 2
+    trained(ranks, run, 2)
+    line = metrics.series(job.folder)[-1]
+    assert line["train/diagnostics/reference_divergence"] > 0
+
+
+def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
+    run_data = read_report_data(whole.folder)
+    reward, exploration = rollout_charts(run_data)
+    assert reward.table.columns == ("step", "reward", "exact", "pattern")
+    lines = metrics.series(whole.folder)
+    rewards = [line["train/diagnostics/reward"] for line in lines]
+    assert [row[1] for row in reward.table.rows] == rewards
+    assert reward.title == f"Completions are worth {rewards[-1]:.3g}; at first {rewards[0]:.3g}"
+    gap = max(line["train/diagnostics/sampler_gap"] for line in lines)
+    assert "from the reference" in exploration.title and f"{gap:.2g} nats" in exploration.caption

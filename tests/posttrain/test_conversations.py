@@ -1,0 +1,254 @@
+"""The stage `conversations`."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainrig import manifest, storage
+from trainrig.errors import ConfigError, DataError, OutputTaken
+from trainrig.posttrain.conversation_run import ConversationEncoding
+from trainrig.posttrain.conversations import encode_conversations
+from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.trace import trace
+
+GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "is it"}]}
+
+
+def quarantined(folder):
+    found = []
+    for path in storage.list_files(f"{folder}/quarantine"):
+        found += [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return found
+
+
+BAD_ROWS = {
+    "not_json": "{",
+    "not_an_object": "[1]",
+    "no_known_format": {"text": "a"},
+    "no_answer": {"messages": [{"role": "user", "content": "a"}]},
+    "unknown_role": {"messages": [{"role": "bot", "content": "a"}]},
+    "not_text": {"messages": [{"role": "user", "content": 1}]},
+    "not_messages": {"messages": "hi"},
+    "bad_weight": {"messages": [{"role": "assistant", "content": "a", "weight": 0.001}]},
+    "not_unicode": '{"prompt": "\\ud800", "completion": "b"}',
+    "other_kind": {"prompt": "a", "chosen": "b", "rejected": "c"},
+    "too_long": {"prompt": "is " * 99, "completion": "b"},
+    "bad_tools": {**GOOD, "tools": {"a": 1}},
+    "bad_tool_calls": {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+}
+
+
+def test_bad_rows_are_put_aside_with_place_and_reason_and_counted(encode_rows, tmp_path, caplog):
+    made = encode_rows([GOOD, *BAD_ROWS.values(), GOOD])
+    assert made.counts["train_conversations"] == 2
+    assert made.counts["rows"] == 2 + len(BAD_ROWS)
+    assert made.counts["quarantined"] == dict.fromkeys(BAD_ROWS, 1)
+    found = quarantined(tmp_path / "encoded")
+    assert [row["reason"] for row in found] == list(BAD_ROWS)
+    data = (tmp_path / "encoded.jsonl").read_bytes()
+    for row, given in zip(found, BAD_ROWS.values(), strict=True):
+        assert row["file"] == "encoded.jsonl"
+        line = data[row["place"] :].splitlines()[0].decode()
+        assert line == (given if isinstance(given, str) else json.dumps(given))
+    assert "13 of 15 rows" in caplog.text and caplog.text.count("\n") == 1
+    manifest.verify_files(str(tmp_path / "encoded"), made)
+
+
+@pytest.mark.parametrize(
+    ("rows", "row", "reason"),
+    [
+        ("pairs", {"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen_is_rejected"),
+        ("pairs", {"chosen": "b", "rejected": "c"}, "no_prompt"),
+        ("pairs", {"prompt": "a", "chosen": "b", "rejected": ""}, "no_answer"),
+        ("labelled", {"prompt": "a", "completion": "b", "label": "good"}, "bad_label"),
+        ("labelled", GOOD, "other_kind"),
+    ],
+)
+def test_a_stage_that_keeps_no_row_fails_and_names_the_first(encode_rows, rows, row, reason):
+    with pytest.raises(DataError, match=f"not one row to train on, of 1: {reason} 1; the first"):
+        encode_rows([row], rows=rows)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        GOOD,
+        {"prompt": "a", "completion": "is it"},
+        {"prompt": GOOD["messages"][:1], "completion": GOOD["messages"][1:]},
+        {"instruction": "a", "input": "", "output": "is it"},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "is it"}]},
+    ],
+    ids=["messages", "texts", "turns", "alpaca", "sharegpt"],
+)
+def test_all_formats_come_to_the_same_conversation(encode_rows, encoder, tmp_path, row):
+    encode_rows([row])
+    shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
+    text = encoder.decode(shards.window("chats", 0, shards.tokens("chats")).tolist())
+    assert text == "<|end_of_text|><|user|>a<|end_of_turn|><|assistant|>is it<|end_of_turn|>"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a", "chosen": "is it", "rejected": "now"},
+        {
+            "chosen": "\n\nHuman: a\n\nAssistant: is it",
+            "rejected": "\n\nHuman: a\n\nAssistant: now",
+        },
+        {
+            "chosen": GOOD["messages"],
+            "rejected": [GOOD["messages"][0], {"role": "assistant", "content": "now"}],
+        },
+        {"prompt": "a", "chosen": "is it", "rejected": [{"role": "assistant", "content": "now"}]},
+    ],
+    ids=["texts", "dialogues", "implicit", "mixed"],
+)
+def test_all_forms_of_pairs_come_to_the_same_answers(encode_rows, encoder, tmp_path, row):
+    encode_rows([row], rows="pairs")
+    shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
+    text = encoder.decode(shards.window("chats", 0, shards.tokens("chats")).tolist())
+    asked = "<|end_of_text|><|user|>a<|end_of_turn|><|assistant|>"
+    assert text == f"{asked}is it<|end_of_turn|>{asked}now<|end_of_turn|>"
+
+
+def test_fields_of_other_names_are_mapped(encode_rows, tmp_path):
+    row = {"q": {"text": "a"}, "answers": ["no", "is it"]}
+    columns = {"prompt": "q.text", "completion": "answers.1"}
+    made = encode_rows([row], source={"columns": columns})
+    assert made.counts["train_conversations"] == 1
+
+
+def test_packed_files_and_parquet_have_the_same_rows(encode_rows, tokens, tmp_path):
+    encode_rows([GOOD] * 3)
+    plain = tmp_path / "encoded.jsonl"
+    packed = tmp_path / "rows.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    table = pa.Table.from_pylist([GOOD] * 3)
+    pq.write_table(table, tmp_path / "rows.parquet")
+    sums = []
+    for kind, path in (("JSONL", plain), ("JSONL", packed), ("Parquet", tmp_path / "rows.parquet")):
+        given = {
+            "sources": ({"kind": kind, "paths": (str(path),), "source": "chats"},),
+            "tokenizer": tokens,
+            "output": str(tmp_path / f"out-{path.name}"),
+            "workers": 0,
+            "sequence_length": 64,
+            "held_out": 0,
+        }
+        made = encode_conversations(ConversationEncoding.model_validate(given))
+        names = ("train/rows-00000.bin", "train/rows-00000.weights")
+        sums.append([made.files[name].sha256 for name in names])
+    assert sums[0] == sums[1] == sums[2]
+
+
+def test_what_is_held_out_goes_by_the_prompt(encode_rows, tmp_path):
+    rows = [{"prompt": f"is {n % 20}", "completion": f"yes {n}"} for n in range(60)]
+    made = encode_rows(rows, held_out=0.3)
+    held = made.counts["held_out_conversations"]
+    assert 0 < held < 60 and held % 3 == 0  # the three answers to a prompt stay together
+
+
+def test_turns_are_dropped_where_asked_and_never_cut(encode_rows, encoder, tmp_path):
+    turns = [
+        {"role": role, "content": text}
+        for text in ("a", "b" * 20, "c" * 20)
+        for role in ("user", "assistant")
+    ]
+    made = encode_rows([{"messages": turns}], sequence_length=60, too_long="drop_turns")
+    assert made.counts["turns_dropped"] == 2
+    shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
+    text = encoder.decode(shards.window("chats", 0, shards.tokens("chats")).tolist())
+    assert text.endswith(f"{'b' * 20}<|end_of_turn|>") and "cc" not in text
+    prompt = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "z" * 40}]
+    row = {"prompt": [*prompt, {"role": "user", "content": "a"}], "chosen": "b", "rejected": "c"}
+    made = encode_rows(
+        [row], output="pairs", rows="pairs", sequence_length=40, too_long="drop_turns"
+    )
+    assert (made.counts["train_pairs"], made.counts["turns_dropped"]) == (1, 2)
+
+
+def bytes_of(folder):
+    return {
+        path.removeprefix(str(folder)): Path(path).read_bytes()
+        for path in storage.list_files(str(folder))
+        if not path.endswith(("manifest.json", "claim.json"))
+    }
+
+
+def test_the_bytes_depend_on_the_rows_alone(encode_rows, tmp_path):
+    rows = [{"prompt": f"is {n}", "completion": f"yes {n}"} for n in range(200)] + ["{"]
+    first = encode_rows(rows, held_out=0.1, shard_bytes=2_000)
+    assert len([name for name in first.files if name.endswith(".bin")]) > 4
+    assert encode_rows(rows, held_out=0.1, shard_bytes=2_000) == first
+    before = bytes_of(tmp_path / "encoded")
+    (tmp_path / "encoded").rename(tmp_path / "kept")
+    encode_rows(rows, held_out=0.1, shard_bytes=2_000)
+    assert bytes_of(tmp_path / "encoded") == before
+    with pytest.raises(OutputTaken):
+        encode_rows(rows[1:], held_out=0.1, shard_bytes=2_000)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_two_workers_write_the_bytes_of_one_process(encode_rows, tmp_path):
+    rows = [{"prompt": f"is {n}", "completion": f"yes {n}"} for n in range(200)] + ["{"]
+    encode_rows(rows, shard_bytes=2_000)
+    before = bytes_of(tmp_path / "encoded")
+    (tmp_path / "encoded").rename(tmp_path / "kept")
+    encode_rows(rows, shard_bytes=2_000, workers=2)
+    import ray
+
+    ray.shutdown()
+    assert bytes_of(tmp_path / "encoded") == before
+
+
+def test_a_template_that_reaches_for_the_system_is_refused_before_a_row_is_read(
+    encode_rows, tmp_path
+):
+    template = tmp_path / "evil.jinja"
+    template.write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(ConfigError, match="reaches out of its sandbox"):
+        encode_rows([GOOD], template=str(template))
+    with pytest.raises(ConfigError, match=r"none\.jinja: no such file"):
+        encode_rows([GOOD], template=str(tmp_path / "none.jinja"))
+    assert not (tmp_path / "encoded").exists()
+
+
+def test_a_template_goes_with_the_tuned_model(encode_rows, tmp_path):
+    template = tmp_path / "own.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end_of_turn|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    encode_rows([GOOD], template=str(template))
+    brought = json.loads((tmp_path / "encoded" / "brought.json").read_text())
+    assert brought["chat_template.jinja"] == template.read_text()
+
+
+def test_a_step_is_traced_to_file_and_row(encode_rows, fresh, tmp_path):
+    rows = [{"prompt": f"is {n}", "completion": f"yes {n}"} for n in range(9)]
+    encode_rows(rows)
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f"""
+stage = "posttrain"
+checkpoint = "{fresh}"
+conversations = "{tmp_path}/encoded"
+output = "{tmp_path}/tuned"
+batches = {{ sequence_length = 64, global_batch = 1, micro_batch = 1 }}
+training = {{ steps = 3, optimizer = {{ kind = "AdamW", lr = 1e-3 }} }}
+"""
+    )
+    traced = trace(str(file), 1)
+    (sequence,) = traced.sequences
+    data = (tmp_path / "encoded.jsonl").read_bytes()
+    assert len(sequence.documents) > 1
+    for document in sequence.documents:
+        assert document.corpus_file == "encoded.jsonl"
+        row = json.loads(data[document.corpus_row :].splitlines()[0])
+        ids = sequence.ids[document.place : document.place + document.tokens]
+        assert row["prompt"] in traced.encoder.decode(ids)

@@ -1,0 +1,111 @@
+"""Adapters out to PEFT and in again."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from trainrig.errors import DataError, OutputTaken
+from trainrig.models.huggingface import HubFolder
+from trainrig.models.lora.layers import adapter_shapes
+from trainrig.models.lora.settings import LoRA
+from trainrig.posttrain.huggingface import export_checkpoint
+from trainrig.posttrain.peft_adapter import export_adapter, import_adapter
+from trainrig.train import checkpoint
+from trainrig.train.job import Adapter
+
+KINDS = {
+    "plain": LoRA(rank=4, alpha=8),
+    "some layers": LoRA(rank=4, alpha=8, rslora=True, targets=("layers.1.attention.*",)),
+    "dora": LoRA(rank=3, alpha=5, dora=True, targets=("attention.query", "feedforward.*")),
+}
+
+
+@pytest.fixture
+def trained(fresh, tmp_path):
+    """`trained(lora)`: a run folder with an adapter of `fresh` that changes something."""
+
+    def write(lora, name="adapted"):
+        base = checkpoint.open_model(fresh)
+        dice = torch.Generator().manual_seed(0)
+        tensors = {
+            name: torch.randn(shape, generator=dice) * 0.3
+            for name, shape in adapter_shapes(base.config, lora).items()
+        }
+        adapter = Adapter(lora, base.path, checkpoint.manifest_sum(base.path))
+        folder = str(tmp_path / name)
+        checkpoint.write_adapter(folder, base.config, base.tokenizer, adapter, tensors)
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peft_computes_what_the_adapter_does(kind, fresh, trained, tmp_path):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    ours = trained(KINDS[kind])
+    export_checkpoint(fresh, str(tmp_path / "hub"), HubFolder())
+    export_adapter(ours, str(tmp_path / "peft"))
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
+    ids = torch.arange(20, 40)[None]
+    with torch.inference_mode():
+        expected = checkpoint.open_model(ours).build()(ids).logits
+        torch.testing.assert_close(theirs(ids).logits, expected, rtol=1e-4, atol=1e-5)
+        plain = checkpoint.open_model(fresh).build()(ids).logits
+    assert (expected - plain).abs().max() > 1e-3
+    # What PEFT itself saves is read back as the very same adapter.
+    theirs.save_pretrained(tmp_path / "saved")
+    import_adapter(str(tmp_path / "saved"), fresh, str(tmp_path / "back"))
+    back = checkpoint.open_model(str(tmp_path / "back")).adapter
+    there = checkpoint.open_model(ours).adapter
+    assert back.of.lora.model_dump(exclude={"targets"}) == there.of.lora.model_dump(
+        exclude={"targets"}
+    )
+    assert back.tensors.keys() == there.tensors.keys()
+    assert all(torch.equal(back.tensors[n], there.tensors[n]) for n in back.tensors)
+
+
+def test_export_merges_unless_told_otherwise(fresh, trained, tmp_path):
+    ours = trained(KINDS["plain"])
+    export_checkpoint(ours, str(tmp_path / "merged"), HubFolder())
+    stored = load_file(tmp_path / "merged" / "model.safetensors")
+    merged = checkpoint.open_model(ours).weights["layers.0.attention.query.weight"]
+    assert torch.equal(stored["model.layers.0.self_attn.q_proj.weight"], merged)
+    with pytest.raises(DataError, match="no adapter, but a whole model"):
+        export_adapter(fresh, str(tmp_path / "no"))
+    tied = trained(LoRA(rank=2, targets=("embedding",)), "tied")
+    with pytest.raises(DataError, match="the head that shares its table"):
+        export_adapter(tied, str(tmp_path / "no"))
+    with pytest.raises(OutputTaken):
+        export_adapter(ours, str(tmp_path / "merged"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"bias": "all"}, "bias = 'all' would compute something else"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"r": 5}, "is it an adapter of another base"),
+    ],
+)
+def test_an_adapter_that_would_compute_something_else_is_refused(
+    change, message, fresh, trained, tmp_path
+):
+    export_adapter(trained(KINDS["plain"]), str(tmp_path / "peft"))
+    path = tmp_path / "peft" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=message):
+        import_adapter(str(tmp_path / "peft"), fresh, str(tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_tensor_without_a_place_is_refused(fresh, trained, tmp_path):
+    export_adapter(trained(KINDS["plain"]), str(tmp_path / "peft"))
+    path = tmp_path / "peft" / "adapter_model.safetensors"
+    name = "base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight"
+    save_file(load_file(path) | {name: torch.zeros(4, 32)}, path)
+    with pytest.raises(DataError, match=r"layers\.7.* has no place in the model"):
+        import_adapter(str(tmp_path / "peft"), fresh, str(tmp_path / "back"))
