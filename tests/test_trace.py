@@ -185,5 +185,5 @@ def test_tokens_that_are_gone_and_other_stages_are_named(
     with pytest.raises(DataError, match="gone: nothing there, seen from"):
         trace(run_file, 1)
     Path(run_file).write_text('stage = "tokenize"')
-    with pytest.raises(ConfigError, match="a run of `tokenize`; the steps of `pretrain` can"):
+    with pytest.raises(ConfigError, match="a run of `tokenize`; the steps of `pretrain` and"):
         trace(run_file, 1)

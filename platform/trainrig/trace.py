@@ -1,14 +1,15 @@
-"""What a step was made of: its sequences, their documents, URLs and text.
+"""Traces a step to its sequences, documents, URLs and text.
 
 `trainrig trace` computes the batch of the step again, from the run file and the shards, and shows
 where each of its ids is from. Asked of a run folder it also compares the samples with those that
-the workers logged when they trained on them: evidence beside arithmetic.
+the workers logged when they trained on them: evidence beside arithmetic. A run that makes its
+batches as it goes on has stored them: they are read.
 
 Steps count from 1, as in metrics and logs: step N is the N-th update.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,17 +20,40 @@ from rich.text import Text
 from trainrig import config, manifest, storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
-from trainrig.tokens.batches import IGNORE, MicroBatch
+from trainrig.objectives import SFT
+from trainrig.posttrain.preference_rows import kind_of, open_answers
+from trainrig.posttrain.run_file import FineTuning
+from trainrig.posttrain.sft import open_conversations
+from trainrig.tokens.batches import (
+    ADVANTAGES,
+    CHOSEN_IDS,
+    CHOSEN_TARGETS,
+    IDS,
+    IGNORE,
+    REJECTED_IDS,
+    REJECTED_TARGETS,
+    REWARDS,
+    STEP_LABELS,
+    MicroBatch,
+)
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.permutation import Integers
 from trainrig.tokens.row_view import RowPiece, padding, row_text
-from trainrig.train import pretrain
+from trainrig.train import checkpoint, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import trained_samples
+from trainrig.train.run.stored_batches import StoredBatch, stored_batches
 from trainrig.train.run_file import Pretraining
 
 RUN_FILE = "run.toml"
+Traced = Pretraining | FineTuning
+# Of each verb: the field with the folder of its shards, and the stage that made them.
+_FIELD_OF = {
+    Pretraining.verb: ("tokens", "tokenize"),
+    FineTuning.verb: ("conversations", "conversations"),
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +76,7 @@ class TracedSequence:
     micro_batch: int
     row: int
     source: str
+    answer: str  # of a pair, "chosen" or "rejected"; of a rollout, its reward; else empty
     epoch: int  # of the source, from 0
     targets: int  # ids that are trained on
     documents: tuple[TracedDocument, ...]
@@ -68,7 +93,8 @@ Log = Literal["agrees", "differs", "none", "not asked"]
 class TracedStep:
     """All sequences of one step's global batch."""
 
-    step: int
+    step: int | None  # update, from 1; None: a batch was asked for
+    data_step: int  # batch, from 0
     loss: float | None  # nats per target; None: not trained yet, or not from a run folder
     log: Log
     sequences: tuple[TracedSequence, ...]
@@ -84,6 +110,8 @@ class TracedStep:
             "none": "no worker has logged it",
             "not asked": "planned; name the run folder to compare with what workers logged",
         }[self.log]
+        if self.step is None:
+            return f"data step {self.data_step}: {len(self.sequences)} sequences"
         return f"step {self.step}: {len(self.sequences)} sequences{loss}; {evidence}"
 
     def as_json(self) -> dict[str, Any]:
@@ -93,116 +121,260 @@ class TracedStep:
             row = asdict(sequence)
             del row["ids"], row["target_ids"]
             rows.append(row | {"text": self.encoder.decode(sequence.ids)})
-        return {"step": self.step, "loss": self.loss, "log": self.log, "sequences": rows}
+        where = {"step": self.step, "data_step": self.data_step}
+        return {**where, "loss": self.loss, "log": self.log, "sequences": rows}
 
     def texts(self, tokens: int | None, borders: bool = False) -> Iterator[Text]:
         """Each sequence as a person reads it; see `row_text` for `tokens` and `borders`."""
         for sequence in self.sequences:
+            which = f" · {sequence.answer}" if sequence.answer else ""
             head = (
                 f"sample {sequence.sample:,} · micro-batch {sequence.micro_batch}, row "
-                f"{sequence.row} · {sequence.source}, epoch {sequence.epoch} · "
+                f"{sequence.row}{which} · {sequence.source}, epoch {sequence.epoch} · "
                 f"{sequence.targets:,} targets\n"
             )
             pieces = [RowPiece(each.place, each.url or each.id) for each in sequence.documents]
+            pieces = pieces or [RowPiece(0, sequence.source)]
             ids, targets = np.array(sequence.ids), np.array(sequence.target_ids)
             yield Text(head, style="bold").append_text(
                 row_text(ids, targets, pieces, self.encoder, tokens=tokens, borders=borders)
             )
 
 
-def trace(path: str, step: int, source: str | None = None) -> TracedStep:
-    """The sequences of update `step` (from 1) of the run at `path`: a run file or a run folder.
+@dataclass(frozen=True)
+class TracedRun:
+    """A run whose batches can be computed again."""
+
+    path: str  # as it was named
+    settings: Pretraining | FineTuning
+    folder: str | None  # None: a run file was named
+    batches: PretrainBatches
+    encoder: Encoder
+
+    def data_step_of(self, step: int | None, data_step: int | None) -> int:
+        """The batch of update `step`, from 1, or `data_step` itself, from 0: one of the two.
+
+        They part where a run skipped data. Raises ConfigError for what the run does not have.
+        """
+        if (step is None) == (data_step is None):
+            raise ConfigError("name one of --step, --data-step and --url")
+        if data_step is not None:
+            if data_step < 0:
+                raise ConfigError(f"--data-step {data_step}: batches are counted from 0")
+            return data_step
+        assert step is not None
+        steps = self.settings.training.steps
+        if not 1 <= step <= steps:
+            raise ConfigError(f"--step {step}: {self.path} has the steps 1 to {steps}")
+        for line in metrics.series(self.folder) if self.folder else ():
+            if line["step"] == step and "train/data_step" in line:
+                return int(line["train/data_step"])
+        planned, past = step - 1, 0
+        for first, end in sorted(self.settings.training.skip_data):
+            begin = max(first, past)  # ranges may overlap
+            planned += max(0, end - begin) if begin <= planned else 0
+            past = max(past, end)
+        return planned
+
+
+def open_traced(path: str) -> TracedRun:
+    """The run at `path`, a run file or a run folder. Raises ConfigError; DataError where its tokens
+    are gone."""
+    run, folder = _open_run(path)
+    tokens = storage.absolute(_shards_of(run))
+    tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
+    encoder = Encoder(tokenizer, storage.join(tokens, "tokenizer.json"))
+    batches = _batches(run, encoder)
+    if encoder.fingerprint != batches.shards.vocabulary.fingerprint:
+        raise DataError(f"{_shards_of(run)}: its tokenizer.json is not that of its shards")
+    return TracedRun(path, run, folder, batches, encoder)
+
+
+def trace(
+    path: str, step: int | None, source: str | None = None, data_step: int | None = None
+) -> TracedStep:
+    """The sequences of update `step` (from 1) of the run at `path`, a run file or a run folder, or
+    those of batch `data_step` (from 0), which may have been skipped.
 
     `source`: those of this source alone. Raises ConfigError for a step or source that the run does
     not have, DataError where its tokens are gone.
     """
-    run, folder = _open_run(path)
-    if not 1 <= step <= run.training.steps:
-        raise ConfigError(f"--step {step}: {path} has the steps 1 to {run.training.steps}")
-    tokens = storage.absolute(run.tokens)
-    batches = pretrain.open_batches(tokens, run.batches, run.cache)
+    if step and not path.endswith(".toml") and (stored := stored_batches(RunFolder(path))):
+        return _trace_stored(path, stored, step, source)
+    traced = open_traced(path)
+    run, batches, encoder = traced.settings, traced.batches, traced.encoder
+    number = traced.data_step_of(step, data_step)
     if source is not None and source not in batches.sources:
         raise ConfigError(
-            f"--source: {run.tokens} has no source '{source}'"
+            f"--source: {_shards_of(run)} has no source '{source}'"
             f"{did_you_mean(source, batches.sources)}"
         )
-    tokenizer = manifest.read_file(tokens, "tokenizer.json").decode()
-    encoder = Encoder(tokenizer, storage.join(tokens, "tokenizer.json"))
-    if encoder.fingerprint != batches.shards.vocabulary.fingerprint:
-        raise DataError(f"{run.tokens}: its tokenizer.json is not that of its shards")
-    batch = batches.at(step - 1)
+    batch = batches.at(number)
     sequences = tuple(
         sequence
         for index, micro in enumerate(batch)
         for sequence in _sequences(index, micro, batches, encoder)
         if source in (None, sequence.source)
     )
-    log, loss = _evidence(folder, step, batch)
-    return TracedStep(step, loss, log, sequences, encoder)
+    if step is None:
+        return TracedStep(None, number, None, "not asked", sequences, encoder)
+    log, loss = _evidence(traced.folder, step, batch)
+    return TracedStep(step, number, loss, log, sequences, encoder)
 
 
-def _open_run(path: str) -> tuple[Pretraining, str | None]:
+def _shards_of(run: Traced) -> str:
+    """The folder of token shards that `run` trains on."""
+    return run.tokens if isinstance(run, Pretraining) else run.conversations
+
+
+def _batches(run: Traced, encoder: Encoder) -> PretrainBatches:
+    """The batches of `run`."""
+    tokens = storage.absolute(_shards_of(run))
+    if isinstance(run, Pretraining):
+        return pretrain.open_batches(tokens, run.batches, run.cache)
+    padding = encoder.special_tokens.padding
+    if not isinstance(run.objective, SFT):  # references aren't looked at
+        kind = kind_of(run.objective)
+        return open_answers(kind, tokens, run.batches, padding, run.cache)
+    return open_conversations(tokens, run.batches, padding, run.cache, run.pretraining)
+
+
+def _trace_stored(
+    path: str, stored: Sequence[StoredBatch], step: int, source: str | None
+) -> TracedStep:
+    """Of a run whose batches are made as it goes on: the one that it was trained on is read."""
+    made = [batch for batch in stored if batch.step < step <= batch.step + batch.updates]
+    if not made:
+        raise ConfigError(f"--step {step}: {path} holds no batch of it")
+    batch = max(made, key=lambda each: (each.step, each.attempt))
+    if source is not None and source not in batch.sources:
+        raise ConfigError(f"--source: no source '{source}'{did_you_mean(source, batch.sources)}")
+    encoder = Encoder(checkpoint.describe(checkpoint.resolve(path))[1])
+    micros = tuple(batch.micro_batch(index) for index in range(len(batch.files)))
+    sequences = tuple(
+        TracedSequence(
+            sample=int(micro.samples[row]),
+            micro_batch=index,
+            row=row,
+            source=batch.sources[micro.sources[row]],
+            answer=_worth(micro, row),
+            epoch=0,
+            targets=int((micro.targets[row] != IGNORE).sum()),
+            documents=tuple(_prompts(micro, row, encoder)),
+            ids=tuple(micro.ids[row].tolist()),
+            target_ids=tuple(micro.targets[row].tolist()),
+        )
+        for index, micro in enumerate(micros)
+        for row in range(len(micro.samples))
+        if source in (None, batch.sources[micro.sources[row]])
+    )
+    log, loss = _evidence(path, step, micros)
+    return TracedStep(step, batch.step, loss, log, sequences, encoder)
+
+
+def _worth(micro: MicroBatch, row: int) -> str:
+    if REWARDS not in micro.arrays:
+        return ""
+    reward, advantage = (float(micro.arrays[name][row]) for name in (REWARDS, ADVANTAGES))
+    return f"reward {reward:g}, advantage {advantage:+.2f}"
+
+
+def _prompts(micro: MicroBatch, row: int, encoder: Encoder) -> Iterator[TracedDocument]:
+    """The rows of the prompt files that a rollout answers."""
+    filled = len(micro.ids[row]) - padding(micro.ids[row], encoder)
+    for _, place, number in micro.pieces[micro.pieces[:, 0] == row].tolist():
+        yield TracedDocument(place, filled - place, f"prompt {number}", "", "", number)
+
+
+def _open_run(path: str) -> tuple[Traced, str | None]:
     """The run file at `path`, or that of the run folder `path` with the folder."""
     folder = path if not path.endswith(".toml") else None
     file = storage.join(path, RUN_FILE) if folder else path
     if folder and not storage.exists(file):
         raise ConfigError(f"{path}: no {RUN_FILE} in it; name a run file or a run folder")
     found = config.parse(config.read_text(file), file).get("stage")
-    if found != Pretraining.verb:
+    if found not in (Pretraining.verb, FineTuning.verb):
         raise ConfigError(
-            f"{file}: a run of `{found}`; the steps of `{Pretraining.verb}` can be traced"
+            f"{file}: a run of `{found}`; the steps of `{Pretraining.verb}` and of "
+            f"`{FineTuning.verb}` can be traced"
         )
-    run = config.load(Pretraining, file)
+    run: Traced
+    if found == Pretraining.verb:
+        run = config.load(Pretraining, file)
+    else:
+        run = config.load(FineTuning, file)
+    field, stage = _FIELD_OF[run.verb]
     if folder:
-        run = _found_from(folder, run)
-    if not storage.list_files(run.tokens):
-        raise DataError(f"{file}: tokens = {run.tokens}: nothing there, seen from {Path.cwd()}")
-    manifest.read_input(run.tokens, "tokenize")
+        run = _found_from(folder, run, field)
+    there = _shards_of(run)
+    if not storage.list_files(there):
+        raise DataError(f"{file}: {field} = {there}: nothing there, seen from {Path.cwd()}")
+    manifest.read_input(there, stage)
     return run, folder
 
 
-def _found_from(folder: str, run: Pretraining) -> Pretraining:
-    """`run`, whose tokens may lie where they lay beside its folder: both were moved, or an older
-    trainrig recorded the paths as they were written."""
-    there = storage.exists(storage.join(run.tokens, manifest.MANIFEST))
-    on_disk = not any(path.startswith(storage.S3) for path in (folder, run.tokens, run.output))
-    same_start = Path(run.tokens).is_absolute() == Path(run.output).is_absolute()
-    if not on_disk or not same_start or (there and Path(run.tokens).is_absolute()):
+def _found_from(folder: str, run: Traced, field: str) -> Traced:
+    """`run`, whose shards, the folder in `field`, may lie where they lay beside its folder: both
+    were moved, or an older trainrig recorded the paths as they were written."""
+    tokens = _shards_of(run)
+    there = storage.exists(storage.join(tokens, manifest.MANIFEST))
+    on_disk = not any(path.startswith(storage.S3) for path in (folder, tokens, run.output))
+    same_start = Path(tokens).is_absolute() == Path(run.output).is_absolute()
+    if not on_disk or not same_start or (there and Path(tokens).is_absolute()):
         return run
-    beside = os.path.normpath(os.path.join(folder, os.path.relpath(run.tokens, run.output)))  # noqa: PTH118
+    beside = os.path.normpath(os.path.join(folder, os.path.relpath(tokens, run.output)))  # noqa: PTH118
     found = storage.exists(storage.join(beside, manifest.MANIFEST))
-    return run.model_copy(update={"tokens": beside}) if found else run
+    return run.model_copy(update={field: beside}) if found else run
 
 
 def _sequences(
     index: int, micro: MicroBatch, batches: PretrainBatches, encoder: Encoder
 ) -> Iterator[TracedSequence]:
+    answers = _answers(micro)
     for row, sample in enumerate(micro.samples.tolist()):
         where = batches.locate(sample)
-        ids, targets = micro.ids[row], micro.targets[row]
-        filled = len(ids) - padding(ids, encoder)
-        ends = [piece.place for piece in where.pieces[1:]] + [filled]
-        yield TracedSequence(
-            sample=sample,
-            micro_batch=index,
-            row=row,
-            source=where.source,
-            epoch=where.epoch,
-            targets=int((targets != IGNORE).sum()),
-            documents=tuple(
-                TracedDocument(
-                    place=piece.place,
-                    tokens=end - piece.place,
-                    id=piece.document.id,
-                    url=piece.document.url,
-                    corpus_file=piece.document.corpus_file,
-                    corpus_row=piece.document.corpus_row,
-                )
-                for piece, end in zip(where.pieces, ends, strict=True)
-            ),
-            ids=tuple(ids.tolist()),
-            target_ids=tuple(targets.tolist()),
-        )
+        for answer, (ids_BT, targets_BT) in answers.items():
+            ids, targets = ids_BT[row], targets_BT[row]
+            filled = len(ids) - padding(ids, encoder)
+            ends = [piece.place for piece in where.pieces[1:]] + [filled]
+            yield TracedSequence(
+                sample=sample,
+                micro_batch=index,
+                row=row,
+                source=where.source,
+                answer=answer,
+                epoch=where.epoch,
+                targets=int((targets != IGNORE).sum()),
+                documents=tuple(
+                    TracedDocument(
+                        place=piece.place,
+                        tokens=end - piece.place,
+                        id=piece.document.id,
+                        url=piece.document.url,
+                        corpus_file=piece.document.corpus_file,
+                        corpus_row=piece.document.corpus_row,
+                    )
+                    for piece, end in zip(where.pieces, ends, strict=True)
+                ),
+                ids=tuple(ids.tolist()),
+                target_ids=tuple(targets.tolist()),
+            )
+
+
+def _answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
+    """[B, T] ids and targets of each answer that a row has, by its name."""
+    arrays = micro.arrays
+    if CHOSEN_IDS in arrays:
+        return {
+            "chosen": (arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]),
+            "rejected": (arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]),
+        }
+    if STEP_LABELS in arrays:  # what is trained on is the last token of a step itself
+        ids, labels = arrays[IDS], arrays[STEP_LABELS]
+        targets = np.full_like(ids, IGNORE)
+        targets[:, :-1] = np.where(labels[:, 1:] == IGNORE, IGNORE, ids[:, 1:])
+        return {"": (ids, targets)}
+    return {"": (micro.ids, micro.targets)}
 
 
 def _evidence(

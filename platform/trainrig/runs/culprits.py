@@ -1,0 +1,180 @@
+"""The documents behind a step, with the rules that would have dropped them; and the steps behind a
+document.
+
+A document's text is decoded from the shards, so that neither the corpus nor its pages need to be
+there, and its signals are counted again: rules that a curation did not ask about can be asked now.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from trainrig.corpus.filters import Filter, broken_rules, columns_read
+from trainrig.corpus.filters.presets import Preset
+from trainrig.corpus.limits import LANGUAGE
+from trainrig.corpus.signals import SIGNALS, measure
+from trainrig.errors import ConfigError
+from trainrig.tokens.batches import MicroBatch
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.trace import TracedRun, open_traced
+from trainrig.train.checkpoint import committed
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+
+PRESETS = ("gopher", "c4-tfds", "fineweb", "refinedweb")
+SHOWN = ("words", "mean_word_length", "symbols_per_word", "alphabetic_words", "duplicate_lines")
+
+Key = tuple[str, int]  # a document: its source, and its number in there
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A document of a step."""
+
+    url: str
+    id: str
+    source: str
+    sequences: tuple[int, ...]  # samples that have some of it
+    rules: tuple[str, ...]  # of PRESETS, that it breaks
+    signals: Mapping[str, float]  # some of them
+    text: str  # its beginning
+
+    def __str__(self) -> str:
+        rules = ", ".join(self.rules) or "no rule of the presets"
+        samples = ", ".join(map(str, self.sequences))
+        shown = " ".join(f"{name} {value:.3g}" for name, value in self.signals.items())
+        begin = " ".join(self.text.split())[:100]
+        return f"{self.url or self.id}\n  samples {samples}\n  breaks {rules}\n  {shown}\n  {begin}"
+
+
+@dataclass(frozen=True)
+class Sightings:
+    """Where a run saw a document."""
+
+    url: str
+    documents: tuple[str, ...]  # ids of what has this URL
+    steps: tuple[int, ...]  # updates, from 1
+    checkpoints: tuple[int, ...]  # steps of those there are now that have seen it
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        seen = ", ".join(f"{step:,}" for step in self.steps) or "none"
+        kept = ", ".join(f"{step:,}" for step in self.checkpoints) or "none"
+        return f"{self.url}\n  steps that saw it: {seen}\n  checkpoints after them: {kept}"
+
+
+def find_culprits(path: str, step: int | None, data_step: int | None) -> list[Culprit]:
+    """The documents of update `step`, or of batch `data_step`, of the run at `path`, those that
+    break the most rules first. Raises as `trace` does."""
+    run = open_traced(path)
+    batch = run.batches.at(run.data_step_of(step, data_step))
+    samples: dict[Key, list[int]] = defaultdict(list)
+    for micro in batch:
+        for key, sample in _documents(micro, run.batches):
+            samples[key].append(sample)
+    shards = _document_shards(run)
+    texts = [_text(shards, key, run.encoder) for key in samples]
+    columns = measure(texts, [""] * len(texts))
+    rules = rules_broken(columns)
+    found = []
+    for index, (key, here) in enumerate(samples.items()):
+        document = shards.document(*key)
+        signals = {name: float(columns[name][index]) for name in SHOWN}
+        each = Culprit(
+            document.url,
+            document.id,
+            key[0],
+            tuple(sorted(set(here))),
+            rules[index],
+            signals,
+            texts[index][:500],
+        )
+        found.append(each)
+    return sorted(found, key=lambda each: -len(each.rules))
+
+
+def rules_broken(columns: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The rules of PRESETS that each document breaks, of those that are asked of signals alone."""
+    filters: list[Filter] = []
+    for name in PRESETS:
+        for each in Preset(name=name).filters():
+            if columns_read([each]).keys() <= SIGNALS.keys() and each not in filters:
+                filters.append(each)
+    count = len(next(iter(columns.values())))
+    found: list[list[str]] = [[] for _ in range(count)]
+    asked = {**columns, LANGUAGE: np.full(count, "")}  # rules of some languages ask for it
+    for one in filters:
+        for rule, broken in broken_rules([one], asked).items():
+            for document in np.flatnonzero(broken).tolist():
+                if rule not in found[document]:
+                    found[document].append(rule)
+    return [tuple(rules) for rules in found]
+
+
+def find_url(path: str, url: str) -> Sightings:
+    """The steps and the checkpoints of the run folder `path` that have seen the page `url`.
+
+    Reads the batches of the run's updates again. Raises ConfigError if no document has that URL.
+    """
+    run = open_traced(path)
+    if run.folder is None:
+        raise ConfigError(f"{path}: a run file; name the run folder, which knows its steps")
+    wanted = _with_url(run, url)
+    if not wanted:
+        raise ConfigError(f"--url {url}: no document of {run.batches.shards.folder} has this URL")
+    steps = []
+    for line in metrics.series(run.folder):
+        micros = run.batches.at(run.data_step_of(line["step"], None))
+        if any(key in wanted for micro in micros for key, _ in _documents(micro, run.batches)):
+            steps.append(line["step"])
+    folder = RunFolder(run.folder)
+    there = {step for _, step, _ in committed(folder, folder.checkpoints)}
+    first = min(steps, default=max(there, default=0) + 1)
+    return Sightings(
+        url,
+        tuple(sorted(set(wanted.values()))),
+        tuple(steps),
+        tuple(sorted(step for step in there if step >= first)),
+    )
+
+
+def _with_url(run: TracedRun, url: str) -> dict[Key, str]:
+    """The id of each document that has this URL."""
+    shards = _document_shards(run)
+    return {
+        (source, number): document.id
+        for source in shards.sources
+        for number, document in enumerate(shards.documents(source, 0, shards.tokens(source)))
+        if document.url == url
+    }
+
+
+def _document_shards(run: TracedRun) -> TokenShards:
+    """The shards of documents that `run` trains on. Raises ConfigError for conversations."""
+    if not isinstance(shards := run.batches.shards, TokenShards):
+        raise ConfigError(
+            f"{run.path}: a run of `{run.settings.verb}`, whose rows have neither URLs nor rules; "
+            "`trace --step` names their files and lines"
+        )
+    return shards
+
+
+def _documents(micro: MicroBatch, batches: PretrainBatches) -> Iterator[tuple[Key, int]]:
+    """Each document that a row has some of, with the row's sample."""
+    for row, _, number in micro.pieces.tolist():
+        yield (batches.sources[micro.sources[row]], number), int(micro.samples[row])
+
+
+def _text(shards: TokenShards, key: Key, encoder: Encoder) -> str:
+    source, number = key
+    begin, end = shards.document_starts(source, np.array([number, number + 1])).tolist()
+    ids: Sequence[int] = shards.window(source, begin, end - begin).tolist()
+    return encoder.decode(ids)

@@ -1,0 +1,226 @@
+"""Several runs on one page, their curves laid over each other.
+
+Over tokens, not steps: what runs of different batches have in common. Each curve is the mean over
+the same share of its run, so that a longer run is not drawn rougher.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from trainrig import figures, report, storage
+from trainrig.errors import ConfigError
+from trainrig.figures import C1, C2, C3, C4, Numbers
+from trainrig.report import Chart, KeyFigure, PageCommand, ReportTable, Section, short, visible
+from trainrig.runs.run_list import ListedRun, listed_run, shown_name
+from trainrig.train.run.run_charts import RunReportData, values
+from trainrig.train.run.run_page import read_report_data
+
+# As many runs as colours and strokes tell apart.
+STROKES = tuple((c, s) for s in ("-", "--") for c in (C1, C2, C3, C4))
+SMOOTHED = 40  # a curve is a mean over this part of its run
+
+
+@dataclass(frozen=True)
+class OverlaidRun:
+    """One run, as the page calls it."""
+
+    name: str
+    listed: ListedRun
+    data: RunReportData
+
+    @property
+    def tokens(self) -> Numbers:
+        """Trained on, by update."""
+        return values(self.data.updates, "train/tokens")
+
+
+def read_runs(folders: Sequence[str]) -> list[OverlaidRun]:
+    """What the pages of the runs in `folders` are drawn from.
+
+    Raises ConfigError for too many of them, or one that is named twice, and DataError for a folder
+    without a run or without one update.
+    """
+    wanted = [folder.rstrip("/") for folder in folders]
+    if not 2 <= len(wanted) <= len(STROKES) or len(set(wanted)) < len(wanted):
+        raise ConfigError(
+            f"{len(wanted)} runs named: give two to {len(STROKES)}, each once, to lay over each "
+            "other"
+        )
+    above = _folder_above(wanted)
+    found = [(read_report_data(folder), listed_run(folder)) for folder in wanted]
+    return [OverlaidRun(shown_name(run, above), run, data) for data, run in found]
+
+
+def overlay_page(runs: Sequence[OverlaidRun]) -> str:
+    """The page as HTML text."""
+    charts = [
+        _overlay(runs, "train/loss", "Training loss", "nats per token"),
+        _overlay(runs, "train/grad_norm", "Gradient norm", "norm"),
+        _overlay(runs, "train/lr", "Learning rate", "learning rate", smooth=False),
+        _overlay(runs, "speed/tokens_per_second", "Speed", "tokens per second"),
+    ]
+    if any(run.data.held_out for run in runs):
+        charts.insert(0, _held_out(runs))
+    best = min(runs, key=_standing)
+    page = report.ReportPage(
+        title="Training runs",
+        verdict=report.Verdict(
+            f"{best.name} has the lowest {_judged_by(best)}, {_standing(best):.3f} nats per token."
+        ),
+        figures=_key_figures(runs),
+        sections=(
+            Section("curves", "Laid over each other", tuple(charts)),
+            Section("runs", "The runs", (_table(runs),)),
+        ),
+        commands=(
+            PageCommand(
+                f"trainrig report {best.listed.folder}", "All that is known of the lowest one."
+            ),
+        ),
+        provenance={"Runs": {run.name: run.listed.folder for run in runs}},
+    )
+    return page.html()
+
+
+def write_overlay(folders: Sequence[str], path: str) -> str:
+    """Write the page of the runs in `folders` to `path`; where it is. Raises as `read_runs`."""
+    storage.write(path, overlay_page(read_runs(folders)).encode())
+    return path
+
+
+def _folder_above(folders: Sequence[str]) -> str:
+    """The deepest folder that all lie in."""
+    parts = [folder.split("/")[:-1] for folder in folders]
+    shared = []
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        shared.append(names[0])
+    return "/".join(shared)
+
+
+def _judged_by(run: OverlaidRun) -> str:
+    return "loss" if run.listed.best_held_out is None else "held-out loss"
+
+
+def _standing(run: OverlaidRun) -> float:
+    best = run.listed.best_held_out
+    loss = best if best is not None else run.listed.loss
+    return np.inf if loss is None else loss
+
+
+def _drawn(
+    runs: Sequence[OverlaidRun], curve: Callable[[OverlaidRun], tuple[Numbers, Numbers]], marks: str
+) -> Callable[[Axes], None]:
+    def plot(ax: Axes) -> None:
+        for run, (colour, stroke) in zip(runs, cycle(STROKES), strict=False):
+            x, y = figures.thin(*curve(run))
+            label = visible(run.name)[-24:]
+            ax.plot(x, y, stroke + marks, color=colour, linewidth=1.8, markersize=4, label=label)
+        ax.legend(ncols=2)
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+        ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        ax.set_xlabel("tokens trained on")
+
+    return plot
+
+
+def _overlay(
+    runs: Sequence[OverlaidRun], name: str, title: str, unit: str, smooth: bool = True
+) -> Chart:
+    """One figure of all runs."""
+
+    def curve(run: OverlaidRun) -> tuple[Numbers, Numbers]:
+        found = values(run.data.updates, name)
+        return run.tokens, figures.trailing_mean(found, _over(run)) if smooth else found
+
+    ends = {run.name: float(curve(run)[1][-1]) for run in runs}
+    low, high = min(ends, key=lambda n: ends[n]), max(ends, key=lambda n: ends[n])
+    plot = _drawn(runs, curve, "")
+
+    def labelled(ax: Axes) -> None:
+        plot(ax)
+        ax.set_ylabel(unit)
+        if max(ends.values()) >= 1_000:
+            ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
+
+    each = ", ".join(f"{run.name} {_over(run)}" for run in runs)
+    return Chart(
+        f"{title} in the end: {short(ends[low])} ({low}) to {short(ends[high])} ({high})",
+        figures.draw(labelled, 270),
+        label=f"Lines of the {unit} against tokens, one a run.",
+        caption=f"Means of the last steps: {each}." if smooth else "Each step.",
+        table=ReportTable(f"{title} in the end", ("run", unit), tuple(ends.items())),
+    )
+
+
+def _over(run: OverlaidRun) -> int:
+    points = len(run.data.updates)
+    return max(1, min(points, max(4, points // SMOOTHED)))
+
+
+def _held_out(runs: Sequence[OverlaidRun]) -> Chart:
+    measured = [run for run in runs if run.data.held_out]
+
+    def curve(run: OverlaidRun) -> tuple[Numbers, Numbers]:
+        tokens = {line["step"]: line["train/tokens"] for line in run.data.updates}
+        lines = [line for line in run.data.held_out if line["step"] in tokens]
+        x = np.array([tokens[line["step"]] for line in lines], dtype=np.float64)
+        return x, values(lines, "eval/loss")
+
+    plot = partial(_labelled, plot=_drawn(measured, curve, "o"))
+    lasts = {run.name: float(curve(run)[1][-1]) for run in measured}
+    best = min(lasts, key=lambda name: lasts[name])
+    return Chart(
+        f"Lowest held-out loss in the end: {best}, {lasts[best]:.3f} nats per token",
+        figures.draw(plot, 270),
+        label="Lines of the held-out loss against tokens, one a run.",
+        caption="Comparable where runs hold out the same text by the same tokenizer.",
+        table=ReportTable("Held-out loss in the end", ("run", "loss"), tuple(lasts.items())),
+    )
+
+
+def _labelled(ax: Axes, plot: Callable[[Axes], None]) -> None:
+    plot(ax)
+    ax.set_ylabel("held-out loss (nats per token)")
+
+
+def _key_figures(runs: Sequence[OverlaidRun]) -> tuple[KeyFigure, ...]:
+    listed = [run.listed for run in runs]
+    fastest = max(runs, key=_median_speed)
+    going = sum(run.state == "running" for run in listed)
+    tokens = max(runs, key=lambda run: run.listed.tokens)
+    hours = sum(run.worker_hours for run in listed)
+    return (
+        KeyFigure("Runs", str(len(runs)), "", f"{going} under way"),
+        KeyFigure("Most tokens", short(tokens.listed.tokens), "", tokens.name),
+        KeyFigure("Fastest", short(_median_speed(fastest)), "tokens/s", fastest.name),
+        KeyFigure("Cost", f"{hours:.2f}", "worker hours", "of all of them"),
+    )
+
+
+def _median_speed(run: OverlaidRun) -> float:
+    return float(np.nanmedian(values(run.data.updates, "speed/tokens_per_second")))
+
+
+def _table(runs: Sequence[OverlaidRun]) -> ReportTable:
+    rows = tuple(
+        (
+            run.name,
+            run.listed.state,
+            run.listed.step,
+            run.listed.tokens,
+            run.listed.loss,
+            run.listed.best_held_out,
+            len(run.data.moves),
+        )
+        for run in runs
+    )
+    columns = ("run", "state", "steps", "tokens", "loss", "best held-out loss", "restarts")
+    return ReportTable("The runs, in the order given", columns, rows)

@@ -1,0 +1,197 @@
+"""The verbs that look at training runs: trace, watch, runs, average."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from trainrig.command_line import completion
+from trainrig.command_line.options import Borders, Json
+from trainrig.errors import ConfigError, DataError
+from trainrig.report import short
+
+Folder = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Folder of a training run.", autocompletion=completion.run_files
+    ),
+]
+
+
+def trace(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Run folder, or the run file of one.",
+            autocompletion=completion.run_files,
+        ),
+    ],
+    step: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Step to trace, from 1 as in metrics.jsonl. [default: none]"
+        ),
+    ] = None,
+    data_step: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Batch to trace instead. [default: none]"),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Page whose steps and checkpoints to find instead."),
+    ] = None,
+    rules: Annotated[
+        bool,
+        typer.Option("--rules", help="List the documents with the filter rules that they break."),
+    ] = False,
+    source: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Show only sequences of this source.  [default: all]"),
+    ] = None,
+    tokens: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Tokens to show of each end of a document."),
+    ] = 60,
+    borders: Borders = False,
+    as_json: Json = False,
+) -> None:
+    """Show the documents, URLs and text that one training step learned from.
+
+    Or, with --url, the steps that learned from one page.
+    """
+    if url is not None:
+        if (step, data_step) != (None, None):
+            raise ConfigError("name one of --step, --data-step and --url")
+        from trainrig.runs.culprits import find_url
+
+        seen = find_url(run, url)
+        print(json.dumps(seen.as_json()) if as_json else seen)
+    elif rules:
+        from trainrig.runs.culprits import find_culprits
+
+        found = [
+            each for each in find_culprits(run, step, data_step) if source in (None, each.source)
+        ]
+        print(
+            json.dumps([asdict(each) for each in found]) if as_json else "\n".join(map(str, found))
+        )
+    else:
+        _show_step(run, step, data_step, source, tokens, borders, as_json)
+
+
+def _show_step(
+    run: str,
+    step: int | None,
+    data_step: int | None,
+    source: str | None,
+    tokens: int,
+    borders: bool,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+
+    from trainrig.trace import trace as trace_step
+
+    traced = trace_step(run, step, source, data_step)
+    if as_json:
+        print(json.dumps(traced.as_json()))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for text in traced.texts(tokens, borders):
+        console.print(text)
+    console.print(traced.verdict)
+
+
+def watch(
+    run: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a training run; several are laid over each other.",
+            autocompletion=completion.run_files,
+        ),
+    ],
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 takes a free one.")
+    ] = 0,
+) -> None:
+    """Serve the live report of training runs to a browser on this machine. Ctrl-C ends it.
+
+    Only the address that it prints, which holds a token, opens the page; it changes nothing.
+    """
+    from trainrig.runs.watch import PageServer, live_page
+    from trainrig.storage import exists, join
+
+    folders = [each.rstrip("/") for each in run]
+    for folder in folders:
+        if not exists(join(folder, "run.toml")):
+            raise DataError(f"{folder}: no run.toml; name the folder of a training run")
+    with PageServer(lambda: live_page(*folders), port) as server:
+        print(server.url, flush=True)
+        server.serve_forever()
+
+
+def runs(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with training runs below.")],
+    as_json: Json = False,
+) -> None:
+    """List the training runs below a folder: state, progress, losses and worker hours."""
+    from trainrig.runs.run_list import list_runs, shown_name
+
+    found = list_runs(folder)
+    if as_json:
+        print(json.dumps([asdict(each) for each in found]))
+        return
+    header = ("run", "state", "step", "loss", "best held-out", "tokens", "worker hours")
+    rows = [header]
+    for each in found:
+        best = "-"
+        if each.best_held_out is not None:
+            best = f"{each.best_held_out:.4f} at {each.best_step:,}"
+        rows.append(
+            (
+                shown_name(each, folder),
+                each.state,
+                f"{each.step:,}/{each.steps:,}",
+                "-" if each.loss is None else f"{each.loss:.4f}",
+                best,
+                short(each.tokens).replace("\u00a0", " "),
+                f"{each.worker_hours:.2f}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    for row in rows:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+
+
+def average(
+    run: Folder,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Run folder to write; must be new.")],
+    last: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Average the last N checkpoints. [default: none]"),
+    ] = None,
+    horizon: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=2, help="Average over N updates that the run kept, instead."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write averaged weights of a training run as a checkpoint of their own."""
+    from trainrig.storage import list_files
+    from trainrig.train.checkpoint.averages import write_average, write_mean_of_last
+
+    if (last is None) == (horizon is None):
+        raise ConfigError("name one of --last and --horizon")
+    if list_files(out):
+        raise ConfigError(f"{out}: there is something already; name a new folder")
+    if last is not None:
+        path, steps = write_mean_of_last(run.rstrip("/"), last, out)
+    else:
+        assert horizon is not None
+        path, steps = write_average(run.rstrip("/"), horizon, out), []
+    print(json.dumps({"checkpoint": path, "steps": steps}) if as_json else path)

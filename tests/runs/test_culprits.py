@@ -1,0 +1,101 @@
+import json
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from trainrig.cli import app
+from trainrig.config import to_toml
+from trainrig.corpus.signals import measure
+from trainrig.errors import ConfigError
+from trainrig.runs.culprits import find_culprits, find_url, rules_broken
+from trainrig.train.run.metrics import series
+from trainrig.train.run_file import Pretraining
+
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
+
+SPAM = "buy buy buy now\n" * 40
+PROSE = (
+    "The sea was calm that morning, and the old man had gone out to look at the boats. He said "
+    "that the weather would hold for the rest of the week, because the wind came from the north. "
+    "Nobody believed him, but they all went with him to the harbour in the end.\n"
+) * 2
+
+
+def test_a_document_is_told_the_rules_that_it_breaks() -> None:
+    spam, prose = rules_broken(measure([SPAM, PROSE], ["", ""]))
+    assert any("duplicate" in rule or "GopherRepetition" in rule for rule in spam)
+    assert len(spam) > len(prose) and len(set(spam)) == len(spam)
+
+
+@pytest.fixture
+def trained(
+    make_job: Callable[..., Any], make_run: Callable[..., Pretraining], ranks: Any, tmp_path: Path
+) -> str:
+    """A run of 6 updates that went past the batches 2 and 3."""
+    from trainrig.train.run.run_folder import RunFolder
+
+    settings = {"steps": 6, "skip_data": ((2, 4),), "checkpoints": {"every": 2, "keep": 9}}
+    folder = tmp_path / "run"
+    job = make_job(folder, training=settings)
+    (folder / "run.toml").write_text(to_toml(make_run(folder, training=settings)))
+    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    return str(folder)
+
+
+def printed(*arguments: str) -> Any:
+    done = CliRunner().invoke(app, ["trace", *arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_an_update_after_skipped_data_is_traced_to_what_it_learned_from(trained: str) -> None:
+    assert [line["train/data_step"] for line in series(trained)] == [0, 1, 4, 5, 6, 7]
+    third = printed(trained, "--step", "3")
+    assert (third["data_step"], third["log"]) == (4, "agrees")
+    planned = printed(f"{trained}/run.toml", "--step", "3")
+    assert planned["sequences"] == third["sequences"] and planned["log"] == "not asked"
+    skipped = printed(trained, "--data-step", "2")
+    assert (skipped["step"], skipped["data_step"]) == (None, 2)
+    assert skipped["sequences"] != third["sequences"]
+
+
+def test_the_documents_of_a_step_are_named_with_their_rules(trained: str) -> None:
+    found = find_culprits(trained, None, 2)
+    traced = printed(trained, "--data-step", "2")
+    named = {d["url"] for sequence in traced["sequences"] for d in sequence["documents"]}
+    assert {each.url for each in found} == named
+    assert [len(each.rules) for each in found] == sorted(
+        (len(e.rules) for e in found), reverse=True
+    )
+    assert all(each.text and each.signals["words"] > 0 and each.sequences for each in found)
+    rows = printed(trained, "--data-step", "2", "--rules")
+    assert [row["url"] for row in rows] == [each.url for each in found]
+
+
+def test_a_page_is_traced_to_the_steps_and_checkpoints_that_saw_it(trained: str) -> None:
+    seen_at: dict[str, list[int]] = {}
+    for step in range(1, 7):
+        for url in {each.url for each in find_culprits(trained, step, None)}:
+            seen_at.setdefault(url, []).append(step)
+    late = next(url for url, steps in seen_at.items() if steps[0] >= 3)
+    for url in (late, next(iter(seen_at))):
+        seen = find_url(trained, url)
+        assert list(seen.steps) == seen_at[url]
+        assert seen.checkpoints == tuple(s for s in (2, 4, 6) if s >= seen_at[url][0])
+    assert printed(trained, "--url", late)["steps"] == seen_at[late]
+
+
+def test_what_cannot_be_traced_is_refused(trained: str) -> None:
+    with pytest.raises(ConfigError, match="has this URL"):
+        find_url(trained, "https://nowhere.example/")
+    with pytest.raises(ConfigError, match="name the run folder"):
+        find_url(f"{trained}/run.toml", "https://books.example/1")
+    for options in ([], ["--step", "1", "--data-step", "1"], ["--url", "u", "--step", "1"]):
+        done = CliRunner().invoke(app, ["trace", trained, *options])
+        assert "name one of --step, --data-step and --url" in str(done.exception)
+    done = CliRunner().invoke(app, ["trace", trained, "--data-step", "-1"])
+    assert "counted from 0" in str(done.exception)

@@ -1,0 +1,69 @@
+import http.client
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.runs.watch import ADDRESS, PageServer, live_page
+
+
+@pytest.fixture
+def server() -> Iterator[PageServer]:
+    pages = iter(f"page {number}" for number in range(9))
+    with PageServer(lambda: next(pages)) as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def ask(
+    server: PageServer, path: str, method: str = "GET", host: str | None = None
+) -> tuple[int, str, http.client.HTTPMessage]:
+    connection = http.client.HTTPConnection(ADDRESS, server.server_address[1], timeout=10)
+    headers = {"Host": host} if host else {}
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    found = (answer.status, answer.read().decode(), answer.headers)
+    connection.close()
+    return found
+
+
+def test_the_page_is_drawn_anew_for_who_knows_the_token(server: PageServer) -> None:
+    path = f"/{server.token}/"
+    assert server.url == f"http://{ADDRESS}:{server.server_address[1]}{path}"
+    status, body, headers = ask(server, path)
+    assert (status, body) == (200, "page 0")
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert headers["Cache-Control"] == "no-store" and "Python" not in headers["Server"]
+    assert ask(server, path)[1] == "page 1"
+
+
+@pytest.mark.parametrize("path", ["/", "/favicon.ico", "/../../etc/passwd", "/TOKEN/", "/?é"])
+def test_nobody_else_gets_anything(server: PageServer, path: str) -> None:
+    quoted = path.replace("é", "%C3%A9")
+    assert ask(server, quoted)[0] == 404
+
+
+def test_a_name_that_resolves_to_this_machine_is_not_enough(server: PageServer) -> None:
+    assert ask(server, f"/{server.token}/", host="evil.example")[0] == 404
+    port = server.server_address[1]
+    assert ask(server, f"/{server.token}/", host=f"localhost:{port}")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_it_can_only_be_read(server: PageServer, method: str) -> None:
+    assert ask(server, f"/{server.token}/", method)[0] == 501
+
+
+def test_a_port_that_is_taken_is_the_users_to_change(server: PageServer) -> None:
+    with pytest.raises(ConfigError, match=r"--port \d+: .* name another"):
+        PageServer(lambda: "", server.server_address[1])
+
+
+def test_a_run_without_an_update_is_waited_for(tmp_path: object) -> None:
+    page = live_page(f"{tmp_path}/<b>")
+    assert 'http-equiv="refresh" content="10"' in page
+    assert "no run.toml" in page and "<b>" not in page
