@@ -106,7 +106,26 @@ class Kaplan(_Rule):
         return 3.239e-3 - 1.395e-4 * math.log(min(parameters, 1e9))
 
 
+class FixedBatchAndRate(Settings):
+    """One batch and one rate for all sizes: with muP, the rate that was best for a narrow model."""
+
+    kind: Literal["FixedBatchAndRate"] = "FixedBatchAndRate"
+    batch_tokens: float = Field(gt=0, allow_inf_nan=False)  # tokens of a global batch
+    lr: float = Field(gt=0, allow_inf_nan=False)  # peak learning rate
+
+    def batch(self, parameters: float, tokens: float) -> float:
+        """Tokens of a global batch."""
+        return self.batch_tokens
+
+    def rate(self, parameters: float, tokens: float) -> float:
+        """Peak rate of AdamW."""
+        return self.lr
+
+
 Rule = Annotated[DeepSeek | Porian | StepLaw | Kaplan, Field(discriminator="kind")]
+SweepRule = Annotated[
+    DeepSeek | Porian | StepLaw | Kaplan | FixedBatchAndRate, Field(discriminator="kind")
+]
 
 
 def whole_sequences(batch: float, sequence_length: int, tokens: float, fewest_steps: int) -> int:

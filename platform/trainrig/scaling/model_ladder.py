@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.width_transfer import MuP
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 
 # The sizes of a sweep, and how near to what was asked a rung is there: a share of it.
@@ -97,6 +98,7 @@ def rung(
     vocabulary: int,
     positions: int = 2048,
     tie_embeddings: bool = True,
+    mup: MuP | None = None,
 ) -> LadderModel:
     """The decoder of about `parameters` non-embedding parameters.
 
@@ -120,7 +122,8 @@ def rung(
         vocabulary=vocabulary,
         positions=positions,
         tie_embeddings=tie_embeddings,
-        initial_std=initial_std(channels),
+        initial_std=initial_std(mup.base_channels if mup else channels),
+        mup=mup,
     )
     count = count_parameters(model)
     return LadderModel(model, count.layers, count.embedding + count.head)

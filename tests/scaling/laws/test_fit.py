@@ -14,6 +14,7 @@ from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law, read_runs, write_
 from trainrig.scaling.laws.fit_verb import Tables, columns_of, fit, settings_of
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import read_law
+from trainrig.scaling.laws.pages.fit_warnings import grave
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap
 from trainrig.scaling.laws.regression.held_out import HoldOut, criterion, split
 from trainrig.scaling.laws.regression.minimise import Huber
@@ -76,6 +77,24 @@ def test_too_much_kept_back_is_refused_with_the_way_out() -> None:
         DataError, match=r"kept back to judge the law: .* --hold-out, or none with 0"
     ):
         fit_law(table(), settings, "web")
+
+
+def seven_runs() -> RunsTable:
+    """As many as the standard form needs: without the one of most compute there is no law."""
+    n, d = (v.ravel() for v in np.meshgrid([1e7, 1e8, 1e9], [1e9, 1e10, 1e11]))
+    kept = [0, 1, 2, 3, 4, 6, 8]
+    return RunsTable.of(parameters=n[kept], tokens=d[kept], loss=TRUTH.loss(n, d)[kept])
+
+
+def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_judged() -> None:
+    runs = seven_runs()
+    law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=20)), "web").law
+    assert law.held_out is None and "kept back to judge the law" in law.not_judged
+    assert f"held out: none: {law.not_judged}" in list(lines(law))
+    assert any(f"No runs were kept back ({law.not_judged})" in said for said in grave(law))
+    asked = LawFit(bootstrap=Bootstrap(draws=20), hold_out=HoldOut())
+    with pytest.raises(DataError, match=r"kept back to judge the law: .* or none with 0"):
+        fit_law(runs, asked, "web")
 
 
 def test_nothing_kept_back_judges_nothing_and_runs_are_counted_and_named_as_asked() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainrig import hardware
-from trainrig.estimate.flops import token_flops
+from trainrig.flops import token_flops
 from trainrig.models.decoder import count_parameters
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Law

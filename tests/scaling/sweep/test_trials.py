@@ -66,6 +66,18 @@ def test_rate_and_batch_are_the_rules_times_the_factors():
     assert other.rate == 0.5 * one.rate and other.batch == one.batch / 4
 
 
+def test_with_mup_all_sizes_have_one_rate_and_say_the_width_it_is_for():
+    rule = {"kind": "FixedBatchAndRate", "batch_tokens": 4096, "lr": 0.004}
+    sweep = build(mup={"base_channels": 32}, rule=rule, rate_factor=0.5)
+    trials = plan(sweep, points((1e4, 3e6), (4e5, 3e6)), DATA, RateBatchPair(0.5, 1.0))
+    assert {(trial.rate, trial.batch) for trial in trials} == {(0.002, 16)}
+    models = [run_file(sweep, trial, trial.trunk, DATA).model for trial in trials]
+    assert len({model.channels for model in models}) == 2
+    assert {(model.mup.base_channels, model.initial_std) for model in models} == {(32, 0.1118)}
+    with pytest.raises(ConfigError, match="rule DeepSeek lowers the rate as models grow, and so"):
+        build(mup={"base_channels": 32})
+
+
 def test_a_run_shorter_than_the_fewest_steps_has_a_smaller_batch_and_is_refused_when_that_ends():
     sweep = build(batches={"sequence_length": 128}, training={"fewest_steps": 50})
     (trial,) = plan(sweep, points((1e4, 128 * 60), (1e4, 1e6)), DATA, AS_RULED)

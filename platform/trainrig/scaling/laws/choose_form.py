@@ -44,6 +44,10 @@ def form_fitter(kind: Kind, loss: Loss) -> FitForm:
     return fitters[kind]
 
 
+class NotJudgedError(DataError):
+    """The form has no fit to the runs that are left when the largest are kept back."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """One form, fitted without the runs kept back."""
@@ -143,7 +147,8 @@ def fit_forms(
     tell: Callable[[str], None] = lambda stage: None,
 ) -> LawForms:
     """Fit each form to `runs` and to those not kept back. Raises DataError where the form asked
-    for, or else the standard one, cannot be fitted; others are then left out."""
+    for, or else the standard one, cannot be fitted, NotJudgedError where only what is left without
+    the runs kept back does not fit; others are then left out."""
     first = asked or STANDARD
     order = (first, *(kind for kind in kinds(runs) if kind != first))
     fits: dict[Kind, Fit[Any]] = {}
@@ -177,9 +182,9 @@ def _judged(halves: HeldOutSplit, fitter: FitForm) -> Judged:
     try:
         fit = fitter(halves.rest)
     except DataError as why:
-        raise DataError(
-            f"without {halves.rule}, which are kept back to judge the law: {why}; keep fewer back "
-            "with --hold-out, or none with 0"
+        raise NotJudgedError(
+            f"without {halves.rule}, kept back to judge the law: {why}; keep fewer back with "
+            "--hold-out, or none with 0"
         ) from None
     return Judged(fit, np.abs(predict(fit.form, halves.largest) / halves.largest.loss - 1))
 

@@ -17,7 +17,14 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.approaches.approaches import by_each, frontier_laws
 from trainrig.scaling.laws.approaches.envelope import Envelope
 from trainrig.scaling.laws.approaches.isoflop import IsoFlop
-from trainrig.scaling.laws.choose_form import EPOCHS, Kind, fit_forms, repeating
+from trainrig.scaling.laws.choose_form import (
+    EPOCHS,
+    Kind,
+    LawForms,
+    NotJudgedError,
+    fit_forms,
+    repeating,
+)
 from trainrig.scaling.laws.fit_progress import Progress
 from trainrig.scaling.laws.law import (
     Approach,
@@ -30,7 +37,7 @@ from trainrig.scaling.laws.law import (
 )
 from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
-from trainrig.scaling.laws.regression.held_out import HoldOut, judge, split
+from trainrig.scaling.laws.regression.held_out import HeldOutSplit, HoldOut, judge, split
 from trainrig.scaling.laws.regression.minimise import Huber, Loss
 from trainrig.scaling.laws.regression.profile import Profile, profiles, with_profiles
 from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, together
@@ -50,7 +57,7 @@ class LawFit(Settings):
     exclusions: Exclusions = Exclusions()
     counts: Counts | None = None  # of N; None: as the table counts
     tokenizer: str = ""  # of a table that does not say
-    hold_out: HoldOut = HoldOut()
+    hold_out: HoldOut = HoldOut()  # as it stands: judged if the rest makes a law; given: or refused
     bootstrap: Bootstrap = Bootstrap()
     isoflop: IsoFlop = IsoFlop()
     envelope: Envelope = Envelope()
@@ -84,12 +91,15 @@ def read_runs(
 def fit_law(
     runs: RunsTable, settings: LawFit, name: str, source: str = "", progress: Progress | None = None
 ) -> Fitted:
-    """The law of `runs`. Raises DataError where they do not make one; `name` is the law's."""
+    """The law of `runs`. Raises DataError where they do not make one; `name` is the law's.
+
+    Few runs may make a law that the same runs without the largest do not: it is then not judged,
+    and says so, unless `settings` say themselves how many are to be kept back.
+    """
     told = progress or Progress.silent()
     screened = screen(counted(runs, settings.counts), settings.exclusions)
     tokenizer = _tokenizer(screened.runs, settings.tokenizer)
-    halves = split(screened.runs, settings.hold_out) if settings.hold_out.share else None
-    forms = fit_forms(screened.runs, halves, settings.form, settings.loss, told.stage)
+    forms, halves, not_judged = _judged_forms(screened.runs, settings, told)
     fit = forms.fits[forms.chosen]
     _warn_of_repeats(screened.runs, forms.chosen)
     held_out = None
@@ -116,12 +126,28 @@ def fit_law(
             update={"draws_failed": drawn.draws.failed, "clusters": drawn.clusters}
         ),
         held_out=held_out,
+        not_judged=not_judged,
         compared=forms.compared(),
         approaches=_approaches(screened, forms.chosen, estimates, settings),
         source=source,
         made_by=made_by(),
     )
     return Fitted(law, screened.runs, screened.along, profiled, settings)
+
+
+def _judged_forms(
+    runs: RunsTable, settings: LawFit, told: Progress
+) -> tuple[LawForms, HeldOutSplit | None, str]:
+    """The forms, the runs kept back, and why none are where they were to be."""
+    halves = split(runs, settings.hold_out) if settings.hold_out.share else None
+    try:
+        return fit_forms(runs, halves, settings.form, settings.loss, told.stage), halves, ""
+    except NotJudgedError as why:
+        if "hold_out" in settings.model_fields_set:
+            raise
+        log.warning("not judged by runs kept back: %s", why)
+        forms = fit_forms(runs, None, settings.form, settings.loss, told.stage)
+        return forms, None, str(why)
 
 
 def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:

@@ -1,4 +1,4 @@
-"""What a fit that takes long is at: a line now and then, none of a fit that is soon done."""
+"""Progress lines of fits that take long."""
 
 import time
 from collections.abc import Callable

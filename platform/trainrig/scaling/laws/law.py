@@ -155,6 +155,7 @@ class Law(Settings):
     ranges: Ranges | None = None  # None: published without its runs
     fit: FitRecord | None = None  # None: published
     held_out: HeldOutErrors | None = None
+    not_judged: str = ""  # why no runs were kept back, where nobody asked for that
     compared: tuple[Compared, ...] = ()
     approaches: tuple[Approach, ...] = ()
     source: str = ""  # the paper of a published law, the folder or file of a fitted one

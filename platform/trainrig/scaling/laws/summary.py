@@ -29,6 +29,9 @@ def lines(law: Law) -> Iterator[str]:
         yield from _approach(approach)
     if law.held_out is not None:
         yield from _held_out(law.held_out)
+    elif law.not_judged:
+        yield ""
+        yield f"held out: none: {law.not_judged}"
     yield from _compared(law)
 
 

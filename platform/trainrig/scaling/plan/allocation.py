@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.flops import six_n_d
+from trainrig.flops import six_n_d
 from trainrig.scaling.laws.forms import DataConstrained, Form, Optimum, OverTraining, Parametric
 from trainrig.scaling.laws.published import LAWS
 

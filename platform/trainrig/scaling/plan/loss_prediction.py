@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
-from trainrig.estimate.flops import six_n_d
+from trainrig.flops import six_n_d
 from trainrig.scaling.laws.figure_format import count, flops, loss
 from trainrig.scaling.laws.forms import DataConstrained, Form
 from trainrig.scaling.laws.law import Interval, Law

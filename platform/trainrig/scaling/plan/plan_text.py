@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from trainrig.estimate.flops import six_n_d
+from trainrig.flops import six_n_d
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.scaling.laws.figure_format import count, flops, four_digits, loss, usd
 from trainrig.scaling.laws.law import Interval, Law

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from trainrig.estimate.cost import Cost
-from trainrig.estimate.flops import six_n_d
+from trainrig.flops import six_n_d
 from trainrig.scaling.laws.figure_format import usd
 from trainrig.scaling.laws.law import FittedRange, Law
 from trainrig.scaling.plan.plan import Placement

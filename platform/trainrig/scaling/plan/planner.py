@@ -1,4 +1,4 @@
-"""From a law and one thing that is given to a plan."""
+"""Computes a plan from a law and one given quantity."""
 
 import math
 from collections.abc import Callable
@@ -12,12 +12,13 @@ from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.estimate import layouts
 from trainrig.estimate.cost import Assumptions, Cost, affordable, cost, days_for, saving
-from trainrig.estimate.flops import six_n_d, token_flops
 from trainrig.estimate.layouts import BatchShape
-from trainrig.estimate.memory import MASTER, MOMENTS, slices
+from trainrig.estimate.memory import MASTER, slices
+from trainrig.flops import six_n_d, token_flops
 from trainrig.hardware import Compute, Hardware
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.optim import AdamW
+from trainrig.optim.named_groups import state_bytes
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, Rule, whole_sequences
 from trainrig.scaling.laws.forms import Form
@@ -149,7 +150,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         placement=placed.placement,
         cost=priced,
         saving=saving(
-            state=(MASTER + MOMENTS) * found.total / placed.sliced,
+            state=_saved_bytes(found) / placed.sliced,
             devices=placed.devices,
             step_seconds=priced.hours * 3600 / steps,
             steps=steps,
@@ -258,6 +259,11 @@ class _Placed:
     sliced: int
     micro_batch: int
     placement: Placement
+
+
+def _saved_bytes(found: LadderModel) -> int:
+    """Of weights and what the optimizer of planned runs keeps."""
+    return MASTER * found.total + state_bytes(parameter_shapes(found.model), AdamW())
 
 
 def _place(

@@ -1,16 +1,25 @@
 """What a sweep is told: which points to train, how, and on what."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainrig.config import EXTENDABLE, NOT_IDENTITY, RunFile, Settings
-from trainrig.optim.adamw import Momentum
+from trainrig.config import (
+    EXTENDABLE,
+    NOT_IDENTITY,
+    OUTPUT,
+    ProgressUnit,
+    ResourceRequest,
+    RunFile,
+    Settings,
+)
+from trainrig.models.architecture.width_transfer import MuP
+from trainrig.optim.moments import Momentum
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision
-from trainrig.scaling.batch_rate_rules import DeepSeek, Rule
+from trainrig.scaling.batch_rate_rules import DeepSeek, SweepRule
 from trainrig.scaling.sweep.designs import Design
 from trainrig.scaling.sweep.search_settings import RateSearch
 from trainrig.tokens.mixing.stages import EPOCHS, Cap, Weights
@@ -89,10 +98,15 @@ class Sweep(RunFile):
 
     verb: ClassVar[str] = "sweep"
     resumes: ClassVar[bool] = True
+    extends_finished: ClassVar[bool] = True
+    output_format: ClassVar[int] = 2  # fresh weights are drawn by place
+    progress: ClassVar[ProgressUnit] = "trials"
+    estimate: ClassVar[str] = "trainrig.scaling.sweep.trials:foreseen"
+    estimates_cost: ClassVar[bool] = True
 
     stage: Literal["sweep"] = "sweep"
     tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
-    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
     cache: BlockCache = BlockCache()  # cache on this machine for tokens in a bucket
     recipe: str = ""  # name of the corpus, where laws of several are compared
     # Which sizes to train on how many tokens. It may grow later: what is there is not trained
@@ -104,11 +118,13 @@ class Sweep(RunFile):
     # alone; None: all with all.
     seeds_up_to: Annotated[float | None, EXTENDABLE] = Field(default=None, gt=0)
     tie_embeddings: bool = True  # whether the output head uses the embedding's weights
+    # muP: one learning rate for all widths, that of models of `base_channels`; None: the rule's.
+    mup: MuP | None = None
     batches: SweepBatches = SweepBatches()  # what the rows of all trials are made of
     training: SweepTraining = SweepTraining()  # what all trials share of training
     # Rule for batch size and peak learning rate, by N and the geometric mean of a trial's shortest
     # and longest D.
-    rule: Rule = DeepSeek()
+    rule: SweepRule = DeepSeek()
     rate_factor: Factor = 1.0  # factor for the rule's learning rate
     batch_factor: Factor = 1.0  # factor for the rule's batch size
     # Search for better factors, before any point of the law is trained; None: no search.
@@ -120,6 +136,21 @@ class Sweep(RunFile):
     trials: Annotated[Trials, NOT_IDENTITY] = Trials()  # how many trials run at a time, and on what
     # Models that one process is too small for; None: there are none.
     large: Annotated[Large | None, NOT_IDENTITY] = None
+
+    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+        """Room for one trial at least; none asks for a GPU that the run file does not name."""
+        trials = self.trials
+        key = "trials.gpus" if trials.gpus else "trials.cpus"
+        return ResourceRequest(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
+
+    @model_validator(mode="after")
+    def _rates_go_with_the_width_once(self) -> Self:
+        if self.mup is not None and self.rule.kind != "FixedBatchAndRate":
+            raise ValueError(
+                f"rule {self.rule.kind} lowers the rate as models grow, and so does mup; set "
+                "rule.kind = 'FixedBatchAndRate' with the rate of base_channels, or leave mup out"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

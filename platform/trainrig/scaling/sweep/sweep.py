@@ -70,7 +70,7 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
         plan_search(run, run.search, data, pairs(run.search))
     usd_an_hour(run)  # before anything is trained
     inputs = {"tokens": tokens.content}
-    stage = manifest.claim(run.output, run, inputs, changes_what_is_finished=True)
+    stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
     with lease.hold_lease(run.output):

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.estimate.flops import six_n_d, token_flops
+from trainrig.flops import six_n_d, token_flops
+from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import ALIGNMENT
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.batch_rate_rules import whole_sequences
@@ -146,7 +147,7 @@ def flops_per_token(sweep: Sweep, model: LadderModel) -> float:
 def decoder(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
     """The decoder of about so many parameters, for the sequences and tokens of `sweep`."""
     length = sweep.batches.sequence_length
-    return rung(parameters, data.vocabulary, length, sweep.tie_embeddings)
+    return rung(parameters, data.vocabulary, length, sweep.tie_embeddings, sweep.mup)
 
 
 def _trial(
@@ -288,11 +289,14 @@ def stable_steps(sweep: Sweep, trial: Trial, length: TrialLength) -> int:
     return schedule(sweep, trial).stable_steps(length.steps)
 
 
-def foreseen(sweep: Sweep) -> dict[str, float]:
-    """What `sweep` is going to train, a search for its rates left out.
+def foreseen(sweep: Sweep, _: object) -> dict[str, float]:
+    """What `sweep` is going to train, a search for its rates left out; nothing before its tokens
+    are there.
 
     Raises InputError for what cannot work.
     """
+    if not storage.exists(storage.join(sweep.tokens, MANIFEST)):
+        return {}
     data = look_at(sweep)
     trials = plan(
         sweep, points_of(sweep, data), data, RateBatchPair(sweep.rate_factor, sweep.batch_factor)

@@ -48,6 +48,18 @@ def test_least_squares_profile_of_a_constant_is_the_refit_with_it_held():
     assert found.rises[2] <= rise * 1.001
 
 
+def test_runs_without_noise_leave_their_constants_in_no_doubt():
+    parameters, tokens = (v.ravel() for v in np.meshgrid([1e7, 1e8, 1e9], [1e9, 1e10, 1e11]))
+    kept = [0, 1, 2, 3, 4, 6, 8]
+    parameters, tokens = parameters[kept], tokens[kept]
+    loss = TRUTH.loss(parameters, tokens)
+    fit = fit_parametric(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss), QUICK)
+    for name, true in TRUTH.constants.items():
+        found = profile(fit, lambda form, name=name: form.constants[name])
+        assert found.interval.low == pytest.approx(true, rel=1e-4)
+        assert found.interval.high == pytest.approx(true, rel=1e-4)
+
+
 def test_profile_and_bootstrap_tell_much_the_same_of_a_good_sweep():
     fit = fit_parametric(sweep(), QUICK)
     found = {"alpha": profile(fit, lambda form: form.alpha), "a": profile(fit, exponent)}

@@ -48,7 +48,8 @@ def grave(law: Law) -> tuple[str, ...]:
         if each.bootstrap is not None and not each.bootstrap.contains(each.value)
     ]
     if held_out is None:
-        found.append("No runs were kept back: nothing says how well it extrapolates.")
+        why = f" ({law.not_judged})" if law.not_judged else ""
+        found.append(f"No runs were kept back{why}: nothing says how well it extrapolates.")
     else:
         outside = [r for r in held_out.rows if r.interval and not r.interval.contains(r.loss)]
         if held_out.mean_absolute_error > MISSED:

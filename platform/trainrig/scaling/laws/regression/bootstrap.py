@@ -1,4 +1,4 @@
-"""How sure a fit is, by fitting it again to runs drawn from the runs.
+"""Bootstrap intervals: fits repeated on resampled runs.
 
 Pairs are drawn (a run with its loss), so nothing is assumed of the noise. Points of one training
 run share its noise: drawn apart they would count as independent evidence, so by default whole

@@ -1,4 +1,4 @@
-"""Fitted on the small, judged on the large: the one test of a law that is like its use.
+"""Fits on small runs and evaluates on large ones, which is how a law is used.
 
 The largest runs are kept back, the form is fitted to the rest, and each run kept back is compared
 with what that fit said: how far off, and whether within the interval it gave. The interval holds
@@ -20,7 +20,7 @@ from trainrig.scaling.laws.fit_progress import Tell, quiet
 from trainrig.scaling.laws.forms import Array, Form
 from trainrig.scaling.laws.law import HeldOutErrors, HeldOutRow, percentiles, refuse_draws
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
-from trainrig.scaling.laws.regression.regression import Fit
+from trainrig.scaling.laws.regression.regression import FINEST, Fit
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
 
 Mask = NDArray[np.bool_]
@@ -118,4 +118,5 @@ def criterion(fit: Fit[Any]) -> float:
     Of the residuals of log loss. Laplace's, because what Huber's loss minimises is near it.
     """
     constants = len(fit.form.constants)
-    return float(2 * len(fit.residuals) * np.log(np.abs(fit.residuals).mean()) + 2 * constants)
+    size = max(float(np.abs(fit.residuals).mean()), FINEST)
+    return float(2 * len(fit.residuals) * np.log(size) + 2 * constants)

@@ -1,4 +1,4 @@
-"""Can these runs tell a form's constants apart? Asked before any is fitted.
+"""Checks whether the runs can identify the constants of a form, before it is fitted.
 
 A fit always gives numbers. Runs on one line of the (log N, log D) plane, whether at one D/N, one
 budget or one N, leave the two terms of a law to be divided at will between them.

@@ -1,4 +1,5 @@
-"""How sure a fit is, by how far a quantity can be pushed before the runs object.
+"""Profile-likelihood intervals: how far a quantity can be moved before the fit becomes
+implausible.
 
 The quantity is tied to a value, everything else fitted again, and the rise of the objective
 watched. Where the rise passes what noise explains is an end of the interval; where it never does
@@ -30,7 +31,7 @@ from trainrig.scaling.laws.regression.minimise import (
     Minima,
     minimise,
 )
-from trainrig.scaling.laws.regression.regression import Fit
+from trainrig.scaling.laws.regression.regression import FINEST, Fit
 
 F = TypeVar("F", bound=Constants)
 Quantity = Callable[[F], Array | float]  # of a form whose constants may be arrays; positive
@@ -183,7 +184,7 @@ def _noise(fit: Fit[F], slope: Array, direction: Array, spare: int) -> tuple[flo
     of Huber's theory). The first is steadier with few rows, the second holds where some runs
     scatter more than others, or where points of one run go wrong together.
     """
-    size = np.abs(fit.residuals)
+    size = np.maximum(np.abs(fit.residuals), FINEST)
     delta = fit.regression.loss.deltas[-1]
     pull = np.copysign(np.minimum(size, delta), fit.residuals)
     near, window = _near(size, delta, spare)

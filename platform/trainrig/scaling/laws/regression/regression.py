@@ -33,6 +33,7 @@ AGREEMENT = 1e-8
 NEAR = 0.2
 RIVALS = 4  # at most
 NO_NOISE = 1e-18  # an objective below it is rounding: of runs made from a law without noise
+FINEST = 1e-9  # nor is a residual, in log loss, taken for smaller: no table has more digits
 
 
 @dataclass(frozen=True)
