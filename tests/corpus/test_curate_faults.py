@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from trainrig import config, manifest, storage
+from trainrig.corpus import row_schema
 from trainrig.corpus.curate import curate
-from trainrig.corpus.filters import Length
+from trainrig.corpus.filters import C4, Length
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.run_file import Curation, CurationSource
+from trainrig.corpus.signals import SIGNALS
+from trainrig.errors import DataError
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
 Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
@@ -110,3 +114,28 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
         curate(run.model_copy(update={"workers": 0}))  # with another number of workers
     made = manifest.read_manifest(run.output)
     assert (made.content, made.counts) == (straight.content, straight.counts)
+
+
+def test_a_newer_signal_asks_for_the_pages_only_where_a_rule_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Curated before there was a signal, decided anew since."""
+    (tmp_path / "pages.jsonl").write_bytes(lines(300))
+
+    def run(least: int, *more: Any) -> Curation:
+        path, output = str(tmp_path / "pages.jsonl"), str(tmp_path / "out")
+        filters = (Length(min_characters=least), *more)
+        source = CurationSource(name="web", paths=(path,), filters=filters)
+        return Curation(output=output, workers=0, sources=(source,))
+
+    newest = "curly_brackets"  # as if nobody had measured it when the pages were read
+    older = {name: kind for name, kind in SIGNALS.items() if name != newest}
+    with monkeypatch.context() as before:
+        before.setattr(row_schema, "SIGNALS", older)
+        first = curate(run(100)).counts["documents_kept"]
+    again = curate(run(9)).counts["documents_kept"]
+    assert again >= first
+    kept = pq.read_table(next((tmp_path / "out" / "kept").glob("*.parquet")))
+    assert len(kept) == again and newest not in kept.column_names
+    with pytest.raises(DataError, match=f"read without {newest}, which these rules go by"):
+        curate(run(9, C4()))

@@ -52,6 +52,7 @@ from trainrig.corpus.stages import near_duplicates
 from trainrig.corpus.stages.apply_rules import (
     PathBuilder,
     apply_rules_to_split,
+    columns_decided_by,
     find_bucket_thresholds,
     find_thresholds,
     rules_for,
@@ -82,7 +83,7 @@ log = logging.getLogger(__name__)
 REPORT_PAGE = "report.html"
 # Of the files that the passes after the first leave for each other. A run that another version
 # began goes on from the pages read alone, where those files are not these: count up.
-PASSES_FORMAT = 3
+PASSES_FORMAT = 4
 READ = "read"  # where the records of the first pass are; those of the others are a decision's own
 
 JUDGED_HERE = 500  # splits: judging reads columns of numbers alone, and workers take time to start
@@ -98,9 +99,7 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     splits, inputs = splits_of(run)
     inputs |= check_earlier(run)
     benchmarks = {"benchmarks": fingerprint(run.decontamination)} if run.decontamination else {}
-    stage = manifest.claim(
-        run.output, run, inputs, changes_what_is_finished=True, extendable_inputs=benchmarks
-    )
+    stage = manifest.claim(run.output, run, inputs, extendable_inputs=benchmarks)
     if stage.finished:
         return stage.finished
     if stage.before:
@@ -180,9 +179,10 @@ class _Passes:
         return Parts(self.run.output, parts), cost
 
     def check_columns(self, pool: MeasuredDocuments) -> None:
-        """Raise DataError for rules about what was not measured when the pages were read."""
+        """Raise DataError for rules about what was not measured when the pages were read. What no
+        rule reads may be missing: they stay without a signal that is newer."""
         there = set().union(*(pool.names(split.name) for split in self.splits))
-        missing = sorted(set(pool_schema(self.run).names) - there)
+        missing = sorted(columns_decided_by(self.run) - there)
         if missing:
             raise DataError(
                 f"{self.run.output}: its documents were read without {', '.join(missing[:3])}"

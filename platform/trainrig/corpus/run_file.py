@@ -6,7 +6,16 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import EXTENDABLE, NOT_IDENTITY, RunFile, Settings, did_you_mean
+from trainrig.config import (
+    EXTENDABLE,
+    NOT_IDENTITY,
+    OUTPUT,
+    ProgressUnit,
+    ResourceRequest,
+    RunFile,
+    Settings,
+    did_you_mean,
+)
 from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
@@ -119,6 +128,9 @@ class CurationSource(Settings):
                 )
 
 
+_SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
+
+
 class Curation(RunFile):
     """`trainrig curate`: pages to documents.
 
@@ -127,10 +139,13 @@ class Curation(RunFile):
 
     verb: ClassVar[str] = "curate"
     resumes: ClassVar[bool] = True
+    extends_finished: ClassVar[bool] = True
+    progress: ClassVar[ProgressUnit] = "splits"
+    estimate: ClassVar[str] = "trainrig.corpus.run_file:odds_of_comparison"
     output_format: ClassVar[int] = 2
 
     stage: Literal["curate"] = "curate"
-    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
     # Worker processes; 0: work in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
     # The domains of the mixture, each a `[[sources]]` table.
@@ -215,6 +230,10 @@ class Curation(RunFile):
                 )
         return self
 
+    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+        """Its workers, on cores."""
+        return ResourceRequest.on_cores(self.workers)
+
     @property
     def needs_datatrove(self) -> bool:
         """Whether a rule goes by that library's words."""
@@ -229,3 +248,14 @@ class Curation(RunFile):
             *(URL_COLUMNS if self.urls != UrlLists() else ()),
             *(each.column for each in self.scorers),
         )
+
+
+def odds_of_comparison(run: Curation, _: object) -> dict[str, float]:
+    """How likely near-duplicates are to be compared, 1 - (1 - s^rows)^bands, at a few similarities
+    s."""
+    near = run.near_duplicates
+    found = {
+        f"compared at similarity {similarity}": round(near.candidate_probability(similarity), 4)
+        for similarity in sorted({*_SIMILARITIES, near.threshold})
+    }
+    return {"near_duplicates.bands": near.bands, "near_duplicates.rows": near.rows, **found}

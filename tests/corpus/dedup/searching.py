@@ -54,7 +54,7 @@ class Searched:
 
     def _settled(self) -> list[tuple[list[str], DedupDecisions]]:
         own = [split_index for split_index in self.search.split_indexes if not split_index.earlier]
-        paths = [self.search.place("decided", f"{split_index.name}.npz") for split_index in own]
+        paths = [self.search.path_of("decided", f"{split_index.name}.npz") for split_index in own]
         documents = [Documents.load(split_index, self.search.keep) for split_index in own]
         return [
             (id_texts(each.ids), DedupDecisions.load(path))

@@ -100,7 +100,7 @@ def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch("trainrig.corpus.dedup.pairs.buckets.BATCH", held),
-        mock.patch("trainrig.corpus.dedup.pairs.remote_documents.MOST_HELD", held),
+        mock.patch("trainrig.corpus.dedup.pairs.remote_documents.MAX_BUFFERED", held),
         mock.patch("trainrig.corpus.dedup.pairs.evidence._ROW_GROUP", held),
     ):
         searched = search(Path(folder), documents, apart=apart, urls=by_url)
@@ -237,7 +237,7 @@ def test_how_many_pairs_are_held_at_a_time_changes_no_evidence(tmp_path, held):
     expected = evidence_of(find(tmp_path / "whole", files))
     with (
         mock.patch("trainrig.corpus.dedup.pairs.buckets.BATCH", held),
-        mock.patch("trainrig.corpus.dedup.pairs.remote_documents.MOST_HELD", held),
+        mock.patch("trainrig.corpus.dedup.pairs.remote_documents.MAX_BUFFERED", held),
         mock.patch("trainrig.corpus.dedup.pairs.evidence._ROW_GROUP", held),
         mock.patch("trainrig.corpus.dedup.pairs.verify_candidates._SLICE", held),
         mock.patch("trainrig.corpus.dedup.pairs.sorted_runs.PIECE", held),

@@ -136,9 +136,9 @@ def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> No
     unused = mock.Mock(side_effect=AssertionError)
     with (
         mock.patch("trainrig.corpus.curate.reading", unused),
-        mock.patch("trainrig.corpus.curate.signing", unused),
+        mock.patch("trainrig.corpus.curate.write_signatures", unused),
         mock.patch("trainrig.corpus.dedup.passes.verify", unused),
-        mock.patch("trainrig.corpus.dedup.passes.meet", unused),
+        mock.patch("trainrig.corpus.dedup.passes.find_candidates", unused),
     ):
         curate(again)
         assert kept(run.output) == {"c", "e", "f"}  # the longest

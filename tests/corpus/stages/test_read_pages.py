@@ -103,7 +103,7 @@ def test_a_part_of_which_a_file_is_missing_is_done_again(
     curate(run_on(archive, tmp_path / "whole"))
     begun = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("trainrig.corpus.curate.judging", lambda *rest: 1 / 0)
+        patch.setattr("trainrig.corpus.curate.apply_rules_to_split", lambda *rest: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             curate(run_on(archive, begun))
     pages = storage.list_files(f"{begun}/scratch/pages")

@@ -1,4 +1,5 @@
-"""How much of each example a document holds, and all documents together: PaLM, Llama 2, Llama 3.
+"""Overlap of documents with benchmark examples, by the rules of PaLM, Llama 2 and Llama 3. PaLM,
+Llama 2, Llama 3.
 
 What is counted are units: for PaLM the n-grams of an example, each by the word at which it begins;
 for Llama its words. A unit that a document holds is marked, once, whatever marked it.

@@ -1,4 +1,4 @@
-"""What becomes of the documents that hold benchmarks: they fall, or spans of them are cut."""
+"""Drops documents that overlap with benchmarks, or removes the overlapping spans."""
 
 import functools
 from collections import Counter, defaultdict

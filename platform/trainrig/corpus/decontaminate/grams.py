@@ -1,4 +1,4 @@
-"""Which n-grams of benchmarks stand where in texts, for all n at once.
+"""Finds n-grams of benchmarks in texts, for all n at once.
 
 Nearly every place of a text ends at a sieve: bits that the hashes of the n-grams' first words have
 set, as many words as the shortest n-gram has. Only then are words looked up in the vocabulary, and

@@ -1,4 +1,4 @@
-"""What of the benchmarks is in the documents of a split, and in all of them together.
+"""Matches the documents of a split, and of all splits together, with the benchmarks.
 
 Two passes over a corpus, with a sum between them, as what is done about an n-gram may hang on how
 many documents hold it:

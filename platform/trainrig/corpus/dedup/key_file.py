@@ -1,4 +1,4 @@
-"""Records by key: 64 random bits, counted, and met again in the files of other splits.
+"""Records by key: 64 random bits, counted, and joined with the records of other splits.
 
 Each file is sorted, so that a range of keys is read from all files, merged and decided in bounded
 memory, by any worker. Into how many ranges the keys are cut changes no decision.

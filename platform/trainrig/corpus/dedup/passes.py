@@ -1,4 +1,4 @@
-"""The passes that look for copies, each the work of one task over files of the pass before.
+"""The passes of the search for duplicates; each task reads the files that the pass before wrote.
 
     equal keys, then repeats     first for URLs where that is asked for, then for texts
     band-keys, shared-keys       band keys divided by their range; those that several have

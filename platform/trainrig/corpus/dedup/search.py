@@ -1,4 +1,4 @@
-"""All passes of a search for copies, one after the other."""
+"""Runs all passes of a search for duplicates in order."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The child of a Guard: extracts pages until its parent is gone, or a page is the end of it.
+"""The child process of a Guard: extracts pages until its parent ends or a page kills it.
 
 python -m trainrig.corpus.extract.guarded DESCRIPTOR
 """

@@ -1,4 +1,4 @@
-"""The article of a page, without what stands around it, at one of three prices."""
+"""Extracts the article of a page without its surroundings, at one of three speeds."""
 
 import functools
 from collections.abc import Callable

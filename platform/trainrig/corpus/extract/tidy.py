@@ -1,4 +1,4 @@
-"""Text as every later stage may take it to be."""
+"""Cleans extracted text for every later stage."""
 
 import re
 

@@ -1,1 +1,1 @@
-"""Files that stages of a curation leave for each other."""
+"""Files that the stages of a curation exchange."""

@@ -1,4 +1,4 @@
-"""The texts that a model is trained on, from files that a run file names."""
+"""Reads the texts that a quality model is trained on."""
 
 from collections.abc import Iterator
 from typing import Annotated

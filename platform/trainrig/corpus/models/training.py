@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig import manifest, storage
-from trainrig.config import NOT_IDENTITY, RunFile
+from trainrig.config import OUTPUT, ProgressUnit, RunFile
 from trainrig.corpus.models import language_model
 from trainrig.corpus.models.classifier import model as classifier
 from trainrig.corpus.models.classifier.model import Learning
@@ -33,11 +33,12 @@ class ClassifierTraining(RunFile):
     """`trainrig classifier`: from texts that are wanted and texts that are not, a classifier."""
 
     verb: ClassVar[str] = "classifier"
+    progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["classifier"] = "classifier"
     positives: TextFiles  # texts that are wanted
     negatives: TextFiles  # texts that are not wanted
-    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
     learning: Learning = Learning()  # how the classifier is trained
 
 
@@ -45,10 +46,11 @@ class NgramTraining(RunFile):
     """`trainrig ngrams`: an n-gram language model, for perplexities."""
 
     verb: ClassVar[str] = "ngrams"
+    progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["ngrams"] = "ngrams"
     texts: TextFiles  # texts to train on
-    output: Annotated[str, NOT_IDENTITY]  # folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
     pieces: Pieces = Subwords()  # what the n-grams are made of
     sample_bytes: int = Field(default=100_000_000, ge=1)  # bytes of text to train the pieces on
     order: int = Field(default=5, ge=1, le=LONGEST)  # words in the longest n-grams

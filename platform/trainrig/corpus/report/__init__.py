@@ -1,1 +1,1 @@
-"""What a curation did, told: tables beside the documents, and the page that shows them."""
+"""Reports of a curation: tables beside the documents, and the HTML page."""

@@ -1,4 +1,4 @@
-"""Why a curation has nothing to show, in words for who ran it."""
+"""Explains why a curation kept nothing."""
 
 from collections import Counter
 from collections.abc import Mapping

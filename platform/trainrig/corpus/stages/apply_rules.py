@@ -25,7 +25,7 @@ from trainrig.corpus.filters.rule_verdicts import (
 )
 from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.models.perplexity import cutoffs
-from trainrig.corpus.row_schema import pool_schema
+from trainrig.corpus.row_schema import DOCUMENT, pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
@@ -37,6 +37,13 @@ PathBuilder = Callable[..., str]
 def rules_for(run: Curation, source: CurationSource) -> tuple[Rule, ...]:
     """What the documents of `source` are held to, in order."""
     return rules_of((*source.filters, run.pii))
+
+
+def columns_decided_by(run: Curation) -> set[str]:
+    """The columns that what becomes of the documents of `run` depends on."""
+    rules = {name for source in run.sources for name in columns_of(rules_for(run, source))}
+    bucket = {run.buckets.signal} if run.buckets else set()
+    return {*DOCUMENT.names, *rules, *bucket, *run.keep_rule.columns}
 
 
 def find_thresholds(

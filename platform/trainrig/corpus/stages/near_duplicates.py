@@ -138,7 +138,7 @@ def search_for(
         "%s: copies are looked for among %s documents, in %s and %s; a worker takes %s MiB at most",
         run.output,
         f"{sum(split_index.count for split_index in split_indexes):,}",
-        f"{len(cut.partitions):,} {'stretch' if len(cut.partitions) == 1 else 'stretches'}",
+        f"{len(cut.partitions):,} {'partition' if len(cut.partitions) == 1 else 'partitions'}",
         f"{cut.parts:,} {'part' if cut.parts == 1 else 'parts'}",
         f"{-(-cut.bytes // MIB):,}",
     )

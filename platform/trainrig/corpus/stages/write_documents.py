@@ -88,9 +88,15 @@ def write_split(
             part: storage.join(folder, part, f"{name}.{ending}")
             for part, ending in ((KEPT, "parquet"), (DROPPED, "parquet"), (QUARANTINE, "jsonl"))
         }
-        with writing(target[KEPT], whole) as kept, writing(target[DROPPED], shown) as dropped:
+        measured = set(pool.names(name)) or set(schema.names)
+        absent = set(schema.names) - measured
+        there = [each for each in schema.names if each in measured]
+        with (
+            writing(target[KEPT], _measured(whole, absent)) as kept,
+            writing(target[DROPPED], _measured(shown, absent)) as dropped,
+        ):
             passed_before = 0
-            for rows, first in read_verdicts(pool, place, name, schema.names):
+            for rows, first in read_verdicts(pool, place, name, there):
                 rows, passed_before = _with_verdicts(rows, first, rules, decisions, passed_before)
                 pairs.add(rows)
                 if surviving.steps:
@@ -119,6 +125,11 @@ def write_split(
         return counts.as_table(reasons), sums
 
     return write
+
+
+def _measured(schema: pa.Schema, absent: set[str]) -> pa.Schema:
+    """`schema` without the columns that nobody measured: left out, a later rule misses them."""
+    return pa.schema([field for field in schema if field.name not in absent])
 
 
 def _with_verdicts(

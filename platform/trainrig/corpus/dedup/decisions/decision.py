@@ -1,4 +1,5 @@
-"""Who falls: greedy in the keep order, over verified pairs that lie in partitions.
+"""Decides which duplicates to drop: greedily in keep order, over verified pairs, partition by
+partition.
 
 A document falls only if it has a verified pair with a *kept* document before it in the keep order.
 So a chain A~B~C without A~C keeps A and C, and nothing falls for being like something that is gone.

@@ -1,4 +1,4 @@
-"""What became of documents, as rows that travel between partitions.
+"""Dedup decisions as rows that are exchanged between partitions.
 
 Near copies know which kept document they repeat. Copies of a text, and captures of a URL, repeat
 the first of their kind, which may have fallen itself: so its partition tells them what became of

@@ -1,4 +1,4 @@
-"""What is known of the documents of one split that passed, and what became of them as copies.
+"""The documents of one split that passed the rules, and the dedup decision on each.
 
 An .npz file, of about 100 bytes a document. It stays beside the output, so that thresholds can be
 decided again, and a later crawl be held to this one.

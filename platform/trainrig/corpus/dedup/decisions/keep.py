@@ -1,4 +1,5 @@
-"""Which of several like documents stays: a total order that no order of the inputs shows in.
+"""The keep order: which of several similar documents is kept, independent of the order of the
+inputs.
 
 A rule gives each document a *rank*, and of two alike the lower one may stay. Equal ranks go by the
 id, which is a digest of what the document is, so that the choice is the same whatever came first.

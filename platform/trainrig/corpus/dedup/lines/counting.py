@@ -1,4 +1,6 @@
-"""The first two phases: the keys of a split's lines, counted, and what is too often in all."""
+"""The first two phases: count the line keys of each split, then find those that are too
+frequent overall.
+"""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""The last phase: where the lines that are too often lie in a split's texts."""
+"""The last phase: locate the too-frequent lines in the texts of a split."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence

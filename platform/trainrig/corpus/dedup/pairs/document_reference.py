@@ -1,4 +1,4 @@
-"""What documents go by while copies are looked for.
+"""References to documents during the search for duplicates.
 
 A *split index* is the documents of one split that passed, of this crawl or an earlier one; a
 document's *ref* is its split index and its place there. Two documents compare by their rank, then

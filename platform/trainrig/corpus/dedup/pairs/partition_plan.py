@@ -21,8 +21,8 @@ _SHARED = 4  # of as many band keys one is shared at most, as a rule; else range
 _UNEVEN = 16  # ranges of keys hold as many but for so much
 _BYTES_OF_TEXT = 4 * 48  # among equals, as rows are read, together, and in another order
 _PARTS = 256  # at least, where there is so much work: smaller ones stay in caches
-# A pair, its evidence or its edge, and the guest that it may be with: as they are read, and in
-# order. 160 were seen where nearly all are with remote documents.
+# A pair, its evidence or its edge, and the remote document that it may be with: as they are read,
+# and in order. 160 were seen where nearly all are with remote documents.
 _BYTES_OF_PAIR = 180
 _BYTES_OF_DOCUMENT = 400  # its columns, and its rows among equals: 48 bytes, held as entries are
 # mapped, copied together, and those of the other split index as it is mapped

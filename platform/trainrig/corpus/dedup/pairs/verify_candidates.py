@@ -88,7 +88,7 @@ class RemoteShingles:
 
     @property
     def names(self) -> Rows:
-        """SET, of each guest."""
+        """SET, of each remote document."""
         return np.take(self.own.names, self.nth)
 
     @property

@@ -1,4 +1,6 @@
-"""What is known of the texts of one file: all that deduplication looks at, texts never again."""
+"""Computes the signatures of one split: everything that deduplication needs, so that texts are
+not read again.
+"""
 
 import dataclasses
 from collections.abc import Sequence

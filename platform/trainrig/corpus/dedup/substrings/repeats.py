@@ -1,4 +1,4 @@
-"""The fourth phase: which windows of a partition were there before, by a suffix array.
+"""The fourth phase: find repeated windows of a partition with a suffix array.
 
 Suffixes that begin with the same window are neighbours in a suffix array (Manber & Myers 1993),
 so all copies of a window are found by comparing each suffix with the one before, up to the length

@@ -1,4 +1,4 @@
-"""What was cut, told: the passages that were cut most often, and the longest."""
+"""Reports the passages that were removed most often, and the longest."""
 
 import hashlib
 from collections.abc import Sequence
