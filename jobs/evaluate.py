@@ -6,8 +6,8 @@ On a cluster that has trainrig installed (README says how on another):
 """
 
 from trainrig import job
-from trainrig.evaluate.perplexity import evaluate
 from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.scorecard import evaluate
 
 if __name__ == "__main__":
     job.main(Evaluation, evaluate)

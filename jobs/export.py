@@ -9,7 +9,7 @@ import argparse
 import json
 
 from trainrig.job import exit_codes
-from trainrig.models.hf import HubFolder
+from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain.huggingface import export_checkpoint
 
 if __name__ == "__main__":

@@ -93,11 +93,11 @@ def test_the_last_rank_is_killed_once_the_step_is_done(
         assert two.wait(PATIENCE) == -signal.SIGKILL
     assert (zero.poll(), one.poll()) == (None, None)
     (kill,) = kills(tmp_path)
-    assert {name: kill[name] for name in ("attempt", "step", "rank", "victim")} == {
+    assert {name: kill[name] for name in ("attempt", "step", "rank", "target")} == {
         "attempt": 1,
         "step": 5,
         "rank": 2,
-        "victim": two.pid,
+        "target": two.pid,
     }
 
 

@@ -25,13 +25,15 @@ import pytest
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.errors import ConfigError
+from trainrig.models.decoder import Decoder, initialise
+from trainrig.train import checkpoint
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     *("curate", "ngrams", "classifier", "tokenizer", "tokens"),
-    *("pretrain", "posttrain", "evaluate", "export", "sweep"),
+    *("pretrain", "conversations", "posttrain", "score", "evaluate", "export", "sweep"),
 )
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
@@ -161,7 +163,16 @@ def write_conversations(path: Path) -> str:
         for word in WORDS
     ]
     path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
-    return str(path)
+    return json.dumps([str(path)])
+
+
+def write_reward_model(model: str, folder: Path) -> None:
+    """A reward model that nobody has taught, of the sizes of `model`."""
+    opened = checkpoint.open_model(model)
+    config = opened.config.with_score_head()
+    scorer = Decoder(config)
+    initialise(scorer, seed=1)
+    checkpoint.write_model(str(folder), config, opened.tokenizer, scorer.state_dict())
 
 
 def write_unwanted(path: Path) -> str:
@@ -219,9 +230,16 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "batches.micro_batch": "2",
             "training.steps": "4",
         },
+        "conversations": {
+            "tokenizer": at["model"],
+            "output": str(folder / "conversations"),
+            "sources.0.paths": write_conversations(folder / "lessons.jsonl"),
+            "sources.1.paths": write_conversations(folder / "questions.jsonl"),
+            "sequence_length": "64",
+        },
         "posttrain": {
             "checkpoint": at["model"],
-            "conversations": write_conversations(folder / "lessons.jsonl"),
+            "conversations": str(folder / "conversations"),
             "output": at["tuned"],
             "workers": "1",
             "batches.sequence_length": "64",
@@ -229,10 +247,16 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "batches.micro_batch": "4",
             "training.steps": "2",
         },
+        "score": {
+            "checkpoint": str(folder / "reward"),
+            "rows": "conversations",
+            "paths": write_conversations(folder / "answers.jsonl"),
+            "output": str(folder / "scored"),
+        },
         "evaluate": {
             "checkpoint": at["tuned"],
             "tokens": at["tokens"],
-            "conversations": str(folder / "lessons.jsonl"),
+            "conversations": str(folder / "conversations"),
             "output": at["scores"],
             "sequence_length": "64",
         },
@@ -245,8 +269,12 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "training.fewest_steps": "4",
         },
     }[script]
+    if script == "score":
+        write_reward_model(at["model"], folder / "reward")
     run_file = {"tokens": "tokenize"}.get(script, script)
-    path = "crawl" if script in ("ngrams", "classifier") else "quickstart"
+    path = {"ngrams": "crawl", "classifier": "crawl", "score": "preferences"}.get(
+        script, "quickstart"
+    )
     given = [f"jobs/configs/{path}/{run_file}.toml"]
     for key, value in changes.items():
         given += ["--set", f"{key}={value}"]
@@ -275,7 +303,9 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
         "tokenizer": ("vocabulary", 300),
         "tokens": ("vocabulary", 300),
         "pretrain": ("steps", 4),
+        "conversations": ("train_conversations", len(WORDS)),
         "posttrain": ("steps", 2),
+        "score": ("scored", len(WORDS)),
         "evaluate": ("step", 2),
         "export": ("step", 2),
         "sweep": ("points", 4),

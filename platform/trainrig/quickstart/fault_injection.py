@@ -1,4 +1,4 @@
-"""The quickstart's own sabotage: one worker of the run, killed halfway with SIGKILL."""
+"""Fault injection of the quickstart: kills one worker with SIGKILL halfway through pretraining."""
 
 import contextlib
 import os

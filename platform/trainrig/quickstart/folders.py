@@ -45,6 +45,11 @@ class Folders:
         return self._below("pages", "instructions-held-out.jsonl")
 
     @property
+    def conversations(self) -> str:
+        """What `conversations` wrote."""
+        return self._below("conversations")
+
+    @property
     def documents(self) -> str:
         """What `curate` wrote."""
         return self._below("documents")

@@ -13,12 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 import trainrig
 from trainrig import config, manifest, storage
-from trainrig.config import NOT_IDENTITY, Field, Run, RunFile
+from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Run, RunFile
 from trainrig.corpus.curate import Curation, curate
 from trainrig.errors import ConfigError
-from trainrig.evaluate.perplexity import evaluate
 from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.scorecard import evaluate
 from trainrig.manifest import FileSum, Manifest
+from trainrig.posttrain.conversation_run import ConversationEncoding
+from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain
 from trainrig.quickstart.fault_injection import kill_one_worker
@@ -42,7 +44,7 @@ class PageMaking(RunFile):
     verb: ClassVar[str] = "pages"
 
     stage: Literal["pages"] = "pages"
-    output: Annotated[str, NOT_IDENTITY]  # folder to write
+    output: Annotated[str, OUTPUT]  # folder to write
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=1)  # worker processes
     pages: PagesSettings = PagesSettings()  # how many pages of each kind
 
@@ -95,9 +97,13 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     do(tokenize, Tokenization, documents=at.documents, tokenizer=at.tokenizer, output=at.tokens)
     with kill_one_worker(at.model, after_step=_step_of_the_kill(wanted.load(Pretraining))):
         do(pretrain, Pretraining, tokens=at.tokens, output=at.model)
-    do(posttrain, FineTuning, checkpoint=at.model, conversations=at.lessons, output=at.tuned)
+    rows = {"sources__0__paths": (at.lessons,), "sources__1__paths": (at.questions,)}
+    places = {"tokenizer": at.model, "output": at.conversations}
+    do(encode_conversations, ConversationEncoding, **rows, **places)
+    places = {"checkpoint": at.model, "conversations": at.conversations}
+    do(posttrain, FineTuning, output=at.tuned, **places)
     for checkpoint, scores in at.scored().items():
-        places = {"tokens": at.tokens, "conversations": at.questions}
+        places = {"tokens": at.tokens, "conversations": at.conversations}
         do(evaluate, Evaluation, checkpoint=checkpoint, output=scores, **places)
     if wanted.sweep:
         do(sweep, Sweep, tokens=at.tokens, output=at.sweep, trials__at_once=wanted.workers)

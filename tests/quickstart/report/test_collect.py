@@ -49,7 +49,7 @@ def run(at: Folders) -> RunFolder:
 
 
 def record_kill(run: RunFolder, attempt: int, victim: int) -> float:
-    run.record(KILLED, attempt=attempt, step=0, rank=0, victim=victim)
+    run.record(KILLED, attempt=attempt, step=0, rank=0, target=victim)
     return float(list(run.events())[-1]["time"])
 
 

@@ -1,4 +1,4 @@
-"""From what the stages left on disk to the story of the report, and the summary for machines.
+"""Collects the results of all stages for the report and for the JSON summary.
 
 Everything is read from manifests, metrics, events and documents; nothing is remembered from the
 run, so a second call tells the same story.
@@ -16,10 +16,9 @@ from typing import Any
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import DROPPED, KEPT, read_rows
 from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
-from trainrig.evaluate.perplexity import SCORECARD
+from trainrig.evaluate.scores.card import SCORECARD
 from trainrig.manifest import Manifest
-from trainrig.models.generate import Sampling
-from trainrig.posttrain.chat import read_conversations
+from trainrig.models.sampling import Sampling
 from trainrig.posttrain.text_generator import Spoken, TextGenerator
 from trainrig.quickstart.fault_injection import KILLED
 from trainrig.quickstart.folders import Folders
@@ -263,7 +262,7 @@ def _restarts(run: RunFolder, lines: Sequence[Mapping[str, Any]]) -> tuple[resul
         killed = next((kill for kill in kills if kill["attempt"] == before.number), None)
         if killed and again:
             seconds = again["time"] - killed["time"]
-            restarts.append(results.Restart(last, after.resumed_step, seconds, killed["victim"]))
+            restarts.append(results.Restart(last, after.resumed_step, seconds, killed["target"]))
     return tuple(restarts)
 
 
@@ -300,9 +299,8 @@ def _scores(at: Folders) -> tuple[results.DomainScore, ...]:
 def _generations(at: Folders) -> tuple[results.GenerationPair, ...]:
     """What both models answer to the first held-out questions."""
     before, after = TextGenerator.open(at.model), TextGenerator.open(at.tuned)
-    questions = [
-        c[0].content for c in itertools.islice(read_conversations(at.questions), QUESTIONS)
-    ]
+    lines = itertools.islice(storage.read(at.questions).splitlines(), QUESTIONS)
+    questions = [json.loads(line)["messages"][0]["content"] for line in lines]
 
     def ask(generator: TextGenerator, question: str) -> Spoken:
         return generator.speak(question, SPEECH, chat=True)

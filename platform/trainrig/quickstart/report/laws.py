@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from trainrig import storage
-from trainrig.errors import DataError, InputError
+from trainrig.errors import InputError
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.report import results
 from trainrig.scaling.laws.fit import LAW_FILE, Fitted, LawFit, fit_law, write_fit
 from trainrig.scaling.laws.law import IntervalEstimate
 from trainrig.scaling.laws.read_table import read_table
-from trainrig.scaling.laws.regression.held_out import HoldOut, predict
+from trainrig.scaling.laws.regression.held_out import predict
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
 from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plan.plan_verb import RunWanted, answer
@@ -47,10 +47,7 @@ def scaling_of(at: Folders) -> results.Scaling:
 
 def _fitted(runs: RunsTable, source: str) -> Fitted:
     """The law, judged on runs kept back if enough are left without them."""
-    try:
-        fitted = fit_law(runs, LawFit(), NAME, source)
-    except DataError:
-        fitted = fit_law(runs, LawFit(hold_out=HoldOut(share=0.0)), NAME, source)
+    fitted = fit_law(runs, LawFit(), NAME, source)
     write_fit(source, fitted)
     return fitted
 

@@ -135,7 +135,7 @@ def _pages(results: QuickstartResults) -> Section:
         Text(
             f"Before anything else, {planted:,} faults were planted in the pages: copies, near "
             "copies, foreign languages, invented personal data. Some were made hard to find on "
-            "purpose, so a few misses are expected."
+            "purpose."
         ),
         charts.caught_chart(results),
     )

@@ -1,4 +1,4 @@
-"""What stands on a page, apart from the frame around it: a title and a row of blocks.
+"""The content of a page, without the frame around it: a title and a list of blocks.
 
 Docstrings are read into blocks here. The reading is meant for pages that look like a project's
 manual, not as a full parser of reStructuredText: a docstring it does not understand becomes plain

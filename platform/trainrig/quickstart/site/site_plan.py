@@ -1,4 +1,4 @@
-"""Which pages there are, at which URLs, in which frames, with what planted in them."""
+"""Plans the pages: URLs, frames, and what is planted in each."""
 
 import random
 from collections.abc import Sequence
