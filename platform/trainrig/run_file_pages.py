@@ -13,10 +13,12 @@ from typing import Any
 from trainrig.config import RunFile, toml_value
 from trainrig.config.run_file_schema import json_schema
 from trainrig.quickstart.path import PageMaking
+from trainrig.train.run import metrics
 from trainrig.verbs import VERBS
 
 SCHEMAS = "jobs/configs/schema"  # beside the configs, whose first line names one
 PAGE = "docs/run-files.md"
+METRICS_PAGE = "docs/metrics.md"
 
 _HEAD = """# Run files
 
@@ -35,6 +37,17 @@ line of the file names a schema, as in the files of `jobs/configs/`. For a file 
 """
 
 
+_METRICS_HEAD = """# Metrics
+
+Every figure that a training run logs, in `metrics.jsonl` and in TensorBoard under the same names.
+Generated from `TABLE` in `platform/trainrig/train/run/metrics.py` by `make docs`; do not edit it
+here. What stands in capitals is one of several; [Monitoring](monitoring.md) says what to make of
+them.
+
+| name | unit | measured by, when | what it is |
+| --- | --- | --- | --- |"""
+
+
 def models() -> dict[str, type[RunFile]]:
     """The model of each run file, by the command that it is for; `pages` is the quickstart's."""
     return {**{verb: VERBS[verb].load_model() for verb in VERBS}, PageMaking.verb: PageMaking}
@@ -47,7 +60,16 @@ def generated() -> dict[str, str]:
         f"{SCHEMAS}/{verb}.json": f"{json.dumps(schema, indent=1, ensure_ascii=False)}\n"
         for verb, schema in schemas.items()
     }
-    return files | {PAGE: page(schemas)}
+    return files | {PAGE: page(schemas), METRICS_PAGE: metrics_page()}
+
+
+def metrics_page() -> str:
+    """The page of all figures that a run logs."""
+    rows = [
+        f"| `{each.name}` | {each.unit} | {each.source} | {each.meaning} |"
+        for each in metrics.TABLE
+    ]
+    return "\n".join([_METRICS_HEAD, *rows]) + "\n"
 
 
 def page(schemas: Mapping[str, Mapping[str, Any]]) -> str:
