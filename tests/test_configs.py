@@ -1,6 +1,7 @@
 """The run files and jobs of the repository fit the command line."""
 
 import ast
+import inspect
 import json
 import re
 import runpy
@@ -13,8 +14,9 @@ import pytest
 
 from trainrig import config
 from trainrig.cli import VERBS
-from trainrig.config import RunFile
+from trainrig.config import EXTENDABLE, OUTPUT, RunFile, Settings
 from trainrig.quickstart.path import PageMaking
+from trainrig.verbs import load_named
 
 ROOT = Path(__file__).parents[1]
 RUN_FILES = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
@@ -61,7 +63,10 @@ def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None
     stems = {path.parent.name: set() for path in RUN_FILES}
     for path in RUN_FILES:
         stems[path.parent.name].add(path.stem)
-    assert stems["quickstart"] == {*VERBS, PageMaking.verb}
+    assert stems["quickstart"] == {*VERBS, PageMaking.verb} - {"rl", "score"}
+    assert stems["preferences"] == {"conversations", "posttrain", "score"}
+    assert all(name in stems[verb.example] for name, verb in VERBS.items())
+    assert stems["reinforcement"] == {"rl"}
     assert stems["crawl"] == {"curate", "classifier", "ngrams"}
     assert stems["sweep"] == {"isoflop", "ladder"}
 
@@ -72,6 +77,29 @@ def test_a_verb_is_what_its_run_file_says(verb: str) -> None:
     assert model.verb == verb
     assert model.model_fields["stage"].default == verb
     assert callable(VERBS[verb].load_function())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_keeps_its_contract(verb: str) -> None:
+    """What the command line, `check`, `submit` and `jobs` rely on."""
+    model, function = VERBS[verb].load_model(), VERBS[verb].load_function()
+    written = [n for n, field in model.model_fields.items() if OUTPUT in field.metadata]
+    assert written == ["output"]
+    told = {"splits": {"progress"}, "trials": {"show"}}.get(model.progress, set())
+    assert {"progress", "show"} & set(inspect.signature(function).parameters) == told
+    assert model.trains == (model.progress == "steps")
+    assert model.trains == (model.total_steps is not RunFile.total_steps)
+    asks = model.request_resources is not RunFile.request_resources
+    assert asks == bool({"workers", "trials"} & set(model.model_fields))
+    if model.estimate:
+        assert callable(load_named(model.estimate))
+    assert model.estimate or not model.estimates_cost
+    assert not model.extends_finished or EXTENDABLE in _marks(model)
+
+
+def _marks(model: type[Settings]) -> list[object]:
+    marked = [mark for field in model.model_fields.values() for mark in field.metadata]
+    return [mark for mark in marked if mark is EXTENDABLE]
 
 
 @pytest.mark.parametrize("verb", VERBS)

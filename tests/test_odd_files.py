@@ -12,7 +12,7 @@ VERBS: dict[str, Callable[[str], list[str]]] = {
         verb: lambda path, verb=verb: [verb, path, "--json"]  # type: ignore[misc]
         for verb in (
             *("check", "curate", "classifier", "ngrams", "tokenizer", "tokenize"),
-            *("pretrain", "posttrain", "evaluate", "sweep", "report", "fit"),
+            *("pretrain", "posttrain", "score", "evaluate", "sweep", "report", "fit"),
         )
     },
     "generate": lambda path: ["generate", path, "--prompt", "x", "--json"],

@@ -1,4 +1,4 @@
-"""Every command of the README works, and what it draws and names is there."""
+"""Every command of the README and its guides works; what it draws and names is there."""
 
 import json
 import re
@@ -15,10 +15,17 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCE.findall(README)
+# Pages whose commands are checked like those of the README: each can be copied as it stands.
+GUIDES = ("clusters", "pretraining", "tokens")
+GUIDE_BLOCKS = [
+    block
+    for page in GUIDES
+    for block in FENCE.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+]
 COMMANDS = sorted(
     {
         line.strip().removeprefix("$ ")
-        for language, block in BLOCKS
+        for language, block in BLOCKS + GUIDE_BLOCKS
         if language in {"bash", "console", "sh", "shell"}
         for line in block.splitlines()
         if line.strip() and not line.strip().startswith("#")
@@ -154,7 +161,7 @@ def test_the_index_of_the_docs_names_each_page_once_and_the_readme_names_the_ind
     index = (ROOT / "docs" / "README.md").read_text()
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert sorted(re.findall(r"\]\(([\w-]+\.md)\)", index)) == sorted(pages)
-    for page in ("README", "run-files", "scaling", "performance", "signatures"):
+    for page in ("README", "run-files", "scaling", "performance"):
         assert f"](docs/{page}.md)" in README
 
 

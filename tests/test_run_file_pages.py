@@ -12,7 +12,7 @@ import pytest
 
 from trainrig.config import NOT_IDENTITY, RunFile, Settings
 from trainrig.config.run_file_schema import descriptions, json_schema
-from trainrig.run_file_pages import PAGE, SCHEMAS, generated, models
+from trainrig.run_file_pages import METRICS_PAGE, PAGE, SCHEMAS, generated, models
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
@@ -77,9 +77,10 @@ def test_what_is_generated_is_up_to_date() -> None:
     made = generated()
     stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
     assert stale == [], "run `make docs`"
-    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / SCHEMAS).iterdir()} | {PAGE} == {
-        *made
-    }
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / SCHEMAS).iterdir()} | {
+        PAGE,
+        METRICS_PAGE,
+    } == {*made}
 
 
 def test_links_of_the_page_lead_to_its_sections() -> None:

@@ -139,7 +139,7 @@ def test_what_a_rank_costs_the_post_office_and_the_supervisor(raylets: Any) -> N
     (office,) = (
         process
         for process in psutil.Process().children(recursive=True)
-        if "ray::Control" in " ".join(process.cmdline())
+        if "ray::Coordinator" in " ".join(process.cmdline())
     )
     takes = []
     for step in range(3):

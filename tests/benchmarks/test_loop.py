@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from trainrig import hardware
-from trainrig.estimate.flops import token_flops
+from trainrig.flops import token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.mesh import local_device
 from trainrig.train.checkpoint import newest_valid

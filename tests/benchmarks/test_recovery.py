@@ -132,7 +132,7 @@ def test_a_fault_of_a_process(one_ray, endless, chaos, what, most):
 
     def fault(events):
         if what == "controller":
-            assert chaos.kill_actors("TrainControllerActor")
+            assert chaos.kill_actors("TrainController")
         else:
             number = signal.SIGKILL if what == "kill" else signal.SIGSTOP
             os.kill(events.ranks()[next(ranks)], number)
@@ -147,6 +147,24 @@ def test_a_fault_of_a_process(one_ray, endless, chaos, what, most):
 
     trained_aside(chaos, endless, 2, do)
     assert reached == [True]
+
+
+def test_the_first_step_of_a_command_and_of_the_next_after_it_was_killed(
+    start_driver, endless, chaos, short_folder
+):
+    """From the start of the process, whose Ray is its own, to the first step that is on record."""
+    events = chaos.events(endless.folder)
+    phases = ("attempt_started", "worker_started", "first_step")
+    for nth, after in enumerate(("", " after it was killed")):
+        begun, driver = time.time(), start_driver(endless, 2)
+        events.wait("first_step", nth + 1)
+        if nth == 0:
+            driver.kill()
+        since = {}
+        for name in phases:
+            since[name] = min(e["time"] for e in events.all(name) if e["time"] >= begun) - begun
+        print(f"\nfirst command{after}: " + ", ".join(f"{n} {t:.1f} s" for n, t in since.items()))
+        assert since["first_step"] <= 30.0  # 27 s were seen before it was looked at
 
 
 def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):

@@ -181,17 +181,6 @@ def chaos() -> Any:
 @pytest.fixture(scope="module")
 def one_ray() -> Iterator[None]:
     """A Ray of this machine's own, with room for two workers."""
-    yield from _own_ray()
-
-
-@pytest.fixture
-def ray_with_s3(s3: str) -> Iterator[str]:
-    """A bucket, and a Ray whose workers know where it is."""
-    for _ in _own_ray():
-        yield s3
-
-
-def _own_ray() -> Iterator[None]:
     before = os.environ.pop("RAY_ADDRESS", None)
     connect(2, "workers")
     import ray

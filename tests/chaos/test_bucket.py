@@ -1,9 +1,14 @@
-"""A run whose folder is in a bucket, on Ray, that loses a worker in the midst of a save."""
+"""A run whose folder is in a bucket, on Ray: a worker dies in a save, nodes go and come."""
 
 import dataclasses
+import os
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
+import ray
 import trouble
+from raylets import Raylets
 
 from trainrig import storage
 from trainrig.train.checkpoint import newest_valid
@@ -28,16 +33,39 @@ def what_counts(folder):
     }
 
 
+@pytest.fixture
+def raylets_with_s3(s3: str) -> Iterator[tuple[Raylets, str]]:
+    """Two nodes that know where the bucket is, and the bucket."""
+    with mock.patch.dict(os.environ):
+        ray.shutdown()  # of another module's fixture
+        found = Raylets()
+        os.environ["RAY_ADDRESS"] = found.address
+        yield found, s3
+        ray.shutdown()
+        found.shutdown()
+
+
 @pytest.mark.timeout(600)
-def test_a_run_in_a_bucket_that_loses_a_worker_in_a_save_comes_to_the_same(
-    ray_with_s3, undisturbed, tmp_path
+def test_a_run_in_a_bucket_killed_in_a_save_and_resized_comes_to_the_same(
+    raylets_with_s3, undisturbed, chaos, tmp_path
 ):
+    raylets, bucket = raylets_with_s3
     straight = undisturbed(40)
-    folder = f"{ray_with_s3}/run"
-    save = trouble.DeadlySave(straight.make_batches, step=8, marker=str(tmp_path / "in save"))
-    outcome = trainer.run(dataclasses.replace(straight, folder=folder, make_batches=save), 2)
-    assert outcome.restarts == 1
-    found, wanted = what_counts(folder), what_counts(straight.folder)
+    slow = trouble.slowed(straight, str(tmp_path / "unused"), seconds=0.05)
+    save = trouble.DeadlySave(slow.make_batches, step=8, marker=str(tmp_path / "in save"))
+    job = dataclasses.replace(slow, folder=f"{bucket}/run", make_batches=save)
+    events = chaos.events(job.folder)
+    outcome = []
+    aside = chaos.aside(lambda: outcome.append(trainer.run(job, (1, 2))))
+    events.wait("first_step", 2)  # the second, after the save that killed
+    raylets.die()
+    events.wait("first_step", 3)
+    raylets.come()
+    aside.end()
+    whys = [(event["why"], event["workers"]) for event in events.all("attempt_started")]
+    assert whys == [("start", 2), ("fault", 2), ("shrink", 1), ("grow", 2)]
+    assert outcome[0].checkpoint.step == 40
+    found, wanted = what_counts(job.folder), what_counts(straight.folder)
     assert len(wanted["tensors"]) == 2
     for name in wanted:
         assert found[name] == wanted[name], name

@@ -27,7 +27,7 @@ def kill_at_random(chaos, events, dice, what):
     time.sleep(dice.uniform(0.0, 0.5))
     kind, _, rank = what.partition(" ")
     if what == "controller":
-        chaos.kill_actors("TrainControllerActor")
+        chaos.kill_actors("TrainController")
     elif what == "fork server":
         chaos.kill_fork_servers()
     else:

@@ -1,0 +1,98 @@
+"""Requests by CPU second beside lm-evaluation-harness: one thread, the same model, rows, prompts.
+
+The peer is skipped where it is not installed: `pip install 'trainrig[lm-eval]'`.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from trainrig.evaluate.engine.answers import Examination
+from trainrig.evaluate.engine.encoding import RequestEncoder
+from trainrig.evaluate.engine.shards import TaskRun, questions_of
+from trainrig.evaluate.run_file import TaskChoice
+from trainrig.evaluate.tasks.shipped import load_task
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.huggingface import HubFolder
+from trainrig.posttrain.huggingface import export_checkpoint
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.special import SPECIAL_TOKENS
+from trainrig.train.checkpoint import write_model
+
+pytestmark = [pytest.mark.bench, pytest.mark.data]
+CONFIG = DecoderConfig(layers=4, channels=128, heads=4, positions=2048, vocabulary=4096)
+# Least ratio of requests by CPU second, ours to theirs.
+LEAST = {"arc_easy": 3.0, "lambada": 1.2}
+ROWS = {"arc_easy": 60, "lambada": 200}
+
+
+def made_tokenizer(texts: Path) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=4096,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train([str(texts)], trainer)
+    return str(tokenizer.to_str())
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_requests_a_second_beside_the_harness(
+    name: str, test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = pytest.importorskip("lm_eval.models.huggingface")
+    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    monkeypatch.setattr(os, "environ", {**os.environ, "HF_HUB_OFFLINE": "1"})
+    torch.set_num_threads(1)
+    model = Decoder(CONFIG)
+    initialise(model, seed=1)
+    text = made_tokenizer(test_data / "sets" / "tinyshakespeare.txt")
+    write_model(str(tmp_path / "run"), CONFIG, text, model.state_dict())
+    export_checkpoint(str(tmp_path / "run"), str(tmp_path / "hf"), HubFolder())
+    shots = 5 if name == "arc_easy" else 0
+    task, rows = load_task(TaskChoice(task=name, few_shot=shots), str(test_data / "sets"))
+    questions = questions_of(TaskRun(task, rows, ROWS[name]))
+
+    encoder = RequestEncoder(Encoder(text), CONFIG.positions, document_start=False)
+    examination = Examination(model.eval(), encoder, task, 4096, chat=False)
+    peer = harness.HFLM(
+        pretrained=str(tmp_path / "hf"), dtype="float32", device="cpu", batch_size=16
+    )
+    asked = []
+    for question in questions:
+        before = "".join(shot.prompt + shot.answer + "\n\n" for shot in question.shots)
+        for answer in question.answers:
+            pair = (before + question.prompt, task.delimiter + answer)
+            asked.append(instance("loglikelihood", {}, pair, len(asked)))
+
+    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(2):  # turn by turn, by CPU time, as the machine is not ours alone
+        began = time.process_time()
+        mine = examination.rows(questions)
+        seconds["ours"].append(time.process_time() - began)
+        began = time.process_time()
+        other = peer.loglikelihood(asked, disable_tqdm=True)
+        seconds["theirs"].append(time.process_time() - began)
+    ours, theirs = min(seconds["ours"]), min(seconds["theirs"])
+    flat = [n for row in mine for n in row.get("log_likelihoods", [row.get("log_likelihood")])]
+    worst = max(abs(n - o[0]) for n, o in zip(flat, other, strict=True))
+    found = {
+        "task": name,
+        "requests": len(asked),
+        "ours_per_cpu_second": round(len(asked) / ours, 1),
+        "lm_eval_per_cpu_second": round(len(asked) / theirs, 1),
+        "ratio": round(theirs / ours, 2),
+        "worst_log_likelihood": worst,
+    }
+    print(json.dumps(found))
+    assert worst < 1e-3
+    assert theirs / ours >= LEAST[name]

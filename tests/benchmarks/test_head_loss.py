@@ -1,0 +1,70 @@
+"""Head and loss in blocks of rows beside all logits at once: memory and time."""
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.bench
+
+TOKENS, CHANNELS, ENTRIES, ROUNDS = 2048, 384, 16_384, 5
+
+
+def measure(way: str) -> tuple[float, list[float]]:
+    """MiB above what was there before, at the peak of the first of a few passes; seconds each."""
+    import torch
+    import torch.nn.functional as F
+
+    from trainrig.models.output import Head
+    from trainrig.objectives.chunked_head import head_loss
+    from trainrig.objectives.cross_entropy import token_nats
+
+    torch.set_num_threads(1)
+    hidden = torch.randn(8, TOKENS // 8, CHANNELS)
+    weight = torch.randn(ENTRIES, CHANNELS) * 0.02
+    targets = torch.randint(ENTRIES, (8, TOKENS // 8))
+
+    def go(tokens: int) -> None:
+        h, w = hidden[:, :tokens].clone().requires_grad_(), weight.requires_grad_()
+        w.grad = None
+        if way == "blocks":
+            nats = head_loss(h, Head(w), targets[:, :tokens]).nats_BT
+        else:
+            nats = token_nats(F.linear(h, w), targets[:, :tokens])
+        (nats.sum() / TOKENS).backward()
+
+    go(2)  # kernels that are set up once
+    weight.grad = None
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = []
+    for number in range(ROUNDS):
+        began = time.process_time()
+        go(TOKENS // 8)
+        seconds.append(time.process_time() - began)
+        if number == 0:
+            peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return peak, seconds
+
+
+def test_blocks_take_less_memory_and_no_more_time():
+    found = {}
+    for way in ("plain", "blocks", "plain", "blocks"):
+        told = subprocess.run(
+            [sys.executable, __file__, way], check=True, capture_output=True, text=True
+        ).stdout.split()
+        found.setdefault(way, []).append([float(each) for each in told])
+    peaks = {way: max(run[0] for run in runs) for way, runs in found.items()}
+    seconds = {way: [s for run in runs for s in run[1:]] for way, runs in found.items()}
+    medians = {way: statistics.median(each) for way, each in seconds.items()}
+    spread = {way: (min(each), max(each)) for way, each in seconds.items()}
+    print(f"\nMiB {peaks}, CPU seconds {medians}, of {spread}")
+    assert peaks["blocks"] <= 0.25 * peaks["plain"]
+    assert medians["blocks"] <= medians["plain"]
+
+
+if __name__ == "__main__":
+    peak, seconds = measure(sys.argv[1])
+    print(peak, *seconds)

@@ -1,0 +1,224 @@
+"""Tuning beside TRL: the same 9.4M Llama, rows, sizes, float32, one thread, in turns.
+
+TRL as it comes, but for what would slow it down here (recomputation, bfloat16 on a CPU): rows are
+shuffled and padded to the longest of a batch, the reference runs in the loop. Figures are of wall
+time, so a machine with nothing else to do is asked for.
+"""
+
+import functools
+import gzip
+import json
+import runpy
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.huggingface import HubFolder
+from trainrig.posttrain import sft
+from trainrig.posttrain.conversation_run import ConversationEncoding
+from trainrig.posttrain.conversations import encode_conversations
+from trainrig.posttrain.huggingface import export_checkpoint
+from trainrig.posttrain.run_file import FineTuning
+from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
+from trainrig.tokens.tokenizers.train import train_tokenizer
+from trainrig.train.checkpoint import write_model
+from trainrig.train.run import metrics
+
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
+
+LLAMA = {
+    "vocabulary": 4096, "channels": 256, "layers": 8, "heads": 8, "feedforward_channels": 1024,
+    "positions": 512,
+}  # fmt: skip
+LENGTH, ROUNDS, WARM = 512, 3, 2
+ANSWERS = 16  # conversations of a batch of TRL's; about as many of ours are in as many tokens
+PAIRS = 8
+
+
+class Started:
+    """A fresh model as a checkpoint and as a folder of Hugging Face, and rows to tune it on."""
+
+    def __init__(self, at, rows, kind, texts):
+        """`texts`: what the tokenizer is trained on."""
+        self.at, self.rows = at, rows
+        text = train_tokenizer(ByteLevelBPE(vocabulary=4096), texts).decode()
+        config = DecoderConfig(**LLAMA)
+        model = Decoder(config)
+        initialise(model, seed=1)
+        write_model(str(at / "fresh"), config, text, model.state_dict())
+        export_checkpoint(str(at / "fresh"), str(at / "hub"), HubFolder())
+        self.parameters = sum(each.numel() for each in model.parameters())
+        (at / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        encode_conversations(
+            ConversationEncoding(
+                rows=kind,
+                sources=({"paths": (str(at / "rows.jsonl"),), "source": "rows"},),
+                tokenizer=str(at / "fresh"),
+                output=str(at / "encoded"),
+                workers=0,
+                held_out=0,
+                sequence_length=LENGTH,
+            )
+        )
+
+    def tune(self, name, objective, steps, batch, **changes):
+        """The lines of metrics of a run of ours."""
+        run = {
+            "checkpoint": str(self.at / "fresh"),
+            "conversations": str(self.at / "encoded"),
+            "output": str(self.at / name),
+            "batches": {"sequence_length": LENGTH, "global_batch": batch, "micro_batch": batch},
+            "objective": objective,
+            "training": {
+                "steps": steps,
+                "deterministic": False,
+                "optimizer": {"kind": "AdamW", "lr": 1e-4, "weight_decay": 0.0},
+                "schedule": {"kind": "Constant", "warmup": 0},
+                "held_out": {"rows": 0},
+                "checkpoints": {"every": steps},
+            },
+        }
+        sft.posttrain(FineTuning.model_validate(run | changes))
+        return metrics.series(str(self.at / name))
+
+
+def rate(times, amounts):
+    """A second, from the end of step WARM on."""
+    return sum(amounts[WARM:]) / (times[-1] - times[WARM - 1])
+
+
+def trl_run(started, kind, steps, batch, lora=False):
+    """(A second, first loss) of a run of TRL's: trained targets for SFT, steps for DPO."""
+    import transformers
+    import trl
+    from datasets import Dataset
+
+    ends, targets = [], []
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_end(self, *arguments, **others):
+            ends.append(time.perf_counter())
+
+    base = trl.SFTTrainer if kind == "SFT" else trl.DPOTrainer
+
+    class Counting(base):
+        def compute_loss(self, model, inputs, *arguments, **others):
+            if "labels" in inputs:
+                targets.append(int((inputs["labels"] != -100).sum()))
+            return super().compute_loss(model, inputs, *arguments, **others)
+
+    settings = {
+        "output_dir": str(started.at / "trl"), "per_device_train_batch_size": batch,
+        "max_steps": steps, "learning_rate": 1e-4, "lr_scheduler_type": "constant",
+        "gradient_checkpointing": False, "bf16": False, "report_to": "none", "use_cpu": True,
+        "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "max_length": LENGTH,
+        "weight_decay": 0.0,
+    }  # fmt: skip
+    tokenizer = transformers.AutoTokenizer.from_pretrained(started.at / "hub")
+    model = transformers.AutoModelForCausalLM.from_pretrained(started.at / "hub")
+    peft = None
+    if lora:
+        from peft import LoraConfig
+
+        peft = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
+    config = (trl.SFTConfig if kind == "SFT" else trl.DPOConfig)(**settings)
+    trainer = Counting(
+        model=model, args=config, train_dataset=Dataset.from_list(started.rows),
+        processing_class=tokenizer, callbacks=[Clock()], peft_config=peft,
+    )  # fmt: skip
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    return rate(ends, targets if kind == "SFT" else [1] * steps), losses[0]
+
+
+def report(name, pairs, write_result, **found):
+    ratios = sorted(ours / theirs for ours, theirs in pairs)
+    found |= {
+        "benchmark": name,
+        "ours_per_second": [round(ours, 3) for ours, _ in pairs],
+        "trl_per_second": [round(theirs, 3) for _, theirs in pairs],
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
+    }
+    print("\n" + json.dumps(found))
+    write_result(f"{name}-beside-trl.json", found)
+    return found["ratio"]
+
+
+@pytest.fixture
+def alone(monkeypatch, without_ray):
+    """One thread, no hub."""
+    pytest.importorskip("trl")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
+def test_sft_on_real_rows(lora, alone, test_data, tmp_path, write_result):
+    lines = (test_data / "sets/gsm8k_train.jsonl").read_text().splitlines()[:1_000]
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": row["question"]}],
+            "completion": [{"role": "assistant", "content": row["answer"]}],
+        }
+        for row in map(json.loads, lines)
+    ]
+    started = Started(tmp_path, rows, "conversations", lines)
+    pairs, steps = [], 12
+    changes = {"lora": {"rank": 8, "alpha": 16}} if lora else {}
+    for nth in range(ROUNDS):
+        series = started.tune(f"ours-{nth}", {"kind": "SFT"}, steps, 6, **changes)
+        seen = [line["train/tokens"] for line in series]
+        amounts = [b - a for a, b in zip([0, *seen], seen, strict=False)]
+        ours = rate([line["time"] for line in series], amounts)
+        theirs, _ = trl_run(started, "SFT", steps, ANSWERS, lora)
+        pairs.append((ours, theirs))
+    facts = {"unit": "trained targets", "parameters": started.parameters}
+    assert report("lora-sft" if lora else "sft", pairs, write_result, **facts) > 1
+
+
+def test_dpo_on_real_pairs_with_the_references_counted(
+    alone, test_data, tmp_path, write_result, monkeypatch
+):
+    with gzip.open(test_data / "sets/hh_harmless_base_test.jsonl.gz", "rt") as file:
+        dialogues = [json.loads(line) for line, _ in zip(file, range(1_000), strict=False)]
+    rows = []
+    for each in dialogues:
+        prompt, _, chosen = each["chosen"].rpartition("\n\nAssistant: ")
+        begin, _, rejected = each["rejected"].rpartition("\n\nAssistant: ")
+        if begin == prompt and chosen != rejected and len(prompt) + len(chosen) < 900:
+            rows.append({"prompt": prompt + "\n\nAssistant: ", "chosen": chosen,
+                         "rejected": rejected})  # fmt: skip
+    rows = rows[:96]
+    spent = []
+    compute = sft.compute_references
+
+    @functools.wraps(compute)
+    def timed(*arguments):
+        began = time.perf_counter()
+        found = compute(*arguments)
+        spent.append(time.perf_counter() - began)
+        return found
+
+    monkeypatch.setattr(sft, "compute_references", timed)
+    pairs, steps = [], len(rows) // PAIRS  # each pair once
+    for nth in range(ROUNDS):
+        at = tmp_path / str(nth)  # its references are computed anew
+        at.mkdir()
+        started = Started(at, rows, "pairs", [each["chosen"] for each in dialogues])
+        series = started.tune("ours", {"kind": "DPO"}, steps, PAIRS)
+        ends = [line["time"] for line in series]
+        loop = (ends[-1] - ends[WARM - 1]) / (steps - WARM)  # s a step
+        ours = 1 / (loop + spent[-1] / steps)
+        theirs, _ = trl_run(started, "DPO", steps, PAIRS)
+        pairs.append((ours, theirs))
+    facts = {"unit": "steps", "parameters": started.parameters, "rows": len(rows)}
+    assert report("dpo", pairs, write_result, **facts) > 1

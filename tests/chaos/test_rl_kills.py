@@ -1,0 +1,77 @@
+"""Reinforcement learning that is killed and goes on with other workers comes to the same."""
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
+from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.train.checkpoint import write_model
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.stored_batches import stored_batches
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+
+
+def rollouts(job):
+    """The bytes of each micro-batch that was trained on."""
+    return {
+        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
+        for batch in stored_batches(RunFolder(job.folder))
+        for index, file in enumerate(batch.files)
+    }
+
+
+@pytest.mark.timeout(600)
+def test_rollouts_and_weights_are_the_same_after_three_kills(
+    tokens, ranks, start_driver, assert_equal, chaos, tmp_path
+):
+    path, base = tmp_path / "prompts.jsonl", str(tmp_path / "base")
+    rows = [{"prompt": f"the sea {n}"} for n in range(16)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = Decoder(DecoderConfig(layers=2, channels=64, heads=4, positions=128, vocabulary=320))
+    initialise(model, seed=1)
+    write_model(base, model.config, TokenizerFiles.read(tokens).tokenizer, model.state_dict())
+    run = ReinforcementLearning.model_validate(
+        {
+            "checkpoint": base,
+            "output": str(tmp_path / "straight"),
+            "prompts": {"paths": (str(path),)},
+            "rollouts": {
+                **{"prompts": 4, "samples": 4, "micro_batch": 4},
+                **{"prompt_tokens": 32, "maximum_tokens": 90},
+            },
+            "rewards": ({"kind": "PatternShape", "pattern": "e", "whole": False},),
+            "objective": {"kind": "DAPO", "reference": {"weight": 0.01}},
+            "training": {
+                "steps": 24,
+                "optimizer": {"kind": "AdamW", "lr": 0.003},
+                "checkpoints": {"every": 4, "keep": 2},
+                "faults": {"hang_seconds": 10.0, "max_restarts": 9},
+            },
+        }
+    )
+    straight, _, _ = prepare(run)
+    ranks(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
+    job = dataclasses.replace(straight, folder=str(tmp_path / "run"))
+    events = chaos.events(job.folder)
+    first = start_driver(job, 2)
+    for failed, rank in ((1, 1), (2, 0)):
+        events.wait_for_a_step()
+        os.kill(events.ranks()[rank], signal.SIGKILL)
+        events.wait("attempt_failed", failed)
+    events.wait("checkpoint", len(events.all("checkpoint")) + 1)
+    first.kill()
+    first.wait()
+    second = start_driver(job, 1)
+    assert second.wait(timeout=300) == 0, second.stderr.read()
+    assert len(events.all("attempt_failed")) >= 2
+    assert events.folder.attempts()[-1].resumed_step >= 4
+    assert rollouts(job) == rollouts(straight)
+    assert_equal(job, straight)
