@@ -14,7 +14,7 @@ entries of the vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -57,20 +57,42 @@ class HeadLoss:
     uniform_BT: Tensor
 
 
+class RowLosses(Protocol):
+    """What a loss of logits is, worked out some rows at a time: three numbers of each row, and the
+    slopes of the first."""
+
+    def replace_by_slopes(
+        self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
+    ) -> None:
+        """Fill `parts_3R` with the numbers of the targets `rows`, in their order without IGNORE,
+        and overwrite their `logits_RV` with the slopes of the first, each row's times what it
+        counts (None: 1). `logits_RV` are products with the head's weight alone."""
+        ...
+
+
 def head_loss(
     hidden_BTC: Tensor, head: OutputHead, targets_BT: Tensor, extras: Extras | None = None
 ) -> HeadLoss:
     """The loss of each target under the logits `head(hidden_BTC)`."""
+    losses = _CrossEntropy(targets_BT[targets_BT != IGNORE], Bend.of(head), extras or Extras())
+    return HeadLoss(*row_losses(hidden_BTC, head, targets_BT, losses))
+
+
+def row_losses(
+    hidden_BTC: Tensor, head: OutputHead, targets_BT: Tensor, losses: RowLosses
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, T] each, the three numbers of each place whose target is not IGNORE, float32, 0
+    elsewhere. The first can be gone backward from; the others have no slopes of their own."""
     found = _HeadLoss.apply(  # type: ignore[no-untyped-call]
         hidden_BTC.reshape(-1, hidden_BTC.shape[-1]),
         head.weight_VC,
         head.bias_V,
         targets_BT.reshape(-1),
-        _Bend(head.multiplier, head.soft_cap),
-        extras or Extras(),
+        losses,
         torch.is_grad_enabled(),
     )
-    return HeadLoss(*(each_N.view(targets_BT.shape) for each_N in found))
+    first, second, third = (each_N.view(targets_BT.shape) for each_N in found)
+    return first, second, third
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -81,29 +103,28 @@ class _HeadLoss(torch.autograd.Function):
         weight_VC: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        bend: "_Bend",
-        extras: Extras,
+        losses: RowLosses,
         with_slopes: bool,
     ) -> tuple[Tensor, ...]:
         trained_K = (targets_N != IGNORE).nonzero().squeeze(1)
-        blocks = _Blocks(weight_VC, bias_V, bend, extras)
+        blocks = _Blocks(weight_VC, bias_V, losses)
         wanted = ctx.needs_input_grad[:3] if with_slopes else None
         everything = len(trained_K) == len(targets_N)
         hidden_KC = hidden_NC if everything else hidden_NC[trained_K]
-        parts_3K, slopes = blocks.work_through(hidden_KC, targets_N[trained_K], wanted)
-        ctx.save_for_backward(hidden_NC, weight_VC, bias_V, targets_N)
-        ctx.bend, ctx.extras, ctx.trained_K, ctx.slopes = bend, extras, trained_K, slopes
+        parts_3K, slopes = blocks.work_through(hidden_KC, wanted)
+        ctx.save_for_backward(hidden_NC, weight_VC, bias_V)
+        ctx.losses, ctx.trained_K, ctx.slopes = losses, trained_K, slopes
         parts_3N = parts_3K.new_zeros(3, len(targets_N))
         parts_3N[:, trained_K] = parts_3K
-        nats_N, z_N, uniform_N = parts_3N.unbind()
-        ctx.mark_non_differentiable(z_N, uniform_N)
-        return nats_N, z_N, uniform_N
+        first_N, *others = parts_3N.unbind()
+        ctx.mark_non_differentiable(*others)
+        return first_N, *others
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_N: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Slopes of hidden states and weight: those at hand if all tokens count alike."""
-        hidden_NC, weight_VC, bias_V, targets_N = ctx.saved_tensors
+        hidden_NC, weight_VC, bias_V = ctx.saved_tensors
         # A sum's slope is one number, spread without a copy: to see so needs no look at the device.
         alike = slope_N.numel() > 0 and not any(slope_N.stride())
         slopes, ctx.slopes = ctx.slopes, None  # scaled in place, so good for one backward pass
@@ -111,19 +132,17 @@ class _HeadLoss(torch.autograd.Function):
         if alike and slopes is not None:
             slopes.scale(slope_N[0])
         else:
-            blocks = _Blocks(weight_VC, bias_V, ctx.bend, ctx.extras)
-            hidden_KC, targets_K = hidden_NC[trained_K], targets_N[trained_K]
+            blocks = _Blocks(weight_VC, bias_V, ctx.losses)
             counts_K = slope_N[trained_K]
-            slopes = blocks.work_through(hidden_KC, targets_K, ctx.needs_input_grad[:3], counts_K)[
-                1
-            ]
+            wanted = ctx.needs_input_grad[:3]
+            slopes = blocks.work_through(hidden_NC[trained_K], wanted, counts_K)[1]
         of_hidden_NC = slopes.hidden_KC
         if of_hidden_NC is not None and len(trained_K) < len(hidden_NC):
             of_hidden_NC = torch.zeros_like(hidden_NC)
             of_hidden_NC[trained_K] = slopes.hidden_KC
         weight = None if slopes.weight_VC is None else slopes.weight_VC.to(weight_VC.dtype)
         bias = None if slopes.bias_V is None else slopes.bias_V.to(weight_VC.dtype)
-        return of_hidden_NC, weight, bias, None, None, None, None
+        return of_hidden_NC, weight, bias, None, None, None
 
 
 @dataclass
@@ -143,11 +162,16 @@ class _Slopes:
 
 
 @dataclass(frozen=True)
-class _Bend:
+class Bend:
     """What a head makes of the products, number by number."""
 
     multiplier: float
     cap: float | None
+
+    @classmethod
+    def of(cls, head: OutputHead) -> "Bend":
+        """That of `head`."""
+        return cls(head.multiplier, head.soft_cap)
 
     def apply(self, x: Tensor) -> Tensor | None:
         """Change `x` in place; the factor that slopes take on the way back, None: 1 for all."""
@@ -164,20 +188,17 @@ class _Bend:
 class _Blocks:
     """Works through the logits of one head, some rows at a time."""
 
-    def __init__(
-        self, weight_VC: Tensor, bias_V: Tensor | None, bend: _Bend, extras: Extras
-    ) -> None:
-        self._weight_VC, self._bias_V, self._bend, self._extras = weight_VC, bias_V, bend, extras
+    def __init__(self, weight_VC: Tensor, bias_V: Tensor | None, losses: RowLosses) -> None:
+        self._weight_VC, self._bias_V, self._losses = weight_VC, bias_V, losses
 
     def work_through(
         self,
         hidden_KC: Tensor,
-        targets_K: Tensor,
         wanted: tuple[bool, bool, bool] | None,
         counts_K: Tensor | None = None,
     ) -> tuple[Tensor, _Slopes]:
-        """[3, K] nats, z and uniform nats of each target; and the slopes `wanted` of hidden states,
-        weight and bias, each target counting as much as `counts_K` says (None: 1)."""
+        """[3, K] the numbers of each target; and the slopes `wanted` of hidden states, weight and
+        bias, each target counting as much as `counts_K` says (None: 1)."""
         weight_VC = self._weight_VC
         parts_3K = torch.zeros(3, len(hidden_KC), dtype=torch.float32, device=hidden_KC.device)
         slopes = _Slopes()
@@ -187,12 +208,12 @@ class _Blocks:
             slopes.weight_VC = torch.zeros_like(weight_VC, dtype=torch.float32)
         if wanted and wanted[2]:
             slopes.bias_V = parts_3K.new_zeros(len(weight_VC))
-        for rows in _cut(len(hidden_KC), weight_VC):
+        for rows in cut_blocks(len(hidden_KC), weight_VC):
             logits_RV = hidden_KC[rows] @ weight_VC.T
             if self._bias_V is not None:
                 logits_RV += self._bias_V
             counts_R = None if counts_K is None else counts_K[rows]
-            self._replace_by_slopes(logits_RV, targets_K[rows], counts_R, parts_3K[:, rows])
+            self._losses.replace_by_slopes(logits_RV, rows, counts_R, parts_3K[:, rows])
             if slopes.hidden_KC is not None:
                 slopes.hidden_KC[rows] = logits_RV @ weight_VC
             if slopes.weight_VC is not None:
@@ -201,38 +222,51 @@ class _Blocks:
                 slopes.bias_V += logits_RV.sum(0, dtype=torch.float32)
         return parts_3K, slopes
 
-    def _replace_by_slopes(
-        self, logits_RV: Tensor, targets_R: Tensor, counts_R: Tensor | None, parts_3R: Tensor
-    ) -> None:
-        """Fill `parts_3R` with nats, z and uniform nats, and overwrite `logits_RV` with slopes.
 
-        In float32, a few rows at a time, which stay in a core's cache. The slope of a nat is the
-        softmax, less one at the target.
-        """
-        extras, entries = self._extras, logits_RV.shape[1]
-        for rows in cut_rows(logits_RV):
-            x = logits_RV[rows].float()  # float32 logits themselves, or a copy
-            left = self._bend.apply(x)
-            targets = targets_R[rows, None]
+@dataclass(frozen=True)
+class _CrossEntropy:
+    """Nats, z and uniform nats of each target, as `RowLosses`."""
+
+    targets_K: Tensor
+    bend: Bend
+    extras: Extras
+
+    def replace_by_slopes(
+        self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
+    ) -> None:
+        """In float32, a few rows at a time, which stay in a core's cache. The slope of a nat is the
+        softmax, less one at the target."""
+        extras, entries = self.extras, logits_RV.shape[1]
+        targets_R = self.targets_K[rows]
+        for some in cut_rows(logits_RV):
+            x = logits_RV[some].float()  # float32 logits themselves, or a copy
+            left = self.bend.apply(x)
+            targets = targets_R[some, None]
             chosen = x.gather(1, targets).squeeze(1)
             mean = x.mean(1) if extras.uniform else chosen
             largest = x.amax(1, keepdim=True)
             x.sub_(largest).exp_()
             total = x.sum(1)
             normaliser = total.log() + largest.squeeze(1)
-            parts_3R[0, rows] = normaliser - chosen
-            parts_3R[1, rows] = normaliser.square()
-            parts_3R[2, rows] = normaliser - mean
+            parts_3R[0, some] = normaliser - chosen
+            parts_3R[1, some] = normaliser.square()
+            parts_3R[2, some] = normaliser - mean
             x.mul_(((1 + extras.uniform + 2 * extras.z * normaliser) / total)[:, None])
             x.scatter_add_(1, targets, x.new_full(targets.shape, -1.0))
             if extras.uniform:
                 x.sub_(extras.uniform / entries)
-            if left is not None:
-                x.mul_(left)
-            if counts_R is not None:
-                x.mul_(counts_R[rows, None])
-            if x.data_ptr() != logits_RV[rows].data_ptr():
-                logits_RV[rows] = x
+            put_back(x, logits_RV[some], left, None if counts_R is None else counts_R[some])
+
+
+def put_back(x: Tensor, logits_RV: Tensor, left: Tensor | None, counts_R: Tensor | None) -> None:
+    """Write the slopes `x` of bent logits over `logits_RV`, which they may share memory with:
+    times `left`, the factors of the bend, and times what each row counts."""
+    if left is not None:
+        x.mul_(left)
+    if counts_R is not None:
+        x.mul_(counts_R[:, None])
+    if x.data_ptr() != logits_RV.data_ptr():
+        logits_RV.copy_(x)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -242,7 +276,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.add_(left @ right)
 
 
-def _cut(count: int, weight_VC: Tensor) -> list[slice]:
+def cut_blocks(count: int, weight_VC: Tensor) -> list[slice]:
     """Blocks of as equal numbers of rows as can be."""
     elements = BLOCK_ELEMENTS.get(weight_VC.device.type, BLOCK_ELEMENTS_ELSEWHERE)
     most = max(1, elements // len(weight_VC))
