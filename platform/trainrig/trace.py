@@ -20,7 +20,7 @@ from rich.text import Text
 from trainrig import config, manifest, storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
-from trainrig.objectives import SFT
+from trainrig.objectives import SFT, Distillation
 from trainrig.posttrain.preference_rows import kind_of, open_answers
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import open_conversations
@@ -233,7 +233,7 @@ def _batches(run: Traced, encoder: Encoder) -> PretrainBatches:
     if isinstance(run, Pretraining):
         return pretrain.open_batches(tokens, run.batches, run.cache)
     padding = encoder.special_tokens.padding
-    if not isinstance(run.objective, SFT):  # references aren't looked at
+    if not isinstance(run.objective, SFT | Distillation):  # references aren't looked at
         kind = kind_of(run.objective)
         return open_answers(kind, tokens, run.batches, padding, run.cache)
     return open_conversations(tokens, run.batches, padding, run.cache, run.pretraining)

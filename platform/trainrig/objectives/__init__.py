@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.distillation import Distillation
 from trainrig.objectives.kto import KTO
 from trainrig.objectives.policy import (
     CISPO,
@@ -34,13 +35,14 @@ Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
 Pairwise = Referenced | ORPO | SimPO
 Scoring = Reward | ProcessReward  # for models with one output, a score
 # What a model can be taught after pretraining.
-Tuning = Annotated[SFT | Pairwise | KTO | Scoring, Field(discriminator="kind")]
+Tuning = Annotated[SFT | Distillation | Pairwise | KTO | Scoring, Field(discriminator="kind")]
 
 # Of the model's own answers, by what they are worth.
 Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus
 
 Objective = Annotated[
-    CausalLM | SFT | Pairwise | KTO | Scoring | Policy, Field(discriminator="kind")
+    CausalLM | SFT | Distillation | Pairwise | KTO | Scoring | Policy,
+    Field(discriminator="kind"),
 ]
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "APODown",
     "APOZero",
     "CausalLM",
+    "Distillation",
     "DrGRPO",
     "Hinge",
     "IPOPerToken",

@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from trainrig.config import NOT_IDENTITY, OUTPUT
 from trainrig.models.lora.settings import LoRA
-from trainrig.objectives import KTO, SFT, Referenced, Tuning
+from trainrig.objectives import KTO, SFT, Distillation, Referenced, Tuning
 from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.train.run_file import Training, TrainingRunFile
@@ -35,6 +35,8 @@ class FineTuning(TrainingRunFile):
     lora: LoRA | None = None
     # Model that preferences are measured from: a run folder or checkpoint; None: `checkpoint`.
     reference: Annotated[str | None, NOT_IDENTITY] = None
+    # Folder that `teacher` wrote of these conversations, for the objective Distillation.
+    teacher: Annotated[str | None, NOT_IDENTITY] = None
     training: Training  # how long to train, and how
     # Where blocks of shards in a bucket are kept on this machine.
     cache: Annotated[BlockCache, NOT_IDENTITY] = BlockCache()
@@ -55,6 +57,20 @@ class FineTuning(TrainingRunFile):
                 "lora.dropout and training.compile: what is dropped changes from row to row, which "
                 "is not compiled; leave out one of the two"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_teacher_is_there_if_wanted(self) -> Self:
+        if self.teacher and not isinstance(self.objective, Distillation):
+            raise ValueError(
+                f"teacher: {self.objective.kind} learns from the conversations alone; leave it "
+                'out, or take objective.kind = "Distillation"'
+            )
+        if isinstance(self.objective, Distillation):
+            if not self.teacher:
+                raise ValueError("teacher: Distillation learns from the folder of one; name it")
+            if self.pretraining:
+                raise ValueError("pretraining: no teacher has read that text; leave it out")
         return self
 
     @model_validator(mode="after")

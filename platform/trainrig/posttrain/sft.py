@@ -10,12 +10,14 @@ from trainrig.estimate.training_facts import sizes_of
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.objectives import SFT, Scoring
+from trainrig.objectives import SFT, Distillation, Scoring
 from trainrig.posttrain.batches import (
     ConversationBatches,
     ConversationBatching,
     PretrainingShare,
 )
+from trainrig.posttrain.distillation.batches import HeldOutTaught, open_taught
+from trainrig.posttrain.distillation.parts import check_teacher
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.preference_rows import TuningRows, needs_references, open_rows
 from trainrig.posttrain.references import compute_references, find_reference
@@ -69,6 +71,7 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
     pretraining = run.pretraining and run.pretraining.model_copy(
         update={"tokens": storage.absolute(run.pretraining.tokens)}
     )
+    taught = _check_teacher(run, written)
     rows = _open_rows(run, path, folder, encoder, pretraining)
     batches = rows.make_batches()
     if batches.shards.vocabulary.fingerprint != encoder.fingerprint:
@@ -95,6 +98,8 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
         inputs["pretraining"] = manifest.read_input(pretraining.tokens, "tokenize").content
     if run.reference:
         inputs["reference"] = checkpoint.content_key(_reference(run, path, encoder))
+    if taught:
+        inputs["teacher"] = taught.content
     kind = rows.kind
     # Steps are those of training, wherever counts are told.
     counted = {"solutions" if kind == "steps" else kind: written.counts[f"train_{kind}"]}
@@ -119,6 +124,13 @@ def _taught(run: FineTuning, path: str, model: DecoderConfig) -> DecoderConfig:
     return model
 
 
+def _check_teacher(run: FineTuning, conversations: Manifest) -> Manifest | None:
+    """The manifest of the teacher's folder, if there is one. Raises InputError."""
+    if not run.teacher or not isinstance(run.objective, Distillation):
+        return None
+    return check_teacher(run.teacher, conversations, run.objective.temperature)
+
+
 def _reference(run: FineTuning, start: str, encoder: Encoder) -> str:
     return find_reference(run.reference, start, encoder)
 
@@ -131,6 +143,10 @@ def _open_rows(
     pretraining: PretrainingShare | None,
 ) -> TuningRows:
     padding = encoder.special_tokens.padding
+    if run.teacher:
+        teacher, sizes = storage.absolute(run.teacher), run.batches
+        taught = functools.partial(open_taught, folder, sizes, padding, teacher, run.cache)
+        return TuningRows("conversations", taught, _held_out(run, folder, padding, teacher))
     if not isinstance(run.objective, SFT):
         return open_rows(run, folder, padding, _reference(run, start, encoder))
     make = functools.partial(
@@ -184,9 +200,13 @@ def open_conversations(
     return ConversationBatches(shards, sizes, padding, cache, pretraining)
 
 
-def _held_out(run: FineTuning, folder: str, padding: int) -> Callable[[], HeldOutSets | None]:
+def _held_out(
+    run: FineTuning, folder: str, padding: int, teacher: str | None = None
+) -> Callable[[], HeldOutSets | None]:
     rows, length = run.training.held_out.rows, run.batches.sequence_length
     shards = TokenShards.open(storage.join(folder, HELD_OUT), run.cache)
     if rows == 0 or not shards.sources:
         return nothing_held_out
+    if teacher:
+        return HeldOutTaught(folder, length, padding, rows, teacher, run.cache)
     return functools.partial(open_held_out_conversations, folder, length, padding, rows, run.cache)

@@ -46,6 +46,12 @@ STEP_LABELS = "step_labels"  # [B, T]
 STEPS = "steps"  # denominator
 
 
+# Of batches of conversations that a teacher has read: what it expects at each place that has a
+# target, E entries of the vocabulary, the likeliest first; 0 elsewhere.
+TEACHER_IDS = "teacher_ids"  # [B, T, E] int32
+TEACHER_LOG = "teacher_log_probabilities"  # [B, T, E] float32
+TEACHER_REST = "teacher_rest"  # [B, T] float32, the log-probability of all other entries together
+
 # Of batches of rollouts, beside IDS and TARGETS: completions with what they are worth.
 ADVANTAGES = "advantages"  # [B] float32
 REWARDS = "rewards"  # [B] float32, the weighted sum; parts are named REWARD_PART + name

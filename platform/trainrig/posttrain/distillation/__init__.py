@@ -1,0 +1,1 @@
+"""Distillation: what a teacher expects of each token, kept beside conversations and read back."""

@@ -1,0 +1,179 @@
+"""The files of what a teacher expects, and reading them row by row.
+
+    OUT/SPLIT-NNNNN.ids    [targets, E] uint16, or uint32 above 65,536 entries, the likeliest first
+    OUT/SPLIT-NNNNN.log    [targets, E] float32, their log-probabilities
+    OUT/SPLIT-NNNNN.rest   [targets] float32, the log-probability of all other entries together
+
+Each with the sums of its blocks beside it (tokens/shards/block_sums.py). A part has the targets of
+neighbouring conversations of one source, in their order; which ones follows from the shards alone.
+
+Shapes: N targets, E entries that are named at each.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import manifest, storage
+from trainrig.errors import ConfigError
+from trainrig.manifest import FileSum, Manifest
+from trainrig.tokens.batches import (
+    IGNORE,
+    TEACHER_IDS,
+    TEACHER_LOG,
+    TEACHER_REST,
+    MicroBatch,
+)
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.block_sums import SUMS, block_sums
+from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.flat import FlatArray
+from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS
+from trainrig.tokens.shards.token_shards import TokenShards
+
+IDS, LOG, REST = "ids", "log", "rest"
+FLOAT = np.dtype("<f4")
+
+
+@dataclass(frozen=True)
+class TeacherPart:
+    """Neighbouring conversations of one source, whose expectations lie in one file of each kind."""
+
+    name: str
+    source: str
+    first: int  # number of the first, in its source
+    past: int
+
+
+def parts_of(shards: TokenShards, split: str, part_tokens: int) -> Iterator[TeacherPart]:
+    """The parts of the shards of `split`, in their order: of about so many tokens, and no
+    conversation is cut."""
+    number = 0
+    for source in shards.sources:
+        count = shards.document_count(source)
+        starts = shards.document_starts(source, np.arange(count + 1))
+        first = 0
+        while first < count:
+            wanted = np.searchsorted(starts, starts[first] + part_tokens, "left")
+            past = min(max(int(wanted), first + 1), count)
+            yield TeacherPart(f"{split}-{number:05d}", source, first, past)
+            first, number = past, number + 1
+
+
+def write_part(folder: str, name: str, arrays: dict[str, NDArray[Any]]) -> dict[str, FileSum]:
+    """Write the `arrays` of a part, by ending; the sums of all files."""
+    files = {}
+    for ending, array in arrays.items():
+        data = np.ascontiguousarray(array).tobytes()
+        for file, content in (
+            (f"{name}.{ending}", data),
+            (f"{name}.{ending}{SUMS}", block_sums([data])),
+        ):
+            storage.write(storage.join(folder, file), content)
+            files[file] = manifest.file_sum(storage.join(folder, file))
+    return files
+
+
+def ids_dtype(vocabulary: int) -> np.dtype[Any]:
+    """How ids lie on disk."""
+    return np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
+
+
+@dataclass(frozen=True)
+class _OpenPart:
+    ends: Integers  # where the targets of each conversation end
+    ids: FlatArray
+    log: FlatArray
+    rest: FlatArray
+
+
+class StoredTeacher:
+    """What a teacher expects of the conversations of one split; nothing is read until asked. May be
+    pickled."""
+
+    def __init__(
+        self, folder: str, split: str, shards: TokenShards, cache: BlockCache | None = None
+    ) -> None:
+        """`folder`: that `trainrig teacher` wrote. Raises DataError for one that is not whole."""
+        written = manifest.read_input(folder, "teacher")
+        self.entries = int(written.config["entries"])
+        self._folder, self._shards, self._cache = folder, shards, cache
+        parts = list(parts_of(shards, split, int(written.config["part_tokens"])))
+        self._parts = {
+            source: [part for part in parts if part.source == source] for source in shards.sources
+        }
+        self._opened: dict[str, _OpenPart] = {}
+
+    def add_to(self, micro: MicroBatch, sources: tuple[str, ...]) -> MicroBatch:
+        """`micro` with what the teacher expects of each of its targets; `sources`: the names that
+        its `sources` number. Its pieces are whole conversations."""
+        shape = (*micro.targets.shape, self.entries)
+        arrays: dict[str, NDArray[Any]] = {
+            TEACHER_IDS: np.zeros(shape, dtype=np.int32),
+            TEACHER_LOG: np.zeros(shape, dtype=np.float32),
+            TEACHER_REST: np.zeros(shape[:2], dtype=np.float32),
+        }
+        ends = np.append(micro.pieces[1:, 1], shape[1])
+        ends[np.append(np.diff(micro.pieces[:, 0]), 1) != 0] = shape[1]
+        for (row, begin, number), end in zip(micro.pieces.tolist(), ends.tolist(), strict=True):
+            places = begin + np.flatnonzero(micro.targets[row, begin:end] != IGNORE)
+            found = self.read(sources[micro.sources[row]], number)
+            for name, values in zip(arrays, found, strict=True):
+                arrays[name][row, places] = values
+        return MicroBatch({**micro.arrays, **arrays}, micro.samples, micro.sources, micro.pieces)
+
+    def read(
+        self, source: str, number: int
+    ) -> tuple[Integers, NDArray[np.float32], NDArray[np.float32]]:
+        """Of the targets of one conversation: ids [N, E], their log-probabilities [N, E], and that
+        of all others [N]. Raises DataError for files that were changed."""
+        parts = self._parts[source]
+        place = int(np.searchsorted([part.first for part in parts], number, "right")) - 1
+        part = self._open(parts[place])
+        at = number - parts[place].first
+        begin, end = (int(part.ends[at - 1]) if at else 0), int(part.ends[at])
+        wide, shape = (begin * self.entries, end * self.entries), (end - begin, self.entries)
+        return (
+            part.ids.read(*wide).reshape(shape),
+            part.log.read(*wide).reshape(shape),
+            part.rest.read(begin, end),
+        )
+
+    def _open(self, part: TeacherPart) -> "_OpenPart":
+        if (opened := self._opened.get(part.name)) is not None:
+            return opened
+        numbers = np.arange(part.first, part.past)
+        ends = np.cumsum(self._shards.of_documents(DOCUMENT_TARGETS, part.source, numbers))
+        count, path = int(ends[-1]), storage.join(self._folder, part.name)
+        dtype = ids_dtype(self._shards.vocabulary.size)
+        wide = count * self.entries
+        self._opened[part.name] = opened = _OpenPart(
+            ends,
+            FlatArray(f"{path}.{IDS}", dtype, wide, self._cache),
+            FlatArray(f"{path}.{LOG}", FLOAT, wide, self._cache),
+            FlatArray(f"{path}.{REST}", FLOAT, count, self._cache),
+        )
+        return opened
+
+
+def check_teacher(folder: str, conversations: Manifest, temperature: float) -> Manifest:
+    """The manifest of `folder`, which `trainrig teacher` wrote of `conversations`.
+
+    Raises DataError for a folder that is none, ConfigError for one of other conversations or of
+    another temperature than `temperature`.
+    """
+    written = manifest.read_input(folder, "teacher")
+    if written.inputs["conversations"] != conversations.content:
+        raise ConfigError(
+            f"teacher: {folder} was made of other conversations than lie there now; run `teacher` "
+            "again, with another `output`"
+        )
+    if (stored := written.config["temperature"]) != temperature:
+        raise ConfigError(
+            f"objective.temperature: {temperature}, but {folder} was made with {stored}; give both "
+            "the same"
+        )
+    return written

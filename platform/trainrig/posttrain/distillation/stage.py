@@ -1,0 +1,189 @@
+"""The stage `teacher`: what a model expects at each place of conversations, for a student to learn.
+
+A part is computed from its conversations alone, in batches of a fixed size. So the bytes are the
+same at any number of workers.
+
+Shapes: B conversations of a forward pass, T positions, N targets of them, R rows of logits at a
+time, V entries of the vocabulary, E that are kept.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import manifest, storage
+from trainrig.errors import ConfigError
+from trainrig.manifest import FileSum, Manifest
+from trainrig.posttrain.answer_batches import Answers, fill_row
+from trainrig.posttrain.distillation.parts import (
+    IDS,
+    LOG,
+    REST,
+    TeacherPart,
+    ids_dtype,
+    parts_of,
+    write_part,
+)
+from trainrig.posttrain.distillation.run_file import TeacherScoring
+from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.splits import Phase, Split, Work, total
+from trainrig.tokens.batches import IGNORE
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
+from trainrig.train import checkpoint
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from torch import Tensor, nn
+
+
+def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Manifest:
+    """Write what the teacher of `run` expects of each target of its conversations; the manifest of
+    their folder.
+
+    Raises ConfigError for a model that does not speak, has another tokenizer or fewer positions
+    than the conversations, and for rows that are no conversations.
+    """
+    folder = storage.absolute(run.conversations)
+    written = manifest.read_input(folder, "conversations")
+    model = checkpoint.resolve(storage.absolute(run.checkpoint))
+    longest = int(written.config["sequence_length"])
+    _check(run, model, longest)
+    inputs = {"conversations": written.content, "checkpoint": checkpoint.content_key(model)}
+    stage = manifest.claim(run.output, run, inputs)
+    if stage.finished:
+        return stage.finished
+    with stage.undone_if_refused():
+        splits = [
+            Split(part.name, {"split": split, **asdict(part)})
+            for split in (TRAIN, HELD_OUT)
+            for part in parts_of(_open(folder, split), split, run.part_tokens)
+        ]
+        make = functools.partial(_reading, run, model, folder, longest)
+        phase = Phase(stage.path(manifest.SCRATCH), make)
+        if run.workers:
+            connect(run.workers, "workers")
+        map_splits(phase, splits, run.workers, progress)
+        records = phase.results(splits)
+    summed = total(record.counts for record in records)
+    targets = max(1, summed["targets"])
+    counts = {
+        "conversations": summed["conversations"],
+        "targets": summed["targets"],
+        # What of the teacher's probability the entries that are kept have, on average.
+        "covered": round(summed["covered"] / targets, 6),
+    }
+    return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
+
+
+def _open(folder: str, split: str) -> TokenShards:
+    return TokenShards.open(storage.join(folder, split))
+
+
+def _check(run: TeacherScoring, model: str, longest: int) -> None:
+    shards = _open(storage.absolute(run.conversations), TRAIN)
+    check_rows(shards, "conversations")
+    config, _ = checkpoint.describe(model)
+    if config.head == "score":
+        raise ConfigError(
+            f"checkpoint: {model} is a reward model, which scores and expects no token; name a "
+            "language model"
+        )
+    encoder = Encoder.of(checkpoint.tokenizer_files(model))
+    if encoder.fingerprint != shards.vocabulary.fingerprint:
+        raise ConfigError(
+            f"checkpoint: {model} has another tokenizer than {run.conversations}, so its tokens "
+            "are others; let it write answers instead, which are text: `trainrig sample`"
+        )
+    if longest > config.positions:
+        raise ConfigError(
+            f"checkpoint: {model} reads {config.positions} positions, but the conversations have "
+            f"up to {longest}; run `conversations` with sequence_length = {config.positions}"
+        )
+    if run.entries > encoder.vocabulary_size:
+        raise ConfigError(
+            f"entries: {run.entries}, but the tokenizer has {encoder.vocabulary_size}; give at "
+            "most so many"
+        )
+
+
+def _reading(run: TeacherScoring, model: str, folder: str, longest: int) -> Work:
+    """The work on one part."""
+    from trainrig.parallel.mesh import local_device
+    from trainrig.posttrain.score.answer_scorer import threads
+
+    decoder = checkpoint.open_model(model).build().to(local_device())
+    opened = {split: _open(folder, split) for split in (TRAIN, HELD_OUT)}
+    vocabulary = opened[TRAIN].vocabulary.size
+
+    def read(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        given = dict(task)
+        shards = opened[given.pop("split")]
+        part = TeacherPart(**given)
+        answers = Answers(shards, longest, each=1)
+        found = []
+        with threads(run.threads):
+            for first in range(part.first, part.past, run.batch):
+                numbers = range(first, min(first + run.batch, part.past))
+                rows = [answers.answer(part.source, number) for number in numbers]
+                found.append(_expected(decoder, rows, run, vocabulary))
+        ids_NE, log_NE, rest_N = (np.concatenate(each) for each in zip(*found, strict=True))
+        arrays = {IDS: ids_NE.astype(ids_dtype(vocabulary)), LOG: log_NE, REST: rest_N}
+        counts = {
+            "conversations": part.past - part.first,
+            "targets": len(rest_N),
+            "covered": float(np.exp(log_NE.astype(np.float64)).sum()),
+        }
+        return counts, write_part(run.output, part.name, arrays)
+
+    return read
+
+
+def _expected(
+    model: "nn.Module",
+    rows: list[tuple[Integers, Integers]],
+    run: TeacherScoring,
+    vocabulary: int,
+) -> tuple[Integers, NDArray[np.float32], NDArray[np.float32]]:
+    """Of the targets of `rows`, ids and weights, by one forward pass: see parts.py."""
+    import torch
+
+    width = max(len(ids) for ids, _ in rows) - 1
+    ids_BT = np.zeros((len(rows), width), dtype=np.int64)
+    targets_BT = np.full_like(ids_BT, IGNORE)
+    for row, (ids, weights) in enumerate(rows):
+        fill_row(ids_BT[row], targets_BT[row], ids, weights)
+    device = next(model.parameters()).device
+    places_N = torch.from_numpy(np.flatnonzero(targets_BT != IGNORE)).to(device)
+    with torch.inference_mode():
+        output = model(torch.from_numpy(ids_BT).to(device), places_N=places_N)
+        found = likeliest(output.hidden, output.head, run.entries, run.temperature, vocabulary)
+    ids_NE, log_NE, rest_N = (each.cpu().numpy() for each in found)
+    return ids_NE, log_NE, rest_N
+
+
+def likeliest(
+    hidden_NC: "Tensor", head: Any, entries: int, temperature: float, vocabulary: int
+) -> "tuple[Tensor, Tensor, Tensor]":
+    """The likeliest `entries` of the first `vocabulary` at each place: ids [N, E] and their
+    log-probabilities at `temperature` [N, E], and that of all others together [N].
+
+    Logits are there for some rows at a time.
+    """
+    import torch
+
+    from trainrig.objectives.chunked_head import cut_blocks
+
+    ids, logs, rests = [], [], []
+    for rows in cut_blocks(len(hidden_NC), head.weight_VC):
+        logits_RV = head(hidden_NC[rows])[:, :vocabulary].float() / temperature
+        log_RV = logits_RV.log_softmax(-1)
+        log_RE, ids_RE = log_RV.topk(entries)
+        rests.append(log_RV.scatter_(1, ids_RE, -torch.inf).logsumexp(1))
+        ids.append(ids_RE)
+        logs.append(log_RE)
+    return torch.cat(ids), torch.cat(logs), torch.cat(rests)

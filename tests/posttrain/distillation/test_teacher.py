@@ -1,0 +1,219 @@
+"""What a teacher expects: stored once, the same bytes whoever computes it, and learnt from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainrig import manifest
+from trainrig.errors import ConfigError, DataError, OutputTaken
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.posttrain.distillation.parts import StoredTeacher
+from trainrig.posttrain.distillation.run_file import TeacherScoring
+from trainrig.posttrain.distillation.stage import store_teacher
+from trainrig.posttrain.run_file import FineTuning
+from trainrig.posttrain.sft import posttrain, prepare
+from trainrig.tokens.batches import IGNORE, TEACHER_IDS, TEACHER_LOG, TEACHER_REST
+from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.trace import trace
+from trainrig.train import checkpoint
+from trainrig.train.run import metrics
+
+LENGTH, ENTRIES = 47, 6
+ROWS = [
+    {"prompt": f"is {n} {'or ' * (n % 5)}", "completion": f"yes {'and ' * (n % 3)}é"}
+    for n in range(13)
+]
+
+
+@pytest.fixture
+def folder(encode_rows, tmp_path):
+    encode_rows(ROWS, sequence_length=LENGTH, held_out=0.3)
+    return str(tmp_path / "encoded")
+
+
+@pytest.fixture
+def scoring(fresh, folder, tmp_path):
+    def make(**settings):
+        given = {"checkpoint": fresh, "conversations": folder, "output": str(tmp_path / "taught")}
+        given |= {"entries": ENTRIES, "workers": 0, "batch": 3, "part_tokens": 90}
+        return TeacherScoring.model_validate(given | settings)
+
+    return make
+
+
+@pytest.fixture
+def tuning(fresh, folder, tmp_path):
+    def make(**changes):
+        given = {
+            "checkpoint": fresh,
+            "conversations": folder,
+            "teacher": str(tmp_path / "taught"),
+            "output": str(tmp_path / "student"),
+            "batches": {"sequence_length": LENGTH, "global_batch": 2, "micro_batch": 1},
+            "objective": {"kind": "Distillation", "temperature": 2.0},
+            "training": {
+                "steps": 12,
+                "optimizer": {"kind": "AdamW", "lr": 3e-3},
+                "held_out": {"every": 12, "rows": 2},
+            },
+        }
+        return FineTuning.model_validate(given | changes)
+
+    return make
+
+
+def content(folder):
+    there = sorted(Path(folder).glob("*-0*"))
+    return {path.name: path.read_bytes() for path in there}
+
+
+def other_model(encoder, folder, seed=9, channels=16):
+    model_config = DecoderConfig(layers=1, channels=channels, heads=2, positions=48, vocabulary=320)
+    model = Decoder(model_config)
+    initialise(model, seed=seed)
+    checkpoint.write_model(folder, model_config, encoder.text, model.state_dict())
+    return folder
+
+
+def test_each_target_has_what_the_model_expects_by_itself(scoring, fresh, folder, tmp_path):
+    made = store_teacher(scoring(temperature=2.0))
+    model = checkpoint.open_model(fresh).build()
+    seen = 0
+    for split in ("train", "held_out"):
+        shards = TokenShards.open(f"{folder}/{split}")
+        stored = StoredTeacher(str(tmp_path / "taught"), split, shards)
+        for number in range(shards.document_count("chats")):
+            begin, end = shards.document_starts("chats", np.array([number, number + 1])).tolist()
+            weights = np.empty(end - begin, dtype=np.int64)
+            shards.read_weights("chats", begin, weights)
+            ids = torch.from_numpy(shards.window("chats", begin, end - begin).astype(np.int64))
+            with torch.no_grad():
+                log = (model(ids[None, :-1]).logits[0] / 2).log_softmax(-1)[weights[1:] > 0]
+            found_ids, found_log, rest = stored.read("chats", number)
+            np.testing.assert_allclose(found_log, log.topk(ENTRIES).values, atol=1e-5)
+            named = log.gather(-1, torch.from_numpy(found_ids.astype(np.int64)))
+            np.testing.assert_allclose(found_log, named, atol=1e-5)
+            np.testing.assert_allclose(
+                np.exp(rest) + np.exp(found_log).sum(1), np.ones(len(rest)), atol=1e-5
+            )
+            seen += len(rest)
+    assert made.counts["targets"] == seen and made.counts["conversations"] == len(ROWS)
+    assert 0 < made.counts["covered"] < 1
+    assert len(content(tmp_path / "taught")) > 12  # several parts
+    assert store_teacher(scoring(temperature=2.0)) == made  # it is there already
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "none"])
+def test_a_batch_has_at_each_target_what_the_teacher_expects_there(
+    scoring, tuning, folder, tmp_path, packing, fresh
+):
+    store_teacher(scoring(temperature=2.0))
+    model = checkpoint.open_model(fresh).build()
+    sizes = {"sequence_length": LENGTH, "global_batch": 2, "micro_batch": 2, "packing": packing}
+    job, inputs, _ = prepare(tuning(batches=sizes))
+    assert inputs["teacher"] == manifest.read_manifest(str(tmp_path / "taught")).content
+    for micro in (job.make_batches().micro_batch(0, 0), *job.make_held_out().batches):
+        arrays = micro.arrays
+        given = {} if micro.positions is None else {
+            "positions_BT": torch.from_numpy(micro.positions)
+        }  # fmt: skip
+        with torch.no_grad():
+            log = (model(torch.from_numpy(micro.ids), **given).logits / 2).log_softmax(-1)
+        there = micro.targets != IGNORE
+        assert there.any() and not arrays[TEACHER_LOG][~there].any()
+        named = log.gather(-1, torch.from_numpy(arrays[TEACHER_IDS]).long()).numpy()
+        np.testing.assert_allclose(arrays[TEACHER_LOG][there], named[there], atol=1e-5)
+        together = np.exp(arrays[TEACHER_REST]) + np.exp(arrays[TEACHER_LOG]).sum(-1)
+        np.testing.assert_allclose(together[there], 1, atol=1e-5)
+
+
+@pytest.mark.ray
+def test_the_bytes_are_the_same_at_any_number_of_workers(scoring, tmp_path):
+    for workers in (0, 2):
+        store_teacher(scoring(workers=workers, output=str(tmp_path / f"by {workers}")))
+    one, two = (content(tmp_path / f"by {workers}") for workers in (0, 2))
+    assert len(one) > 12 and one == two
+
+
+def test_what_was_stopped_goes_on_with_what_is_left(scoring, tmp_path, monkeypatch):
+    from trainrig.posttrain.distillation import stage
+
+    whole = store_teacher(scoring(output=str(tmp_path / "whole")))
+    write, calls = stage.write_part, []
+
+    def write_two(*arguments):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(arguments)
+        return write(*arguments)
+
+    monkeypatch.setattr(stage, "write_part", write_two)
+    with pytest.raises(KeyboardInterrupt):
+        store_teacher(scoring())
+    done = content(tmp_path / "taught")
+    assert len(done) == 12  # two parts, of three arrays with their sums
+    monkeypatch.setattr(stage, "write_part", write)
+    again = store_teacher(scoring())
+    assert content(tmp_path / "taught") == content(tmp_path / "whole")
+    assert again.content == whole.content
+
+
+def test_a_student_comes_to_expect_what_its_teacher_does(
+    scoring, tuning, encoder, tmp_path, without_ray
+):
+    teacher = other_model(encoder, str(tmp_path / "teacher"))
+    store_teacher(scoring(checkpoint=teacher, temperature=2.0))
+    posttrain(tuning())
+    lines = metrics.series(str(tmp_path / "student"))
+    first, last = (lines[n]["train/loss"] for n in (0, -1))
+    assert last < 0.7 * first
+    assert "train/diagnostics/teacher_agreement" in lines[-1]
+    measured = metrics.held_out_series(str(tmp_path / "student"))
+    assert measured[-1]["eval/diagnostics/student_cross_entropy"] > 0
+    assert trace(str(tmp_path / "student"), 2).log == "agrees"
+    posttrain(tuning(output=str(tmp_path / "two"), workers=2))
+    one, two = (checkpoint.open_model(str(tmp_path / name)).weights for name in ("student", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    batches = prepare(tuning(output=str(tmp_path / "other")))[0].make_batches()
+    content_of = manifest.read_manifest(str(tmp_path / "taught")).content
+    assert batches.data_before(3)["teacher"] == content_of
+
+
+def test_what_cannot_work_is_refused_in_one_line(
+    scoring, tuning, fresh, encode_rows, make_tokens, tmp_path, encoder
+):
+    with pytest.raises(ConfigError, match=r"entries: 400, but the tokenizer has 320"):
+        store_teacher(scoring(entries=400))
+    foreign = make_tokens(tmp_path / "foreign", entries=300)
+    encode_rows(ROWS, "elsewhere", tokenizer=foreign, sequence_length=LENGTH)
+    with pytest.raises(ConfigError, match=r"another tokenizer than .*`trainrig sample`"):
+        store_teacher(scoring(conversations=str(tmp_path / "elsewhere")))
+    encode_rows(ROWS, "long", sequence_length=64)
+    with pytest.raises(ConfigError, match=r"reads 48 positions, .* sequence_length = 48"):
+        store_teacher(scoring(conversations=str(tmp_path / "long")))
+    assert not (tmp_path / "taught").exists()
+    store_teacher(scoring(temperature=2.0))
+    with pytest.raises(OutputTaken, match="input `checkpoint` has other contents"):
+        other = other_model(encoder, str(tmp_path / "other"))
+        store_teacher(scoring(temperature=2.0, checkpoint=other))
+    with pytest.raises(ConfigError, match=r"temperature: 1.0, but .* was made with 2.0"):
+        prepare(tuning(objective={"kind": "Distillation"}))
+    encode_rows(ROWS[:9], "changed", sequence_length=LENGTH, held_out=0.3)
+    with pytest.raises(ConfigError, match=r"made of other conversations than lie there now"):
+        prepare(tuning(conversations=str(tmp_path / "changed")))
+    for changes, told in (
+        ({"teacher": None}, "teacher: Distillation learns from the folder of one"),
+        ({"objective": {"kind": "SFT"}}, "teacher: SFT learns from the conversations alone"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            tuning(**changes)
+    part = next((tmp_path / "taught").glob("train-*.log"))
+    data = bytearray(part.read_bytes())
+    data[5] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(DataError, match="damaged"):
+        batches = prepare(tuning())[0].make_batches()
+        for step in range(9):
+            batches.at(step)
