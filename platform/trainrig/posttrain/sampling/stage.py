@@ -1,0 +1,250 @@
+"""The stage `sample`: several answers to each prompt, what each is worth, and the best as rows.
+
+OUT/  samples/00000.jsonl …  every answer, with its reward and the parts of it
+      rows/00000.jsonl …     the best answers, as `conversations` takes them: rejection sampling
+      pairs/00000.jsonl …    the best answer to a prompt against the worst, where one is better
+"""
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainrig import manifest, storage
+from trainrig.manifest import FileSum, Manifest
+from trainrig.posttrain.prompt_text import TextListener
+from trainrig.posttrain.rewards.contract import Completion
+from trainrig.posttrain.rewards.weighted import WeightedRewards, build_rewards, reward_inputs
+from trainrig.posttrain.rollouts.prompts import Prompt
+from trainrig.posttrain.sampling.prompted import (
+    Asked,
+    open_asked,
+    prompted_inputs,
+    sampling_of,
+    with_absolute_prompts,
+    write_rows,
+)
+from trainrig.posttrain.sampling.run_file import AnswerSampling
+from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.splits import Phase, Work, total
+from trainrig.train import checkpoint
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from trainrig.models.decoder import Decoder
+
+log = logging.getLogger(__name__)
+PURPOSE = "sampled answers"  # of the numbers that are drawn
+
+
+def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Manifest:
+    """Write the answers that `run` describes, and the best of them as rows; the manifest of their
+    folder.
+
+    Raises ConfigError for a model that can't answer and rewards that can't be opened, DataError if
+    not one prompt can be asked.
+    """
+    run = with_absolute_prompts(run)
+    model = checkpoint.resolve(storage.absolute(run.checkpoint))
+    build_rewards(run.rewards)
+    asked = open_asked(run, model, _columns(run))
+    inputs = prompted_inputs(run, model) | reward_inputs(run.rewards)
+    stage = manifest.claim(run.output, run, inputs)
+    if stage.finished:
+        return stage.finished
+    with stage.undone_if_refused():
+        splits = asked.splits(run.shard_prompts)
+        phase = Phase(stage.path(manifest.SCRATCH), functools.partial(_sampling, run, model))
+        if run.workers:
+            connect(run.workers, "workers")
+        map_splits(phase, splits, run.workers, progress)
+        records = phase.results(splits)
+    counts = _summary(total(record.counts for record in records), asked)
+    if not counts["rows"]:
+        log.warning(
+            "%s: not one of %d answers became a row; see samples/ for what they are worth, lower "
+            "`least`, or sample more",
+            run.output,
+            counts["samples"],
+        )
+    return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
+
+
+def _columns(run: AnswerSampling) -> tuple[str, ...]:
+    return tuple(name for part in run.rewards for name in part.columns)
+
+
+def _summary(summed: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    samples, prompts = summed["samples"], summed["prompts"]
+    return {
+        "prompts": prompts,
+        "prompts_left_out": sum(asked.prompts.left_out.values()),
+        "samples": samples,
+        "finished": summed["finished"],
+        "rows": summed["rows"],
+        "pairs": summed["pairs"],
+        "prompts_with_a_row": summed["prompts_with_a_row"],
+        "reward": round(summed["reward"] / samples, 6),  # of an answer, on average
+        "reward_best": round(summed["reward_best"] / prompts, 6),  # of the best to each prompt
+        "parts": {n: round(each / samples, 6) for n, each in summed["parts"].items()},
+        "faults": summed["faults"],
+    }
+
+
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """One answer to a prompt, with what it is worth."""
+
+    prompt: Prompt
+    sample: int  # which of those to its prompt, from 0
+    completion: Completion
+    reward: float
+    parts: Mapping[str, float]
+
+    def as_row(self) -> dict[str, Any]:
+        """As it is written."""
+        return {
+            "prompt_number": self.prompt.number,
+            "sample": self.sample,
+            "prompt": self.prompt.text,
+            "completion": self.completion.text,
+            "finished": self.completion.finished,
+            "tokens": len(self.completion.ids),
+            "reward": self.reward,
+            "parts": dict(self.parts),
+        }
+
+
+def _sampling(run: AnswerSampling, model: str) -> Work:
+    """The work on the prompts of one output file."""
+    from trainrig.parallel.mesh import local_device
+    from trainrig.posttrain.score.answer_scorer import threads
+
+    asked, rewards = open_asked(run, model, _columns(run)), build_rewards(run.rewards)
+    decoder = checkpoint.open_model(model).build().to(local_device())
+
+    def sample(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        prompts = asked.prompts.prompts[task["first"] :][: run.shard_prompts]
+        groups: list[list[ScoredAnswer]] = []
+        faults: Counter[str] = Counter()
+        with threads(run.threads):
+            for first in range(0, len(prompts), run.batch):
+                together = prompts[first : first + run.batch]
+                groups += answer_all(run, decoder, asked, rewards, together, faults)
+        kept = [best_of(run, group) for group in groups]
+        pairs = [pair for group in groups if (pair := pair_of(run, group))]
+        files = {
+            "samples": [answer.as_row() for group in groups for answer in group],
+            "rows": [_row(answer) for group in kept for answer in group],
+            "pairs": [_pair(*pair) for pair in pairs],
+        }
+        answers = [answer for group in groups for answer in group]
+        counts: dict[str, Any] = {
+            "prompts": len(prompts),
+            "samples": len(answers),
+            "finished": sum(answer.completion.finished for answer in answers),
+            "rows": len(files["rows"]),
+            "pairs": len(pairs),
+            "prompts_with_a_row": sum(bool(group) for group in kept),
+            "reward": sum(answer.reward for answer in answers),
+            "reward_best": sum(max(each.reward for each in group) for group in groups),
+            "parts": total(answer.parts for answer in answers),
+            "faults": dict(sorted(faults.items())),
+        }
+        return counts, write_rows(run.output, task["name"], files)
+
+    return sample
+
+
+def answer_all(
+    run: AnswerSampling,
+    model: "Decoder",
+    asked: Asked,
+    rewards: WeightedRewards,
+    prompts: Sequence[Prompt],
+    faults: Counter[str],
+) -> list[list[ScoredAnswer]]:
+    """All answers to each of `prompts`, drawn and scored together; scores that failed are added to
+    `faults`."""
+    from trainrig.models.generate import Request, generate_batch
+
+    encoder = asked.encoder.encoder
+    places = [(prompt, sample) for prompt in prompts for sample in range(run.samples)]
+    listeners = [TextListener(encoder, run.stop, run.prompts.chat) for _ in places]
+    requests = [
+        Request(prompt.ids, sampling_of(run, PURPOSE, prompt.number, sample), listener)
+        for (prompt, sample), listener in zip(places, listeners, strict=True)
+    ]
+    stop = set(encoder.special_tokens.stop_ids)
+    said = generate_batch(model, requests, stop, encoder.vocabulary_size)
+    completions = [
+        Completion(
+            prompt=prompt.text,
+            text=listener.finish(),
+            ids=one.ids if one.stop_id is None else (*one.ids, one.stop_id),
+            finished=one.stopped in ("end", "stop"),
+            row=prompt.row,
+        )
+        for (prompt, _), listener, one in zip(places, listeners, said, strict=True)
+    ]
+    scores = rewards.score(completions)
+    faults.update(scores.faults)
+    answers = []
+    for n, ((prompt, sample), completion) in enumerate(zip(places, completions, strict=True)):
+        parts = {name: values[n] for name, values in scores.parts.items()}
+        answers.append(ScoredAnswer(prompt, sample, completion, scores.totals[n], parts))
+    return [answers[n : n + run.samples] for n in range(0, len(answers), run.samples)]
+
+
+def best_of(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
+    """The answers of `group` that become rows: the best first, of equal ones the earlier."""
+    found: dict[str, ScoredAnswer] = {}
+    for answer in _ranked(run, group):
+        if run.least is None or answer.reward >= run.least:
+            found.setdefault(answer.completion.text.strip(), answer)
+    return list(found.values())[: run.keep]
+
+
+def pair_of(
+    run: AnswerSampling, group: Sequence[ScoredAnswer]
+) -> tuple[ScoredAnswer, ScoredAnswer] | None:
+    """The best and the worst answer of `group`; None: no two that differ enough."""
+    ranked = _ranked(run, group)
+    if not ranked:
+        return None
+    best = ranked[0]
+    said = [each for each in group if each.completion.text.strip()]
+    worst = min(said, key=lambda each: each.reward)
+    ahead = best.reward - worst.reward
+    return (best, worst) if ahead > 0 and ahead >= run.margin else None
+
+
+def _ranked(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
+    able = [
+        each
+        for each in group
+        if each.completion.text.strip() and (each.completion.finished or not run.finished)
+    ]
+    return sorted(able, key=lambda each: -each.reward)
+
+
+def _row(answer: ScoredAnswer) -> dict[str, Any]:
+    return {
+        "prompt": answer.prompt.text,
+        "completion": answer.completion.text,
+        "reward": answer.reward,
+        "prompt_number": answer.prompt.number,
+        "sample": answer.sample,
+    }
+
+
+def _pair(best: ScoredAnswer, worst: ScoredAnswer) -> dict[str, Any]:
+    return {
+        "prompt": best.prompt.text,
+        "chosen": best.completion.text,
+        "rejected": worst.completion.text,
+        "chosen_reward": best.reward,
+        "rejected_reward": worst.reward,
+        "prompt_number": best.prompt.number,
+    }
