@@ -1,0 +1,1 @@
+"""Constitutional AI: a model's answers, criticised and revised by principles, and judged."""

@@ -1,0 +1,246 @@
+"""Answer, critique, revision, judgement: each step of all prompts of a batch together.
+
+After Bai et al. 2022, arXiv:2212.08073: sections 3.1 (critiques and revisions, a principle drawn
+for each) and 4.1 (preferences by the probability of a choice). A judgement is asked for in both
+orders; where the orders disagree, it is the place that was preferred and not the answer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainrig.evaluate.engine.encoding import LikelihoodRequest
+from trainrig.evaluate.engine.likelihood import score_continuations
+from trainrig.evaluate.tasks.templates import template
+from trainrig.models.decoder import Decoder
+from trainrig.models.generate import Request, generate_batch
+from trainrig.posttrain.constitutional.run_file import ConstitutionalChain
+from trainrig.posttrain.prompt_text import TextListener
+from trainrig.posttrain.rollouts.prompts import Prompt
+from trainrig.posttrain.sampling.prompted import Asked, sampling_of
+from trainrig.randomness import RandomKey, words
+from trainrig.tokens.chat.messages import Message
+
+JUDGED_TOKENS = 2**13  # of a forward pass of judgements
+
+
+@dataclass
+class Chain:
+    """What became of one prompt."""
+
+    prompt: Prompt
+    answer: str = ""
+    steps: list[dict[str, Any]] = field(default_factory=list)  # principle, critique, revision
+    other: str | None = None  # a second answer, where two are compared
+    judgement: dict[str, Any] = field(default_factory=dict)
+    no_room: str = ""  # the step whose prompt had no room, if one had none
+
+    @property
+    def last(self) -> str:
+        """The newest text: the last revision that says something, or the answer."""
+        revisions = [each["revision"] for each in self.steps if each["revision"]]
+        return revisions[-1] if revisions else self.answer
+
+
+@dataclass(frozen=True)
+class ChainMaker:
+    """A model, and what it is asked."""
+
+    run: ConstitutionalChain
+    asked: Asked
+    model: Decoder
+    principles: Sequence[str]
+
+    def make(self, prompts: Sequence[Prompt]) -> list[Chain]:
+        """The chains of `prompts`, answered together."""
+        chains = [Chain(prompt) for prompt in prompts]
+        ids = [prompt.ids for prompt in prompts]
+        for chain, said in zip(chains, self._say(chains, ids, "answers", 0), strict=True):
+            chain.answer = said
+        for number in range(self.run.rounds):
+            self._criticise(chains, number)
+            self._revise(chains, number)
+        if self.run.compare == "samples":
+            for chain, said in zip(chains, self._say(chains, ids, "answers", 1), strict=True):
+                chain.other = said
+        self._judge(chains)
+        return chains
+
+    def broken(self, text: str) -> list[str]:
+        """What the rules that `text` breaks say."""
+        return [rule.says for rule in self.run.rules if rule.broken_by(text)]
+
+    def _criticise(self, chains: Sequence[Chain], number: int) -> None:
+        for chain in chains:
+            principle = self._principle("critiques", chain.prompt.number, number)
+            chain.steps.append({"principle": principle, "critique": "", "revision": ""})
+        if self.run.critic == "rules":
+            for chain in chains:
+                chain.steps[-1]["critique"] = " ".join(self.broken(chain.last))
+            return
+        for chain, said in self._ask(chains, "critique", number):
+            chain.steps[-1]["critique"] = said
+
+    def _revise(self, chains: Sequence[Chain], number: int) -> None:
+        """What no rule finds wrong, and what nobody criticised, stays as it is."""
+        wrong = [chain for chain in chains if chain.steps[-1]["critique"]]
+        for chain, said in self._ask(wrong, "revision", number):
+            chain.steps[-1]["revision"] = said
+
+    def _ask(self, chains: Sequence[Chain], step: str, number: int) -> list[tuple[Chain, str]]:
+        """What the model says to the template `step`, of each chain whose prompt has room."""
+        make = template(getattr(self.run, step), step)
+        fitting, ids = [], []
+        for chain in chains:
+            now = chain.steps[-1]
+            fields = {
+                "prompt": chain.prompt.text,
+                "answer": chain.last,
+                "principle": now["principle"],
+                "critique": now["critique"],
+            }
+            prompt = self._ids(make(fields, f"prompt {chain.prompt.number}"))
+            if len(prompt) + self.run.maximum_tokens > self.model.config.positions:
+                chain.no_room = chain.no_room or step
+                continue
+            fitting.append(chain)
+            ids.append(prompt)
+        return list(zip(fitting, self._say(fitting, ids, step, number), strict=True))
+
+    def _say(
+        self, chains: Sequence[Chain], ids: Sequence[tuple[int, ...]], purpose: str, number: int
+    ) -> list[str]:
+        """What the model says to `ids`, one of each chain, together."""
+        encoder, run = self.asked.encoder.encoder, self.run
+        listeners = [TextListener(encoder, run.stop, run.prompts.chat) for _ in chains]
+        requests = [
+            Request(
+                prompt,
+                sampling_of(run, f"constitutional {purpose}", chain.prompt.number, number),
+                listener,
+            )
+            for chain, prompt, listener in zip(chains, ids, listeners, strict=True)
+        ]
+        stop = set(encoder.special_tokens.stop_ids)
+        generate_batch(self.model, requests, stop, encoder.vocabulary_size)
+        return [listener.finish().strip() for listener in listeners]
+
+    def _judge(self, chains: Sequence[Chain]) -> None:
+        """Which of the two texts of each chain is the better one; nothing of two that are alike."""
+        able = [chain for chain in chains if all(_pair(chain)) and len(set(_pair(chain))) == 2]
+        judge = self._by_rules if self.run.critic == "rules" else self._by_model
+        for chain, judgement in zip(able, judge(able), strict=True):
+            chain.judgement = judgement
+
+    def _by_rules(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
+        """The text that breaks fewer rules is the better one; of equals there is none."""
+        found = []
+        for chain in chains:
+            first, second = (len(self.broken(text)) for text in _pair(chain))
+            preferred = None if first == second else int(second < first)
+            found.append({"by": "rules", "broken": [first, second], "preferred": preferred})
+        return found
+
+    def _by_model(self, chains: Sequence[Chain]) -> list[dict[str, Any]]:
+        make = template(self.run.judgement, "judgement")
+        requests, found = list[LikelihoodRequest](), list[dict[str, Any]]()
+        choices = [self._choice(letter) for letter in "AB"]
+        for chain in chains:
+            principle = self._principle("judgements", chain.prompt.number, 0)
+            found.append({"by": "model", "principle": principle, "preferred": None})
+            first, second = _pair(chain)
+            contexts = []
+            for a, b in ((first, second), (second, first)):
+                fields = {"prompt": chain.prompt.text, "principle": principle, "a": a, "b": b}
+                contexts.append(self._ids(make(fields, f"prompt {chain.prompt.number}")))
+            longest = max(map(len, contexts)) + max(map(len, choices)) - 1
+            if longest > self.model.config.positions:
+                chain.no_room = chain.no_room or "judgement"
+                continue
+            found[-1]["places"] = len(requests)
+            requests += [LikelihoodRequest(c, choice) for c in contexts for choice in choices]
+        scores = score_continuations(self.model, requests, JUDGED_TOKENS) if requests else []
+        nats = [score.log_likelihood for score in scores]
+        for judgement in found:
+            if (place := judgement.pop("places", None)) is not None:
+                judgement |= both_orders(nats[place : place + 4])
+        return found
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        asked = (Message("user", text),) if self.run.prompts.chat else text
+        return tuple(self.asked.encoder.ids(asked))
+
+    def _choice(self, letter: str) -> tuple[int, ...]:
+        """The ids of an answer that is a letter."""
+        text = letter if self.run.prompts.chat else f" {letter}"
+        return tuple(map(int, self.asked.encoder.encoder.encode_batch([text])[0]))
+
+    def _principle(self, purpose: str, prompt: int, number: int) -> str:
+        key = RandomKey(self.run.seed, f"constitutional principles of {purpose}", number)
+        drawn = int(words(key, np.zeros(1, dtype=np.int64), np.array([prompt]))[0])
+        return self.principles[drawn % len(self.principles)]
+
+
+def both_orders(nats: Sequence[float]) -> dict[str, Any]:
+    """Which of two texts is preferred, by the log-likelihoods of A and B where the first text is A,
+    and of A and B where it is B.
+
+    `orders` has the probability of the first text in either order, of the two letters alone;
+    `probability` is their mean. Where one order prefers the first text and the other the second,
+    neither is preferred.
+    """
+    straight, turned = (_share(nats[0], nats[1]), _share(nats[3], nats[2]))
+    agree = (straight - 0.5) * (turned - 0.5) > 0
+    return {
+        "orders": [straight, turned],
+        "probability": (straight + turned) / 2,
+        "preferred": int(straight < 0.5) if agree else None,
+    }
+
+
+def _share(mine: float, other: float) -> float:
+    """The probability of one of two, by their log-likelihoods."""
+    return float(torch.tensor(mine - other, dtype=torch.float64).sigmoid())
+
+
+def _pair(chain: Chain) -> tuple[str, str]:
+    return chain.answer, chain.last if chain.other is None else chain.other
+
+
+Check = Callable[[str], list[str]]
+
+
+def transcript(chain: Chain, critic: str, broken: Check) -> dict[str, Any]:
+    """All that was said, as it is written."""
+    first, second = _pair(chain)
+    row: dict[str, Any] = {
+        "prompt_number": chain.prompt.number,
+        "prompt": chain.prompt.text,
+        "critic": critic,
+        "answer": chain.answer,
+        "rounds": chain.steps,
+        "last": chain.last,
+        "broken_before": broken(chain.answer),
+        "broken_after": broken(chain.last),
+        "judgement": {"texts": [first, second], **chain.judgement} if chain.judgement else None,
+        "no_room": chain.no_room or None,
+    }
+    return row
+
+
+def preference_pair(chain: Chain) -> Mapping[str, Any] | None:
+    """The text that was preferred against the other; None: neither was."""
+    preferred = chain.judgement.get("preferred")
+    if preferred is None:
+        return None
+    texts = _pair(chain)
+    return {
+        "prompt": chain.prompt.text,
+        "chosen": texts[preferred],
+        "rejected": texts[1 - preferred],
+        "judged_by": chain.judgement["by"],
+        "prompt_number": chain.prompt.number,
+    }

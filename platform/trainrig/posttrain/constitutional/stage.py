@@ -1,0 +1,145 @@
+"""The stage `constitutional`: answers criticised and revised by principles, and judged.
+
+OUT/  transcripts/00000.jsonl …  every step's text of every prompt, and who criticised and judged
+      revisions/00000.jsonl …    prompts with last revisions, as `conversations` takes them
+      pairs/00000.jsonl …        what was preferred against what was not, for DPO or a reward model
+"""
+
+import functools
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainrig import manifest, storage
+from trainrig.errors import ConfigError
+from trainrig.manifest import FileSum, Manifest
+from trainrig.posttrain.constitutional.run_file import ConstitutionalChain
+from trainrig.posttrain.sampling.prompted import (
+    open_asked,
+    prompted_inputs,
+    with_absolute_prompts,
+    write_rows,
+)
+from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.splits import Phase, Work, total
+from trainrig.storage import utf8
+from trainrig.train import checkpoint
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from trainrig.posttrain.constitutional.chain import Chain, ChainMaker
+
+log = logging.getLogger(__name__)
+
+
+def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -> Manifest:
+    """Write the chains that `run` describes, and their rows; the manifest of their folder.
+
+    Raises ConfigError for a model that can't answer and a file without principles, DataError if not
+    one prompt can be asked.
+    """
+    run = with_absolute_prompts(run)
+    model = checkpoint.resolve(storage.absolute(run.checkpoint))
+    principles = read_principles(run.principles)
+    asked = open_asked(run, model)
+    digest = hashlib.sha256("\0".join(principles).encode()).hexdigest()
+    stage = manifest.claim(run.output, run, prompted_inputs(run, model) | {"principles": digest})
+    if stage.finished:
+        return stage.finished
+    if run.critic == "rules":
+        log.info("%s: rules criticise and judge in the place of a model", run.output)
+    with stage.undone_if_refused():
+        splits = asked.splits(run.shard_prompts)
+        make = functools.partial(_revising, run, model, principles)
+        phase = Phase(stage.path(manifest.SCRATCH), make)
+        if run.workers:
+            connect(run.workers, "workers")
+        map_splits(phase, splits, run.workers, progress)
+        records = phase.results(splits)
+    counts = total(record.counts for record in records)
+    counts["prompts_left_out"] = sum(asked.prompts.left_out.values())
+    counts["critic"] = run.critic
+    for what in ("revisions", "pairs"):
+        if not counts[what]:
+            log.warning("%s: %s/ has not one row; transcripts/ says why", run.output, what)
+    return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
+
+
+def read_principles(path: str) -> list[str]:
+    """The principles in the file of text at `path`, one in each paragraph, without lines that begin
+    with #. Raises ConfigError for a file that is not there and for one that has none."""
+    try:
+        text = utf8.decode(storage.read(path))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"principles: {path}: no such file; write one, a principle in each paragraph"
+        ) from None
+    except utf8.NotUtf8 as error:
+        raise ConfigError(f"principles: {path}: {error}; write it as text") from None
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    paragraphs = "\n".join(line.strip() for line in lines).split("\n\n")
+    found = [" ".join(each.split()) for each in paragraphs if each.strip()]
+    if not found:
+        raise ConfigError(f"principles: {path}: not one principle; write one in each paragraph")
+    return found
+
+
+def _revising(run: ConstitutionalChain, model: str, principles: Sequence[str]) -> Work:
+    """The work on the prompts of one output file."""
+    from trainrig.parallel.mesh import local_device
+    from trainrig.posttrain.constitutional.chain import ChainMaker
+    from trainrig.posttrain.score.answer_scorer import threads
+
+    asked = open_asked(run, model)
+    decoder = checkpoint.open_model(model).build().to(local_device())
+    maker = ChainMaker(run, asked, decoder, principles)
+
+    def revise(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        prompts = asked.prompts.prompts[task["first"] :][: run.shard_prompts]
+        chains: list[Chain] = []
+        with threads(run.threads):
+            for first in range(0, len(prompts), run.batch):
+                chains += maker.make(prompts[first : first + run.batch])
+        return _written(run, task["name"], maker, chains)
+
+    return revise
+
+
+def _written(
+    run: ConstitutionalChain, name: str, maker: "ChainMaker", chains: "Sequence[Chain]"
+) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    from trainrig.posttrain.constitutional.chain import preference_pair, transcript
+
+    transcripts = [transcript(chain, run.critic, maker.broken) for chain in chains]
+    revisions = [
+        {
+            "prompt": chain.prompt.text,
+            "completion": chain.last,
+            "revised": chain.last != chain.answer,
+            "prompt_number": chain.prompt.number,
+        }
+        for chain, row in zip(chains, transcripts, strict=True)
+        if chain.last and not row["broken_after"] and chain.no_room in ("", "judgement")
+    ]
+    pairs = [pair for chain in chains if (pair := preference_pair(chain))]
+    judged = [chain.judgement for chain in chains if chain.judgement]
+    counts: dict[str, Any] = {
+        "prompts": len(chains),
+        "revised": sum(chain.last != chain.answer for chain in chains),
+        "no_room": sum(bool(chain.no_room) for chain in chains),
+        "revisions": len(revisions),
+        "judged": len(judged),
+        "pairs": len(pairs),
+        # Judgements for the second text: the revision, where that is compared.
+        "second_preferred": sum(each.get("preferred") == 1 for each in judged),
+        "undecided": sum(each.get("preferred") is None for each in judged),
+    }
+    if run.rules:
+        counts["pass_before"] = sum(not row["broken_before"] for row in transcripts)
+        counts["pass_after"] = sum(not row["broken_after"] for row in transcripts)
+    files: dict[str, Iterable[Mapping[str, Any]]] = {
+        "transcripts": transcripts,
+        "revisions": revisions,
+        "pairs": pairs,
+    }
+    return counts, write_rows(run.output, name, files)
