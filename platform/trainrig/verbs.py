@@ -96,6 +96,27 @@ VERBS = {
         "models",
         "Fine-tune a checkpoint on conversations; run it again to continue after a stop.",
     ),
+    "teacher": Verb(
+        "trainrig.posttrain.distillation.stage:store_teacher",
+        "trainrig.posttrain.distillation.run_file:TeacherScoring",
+        "models",
+        "Store what a teacher expects at each place of conversations, for `posttrain` to distil.",
+        example="distillation",
+    ),
+    "sample": Verb(
+        "trainrig.posttrain.sampling.stage:sample_answers",
+        "trainrig.posttrain.sampling.run_file:AnswerSampling",
+        "models",
+        "Sample answers to prompts, score them by rewards, and keep the best to train on.",
+        example="distillation",
+    ),
+    "constitutional": Verb(
+        "trainrig.posttrain.constitutional.stage:revise_answers",
+        "trainrig.posttrain.constitutional.run_file:ConstitutionalChain",
+        "models",
+        "Have a model criticise, revise and judge its answers by principles.",
+        example="constitutional",
+    ),
     "rl": Verb(
         "trainrig.posttrain.rollouts.stage:reinforce",
         "trainrig.posttrain.rollouts.run_file:ReinforcementLearning",

@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     *("curate", "ngrams", "classifier", "tokenizer", "tokens"),
     *("pretrain", "conversations", "posttrain", "rl", "score", "evaluate", "export", "sweep"),
+    *("teacher", "sample", "constitutional"),
 )
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
@@ -187,6 +188,12 @@ def write_unwanted(path: Path) -> str:
     return json.dumps([str(path)])
 
 
+def write_principles(path: Path) -> str:
+    """Two principles."""
+    path.write_text("Be kind.\n\nBe short.\n")
+    return str(path)
+
+
 def arguments_of(script: str, folder: Path) -> list[str]:
     """The command line of one job, on what the jobs before it have left in `folder`."""
     names = ("documents", "tokenizer", "tokens", "model", "tuned", "scores", "exported")
@@ -285,11 +292,39 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "batches.sequence_length": "32",
             "training.fewest_steps": "4",
         },
+        "teacher": {
+            "checkpoint": at["tuned"],
+            "conversations": str(folder / "conversations"),
+            "entries": "8",
+            "output": str(folder / "teacher"),
+            "workers": "1",
+        },
+        "sample": {
+            "checkpoint": at["tuned"],
+            "prompts.paths": write_problems(folder / "problems.jsonl"),
+            "prompt_tokens": "32",
+            "maximum_tokens": "8",
+            "samples": "2",
+            "output": str(folder / "sampled"),
+            "workers": "1",
+        },
+        "constitutional": {
+            "checkpoint": at["tuned"],
+            "principles": write_principles(folder / "principles.txt"),
+            "prompts.paths": write_problems(folder / "problems.jsonl"),
+            "prompts.template": "{{ question }}",
+            "prompt_tokens": "32",
+            "maximum_tokens": "8",
+            "output": str(folder / "constitutional"),
+            "workers": "1",
+        },
     }[script]
     if script == "score":
         write_reward_model(at["model"], folder / "reward")
     run_file = {"tokens": "tokenize"}.get(script, script)
     folders = {"ngrams": "crawl", "classifier": "crawl", "rl": "reinforcement"}
+    folders |= {"teacher": "distillation", "sample": "distillation"}
+    folders |= {"constitutional": "constitutional"}
     path = {**folders, "score": "preferences"}.get(script, "quickstart")
     given = [f"jobs/configs/{path}/{run_file}.toml"]
     for key, value in changes.items():
@@ -326,6 +361,9 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
         "evaluate": ("step", 2),
         "export": ("step", 2),
         "sweep": ("points", 4),
+        "teacher": ("conversations", 2 * len(WORDS)),
+        "sample": ("samples", 2 * len(WORDS)),
+        "constitutional": ("prompts", len(WORDS)),
     }
     name, value = expected[script]
     assert printed[name] == value
