@@ -88,7 +88,7 @@ class Bench:
             "training": {
                 "steps": steps,
                 "optimizer": {"kind": "AdamW", "lr": lr, "weight_decay": 0.0},
-                "schedule": {"kind": "Cosine", "warmup": min(20, steps // 4)},
+                "schedule": {"kind": "Constant", "warmup": 20},
                 "spikes": None,
                 "held_out": {"rows": 0},
                 "checkpoints": {"every": steps},
@@ -130,7 +130,7 @@ def test_a_student_of_a_quarter_of_the_size_agrees_with_its_teacher(bench, write
     sizes = {"teacher": (128, 1), "student": (64, 2)}
     for name, (channels, seed) in sizes.items():
         figures[f"{name}_parameters"] = bench.model(f"fresh-{name}", channels, seed)
-    bench.tune("teacher", "fresh-teacher", 450)
+    bench.tune("teacher", "fresh-teacher", 500)
     figures["teacher_exact"], taught = bench.exact("teacher")
     scoring = {
         "checkpoint": bench.at("teacher"),
@@ -148,7 +148,7 @@ def test_a_student_of_a_quarter_of_the_size_agrees_with_its_teacher(bench, write
         "plain": {},
     }
     for name, changes in ways.items():
-        bench.tune(name, "fresh-student", 450, **changes)
+        bench.tune(name, "fresh-student", 600, **changes)
         figures[f"{name}_exact"], said = bench.exact(name)
         same = sum(a == b for a, b in zip(said, taught, strict=True))
         figures[f"{name}_agreement"] = same / len(taught)
