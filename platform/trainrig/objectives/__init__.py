@@ -15,6 +15,7 @@ from trainrig.objectives.policy import (
     DrGRPO,
     ReinforcePlusPlus,
 )
+from trainrig.objectives.ppo import PPO
 from trainrig.objectives.preference import (
     DPO,
     IPO,
@@ -37,7 +38,7 @@ Scoring = Reward | ProcessReward  # for models with one output, a score
 Tuning = Annotated[SFT | Pairwise | KTO | Scoring, Field(discriminator="kind")]
 
 # Of the model's own answers, by what they are worth.
-Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus
+Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus | PPO
 
 Objective = Annotated[
     CausalLM | SFT | Pairwise | KTO | Scoring | Policy, Field(discriminator="kind")
@@ -52,6 +53,7 @@ __all__ = [
     "IPO",
     "KTO",
     "ORPO",
+    "PPO",
     "RLOO",
     "SFT",
     "APODown",
