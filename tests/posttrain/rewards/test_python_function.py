@@ -15,11 +15,8 @@ from trainrig.posttrain.rewards.weighted import build_rewards, reward_inputs
 SOURCE = """
 import math, os, sys, time
 
-SEEN = []
-
 def reward(prompt, completion, row):
     print("noise of the user's own")
-    SEEN.append(completion)
     if completion == "raise":
         raise KeyError("what is this")
     if completion == "hang":
@@ -31,9 +28,6 @@ def reward(prompt, completion, row):
         os._exit(4)
     odd = {"nan": math.nan, "words": "many", "true": True}
     return odd.get(completion, len(completion) + row.get("more", 0))
-
-def calls(prompt, completion, row):
-    return len(SEEN)
 """
 
 
@@ -58,9 +52,9 @@ def test_what_a_function_does_wrong_is_a_fault_and_the_rest_goes_on(source: str)
     assert (first, last) == (1.0, 2.0)
     assert [each.kind for each in faults if isinstance(each, Fault)] == ["raised"] * 4
     told = [each.detail for each in faults if isinstance(each, Fault)]
-    assert told[0] == "KeyError: 'what is this'"
+    assert told[0] == "KeyError: 'what is this' (line 7 of rewards.py)"
     assert "gave 'many', no number" in told[1]
-    assert told[2] == "SystemExit: 3 (line 14 of rewards.py)"
+    assert told[2] == "SystemExit: 3 (line 12 of rewards.py)"
     assert told[3] == "its process ended, with exit code 4"
 
 

@@ -183,6 +183,24 @@ def test_a_critic_that_cannot_read_the_policy_is_refused(make_ppo, tmp_path):
         prepare(make_ppo(tmp_path / "run", critic=nowhere))
 
 
+def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run, tmp_path):
+    """The share of answers with an e rises far above where it began, and is then expected."""
+    run = make_run(
+        tmp_path / "run",
+        objective={"kind": "PPO"},
+        critic={"optimizer": {"kind": "AdamW", "lr": 2e-2}},
+        rollouts={"updates": 2},
+        rewards=({"kind": "PatternShape", "pattern": "e", "whole": False},),
+        training={"steps": 40, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
+    )
+    job, _ = trained(ranks, run, 1)
+    lines = metrics.series(job.folder)
+    rewards = [line["train/diagnostics/reward"] for line in lines]
+    values = [line["train/diagnostics/value"] for line in lines]
+    assert np.mean(rewards[-6:]) > np.mean(rewards[:6]) + 0.4
+    assert abs(np.mean(values[-6:]) - np.mean(rewards[-6:])) < 0.3
+
+
 def test_one_completion_of_a_prompt_is_enough_for_a_critic(ranks, make_run, tmp_path):
     run = make_run(
         tmp_path / "run",

@@ -42,6 +42,10 @@ def _listen(requests: "queue.SimpleQueue[str]") -> None:
     os._exit(0)
 
 
+class _NotThere(Exception):
+    """The user's code lacks what was named."""
+
+
 class _Service:
     """What is asked for by `do`."""
 
@@ -74,16 +78,18 @@ class _Service:
             exec(compile(source, module, "exec"), there.__dict__)
         if not callable(getattr(there, name, None)):
             names = [n for n, each in vars(there).items() if callable(each) and n[0] != "_"]
-            raise LookupError(f"no '{name}'; it has {', '.join(names) or 'none'}")
+            raise _NotThere(f"no '{name}'; it has {', '.join(names) or 'none'}")
         self._target = getattr(there, name)
 
 
 def _in_words(error: BaseException) -> str:
+    if isinstance(error, _NotThere):
+        return str(error)
     told = " ".join(f"{type(error).__name__}: {error}".split())
     frames = [
         each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__
     ]
-    if frames and not isinstance(error, LookupError | SyntaxError):
+    if frames and not isinstance(error, SyntaxError):
         told += f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})"
     return told
 
