@@ -7,7 +7,7 @@ import pytest
 from trainrig.errors import ConfigError
 from trainrig.posttrain.environments import Calculator, PythonEnvironment
 from trainrig.posttrain.environments.calculator import value_of
-from trainrig.posttrain.environments.contract import Answer
+from trainrig.posttrain.environments.contract import StepResult
 from trainrig.posttrain.rewards.contract import Fault
 
 SOURCE = """
@@ -59,9 +59,9 @@ def test_the_calculator_answers_what_is_asked_last() -> None:
     calculator = Calculator().open()
     assert calculator.stops == (">>",)
     assert calculator.reset(0, {}) == ""
-    assert calculator.step(0, "first <<1+1>>=2, then <<6*7") == Answer("=42", 0.0, False)
-    assert calculator.step(0, "nothing <<what?") == Answer("=?", 0.0, False)
-    assert calculator.step(0, "none is asked") == Answer("", 0.0, False)
+    assert calculator.step(0, "first <<1+1>>=2, then <<6*7") == StepResult("=42", 0.0, False)
+    assert calculator.step(0, "nothing <<what?") == StepResult("=?", 0.0, False)
+    assert calculator.step(0, "none is asked") == StepResult("", 0.0, False)
 
 
 @pytest.fixture
@@ -75,12 +75,12 @@ def test_episodes_know_nothing_of_each_other(source: str) -> None:
     episodes = PythonEnvironment(file=source, stop=("</call>",)).open()
     assert episodes.reset(0, {"hint": "think"}) == "think"
     assert episodes.reset(7, {}) == ""
-    assert episodes.step(0, "a") == Answer("a", 0.5, False)
-    assert episodes.step(7, "b") == Answer("b", 0.5, False)
-    assert episodes.step(0, "end") == Answer("a end", 1.0, True)
+    assert episodes.step(0, "a") == StepResult("a", 0.5, False)
+    assert episodes.step(7, "b") == StepResult("b", 0.5, False)
+    assert episodes.step(0, "end") == StepResult("a end", 1.0, True)
     episodes.forget()
     assert episodes.reset(0, {}) == ""
-    assert episodes.step(0, "c") == Answer("c", 0.5, False)
+    assert episodes.step(0, "c") == StepResult("c", 0.5, False)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_an_episode_is_brought_back_where_anothers_step_was_ended(source: str) -
     episodes.code._settings = environment.model_copy(update={"seconds": 0.2})
     assert episodes.step(0, "hang") == Fault("timed_out", "no answer within 0.2 s")
     episodes.code._settings = environment
-    assert episodes.step(1, "more") == Answer("of 1 more", 1.0, False)
+    assert episodes.step(1, "more") == StepResult("of 1 more", 1.0, False)
     assert episodes.code.starts == 2
 
 

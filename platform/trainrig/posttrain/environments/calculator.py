@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainrig.posttrain.environments.contract import Answer, EnvironmentPart
+from trainrig.posttrain.environments.contract import EnvironmentPart, StepResult
 
 LONGEST = 200  # characters of a sum
 LARGEST = 10**15  # of any number on the way: a power must not take all day
@@ -45,10 +45,10 @@ class Calculator(EnvironmentPart):
         """Nothing follows the prompt."""
         return ""
 
-    def step(self, episode: int, text: str) -> Answer:
+    def step(self, episode: int, text: str) -> StepResult:
         """The value behind an equals sign, such as "=24", or "=?" for what is no sum."""
         _, asked, written = text.rpartition(self.begin)
-        return Answer(f"={value_of(written) or '?'}" if asked else "", 0.0, done=False)
+        return StepResult(f"={value_of(written) or '?'}" if asked else "", 0.0, done=False)
 
     def forget(self) -> None:
         """Nothing was kept."""

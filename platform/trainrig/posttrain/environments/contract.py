@@ -17,7 +17,7 @@ from trainrig.posttrain.rewards.contract import Fault
 
 
 @dataclass(frozen=True)
-class Answer:
+class StepResult:
     """What an environment makes of one turn."""
 
     observation: str  # follows what was said
@@ -32,7 +32,7 @@ class Environment(Protocol):
         """Begin an episode; what follows the prompt, before the model speaks."""
         ...
 
-    def step(self, episode: int, text: str) -> Answer | Fault:
+    def step(self, episode: int, text: str) -> StepResult | Fault:
         """What comes of a turn in which the model said `text`; a Fault ends the episode."""
         ...
 

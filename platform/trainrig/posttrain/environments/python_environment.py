@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainrig.posttrain.environments.contract import Answer, EnvironmentPart
+from trainrig.posttrain.environments.contract import EnvironmentPart, StepResult
 from trainrig.posttrain.rewards.contract import Fault
 from trainrig.posttrain.rewards.user_code import UserCode, UserCodeFault, UserCodeSettings
 
@@ -61,7 +61,7 @@ class PythonEpisodes:
         self._episodes[episode] = _Episode(row, [], self.code.starts)
         return given or ""
 
-    def step(self, episode: int, text: str) -> Answer | Fault:
+    def step(self, episode: int, text: str) -> StepResult | Fault:
         """See Environment."""
         try:
             known = self._bring_back(episode)
@@ -90,10 +90,10 @@ class PythonEpisodes:
         return known
 
 
-def _answer(given: Any) -> Answer | Fault:
+def _answer(given: Any) -> StepResult | Fault:
     match given:
         case [str() as observation, int() | float() as reward, bool() as done]:
             if math.isfinite(reward):
-                return Answer(observation, float(reward), done)
+                return StepResult(observation, float(reward), done)
             return Fault("not_finite", f"the reward of a step is {reward}")
     return Fault("raised", f"step gave {given!r:.60}, no (observation, reward, done)")
