@@ -95,8 +95,10 @@ class TranscriptSampler:
         given = environment.reset(transcript.sample, transcript.prompt.row)
         if isinstance(given, Fault):
             transcript.fault = given
-        elif given:
-            self._observe(transcript, given)
+        elif given and not self._observe(transcript, given):
+            most = self.run.rollouts.maximum_tokens
+            told = f"reset gave {given!r:.60}, which leaves no room among {most} tokens"
+            transcript.fault = Fault("unreadable", told)
 
     def _take_turn(self, model: "Decoder", transcripts: Sequence[Transcript], draw: int) -> None:
         """Have the model go on from each of `transcripts`, which took as many turns, and the
