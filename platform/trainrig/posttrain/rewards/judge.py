@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -55,7 +55,7 @@ class JudgeModel(RewardPart):
     def _compiles(cls, given: str) -> str:
         return checked_pattern(given)
 
-    def settled(self) -> "JudgeModel":
+    def settled(self) -> Self:
         """With the checkpoint that is the newest now."""
         path = checkpoint.resolve(storage.absolute(self.checkpoint))
         return self.model_copy(update={"checkpoint": path})

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -32,7 +32,7 @@ class RewardModel(RewardPart):
     # Completions of a forward pass. Another number may give other last digits.
     batch: int = Field(default=8, ge=1)
 
-    def settled(self) -> "RewardModel":
+    def settled(self) -> Self:
         """With the checkpoint that is the newest now."""
         path = checkpoint.resolve(storage.absolute(self.checkpoint))
         return self.model_copy(update={"checkpoint": path})

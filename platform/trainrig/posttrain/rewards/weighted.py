@@ -68,7 +68,7 @@ class WeightedRewards:
         parts: dict[str, tuple[float, ...]] = {}
         faults: Counter[str] = Counter()
         scored = [(settings, _scores(reward, completions)) for settings, reward in self.parts]
-        every = [*scored, *given]
+        every: list[tuple[WeightedPart, Sequence[Score]]] = [*scored, *given]
         for settings, found_scores in every:
             scores = [_finite(each) for each in found_scores]
             found = [each for each in scores if isinstance(each, Fault)]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from trainrig.config import identity
 from trainrig.errors import DataError
 from trainrig.objectives.divergence import divergence
+from trainrig.objectives.policy import Floats
 from trainrig.objectives.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.prompt_text import PromptEncoder
@@ -196,7 +197,8 @@ class RolloutBatches(BatchMaker):
         rewards_GS = np.array([group.scores.totals for group in groups], dtype=np.float64)
         mask_BT, objective = arrays[TARGETS] != IGNORE, self._run.objective
         found: dict[str, NDArray[Any]] = {}
-        penalties_BT = values_BT = None
+        penalties_BT: Floats | None = None
+        values_BT: Floats | None = None
         if held := objective.reference:
             found[REFERENCE_TOKENS] = self._read(others[REFERENCE_MODEL], *read)
             weight = self.carried.get(DIVERGENCE_WEIGHT, held.weight)

@@ -1,6 +1,7 @@
 """The stage `rl`: reinforcement learning in the loop of pretraining, on batches of rollouts."""
 
 import functools
+from collections.abc import Mapping
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
@@ -106,13 +107,18 @@ def estimate_rollouts(run: ReinforcementLearning, _: object) -> dict[str, int | 
     if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
         return {}
     job, _inputs, counted = prepare(run)
-    parts = [*run.rewards, *([run.environment] if run.environment else [])]
-    foreign = {
-        f"{part.name}_{field}": f"{part.kind}, SHA-256 {key[:16]}"
-        for part in parts
-        for field, key in part.settled().inputs().items()
-    }
+    foreign: dict[str, str] = {}
+    for part in run.rewards:
+        foreign |= _named_inputs(part.name, part.kind, part.settled().inputs())
+    if run.environment:
+        there = run.environment
+        foreign |= _named_inputs(there.name, there.kind, there.settled().inputs())
     return sizes_of(job.model) | counted | foreign
+
+
+def _named_inputs(name: str, kind: str, inputs: Mapping[str, str]) -> dict[str, str]:
+    """What a part depends on beside the run file, as `check` names it."""
+    return {f"{name}_{of}": f"{kind}, SHA-256 {key[:16]}" for of, key in inputs.items()}
 
 
 def _find_critic(run: ReinforcementLearning, start: str, encoder: Encoder) -> TrainedModel | None:
