@@ -28,9 +28,18 @@ def rollouts(job):
     }
 
 
+HELD = {"weight": 0.01, "estimator": "k1", "place": "reward", "adaptive": {"target": 0.1}}
+PPO = {"kind": "PPO", "reference": HELD}
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "objective",
+    [{"kind": "DAPO", "reference": {"weight": 0.01}}, PPO],
+    ids=lambda each: each["kind"],
+)
 def test_rollouts_and_weights_are_the_same_after_three_kills(
-    tokens, ranks, start_driver, assert_equal, chaos, tmp_path
+    objective, tokens, ranks, start_driver, assert_equal, chaos, tmp_path
 ):
     path, base = tmp_path / "prompts.jsonl", str(tmp_path / "base")
     rows = [{"prompt": f"the sea {n}"} for n in range(16)]
@@ -48,7 +57,7 @@ def test_rollouts_and_weights_are_the_same_after_three_kills(
                 **{"prompt_tokens": 32, "maximum_tokens": 90},
             },
             "rewards": ({"kind": "PatternShape", "pattern": "e", "whole": False},),
-            "objective": {"kind": "DAPO", "reference": {"weight": 0.01}},
+            "objective": objective,
             "training": {
                 "steps": 24,
                 "optimizer": {"kind": "AdamW", "lr": 0.003},

@@ -8,7 +8,7 @@ import torch
 
 from trainrig.objectives import CISPO, DAPO, GRPO, GSPO, RLOO, DrGRPO, ReinforcePlusPlus
 from trainrig.objectives.contract import differentiable_loss
-from trainrig.objectives.policy import ReferenceDivergence, divergence
+from trainrig.objectives.divergence import ReferenceDivergence, divergence
 from trainrig.tokens.batches import (
     ADVANTAGES,
     ENTRIES,

@@ -34,7 +34,7 @@ from trainrig.objectives import CausalLM
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
 from trainrig.parallel import numerics
 from trainrig.parallel.deterministic import SummedInTree
-from trainrig.parallel.fsdp import SummedByRank, shard
+from trainrig.parallel.fsdp import Gradients, SummedByRank, shard
 from trainrig.parallel.mesh import data_mesh, join_group, local_device
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus
@@ -417,14 +417,17 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
     model = nn.Sequential(*layers)
     root = shard(model, layers, data_mesh(local_device()))
     parameters = list(model.parameters())
-    way = SummedInTree if deterministic else SummedByRank
-    gradients = way(root, parameters, gather_once=True)
+    gradients: Gradients = (
+        SummedInTree([root], parameters, gather_once=True)
+        if deterministic
+        else SummedByRank([root], gather_once=True)
+    )
     rank, world = dist.get_rank(), dist.get_world_size()
     gradients.begin(world)
     loss = model(torch.ones(1, 6)).sum() * factors[rank]
     gradients.backward(loss, MicroBatchSlot(rank, True, rank, closes=True), last=True)
     gradients.finish()
-    return [p.grad.full_tensor().numpy() for p in parameters], gradients.norm()
+    return [p.grad.full_tensor().numpy() for p in parameters], gradients.norm(parameters)
 
 
 def agreed(mine: tuple[bool, ...]) -> bool:

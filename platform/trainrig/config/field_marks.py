@@ -30,3 +30,4 @@ NOT_IDENTITY = NotIdentity()
 OUTPUT = NotIdentity("OUTPUT")  # a folder that the run writes
 CACHE = NotIdentity("CACHE")  # a folder of this machine's own, made where it is missing
 EXTENDABLE = Extendable()
+SHIPPED = NotIdentity("SHIPPED")  # a file that `submit` copies to where the cluster reads it

@@ -16,6 +16,7 @@ from trainrig.objectives.policy import (
     DrGRPO,
     ReinforcePlusPlus,
 )
+from trainrig.objectives.ppo import PPO
 from trainrig.objectives.preference import (
     DPO,
     IPO,
@@ -38,7 +39,7 @@ Scoring = Reward | ProcessReward  # for models with one output, a score
 Tuning = Annotated[SFT | Distillation | Pairwise | KTO | Scoring, Field(discriminator="kind")]
 
 # Of the model's own answers, by what they are worth.
-Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus
+Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus | PPO
 
 Objective = Annotated[
     CausalLM | SFT | Distillation | Pairwise | KTO | Scoring | Policy,
@@ -54,6 +55,7 @@ __all__ = [
     "IPO",
     "KTO",
     "ORPO",
+    "PPO",
     "RLOO",
     "SFT",
     "APODown",

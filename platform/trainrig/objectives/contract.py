@@ -189,6 +189,26 @@ class Watchful(Protocol):
         ...
 
 
+@runtime_checkable
+class Carrying(Protocol):
+    """An objective with numbers that go on from batch to batch of online ones: the weight of a
+    divergence, say. They are in every checkpoint; a `BatchMaker` has them as `carried`."""
+
+    def first_carried(self) -> Mapping[str, float]:
+        """Those of the first batch, by name."""
+        ...
+
+    def carry(
+        self,
+        carried: Mapping[str, float],
+        diagnostics: Mapping[str, float],
+        denominators: Mapping[str, int],
+    ) -> Mapping[str, float]:
+        """Those of the next batch, by those of this one and by what the global batch of its last
+        update was like."""
+        ...
+
+
 def differentiable_loss(
     objective: Objective,
     computed: Computed,

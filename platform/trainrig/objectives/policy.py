@@ -1,4 +1,4 @@
-"""Learning from what the model's own answers are worth: policy gradients without a critic.
+"""Learning from what the model's own answers are worth: policy gradients.
 
 Completions of one prompt are a group; the advantage of each is its reward beside those of the rest.
 The probability ratio of a token is that under the weights of now over that under the weights that
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,10 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, means
+from trainrig.objectives.divergence import ReferenceDivergence, divergence
 from trainrig.tokens.batches import (
     ADVANTAGES,
+    DIVERGENCE_WEIGHT,
     ENTRIES,
     EXAMPLES,
     FINISHED,
@@ -39,38 +41,19 @@ from trainrig.tokens.batches import (
     TARGETS,
     TEMPERATURE,
     TOKENS,
+    TURNS,
 )
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
 
-    Numbers = TypeVar("Numbers", NDArray[Any], Tensor)
-else:
-    Numbers = TypeVar("Numbers")
-
 POLICY, DIVERGENCE = "policy", "divergence"
 Floats = NDArray[np.float64]
-Estimator = Literal["k1", "k2", "k3"]
 # Added to standard deviations, as TRL has it: groups that hardly differ are not blown up.
 SPREAD_FLOOR = 1e-4
 
 
-class ReferenceDivergence(Settings):
-    """How the policy is held to the model that it began with."""
-
-    weight: float = Field(gt=0, allow_inf_nan=False)  # of the divergence, beside the reward
-    # How it is estimated of one token, d the log-probability less the reference's: "k1" d, "k2"
-    # d²/2, "k3" exp(-d) - 1 + d (Schulman 2020, http://joschu.net/blog/kl-approx.html).
-    estimator: Estimator = "k3"
-    # "loss": a term of its own. "reward": taken off the reward of a completion, summed over its
-    # tokens, before advantages are made.
-    place: Literal["loss", "reward"] = "loss"
-    # Whether, in the loss, each token's estimate is multiplied by its ratio: without, the slope of
-    # k1 is 0 on average, and that of k3 is of another divergence than is meant.
-    unbiased: bool = True
-
-
-class _Policy(Settings):
+class PolicyGradient(Settings):
     """A clipped policy gradient."""
 
     kind: str
@@ -91,7 +74,9 @@ class _Policy(Settings):
         """The policy's, and the divergence's where it is in the loss."""
         found: tuple[Term, ...] = (Term(POLICY, per=self.per),)
         if self.reference and self.reference.place == "loss":
-            found += (Term(DIVERGENCE, per=self.per, weight=self.reference.weight),)
+            # A weight that moves is in the batch: it is that of all updates made of it.
+            weight = 1.0 if self.reference.adaptive else self.reference.weight
+            found += (Term(DIVERGENCE, per=self.per, weight=weight),)
         return found
 
     @property
@@ -109,9 +94,45 @@ class _Policy(Settings):
         advantages_GS: Floats = _centred(rewards_GS) / (spread_G1 + SPREAD_FLOOR)
         return advantages_GS
 
+    def credit(
+        self,
+        rewards_GS: Floats,
+        mask_BT: NDArray[np.bool_],
+        penalties_BT: Floats | None,
+        values_BT: Floats | None,
+    ) -> dict[str, NDArray[np.float32]]:
+        """The arrays that say what completions are worth, to be learnt of.
+
+        `penalties_BT`: what is taken off for going away from the reference, if that is in the
+        reward; `values_BT`: what a critic expected.
+        """
+        if penalties_BT is not None:
+            rewards_GS = rewards_GS - penalties_BT.sum(1).reshape(rewards_GS.shape)
+        found = {REWARDS: rewards_GS, ADVANTAGES: self.advantages(rewards_GS)}
+        return {name: each.reshape(-1).astype(np.float32) for name, each in found.items()}
+
+    def first_carried(self) -> Mapping[str, float]:
+        """The weight of the divergence, where it moves."""
+        held = self.reference
+        return {DIVERGENCE_WEIGHT: held.weight} if held and held.adaptive else {}
+
+    def carry(
+        self,
+        carried: Mapping[str, float],
+        diagnostics: Mapping[str, float],
+        denominators: Mapping[str, int],
+    ) -> Mapping[str, float]:
+        """See Carrying."""
+        if not (self.reference and self.reference.adaptive):
+            return carried
+        away, completions = diagnostics["completion_divergence"], denominators[EXAMPLES]
+        weight = self.reference.adaptive.next_weight(carried[DIVERGENCE_WEIGHT], away, completions)
+        return {DIVERGENCE_WEIGHT: weight}
+
     @abstractmethod
-    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages_B1: Tensor) -> Tensor:
-        """[B, T] loss of each token; `log_BT` are the log-probabilities, with a gradient."""
+    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
+        """[B, T] loss of each token; `log_BT` are the log-probabilities, with a gradient;
+        `advantages` are [B, 1], or [B, T] where each token has its own."""
 
     def weigh(self, values_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """[B, T] what each token adds to the sum that is divided by `per`."""
@@ -137,8 +158,8 @@ class _Policy(Settings):
         log_BT = read.log_probabilities_BT
         change_BT = log_BT - arrays[OLD]
         ratio_BT = self.ratios(change_BT, mask_BT)
-        advantages_B1 = self.normalised(arrays[ADVANTAGES], statistics)[:, None]
-        losses_BT = self.losses(ratio_BT, log_BT, advantages_B1)
+        advantages = self.advantages_of(arrays, statistics)
+        losses_BT = self.losses(ratio_BT, log_BT, advantages)
         count_B = (targets_BT != IGNORE).sum(1)
         counts_B = self._counts(count_B, arrays)
         terms = {POLICY: Contributions(self.weigh(losses_BT, mask_BT).float(), counts_B)}
@@ -146,9 +167,17 @@ class _Policy(Settings):
             estimate_BT = divergence(self.reference.estimator, log_BT - arrays[REFERENCE_TOKENS])
             if self.reference.unbiased:
                 estimate_BT = estimate_BT * change_BT.exp()
+            if self.reference.adaptive:
+                estimate_BT = estimate_BT * arrays[DIVERGENCE_WEIGHT][:, None]
             terms[DIVERGENCE] = Contributions(self.weigh(estimate_BT, mask_BT).float(), counts_B)
-        watched = self._watch(batch, ratio_BT, advantages_B1, read.entropy_BT, change_BT, log_BT)
+        watched = self._watch(batch, ratio_BT, advantages, read.entropy_BT, change_BT, log_BT)
         return Computed(terms, read.auxiliary, watched)
+
+    def advantages_of(
+        self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
+    ) -> Tensor:
+        """[B, 1], or [B, T] where each token has its own."""
+        return self.normalised(arrays[ADVANTAGES], statistics)[:, None]
 
     def normalised(self, advantages_B: Tensor, statistics: Mapping[str, float]) -> Tensor:
         """[B] as they are."""
@@ -165,7 +194,7 @@ class _Policy(Settings):
         self,
         batch: DeviceBatch,
         ratio_BT: Tensor,
-        advantages_B1: Tensor,
+        advantages: Tensor,
         entropy_BT: Tensor,
         change_BT: Tensor,
         log_BT: Tensor,
@@ -177,9 +206,9 @@ class _Policy(Settings):
         def of_tokens(values_BT: Tensor) -> Contributions:
             return Contributions((values_BT.detach().float() * mask_BT), count_B)
 
-        change_BT, good_B1 = change_BT.detach(), advantages_B1 > 0
-        high = (ratio_BT > 1 + self.clip_high) & good_B1
-        low = (ratio_BT < 1 - self.clip_low) & (advantages_B1 < 0)
+        change_BT, good = change_BT.detach(), advantages > 0
+        high = (ratio_BT > 1 + self.clip_high) & good
+        low = (ratio_BT < 1 - self.clip_low) & (advantages < 0)
         found = means(
             reward=arrays[REWARDS].double(),
             advantage=arrays[ADVANTAGES].abs().double(),
@@ -203,28 +232,35 @@ class _Policy(Settings):
         if REFERENCE_TOKENS in arrays:
             away_BT = log_BT.detach() - arrays[REFERENCE_TOKENS]
             found["reference_divergence"] = of_tokens(divergence("k3", away_BT))
+            # Of the weights that sampled: the same in all updates made of the batch.
+            sampled_BT = (arrays[OLD] - arrays[REFERENCE_TOKENS]) * mask_BT
+            found |= means(completion_divergence=sampled_BT.double().sum(1))
+        if TURNS in arrays:
+            found |= means(turns=arrays[TURNS].double())
+        if DIVERGENCE_WEIGHT in arrays:
+            found |= means(divergence_weight=arrays[DIVERGENCE_WEIGHT].double())
         return found
 
 
-class _Clipped(_Policy):
+class ClippedPolicy(PolicyGradient):
     """The worse of the ratio as it is and clipped, times the advantage."""
 
-    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages_B1: Tensor) -> Tensor:
-        """See _Policy."""
+    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
+        """See PolicyGradient."""
         import torch
 
         within_BT = ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return torch.maximum(-ratio_BT * advantages_B1, -within_BT * advantages_B1)
+        return torch.maximum(-ratio_BT * advantages, -within_BT * advantages)
 
 
-class GRPO(_Clipped):
+class GRPO(ClippedPolicy):
     """Group relative policy optimisation: the reward less the group's mean, over its standard
     deviation; each completion counts the same (Shao et al. 2024, arXiv:2402.03300, equation 3)."""
 
     kind: Literal["GRPO"] = "GRPO"
 
 
-class DrGRPO(_Clipped):
+class DrGRPO(ClippedPolicy):
     """GRPO without its two biases: no standard deviation, and all tokens over the number that
     completions may have (Liu et al. 2025, arXiv:2503.20783, section 3.2)."""
 
@@ -240,7 +276,7 @@ class DrGRPO(_Clipped):
         return _centred(rewards_GS)
 
 
-class DAPO(_Clipped):
+class DAPO(ClippedPolicy):
     """GRPO that counts each token the same and may raise rare ones further; with
     `rollouts.redraws`, prompts whose completions are all worth the same are drawn anew (Yu et al.
     2025, arXiv:2503.14476, equation 8)."""
@@ -255,7 +291,7 @@ class DAPO(_Clipped):
         return TOKENS
 
 
-class CISPO(_Policy):
+class CISPO(PolicyGradient):
     """The clipped ratio only weighs the log-probability, so clipped tokens still teach (MiniMax
     2025, arXiv:2506.13585, equation 4). Ratios below 1 are not clipped."""
 
@@ -266,13 +302,13 @@ class CISPO(_Policy):
         """Tokens of all completions."""
         return TOKENS
 
-    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages_B1: Tensor) -> Tensor:
+    def losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
         """The log-probability, weighed."""
         weight_BT = ratio_BT.detach().clamp(max=1 + self.clip_high)
-        return -weight_BT * advantages_B1 * log_BT
+        return -weight_BT * advantages * log_BT
 
 
-class GSPO(_Clipped):
+class GSPO(ClippedPolicy):
     """The ratio is of whole completions, the geometric mean over their tokens (Zheng et al. 2025,
     arXiv:2507.18071, equations 5 and 7). Clips are far narrower than those of tokens."""
 
@@ -286,7 +322,7 @@ class GSPO(_Clipped):
         return mean_B1.exp().expand_as(change_BT)
 
 
-class RLOO(_Clipped):
+class RLOO(ClippedPolicy):
     """REINFORCE with the mean reward of the other completions as its baseline; a completion is one
     action, its ratio that of all its tokens (Ahmadian et al. 2024, arXiv:2402.14740, section 2.3).
     """
@@ -304,7 +340,7 @@ class RLOO(_Clipped):
         return (change_BT * mask_BT).sum(1, keepdim=True).exp().expand_as(change_BT)
 
 
-class ReinforcePlusPlus(_Clipped):
+class ReinforcePlusPlus(ClippedPolicy):
     """REINFORCE++: advantages are brought to mean 0 and standard deviation 1 over the global batch,
     not within a group (Hu et al. 2025, arXiv:2501.03262, section 3)."""
 
@@ -339,16 +375,6 @@ class ReinforcePlusPlus(_Clipped):
         variance = max(0.0, statistics["squares"] / rows - mean**2)
         spread = math.sqrt(variance) + SPREAD_FLOOR
         return (advantages_B - mean) / spread
-
-
-def divergence(estimator: Estimator, difference: Numbers) -> Numbers:
-    """The estimate of each token, in nats, by the log-probability less that of the other model."""
-    if estimator == "k1":
-        return difference
-    estimate: Numbers = (
-        difference**2 / 2 if estimator == "k2" else math.e ** (-difference) - 1 + difference
-    )
-    return estimate
 
 
 def _centred(rewards_GS: Floats) -> Floats:

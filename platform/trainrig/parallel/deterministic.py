@@ -31,12 +31,19 @@ from trainrig.tokens.batches import MicroBatchSlot, virtual_workers
 class SummedInTree:
     """See the module. For parameters that are sliced over all ranks."""
 
-    def __init__(self, model: FSDPModule, parameters: list[nn.Parameter], gather_once: bool):
-        self._model, self._parameters, self._gather_once = model, parameters, gather_once
+    def __init__(
+        self,
+        models: Sequence[FSDPModule],
+        parameters: Sequence[nn.Parameter],
+        gather_once: bool,
+    ) -> None:
+        """`parameters`: all of `models` that are trained; one backward pass goes through all."""
+        self._models, self._parameters = tuple(models), tuple(parameters)
+        self._gather_once = gather_once
         self._now = _Now(1, dist.get_world_size())
         self._units: list[_Unit] = []
         if dist.get_world_size() > 1:  # else FSDP has nothing to scatter
-            for module in units(model):
+            for module in (unit for model in self._models for unit in units(model)):
                 self._units.append(_Unit())
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
         self._alone: TreeSum[_Together] = TreeSum(1)
@@ -51,8 +58,9 @@ class SummedInTree:
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
         """See parallel.fsdp.Gradients."""
         self._now.slot, self._now.last = slot, last
-        self._model.set_requires_gradient_sync(slot.closes or last)
-        self._model.set_reshard_after_backward(last or not self._gather_once)
+        for model in self._models:
+            model.set_requires_gradient_sync(slot.closes or last)
+            model.set_reshard_after_backward(last or not self._gather_once)
         torch.autograd.backward(loss)
         if not self._units:
             self._take_own(slot)
@@ -69,9 +77,9 @@ class SummedInTree:
             for parameter, whole in zip(self._parameters, self._alone.whole().tensors, strict=True):
                 parameter.grad = _like(parameter, whole)
 
-    def norm(self) -> float:
+    def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See parallel.fsdp.Gradients."""
-        return exact_norm(self._parameters)
+        return exact_norm(parameters)
 
     def part_squared(self) -> float | None:
         """See parallel.fsdp.Gradients."""

@@ -4,7 +4,7 @@ ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's `fully_shar
 axes it is HSDP: sliced along the last, alike along the first; with slices of a whole, DDP.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -82,8 +82,8 @@ class Gradients(Protocol):
         """Leave the sum over all ranks in the parameters' `grad`."""
         ...
 
-    def norm(self) -> float:
-        """The norm of that sum, on every rank."""
+    def norm(self, parameters: Sequence[nn.Parameter]) -> float:
+        """The norm of that sum, of `parameters` alone, on every rank."""
         ...
 
     def part_squared(self) -> float | None:
@@ -96,25 +96,26 @@ class SummedByRank:
     """Each rank adds up its own, and torch adds those of the ranks: fast, but the last bits depend
     on the number of ranks."""
 
-    def __init__(self, model: FSDPModule, parameters: list[nn.Parameter], gather_once: bool):
-        self._model, self._parameters, self._gather_once = model, parameters, gather_once
+    def __init__(self, models: Sequence[FSDPModule], gather_once: bool) -> None:
+        self._models, self._gather_once = tuple(models), gather_once
 
     def begin(self, virtual: int, measured: bool = False) -> None:
         """See Gradients."""
 
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool) -> None:
         """See Gradients."""
-        self._model.set_requires_gradient_sync(last)
-        self._model.set_reshard_after_backward(last or not self._gather_once)
+        for model in self._models:
+            model.set_requires_gradient_sync(last)
+            model.set_reshard_after_backward(last or not self._gather_once)
         # One that is not real only joins the others' collectives.
         torch.autograd.backward(loss if slot.real else loss * 0.0)
 
     def finish(self) -> None:
         """See Gradients."""
 
-    def norm(self) -> float:
+    def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See Gradients."""
-        gradients = [each.grad for each in self._parameters if each.grad is not None]
+        gradients = [each.grad for each in parameters if each.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 

@@ -1,5 +1,7 @@
 """The norm of a sharded gradient, the same bits however it is sharded."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from torch.distributed.tensor import DTensor
 CHUNK_ELEMENTS = 2**18  # of a gradient at once: 2 MiB of float64 stay in a core's cache
 
 
-def exact_norm(parameters: list[nn.Parameter]) -> float:
+def exact_norm(parameters: Sequence[nn.Parameter]) -> float:
     """The norm of the gradients of all `parameters`, each sliced along dim 0 over all ranks.
 
     A slice holds whole rows. The squares of a row are added in float64 in one order, which depends

@@ -66,7 +66,8 @@ class TextListener:
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         # The space that the tokenizer put before an answer is none of the text.
         self._skip_space = encoder.adds_space and answers
-        self._text, self._told, self._ended = "", 0, False
+        self._text, self._told = "", 0
+        self.ended_by = ""  # the text that ended it; empty: none did yet
 
     def __call__(self, drawn: int) -> bool:
         """Whether the text is complete with `drawn`."""
@@ -74,7 +75,7 @@ class TextListener:
 
     def finish(self) -> str:
         """The whole text."""
-        if not self._ended:
+        if not self.ended_by:
             self._add(b"", final=True)
         self._tell(len(self._text))
         return self._text
@@ -86,9 +87,10 @@ class TextListener:
         before = len(self._text)
         self._text += new
         found = [self._text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops]
-        ends = [place for place in found if place >= 0]
+        ends = [each for each in zip(found, self._stops, strict=True) if each[0] >= 0]
         if ends:
-            self._text, self._ended = self._text[: min(ends)], True
+            place, self.ended_by = min(ends)
+            self._text = self._text[:place]
             return True
         self._tell(max(self._told, len(self._text) - max(self._longest - 1, 0)))
         return False

@@ -6,6 +6,7 @@ Shapes: B sequences of a micro-batch, T positions, P pieces of documents in all 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from numpy.typing import NDArray
@@ -56,8 +57,13 @@ TEACHER_REST = "teacher_rest"  # [B, T] float32, the log-probability of all othe
 ADVANTAGES = "advantages"  # [B] float32
 REWARDS = "rewards"  # [B] float32, the weighted sum; parts are named REWARD_PART + name
 REWARD_PART = "reward."
+DIVERGENCE_WEIGHT = "divergence_weight"  # [B] float32, of what holds to the reference, if it moves
+# [B, T] float32, of tokens, where there is a critic: its values when the batch was made, what they
+# should have been, and advantages of their own.
+VALUES, RETURNS, TOKEN_ADVANTAGES = "values", "returns", "token_advantages"
 REWARD_FAULTS = "reward_faults"  # [B] float32, rewards that failed, per completion of the unit
 FLAT = "flat"  # [B] 1 where all completions of a prompt got the same reward: nothing is learnt
+TURNS = "turns"  # [B] times that the model spoke, where there is an environment
 FINISHED = "finished"  # [B] 1 where the model ended its answer, 0 where the limit did
 # [B, T] float32 log-probabilities of the targets, 0 where there is none: by the weights that
 # sampled, read as training reads; as they were when sampled; and under the reference.
@@ -146,6 +152,8 @@ class BatchMaker(ABC):
 
     sources: Sequence[str]  # names that the `sources` of micro-batches number
     updates: int = 1  # steps that each batch is trained on, one after another
+    # What the objective carries to the batch that is made now (objectives/contract.py).
+    carried: Mapping[str, float] = MappingProxyType({})
 
     @abstractmethod
     def identity(self) -> Mapping[str, Any]:

@@ -27,6 +27,11 @@ def check_disk_space(job: TrainingJob) -> None:
     shapes, training = _saved_shapes(job), job.training
     parameters = sum(map(math.prod, shapes.values()))
     needed = WEIGHT * parameters + state_bytes(shapes, training.optimizer, training.groups)
+    for each in job.trained.values():
+        beside = parameter_shapes(each.model)
+        count = sum(map(math.prod, beside.values()))
+        parameters += count
+        needed += WEIGHT * count + state_bytes(beside, each.optimizer)
     free = _free_bytes(job.folder)
     kept = job.training.checkpoints.keep + 1  # the newest is whole before the oldest goes
     what = (

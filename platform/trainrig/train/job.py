@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import CausalLM, Objective
+from trainrig.optim import Optimizer
 from trainrig.tokens.batches import Batches, BatchMaker
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
 from trainrig.train.run_file import Training
@@ -29,6 +30,16 @@ class FrozenModel:
 
 
 @dataclass(frozen=True)
+class TrainedModel:
+    """A model that is trained beside: sharded, with an optimizer of its own, saved and resumed."""
+
+    model: DecoderConfig
+    weights: str  # checkpoint that it begins with; a head for scores that it lacks is drawn
+    optimizer: Optimizer  # its peak rate is its own, the schedule that of the run
+    clip_norm: float = 1.0  # norm above which its gradient, by itself, is scaled down to it
+
+
+@dataclass(frozen=True)
 class TrainingJob:
     """Everything that a worker needs to know of its run. Travels to the workers by pickle."""
 
@@ -44,6 +55,8 @@ class TrainingJob:
     adapter: Adapter | None = None  # what is trained instead of the model's own weights
     # Models that the objective is handed beside, by name: `reference`, say.
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
+    # Models that are trained with it by the same loss, by name: `critic`, say.
+    trained: Mapping[str, TrainedModel] = field(default_factory=dict)
     # A checkpoint of another run, on the same data up to there, whose whole state this one takes
     # over and goes on from: weights, optimizer and counters.
     branch_from: str | None = None

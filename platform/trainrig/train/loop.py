@@ -130,6 +130,8 @@ def train(
             elif figures.why_skipped:
                 logger.log_skipped(figures)
             else:
+                if online:
+                    online.carry(state, job.objective, figures.loss.diagnostics)
                 logger.log_step(local, figures, stepper.clock)
                 if held_out and wanted.due(state.step, training.steps):
                     stopped = not measured()
@@ -173,6 +175,8 @@ def _first_state(job: TrainingJob, resume_from: str | None, batches: DataHistory
     checkpoint.load_frozen(state, job)
     if whole:
         checkpoint.load(whole, state, job, batches)
-    elif job.initial_weights:
+        return state
+    checkpoint.load_trained(state, job)
+    if job.initial_weights:
         checkpoint.load_weights(job.initial_weights, state, job)
     return state

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
+from trainrig.objectives.contract import Carrying, Objective
 from trainrig.parallel.fsdp import gathered, units
 from trainrig.tokens.batches import BatchMaker, MicroBatch, assign_micro_batches
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
@@ -72,6 +73,15 @@ class OnlineBatches:
             stored = self._make(state, number, folder)
         self._stored = stored
 
+    def carry(
+        self, state: TrainState, objective: Objective, diagnostics: Mapping[str, float]
+    ) -> None:
+        """Have what `objective` carries go on if the update that `state` has just made was the last
+        of its batch."""
+        if isinstance(objective, Carrying) and state.data_step % self.maker.updates == 0:
+            totals = self._at(state.data_step - 1).denominators
+            state.carried = dict(objective.carry(state.carried, diagnostics, totals))
+
     def micro_batches(self, step: int) -> int:
         """See tokens.batches.Batches."""
         return len(self._at(step).files)
@@ -103,6 +113,7 @@ class OnlineBatches:
         count, world = self.maker.micro_batches(number), dist.get_world_size()
         virtual = min(self._virtual or world, count)
         mine: dict[int, tuple[Mapping[str, str], Mapping[str, int]]] = {}
+        self.maker.carried = state.carried
         try:
             with torch.no_grad(), gathered(state.model, self._gather_once):
                 for slot in assign_micro_batches(count, virtual, dist.get_rank(), world):

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.initial_values import fill_fresh
 from trainrig.models.lora.layers import adapt, initial_adapter_value, is_adapter
+from trainrig.objectives.contract import Carrying
 from trainrig.optim.named_groups import build_optimizer, freeze
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.compiled import compile_layers
@@ -49,6 +50,10 @@ class TrainState:
     detector: SpikeDetector = field(default_factory=lambda: SpikeDetector(None))
     # The run's other models by name, frozen or trained.
     others: dict[str, nn.Module] = field(default_factory=dict)
+    # Of those among `others` that are trained, by name.
+    other_optimizers: dict[str, OptimizerSet] = field(default_factory=dict)
+    # Numbers that the objective carries from batch to batch (objectives/contract.py).
+    carried: dict[str, float] = field(default_factory=dict)
     adapted: bool = False  # whether an adapter is trained, not the model's own weights
 
     averages: WeightAverages = field(default_factory=lambda: WeightAverages(nn.Module()))
@@ -78,17 +83,27 @@ class TrainState:
         return {f"{kind}.{name}": value for name, value in named.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights, and optimizer memory as `optimizer.state.NAME.WHAT`; not copies.
+        """Weights, and optimizer memory as `optimizer.state.NAME.WHAT`; not copies. Of another
+        model that is trained both are `beside.MODEL.model.NAME` and so on.
 
         Learning rates and their like are no part of it: they are functions of the step. Asked of a
         fresh optimizer, torch gives it a memory, of one step that changed nothing: good to be
         filled from a checkpoint, not to train on.
         """
-        options = StateDictOptions(flatten_optimizer_state_dict=True)
-        memory = get_optimizer_state_dict(self.model, self.optimizer.parts, options=options)
-        named: dict[str, Any] = {f"optimizer.{name}": value for name, value in memory.items()}
-        memory_tensors = {n: each for n, each in named.items() if isinstance(each, Tensor)}
-        return self.weights() | memory_tensors | self.averages.tensors()
+        beside: dict[str, Tensor] = {}
+        for name, optimizer in self.other_optimizers.items():
+            model = self.others[name]
+            own = {f"model.{n}": each for n, each in get_model_state_dict(model).items()}
+            own |= _memory(model, optimizer)
+            beside |= {f"beside.{name}.{n}": each for n, each in own.items()}
+        memory = _memory(self.model, self.optimizer)
+        return self.weights() | memory | self.averages.tensors() | beside
+
+
+def _memory(model: nn.Module, optimizer: OptimizerSet) -> dict[str, Tensor]:
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    memory: dict[str, Any] = get_optimizer_state_dict(model, optimizer.parts, options=options)
+    return {f"optimizer.{n}": each for n, each in memory.items() if isinstance(each, Tensor)}
 
 
 def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> TrainState:
@@ -109,7 +124,12 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
             part.copy_(fresh[first[0] : first[0] + len(part)])
     others: dict[str, nn.Module] = {}
     for name, each in job.frozen.items():
-        others[name] = _sharded(job, each.model, mesh, frozen=True)
+        others[name] = _sharded(job, each.model, mesh, beside=True, frozen=True)
+    other_optimizers: dict[str, OptimizerSet] = {}
+    for name, beside in job.trained.items():
+        others[name] = _sharded(job, beside.model, mesh, beside=True)
+        named, scale = others[name].named_parameters(), width_transfer(beside.model)
+        other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale)
     training = job.training
     parameters, transfer = model.named_parameters(), width_transfer(job.model)
     optimizer = build_optimizer(parameters, training.optimizer, training.groups, transfer)
@@ -118,6 +138,8 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
         optimizer,
         loss_scale=training.precision.first_scale(),
         others=others,
+        other_optimizers=other_optimizers,
+        carried=dict(job.objective.first_carried()) if isinstance(job.objective, Carrying) else {},
         adapted=adapted,
         averages=WeightAverages(model, training.averaging.horizons),
     )
@@ -128,6 +150,7 @@ def _sharded(
     config: DecoderConfig,
     mesh: DeviceMesh,
     adapter: Adapter | None = None,
+    beside: bool = False,
     frozen: bool = False,
 ) -> Decoder:
     """A decoder over `mesh` whose parameters have room, and no values yet."""
@@ -137,7 +160,7 @@ def _sharded(
         if adapter:
             narrow = training.precision.compute == "bfloat16"
             adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)
-    if not (adapter or frozen):
+    if not (adapter or beside):
         freeze(model, training.groups)
         use_float8(model.layers, training.precision)
     recompute(model.layers, training.recompute)

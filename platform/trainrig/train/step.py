@@ -3,6 +3,7 @@
 What is made small is the objective's to know (objectives/contract.py).
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from trainrig.models.lora.layers import dropouts
 from trainrig.objectives.contract import DeviceBatch, differentiable_loss
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.noise_scale import estimate_noise
+from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.activations import ActivationStatistics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, units
@@ -39,6 +41,8 @@ class StepFigures:
     grad_norm: float  # of the whole gradient, before clipping
     rate: float  # learning rate
     tokens: int  # targets of the global batch
+    # Of the gradients of models that are trained beside, before clipping, by name.
+    other_norms: Mapping[str, float] = field(default_factory=dict)
     outlier: str | None = None  # why it is one, in words
     measured: Mapping[str, float] = field(default_factory=dict)  # what some steps measure, by name
 
@@ -47,7 +51,9 @@ class StepFigures:
         """Why no update can be made of it, in words; None if one was."""
         if not math.isfinite(self.loss.total):
             return f"loss {self.loss.total}"
-        return None if math.isfinite(self.grad_norm) else f"gradient norm {self.grad_norm}"
+        norms = {"": self.grad_norm, **{f" of the {n}": x for n, x in self.other_norms.items()}}
+        bad = (f"gradient norm{of} {x}" for of, x in norms.items() if not math.isfinite(x))
+        return next(bad, None)
 
     @property
     def why_skipped(self) -> str | None:
@@ -68,15 +74,25 @@ class Stepper:
         """`sources`: of the batches. `agreed_to_stop` is called before each micro-batch and answers
         all ranks alike."""
         assert isinstance(state.model, FSDPModule)
-        self._objective, self._sources = job.objective, tuple(sources)
+        self._objective, self._sources, self._beside = job.objective, tuple(sources), job.trained
         training = job.training
         self._training, self._state, self._agreed_to_stop = training, state, agreed_to_stop
         self._parameters: list[nn.Parameter] = [
             each for group in state.optimizer.param_groups for each in group["params"]
         ]
-        way = SummedInTree if training.deterministic else SummedByRank
+        self._others = {name: list(state.others[name].parameters()) for name in job.trained}
+        self._models: list[FSDPModule] = [state.model]
+        for name in job.trained:
+            model = state.others[name]
+            assert isinstance(model, FSDPModule)
+            self._models.append(model)
         gather_once = training.parallel.reshard == "step"
-        self._gradients: Gradients = way(state.model, self._parameters, gather_once)
+        every = [*self._parameters, *itertools.chain(*self._others.values())]
+        self._gradients: Gradients = (
+            SummedInTree(self._models, every, gather_once)
+            if training.deterministic
+            else SummedByRank(self._models, gather_once)
+        )
         self._norms = ParameterNorms(state.model)
         self._activations = ActivationStatistics(state.model)
         self._dropouts = dropouts(state.model)
@@ -100,12 +116,12 @@ class Stepper:
         if found is None:
             self._abandon()
             return None
-        loss, norm = found
+        loss, norm, other_norms = found
         training, state = self._training, self._state
         rate = training.optimizer.lr * training.schedule.multiplier(state.step, training.steps)
         tokens = local.denominators[TOKENS]
         rate *= state.detector.rate_share(state.data_step)
-        figures = StepFigures(loss, norm, rate, tokens)
+        figures = StepFigures(loss, norm, rate, tokens, other_norms)
         outlier = state.detector.observe(state.data_step, loss.total, figures.grad_norm)
         figures = replace(figures, outlier=outlier)
         if figures.why_skipped:
@@ -113,7 +129,7 @@ class Stepper:
         else:
             measured = activations | self._update(figures, local.virtual)
             figures = replace(figures, measured=measured)
-        state.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         if self._some_frozen:  # no backward pass lets go of what needs no gradient
             self._abandon()
         return figures
@@ -155,9 +171,9 @@ class Stepper:
 
     def _find_gradient(
         self, local: LocalBatch, statistics: Mapping[str, float]
-    ) -> tuple[Loss, float] | None:
-        """Leave the gradient of the global batch with the parameters; the loss, and the gradient's
-        norm. None: all agreed to stop.
+    ) -> tuple[Loss, float, dict[str, float]] | None:
+        """Leave the gradient of the global batch with the parameters; the loss, the gradient's
+        norm, and those of the models trained beside. None: all agreed to stop.
 
         In float16, slopes that overflow are computed again from a loss that is scaled by less.
         """
@@ -168,12 +184,15 @@ class Stepper:
                 return None
             loss = table.reduce(local.denominators)
             if scale:
-                self._multiply_gradients(1 / scale.factor)
-            norm = self._gradients.norm()
-            overflowed = scale and math.isfinite(loss.total) and not math.isfinite(norm)
+                for parameters in (self._parameters, *self._others.values()):
+                    _multiply_gradients(parameters, 1 / scale.factor)
+            norm = self._gradients.norm(self._parameters)
+            others = {name: self._gradients.norm(each) for name, each in self._others.items()}
+            finite = all(map(math.isfinite, (norm, *others.values())))
+            overflowed = scale and math.isfinite(loss.total) and not finite
             if not (overflowed and scale and scale.back_off()):
-                return loss, norm
-            self._state.optimizer.zero_grad(set_to_none=True)
+                return loss, norm, others
+            self._forget_gradients()
 
     def _go_backward(self, local: LocalBatch, statistics: Mapping[str, float]) -> LossTable | None:
         """Leave the gradient of the global batch with the parameters; and this rank's sums.
@@ -224,12 +243,13 @@ class Stepper:
             measured |= self._norms.finish()
         if metrics.due(step):
             measured |= self._find_slowest()
-        return measured
+        norms = figures.other_norms.items()
+        return measured | {f"beside/{name}/grad_norm": norm for name, norm in norms}
 
     def _measure_noise(self, figures: StepFigures, virtual: int) -> dict[str, float]:
         """What the gradients of the virtual workers say of the noise in that of the whole batch."""
         squared = self._gradients.part_squared()
-        if squared is None:
+        if squared is None or self._others:  # of whose gradients it would tell too
             return {}
         if self._state.loss_scale:
             squared /= self._state.loss_scale.factor**2
@@ -250,26 +270,44 @@ class Stepper:
         return {"cluster/slowest_rank": int(busy_W.argmax()), "cluster/slowest_excess": excess}
 
     def _make_update(self, figures: StepFigures) -> None:
-        shrink = min(1.0, self._training.clip_norm / (figures.grad_norm + NORM_FLOOR))
-        if shrink < 1:
-            self._multiply_gradients(shrink)
-        for group in self._state.optimizer.param_groups:
-            group["lr"] = figures.rate * group.get(RATE_SHARE, 1.0)
-        self._state.optimizer.step()
+        _clip(self._parameters, figures.grad_norm, self._training.clip_norm)
+        _step(self._state.optimizer, figures.rate)
+        share = figures.rate / self._training.optimizer.lr
+        for name, each in self._beside.items():
+            _clip(self._others[name], figures.other_norms[name], each.clip_norm)
+            _step(self._state.other_optimizers[name], share * each.optimizer.lr)
         if self._state.loss_scale:
             self._state.loss_scale.succeed()
         self._state.advance(figures.tokens)
         self._state.averages.update(self._state.step)
 
-    def _multiply_gradients(self, factor: float) -> None:
-        for parameter in self._parameters:
-            assert isinstance(parameter.grad, DTensor)
-            parameter.grad.to_local().mul_(factor)
+    def _forget_gradients(self) -> None:
+        for optimizer in (self._state.optimizer, *self._state.other_optimizers.values()):
+            optimizer.zero_grad(set_to_none=True)
 
     def _abandon(self) -> None:
         """Let go of gathered parameters, as after a whole step, for the state to be saved.
 
         Gradients that were not added up yet stay where they are: no step may follow.
         """
-        for unit in units(self._state.model):
-            unit.reshard()
+        for model in self._models:
+            for unit in units(model):
+                unit.reshard()
+
+
+def _clip(parameters: Sequence[nn.Parameter], norm: float, most: float) -> None:
+    shrink = min(1.0, most / (norm + NORM_FLOOR))
+    if shrink < 1:
+        _multiply_gradients(parameters, shrink)
+
+
+def _multiply_gradients(parameters: Sequence[nn.Parameter], factor: float) -> None:
+    for parameter in parameters:
+        assert isinstance(parameter.grad, DTensor)
+        parameter.grad.to_local().mul_(factor)
+
+
+def _step(optimizer: OptimizerSet, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get(RATE_SHARE, 1.0)
+    optimizer.step()

@@ -282,11 +282,14 @@ def test_adapters_learn_of_rollouts_too(ranks, make_run, tmp_path):
 
 def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
     run_data = read_report_data(whole.folder)
-    reward, exploration = rollout_charts(run_data)
+    reward, exploration, price = rollout_charts(run_data)
     assert reward.table.columns == ("step", "reward", "exact", "pattern")
     lines = metrics.series(whole.folder)
     rewards = [line["train/diagnostics/reward"] for line in lines]
     assert [row[1] for row in reward.table.rows] == rewards
     assert reward.title == f"Completions are worth {rewards[-1]:.3g}; at first {rewards[0]:.3g}"
+    away = [line["train/diagnostics/completion_divergence"] for line in lines]
+    assert [row[1:] for row in price.table.rows] == list(zip(away, rewards, strict=True))
+    assert price.title.endswith(f"for a reward of {rewards[-1]:.3g}")
     gap = max(line["train/diagnostics/sampler_gap"] for line in lines)
     assert "from the reference" in exploration.title and f"{gap:.2g} nats" in exploration.caption

@@ -220,7 +220,7 @@ def _seen_by_the_cluster(found: Preflight, path: str, key: str) -> str | None:
 
 
 def _inputs(found: Preflight, run: RunFile) -> None:
-    inputs = [place for place in find_paths(run) if place.use == "input"]
+    inputs = [place for place in find_paths(run) if place.use in ("input", "shipped")]
     for place in inputs:
         found.check(place.key, lambda at=place: _input(found, at))  # type: ignore[misc]
     if inputs and not any(each.what in {p.key for p in inputs} for each in found.problems):
@@ -228,7 +228,8 @@ def _inputs(found: Preflight, run: RunFile) -> None:
 
 
 def _input(found: Preflight, place: NamedPath) -> None:
-    _seen_by_the_cluster(found, place.path, place.key)
+    if place.use == "input":
+        _seen_by_the_cluster(found, place.path, place.key)
     if not is_there(place.path):
         raise ConfigError(f"{place.path}: nothing is there; make it first, or name another")
 

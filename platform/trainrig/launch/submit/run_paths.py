@@ -1,7 +1,7 @@
 """The places that a run file names: what it reads, and what it writes.
 
-They are its fields that hold text and are marked NOT_IDENTITY (read), OUTPUT or CACHE. A choice
-between words (a Literal) is none.
+They are its fields that hold text and are marked NOT_IDENTITY (read), OUTPUT, CACHE or SHIPPED. A
+choice between words (a Literal) is none.
 """
 
 import contextlib
@@ -12,10 +12,14 @@ from typing import Any, Literal
 from trainrig import storage
 from trainrig.config import CACHE, OUTPUT, Settings, dotted
 from trainrig.config.absolute_paths import texts, values, with_absolute_paths
+from trainrig.config.field_marks import SHIPPED
 from trainrig.corpus.read import files_of
 from trainrig.errors import DataError
 
 __all__ = ["NamedPath", "find_paths", "is_there", "with_absolute_paths"]
+
+
+Use = Literal["input", "output", "cache", "shipped"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class NamedPath:
 
     key: str  # as `training.checkpoints.copy_to`
     path: str
-    use: Literal["input", "output", "cache"]
+    use: Use
 
 
 def find_paths(run: Settings) -> list[NamedPath]:
@@ -43,9 +47,11 @@ def _find_paths(settings: Settings, at: tuple[str | int, ...]) -> Iterator[Named
             yield from _find_paths(inner, (*here, *part))
 
 
-def _use(marks: Sequence[Any]) -> Literal["input", "output", "cache"]:
+def _use(marks: Sequence[Any]) -> Use:
     if OUTPUT in marks:
         return "output"
+    if SHIPPED in marks:
+        return "shipped"
     return "cache" if CACHE in marks else "input"
 
 

@@ -9,7 +9,7 @@ import logging
 import secrets
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainrig import config, manifest, storage
@@ -20,6 +20,7 @@ from trainrig.launch.record.run_record import ENDED, FAILED, Home, JobAttempt, R
 from trainrig.launch.submit import package_upload
 from trainrig.launch.submit.package_upload import Package
 from trainrig.launch.submit.preflight import Preflight
+from trainrig.launch.submit.shipped_files import with_shipped_files
 from trainrig.launch.supervise.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -40,13 +41,15 @@ class Submission:
     environment: Environment
     cluster: str  # its name, under which it is not taken down; empty: none that we know
     hardware: str | None = None  # the text of the table that the limits name
+    shipped: Mapping[str, bytes] = field(default_factory=dict)  # files by where they go
 
     @classmethod
     def of(cls, found: Preflight, limits: Limits, environment: Environment) -> "Submission":
         """What `found`, in which there are no problems, is about."""
         assert found.run and found.jobs and found.cluster and found.package, "there were problems"
         record = found.home.create(found.run.verb, found.output)
-        text = config.to_toml(found.run)
+        run, shipped = with_shipped_files(found.run, storage.join(record.path, "files"))
+        text = config.to_toml(run)
         table = None if limits.hardware is None else config.read_text(limits.hardware)
         return cls(
             found.home,
@@ -58,11 +61,14 @@ class Submission:
             environment,
             found.cluster.name,
             table,
+            shipped,
         )
 
     def submit(self) -> JobAttempt:
         """Upload, take the next attempt and have it supervised. Raises ClusterError."""
         self._note_home()
+        for path, data in self.shipped.items():
+            storage.write(path, data)
         storage.write(self.record.run_file, self.run_file.encode())
         uri = self.jobs.upload(self.package.name, self.package.data)
         name = f"{self.record.id}.{{attempt}}.{secrets.token_hex(2)}"

@@ -7,11 +7,12 @@ or of what was scored before.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.config.absolute_paths import with_absolute_paths
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class Completion:
 class Fault:
     """Why a completion has no score."""
 
-    # The reward raised; it did not return in time; it gave no finite number; or the row has
-    # nothing to score by.
-    kind: Literal["raised", "timed_out", "not_finite", "no_target"]
+    # The reward raised; it did not return in time; it gave no finite number; the row has nothing to
+    # score by; a model cannot read the completion; or a judge gave no verdict.
+    kind: Literal["raised", "timed_out", "not_finite", "no_target", "unreadable", "no_verdict"]
     detail: str
 
 
@@ -67,6 +68,11 @@ class RewardPart(Settings):
     def inputs(self) -> Mapping[str, str]:
         """Keys of what the score depends on beside these settings: contents of files, by field."""
         return {}
+
+    def settled(self) -> Self:
+        """The same for processes that run in other folders, and later: its paths are absolute, and
+        of what is there now."""
+        return with_absolute_paths(self)
 
     def open(self) -> CompletionScorer:
         """What scores. Raises ConfigError or DataError where it cannot."""

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.posttrain.rewards.contract import (
@@ -27,14 +28,38 @@ class RewardScores:
     faults: Mapping[str, int]  # how many, by NAME/KIND, such as exact/no_target
 
 
+class WeightedPart(Protocol):
+    """What has a share in the sum: a reward, or an environment."""
+
+    @property
+    def name(self) -> str:
+        """In metrics."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """What it is multiplied by."""
+        ...
+
+    @property
+    def fault_score(self) -> float:
+        """In the place of a score that is missing."""
+        ...
+
+
 @dataclass(frozen=True)
 class WeightedRewards:
     """Rewards with their weights."""
 
     parts: tuple[tuple[RewardPart, CompletionScorer], ...]
 
-    def score(self, completions: Sequence[Completion]) -> RewardScores:
-        """The weighted totals and the parts of `completions`.
+    def score(
+        self,
+        completions: Sequence[Completion],
+        given: Sequence[tuple[WeightedPart, Sequence[Score]]] = (),
+    ) -> RewardScores:
+        """The weighted totals and the parts of `completions`; `given`: scores that are there, of
+        further parts.
 
         What could not be scored gets its part's `fault_score`, and is counted. Raises DataError if
         a part scored none of them, though they answer several prompts: the reward is broken then,
@@ -42,8 +67,10 @@ class WeightedRewards:
         """
         parts: dict[str, tuple[float, ...]] = {}
         faults: Counter[str] = Counter()
-        for settings, reward in self.parts:
-            scores = [_finite(each) for each in _scores(reward, completions)]
+        scored = [(settings, _scores(reward, completions)) for settings, reward in self.parts]
+        every: list[tuple[WeightedPart, Sequence[Score]]] = [*scored, *given]
+        for settings, found_scores in every:
+            scores = [_finite(each) for each in found_scores]
             found = [each for each in scores if isinstance(each, Fault)]
             faults.update(f"{settings.name}/{each.kind}" for each in found)
             if found:
@@ -51,7 +78,7 @@ class WeightedRewards:
             parts[settings.name] = tuple(
                 settings.fault_score if isinstance(each, Fault) else each for each in scores
             )
-        weights = [settings.weight for settings, _ in self.parts]
+        weights = [settings.weight for settings, _ in every]
         totals = tuple(
             sum(weight * score for weight, score in zip(weights, scores, strict=True))
             for scores in zip(*parts.values(), strict=True)
@@ -81,14 +108,17 @@ class WeightedRewards:
         log.warning(said, name, len(found), len(completions), first)
 
 
-def build_rewards(parts: Sequence[RewardPart]) -> WeightedRewards:
-    """`parts`, the members of a run file's `rewards`, ready to score.
+def build_rewards(
+    parts: Sequence[RewardPart], further: Sequence[WeightedPart] = ()
+) -> WeightedRewards:
+    """`parts`, the members of a run file's `rewards`, ready to score; `further`: what has a share
+    beside them.
 
     Raises ConfigError for none, for two of one name, and where one cannot be opened.
     """
-    if not parts:
+    if not (parts or further):
         raise ConfigError('rewards: none; write one, such as [[rewards]] kind = "ExactAnswer"')
-    for name, times in Counter(part.name for part in parts).items():
+    for name, times in Counter(part.name for part in (*parts, *further)).items():
         if times > 1:
             raise ConfigError(f"rewards: {times} are named '{name}'; give each its own `name`")
     return WeightedRewards(tuple((part, part.open()) for part in parts))

@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.config import identity
 from trainrig.errors import DataError
-from trainrig.objectives.policy import divergence
+from trainrig.objectives.divergence import divergence
+from trainrig.objectives.policy import Floats
+from trainrig.objectives.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
-from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
-from trainrig.posttrain.rewards.contract import Completion
+from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import RewardScores, WeightedRewards, build_rewards
-from trainrig.posttrain.rollouts.prompts import Prompt, PromptSet, read_prompt_set
+from trainrig.posttrain.rollouts.prompts import PromptSet, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
-from trainrig.randomness import RandomKey, words
+from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
 from trainrig.tokens.batches import (
-    ADVANTAGES,
+    DIVERGENCE_WEIGHT,
     ENTRIES,
     EXAMPLES,
     FINISHED,
@@ -38,11 +40,11 @@ from trainrig.tokens.batches import (
     REFERENCE_TOKENS,
     REWARD_FAULTS,
     REWARD_PART,
-    REWARDS,
     SAMPLED,
     TARGETS,
     TEMPERATURE,
     TOKENS,
+    TURNS,
     BatchMaker,
     MicroBatch,
 )
@@ -51,22 +53,19 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor, nn
 
 SOURCE = "rollouts"
-PURPOSE = "rollouts"  # of the numbers that are drawn
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The completions of one prompt, with what they are worth."""
+    """What was said to one prompt, with what it is worth."""
 
-    prompt: Prompt
-    completions: tuple[Completion, ...]
-    log_probabilities: tuple[tuple[float, ...], ...]  # of each id, as sampled
+    transcripts: tuple[Transcript, ...]
     scores: RewardScores
 
     @property
     def flat(self) -> bool:
-        """Whether all are worth the same."""
-        return len(set(self.scores.totals)) == 1
+        """Whether there are several, all worth the same."""
+        return len(self.scores.totals) > 1 and len(set(self.scores.totals)) == 1
 
 
 class RolloutBatches(BatchMaker):
@@ -85,8 +84,10 @@ class RolloutBatches(BatchMaker):
             "prompts": self._fingerprint,
             "asked": run.prompts.model_dump(mode="json", exclude={"paths"}),
             "rollouts": run.rollouts.model_dump(mode="json"),
-            "rewards": [part.model_dump(mode="json") for part in run.rewards],
+            "rewards": [identity(part) for part in run.rewards],
+            **({"environment": identity(run.environment)} if run.environment else {}),
             "objective": run.objective.model_dump(mode="json"),
+            **({"critic": identity(run.settled_critic)} if run.settled_critic else {}),
         }
 
     def micro_batches(self, number: int) -> int:
@@ -115,105 +116,67 @@ class RolloutBatches(BatchMaker):
             again = self._draw(model, [first + place for place in flat], draw)
             for place, group in zip(flat, again, strict=True):
                 groups[place] = group
-        return self._batch(model, others.get(REFERENCE_MODEL), groups, first)
+        return self._batch(model, others, groups, first)
 
     def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[_Group]:
         """The groups of the prompts at `places`, sampled together. `draw`: times that they were
         drawn before."""
-        from trainrig.models.generate import Request, generate_scored
-        from trainrig.models.sampling import Sampling
-
-        wanted, encoder = self._run.rollouts, self._encoder.encoder
-        prompts = [self._prompts.at(place, wanted.seed, draw) for place in places]
-        key = RandomKey(wanted.seed, PURPOSE, draw)
-        listeners, requests = [], []
-        for place, prompt in zip(places, prompts, strict=True):
-            samples = np.arange(wanted.samples) + place * wanted.samples
-            for seed in words(key, np.zeros(1, dtype=np.int64), samples).tolist():
-                sampling = Sampling(
-                    temperature=wanted.temperature,
-                    maximum_tokens=wanted.maximum_tokens,
-                    stop=wanted.stop,
-                    seed=seed & (2**63 - 1),
-                )
-                listeners.append(TextListener(encoder, wanted.stop, self._run.prompts.chat))
-                requests.append(Request(prompt.ids, sampling, listeners[-1]))
-        stop = set(encoder.special_tokens.stop_ids)
-        said = generate_scored(model, requests, stop, encoder.vocabulary_size)
-        groups = []
-        for place, prompt in enumerate(prompts):
-            mine = slice(place * wanted.samples, (place + 1) * wanted.samples)
-            completions = tuple(
-                Completion(
-                    prompt=prompt.text,
-                    text=listener.finish(),
-                    ids=_whole(one.generation.ids, one.generation.stop_id),
-                    finished=one.generation.stopped in ("end", "stop"),
-                    row=prompt.row,
-                )
-                for one, listener in zip(said[mine], listeners[mine], strict=True)
-            )
-            given = tuple(one.log_probabilities for one in said[mine])
-            groups.append((prompt, completions, given))
-        scores = self._rewards.score([each for _, of, _ in groups for each in of])
+        samples = self._run.rollouts.samples
+        asked = [
+            (place, self._prompts.at(place, self._run.rollouts.seed, draw)) for place in places
+        ]
+        said = self._sampler.sample(model, asked, draw)
+        completions = [each.completion() for each in said]
+        environment = self._run.environment
+        given = [(environment, [each.score for each in said])] if environment else []
+        scores = self._rewards.score(completions, given)
         return [
-            _Group(*group, _cut(scores, place * wanted.samples, (place + 1) * wanted.samples))
-            for place, group in enumerate(groups)
+            _Group(tuple(said[begin : begin + samples]), _cut(scores, begin, begin + samples))
+            for begin in range(0, len(said), samples)
         ]
 
     def _batch(
-        self, model: "nn.Module", reference: "nn.Module | None", groups: list[_Group], first: int
+        self, model: "nn.Module", others: Mapping[str, Any], groups: list[_Group], first: int
     ) -> MicroBatch:
         from torch import from_numpy
 
         run, samples = self._run, self._run.rollouts.samples
-        rows = [
-            (group.prompt, completion, given)
-            for group in groups
-            for completion, given in zip(group.completions, group.log_probabilities, strict=True)
-        ]
-        width = max(len(prompt.ids) + len(completion.ids) for prompt, completion, _ in rows) - 1
+        rows = [each for group in groups for each in group.transcripts]
+        width = max(len(each.prompt.ids) + len(each.ids) for each in rows) - 1
         padding = self._encoder.encoder.special_tokens.padding
         ids_BT = np.full((len(rows), width), padding, dtype=np.int64)
         targets_BT = np.full_like(ids_BT, IGNORE)
         sampled_BT = np.zeros(ids_BT.shape, dtype=np.float32)
-        for row, (prompt, completion, given) in enumerate(rows):
-            whole = (*prompt.ids, *completion.ids)
-            begin, end = len(prompt.ids) - 1, len(whole) - 1
+        for row, said in enumerate(rows):
+            whole = (*said.prompt.ids, *said.ids)
+            begin, end = len(said.prompt.ids) - 1, len(whole) - 1
             ids_BT[row, :end] = whole[:-1]
-            targets_BT[row, begin:end] = completion.ids
-            sampled_BT[row, begin:end] = given
+            # What an environment said is read, and not learnt.
+            targets_BT[row, begin:end] = np.where(said.drawn, said.ids, IGNORE)
+            sampled_BT[row, begin:end] = said.log_probabilities
         device = next(model.parameters()).device
         read = (from_numpy(ids_BT).to(device), from_numpy(targets_BT).to(device))
         old_BT = self._read(model, *read)
         self._check_gap(old_BT, sampled_BT, targets_BT != IGNORE)
         arrays: dict[str, NDArray[Any]] = {IDS: ids_BT, TARGETS: targets_BT}
         arrays |= {OLD: old_BT, SAMPLED: sampled_BT}
-        rewards_GS = np.array([group.scores.totals for group in groups], dtype=np.float64)
-        held = run.objective.reference
-        if held and reference is not None:
-            arrays[REFERENCE_TOKENS] = self._read(reference, *read)
-            if held.place == "reward":
-                away_BT = divergence(held.estimator, old_BT - arrays[REFERENCE_TOKENS])
-                away_GS = (away_BT * (targets_BT != IGNORE)).sum(1).reshape(-1, samples)
-                rewards_GS = rewards_GS - held.weight * away_GS
-        advantages_GS = run.objective.advantages(rewards_GS)
+        arrays |= self._credited(others, groups, arrays, read)
         names = groups[0].scores.parts
         faults = [sum(group.scores.faults.values()) / len(rows) for group in groups]
         arrays |= {
-            REWARDS: _flat(rewards_GS),
-            ADVANTAGES: _flat(advantages_GS),
             FLAT: np.repeat(np.array([group.flat for group in groups], dtype=np.int64), samples),
             REWARD_FAULTS: np.repeat(np.array(faults, dtype=np.float32), samples),
-            FINISHED: np.array([completion.finished for _, completion, _ in rows], dtype=np.int64),
+            FINISHED: np.array([each.finished for each in rows], dtype=np.int64),
             LIMIT_TOKENS: np.full(len(rows), run.rollouts.maximum_tokens, dtype=np.int64),
             TEMPERATURE: np.full(len(rows), run.rollouts.temperature, dtype=np.float32),
             ENTRIES: np.full(len(rows), self._encoder.encoder.vocabulary_size, dtype=np.int64),
         }
+        if run.environment:
+            arrays[TURNS] = np.array([each.turns for each in rows], dtype=np.int64)
         for name in names:
             of_part = [score for group in groups for score in group.scores.parts[name]]
             arrays[REWARD_PART + name] = np.array(of_part, dtype=np.float32)
-        numbers = np.array([prompt.number for prompt, _, _ in rows])
+        numbers = np.array([each.prompt.number for each in rows])
         places = np.arange(len(rows))
         return MicroBatch(
             arrays,
@@ -221,6 +184,33 @@ class RolloutBatches(BatchMaker):
             sources=np.zeros(len(rows), dtype=np.int64),
             pieces=np.stack([places, np.zeros_like(places), numbers], axis=1),
         )
+
+    def _credited(
+        self,
+        others: Mapping[str, Any],
+        groups: Sequence[_Group],
+        arrays: Mapping[str, NDArray[Any]],
+        read: "tuple[Tensor, Tensor]",
+    ) -> dict[str, NDArray[Any]]:
+        """The arrays that say what the completions of `groups` are worth; `read`: their ids and
+        targets, on the device of the model."""
+        rewards_GS = np.array([group.scores.totals for group in groups], dtype=np.float64)
+        mask_BT, objective = arrays[TARGETS] != IGNORE, self._run.objective
+        found: dict[str, NDArray[Any]] = {}
+        penalties_BT: Floats | None = None
+        values_BT: Floats | None = None
+        if held := objective.reference:
+            found[REFERENCE_TOKENS] = self._read(others[REFERENCE_MODEL], *read)
+            weight = self.carried.get(DIVERGENCE_WEIGHT, held.weight)
+            if held.place == "reward":
+                away_BT = (arrays[OLD] - found[REFERENCE_TOKENS]).astype(np.float64)
+                penalties_BT = weight * divergence(held.estimator, away_BT) * mask_BT
+            if held.adaptive:
+                found[DIVERGENCE_WEIGHT] = np.full(len(mask_BT), weight, dtype=np.float32)
+        if CRITIC_MODEL in others:
+            values, _ = read_values(others[CRITIC_MODEL], *read)
+            values_BT = values.double().cpu().numpy()
+        return found | objective.credit(rewards_GS, mask_BT, penalties_BT, values_BT)
 
     def _read(
         self, model: "nn.Module", ids_BT: "Tensor", targets_BT: "Tensor"
@@ -258,7 +248,13 @@ class RolloutBatches(BatchMaker):
 
     @functools.cached_property
     def _rewards(self) -> WeightedRewards:
-        return build_rewards(self._run.rewards)
+        further = [self._run.environment] if self._run.environment else []
+        return build_rewards(self._run.rewards, further)
+
+    @functools.cached_property
+    def _sampler(self) -> TranscriptSampler:
+        environment = self._run.environment.open() if self._run.environment else None
+        return TranscriptSampler(self._run, self._encoder, environment)
 
 
 def open_rollouts(
@@ -268,16 +264,7 @@ def open_rollouts(
     return RolloutBatches(run, encoder, prompts)
 
 
-def _whole(ids: tuple[int, ...], stop_id: int | None) -> tuple[int, ...]:
-    """With the id that ended it: it was drawn, and is trained on."""
-    return ids if stop_id is None else (*ids, stop_id)
-
-
 def _cut(scores: RewardScores, begin: int, end: int) -> RewardScores:
     """Those of some completions; all have the faults of a whole, shared out evenly."""
     parts = {name: each[begin:end] for name, each in scores.parts.items()}
     return RewardScores(scores.totals[begin:end], parts, scores.faults)
-
-
-def _flat(values_GS: NDArray[np.float64]) -> NDArray[np.float32]:
-    return values_GS.reshape(-1).astype(np.float32)

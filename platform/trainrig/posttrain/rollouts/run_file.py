@@ -8,7 +8,9 @@ from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.templates import template
 from trainrig.models.lora.settings import LoRA
-from trainrig.objectives import GRPO, Policy
+from trainrig.objectives import GRPO, PPO, Policy, ReinforcePlusPlus
+from trainrig.optim import AdamW, Optimizer
+from trainrig.posttrain.environments import EnvironmentSettings
 from trainrig.posttrain.rewards import RewardSettings
 from trainrig.tokens.batches import check_divides
 from trainrig.train.run_file import Training, TrainingRunFile
@@ -41,10 +43,10 @@ class Rollouts(Settings):
     """How completions are sampled, and how many of them make a batch."""
 
     prompts: int = Field(ge=1)  # prompts of a batch, over all workers
-    samples: int = Field(default=8, ge=2)  # completions of each prompt: a group
+    samples: int = Field(default=8, ge=1)  # completions of each prompt: a group
     # Completions that are sampled together and trained on in one pass, whole groups; more take more
     # memory.
-    micro_batch: int = Field(ge=2)
+    micro_batch: int = Field(ge=1)
     # Steps that each batch is trained on, one after another. Above 1, later ones are off-policy, as
     # far as the clip of ratios lets them.
     updates: int = Field(default=1, ge=1)
@@ -74,6 +76,17 @@ class Rollouts(Settings):
         return self
 
 
+class Critic(Settings):
+    """The model that says what is still to be had, of PPO."""
+
+    # Model that it begins with, a run folder or checkpoint: a reward model, say; None: that of the
+    # policy, with a head for values that is drawn.
+    checkpoint: Annotated[str | None, NOT_IDENTITY] = None
+    optimizer: Optimizer = AdamW(lr=1e-5, weight_decay=0.0)  # its own, at its own peak rate
+    # Norm above which its gradient, by itself, is scaled down to it.
+    clip_norm: float = Field(default=1.0, gt=0)
+
+
 class PolicyTraining(Training):
     """How long to train, and how."""
 
@@ -86,6 +99,7 @@ class ReinforcementLearning(TrainingRunFile):
     """`trainrig rl`: a checkpoint, taught by what its own answers are worth."""
 
     verb: ClassVar[str] = "rl"
+    estimate: ClassVar[str] = "trainrig.posttrain.rollouts.stage:estimate_rollouts"
 
     stage: Literal["rl"] = "rl"
     # Model to start from: a run folder, a checkpoint, or a folder of Hugging Face.
@@ -94,12 +108,53 @@ class ReinforcementLearning(TrainingRunFile):
     output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
     workers: Workers = 1  # worker processes: a number, or [fewest, most] to take what room there is
     rollouts: Rollouts  # how completions are sampled
-    # What completions are worth: a weighted sum of all.
-    rewards: Annotated[tuple[RewardSettings, ...], Field(min_length=1)]
+    # What completions are worth: a weighted sum of all; may be empty where an environment rewards.
+    rewards: tuple[RewardSettings, ...] = ()
+    # What answers the model in the midst of a completion; None: nothing does.
+    environment: EnvironmentSettings | None = None
     objective: Annotated[Policy, Field(discriminator="kind")] = GRPO()  # what training makes small
+    critic: Critic | None = None  # of PPO; None: as it is by default
     # Low-rank adapters to train beside the frozen model; None: the model itself is trained.
     lora: LoRA | None = None
     training: PolicyTraining  # how long to train, and how
+
+    @property
+    def settled_critic(self) -> Critic | None:
+        """The critic of the objective; None: it has none."""
+        return (self.critic or Critic()) if isinstance(self.objective, PPO) else None
+
+    @model_validator(mode="after")
+    def _groups_are_groups(self) -> Self:
+        kind = self.objective.kind
+        if self.critic and not isinstance(self.objective, PPO):
+            raise ValueError(
+                f"critic: {kind} has none; leave it out, or set objective.kind = 'PPO'"
+            )
+        alone = isinstance(self.objective, PPO) or (
+            isinstance(self.objective, ReinforcePlusPlus) and self.objective.baseline == "none"
+        )
+        if self.rollouts.samples == 1 and not alone:
+            raise ValueError(
+                f"rollouts.samples: {kind} compares the completions of a prompt with each other; "
+                "give 2 or more"
+            )
+        if self.rollouts.samples == 1 and self.rollouts.redraws:
+            raise ValueError(
+                "rollouts.redraws: a single completion is never worth the same as others; leave it "
+                "out, or give more samples"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_worth_something(self) -> Self:
+        if not (self.rewards or self.environment):
+            raise ValueError('rewards: none; write one, such as [[rewards]] kind = "ExactAnswer"')
+        if self.environment and self.rollouts.stop:
+            raise ValueError(
+                "rollouts.stop and [environment]: a turn ends where the environment says; leave "
+                "`stop` out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _only_what_can_be_sampled_from(self) -> Self:

@@ -1,13 +1,16 @@
 """The stage `rl`: reinforcement learning in the loop of pretraining, on batches of rollouts."""
 
 import functools
+from collections.abc import Mapping
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
+from trainrig.estimate.training_facts import sizes_of
 from trainrig.manifest import Manifest
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.objectives.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
-from trainrig.posttrain.initial_model import open_initial_model
+from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import build_rewards, reward_inputs
 from trainrig.posttrain.rollouts.batches import open_rollouts
@@ -16,7 +19,7 @@ from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.tokens.documents.files import named, paths_of
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
-from trainrig.train.job import Adapter, FrozenModel, TrainingJob
+from trainrig.train.job import Adapter, FrozenModel, TrainedModel, TrainingJob
 from trainrig.train.pretrain import drive
 
 
@@ -49,7 +52,12 @@ def prepare(
         )
     _check(run, path, model)
     encoder = PromptEncoder(Encoder.of(files))
-    build_rewards(run.rewards)
+    rewards = tuple(part.settled() for part in run.rewards)
+    environment = run.environment and run.environment.settled()
+    run = run.model_copy(update={"rewards": rewards, "environment": environment})
+    build_rewards(rewards, [environment] if environment else [])
+    if environment:
+        environment.open()
     paths = paths_of(FORMAT, run.prompts.paths)
     at_paths = tuple(map(storage.absolute, paths))
     run = run.model_copy(update={"prompts": run.prompts.model_copy(update={"paths": at_paths})})
@@ -58,6 +66,7 @@ def prepare(
     keys = zip(named(paths), map(storage.content_key, paths), strict=True)
     prompts = manifest.digest([list(each) for each in keys])
     frozen = {REFERENCE_MODEL: FrozenModel(model, path)} if run.objective.reference else {}
+    critic = _find_critic(run, path, encoder.encoder)
     job = TrainingJob(
         folder=storage.absolute(run.output),
         model=model,
@@ -69,11 +78,13 @@ def prepare(
         initial_weights=None if run.lora else path,
         adapter=Adapter(run.lora, path, checkpoint.manifest_sum(path)) if run.lora else None,
         frozen=frozen,
+        trained={} if critic is None else {CRITIC_MODEL: critic},
     )
     inputs = {
         "checkpoint": checkpoint.content_key(path),
         "prompts": prompts,
-        **reward_inputs(run.rewards),
+        **reward_inputs(rewards),
+        **{f"environment.{f}": k for f, k in (environment.inputs() if environment else {}).items()},
     }
     counted = {"prompts": len(asked.prompts), "prompts_left_out": sum(asked.left_out.values())}
     if run.lora:
@@ -81,7 +92,65 @@ def prepare(
         from trainrig.models.lora.layers import count_adapter
 
         counted["parameters_trained"] = count_adapter(model, run.lora)
+    if critic:
+        inputs["critic"] = checkpoint.content_key(critic.weights)
+        counted["parameters_of_critic"] = count_parameters(critic.model).total
     return job, inputs, counted
+
+
+def estimate_rollouts(run: ReinforcementLearning, _: object) -> dict[str, int | str]:
+    """The sizes of the models that are trained, and what is in the prompts; nothing before the
+    checkpoint is there, and of a folder of Hugging Face, which is yet to be brought into our form.
+
+    Raises InputError for what does not fit.
+    """
+    if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
+        return {}
+    job, _inputs, counted = prepare(run)
+    foreign: dict[str, str] = {}
+    for part in run.rewards:
+        foreign |= _named_inputs(part.name, part.kind, part.settled().inputs())
+    if run.environment:
+        there = run.environment
+        foreign |= _named_inputs(there.name, there.kind, there.settled().inputs())
+    return sizes_of(job.model) | counted | foreign
+
+
+def _named_inputs(name: str, kind: str, inputs: Mapping[str, str]) -> dict[str, str]:
+    """What a part depends on beside the run file, as `check` names it."""
+    return {f"{name}_{of}": f"{kind}, SHA-256 {key[:16]}" for of, key in inputs.items()}
+
+
+def _find_critic(run: ReinforcementLearning, start: str, encoder: Encoder) -> TrainedModel | None:
+    """What the critic begins with; None: the objective has none.
+
+    Raises ConfigError for one of another tokenizer than `encoder`, or too short.
+    """
+    wanted = run.settled_critic
+    if wanted is None:
+        return None
+    path = start
+    if wanted.checkpoint:
+        path = checkpoint.resolve(storage.absolute(wanted.checkpoint))
+    there, _ = checkpoint.describe(path)
+    if Encoder.of(checkpoint.tokenizer_files(path)).fingerprint != encoder.fingerprint:
+        raise ConfigError(
+            f"critic.checkpoint: {path} has another tokenizer than the model to be taught, so it "
+            "can't read what that says; name a model with the same one"
+        )
+    if checkpoint.adapter_of(path, checkpoint.read_entries(path)):
+        raise ConfigError(
+            f"critic.checkpoint: {path} holds an adapter alone; `trainrig export` merges it with "
+            "its base into a folder, which may be named here"
+        )
+    longest = run.rollouts.prompt_tokens + run.rollouts.maximum_tokens
+    if longest > there.positions:
+        raise ConfigError(
+            f"critic.checkpoint: {path} has {there.positions} positions, of {longest} that "
+            "rollouts may take; name another, or lower rollouts.maximum_tokens"
+        )
+    model = there if there.head == "score" else there.with_score_head()
+    return TrainedModel(model, path, wanted.optimizer, wanted.clip_norm)
 
 
 def _check(run: ReinforcementLearning, path: str, model: DecoderConfig) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         write_adapter,
         write_model,
     )
-    from trainrig.train.checkpoint.reader import load, load_frozen, load_weights
+    from trainrig.train.checkpoint.reader import load, load_frozen, load_trained, load_weights
     from trainrig.train.checkpoint.rollback import roll_back, watch_for_spikes
     from trainrig.train.checkpoint.saver import Saver
 
@@ -54,6 +54,7 @@ _WITH_TENSORS = {
     "write_model": "model",
     "load": "reader",
     "load_frozen": "reader",
+    "load_trained": "reader",
     "load_weights": "reader",
     "roll_back": "rollback",
     "watch_for_spikes": "rollback",
@@ -85,6 +86,7 @@ __all__ = [
     "load",
     "load_base",
     "load_frozen",
+    "load_trained",
     "load_weights",
     "manifest_sum",
     "newest_valid",

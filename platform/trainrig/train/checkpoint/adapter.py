@@ -51,7 +51,7 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
         check_start(adapter.base, entries, job.model)
         fresh = {HEAD} if lacks_head(entries, job.model) else set()
         if fresh:
-            draw_head(state.model, job)
+            draw_head(state.model, job.model, job.training.seed)
         for names in _by_layer(state.model).values():
             _read_frozen(adapter, state.model, [name for name in names if name not in fresh])
 

@@ -34,7 +34,7 @@ from trainrig.train.checkpoint.manifest import (
 )
 from trainrig.train.checkpoint.shares import find_held
 from trainrig.train.checkpoint.tensor_file import TensorRows, parse_header
-from trainrig.train.job import FrozenModel, TrainingJob
+from trainrig.train.job import FrozenModel, TrainedModel, TrainingJob
 from trainrig.train.state import TrainState
 
 Result = TypeVar("Result")
@@ -67,6 +67,7 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
     if state.loss_scale and "loss_scale" in entries:  # else what it is resumed from had none
         state.loss_scale.factor, state.loss_scale.clean = entries["loss_scale"]
     state.skipped = [(begin, end) for begin, end in entries["skipped"]]
+    state.carried |= entries.get("carried", {})
     if "spikes" in entries:  # not of checkpoints that were written before there was a detector
         state.detector.restore(entries["spikes"])
 
@@ -83,7 +84,7 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
         check_adapter(checkpoint, entries, None)
         wanted = state.weights()
         if lacks_head(entries, job.model):
-            draw_head(state.model, job)
+            draw_head(state.model, job.model, job.training.seed)
             del wanted[f"model.{HEAD}"]
         read_tensors(checkpoint, wanted)
 
@@ -104,17 +105,38 @@ def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
     check_model(checkpoint, entries, model)
 
 
-def draw_head(model: nn.Module, job: TrainingJob) -> None:
+def draw_head(model: nn.Module, config: DecoderConfig, seed: int) -> None:
     """Give the head of `model` its fresh values; each rank its own slice."""
     parameter = model.get_parameter(HEAD)
     part, first = local_slice(parameter)
-    fill_fresh(part, HEAD, parameter.shape, first, job.model, job.training.seed)
+    fill_fresh(part, HEAD, parameter.shape, first, config, seed)
 
 
 def load_frozen(state: TrainState, job: TrainingJob) -> None:
     """Fill the models beside the one that is trained. All ranks must call it; raises as `load`."""
     for name, frozen in job.frozen.items():
         _load_frozen(state.others[name], frozen)
+
+
+def load_trained(state: TrainState, job: TrainingJob) -> None:
+    """Fill the models that are trained beside with what they begin with. All ranks must call it;
+    raises as `load`."""
+    for name, each in job.trained.items():
+        _load_trained(state.others[name], each, job.training.seed)
+
+
+def _load_trained(model: nn.Module, trained: TrainedModel, seed: int) -> None:
+    def read() -> None:
+        entries = read_entries(trained.weights)
+        check_start(trained.weights, entries, trained.model)
+        check_adapter(trained.weights, entries, None)
+        wanted = {f"model.{name}": each for name, each in model.named_parameters()}
+        if lacks_head(entries, trained.model):
+            draw_head(model, trained.model, seed)
+            del wanted[f"model.{HEAD}"]
+        read_tensors(trained.weights, wanted)
+
+    read_together(trained.weights, read)
 
 
 def _load_frozen(model: nn.Module, frozen: FrozenModel) -> None:

@@ -133,6 +133,7 @@ class Saver:
             "tokens": state.tokens,
             "skipped": [list(each) for each in state.skipped],
             **({} if scale is None else {"loss_scale": [scale.factor, scale.clean]}),
+            **({"carried": state.carried} if state.carried else {}),
             "spikes": state.detector.entries(),
             "seed": self._job.training.seed,
             "data": self._batches.data_before(state.data_step),

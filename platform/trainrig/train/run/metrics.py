@@ -49,6 +49,7 @@ TABLE = (
     Metric("train/loss", "nats per target", "all ranks, every step", "of the global batch"),
     Metric("train/loss_variance", "nats²", "all ranks, every step", "of micro-batches' means"),
     Metric("train/grad_norm", "", "all ranks, every step", "of the whole gradient, not clipped"),
+    Metric("beside/MODEL/grad_norm", "", "all ranks, every step", "of a critic, say; not clipped"),
     Metric("train/lr", "", "the schedule", "learning rate of the step, after any cut"),
     Metric("train/tokens", "targets", "the batches", "trained on since step 0"),
     Metric("train/data_step", "", "the batches", "number of the step's batch, from 0"),

@@ -183,7 +183,8 @@ class Utilisation:
 
     def __init__(self, job: TrainingJob) -> None:
         # Of others, not each pass goes forward and backward through this model alone.
-        plain = isinstance(job.objective, CausalLM | SFT) and not (job.adapter or job.frozen)
+        alone = not (job.adapter or job.frozen or job.trained)
+        plain = isinstance(job.objective, CausalLM | SFT) and alone
         self._model, self._peak = job.model if plain else None, 0.0  # FLOP/s of one worker
         offers = hardware.load()
         device = offers.devices[hardware.local_device(offers)]

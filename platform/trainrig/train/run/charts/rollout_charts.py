@@ -11,6 +11,7 @@ from trainrig.train.run.charts.run_charts import Line, RunReportData, values
 TRAIN = "train/diagnostics/"
 REWARD, ENTROPY, REFERENCE = f"{TRAIN}reward", f"{TRAIN}entropy", f"{TRAIN}reference_divergence"
 GAP = f"{TRAIN}sampler_gap"
+AWAY = f"{TRAIN}completion_divergence"
 PARTS = f"{REWARD}_"
 FAULTS = f"{REWARD}_faults"
 COLOURS = (C2, C3, C4)
@@ -19,7 +20,11 @@ COLOURS = (C2, C3, C4)
 def rollout_charts(run_data: RunReportData) -> list[Chart]:
     """Those of a run whose completions were worth something; none for another."""
     lines = [line for line in run_data.updates if line.get(ENTROPY) is not None]
-    return [reward_chart(lines), exploration_chart(lines)] if lines else []
+    if not lines:
+        return []
+    charts = [reward_chart(lines), exploration_chart(lines)]
+    held = all(line.get(AWAY) is not None for line in lines)
+    return [*charts, price_chart(lines)] if held else charts
 
 
 def reward_chart(lines: list[Line]) -> Chart:
@@ -89,5 +94,31 @@ def exploration_chart(lines: list[Line]) -> Chart:
             "Entropy and divergence, last steps",
             ("step", *(label for _, _, label in named)),
             tuple((x["step"], *(x[name] for name, _, _ in named)) for x in lines[-50:]),
+        ),
+    )
+
+
+def price_chart(lines: list[Line]) -> Chart:
+    """The reward against how far the policy has gone for it: what rises on the right alone is
+    bought dearly, and may be a reward that is fooled (Gao et al. 2023, arXiv:2210.10760)."""
+    over = max(1, len(lines) // 40)
+    away = figures.trailing_mean(values(lines, AWAY), over)
+    rewards = figures.trailing_mean(values(lines, REWARD), over)
+
+    def plot(ax: Axes) -> None:
+        some = slice(None, None, max(1, len(lines) // 200))
+        ax.plot(away[some], rewards[some], color=C1, linewidth=1.1, marker="o", markersize=2.5)
+        ax.set(xlabel="divergence from the reference, nats a completion", ylabel="reward")
+
+    return Chart(
+        f"{away[-1]:.3g} nats a completion from the reference, for a reward of {rewards[-1]:.3g}",
+        figures.draw(plot, 240),
+        label="A line of the mean reward against the divergence from the reference, by step.",
+        caption=f"n = {len(lines):,} steps in their order, the mean of {over}. The divergence is "
+        "k1 of the weights that sampled, so a mean of few completions may be below 0.",
+        table=ReportTable(
+            "Reward and divergence, last steps",
+            ("step", "divergence", "reward"),
+            tuple((x["step"], x[AWAY], x[REWARD]) for x in lines[-50:]),
         ),
     )

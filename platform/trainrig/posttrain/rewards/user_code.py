@@ -1,0 +1,170 @@
+"""A user's own Python, run in a process of its own: it may raise, hang or end, and nothing else
+does.
+
+It is trusted as the run file is, and not confined; it is never taken from a checkpoint.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import weakref
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainrig import storage
+from trainrig.config import Settings
+from trainrig.config.field_marks import SHIPPED
+from trainrig.errors import ConfigError
+from trainrig.manifest import digest
+
+START_SECONDS = 120.0  # for imports of the user's own, which may be torch
+READ = 64 * 2**10  # bytes of an answer taken at a time
+
+
+class UserCodeSettings(Settings):
+    """Where the user's Python is: in a file, or in a module of an installed package."""
+
+    # File with it, by itself: what it imports is installed. `submit` ships it.
+    file: Annotated[str | None, SHIPPED] = None
+    module: str | None = None  # module with it, as `package.rewards`, installed on every machine
+    # Seconds that one call may take; then its process is ended, and the call is a fault.
+    seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.file is None) == (self.module is None):
+            raise ValueError("file, module: give one of the two")
+        return self
+
+    @property
+    def where(self) -> str:
+        """The place in words."""
+        return self.file or self.module or ""
+
+    def source_key(self) -> str:
+        """The SHA-256 of the file, or of all Python of the module's package. Raises ConfigError."""
+        if self.file is not None:
+            if not storage.exists(self.file):
+                raise ConfigError(f"{self.file}: no such file; name the one with your Python")
+            return storage.content_key(self.file)
+        assert self.module is not None
+        top = self.module.partition(".")[0]
+        found = importlib.util.find_spec(top)
+        if found is None or found.origin is None:
+            raise ConfigError(f"module '{self.module}': no package '{top}' is installed here")
+        first = Path(found.origin)
+        files = sorted(first.parent.rglob("*.py")) if first.name == "__init__.py" else [first]
+        texts = [[str(each.relative_to(first.parent)), each.read_text()] for each in files]
+        return digest(texts)
+
+
+class UserCodeFault(Exception):
+    """Why a call came to nothing."""
+
+    def __init__(self, kind: Literal["raised", "timed_out"], detail: str) -> None:
+        super().__init__(detail)
+        self.kind, self.detail = kind, detail
+
+
+class UserCode:
+    """One function or class of the user's, ready to be called."""
+
+    def __init__(self, settings: UserCodeSettings, name: str) -> None:
+        """Nothing is started before the first call."""
+        self._settings, self._name = settings, name
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self.starts = 0  # processes started so far: what an earlier one knew is gone
+
+    @property
+    def running(self) -> bool:
+        """Whether a process is there to be asked."""
+        return self._process is not None
+
+    def check(self) -> Self:
+        """Itself, if it can be loaded. Raises ConfigError."""
+        try:
+            self._start()
+        except UserCodeFault as fault:
+            raise ConfigError(f"{self._settings.where}: {fault}") from None
+        return self
+
+    def ask(self, do: str, *arguments: Any, episode: int = 0) -> Any:
+        """What the call gives. Raises UserCodeFault."""
+        if self._process is None:
+            self._start()
+        return self._ask(do, arguments, episode, self._settings.seconds)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+    def _start(self) -> None:
+        self.close()
+        worker = str(resources.files("trainrig.posttrain.rewards").joinpath("user_code_worker.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        weakref.finalize(self, _end, self._process)
+        self._rest = b""
+        self.starts += 1
+        given, source = self._settings, None
+        if given.file is not None:
+            source = storage.read(given.file).decode()
+        self._ask("load", (self._name, given.where, source), 0, START_SECONDS)
+
+    def _ask(self, do: str, arguments: tuple[Any, ...], episode: int, seconds: float) -> Any:
+        assert self._process is not None and self._process.stdin is not None
+        request = {"do": do, "arguments": arguments, "episode": episode}
+        try:
+            self._process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._read_line(seconds)
+        except BrokenPipeError:
+            line = b""
+        if line is None:
+            self.close()
+            raise UserCodeFault("timed_out", f"no answer within {seconds:g} s")
+        if not line:
+            code = self._process.wait()
+            self.close()
+            raise UserCodeFault("raised", f"its process ended, with exit code {code}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise UserCodeFault("raised", answer["error"])
+        return answer["result"]
+
+    def _read_line(self, seconds: float) -> bytes | None:
+        """The next line; empty: the process has ended; None: none came in time."""
+        assert self._process is not None and self._process.stdout is not None
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    return None
+                new = os.read(self._process.stdout.fileno(), READ)
+                if not new:
+                    return b""
+                self._rest += new
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

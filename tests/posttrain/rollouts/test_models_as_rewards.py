@@ -1,0 +1,136 @@
+"""A reward model and a judge as rewards: what they give, and what they cannot read."""
+
+import numpy as np
+import pytest
+import torch
+from tests.posttrain.rewards.completions import completion
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.sampling import Sampling
+from trainrig.posttrain.chat_source import ChatTokenizer
+from trainrig.posttrain.rewards import JudgeModel, RewardModel
+from trainrig.posttrain.rewards.contract import Fault
+from trainrig.posttrain.rewards.weighted import build_rewards
+from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.posttrain.text_generator import TextGenerator
+from trainrig.tokens.batches import REWARD_PART, REWARDS
+from trainrig.tokens.chat.messages import Conversation, Message
+from trainrig.train import checkpoint
+from trainrig.train.checkpoint import write_model
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.stored_batches import stored_batches
+
+CONFIG = DecoderConfig(layers=2, channels=32, heads=4, positions=96, vocabulary=320)
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory, encoder):
+    """A run folder with a model that scores."""
+    folder = str(tmp_path_factory.mktemp("scores") / "run")
+    model = Decoder(CONFIG.with_score_head())
+    initialise(model, seed=2)
+    with torch.no_grad():
+        model.head.weight.mul_(20)
+    write_model(folder, model.config, encoder.text, model.state_dict())
+    return folder
+
+
+def scored_alone(path, prompt, text):
+    """The score of one answer: what stands at its last token but the one that ends it."""
+    opened = checkpoint.open_model(path)
+    renderer = ChatTokenizer(checkpoint.tokenizer_files(opened.path)).renderer()
+    rendered = renderer.render(Conversation((Message("user", prompt), Message("assistant", text))))
+    last = int(np.flatnonzero(rendered.weights)[-1]) - 1
+    with torch.no_grad():
+        return opened.build()(torch.tensor([rendered.ids])).logits[0, last, 0].item()
+
+
+def test_a_reward_model_scores_a_completion_as_an_answer(reward_model):
+    scorer = RewardModel(checkpoint=reward_model, batch=2).open()
+    texts = ["yes", "no, not at all", "e"]
+    found = scorer.score([completion(text, "is it?") for text in texts])
+    expected = [scored_alone(reward_model, "is it?", text) for text in texts]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert len(set(found)) == 3
+
+
+def test_what_a_reward_model_cannot_read_is_a_fault(reward_model):
+    scorer = RewardModel(checkpoint=reward_model).open()
+    first, long, empty = scorer.score([completion("a"), completion("a b " * 90), completion("")])
+    assert isinstance(first, float)
+    assert [f.kind for f in (long, empty) if isinstance(f, Fault)] == ["unreadable"] * 2
+    assert "of 96 that the model can read" in long.detail
+
+
+def test_a_model_of_the_wrong_kind_is_refused_in_one_line(reward_model, fresh, tmp_path):
+    with pytest.raises(ConfigError, match="is a language model, which scores nothing"):
+        RewardModel(checkpoint=fresh).open()
+    with pytest.raises(ConfigError, match="is a reward model, which scores and does not speak"):
+        JudgeModel(checkpoint=reward_model, question="?").open()
+    with pytest.raises(DataError, match="no whole checkpoint there"):
+        RewardModel(checkpoint=str(tmp_path)).open()
+
+
+def test_a_run_learns_of_a_reward_model(ranks, make_run, reward_model, tmp_path):
+    run = make_run(
+        tmp_path / "run",
+        rewards=(
+            {"kind": "RewardModel", "checkpoint": reward_model},
+            {"kind": "ExactAnswer", "weight": 0.0},
+        ),
+        training={"steps": 1},
+    )
+    job, inputs, _ = prepare(run)
+    key = checkpoint.content_key(checkpoint.resolve(reward_model))
+    assert inputs["rewards[0].checkpoint"] == key
+    ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    micro = stored_batches(RunFolder(job.folder))[0].micro_batch(0)
+    np.testing.assert_array_equal(micro.arrays[REWARDS], micro.arrays[f"{REWARD_PART}reward_model"])
+    assert f"{REWARD_PART}exact" in micro.arrays
+
+
+def test_a_judge_is_asked_and_its_verdict_read(fresh):
+    question = "{{ prompt }} {{ completion }} {{ grade }}:"
+    part = JudgeModel(
+        checkpoint=fresh, question=question, chat=False, verdict="[a-z]", maximum_tokens=8
+    )
+    part = part.model_copy(
+        update={"worth": {letter: float(ord(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"}}
+    )
+    rows = [completion(text, grade="A") for text in ("yes", "no", "e")]
+    found = part.open().score([*rows, completion("no grade"), completion("x" * 99, grade="A")])
+    sampling = Sampling(temperature=0.0, maximum_tokens=8)
+    judge = TextGenerator.open(fresh, "cpu")
+    for score, each in zip(found, rows, strict=False):
+        said = judge.speak(f"p {each.text} A:", sampling).text
+        assert score == part.read(said)
+    *_, missing, long = found
+    assert isinstance(missing, Fault) and missing.kind == "no_target"
+    assert isinstance(long, Fault) and long.kind == "unreadable"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "score"),
+    [
+        ({}, "I give it 7, no: 8.5", 8.5),
+        ({"verdict": r"grade (\d)"}, "grade 3 of 5", 3.0),
+        ({"verdict": "yes|no", "worth": {"yes": 1.0, "no": -1.0}}, "no. yes.", 1.0),
+        ({"verdict": "yes|no", "worth": {"yes": 1.0}}, "no", "'no' is none of yes"),
+        ({"verdict": "[a-z]+"}, "fine", "'fine' is no number"),
+        ({}, "nothing", "said 'nothing'"),
+        ({"verdict": "x(y)?"}, "x", "said 'x'"),
+    ],
+)
+def test_a_verdict_is_a_number_or_worth_one(settings, said, score):
+    found = JudgeModel(checkpoint="x", question="?", **settings).read(said)
+    if isinstance(score, str):
+        assert isinstance(found, Fault) and (found.kind, found.detail) == ("no_verdict", score)
+    else:
+        assert found == score
+
+
+def test_a_judge_that_gives_no_verdict_at_all_ends_the_run(fresh):
+    part = JudgeModel(checkpoint=fresh, question="{{ completion }}", chat=False, verdict="NEVER")
+    with pytest.raises(DataError, match="'judge' scored none of 2 completions"):
+        build_rewards([part]).score([completion("a", "p"), completion("b", "q")])

@@ -1,0 +1,213 @@
+"""PPO in the loop of training: the critic is trained, saved and resumed as the policy is."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainrig.check import describe
+from trainrig.errors import DataError
+from trainrig.models.decoder_config import count_parameters
+from trainrig.objectives.ppo import CRITIC_MODEL, estimate_advantages
+from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.tokens.batches import (
+    DIVERGENCE_WEIGHT,
+    IGNORE,
+    OLD,
+    REFERENCE_TOKENS,
+    RETURNS,
+    REWARD_PART,
+    TOKEN_ADVANTAGES,
+    VALUES,
+)
+from trainrig.train import checkpoint
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.stored_batches import stored_batches
+
+ADAPTIVE = {"target": 0.05, "horizon": 40.0}
+PPO = {
+    "kind": "PPO",
+    "reference": {"weight": 0.1, "estimator": "k1", "place": "reward", "adaptive": ADAPTIVE},
+}
+CRITIC = {"optimizer": {"kind": "AdamW", "lr": 5e-3}}
+STEPS = {"steps": 4, "checkpoints": {"every": 2, "keep": 9}}
+
+
+@pytest.fixture(scope="module")
+def make_ppo(make_run):
+    """`make_ppo(output, …)`: a run file with a critic."""
+
+    def make(output, **changes):
+        wanted = {"objective": PPO, "critic": CRITIC, "training": STEPS, **changes}
+        return make_run(output, rollouts={"updates": 2}, **wanted)
+
+    return make
+
+
+def trained(ranks, run, world, resume=False):
+    """The job of `run`, after `world` ranks have trained it, and all whole tensors of its end."""
+    job, _, _ = prepare(run)
+    folder = RunFolder(job.folder)
+    newest = checkpoint.newest_valid(folder)[0] if resume else None
+    attempt = folder.take_attempt(newest.step if newest else 0)
+    ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
+    last, _ = checkpoint.newest_valid(folder)
+    (found,) = ranks(1, "tensors", job=job, resume_from=last.path)
+    return job, found
+
+
+@pytest.fixture(scope="module")
+def whole(ranks, make_ppo, tmp_path_factory):
+    """A run of one rank that nothing disturbed."""
+    return trained(ranks, make_ppo(tmp_path_factory.mktemp("ppo") / "run"), 1)
+
+
+def stored(job):
+    return {
+        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
+        for batch in stored_batches(RunFolder(job.folder))
+        for index, file in enumerate(batch.files)
+    }
+
+
+def assert_same(found, expected):
+    assert stored(found[0]) == stored(expected[0])
+    assert found[1].keys() == expected[1].keys()
+    for name, value in expected[1].items():
+        np.testing.assert_array_equal(found[1][name], value, err_msg=name)
+
+
+def test_the_critic_is_trained_and_saved_with_its_optimizer(whole, ranks, fresh):
+    job, tensors = whole
+    mine = {name for name in tensors if name.startswith("beside.critic.")}
+    assert "beside.critic.model.head.weight" in mine
+    assert "beside.critic.optimizer.state.head.weight.exp_avg" in mine
+    (start,) = ranks(1, "tensors", job=job, weights_from=fresh)
+    name = "embedding.weight"
+    assert tensors[f"beside.critic.model.{name}"].shape == start[f"model.{name}"].shape
+    for weights in (tensors[f"model.{name}"], tensors[f"beside.critic.model.{name}"]):
+        assert np.abs(weights - start[f"model.{name}"]).max() > 1e-4
+    assert not np.array_equal(tensors[f"model.{name}"], tensors[f"beside.critic.model.{name}"])
+    line = metrics.series(job.folder)[-1]
+    assert line["beside/critic/grad_norm"] > 0
+    assert {"train/terms/policy", "train/terms/value"} <= line.keys()
+
+
+def test_a_batch_has_values_returns_and_advantages_of_tokens(whole):
+    for batch in stored_batches(RunFolder(whole[0].folder)):
+        micro = batch.micro_batch(0)
+        there = micro.targets != IGNORE
+        arrays = {name: each.astype(np.float64) for name, each in micro.arrays.items()}
+        weight = arrays[DIVERGENCE_WEIGHT][0]
+        rewards = -weight * (arrays[OLD] - arrays[REFERENCE_TOKENS]) * there
+        worth = arrays[f"{REWARD_PART}exact"] + arrays[f"{REWARD_PART}pattern"] / 2
+        for row in range(len(there)):
+            rewards[row, np.flatnonzero(there[row])[-1]] += worth[row]
+        expected = estimate_advantages(rewards, arrays[VALUES], there, 1.0, 0.95)
+        np.testing.assert_allclose(arrays[TOKEN_ADVANTAGES], expected, atol=1e-5)
+        np.testing.assert_allclose(arrays[RETURNS], (expected + arrays[VALUES]) * there, atol=1e-5)
+        assert np.abs(arrays[VALUES]).sum() > 0
+
+
+def test_the_weight_of_the_divergence_goes_from_batch_to_batch_and_into_checkpoints(whole):
+    job, _ = whole
+    batches = stored_batches(RunFolder(job.folder))
+    weights = [b.micro_batch(0).arrays[DIVERGENCE_WEIGHT][0] for b in batches]
+    lines = metrics.series(job.folder)
+    away = [line["train/diagnostics/completion_divergence"] for line in lines]
+    assert away[0] == away[1] == 0  # both updates of the batch that the reference sampled
+    expected = [0.1]
+    for measured in (away[1], away[3]):
+        error = max(-0.2, min(0.2, measured / 0.05 - 1))
+        expected.append(expected[-1] * (1 + error * 16 / 40))
+    np.testing.assert_allclose(weights, expected[:2], rtol=1e-6)
+    newest, _ = checkpoint.newest_valid(RunFolder(job.folder))
+    carried = checkpoint.read_entries(newest.path)["carried"]
+    assert carried == {DIVERGENCE_WEIGHT: pytest.approx(expected[2], rel=1e-9)}
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_both_models_are_the_same_at_any_number_of_ranks(world, whole, ranks, make_ppo, tmp_path):
+    assert_same(trained(ranks, make_ppo(tmp_path / "run"), world), whole)
+
+
+def test_a_run_that_resumes_comes_to_the_same(whole, ranks, make_ppo, tmp_path):
+    run = make_ppo(tmp_path / "run")
+    trained(ranks, run, 3)
+    shutil.rmtree(tmp_path / "run/checkpoints/step_00000004")
+    (last,) = (tmp_path / "run/online").glob("batch_00000001-*")
+    shutil.rmtree(last)
+    assert_same(trained(ranks, run, 2, resume=True), whole)
+
+
+def test_an_adapter_learns_beside_a_whole_critic(ranks, make_ppo, tmp_path):
+    run = make_ppo(tmp_path / "run", lora={"rank": 2}, training={"steps": 1})
+    job, _, _ = prepare(run)
+    checkpoint.keep_base(job.adapter, job.folder)
+    _, tensors = trained(ranks, run, 2)
+    assert any(name.startswith("adapter.") for name in tensors)
+    assert "beside.critic.model.embedding.weight" in tensors
+
+
+def test_check_counts_the_critic(make_ppo, fresh, tmp_path):
+    run = make_ppo(tmp_path / "run")
+    job, inputs, counted = prepare(run)
+    count = count_parameters(job.trained[CRITIC_MODEL].model).total
+    assert counted["parameters_of_critic"] == count
+    assert describe(run)["parameters_of_critic"] == count
+    assert inputs["critic"] == checkpoint.content_key(checkpoint.resolve(fresh))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"objective": {"kind": "GRPO"}}, "critic: GRPO has none; leave it out"),
+        (
+            {"objective": {"kind": "RLOO"}, "critic": None, "rollouts": {"samples": 1}},
+            "RLOO compares the completions of a prompt with each other; give 2 or more",
+        ),
+        ({"rollouts": {"samples": 1, "redraws": 1}}, "a single completion is never worth"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        make_run(tmp_path / "run", **{"objective": PPO, "critic": CRITIC, **changes})
+
+
+def test_a_critic_that_cannot_read_the_policy_is_refused(make_ppo, tmp_path):
+    nowhere = {"checkpoint": str(tmp_path / "nowhere")}
+    with pytest.raises(DataError, match="nowhere: no whole checkpoint there"):
+        prepare(make_ppo(tmp_path / "run", critic=nowhere))
+
+
+def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run, tmp_path):
+    """The share of answers with an e rises far above where it began, and is then expected."""
+    run = make_run(
+        tmp_path / "run",
+        objective={"kind": "PPO"},
+        critic={"optimizer": {"kind": "AdamW", "lr": 2e-2}},
+        rollouts={"updates": 2},
+        rewards=({"kind": "PatternShape", "pattern": "e", "whole": False},),
+        training={"steps": 40, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
+    )
+    job, _ = trained(ranks, run, 1)
+    lines = metrics.series(job.folder)
+    rewards = [line["train/diagnostics/reward"] for line in lines]
+    values = [line["train/diagnostics/value"] for line in lines]
+    assert np.mean(rewards[-6:]) > np.mean(rewards[:6]) + 0.4
+    assert abs(np.mean(values[-6:]) - np.mean(rewards[-6:])) < 0.3
+
+
+def test_one_completion_of_a_prompt_is_enough_for_a_critic(ranks, make_run, tmp_path):
+    run = make_run(
+        tmp_path / "run",
+        objective={"kind": "PPO"},
+        rollouts={"samples": 1, "prompts": 8},
+        training={"steps": 1},
+    )
+    job, _ = trained(ranks, run, 1)
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    assert stored_batches(RunFolder(job.folder))[0].micro_batch(0).ids.shape[0] == 8
