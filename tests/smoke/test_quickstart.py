@@ -63,7 +63,15 @@ SIZES = {
 SUMMARY = {
     *("documents_in", "documents_kept", "duplicates_planted", "duplicates_caught"),
     *("pii_planted", "pii_caught", "train_tokens", "parameters", "loss_first", "loss_last"),
-    *("bits_per_byte", "pairs_right", "restarts", "samples_lost", "samples_repeated", "seconds", "report"),
+    *(
+        "bits_per_byte",
+        "pairs_right",
+        "restarts",
+        "samples_lost",
+        "samples_repeated",
+        "seconds",
+        "report",
+    ),
 }
 NO_LAW = "starts ended at a minimum with positive constants"
 STAGES = {"pages", "documents", "tokens", "model", "tuned", "aligned", "scores"}

@@ -107,7 +107,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     places = {"tokenizer": at.model, "output": at.conversations}
     do(encode_conversations, ConversationEncoding, **rows, **places)
     places = {"checkpoint": at.model, "conversations": at.conversations}
-    do(posttrain, FineTuning, output=at.tuned, **places)
+    do(posttrain, FineTuning, output=at.tuned, comparison__text=at.tokens, **places)
     _align(do, at)
     for checkpoint, scores in at.scored().items():
         places = {"tokens": at.tokens, "conversations": at.conversations}
@@ -131,7 +131,7 @@ def _align(do: Callable[..., None], at: Folders) -> None:
     places = {"tokenizer": at.tuned, "output": at.pairs}
     do(encode_conversations, ConversationEncoding, "pairs", **rows, **places)
     places = {"checkpoint": at.tuned, "conversations": at.pairs, "output": at.aligned}
-    do(posttrain, FineTuning, "dpo", **places)
+    do(posttrain, FineTuning, "dpo", comparison__text=at.tokens, **places)
 
 
 def _step_of_the_kill(run: Pretraining) -> int:

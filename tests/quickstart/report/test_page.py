@@ -251,8 +251,8 @@ def test_every_number_of_the_story_that_a_reader_would_ask_for_is_on_the_page():
         "Tuning and preferences lowered bits per byte in 1 of 3 domains",
         "The right answer has the higher reward in 83.0 % of held-out pairs",
         "right answers 0.4 nats less likely, wrong answers 6.2 nats less likely",
-        "stopped: end of turn, after 14 tokens",
-        "after one token",
+        "14 tokens, stopped: end of turn",
+        "One token, stopped",
         "trainrig chat quickstart/tuned",
         "a" * 64,
     ):

@@ -150,7 +150,9 @@ def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
         "loss_last": made.model.counts["loss_last"],
         "bits_per_byte": {score.domain: score.bits_per_byte[-1] for score in told.scores},
         **{
-            f"bits_per_byte_{model}": {score.domain: score.bits_per_byte[n] for score in told.scores}
+            f"bits_per_byte_{model}": {
+                score.domain: score.bits_per_byte[n] for score in told.scores
+            }
             for n, model in enumerate(results.MODELS[:-1])
         },
         "pairs_right": told.preferences.held_out.accuracy,
@@ -297,9 +299,7 @@ def _preferences(at: Folders, held_out_pairs: int) -> results.Preferences:
     measured = metrics.held_out_series(at.aligned)[-1]
     told = "eval/diagnostics/"
     return results.Preferences(
-        steps=tuple(
-            _preference(line, "train/diagnostics/") for line in metrics.series(at.aligned)
-        ),
+        steps=tuple(_preference(line, "train/diagnostics/") for line in metrics.series(at.aligned)),
         held_out=_preference(measured, told),
         held_out_pairs=held_out_pairs,
         right_drift=measured[f"{told}chosen_drift"],

@@ -241,7 +241,7 @@ def _generations(results: QuickstartResults) -> Section:
                     report.TextSample(
                         model.capitalize(),
                         answer.text,
-                        f"stopped: {answer.stopped}, after {_count(answer.tokens, 'token').lower()}",
+                        f"{_count(answer.tokens, 'token')}, stopped: {answer.stopped}",
                     )
                     for model, answer in zip(MODELS, generation.answers, strict=True)
                 ),

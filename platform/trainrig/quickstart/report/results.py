@@ -12,8 +12,7 @@ MODELS = ("pretrained", "tuned", "aligned")  # in the order in which each is mad
 
 @dataclass(frozen=True)
 class StageResult:
-    """One arrow of the path. `name` is pages, documents, tokens, model, tuned, aligned or scores.
-    """
+    """One arrow of the path: pages, documents, tokens, model, tuned, aligned, scores or sweep."""
 
     name: str
     seconds: float

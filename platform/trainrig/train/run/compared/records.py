@@ -1,0 +1,50 @@
+"""What a run's model was seen to say and know, as its folder keeps it.
+
+comparison/step_00000000.json   the model before the first step; there is one of the last step too
+"""
+
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from trainrig import storage
+
+FOLDER = "comparison"
+
+
+@dataclass(frozen=True)
+class GivenAnswer:
+    """What the model said to a prompt, in how many tokens, and what ended it (see generate.py)."""
+
+    prompt: str
+    text: str
+    tokens: int
+    stopped: str
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A model at one step: the loss on held-out text by source, nats per token, and answers."""
+
+    step: int
+    losses: dict[str, float]
+    answers: tuple[GivenAnswer, ...]
+
+
+_VIEW = TypeAdapter(ModelView)
+
+
+def view_path(folder: str, step: int) -> str:
+    """Where the run in `folder` keeps what its model was like at `step`."""
+    return storage.join(folder, FOLDER, f"step_{step:08d}.json")
+
+
+def write_view(folder: str, view: ModelView) -> None:
+    """Keep `view` in the run `folder`."""
+    storage.write(view_path(folder, view.step), _VIEW.dump_json(view, indent=1))
+
+
+def read_views(folder: str) -> list[ModelView]:
+    """All views of the run in `folder`, in order of steps."""
+    paths = storage.list_files(storage.join(folder, FOLDER), ".json")
+    return sorted((_VIEW.validate_json(storage.read(p)) for p in paths), key=lambda v: v.step)
