@@ -1,6 +1,6 @@
 """Toy members of the package: each a file, and its name in the place that CONTRIBUTING.md says.
 
-`add_members(package)` adds them to a copy of `trainrig`. As a script, whose `trainrig` is that copy,
+`add_members(package)` adds them to a copy of `trainrig`. As a script whose `trainrig` is that copy,
 `python new_members.py FOLDER` trains with those that training has.
 """
 
