@@ -75,6 +75,33 @@ class SignDescent(Settings):
         state["total"].mul_(0.5).add_(slope)
         weight.sub_(state["total"].sign() * group["lr"])
 ''',
+    "parallel/further_axis.py": '''"""A toy layout."""
+
+from typing import ClassVar, Literal
+
+from trainrig.config import Settings
+
+
+class FurtherAxis(Settings):
+    """Slices over the data axis of a mesh that has another one, of size 1."""
+
+    exact: ClassVar[bool] = True
+
+    kind: Literal["FurtherAxis"] = "FurtherAxis"
+    reshard: Literal["step", "layer"] = "step"
+
+    def check_workers(self, workers):
+        """Any number will do."""
+
+    def mesh(self, device):
+        """The data axis."""
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = (1, dist.get_world_size())
+        whole = init_device_mesh(device.type, sizes, mesh_dim_names=("further", "data"))
+        return whole["data"]
+''',
     "objectives/two_terms.py": '''"""A toy objective."""
 
 from typing import Literal
@@ -126,12 +153,17 @@ NAMES = {
         ("optim.sgd import SGD\n", "from trainrig.optim.sign_descent import SignDescent\n"),
         ("Optimizer = Annotated[", "SignDescent | "),
     ),
+    "parallel/layout.py": (
+        ("import ConfigError\n", "from trainrig.parallel.further_axis import FurtherAxis\n"),
+        ("Layout = Annotated[", "FurtherAxis | "),
+    ),
     "objectives/__init__.py": (
         ("objectives.sft import SFT\n", "from trainrig.objectives.two_terms import TwoTerms\n"),
         ("Objective = Annotated[\n    ", "TwoTerms | "),
     ),
 }
 STEPS = 8
+STRAIGHT, KILLED = {"kind": "FSDP"}, {"kind": "FurtherAxis"}
 
 
 def add_members(package: Path) -> None:
@@ -147,7 +179,8 @@ def add_members(package: Path) -> None:
 
 
 def main(base: Path) -> None:
-    """A run by one rank, and one of two of which one is killed, which a single one goes on with."""
+    """A run by one rank; and one by two, on a mesh with a further axis, of which one is killed and
+    one rank alone goes on: both must come to the same bits."""
     from pydantic import TypeAdapter
 
     from trainrig.objectives import Objective
@@ -161,7 +194,7 @@ def main(base: Path) -> None:
     lasting, mortal = tiny["Ranks"](base), tiny["Ranks"](base / "mortal")
     (base / "mortal").mkdir()
 
-    def job_of(name: str):
+    def job_of(name: str, layout: dict[str, str]):
         given = {
             "tokens": tokens,
             "output": str(base / name),
@@ -171,6 +204,7 @@ def main(base: Path) -> None:
                 "steps": STEPS,
                 "optimizer": {"kind": "SignDescent", "lr": 0.002},
                 "checkpoints": {"every": 3, "keep": 9},
+                "parallel": layout,
             },
         }
         objective = TypeAdapter(Objective).validate_python({"kind": "TwoTerms"})
@@ -183,7 +217,7 @@ def main(base: Path) -> None:
         return {path.name: path.read_bytes() for path in Path(newest.path).glob("*.safetensors")}
 
     try:
-        straight, killed = job_of("straight"), job_of("killed")
+        straight, killed = job_of("straight", STRAIGHT), job_of("killed", KILLED)
         folder = RunFolder(killed.folder)
         attempt = folder.take_attempt(0)
         begun = mortal.start(2, "train", job=killed, attempt=attempt, fault=(1, "die", 5))

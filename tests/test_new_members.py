@@ -66,7 +66,10 @@ def test_a_filter_over_a_new_signal_drops_documents(copy, tmp_path):
     assert refused.returncode == 2 and "Vowels" in refused.stderr
 
 
-def test_an_optimizer_and_an_objective_go_through_a_kill_and_a_resize(copy, tmp_path):
+@pytest.mark.chaos
+def test_an_optimizer_an_objective_and_an_axis_of_one_go_through_a_kill_and_a_resize(
+    copy, tmp_path
+):
     done = copy(ROOT / "tests" / "new_members.py", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("the same bits\n")
