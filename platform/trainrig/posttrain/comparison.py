@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Field, Settings
@@ -14,8 +14,8 @@ from trainrig.posttrain.prompt_text import TextListener
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
+from trainrig.train.comparison import GivenAnswer, ModelView
 from trainrig.train.held_out import RowSizes, evaluate, open_held_out, reshard
-from trainrig.train.run.compared.records import GivenAnswer, ModelView
 
 if TYPE_CHECKING:  # a run file is checked without torch
     from torch import nn
@@ -64,7 +64,7 @@ class TuningComparison:
             return None
         return ModelView(step, losses, self._answers(model))
 
-    def _answers(self, model: "nn.Module") -> tuple[GivenAnswer, ...]:
+    def _answers(self, model: Any) -> tuple[GivenAnswer, ...]:
         import torch
 
         from trainrig.models.generate import Request, generate_scored

@@ -97,13 +97,16 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
         show(terminal, run, cast(Callable[..., Manifest], stage))
 
     do(make_pages, PageMaking, output=at.pages)
-    sources = {"sources__0__paths": (at.docs,), "sources__1__paths": (at.code,)}
+    sources: dict[str, Any] = {"sources__0__paths": (at.docs,), "sources__1__paths": (at.code,)}
     do(curate, Curation, output=at.documents, **sources)
     do(make_tokenizer, TokenizerTraining, documents=at.documents, output=at.tokenizer)
     do(tokenize, Tokenization, documents=at.documents, tokenizer=at.tokenizer, output=at.tokens)
     with kill_one_worker(at.model, after_step=_step_of_the_kill(wanted.load(Pretraining))):
         do(pretrain, Pretraining, tokens=at.tokens, output=at.model)
-    rows = {"sources__0__paths": (at.lessons,), "sources__1__paths": (at.questions,)}
+    rows: dict[str, Any] = {
+        "sources__0__paths": (at.lessons,),
+        "sources__1__paths": (at.questions,),
+    }
     places = {"tokenizer": at.model, "output": at.conversations}
     do(encode_conversations, ConversationEncoding, **rows, **places)
     places = {"checkpoint": at.model, "conversations": at.conversations}
@@ -124,7 +127,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
 
 def _align(do: Callable[..., None], at: Folders) -> None:
     """Have the tuned model prefer right answers to wrong ones."""
-    rows = {
+    rows: dict[str, Any] = {
         "sources__0__paths": (at.right_and_wrong,),
         "sources__1__paths": (at.right_and_wrong_held_out,),
     }

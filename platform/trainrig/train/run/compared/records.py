@@ -3,34 +3,12 @@
 comparison/step_00000000.json   the model before the first step; there is one of the last step too
 """
 
-from dataclasses import dataclass
-
 from pydantic import TypeAdapter
 
 from trainrig import storage
+from trainrig.train.comparison import ModelView
 
 FOLDER = "comparison"
-
-
-@dataclass(frozen=True)
-class GivenAnswer:
-    """What the model said to a prompt, in how many tokens, and what ended it (see generate.py)."""
-
-    prompt: str
-    text: str
-    tokens: int
-    stopped: str
-
-
-@dataclass(frozen=True)
-class ModelView:
-    """A model at one step: the loss on held-out text by source, nats per token, and answers."""
-
-    step: int
-    losses: dict[str, float]
-    answers: tuple[GivenAnswer, ...]
-
-
 _VIEW = TypeAdapter(ModelView)
 
 
