@@ -8,7 +8,7 @@ from trainrig.config import NOT_IDENTITY, OUTPUT
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import KTO, SFT, Referenced, Tuning
 from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
-from trainrig.posttrain.comparison import ComparisonSettings
+from trainrig.posttrain.comparison.settings import ComparisonSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.train.run_file import Training, TrainingRunFile
 from trainrig.train.worker_bounds import Workers

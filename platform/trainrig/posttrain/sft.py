@@ -16,7 +16,7 @@ from trainrig.posttrain.batches import (
     ConversationBatching,
     PretrainingShare,
 )
-from trainrig.posttrain.comparison import TuningComparison
+from trainrig.posttrain.comparison.views import TuningComparison
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.preference_rows import TuningRows, needs_references, open_rows
 from trainrig.posttrain.references import compute_references, find_reference
@@ -26,7 +26,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
-from trainrig.train.comparison import Comparison, nothing_compared
+from trainrig.train.evaluations.comparison import ModelComparison, nothing_compared
 from trainrig.train.held_out import HeldOutSets, nothing_held_out, open_held_out_conversations
 from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.pretrain import drive
@@ -144,7 +144,7 @@ def _open_rows(
 
 def _comparison(
     run: FineTuning, kind: str, folder: str, encoder: Encoder
-) -> Callable[[], Comparison | None]:
+) -> Callable[[], ModelComparison | None]:
     """What the model is asked before and after; a model that scores says nothing, and text of
     another tokenizer is refused by ConfigError."""
     if isinstance(run.objective, get_args(Scoring)):

@@ -7,7 +7,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import CausalLM, Objective
 from trainrig.tokens.batches import Batches, BatchMaker
-from trainrig.train.comparison import Comparison, nothing_compared
+from trainrig.train.evaluations.comparison import ModelComparison, nothing_compared
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
 from trainrig.train.run_file import Training
 
@@ -55,4 +55,4 @@ class TrainingJob:
     # What each rank measures the held-out loss on; None of it: the run has no held-out loss.
     make_held_out: Callable[[], HeldOutSets | None] = nothing_held_out
     # What each rank asks the model before the first step and after the last; None of it: nothing.
-    make_comparison: Callable[[], Comparison | None] = nothing_compared
+    make_comparison: Callable[[], ModelComparison | None] = nothing_compared

@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, BarPart, BarRow, Interruptions, NoisyCurve, Numbers
 from trainrig.report import Cell, Chart, ReportTable, duration, percent, visible
-from trainrig.train.comparison import ModelView
+from trainrig.train.evaluations.comparison import ModelView
 from trainrig.train.evaluations.decisions import ScoredCheckpoint
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.prediction import Prediction

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainrig import storage
-from trainrig.train.comparison import Comparison
+from trainrig.train.evaluations.comparison import ModelComparison
 from trainrig.train.run.compared.records import view_path, write_view
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class RunComparison:
     def __init__(
         self,
         folder: str,
-        asked: Comparison | None,
+        asked: ModelComparison | None,
         agreement: "StopConsensus",
         agreed_to_stop: Callable[[str], bool],
     ) -> None:

@@ -6,7 +6,7 @@ comparison/step_00000000.json   the model before the first step; there is one of
 from pydantic import TypeAdapter
 
 from trainrig import storage
-from trainrig.train.comparison import ModelView
+from trainrig.train.evaluations.comparison import ModelView
 
 FOLDER = "comparison"
 _VIEW = TypeAdapter(ModelView)

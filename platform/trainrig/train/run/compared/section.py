@@ -6,7 +6,7 @@ from functools import partial
 from trainrig import figures, report
 from trainrig.figures import BeforeAfter
 from trainrig.report import Block, Chart, ReportTable, Section, Text
-from trainrig.train.comparison import GivenAnswer, ModelView
+from trainrig.train.evaluations.comparison import GivenAnswer, ModelView
 
 
 def comparison_section(views: Sequence[ModelView]) -> Section | None:

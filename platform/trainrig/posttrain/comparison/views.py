@@ -4,40 +4,26 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from trainrig import storage
-from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.objectives import CausalLM
 from trainrig.posttrain.answer_batches import Answers
+from trainrig.posttrain.comparison.settings import ComparisonSettings
 from trainrig.posttrain.prompt_text import TextListener
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
-from trainrig.train.comparison import GivenAnswer, ModelView
+from trainrig.train.evaluations.comparison import GivenAnswer, ModelView
 from trainrig.train.held_out import RowSizes, evaluate, open_held_out, reshard
 
 if TYPE_CHECKING:  # a run file is checked without torch
     from torch import nn
 
 
-class ComparisonSettings(Settings):
-    """What the report shows of the model before training and after."""
-
-    # Held-out rows whose prompts both answer, the likeliest token each time; 0: none.
-    prompts: int = Field(default=4, ge=0)
-    # Longest answer, in tokens.
-    answer_tokens: int = Field(default=64, ge=1)
-    # Folder that `tokenize` wrote with the model's tokenizer: how well both predict what it holds
-    # out shows what was forgotten. None: that of `pretraining`, where text is mixed in.
-    text: Annotated[str | None, NOT_IDENTITY] = None
-    # Sequences of each source of the text.
-    rows: int = Field(default=16, ge=1)
-
-
 @dataclass(frozen=True)
 class TuningComparison:
-    """See trainrig.train.comparison.Comparison. May be pickled."""
+    """See trainrig.train.evaluations.comparison.Comparison. May be pickled."""
 
     settings: ComparisonSettings
     folder: str  # that `conversations` wrote
@@ -51,7 +37,7 @@ class TuningComparison:
     def view(
         self, model: "nn.Module", step: int, agreed_to_stop: Callable[[], bool]
     ) -> ModelView | None:
-        """See Comparison."""
+        """See ModelComparison."""
         losses: dict[str, float] = {}
         if self.text is not None:
             shards = TokenShards.open(storage.join(self.text, HELD_OUT), self.cache)

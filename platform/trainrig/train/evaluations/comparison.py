@@ -27,7 +27,7 @@ class ModelView:
     answers: tuple[GivenAnswer, ...]
 
 
-class Comparison(Protocol):
+class ModelComparison(Protocol):
     """What is asked of a model."""
 
     def view(
@@ -37,6 +37,6 @@ class Comparison(Protocol):
         to stop instead."""
 
 
-def nothing_compared() -> Comparison | None:
+def nothing_compared() -> ModelComparison | None:
     """No comparison: for runs whose reports show none."""
     return None
