@@ -17,17 +17,17 @@ from pydantic import TypeAdapter
 from trainrig.quickstart.report import charts
 from trainrig.quickstart.report.page import quickstart_page
 from trainrig.quickstart.report.results import (
-    Answer,
     DomainScore,
     Dropped,
-    Generation,
     HeldOutPoint,
     LossPoint,
+    ModelAnswer,
     NearDuplicate,
     Planned,
     Planted,
     PreferencePoint,
     Preferences,
+    PromptAnswers,
     QuickstartResults,
     Restart,
     Scaling,
@@ -128,28 +128,28 @@ STORY = QuickstartResults(
         DomainScore("questions and answers", (2.92, 1.61, 1.63), (151.0, 15.9, 16.2)),
     ),
     generations=(
-        Generation(
+        PromptAnswers(
             "What does `json.dumps` do?",
             (
-                Answer(" json.dumps(obj, *, skipkeys=False)\n\n    Return the", 60, "length"),
-                Answer("Serialize an object to a string.", 9, "end of turn"),
-                Answer("Serialize obj to a string.", 1, "end of turn"),
+                ModelAnswer(" json.dumps(obj, *, skipkeys=False)\n\n    Return the", 60, "length"),
+                ModelAnswer("Serialize an object to a string.", 9, "end of turn"),
+                ModelAnswer("Serialize obj to a string.", 1, "end of turn"),
             ),
         ),
-        Generation(
+        PromptAnswers(
             "Write the signature of `heapq.merge`.",
             (
-                Answer("\nheapq.merge is a function of the module. The module", 60, "length"),
-                Answer("heapq.merge(*iterables, key=None)", 14, "end of turn"),
-                Answer("heapq.merge(*iterables)", 11, "end of turn"),
+                ModelAnswer("\nheapq.merge is a function of the module. The module", 60, "length"),
+                ModelAnswer("heapq.merge(*iterables, key=None)", 14, "end of turn"),
+                ModelAnswer("heapq.merge(*iterables)", 11, "end of turn"),
             ),
         ),
-        Generation(
+        PromptAnswers(
             "Which module defines `Counter`?",
             (
-                Answer(" Counter Counter Counter", 60, "length"),
-                Answer("The module `collections`.", 8, "end of turn"),
-                Answer("The module `collections`.", 8, "end of turn"),
+                ModelAnswer(" Counter Counter Counter", 60, "length"),
+                ModelAnswer("The module `collections`.", 8, "end of turn"),
+                ModelAnswer("The module `collections`.", 8, "end of turn"),
             ),
         ),
     ),

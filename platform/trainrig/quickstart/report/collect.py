@@ -324,22 +324,22 @@ def _scores(at: Folders) -> tuple[results.DomainScore, ...]:
     )
 
 
-def _generations(at: Folders) -> tuple[results.Generation, ...]:
+def _generations(at: Folders) -> tuple[results.PromptAnswers, ...]:
     """What each model answers to the first held-out questions."""
     models = [TextGenerator.open(path) for path in (at.model, at.tuned, at.aligned)]
     lines = itertools.islice(storage.read(at.questions).splitlines(), QUESTIONS)
     questions = [json.loads(line)["messages"][0]["content"] for line in lines]
     return tuple(
-        results.Generation(
+        results.PromptAnswers(
             question, tuple(_answer(model.speak(question, SPEECH, chat=True)) for model in models)
         )
         for question in questions
     )
 
 
-def _answer(spoken: Spoken) -> results.Answer:
+def _answer(spoken: Spoken) -> results.ModelAnswer:
     stops = {"end": "end of turn", "length": "length", "positions": "positions"}
-    return results.Answer(spoken.text, spoken.tokens, stops[spoken.stopped])
+    return results.ModelAnswer(spoken.text, spoken.tokens, stops[spoken.stopped])
 
 
 def _commands(at: Folders) -> tuple[tuple[str, str], ...]:

@@ -134,7 +134,7 @@ class DomainScore:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """What a model wrote, in how many tokens, and why it stopped ("end of turn", "length")."""
 
     text: str
@@ -143,11 +143,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Generation:
+class PromptAnswers:
     """What each of `MODELS` wrote after `prompt`."""
 
     prompt: str
-    answers: tuple[Answer, ...]
+    answers: tuple[ModelAnswer, ...]
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class QuickstartResults:
     tuning: tuple[TuningPoint, ...]
     preferences: Preferences
     scores: tuple[DomainScore, ...]
-    generations: tuple[Generation, ...]
+    generations: tuple[PromptAnswers, ...]
     versions: Mapping[str, str]
     machine: str
     manifests: Mapping[str, str]  # stage or folder -> SHA-256 of its manifest.json
