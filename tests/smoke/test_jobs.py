@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     *("curate", "ngrams", "classifier", "tokenizer", "tokens"),
-    *("pretrain", "conversations", "posttrain", "score", "evaluate", "export", "sweep"),
+    *("pretrain", "conversations", "posttrain", "rl", "score", "evaluate", "export", "sweep"),
 )
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
@@ -166,6 +166,12 @@ def write_conversations(path: Path) -> str:
     return json.dumps([str(path)])
 
 
+def write_problems(path: Path) -> str:
+    problems = [{"question": word, "answer": str(n)} for n, word in enumerate(WORDS)]
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    return json.dumps([str(path)])
+
+
 def write_reward_model(model: str, folder: Path) -> None:
     """A reward model that nobody has taught, of the sizes of `model`."""
     opened = checkpoint.open_model(model)
@@ -247,6 +253,17 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "batches.micro_batch": "4",
             "training.steps": "2",
         },
+        "rl": {
+            "checkpoint": at["tuned"],
+            "output": str(folder / "taught"),
+            "workers": "1",
+            "prompts.paths": write_problems(folder / "problems.jsonl"),
+            "rollouts.prompts": "2",
+            "rollouts.samples": "2",
+            "rollouts.micro_batch": "4",
+            "rollouts.maximum_tokens": "8",
+            "training.steps": "2",
+        },
         "score": {
             "checkpoint": str(folder / "reward"),
             "rows": "conversations",
@@ -272,9 +289,8 @@ def arguments_of(script: str, folder: Path) -> list[str]:
     if script == "score":
         write_reward_model(at["model"], folder / "reward")
     run_file = {"tokens": "tokenize"}.get(script, script)
-    path = {"ngrams": "crawl", "classifier": "crawl", "score": "preferences"}.get(
-        script, "quickstart"
-    )
+    folders = {"ngrams": "crawl", "classifier": "crawl", "rl": "reinforcement"}
+    path = {**folders, "score": "preferences"}.get(script, "quickstart")
     given = [f"jobs/configs/{path}/{run_file}.toml"]
     for key, value in changes.items():
         given += ["--set", f"{key}={value}"]
@@ -305,6 +321,7 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
         "pretrain": ("steps", 4),
         "conversations": ("train_conversations", len(WORDS)),
         "posttrain": ("steps", 2),
+        "rl": ("steps", 2),
         "score": ("scored", len(WORDS)),
         "evaluate": ("step", 2),
         "export": ("step", 2),

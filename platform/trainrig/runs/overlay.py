@@ -18,7 +18,7 @@ from trainrig.errors import ConfigError
 from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.report import Chart, KeyFigure, PageCommand, ReportTable, Section, short, visible
 from trainrig.runs.run_list import ListedRun, listed_run, shown_name
-from trainrig.train.run.run_charts import RunReportData, values
+from trainrig.train.run.charts.run_charts import RunReportData, values
 from trainrig.train.run.run_page import read_report_data
 
 # As many runs as colours and strokes tell apart.

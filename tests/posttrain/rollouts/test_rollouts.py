@@ -33,7 +33,7 @@ from trainrig.tokens.batches import (
 from trainrig.trace import trace
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
-from trainrig.train.run.rollout_charts import rollout_charts
+from trainrig.train.run.charts.rollout_charts import rollout_charts
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.run_page import read_report_data
 from trainrig.train.run.stored_batches import stored_batches

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from trainrig.config import to_toml
 from trainrig.errors import DataError, Unfinished
 from trainrig.train import pretrain
+from trainrig.train.run.charts.prediction_chart import MeasuredLoss, plot_prediction
+from trainrig.train.run.charts.run_charts import RunReportData
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.metrics import MetricsWriter
 from trainrig.train.run.prediction import Prediction, read_prediction
-from trainrig.train.run.prediction_chart import MeasuredLoss, plot_prediction
-from trainrig.train.run.run_charts import RunReportData
 from trainrig.train.run.run_page import read_report_data, reported, run_page, write_report
 from trainrig.train.run_file import Pretraining
 

@@ -15,14 +15,10 @@ from trainrig.errors import DataError
 from trainrig.report import KeyFigure, ReportTable, Section, duration, percent, short
 from trainrig.storage.writable import check_folder
 from trainrig.train.run import metrics
-from trainrig.train.run.compared.records import read_views
-from trainrig.train.run.compared.section import comparison_section
-from trainrig.train.run.goodput import account_time
-from trainrig.train.run.prediction import read_prediction
-from trainrig.train.run.prediction_chart import comparison, prediction_chart
-from trainrig.train.run.preference_charts import preference_charts
-from trainrig.train.run.rollout_charts import rollout_charts
-from trainrig.train.run.run_charts import (
+from trainrig.train.run.charts.prediction_chart import comparison, prediction_chart
+from trainrig.train.run.charts.preference_charts import preference_charts
+from trainrig.train.run.charts.rollout_charts import rollout_charts
+from trainrig.train.run.charts.run_charts import (
     Line,
     RunReportData,
     goodput_chart,
@@ -33,10 +29,14 @@ from trainrig.train.run.run_charts import (
     speed_chart,
     values,
 )
+from trainrig.train.run.charts.signal_charts import signal_charts
+from trainrig.train.run.compared.records import read_views
+from trainrig.train.run.compared.section import comparison_section
+from trainrig.train.run.goodput import account_time
+from trainrig.train.run.prediction import read_prediction
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.charts import score_chart
 from trainrig.train.run.scores.records import read_end, usable_scores
-from trainrig.train.run.signal_charts import signal_charts
 
 PAGE = "report.html"
 RUN_FILE = "run.toml"

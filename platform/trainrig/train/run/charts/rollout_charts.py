@@ -6,7 +6,7 @@ from matplotlib.ticker import MaxNLocator
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4
 from trainrig.report import Chart, ReportTable, percent
-from trainrig.train.run.run_charts import Line, RunReportData, values
+from trainrig.train.run.charts.run_charts import Line, RunReportData, values
 
 TRAIN = "train/diagnostics/"
 REWARD, ENTROPY, REFERENCE = f"{TRAIN}reward", f"{TRAIN}entropy", f"{TRAIN}reference_divergence"

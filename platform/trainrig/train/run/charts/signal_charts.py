@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.report import Chart, ReportTable, percent, short
-from trainrig.train.run.run_charts import Line, RunReportData, values
+from trainrig.train.run.charts.run_charts import Line, RunReportData, values
 
 COLUMNS = 60  # of the heat map: measurements beyond as many are passed over evenly
 PHASES = {

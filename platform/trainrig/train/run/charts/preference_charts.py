@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, Numbers
 from trainrig.report import Chart, ReportTable, percent
-from trainrig.train.run.run_charts import Line, RunReportData, values
+from trainrig.train.run.charts.run_charts import Line, RunReportData, values
 
 TRAIN, EVAL = "train/diagnostics/", "eval/diagnostics/"
 ACCURACY, CHOSEN, REJECTED = "reward_accuracy", "chosen_reward", "rejected_reward"

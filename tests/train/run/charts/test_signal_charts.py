@@ -1,9 +1,9 @@
 import pytest
 
 from trainrig.report import Chart
+from trainrig.train.run.charts.run_charts import RunReportData
+from trainrig.train.run.charts.signal_charts import COLUMNS, signal_charts
 from trainrig.train.run.goodput import Goodput
-from trainrig.train.run.run_charts import RunReportData
-from trainrig.train.run.signal_charts import COLUMNS, signal_charts
 
 LAYERS = 3
 

@@ -10,8 +10,8 @@ from matplotlib.ticker import EngFormatter
 from trainrig import figures
 from trainrig.figures import C1, C2, Numbers, thin
 from trainrig.report import Chart, ReportTable, short
+from trainrig.train.run.charts.run_charts import TABLE_ROWS, RunReportData, values
 from trainrig.train.run.prediction import Prediction
-from trainrig.train.run.run_charts import TABLE_ROWS, RunReportData, values
 
 BAND = 0.22  # opacity
 
