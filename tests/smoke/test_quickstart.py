@@ -3,6 +3,7 @@ folder where no checkout is near; then README's commands, each in the state the 
 
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -36,7 +37,7 @@ SIZES = {
         *("pages.docs_pages=150", "pages.code_pages=80", "pages.docs_files=2"),
         *("pages.duplicates=4", "pages.near_duplicates=4", "pages.foreign=4"),
         *("pages.personal_data=10", "pages.instructions=60", "pages.held_out_instructions=8"),
-        "pages.code_files=1",
+        *("pages.code_files=1", "pages.pairs=16"),
     ],
     "tokenizer": ["tokenizer.vocabulary=600", "sample.bytes=300000"],
     "tokenize": ["held_out=0.1"],
@@ -49,6 +50,10 @@ SIZES = {
         *("batches.sequence_length=256", "batches.global_batch=8", "batches.micro_batch=4"),
         *("training.steps=6", "training.checkpoints.every=6"),
     ],
+    "dpo": [
+        *("batches.global_batch=8", "batches.micro_batch=4", "training.held_out.rows=8"),
+        *("training.steps=4", "training.held_out.every=4", "training.checkpoints.every=4"),
+    ],
     "evaluate": ["sequence_length=128", "tokens_per_source=2000", "threads=1"],
     "sweep": [
         # Far enough apart that a law is found in the noise of one seed a run.
@@ -59,14 +64,23 @@ SIZES = {
 SUMMARY = {
     *("documents_in", "documents_kept", "duplicates_planted", "duplicates_caught"),
     *("pii_planted", "pii_caught", "train_tokens", "parameters", "loss_first", "loss_last"),
-    *("bits_per_byte", "restarts", "samples_lost", "samples_repeated", "seconds", "report"),
+    *(
+        "bits_per_byte",
+        "pairs_right",
+        "restarts",
+        "samples_lost",
+        "samples_repeated",
+        "seconds",
+        "report",
+    ),
 }
 NO_LAW = "starts ended at a minimum with positive constants"
-STAGES = {"pages", "documents", "tokens", "model", "tuned", "scores"}
+STAGES = {"pages", "documents", "tokens", "model", "tuned", "aligned", "scores"}
 FOLDERS = {
-    *("pages", "documents", "tokenizer", "tokens", "model", "tuned"),
-    *("scores-early", "scores-model", "scores-tuned"),
+    *("pages", "documents", "tokenizer", "tokens", "model", "conversations", "tuned"),
+    *("pairs", "aligned", "scores-early", "scores-model", "scores-tuned", "scores-aligned"),
 }
+STAGE_OF = {"dpo": "posttrain", "pairs": "conversations"}  # of run files that are named otherwise
 
 
 @dataclass(frozen=True)
@@ -130,7 +144,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def make_smaller(run_files: Path) -> None:
     """Change the sizes of the quickstart's run files."""
     for name, changes in SIZES.items():
-        model = PageMaking if name == "pages" else VERBS[name].load_model()
+        verb = STAGE_OF.get(name, name)
+        model = PageMaking if verb == "pages" else VERBS[verb].load_model()
         path = run_files / f"{name}.toml"
         path.write_text(to_toml(config.load(model, str(path), changes)), encoding="utf-8")
 
@@ -193,8 +208,17 @@ def test_both_models_learnt_something(first: Walk) -> None:
     assert summary["loss_last"] < summary["loss_first"] - 0.5
     for domain in ("docs", "code"):
         assert 0 < summary["bits_per_byte"][domain] < 8  # what a byte takes that nobody predicts
-    before, after = summary["bits_per_byte_before_tuning"], summary["bits_per_byte"]
+    before, after = summary["bits_per_byte_pretrained"], summary["bits_per_byte_tuned"]
     assert after["conversations"] < before["conversations"]
+
+
+def test_the_tuned_model_learns_of_right_and_wrong_answers(first: Walk) -> None:
+    assert 0 <= first.summary["pairs_right"] <= 1
+    lines = metrics.series(f"{first.out}/aligned")
+    assert len(lines) == 4  # too few to learn from: that it is measured from is what counts
+    assert lines[0]["train/loss"] == pytest.approx(math.log(2), abs=1e-6)
+    page = (first.out / "report.html").read_text(encoding="utf-8")
+    assert "on right answers beside wrong ones" in page
 
 
 def test_a_worker_is_killed_and_no_sample_is_lost_or_repeated(first: Walk) -> None:

@@ -1,6 +1,6 @@
 """How a model is laid out over the workers of a run: whole on each, in slices, or both."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,12 +20,17 @@ Reshard = Annotated[Literal["step", "layer"], NOT_IDENTITY]
 class _Layout(Settings):
     """What they have in common."""
 
+    # Whether gradients can be added in an order that does not depend on the number of workers.
+    exact: ClassVar[bool] = False
+
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if a model cannot be laid out over `workers` workers."""
 
 
 class FSDP(_Layout):
     """Each worker keeps a slice of every parameter, its gradient and its optimizer memory."""
+
+    exact: ClassVar[bool] = True
 
     kind: Literal["FSDP"] = "FSDP"
     # When gathered parameters are freed: `step` keeps them through a step, `layer` gathers them

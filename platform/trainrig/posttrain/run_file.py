@@ -8,6 +8,7 @@ from trainrig.config import NOT_IDENTITY, OUTPUT
 from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import KTO, SFT, Distillation, Referenced, Tuning
 from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
+from trainrig.posttrain.comparison.settings import ComparisonSettings
 from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.train.run_file import Training, TrainingRunFile
 from trainrig.train.worker_bounds import Workers
@@ -38,6 +39,8 @@ class FineTuning(TrainingRunFile):
     # Folder that `teacher` wrote of these conversations, for the objective Distillation.
     teacher: Annotated[str | None, NOT_IDENTITY] = None
     training: Training  # how long to train, and how
+    # What the report shows of the model before and after.
+    comparison: Annotated[ComparisonSettings, NOT_IDENTITY] = ComparisonSettings()
     # Where blocks of shards in a bucket are kept on this machine.
     cache: Annotated[BlockCache, NOT_IDENTITY] = BlockCache()
 

@@ -16,6 +16,7 @@ from trainrig.posttrain.batches import (
     ConversationBatching,
     PretrainingShare,
 )
+from trainrig.posttrain.comparison.views import TuningComparison
 from trainrig.posttrain.distillation.batches import HeldOutTaught, open_taught
 from trainrig.posttrain.distillation.parts import check_teacher
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
@@ -27,6 +28,7 @@ from trainrig.tokens.shards.blocks import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
+from trainrig.train.evaluations.comparison import ModelComparison, nothing_compared
 from trainrig.train.held_out import HeldOutSets, nothing_held_out, open_held_out_conversations
 from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.pretrain import drive
@@ -92,6 +94,7 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
         adapter=Adapter(run.lora, path, checkpoint.manifest_sum(path)) if run.lora else None,
         frozen=rows.frozen,
         make_held_out=rows.make_held_out,
+        make_comparison=_comparison(run, rows.kind, folder, encoder),
     )
     inputs = {"checkpoint": checkpoint.content_key(path), "conversations": written.content}
     if pretraining:
@@ -153,6 +156,40 @@ def _open_rows(
         open_conversations, folder, run.batches, padding, run.cache, pretraining
     )
     return TuningRows("conversations", make, _held_out(run, folder, padding))
+
+
+def _comparison(
+    run: FineTuning, kind: str, folder: str, encoder: Encoder
+) -> Callable[[], ModelComparison | None]:
+    """What the model is asked before and after; a model that scores says nothing, and text of
+    another tokenizer is refused by ConfigError."""
+    if isinstance(run.objective, get_args(Scoring)):
+        return nothing_compared
+    asked, text = run.comparison, run.comparison.text
+    if text is None and run.pretraining:
+        text = run.pretraining.tokens
+    if text is not None:
+        text = storage.absolute(text)
+        manifest.read_input(text, "tokenize")
+        held_out = TokenShards.open(storage.join(text, HELD_OUT), run.cache)
+        if held_out.vocabulary.fingerprint != encoder.fingerprint:
+            raise ConfigError(
+                f"comparison.text: {text} was made with another tokenizer than that of "
+                f"{run.checkpoint}"
+            )
+    if run.training.compile:  # each new token is another shape, which is compiled anew
+        asked = asked.model_copy(update={"prompts": 0})
+    return functools.partial(
+        TuningComparison,
+        settings=asked,
+        folder=folder,
+        text=text,
+        encoder=encoder,
+        sequence_length=run.batches.sequence_length,
+        each=2 if kind == "pairs" else 1,
+        gather_once=run.training.parallel.reshard == "step",
+        cache=run.cache,
+    )
 
 
 def estimate_tuning(run: FineTuning, _: object) -> dict[str, int]:

@@ -45,9 +45,24 @@ class Folders:
         return self._below("pages", "instructions-held-out.jsonl")
 
     @property
+    def right_and_wrong(self) -> str:
+        """Right answers beside wrong ones, to learn preferences from."""
+        return self._below("pages", "pairs-train.jsonl")
+
+    @property
+    def right_and_wrong_held_out(self) -> str:
+        """The same of questions kept apart."""
+        return self._below("pages", "pairs-held-out.jsonl")
+
+    @property
     def conversations(self) -> str:
-        """What `conversations` wrote."""
+        """What `conversations` wrote of questions and answers."""
         return self._below("conversations")
+
+    @property
+    def pairs(self) -> str:
+        """What `conversations` wrote of right and wrong answers."""
+        return self._below("pairs")
 
     @property
     def documents(self) -> str:
@@ -71,8 +86,13 @@ class Folders:
 
     @property
     def tuned(self) -> str:
-        """The run folder of `posttrain`."""
+        """The run folder of `posttrain` on conversations."""
         return self._below("tuned")
+
+    @property
+    def aligned(self) -> str:
+        """The run folder of `posttrain` on pairs."""
+        return self._below("aligned")
 
     @property
     def scores_early(self) -> str:
@@ -80,14 +100,19 @@ class Folders:
         return self._below("scores-early")
 
     @property
-    def scores_before(self) -> str:
+    def scores_model(self) -> str:
         """The scorecard of the pretrained model."""
         return self._below("scores-model")
 
     @property
-    def scores_after(self) -> str:
+    def scores_tuned(self) -> str:
         """The scorecard of the tuned model."""
         return self._below("scores-tuned")
+
+    @property
+    def scores_aligned(self) -> str:
+        """The scorecard of the model that learnt preferences."""
+        return self._below("scores-aligned")
 
     @property
     def sweep(self) -> str:
@@ -105,10 +130,11 @@ class Folders:
         return self._below("report.html")
 
     def scored(self) -> dict[str, str]:
-        """Checkpoints, and where their scorecards go: the first one, the model, the tuned one."""
+        """Checkpoints, and where their scorecards go: the first one, and each model."""
         first = sorted(storage.list_files(self._below("model", "checkpoints"), "/manifest.json"))[0]
         return {
             first.removesuffix("/manifest.json"): self.scores_early,
-            self.model: self.scores_before,
-            self.tuned: self.scores_after,
+            self.model: self.scores_model,
+            self.tuned: self.scores_tuned,
+            self.aligned: self.scores_aligned,
         }

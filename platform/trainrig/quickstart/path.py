@@ -1,4 +1,5 @@
-"""The whole path on one machine: pages → documents → tokens → model → tuned → scores → report.
+"""The whole path on one machine: pages → documents → tokens → model → tuned → aligned → scores →
+report.
 
 Each stage runs from its file in `jobs/configs/quickstart`, as a job on a cluster would; only the
 folders, the workers and, for a smaller path, some sizes are set from here.
@@ -56,17 +57,19 @@ class Quickstart:
     out: str
     workers: int = 2
     sweep: bool = False  # a law of scaling as well
-    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # stage → `a.b=value` …
+    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # file → `a.b=value` …
 
-    def load(self, model: type[Run], **places: Any) -> Run:
-        """The run of one stage: its file, with the folders and workers of this quickstart."""
+    def load(self, model: type[Run], file: str = "", **places: Any) -> Run:
+        """The run of one stage: its file, with the folders and workers of this quickstart. `file`:
+        its name without ending; left out, that of the verb."""
         if "workers" in model.model_fields:
             places["workers"] = self.workers
         changes = [
             f"{key.replace('__', '.')}={config.toml_value(value)}" for key, value in places.items()
         ]
-        path = str(configs() / f"{model.verb}.toml")
-        return config.load(model, path, [*changes, *self.changes.get(model.verb, ())])
+        name = file or model.verb
+        path = str(configs() / f"{name}.toml")
+        return config.load(model, path, [*changes, *self.changes.get(name, ())])
 
 
 def configs() -> Path:
@@ -87,21 +90,28 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     ray_session.connect(wanted.workers, "--workers")
     at = Folders(wanted.out)
 
-    def do(stage: Callable[[Run], Manifest], model: type[Run], **places: Any) -> None:
-        show(terminal, wanted.load(model, **places), cast(Callable[..., Manifest], stage))
+    def do(
+        stage: Callable[[Run], Manifest], model: type[Run], file: str = "", **places: Any
+    ) -> None:
+        run = wanted.load(model, file, **places)
+        show(terminal, run, cast(Callable[..., Manifest], stage))
 
     do(make_pages, PageMaking, output=at.pages)
-    sources = {"sources__0__paths": (at.docs,), "sources__1__paths": (at.code,)}
+    sources: dict[str, Any] = {"sources__0__paths": (at.docs,), "sources__1__paths": (at.code,)}
     do(curate, Curation, output=at.documents, **sources)
     do(make_tokenizer, TokenizerTraining, documents=at.documents, output=at.tokenizer)
     do(tokenize, Tokenization, documents=at.documents, tokenizer=at.tokenizer, output=at.tokens)
     with kill_one_worker(at.model, after_step=_step_of_the_kill(wanted.load(Pretraining))):
         do(pretrain, Pretraining, tokens=at.tokens, output=at.model)
-    rows = {"sources__0__paths": (at.lessons,), "sources__1__paths": (at.questions,)}
+    rows: dict[str, Any] = {
+        "sources__0__paths": (at.lessons,),
+        "sources__1__paths": (at.questions,),
+    }
     places = {"tokenizer": at.model, "output": at.conversations}
     do(encode_conversations, ConversationEncoding, **rows, **places)
     places = {"checkpoint": at.model, "conversations": at.conversations}
-    do(posttrain, FineTuning, output=at.tuned, **places)
+    do(posttrain, FineTuning, output=at.tuned, comparison__text=at.tokens, **places)
+    _align(do, at)
     for checkpoint, scores in at.scored().items():
         places = {"tokens": at.tokens, "conversations": at.conversations}
         do(evaluate, Evaluation, checkpoint=checkpoint, output=scores, **places)
@@ -113,6 +123,18 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     summary = summarise(at, results)
     terminal.table(_closing(summary))
     return summary
+
+
+def _align(do: Callable[..., None], at: Folders) -> None:
+    """Have the tuned model prefer right answers to wrong ones."""
+    rows: dict[str, Any] = {
+        "sources__0__paths": (at.right_and_wrong,),
+        "sources__1__paths": (at.right_and_wrong_held_out,),
+    }
+    places = {"tokenizer": at.tuned, "output": at.pairs}
+    do(encode_conversations, ConversationEncoding, "pairs", **rows, **places)
+    places = {"checkpoint": at.tuned, "conversations": at.pairs, "output": at.aligned}
+    do(posttrain, FineTuning, "dpo", comparison__text=at.tokens, **places)
 
 
 def _step_of_the_kill(run: Pretraining) -> int:
@@ -134,6 +156,7 @@ def _closing(summary: Mapping[str, Any]) -> dict[str, str]:
         "planted personal data": f"{summary['pii_caught']} masked of {summary['pii_planted']}",
         "model": f"{summary['parameters']:,} parameters, {summary['train_tokens']:,} tokens",
         "loss": f"{summary['loss_first']:.2f} → {summary['loss_last']:.2f} nats per token",
+        "preferences": f"{summary['pairs_right']:.0%} of held-out pairs right",
         "workers killed": f"{summary['restarts']}, {summary['samples_lost']} samples lost, "
         f"{summary['samples_repeated']} repeated",
         **law,

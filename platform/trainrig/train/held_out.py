@@ -146,13 +146,13 @@ def evaluate(
                 table.fill(slot, computed, batch.sources_B)
     finally:
         for each in (model, *(others or {}).values()):
-            _reshard(each)
+            reshard(each)
     return table.reduce()
 
 
-def _reshard(model: "torch.nn.Module") -> None:
-    """Let go of whole parameters: FSDP keeps some after a forward pass, for a backward pass that
-    does not come here. Until then they, not the shards, are the model's parameters."""
+def reshard(model: "torch.nn.Module") -> None:
+    """Let go of whole parameters after passes without a backward one: FSDP keeps some for it. Until
+    then they, not the shards, are the model's parameters."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():

@@ -8,6 +8,7 @@ from trainrig.models.lora.settings import LoRA
 from trainrig.objectives import CausalLM, Objective
 from trainrig.optim import Optimizer
 from trainrig.tokens.batches import Batches, BatchMaker
+from trainrig.train.evaluations.comparison import ModelComparison, nothing_compared
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
 from trainrig.train.run_file import Training
 
@@ -66,3 +67,5 @@ class TrainingJob:
     epochs: Mapping[str, float] = field(default_factory=dict)
     # What each rank measures the held-out loss on; None of it: the run has no held-out loss.
     make_held_out: Callable[[], HeldOutSets | None] = nothing_held_out
+    # What each rank asks the model before the first step and after the last; None of it: nothing.
+    make_comparison: Callable[[], ModelComparison | None] = nothing_compared

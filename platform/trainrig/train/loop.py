@@ -21,6 +21,7 @@ from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
 from trainrig.train.online_batches import OnlineBatches
 from trainrig.train.run import metrics
+from trainrig.train.run.compared.asking import RunComparison
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.step_logger import StepLogger
 from trainrig.train.scoring.run_scores import Next, RunScores
@@ -110,6 +111,8 @@ def train(
     if held_out and wanted.due(state.step, training.steps):
         missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
         stopped = agreement.any(missing) and not measured()
+    comparison = RunComparison(job.folder, job.make_comparison(), agreement, agreed_to_stop)
+    stopped = stopped or not comparison.before(state.model, state.step)
     ahead = 0 if online else training.prefetch_steps
     with Prefetch(read, ahead) as prefetch, saver.kept_if_diverged():
         while state.step < training.steps and not stopped:
@@ -143,6 +146,8 @@ def train(
     saver.finish()
     if state.step == training.steps:  # now or never, as the held-out loss
         scores.ask_workers(state.step, to_the_end=True)
+    if state.step == training.steps or then is Next.END:
+        comparison.after(state.model, state.step)
     logger.close()
     unfinished = state.step < training.steps and then is not Next.END
     return LoopResult(state.step, stopped=unfinished and not rolled_back, rolled_back=rolled_back)

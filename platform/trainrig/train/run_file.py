@@ -87,7 +87,7 @@ class Training(Settings):
 
     @model_validator(mode="after")
     def _deterministic_when_sliced(self) -> Self:
-        if self.deterministic and self.parallel.kind != "FSDP":
+        if self.deterministic and not self.parallel.exact:
             raise ValueError(
                 f"parallel.kind = '{self.parallel.kind}' adds gradients in an order that depends "
                 "on the number of workers; set deterministic = false, or parallel.kind = 'FSDP'"

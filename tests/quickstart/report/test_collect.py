@@ -1,3 +1,4 @@
+import json
 import typing
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,32 @@ def test_plants_are_told_by_kind_and_add_up() -> None:
     )
 
 
+def test_preferences_are_told_by_step_and_as_last_measured_on_held_out_pairs(at: Folders) -> None:
+    def diagnostics(where: str, right: float, wrong: float, accuracy: float) -> dict[str, float]:
+        told = {"chosen_reward": right, "rejected_reward": wrong, "reward_accuracy": accuracy}
+        return {f"{where}/diagnostics/{name}": value for name, value in told.items()}
+
+    drifts = {"eval/diagnostics/chosen_drift": 1.5, "eval/diagnostics/rejected_drift": -4.0}
+    lines = [
+        {"step": 1, "attempt": 1, "train/loss": 0.7} | diagnostics("train", 0.0, 0.0, 0.4),
+        {"step": 1, "attempt": 1, "eval/loss": 0.7} | diagnostics("eval", 9.0, 9.0, 0.9) | drifts,
+        {"step": 2, "attempt": 1, "train/loss": 0.6} | diagnostics("train", 0.2, -0.1, 0.7),
+        {"step": 2, "attempt": 1, "eval/loss": 0.6} | diagnostics("eval", 0.3, -0.4, 0.8) | drifts,
+    ]
+    Path(at.aligned).mkdir()
+    Path(at.aligned, "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    assert collect._preferences(at, 7) == results.Preferences(
+        steps=(
+            results.PreferencePoint(1, 0.0, 0.0, 0.4),
+            results.PreferencePoint(2, 0.2, -0.1, 0.7),
+        ),
+        held_out=results.PreferencePoint(2, 0.3, -0.4, 0.8),
+        held_out_pairs=7,
+        right_drift=1.5,
+        wrong_drift=-4.0,
+    )
+
+
 # Samples
 
 STEPS, SEQUENCES = 5, 4
@@ -244,7 +271,7 @@ def test_lost_and_repeated_samples_are_counted(at: Folders) -> None:
 # Folders
 
 
-def test_the_first_checkpoint_the_model_and_the_tuned_model_are_scored(at: Folders) -> None:
+def test_the_first_checkpoint_and_each_model_are_scored(at: Folders) -> None:
     for step in (20, 5, 100):
         checkpoint = Path(at.model, "checkpoints", f"step_{step:08d}", "attempt-0001")
         checkpoint.mkdir(parents=True)
@@ -252,6 +279,7 @@ def test_the_first_checkpoint_the_model_and_the_tuned_model_are_scored(at: Folde
     Path(at.model, "checkpoints", "step_00000001", "attempt-0001").mkdir(parents=True)  # torn
     assert at.scored() == {
         f"{at.model}/checkpoints/step_00000005/attempt-0001": at.scores_early,
-        at.model: at.scores_before,
-        at.tuned: at.scores_after,
+        at.model: at.scores_model,
+        at.tuned: at.scores_tuned,
+        at.aligned: at.scores_aligned,
     }

@@ -19,12 +19,15 @@ from trainrig.quickstart.report.page import quickstart_page
 from trainrig.quickstart.report.results import (
     DomainScore,
     Dropped,
-    GenerationPair,
     HeldOutPoint,
     LossPoint,
+    ModelAnswer,
     NearDuplicate,
     Planned,
     Planted,
+    PreferencePoint,
+    Preferences,
+    PromptAnswers,
     QuickstartResults,
     Restart,
     Scaling,
@@ -61,6 +64,7 @@ STORY = QuickstartResults(
         StageResult("tokens", 11.9, 6_912_345, "tokens"),
         StageResult("model", 131.0, 3_412_992, "parameters"),
         StageResult("tuned", 31.8, 200, "steps"),
+        StageResult("aligned", 20.0, 600, "pairs"),
         StageResult("scores", 15.7, 3, "domains"),
     ),
     documents_in=3_452,
@@ -111,32 +115,42 @@ STORY = QuickstartResults(
     samples_lost=0,
     samples_repeated=0,
     tuning=tuple(TuningPoint(step, 0.6 * loss_at(2 * step)) for step in range(1, 201)),
+    preferences=Preferences(
+        steps=tuple(PreferencePoint(n, 0.01 * n, -0.02 * n, 0.5 + n / 100) for n in range(1, 38)),
+        held_out=PreferencePoint(37, 0.31, -0.62, 0.83),
+        held_out_pairs=200,
+        right_drift=-0.4,
+        wrong_drift=-6.2,
+    ),
     scores=(
-        DomainScore("docs", 2.31, 2.38, 74.2, 82.1),
-        DomainScore("code", 2.05, 2.11, 40.3, 43.9),
-        DomainScore("questions and answers", 2.92, 1.61, 151.0, 15.9),
+        DomainScore("docs", (2.31, 2.38, 2.39), (74.2, 82.1, 82.9)),
+        DomainScore("code", (2.05, 2.11, 2.12), (40.3, 43.9, 44.1)),
+        DomainScore("questions and answers", (2.92, 1.61, 1.63), (151.0, 15.9, 16.2)),
     ),
     generations=(
-        GenerationPair(
+        PromptAnswers(
             "What does `json.dumps` do?",
-            " json.dumps(obj, *, skipkeys=False)\n\n    Return the the the string of the",
-            "length",
-            "Serialize an object to a string.",
-            "end of turn",
+            (
+                ModelAnswer(" json.dumps(obj, *, skipkeys=False)\n\n    Return the", 60, "length"),
+                ModelAnswer("Serialize an object to a string.", 9, "end of turn"),
+                ModelAnswer("Serialize obj to a string.", 1, "end of turn"),
+            ),
         ),
-        GenerationPair(
+        PromptAnswers(
             "Write the signature of `heapq.merge`.",
-            "\nheapq.merge is a function of the module. The module is a module",
-            "length",
-            "heapq.merge(*iterables, key=None)",
-            "end of turn",
+            (
+                ModelAnswer("\nheapq.merge is a function of the module. The module", 60, "length"),
+                ModelAnswer("heapq.merge(*iterables, key=None)", 14, "end of turn"),
+                ModelAnswer("heapq.merge(*iterables)", 11, "end of turn"),
+            ),
         ),
-        GenerationPair(
+        PromptAnswers(
             "Which module defines `Counter`?",
-            " Counter Counter Counter",
-            "length",
-            "The module `collections`.",
-            "end of turn",
+            (
+                ModelAnswer(" Counter Counter Counter", 60, "length"),
+                ModelAnswer("The module `collections`.", 8, "end of turn"),
+                ModelAnswer("The module `collections`.", 8, "end of turn"),
+            ),
         ),
     ),
     versions={"trainrig": "0.1.0", "python": "3.11.4", "torch": "2.13.0", "ray": "2.60.0"},
@@ -192,7 +206,7 @@ def with_hostile_text(value: Any) -> Any:
 
 
 def test_the_verdict_says_what_happened_in_one_sentence():
-    assert "Six stages, 4 min 10 s, one worker killed, 0 samples lost or repeated." in (
+    assert "Seven stages, 4 min 30 s, one worker killed, 0 samples lost or repeated." in (
         text_of(page())
     )
     assert 'class="verdict done"' in page()
@@ -234,8 +248,11 @@ def test_every_number_of_the_story_that_a_reader_would_ask_for_is_on_the_page():
         "process 31337 killed after step 212",
         "checkpoint of step 180",
         "32 steps were computed twice; the two losses are equal to the last digit",
-        "Tuning lowered bits per byte in 1 of 3 domains",
-        "stopped: end of turn",
+        "Tuning and preferences lowered bits per byte in 1 of 3 domains",
+        "The right answer has the higher reward in 83.0 % of held-out pairs",
+        "right answers 0.4 nats less likely, wrong answers 6.2 nats less likely",
+        "14 tokens, stopped: end of turn",
+        "One token, stopped",
         "trainrig chat quickstart/tuned",
         "a" * 64,
     ):
@@ -289,7 +306,7 @@ def test_at_most_three_examples_are_shown_for_a_reason():
 
 def test_every_chart_has_a_label_a_caption_with_n_and_its_table():
     found = re.findall("<figure>.*?</figure>", page(), re.S)
-    assert len(found) == 7
+    assert len(found) == 8
     for chart in found:
         assert re.search('role="img" aria-label="[^"]{20,}"', chart)
         assert re.search("<figcaption>n = [0-9]", chart)
@@ -299,7 +316,7 @@ def test_every_chart_has_a_label_a_caption_with_n_and_its_table():
 
 def test_every_drawing_is_xml_and_no_two_elements_share_an_id():
     drawings = re.findall("<svg.*?</svg>", page(), re.S)
-    assert len(drawings) == 7
+    assert len(drawings) == 8
     for drawing in drawings:
         ElementTree.fromstring(drawing)
     ids = Elements(page()).values("id")
@@ -309,7 +326,7 @@ def test_every_drawing_is_xml_and_no_two_elements_share_an_id():
 def test_links_lead_to_places_on_the_page_and_nowhere_else():
     elements = Elements(page())
     links = {link for link in elements.values("href") if link != "data:,"}
-    assert links >= {"#pages", "#documents", "#tokens", "#model", "#tuned", "#scores"}
+    assert links >= {"#pages", "#documents", "#tokens", "#model", "#tuned", "#aligned", "#scores"}
     assert {link.lstrip("#") for link in links} <= set(elements.values("id"))
     assert elements.values("src") == []
 

@@ -1,6 +1,10 @@
 import json
 
-from trainrig.quickstart.site.instructions import write_instructions
+from trainrig.quickstart.site.instructions import (
+    Instruction,
+    shuffle_answers,
+    write_instructions,
+)
 from trainrig.quickstart.site.source_pages import Described
 
 
@@ -77,3 +81,19 @@ def test_a_line_is_a_chat():
     assert question == {"role": "user", "content": TRAIN[0].question}
     assert answer == {"role": "assistant", "content": TRAIN[0].answer}
     assert TRAIN[0].line().count("\n") == 1
+
+
+def test_each_answer_stands_beside_one_that_answers_another_question():
+    pairs = shuffle_answers(TRAIN)
+    assert [(p.question, p.right) for p in pairs] == [(i.question, i.answer) for i in TRAIN]
+    assert [p.wrong for p in pairs] == [i.answer for i in (*TRAIN[1:], TRAIN[0])]
+    row = json.loads(pairs[0].line())
+    assert row["prompt"] == [{"role": "user", "content": TRAIN[0].question}]
+    assert row["chosen"] == [{"role": "assistant", "content": TRAIN[0].answer}]
+    assert row["rejected"] == [{"role": "assistant", "content": TRAIN[1].answer}]
+
+
+def test_the_same_answer_is_never_the_wrong_one():
+    same = [Instruction(f"{n}?", answer) for n, answer in enumerate("aab")]
+    assert [pair.wrong for pair in shuffle_answers(same)] == ["b", "b", "a"]
+    assert shuffle_answers(same[:2]) == shuffle_answers([]) == []

@@ -23,6 +23,7 @@ SETTINGS = PagesSettings(
     personal_data=10,
     instructions=40,
     held_out_instructions=4,
+    pairs=30,
     docs_files=3,
     code_files=2,
 )
@@ -179,6 +180,11 @@ def test_instructions_are_chats_about_different_names(built):
             assert sum(len(message["content"]) for message in chat) <= 600
             questions.append(chat[0]["content"])
     assert len(set(questions)) == 44
+    assert report.pairs == 30
+    for name, count in (("pairs-train.jsonl", 30), ("pairs-held-out.jsonl", 4)):
+        pairs = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        assert len(pairs) == count
+        assert all(pair["chosen"] != pair["rejected"] for pair in pairs)
 
 
 def test_no_installed_package_is_imported(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainrig import figures
 from trainrig.figures import C1, C2, MUTED, BarPart, BarRow, BeforeAfter, Interruptions, NoisyCurve
-from trainrig.quickstart.report.results import LossPoint, QuickstartResults
+from trainrig.quickstart.report.results import MODELS, LossPoint, QuickstartResults
 from trainrig.report import Cell, Chart, ReportTable, duration, percent, short
 
 _TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
@@ -191,40 +191,63 @@ def tuning_chart(results: QuickstartResults) -> Chart:
     )
 
 
+def preferences_chart(results: QuickstartResults) -> Chart:
+    """How far apart the rewards of right and wrong answers are, by step."""
+    learnt = results.preferences
+    steps = np.array([point.step for point in learnt.steps], dtype=np.float64)
+    margins = np.array([point.right_reward - point.wrong_reward for point in learnt.steps])
+    over = mean_over(len(steps))
+    curve = NoisyCurve(steps, margins, over, "step", "reward of right less wrong answers")
+    drifts = [
+        f"{what} answers {abs(drift):.1f} nats {'likelier' if drift > 0 else 'less likely'}"
+        for what, drift in (("right", learnt.right_drift), ("wrong", learnt.wrong_drift))
+    ]
+    return Chart(
+        f"The right answer has the higher reward in {percent(learnt.held_out.accuracy, 1)} of "
+        "held-out pairs",
+        figures.draw(partial(figures.plot_curve, curve=curve), 220),
+        label="Line of the reward margin against steps.",
+        caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {over}; "
+        f"{learnt.held_out_pairs:,} pairs are held out, of names never asked about, and a coin "
+        f"gives 50 %. There, against the tuned model: {', '.join(drifts)}.",
+        table=ReportTable(
+            "Rewards by step, and at the end on held-out pairs",
+            ("step", "right", "wrong", "share of pairs right", ""),
+            tuple(
+                (point.step, point.right_reward, point.wrong_reward, point.accuracy, of)
+                for point, of in (
+                    *((point, "") for point in learnt.steps[-_TABLE_ROWS:]),
+                    (learnt.held_out, "held out"),
+                )
+            ),
+        ),
+    )
+
+
 def scores_chart(results: QuickstartResults) -> Chart:
-    """Bits per byte by domain, pretrained and tuned."""
+    """Bits per byte by domain, of the first model and the last."""
     pairs = [
-        BeforeAfter(score.domain, score.bits_per_byte_before, score.bits_per_byte_after)
+        BeforeAfter(score.domain, score.bits_per_byte[0], score.bits_per_byte[-1])
         for score in results.scores
     ]
     better = sum(pair.after < pair.before for pair in pairs)
-    plot = partial(
-        figures.plot_pairs, pairs=pairs, x_label="bits per byte", names=("pretrained", "tuned")
-    )
+    first, last = MODELS[0], MODELS[-1]
+    plot = partial(figures.plot_pairs, pairs=pairs, x_label="bits per byte", names=(first, last))
     return Chart(
-        f"Tuning lowered bits per byte in {better} of {len(pairs)} domains",
+        f"Tuning and preferences lowered bits per byte in {better} of {len(pairs)} domains",
         figures.draw(plot, 90 + 42 * len(pairs)),
-        label="Paired dots by domain: bits per byte of the pretrained and of the tuned model.",
+        label=f"Paired dots by domain: bits per byte of the {first} and of the {last} model.",
         caption=f"n = {len(pairs)} held-out domains; fewer bits are better. Perplexity is per "
         "token, so it can be compared only under this vocabulary.",
         table=ReportTable(
             "Scores by domain",
             (
                 "domain",
-                "bits per byte, pretrained",
-                "bits per byte, tuned",
-                "perplexity, pretrained",
-                "perplexity, tuned",
+                *(f"bits per byte, {model}" for model in MODELS),
+                *(f"perplexity, {model}" for model in MODELS),
             ),
             tuple(
-                (
-                    score.domain,
-                    score.bits_per_byte_before,
-                    score.bits_per_byte_after,
-                    score.perplexity_before,
-                    score.perplexity_after,
-                )
-                for score in results.scores
+                (score.domain, *score.bits_per_byte, *score.perplexity) for score in results.scores
             ),
         ),
     )

@@ -34,7 +34,7 @@ from trainrig.train.run_file import Pretraining
 
 EXAMPLES = 3  # dropped texts shown for each reason
 PAIRS = 8  # near-duplicates shown
-QUESTIONS = 3  # put to both models
+QUESTIONS = 3  # put to each model
 SPEECH = Sampling(temperature=0.7, top_k=40, seed=0, maximum_tokens=60)
 
 # In the order in which curation decides.
@@ -71,10 +71,14 @@ class _Made:
     tokenizer: Manifest
     tokens: Manifest
     model: Manifest
+    conversations: Manifest
     tuned: Manifest
+    pairs: Manifest
+    aligned: Manifest
     scores_early: Manifest
-    scores_before: Manifest
-    scores_after: Manifest
+    scores_model: Manifest
+    scores_tuned: Manifest
+    scores_aligned: Manifest
 
     @classmethod
     def read(cls, at: Folders) -> "_Made":
@@ -100,7 +104,7 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
         vocabulary=made.tokens.counts["vocabulary"],
         parameters=made.model.counts["parameters"],
         loss=tuple(_loss_point(line) for line in lines),
-        held_out=(_held_out(at.scores_early, lines), _held_out(at.scores_before, lines)),
+        held_out=(_held_out(at.scores_early, lines), _held_out(at.scores_model, lines)),
         restarts=_restarts(run, lines),
         speed=tuple(
             results.SpeedPoint(line["step"], line["speed/tokens_per_second"])
@@ -113,9 +117,10 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
             results.TuningPoint(line["step"], line["train/loss"])
             for line in metrics.series(at.tuned)
         ),
+        preferences=_preferences(at, made.pairs.counts["held_out_pairs"]),
         scores=_scores(at),
         generations=_generations(at),
-        versions=made.tuned.environment,
+        versions=made.aligned.environment,
         machine=f"{platform.platform()}, {os.cpu_count()} CPUs",
         manifests={
             name: storage.sha256(storage.join(getattr(at, name), manifest.MANIFEST))
@@ -143,10 +148,14 @@ def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
         "parameters": told.parameters,
         "loss_first": made.model.counts["loss_first"],
         "loss_last": made.model.counts["loss_last"],
-        "bits_per_byte": {score.domain: score.bits_per_byte_after for score in told.scores},
-        "bits_per_byte_before_tuning": {
-            score.domain: score.bits_per_byte_before for score in told.scores
+        "bits_per_byte": {score.domain: score.bits_per_byte[-1] for score in told.scores},
+        **{
+            f"bits_per_byte_{model}": {
+                score.domain: score.bits_per_byte[n] for score in told.scores
+            }
+            for n, model in enumerate(results.MODELS[:-1])
         },
+        "pairs_right": told.preferences.held_out.accuracy,
         "restarts": len(told.restarts),
         "samples_lost": told.samples_lost,
         "samples_repeated": told.samples_repeated,
@@ -170,10 +179,12 @@ def _scaling(found: results.Scaling) -> dict[str, Any]:
 
 
 def _stages(made: _Made) -> tuple[results.StageResult, ...]:
-    pages, tuned = made.pages.counts, made.tuned.counts
-    scores = (made.scores_early, made.scores_before, made.scores_after)
+    pages, tuned, aligned = made.pages.counts, made.tuned.counts, made.aligned.counts
+    scores = (made.scores_early, made.scores_model, made.scores_tuned, made.scores_aligned)
     tokens_seconds = made.tokenizer.seconds + made.tokens.seconds
-    bits = made.scores_after.counts["bits_per_byte"]
+    tuned_seconds = made.conversations.seconds + made.tuned.seconds
+    aligned_seconds = made.pairs.seconds + made.aligned.seconds
+    bits = made.scores_aligned.counts["bits_per_byte"]
     kept = made.documents.counts["documents_kept"]
     return (
         results.StageResult("pages", made.pages.seconds, pages["docs"] + pages["code"], "pages"),
@@ -182,7 +193,8 @@ def _stages(made: _Made) -> tuple[results.StageResult, ...]:
         results.StageResult(
             "model", made.model.seconds, made.model.counts["parameters"], "parameters"
         ),
-        results.StageResult("tuned", made.tuned.seconds, tuned["steps"], "steps"),
+        results.StageResult("tuned", tuned_seconds, tuned["steps"], "steps"),
+        results.StageResult("aligned", aligned_seconds, aligned["pairs"], "pairs"),
         results.StageResult(
             "scores", sum(s.seconds for s in scores), bits["docs"], "bits per byte, docs"
         ),
@@ -282,44 +294,58 @@ def _check_samples(at: Folders, steps: int) -> tuple[int, int, int]:
     return checked, lost, repeated
 
 
+def _preferences(at: Folders, held_out_pairs: int) -> results.Preferences:
+    """How rewards of right and wrong answers came apart, as the run's metrics say."""
+    measured = metrics.held_out_series(at.aligned)[-1]
+    told = "eval/diagnostics/"
+    return results.Preferences(
+        steps=tuple(_preference(line, "train/diagnostics/") for line in metrics.series(at.aligned)),
+        held_out=_preference(measured, told),
+        held_out_pairs=held_out_pairs,
+        right_drift=measured[f"{told}chosen_drift"],
+        wrong_drift=measured[f"{told}rejected_drift"],
+    )
+
+
+def _preference(line: Mapping[str, Any], told: str) -> results.PreferencePoint:
+    names = ("chosen_reward", "rejected_reward", "reward_accuracy")
+    return results.PreferencePoint(line["step"], *(line[told + name] for name in names))
+
+
 def _scores(at: Folders) -> tuple[results.DomainScore, ...]:
-    before, after = _card(at.scores_before)["scores"], _card(at.scores_after)["scores"]
+    cards = [_card(at.scores_model), _card(at.scores_tuned), _card(at.scores_aligned)]
     return tuple(
         results.DomainScore(
             domain=name,
-            bits_per_byte_before=before[name]["bits_per_byte"],
-            bits_per_byte_after=after[name]["bits_per_byte"],
-            perplexity_before=before[name]["perplexity"],
-            perplexity_after=after[name]["perplexity"],
+            bits_per_byte=tuple(card["scores"][name]["bits_per_byte"] for card in cards),
+            perplexity=tuple(card["scores"][name]["perplexity"] for card in cards),
         )
-        for name in after
+        for name in cards[0]["scores"]
     )
 
 
-def _generations(at: Folders) -> tuple[results.GenerationPair, ...]:
-    """What both models answer to the first held-out questions."""
-    before, after = TextGenerator.open(at.model), TextGenerator.open(at.tuned)
+def _generations(at: Folders) -> tuple[results.PromptAnswers, ...]:
+    """What each model answers to the first held-out questions."""
+    models = [TextGenerator.open(path) for path in (at.model, at.tuned, at.aligned)]
     lines = itertools.islice(storage.read(at.questions).splitlines(), QUESTIONS)
     questions = [json.loads(line)["messages"][0]["content"] for line in lines]
-
-    def ask(generator: TextGenerator, question: str) -> Spoken:
-        return generator.speak(question, SPEECH, chat=True)
-
-    answers = [(q, ask(before, q), ask(after, q)) for q in questions]
     return tuple(
-        results.GenerationPair(q, b.text, _stop(b.stopped), a.text, _stop(a.stopped))
-        for q, b, a in answers
+        results.PromptAnswers(
+            question, tuple(_answer(model.speak(question, SPEECH, chat=True)) for model in models)
+        )
+        for question in questions
     )
 
 
-def _stop(stopped: str) -> str:
-    return {"end": "end of turn", "length": "length", "positions": "positions"}[stopped]
+def _answer(spoken: Spoken) -> results.ModelAnswer:
+    stops = {"end": "end of turn", "length": "length", "positions": "positions"}
+    return results.ModelAnswer(spoken.text, spoken.tokens, stops[spoken.stopped])
 
 
 def _commands(at: Folders) -> tuple[tuple[str, str], ...]:
     question = "What does `json.dumps` do?"
     return (
-        ("Ask the tuned model", f"trainrig generate {at.tuned} --chat --prompt '{question}'"),
-        ("Write it for Transformers", f"trainrig export {at.tuned} {at.out}/hugging-face"),
+        ("Ask the aligned model", f"trainrig generate {at.aligned} --chat --prompt '{question}'"),
+        ("Write it for Transformers", f"trainrig export {at.aligned} {at.out}/hugging-face"),
         ("See what a run file says", "trainrig check jobs/configs/quickstart/pretrain.toml"),
     )

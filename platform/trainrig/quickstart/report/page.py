@@ -1,7 +1,7 @@
 """The quickstart's report page: what was shown, in the order in which it convinces.
 
-Verdict, stages, planted faults and what became of them, the loss through a killed worker, scores
-before and after tuning, generations, next commands.
+Verdict, stages, planted faults and what became of them, the loss through a killed worker, tuning,
+preferences, scores before and after both, generations, next commands.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Literal
 from trainrig import report
 from trainrig.quickstart.report import charts
 from trainrig.quickstart.report.law_section import law_section
-from trainrig.quickstart.report.results import QuickstartResults
+from trainrig.quickstart.report.results import MODELS, QuickstartResults
 from trainrig.report import Details, ReportTable, Section, Text
 
 _NUMERALS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
@@ -22,7 +22,7 @@ _EXAMPLES = 3  # texts shown for each reason
 def quickstart_page(results: QuickstartResults) -> str:
     """The page as HTML text, a pure function of `results`."""
     page = report.ReportPage(
-        title="trainrig quickstart: raw pages to a tuned model on this machine",
+        title="trainrig quickstart: raw pages to an aligned model on this machine",
         verdict=_verdict(results),
         figures=_key_figures(results),
         steps=tuple(
@@ -35,6 +35,7 @@ def quickstart_page(results: QuickstartResults) -> str:
             _tokens(results),
             _model(results),
             _tuned(results),
+            _aligned(results),
             _scores(results),
             _generations(results),
             *((law_section(results.scaling),) if results.scaling else ()),
@@ -214,8 +215,15 @@ def _tuned(results: QuickstartResults) -> Section:
     return Section("tuned", title, (charts.tuning_chart(results),))
 
 
+def _aligned(results: QuickstartResults) -> Section:
+    steps = _count(len(results.preferences.steps), "step").lower()
+    title = f"Aligned: {steps} on right answers beside wrong ones"
+    return Section("aligned", title, (charts.preferences_chart(results),))
+
+
 def _scores(results: QuickstartResults) -> Section:
-    return Section("scores", "Scores: before and after tuning", (charts.scores_chart(results),))
+    title = "Scores: what was learnt, and what was forgotten"
+    return Section("scores", title, (charts.scores_chart(results),))
 
 
 def _generations(results: QuickstartResults) -> Section:
@@ -229,10 +237,14 @@ def _generations(results: QuickstartResults) -> Section:
         report.SampleGroup(
             (
                 report.TextSample("Prompt", generation.prompt),
-                report.TextSample(
-                    "Pretrained", generation.before, f"stopped: {generation.stop_before}"
+                *(
+                    report.TextSample(
+                        model.capitalize(),
+                        answer.text,
+                        f"{_count(answer.tokens, 'token')}, stopped: {answer.stopped}",
+                    )
+                    for model, answer in zip(MODELS, generation.answers, strict=True)
                 ),
-                report.TextSample("Tuned", generation.after, f"stopped: {generation.stop_after}"),
             )
         )
         for generation in results.generations

@@ -7,10 +7,12 @@ holds only dataclasses, `pydantic.TypeAdapter(Story)` reads and writes it as JSO
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+MODELS = ("pretrained", "tuned", "aligned")  # in the order in which each is made of the one before
+
 
 @dataclass(frozen=True)
 class StageResult:
-    """One arrow of the path. `name` is pages, documents, tokens, model, tuned or scores."""
+    """One arrow of the path: pages, documents, tokens, model, tuned, aligned, scores or sweep."""
 
     name: str
     seconds: float
@@ -100,25 +102,52 @@ class TuningPoint:
 
 
 @dataclass(frozen=True)
-class DomainScore:
-    """One held-out domain, scored by the pretrained model (before) and the tuned one (after)."""
+class PreferencePoint:
+    """One step of learning preferences: mean rewards of right and of wrong answers, and the share
+    of pairs in which the right one has the higher."""
 
-    domain: str
-    bits_per_byte_before: float
-    bits_per_byte_after: float
-    perplexity_before: float
-    perplexity_after: float
+    step: int
+    right_reward: float
+    wrong_reward: float
+    accuracy: float
 
 
 @dataclass(frozen=True)
-class GenerationPair:
-    """What both models wrote after `prompt`, and why each stopped ("end of turn", "length")."""
+class Preferences:
+    """What was learnt of pairs: by step on those trained on, and at the end on held-out ones."""
+
+    steps: tuple[PreferencePoint, ...]
+    held_out: PreferencePoint
+    held_out_pairs: int
+    # Nats by which held-out answers became likelier than under the tuned model, on average.
+    right_drift: float
+    wrong_drift: float
+
+
+@dataclass(frozen=True)
+class DomainScore:
+    """One held-out domain, scored by each of `MODELS`."""
+
+    domain: str
+    bits_per_byte: tuple[float, ...]
+    perplexity: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ModelAnswer:
+    """What a model wrote, in how many tokens, and why it stopped ("end of turn", "length")."""
+
+    text: str
+    tokens: int
+    stopped: str
+
+
+@dataclass(frozen=True)
+class PromptAnswers:
+    """What each of `MODELS` wrote after `prompt`."""
 
     prompt: str
-    before: str
-    stop_before: str
-    after: str
-    stop_after: str
+    answers: tuple[ModelAnswer, ...]
 
 
 @dataclass(frozen=True)
@@ -178,8 +207,9 @@ class QuickstartResults:
     samples_lost: int
     samples_repeated: int
     tuning: tuple[TuningPoint, ...]
+    preferences: Preferences
     scores: tuple[DomainScore, ...]
-    generations: tuple[GenerationPair, ...]
+    generations: tuple[PromptAnswers, ...]
     versions: Mapping[str, str]
     machine: str
     manifests: Mapping[str, str]  # stage or folder -> SHA-256 of its manifest.json

@@ -1,6 +1,7 @@
 """Questions and answers about Python's functions and classes, from their own descriptions."""
 
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -39,6 +40,36 @@ class Instruction:
             {"role": "assistant", "content": self.answer},
         ]
         return json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True)
+class AnswerPair:
+    """A question, its answer, and one that answers another question."""
+
+    question: str
+    right: str
+    wrong: str
+
+    def line(self) -> str:
+        """As one line of JSON, in the format of pairs."""
+        row = {
+            "prompt": [{"role": "user", "content": self.question}],
+            "chosen": [{"role": "assistant", "content": self.right}],
+            "rejected": [{"role": "assistant", "content": self.wrong}],
+        }
+        return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def shuffle_answers(instructions: Sequence[Instruction]) -> list[AnswerPair]:
+    """Each of `instructions` beside the nearest other answer after it, the first coming after the
+    last: they are in a random order already. One that has the answer of all others is left out."""
+    pairs = []
+    for number, given in enumerate(instructions):
+        following = itertools.chain(instructions[number + 1 :], instructions[:number])
+        wrong = next((each.answer for each in following if each.answer != given.answer), None)
+        if wrong is not None:
+            pairs.append(AnswerPair(given.question, given.answer, wrong))
+    return pairs
 
 
 def write_instructions(

@@ -5,6 +5,8 @@
     folder/planted.json                  what was hidden among the pages on purpose
     folder/instructions-train.jsonl      questions and answers about functions and classes
     folder/instructions-held-out.jsonl
+    folder/pairs-train.jsonl             their answers beside answers to other questions
+    folder/pairs-held-out.jsonl
 
 The same installation and settings give the same bytes, with any number of workers.
 """
@@ -28,7 +30,12 @@ from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.errors import ConfigError, DataError
 from trainrig.quickstart.site import pydoc_pages, reference_topics, source_pages
 from trainrig.quickstart.site.article import Article
-from trainrig.quickstart.site.instructions import Instruction, write_instructions
+from trainrig.quickstart.site.instructions import (
+    AnswerPair,
+    Instruction,
+    shuffle_answers,
+    write_instructions,
+)
 from trainrig.quickstart.site.page_frame import render
 from trainrig.quickstart.site.planted import write_plants
 from trainrig.quickstart.site.pydoc_pages import Skipped
@@ -57,6 +64,7 @@ class PagesSettings(Settings):
     instructions: int = Field(3_000, ge=0)  # question-answer pairs to train on
     # Further pairs, about other names, to evaluate on.
     held_out_instructions: int = Field(200, ge=0)
+    pairs: int = Field(600, ge=0)  # of the first ones a wrong answer beside the right one
     # Archives of documentation pages, so that several workers have something to do.
     docs_files: int = Field(8, ge=1)
     code_files: int = Field(4, ge=1)  # archives of source code pages
@@ -73,6 +81,7 @@ class PagesReport:
     personal_data: dict[str, int]  # by what it is
     instructions: int
     held_out_instructions: int
+    pairs: int  # to train on
     skipped_modules: tuple[Skipped, ...]  # of the standard library
     skipped_sources: dict[str, int]  # of the packages, by reason
     bytes: int  # of all archives
@@ -108,6 +117,9 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
     )
     _write_lines(storage.join(folder, "instructions-train.jsonl"), train)
     _write_lines(storage.join(folder, "instructions-held-out.jsonl"), held_out)
+    pairs = shuffle_answers(train[: settings.pairs])
+    _write_lines(storage.join(folder, "pairs-train.jsonl"), pairs)
+    _write_lines(storage.join(folder, "pairs-held-out.jsonl"), shuffle_answers(held_out))
     return PagesReport(
         docs=len(pages),
         code=len(gathered.code),
@@ -115,6 +127,7 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
         personal_data=dict(sorted(Counter(p.what for p in plants if p.what is not None).items())),
         instructions=len(train),
         held_out_instructions=len(held_out),
+        pairs=len(pairs),
         skipped_modules=gathered.skipped_modules,
         skipped_sources=dict(sorted(gathered.skipped_sources.items())),
         bytes=sum(sizes),
@@ -278,5 +291,5 @@ def _rendered(page: PlannedPage | RawPage, date: str) -> RawPage:
     return RawPage(page.url, "text/html", render(page.article, page.frame), date, "utf-8")
 
 
-def _write_lines(path: str, instructions: Sequence[Instruction]) -> None:
-    storage.write(path, "".join(item.line() for item in instructions).encode())
+def _write_lines(path: str, rows: Sequence[Instruction | AnswerPair]) -> None:
+    storage.write(path, "".join(row.line() for row in rows).encode())

@@ -30,6 +30,8 @@ from trainrig.train.run.charts.run_charts import (
     values,
 )
 from trainrig.train.run.charts.signal_charts import signal_charts
+from trainrig.train.run.compared.records import read_views
+from trainrig.train.run.compared.section import comparison_section
 from trainrig.train.run.goodput import account_time
 from trainrig.train.run.prediction import read_prediction
 from trainrig.train.run.run_folder import RunFolder
@@ -103,6 +105,7 @@ def read_report_data(folder: str) -> RunReportData:
         evaluated=[each for each in scores if each],
         end=read_end(RunFolder(folder)),
         objective=run.get("objective", {}).get("kind", ""),
+        compared=read_views(folder),
     )
 
 
@@ -118,6 +121,8 @@ def run_page(run_data: RunReportData) -> str:
         sections.insert(0, Section("rollouts", "What its answers are worth", tuple(rollouts)))
     if preferences := preference_charts(run_data):
         sections.append(Section("preferences", "What it prefers", tuple(preferences)))
+    if compared := comparison_section(run_data.compared):
+        sections.append(compared)
     if run_data.evaluated:
         drawn = tuple(score_chart(each) for each in run_data.evaluated)
         sections.append(Section("scores", "What it can do", drawn))

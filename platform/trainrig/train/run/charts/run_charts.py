@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, BarPart, BarRow, Interruptions, NoisyCurve, Numbers
 from trainrig.report import Cell, Chart, ReportTable, duration, percent, visible
+from trainrig.train.evaluations.comparison import ModelView
 from trainrig.train.evaluations.decisions import ScoredCheckpoint
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.prediction import Prediction
@@ -48,6 +49,7 @@ class RunReportData:
         return self.end.step if self.end else self.steps
 
     objective: str = ""  # kind of it
+    compared: Sequence[ModelView] = ()  # before the first step, and after the last
 
     @property
     def unit(self) -> str:

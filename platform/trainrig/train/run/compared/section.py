@@ -1,0 +1,65 @@
+"""The report's answer to: did it forget, what does it say, and how long are its answers?"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from trainrig import figures, report
+from trainrig.figures import BeforeAfter
+from trainrig.report import Block, Chart, ReportTable, Section, Text
+from trainrig.train.evaluations.comparison import GivenAnswer, ModelView
+
+
+def comparison_section(views: Sequence[ModelView]) -> Section | None:
+    """What the model was like before the first step and after the last; None: not known of both."""
+    if len(views) < 2:
+        return None
+    before, after = views[0], views[-1]
+    blocks: list[Block] = []
+    if shared := [source for source in before.losses if source in after.losses]:
+        blocks.append(_forgetting_chart(before, after, shared))
+    if before.answers and after.answers:
+        blocks.append(_lengths(before, after))
+        for first, last in zip(before.answers, after.answers, strict=True):
+            samples = (
+                report.TextSample("Prompt", first.prompt),
+                report.TextSample("Before", first.text, _ended(first)),
+                report.TextSample("After", last.text, _ended(last)),
+            )
+            blocks.append(report.SampleGroup(samples))
+    return Section("comparison", "Before and after", tuple(blocks)) if blocks else None
+
+
+def _forgetting_chart(before: ModelView, after: ModelView, sources: Sequence[str]) -> Chart:
+    """The loss on text of pretraining, by source."""
+    pairs = [BeforeAfter(name, before.losses[name], after.losses[name]) for name in sources]
+    worst = max(pairs, key=lambda pair: pair.after - pair.before)
+    rise = worst.after - worst.before
+    what = f"{abs(rise):.3f} nats per token {'more' if rise > 0 else 'less'}"
+    plot = partial(figures.plot_pairs, pairs=pairs, x_label="nats per token")
+    return Chart(
+        f"Held-out text of '{report.visible(worst.name)}' costs {what} than before"
+        + (", the others less than that" if len(pairs) > 1 else ""),
+        figures.draw(plot, 90 + 42 * len(pairs)),
+        label="Paired dots by source: the loss on held-out text before and after.",
+        caption=f"n = {len(pairs)} sources of pretraining, the same rows before and after; what "
+        "rises is forgotten.",
+        table=ReportTable(
+            "Loss on held-out text",
+            ("source", "before", "after"),
+            tuple((pair.name, pair.before, pair.after) for pair in pairs),
+        ),
+    )
+
+
+def _lengths(before: ModelView, after: ModelView) -> Text:
+    first, last = (sum(a.tokens for a in v.answers) / len(v.answers) for v in (before, after))
+    ended = sum(answer.stopped == "end" for answer in after.answers)
+    return Text(
+        f"Answers to {len(after.answers)} held-out prompts, the likeliest token each time: "
+        f"{first:.1f} tokens on average before, {last:.1f} after, of which {ended} end by "
+        "themselves."
+    )
+
+
+def _ended(answer: GivenAnswer) -> str:
+    return f"{answer.tokens} tokens, ended by: {answer.stopped}"

@@ -1,0 +1,244 @@
+"""Toy members of the package: each a file, and its name in the place that CONTRIBUTING.md says.
+
+`add_members(package)` adds them to a copy of `trainrig`. As a script whose `trainrig` is that copy,
+`python new_members.py FOLDER` trains with those that training has.
+"""
+
+import dataclasses
+import pickle
+import runpy
+import sys
+from pathlib import Path
+
+FILES = {
+    "corpus/signals/vowels.py": '''"""A toy signal."""
+
+import numpy as np
+
+from trainrig.corpus.signals.shares import shares
+
+
+def vowel_shares(texts):
+    """Share of characters that are vowels."""
+    vowels = np.array([sum(text.count(each) for each in "aeiou") for text in texts])
+    return shares(vowels, np.array([len(text) for text in texts]))
+''',
+    "corpus/filters/vowels.py": '''"""A toy filter."""
+
+from typing import Literal
+
+from trainrig.config import Settings
+from trainrig.corpus.limits import Limit
+
+
+class Vowels(Settings):
+    """Drops texts with few vowels."""
+
+    kind: Literal["Vowels"] = "Vowels"
+    least: float = 0.3  # smallest share of characters
+
+    def limits(self):
+        """Its rule."""
+        yield Limit("share", "vowels", least=self.least)
+''',
+    "optim/sign_descent.py": '''"""A toy optimizer."""
+
+from typing import ClassVar, Literal
+
+from trainrig.config import Settings
+
+
+class SignDescent(Settings):
+    """Moves each weight by the rate, against the sign of a sum of its gradients."""
+
+    state_names: ClassVar[tuple[str, ...]] = ("total",)
+    state: ClassVar[str] = "float32"
+
+    kind: Literal["SignDescent"] = "SignDescent"
+    lr: float = 0.001  # peak learning rate
+    weight_decay: float = 0.0
+
+    def state_bytes(self, name, shape):
+        """Bytes of a parameter's sum."""
+        import math
+
+        return 4 * math.prod(shape)
+
+    def build(self, groups):
+        """The optimizer over `groups`."""
+        from trainrig.optim.elementwise import ElementwiseOptimizer
+
+        return ElementwiseOptimizer(groups, self)
+
+    def update(self, weight, slope, state, group):
+        """One step on a piece of a parameter."""
+        state["total"].mul_(0.5).add_(slope)
+        weight.sub_(state["total"].sign() * group["lr"])
+''',
+    "parallel/further_axis.py": '''"""A toy layout."""
+
+from typing import ClassVar, Literal
+
+from trainrig.config import Settings
+
+
+class FurtherAxis(Settings):
+    """Slices over the data axis of a mesh that has another one, of size 1."""
+
+    exact: ClassVar[bool] = True
+
+    kind: Literal["FurtherAxis"] = "FurtherAxis"
+    reshard: Literal["step", "layer"] = "step"
+
+    def check_workers(self, workers):
+        """Any number will do."""
+
+    def mesh(self, device):
+        """The data axis."""
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = (1, dist.get_world_size())
+        whole = init_device_mesh(device.type, sizes, mesh_dim_names=("further", "data"))
+        return whole["data"]
+''',
+    "objectives/two_terms.py": '''"""A toy objective."""
+
+from typing import Literal
+
+from trainrig.config import Settings
+from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.contract import Computed, Contributions, Term
+from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS
+
+
+class TwoTerms(Settings):
+    """Cross-entropy, and the square of the logits of targets."""
+
+    kind: Literal["TwoTerms"] = "TwoTerms"
+    statistics: tuple[str, ...] = ()
+
+    @property
+    def terms(self):
+        """Both."""
+        return (Term("cross_entropy", TOKENS), Term("square", TOKENS, weight=0.01))
+
+    def measure(self, model, batch):
+        """Nothing."""
+        return {}
+
+    def compute(self, model, batch, statistics):
+        """Both terms of `batch`."""
+        output, targets = model(batch.arrays[IDS]), batch.arrays[TARGETS]
+        plain = CausalLM().compute(lambda ids: output, batch, {})
+        seen = output.logits.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+        square = seen.square().masked_fill(targets == IGNORE, 0.0)
+        counts = (targets != IGNORE).sum(1)
+        return Computed(plain.terms | {"square": Contributions(square, counts)})
+''',
+}
+# Of each file that lists members: the text after which a name is added, and what is added.
+NAMES = {
+    "corpus/signals/__init__.py": (
+        ("import words_of\n", "from trainrig.corpus.signals.vowels import vowel_shares\n"),
+        ('    "characters": _COUNT,\n', '    "vowels": _RATIO,\n'),
+        ('        "characters": characters,\n', '        "vowels": vowel_shares(texts),\n'),
+    ),
+    "corpus/filters/__init__.py": (
+        ("filters.url import Url\n", "from trainrig.corpus.filters.vowels import Vowels\n"),
+        ("Filter = Annotated[\n    Length\n", "    | Vowels\n"),
+        ("_Written = Annotated[\n    Length\n", "    | Vowels\n"),
+    ),
+    "optim/__init__.py": (
+        ("optim.sgd import SGD\n", "from trainrig.optim.sign_descent import SignDescent\n"),
+        ("Optimizer = Annotated[", "SignDescent | "),
+    ),
+    "parallel/layout.py": (
+        ("import ConfigError\n", "from trainrig.parallel.further_axis import FurtherAxis\n"),
+        ("Layout = Annotated[", "FurtherAxis | "),
+    ),
+    "objectives/__init__.py": (
+        ("objectives.sft import SFT\n", "from trainrig.objectives.two_terms import TwoTerms\n"),
+        ("Objective = Annotated[\n    ", "TwoTerms | "),
+    ),
+}
+STEPS = 8
+STRAIGHT, KILLED = {"kind": "FSDP"}, {"kind": "FurtherAxis"}
+
+
+def add_members(package: Path) -> None:
+    """Add the files and the names to the copy `package`."""
+    for name, text in FILES.items():
+        (package / name).write_text(text)
+    for name, additions in NAMES.items():
+        text = (package / name).read_text()
+        for after, added in additions:
+            assert text.count(after) == 1, (name, after)
+            text = text.replace(after, after + added)
+        (package / name).write_text(text)
+
+
+def main(base: Path) -> None:
+    """A run by one rank; and one by two, on a mesh with a further axis, of which one is killed and
+    one rank alone goes on: both must come to the same bits."""
+    from pydantic import TypeAdapter
+
+    from trainrig.objectives import Objective
+    from trainrig.train.checkpoint import newest_valid
+    from trainrig.train.pretrain import prepare
+    from trainrig.train.run.run_folder import RunFolder
+    from trainrig.train.run_file import Pretraining
+
+    tiny = runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py"))
+    tokens = tiny["tokenized"](base)
+    lasting, mortal = tiny["Ranks"](base), tiny["Ranks"](base / "mortal")
+    (base / "mortal").mkdir()
+
+    def job_of(name: str, layout: dict[str, str]):
+        given = {
+            "tokens": tokens,
+            "output": str(base / name),
+            "model": {"layers": 1, "channels": 16, "heads": 2, "positions": 32},
+            "batches": {"sequence_length": 32, "global_batch": 4, "micro_batch": 2},
+            "training": {
+                "steps": STEPS,
+                "optimizer": {"kind": "SignDescent", "lr": 0.002},
+                "checkpoints": {"every": 3, "keep": 9},
+                "parallel": layout,
+            },
+        }
+        objective = TypeAdapter(Objective).validate_python({"kind": "TwoTerms"})
+        (base / name).mkdir()
+        return dataclasses.replace(prepare(Pretraining.model_validate(given)), objective=objective)
+
+    def weights(job) -> dict[str, bytes]:
+        newest, _ = newest_valid(RunFolder(job.folder))
+        assert newest.step == STEPS
+        return {path.name: path.read_bytes() for path in Path(newest.path).glob("*.safetensors")}
+
+    try:
+        straight, killed = job_of("straight", STRAIGHT), job_of("killed", KILLED)
+        folder = RunFolder(killed.folder)
+        attempt = folder.take_attempt(0)
+        begun = mortal.start(2, "train", job=killed, attempt=attempt, fault=(1, "die", 5))
+        lasting(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
+        for process in begun:
+            try:
+                fine, _ = pickle.load(process.stdout)
+            except EOFError:
+                continue
+            assert not fine
+        newest, _ = newest_valid(folder)
+        at, path = (newest.step, newest.path) if newest else (0, None)
+        lasting(1, "train", job=killed, attempt=folder.take_attempt(at), resume_from=path)
+        assert weights(killed) == weights(straight)
+        names = set(b"".join(weights(straight).values()).split(b'"'))
+        assert any(b"total" in name for name in names), "the optimizer's memory is saved"
+    finally:
+        lasting.end()
+        mortal.end()
+    print("the same bits")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,163 @@
+"""Whether tuning teaches: sums of two numbers, from a model that knows nothing to rewards.
+
+`aa+bb=` is answered by three digits, the last first. 9,000 of the 10,000 sums are trained on, the
+others are held out. Long, so a soak test; `results/addition.json` has what it found.
+"""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.sampling import Sampling
+from trainrig.posttrain.conversation_run import ConversationEncoding
+from trainrig.posttrain.conversations import encode_conversations
+from trainrig.posttrain.run_file import FineTuning
+from trainrig.posttrain.sft import posttrain
+from trainrig.posttrain.text_generator import TextGenerator, TextRequest
+from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
+from trainrig.tokens.tokenizers.train import train_tokenizer
+from trainrig.train.checkpoint import write_model
+from trainrig.train.run import metrics
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
+SEEDS = (0, 1, 2)
+HELD_OUT = 1_000
+GREEDY = Sampling(temperature=0, maximum_tokens=5)
+
+
+def reversed_sum(a, b):
+    return f"{a + b:03d}"[::-1]
+
+
+SUMS = [(f"{a:02d}+{b:02d}=", reversed_sum(a, b)) for a in range(100) for b in range(100)]
+random.Random("addition").shuffle(SUMS)
+
+
+def wrong_answer(prompt, answer):
+    """`answer` with one digit changed."""
+    dice = random.Random(prompt)
+    place = dice.randrange(3)
+    digit = (int(answer[place]) + dice.randrange(1, 10)) % 10
+    return f"{answer[:place]}{digit}{answer[place + 1 :]}"
+
+
+class Sums:
+    """Folders of one seed below `at`."""
+
+    def __init__(self, at, seed):
+        self.at, self.seed = at, seed
+        at.mkdir()
+        text = train_tokenizer(ByteLevelBPE(vocabulary=263), ["0"]).decode()  # each byte a token
+        config = DecoderConfig(layers=2, channels=128, heads=4, positions=64, vocabulary=320)
+        model = Decoder(config)
+        initialise(model, seed=seed)
+        self.fresh = str(at / "fresh")
+        write_model(self.fresh, config, text, model.state_dict())
+
+    def encode(self, name, kind, told, held_out):
+        """Rows to train on, and rows that are held out."""
+        sources = []
+        for split, rows in (("train", told), ("held_out", held_out)):
+            path = self.at / f"{name}-{split}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            sources.append({"paths": (str(path),), "source": "sums", "split": split})
+        encode_conversations(
+            ConversationEncoding(
+                rows=kind, sources=tuple(sources), tokenizer=self.fresh, output=str(self.at / name),
+                workers=0, sequence_length=64,
+            )
+        )  # fmt: skip
+        return str(self.at / name)
+
+    def tune(self, name, checkpoint, rows, objective, steps, batch, lr):
+        """The folder of a run, and its last held-out measures."""
+        length = {"sequence_length": 64, "seed": self.seed}
+        run = {
+            "checkpoint": checkpoint, "conversations": rows, "output": str(self.at / name),
+            "objective": {"kind": objective}, "comparison": {"prompts": 0},
+            "batches": length | {"global_batch": batch, "micro_batch": batch},
+            "training": {
+                "steps": steps, "seed": self.seed, "checkpoints": {"every": steps},
+                "optimizer": {"kind": "AdamW", "lr": lr, "weight_decay": 0.0},
+                "held_out": {"every": steps, "rows": HELD_OUT if objective != "SFT" else 16},
+            },
+        }  # fmt: skip
+        posttrain(FineTuning.model_validate(run))
+        return run["output"], metrics.held_out_series(run["output"])[-1]
+
+
+def exact_match(folder):
+    """Share of held-out sums that are answered right."""
+    generator, right = TextGenerator.open(folder), 0
+    for first in range(0, HELD_OUT, 250):
+        asked = SUMS[first : first + 250]
+        requests = [TextRequest((Message("user", prompt),), GREEDY) for prompt, _ in asked]
+        said = generator.speak_all(requests)
+        right += sum(s.text == answer for s, (_, answer) in zip(said, asked, strict=True))
+    return right / HELD_OUT
+
+
+def chat(prompt, answer):
+    return {"prompt": prompt, "completion": answer}
+
+
+def pair(prompt, answer):
+    return {"prompt": prompt, "chosen": answer, "rejected": wrong_answer(prompt, answer)}
+
+
+def any_pair(prompt, answer):
+    """A pair whose label says nothing."""
+    row = pair(prompt, answer)
+    if random.Random(f"label {prompt}").random() < 0.5:
+        row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
+    return row
+
+
+def test_sums_are_learnt_preferred_and_scored(without_ray, tmp_path, write_result):
+    told, held_out = SUMS[HELD_OUT:], SUMS[:HELD_OUT]
+    others = random.Random("shuffled").sample([answer for _, answer in told], len(told))
+    shuffled = [(prompt, other) for (prompt, _), other in zip(told, others, strict=True)]
+    chats_apart = [chat(*each) for each in held_out]
+    pairs_apart = [pair(*each) for each in held_out]
+    accuracy, found = "eval/diagnostics/reward_accuracy", []
+    for seed in SEEDS:
+        sums = Sums(tmp_path / str(seed), seed)
+        rows = [chat(*each) for each in told]
+        rows = sums.encode("chats", "conversations", rows, chats_apart)
+        pairs = sums.encode("pairs", "pairs", [pair(*each) for each in told], pairs_apart)
+        tuned, _ = sums.tune("tuned", sums.fresh, rows, "SFT", 500, 40, 2e-3)
+        aligned, dpo = sums.tune("aligned", tuned, pairs, "DPO", 100, 64, 3e-5)
+        _, reward = sums.tune("reward", tuned, pairs, "Reward", 300, 64, 1e-3)
+        each = {
+            "seed": seed,
+            "untrained": exact_match(sums.fresh),
+            "sft": exact_match(tuned),
+            "dpo": exact_match(aligned),
+            "dpo_reward_accuracy": dpo[accuracy],
+            "reward_accuracy": reward[accuracy],
+        }
+        if seed == SEEDS[0]:
+            rows = [chat(*each) for each in shuffled]
+            rows = sums.encode("no-chats", "conversations", rows, chats_apart)
+            untaught, _ = sums.tune("untaught", sums.fresh, rows, "SFT", 500, 40, 2e-3)
+            each["sft_on_shuffled"] = exact_match(untaught)
+            pairs = [any_pair(*each) for each in told]
+            pairs = sums.encode("no-pairs", "pairs", pairs, pairs_apart)
+            _, blind = sums.tune("blind", tuned, pairs, "Reward", 300, 64, 1e-3)
+            each["reward_accuracy_on_shuffled"] = blind[accuracy]
+        found.append(each)
+        print("\n" + json.dumps(each), flush=True)
+    write_result("addition.json", {"benchmark": "addition", "held_out": HELD_OUT, "seeds": found})
+    for each in found:
+        assert each["untrained"] < 0.01
+        assert each["sft"] >= 0.99
+        assert each["dpo"] >= each["sft"]
+        assert each["dpo_reward_accuracy"] >= 0.95
+        assert each["reward_accuracy"] >= 0.98
+    assert found[0]["sft_on_shuffled"] < 0.05
+    assert abs(found[0]["reward_accuracy_on_shuffled"] - 0.5) < 0.1
+    assert Path(tmp_path / "2" / "reward" / "report.html").exists()

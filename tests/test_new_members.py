@@ -1,0 +1,75 @@
+"""A new member of a kind is one file and one name, as CONTRIBUTING.md says: tried in a copy.
+
+A verb is in tests/test_verbs.py, online batches in tests/train/test_online_batches.py.
+"""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MEMBERS = runpy.run_path(str(Path(__file__).with_name("new_members.py")))
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """`copy("SCRIPT.py", …)`: what a Python says whose `trainrig` has the toy members."""
+    at = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "platform" / "trainrig", at / "trainrig")
+    MEMBERS["add_members"](at / "trainrig")
+
+    def run(*arguments):
+        environment = os.environ | {"PYTHONPATH": str(at), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=at,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+def test_the_tour_names_the_places():
+    tour = (ROOT / "CONTRIBUTING.md").read_text()
+    folders = {f"{Path(name).parent}/" for name in MEMBERS["FILES"]}
+    for place in (*MEMBERS["NAMES"], *folders):
+        assert f"`{place}" in tour, place
+
+
+def test_a_filter_over_a_new_signal_drops_documents(copy, tmp_path):
+    pages = [{"url": "https://a.example/1", "text": "an area to use as we do " * 30}]
+    pages += [{"url": "https://a.example/2", "text": "rhythm myths tryst crypts " * 30}]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
+    (tmp_path / "curate.toml").write_text(
+        f'stage = "curate"\noutput = "{tmp_path}/out"\nworkers = 0\n'
+        f'[[sources]]\nname = "web"\npaths = ["{tmp_path}/pages.jsonl"]\n'
+        'filters = [{ kind = "Vowels", least = 0.2 }]\n'
+    )
+    done = copy("-m", "trainrig", "curate", tmp_path / "curate.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert counts["documents_kept"] == 1
+    assert counts["dropped_by"] == {"Vowels.share": 1}
+    (tmp_path / "curate.toml").write_text(
+        (tmp_path / "curate.toml").read_text().replace("Vowels", "Vowel")
+    )
+    refused = copy("-m", "trainrig", "check", tmp_path / "curate.toml")
+    assert refused.returncode == 2 and "Vowels" in refused.stderr
+
+
+@pytest.mark.chaos
+def test_an_optimizer_an_objective_and_an_axis_of_one_go_through_a_kill_and_a_resize(
+    copy, tmp_path
+):
+    done = copy(ROOT / "tests" / "new_members.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("the same bits\n")
