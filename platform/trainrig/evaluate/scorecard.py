@@ -23,6 +23,7 @@ from trainrig.evaluate.perplexity import HeldOutPlan
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.scores.card import SCORECARD, Scorecard, SourceScore
 from trainrig.evaluate.scores.task_score import TaskScore, score_task
+from trainrig.evaluate.tasks.scoring import PreferredAnswer
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.ray_runtime import ray_session
@@ -103,6 +104,8 @@ def _inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
         name = f"task '{task.task.name}'"
         said = f"{name} has its rows there"
         key = [identity(task.task), _content(task.rows, said)]
+        if isinstance(scoring := task.task.scoring, PreferredAnswer):
+            key.append(checkpoint.content_key(checkpoint.resolve(scoring.judge)))
         if task.task.few_shot.rows is not None:
             key.append(_content(task.task.few_shot.rows, said))
         inputs[name] = manifest.digest(key)
