@@ -230,7 +230,9 @@ class Pretraining(TrainingRunFile):
         steps = {stage.from_step for stage in batches} | {step for step, _ in models}
         for step in sorted(steps):
             length = [stage for stage in batches if stage.from_step <= step][-1].sequence_length
-            check_positions(length, model_of(models, step))
+            trained = step > 0 or self.continue_from is not None
+            setting = "`positions` of a stage of [[context]]" if trained else "model.positions"
+            check_positions(length, model_of(models, step), setting)
 
 
 ModelStages = tuple[tuple[int, DecoderConfig], ...]
@@ -288,11 +290,13 @@ def width_transfer(model: DecoderConfig) -> WidthTransfer | None:
     return WidthTransfer(model.mup.multiple(model.channels), roles_of(parameter_shapes(model)))
 
 
-def check_positions(sequence_length: int, model: DecoderConfig) -> None:
-    """Raise ValueError if sequences are longer than the model can tell positions apart."""
+def check_positions(
+    sequence_length: int, model: DecoderConfig, setting: str = "model.positions"
+) -> None:
+    """Raise ValueError if sequences are longer than the model can tell positions apart; `setting`:
+    what allows for more."""
     if sequence_length > model.positions:
         raise ValueError(
             f"sequence_length ({sequence_length} tokens) is beyond the model's {model.positions} "
-            f"positions; lower it, or set model.positions = {sequence_length} (for a model that "
-            "has learnt already: those of a stage of [[context]])"
+            f"positions; lower it, or set {setting} = {sequence_length}"
         )
