@@ -42,6 +42,8 @@ class TrainingJob:
     beside: Mapping[str, str] = field(default_factory=dict)
     objective: Objective = field(default_factory=CausalLM)
     initial_weights: str | None = None  # a checkpoint to start from; None: fresh ones
+    # Whether the held-out loss is measured before the first step, too: what was known then.
+    measures_beginning: bool = False
     adapter: Adapter | None = None  # what is trained instead of the model's own weights
     # Models that the objective is handed beside, by name: `reference`, say.
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)

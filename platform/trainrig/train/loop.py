@@ -108,7 +108,7 @@ def train(
     saved, stopped, rolled_back, then = state.step, False, False, Next.GO_ON
     # The attempt that saved this step may have ended before it had measured it. What a run knew
     # when it began is what it may forget.
-    begins = state.step == 0 and job.initial_weights is not None
+    begins = state.step == 0 and job.measures_beginning
     if held_out and (begins or wanted.due(state.step, training.steps)):
         missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
         stopped = agreement.any(missing) and not measured()

@@ -97,6 +97,7 @@ def prepare(run: Pretraining) -> TrainingJob:
         beside=checkpoint.tokenizer_files(weights).beside if weights else files.beside,
         objective=run.objective,
         initial_weights=weights,
+        measures_beginning=weights is not None,
         new_levels=_new_levels(run),
         model_stages=model_stages(model, run.context),
         epochs=epochs,
