@@ -70,7 +70,7 @@ def test_a_reward_model_prefers_what_it_scores_higher(judges, tiny_model, tiny_e
     def score(text):
         (ids,) = tiny_encoder.encode_batch([text])
         ids = [tiny_encoder.end_of_text, *map(int, ids)]
-        return float(judge.model(torch.tensor([ids])).logits[0, -1, 0])
+        return float(judge.model(torch.tensor([ids])).logits[0, -1, 0].detach())
 
     answers = ["grey", "and because the mirror", "because"]
     for mine in answers:
