@@ -80,7 +80,9 @@ class RunReportData:
     @property
     def marks(self) -> list[Mark]:
         """What happened along its steps: restarts, resizes, and spikes with what was undone."""
-        found, workers, spike = [], 0, None
+        found: list[Mark] = []
+        workers: int = 0
+        spike: int | None = None
         for event in self.events:
             if event["event"] == "spike":
                 spike = event["back_to"]
