@@ -309,7 +309,10 @@ def plot_interrupted_curve(ax: Axes, curve: NoisyCurve, interruptions: Interrupt
             bbox={"boxstyle": "circle,pad=0.25", "facecolor": PAPER, "edgecolor": C2},
         )
     mean = trailing_mean(curve.y, curve.mean_over)
-    top = float(np.nanmax([mean[-1], held_out[1][-1], curve.y[-1]]))
+    # Above all that is drawn below them: they reach back over half of the drawing.
+    middle = (curve.x[0] + curve.x[-1]) / 2
+    late = [curve.y[curve.x >= middle], held_out[1][held_out[0] >= middle], mean[-1:]]
+    top = float(np.nanmax(np.concatenate(late)))
     ends = ((f"━ mean of {curve.mean_over} steps", mean[-1]), ("◆ held-out", held_out[1][-1]))
     for place, (name, value) in enumerate(ends):
         ax.annotate(
@@ -321,6 +324,36 @@ def plot_interrupted_curve(ax: Axes, curve: NoisyCurve, interruptions: Interrupt
             fontsize=11,
         )
     return ax
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at `x`; what lies between it and `since` was undone by it."""
+
+    x: float
+    name: str
+    since: float | None = None
+
+
+def plot_marks(ax: Axes, marks: Sequence[Mark]) -> None:
+    """Each mark as a line with its name along it, over the band of what it undid."""
+    for mark in marks:
+        colour = C2 if mark.since is None else C4
+        if mark.since is not None:
+            ax.axvspan(mark.since, mark.x, color=C4, alpha=0.22, linewidth=0)
+        ax.axvline(mark.x, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
+        ax.annotate(
+            visible(mark.name),
+            (mark.x, 1),
+            (-2, -3),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="top",
+            fontsize=10,
+            color=MUTED,
+        )
 
 
 def _cut(text: str, limit: int) -> str:

@@ -19,7 +19,7 @@ from trainrig.evaluate.scores.task_score import score_task
 def evaluated(tmp_path):
     """`evaluated("a", task=[1, 0, …])`: a folder as `evaluate` leaves it, with these verdicts."""
 
-    def make(name, rows_key="rows", **tasks):
+    def make(name, rows_key="rows", flops=None, **tasks):
         output = str(tmp_path / name)
         run = Evaluation(checkpoint="x", output=output, tasks=(TaskChoice(task="copa"),))
         stage = manifest.claim(output, run, {f"task '{task}'": rows_key for task in tasks})
@@ -40,7 +40,9 @@ def evaluated(tmp_path):
             storage.write(stage.path(path), text.encode())
             files[path] = manifest.file_sum(stage.path(path))
             scores[task] = score_task(rows, 0, False)
-        card = Scorecard(checkpoint=f"runs/{name}", step=7, scores={}, tasks=scores)
+        card = Scorecard(
+            checkpoint=f"runs/{name}", step=7, scores={}, tasks=scores, training_flops=flops
+        )
         storage.write(stage.path("scorecard.json"), card.model_dump_json().encode())
         files["scorecard.json"] = manifest.file_sum(stage.path("scorecard.json"))
         stage.finish({}, files)
@@ -84,6 +86,28 @@ def test_only_the_same_rows_are_compared(evaluated):
         compare([a, evaluated("d", elsewhere=[1])])
     with pytest.raises(ConfigError, match="name at least two folders"):
         compare([a])
+
+
+def test_scores_stand_against_the_operations_of_training(evaluated, capsys, tmp_path):
+    for name, flops, right in (("b", 4e15, 8), ("a", 1e15, 5), ("c", 1.6e16, 9), ("d", None, 2)):
+        evaluated(f"sweep/{name}", flops=flops, task=[1] * right + [0] * (10 - right), own=[1])
+    found = read_leaderboard(str(tmp_path / "sweep")).against_flops()
+    assert [(at, score.value) for at, score in found["task"]] == [
+        (1e15, 0.5),
+        (4e15, 0.8),
+        (1.6e16, 0.9),
+    ]
+    page = str(tmp_path / "board.html")
+    run_cli(capsys, "leaderboard", str(tmp_path / "sweep"), "--html", page)
+    text = Path(page).read_text()
+    assert "What more training bought" in text and "n = 3 checkpoints" in text
+    _, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "sweep"), "--json")
+    assert {each["training_flops"] for each in json.loads(out)["evaluations"]} == {
+        None,
+        1e15,
+        4e15,
+        1.6e16,
+    }
 
 
 def test_the_best_mean_over_shared_tasks_leads(evaluated, capsys, tmp_path):

@@ -1,11 +1,21 @@
 import http.client
+import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.runs.watch import ADDRESS, PageServer, live_page
+from trainrig.train.run.metrics import MetricsWriter
+from trainrig.train.run.run_folder import RunFolder
+
+DRAWN = (
+    *("train/loss", "train/grad_norm", "train/lr", "train/tokens"),
+    *("speed/tokens_per_second", "speed/step_seconds"),
+)
 
 
 @pytest.fixture
@@ -67,3 +77,18 @@ def test_a_run_without_an_update_is_waited_for(tmp_path: object) -> None:
     page = live_page(f"{tmp_path}/<b>")
     assert 'http-equiv="refresh" content="10"' in page
     assert "no run.toml" in page and "<b>" not in page
+
+
+def test_a_run_in_a_bucket_has_the_page_that_it_has_on_a_disk(s3: str, tmp_path: Path) -> None:
+    pages = []
+    for folder in (f"{tmp_path}/run", f"{s3}/run"):
+        storage.write(f"{folder}/run.toml", b'stage = "pretrain"\n[training]\nsteps = 3\n')
+        RunFolder(folder).record("attempt_started", attempt=1, step=0, workers=2, why="start")
+        writer = MetricsWriter(folder, attempt=1, resumed_step=0)
+        for step in range(1, 4):
+            writer.write(step, {name: 0.5 * step for name in DRAWN} | {"cluster/workers": 2})
+        writer.close()
+        page = live_page(folder)
+        assert "3 of 3 steps; loss 1.500 nats per token" in page
+        pages.append(re.findall(r"<h2.*?</h2>", page))
+    assert pages[0] == pages[1] != []

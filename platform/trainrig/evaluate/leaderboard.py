@@ -7,6 +7,7 @@ from typing import Any
 from trainrig import manifest, storage
 from trainrig.errors import DataError
 from trainrig.evaluate.scores.card import SCORECARD, Scorecard, read_scorecard
+from trainrig.evaluate.scores.task_score import MetricScore
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,20 @@ class Leaderboard:
     shared: tuple[str, ...]  # that all have and whose scores are shares: those of the mean
     rows: tuple[RankedCard, ...]
 
+    def against_flops(self) -> dict[str, list[tuple[float, MetricScore]]]:
+        """The scores of each task by the operations of training, the fewest first; of tasks with
+        scores at two or more."""
+        found = {}
+        for name in self.tasks:
+            points = [
+                (row.card.training_flops, row.card.tasks[name].headline)
+                for row in self.rows
+                if row.card.training_flops and name in row.card.tasks
+            ]
+            if len({flops for flops, _ in points}) > 1:
+                found[name] = sorted(points, key=lambda point: point[0])
+        return found
+
     def as_json(self) -> dict[str, Any]:
         """The table as plain JSON."""
         return {
@@ -38,6 +53,7 @@ class Leaderboard:
                     "checkpoint": row.card.checkpoint,
                     "step": row.card.step,
                     "mean": row.mean,
+                    "training_flops": row.card.training_flops,
                     "tasks": {
                         name: {"metric": s.metric} | s.headline.model_dump()
                         for name, s in row.card.tasks.items()

@@ -6,7 +6,7 @@ report.html           all of it, to be read
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig import manifest, storage
@@ -23,8 +23,11 @@ from trainrig.evaluate.perplexity import HeldOutPlan
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.scores.card import SCORECARD, Scorecard, SourceScore
 from trainrig.evaluate.scores.task_score import TaskScore, score_task
+from trainrig.evaluate.tasks.scoring import PreferredAnswer
 from trainrig.evaluate.tasks.shipped import load_task
+from trainrig.flops import six_n_d
 from trainrig.manifest import FileSum, Manifest, Stage
+from trainrig.models.decoder_config import count_parameters
 from trainrig.ray_runtime import ray_session
 from trainrig.splits import Phase, Split
 from trainrig.train import checkpoint
@@ -46,9 +49,11 @@ def evaluate(run: Evaluation) -> Manifest:
     with stage.undone_if_refused():
         held_out = _held_out_scores(run, stage)
         files = _ask(run, stage, tasks)
+        entries = read_entries(path)
         card = Scorecard(
             checkpoint=path,
-            step=int(read_entries(path)["step"]),
+            step=int(entries["step"]),
+            training_flops=_training_flops(path, entries),
             scores=held_out,
             tasks=_task_scores(run, stage, tasks),
         )
@@ -57,6 +62,16 @@ def evaluate(run: Evaluation) -> Manifest:
     storage.write(stage.path(REPORT), page.html().encode())
     files |= {name: manifest.file_sum(stage.path(name)) for name in (SCORECARD, REPORT)}
     return stage.finish(_counts(card), files)
+
+
+def _training_flops(path: str, entries: Mapping[str, Any]) -> float | None:
+    """6ND of the run that made the checkpoint `path`, whose `entries` were read: N without the
+    embedding, the head and experts that a token does not meet. A run that continues another counts
+    its own tokens alone."""
+    if not entries.get("tokens"):
+        return None
+    count = count_parameters(checkpoint.describe(path)[0])
+    return six_n_d(count.layers - count.idle, entries["tokens"])
 
 
 def claim(run: Evaluation, tasks: tuple[TaskRun, ...]) -> Stage:
@@ -103,6 +118,8 @@ def _inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
         name = f"task '{task.task.name}'"
         said = f"{name} has its rows there"
         key = [identity(task.task), _content(task.rows, said)]
+        if isinstance(scoring := task.task.scoring, PreferredAnswer):
+            key.append(checkpoint.content_key(checkpoint.resolve(scoring.judge)))
         if task.task.few_shot.rows is not None:
             key.append(_content(task.task.few_shot.rows, said))
         inputs[name] = manifest.digest(key)

@@ -83,6 +83,8 @@ class HeldOutSets:
 
     sources: tuple[str, ...]
     batches: tuple[MicroBatch, ...]  # in the order of `sources`, which their `sources` count by
+    # Of earlier data: measured by source, and no part of the loss of all.
+    beside: "HeldOutSets | None" = None
 
     def micro_batches(self) -> int:
         """How many there are of all sources together."""

@@ -49,7 +49,7 @@ def find_initial_weights(
         if differing:
             raise ConfigError(
                 f"continue_from: {found} is of another model ({differing}); leave [model] out, and "
-                "it is taken from there"
+                "it is taken from there. Longer sequences are a stage of [[context]] from step 0"
             )
     return InitialWeights(found, there)
 

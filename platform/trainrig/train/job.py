@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.lora.settings import LoRA
@@ -10,7 +11,7 @@ from trainrig.optim import Optimizer
 from trainrig.tokens.batches import Batches, BatchMaker
 from trainrig.train.evaluations.comparison import ModelComparison, nothing_compared
 from trainrig.train.held_out import HeldOutSets, nothing_held_out
-from trainrig.train.run_file import Training
+from trainrig.train.run_file import ModelStages, Training, model_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class TrainingJob:
     beside: Mapping[str, str] = field(default_factory=dict)
     objective: Objective = field(default_factory=CausalLM)
     initial_weights: str | None = None  # a checkpoint to start from; None: fresh ones
+    # Whether the held-out loss is measured before the first step, too: what was known then.
+    measures_beginning: bool = False
     adapter: Adapter | None = None  # what is trained instead of the model's own weights
     # Models that the objective is handed beside, by name: `reference`, say.
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
@@ -63,9 +66,29 @@ class TrainingJob:
     branch_from: str | None = None
     # Data steps from which the loss may be of another level, as the mixture changes there.
     new_levels: tuple[int, ...] = ()
+    # From which steps of data on its positions are others than those of `model`; (): never.
+    model_stages: ModelStages = ()
     # Times that the run reads each of its sources; {}: not known.
     epochs: Mapping[str, float] = field(default_factory=dict)
     # What each rank measures the held-out loss on; None of it: the run has no held-out loss.
     make_held_out: Callable[[], HeldOutSets | None] = nothing_held_out
     # What each rank asks the model before the first step and after the last; None of it: nothing.
     make_comparison: Callable[[], ModelComparison | None] = nothing_compared
+
+    def model_after(self, data_step: int) -> DecoderConfig:
+        """The model with the positions of the last batch before `data_step`."""
+        return model_of(self.model_stages, data_step - 1) if self.model_stages else self.model
+
+    def context_before(self, data_step: int) -> list[dict[str, Any]]:
+        """The positions that the model had up to the last batch before `data_step`, as plain JSON:
+        a table for each change of them, and one for those at the beginning."""
+        stages = self.model_stages or ((0, self.model),)
+        return [
+            {
+                "from_step": step,
+                "positions": model.positions,
+                "position_embedding": model.position_embedding.model_dump(mode="json"),
+            }
+            for step, model in stages
+            if step < max(data_step, 1)
+        ]

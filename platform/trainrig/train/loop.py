@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -107,8 +107,10 @@ def train(
     ranks = (dist.get_rank(), dist.get_world_size())
     read = functools.partial(read_local_batch, batches, *ranks, virtual=virtual)
     saved, stopped, rolled_back, then = state.step, False, False, Next.GO_ON
-    # The attempt that saved this step may have ended before it had measured it.
-    if held_out and wanted.due(state.step, training.steps):
+    # The attempt that saved this step may have ended before it had measured it. What a run knew
+    # when it began is what it may forget.
+    begins = state.step == 0 and job.measures_beginning
+    if held_out and (begins or wanted.due(state.step, training.steps)):
         missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
         stopped = agreement.any(missing) and not measured()
     comparison = RunComparison(job.folder, job.make_comparison(), agreement, agreed_to_stop)
@@ -127,6 +129,7 @@ def train(
                 if online:
                     online.prepare(state)
                 local = prefetch.at(state.data_step)
+            state.model.config = job.model_after(state.data_step + 1)
             figures = stepper.take(local)
             if figures is None:
                 stopped = True
@@ -162,6 +165,11 @@ def _measure_held_out(
         evaluate, job.objective, state.model, sets, agreed_to_stop, state.others
     )
     loss, averaged = measure(), dict[int, float]()
+    if loss and sets.beside:
+        remembered = evaluate(job.objective, state.model, sets.beside, agreed_to_stop, state.others)
+        if remembered is None:
+            return None
+        loss = replace(loss, by_source={**loss.by_source, **remembered.by_source})
     for horizon in state.averages.horizons if loss else ():
         with state.averages.swapped_in(horizon):
             of_average = measure()
@@ -184,4 +192,5 @@ def _first_state(job: TrainingJob, resume_from: str | None, batches: DataHistory
     checkpoint.load_trained(state, job)
     if job.initial_weights:
         checkpoint.load_weights(job.initial_weights, state, job)
+    state.model.config = job.model_after(state.data_step)
     return state

@@ -3,6 +3,8 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from trainrig import manifest, storage
@@ -14,6 +16,7 @@ from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.parallel.compiled import check_compiler
 from trainrig.processes import lease
 from trainrig.storage.writable import check_folder
+from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
@@ -30,7 +33,7 @@ from trainrig.train.run.alarms import alarmed, repetition_alarms
 from trainrig.train.run.export import exported
 from trainrig.train.run.prediction import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
-from trainrig.train.run_file import Pretraining
+from trainrig.train.run_file import Pretraining, model_stages
 from trainrig.train.scoring.contract import check_evaluations
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ def pretrain(run: Pretraining) -> Manifest:
     fail more often than the run allows.
     """
     tokens = manifest.read_input(run.tokens, "tokenize")
+    for folder in run.remembered:
+        manifest.read_input(folder, "tokenize")
     job = prepare(run)
     plan = _plan(run, job.folder)
     inputs = {"tokens": tokens.content}
@@ -92,10 +97,19 @@ def prepare(run: Pretraining) -> TrainingJob:
         beside=checkpoint.tokenizer_files(weights).beside if weights else files.beside,
         objective=run.objective,
         initial_weights=weights,
-        new_levels=tuple(stage.from_step for stage in run.batches.resolved()[1:]),
+        measures_beginning=weights is not None,
+        new_levels=_new_levels(run),
+        model_stages=model_stages(model, run.context),
         epochs=epochs,
-        make_held_out=_held_out(run, tokens),
+        make_held_out=_held_out(run, tokens, encoder),
     )
+
+
+def _new_levels(run: Pretraining) -> tuple[int, ...]:
+    """The data steps from which batches are others, or the model's positions."""
+    batches = (stage.from_step for stage in run.batches.resolved())
+    steps = {*batches, *(stage.from_step for stage in run.context)}
+    return tuple(sorted(steps - {0}))
 
 
 def _plan(run: Pretraining, folder: str) -> bytes | None:
@@ -123,7 +137,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
     return begun.model, begun.path
 
 
-def _held_out(run: Pretraining, tokens: str) -> Callable[[], HeldOutSets | None]:
+def _held_out(run: Pretraining, tokens: str, encoder: Encoder) -> Callable[[], HeldOutSets | None]:
     """What opens the held-out rows; says so if the run wants some and there are none."""
     if run.training.held_out.rows == 0:
         return nothing_held_out
@@ -133,6 +147,7 @@ def _held_out(run: Pretraining, tokens: str) -> Callable[[], HeldOutSets | None]
         micro_batch=run.batches.micro_batch,
         by_document=run.batches.attend == "document",
     )
+    make: Callable[[], HeldOutSets | None]
     make = functools.partial(open_held_out_split, tokens, sizes, run.cache)
     if make() is None:
         log.warning(
@@ -141,7 +156,44 @@ def _held_out(run: Pretraining, tokens: str) -> Callable[[], HeldOutSets | None]
             run.tokens,
         )
         return nothing_held_out
+    if run.remembered:
+        folders = tuple(storage.absolute(each) for each in run.remembered)
+        for folder in folders:
+            theirs = Encoder(manifest.read_file(folder, "tokenizer.json").decode())
+            if theirs.fingerprint != encoder.fingerprint:
+                raise DataError(
+                    f"remembered: {folder}: tokens of another tokenizer than {run.tokens}; "
+                    f"tokenize its documents with {tokens}/tokenizer.json"
+                )
+        make = functools.partial(_with_remembered, make, folders, sizes, run.cache)
+        make()  # so that what is not there is said before the start
     return make
+
+
+def _with_remembered(
+    make: Callable[[], HeldOutSets | None],
+    folders: tuple[str, ...],
+    sizes: RowSizes,
+    cache: BlockCache,
+) -> HeldOutSets | None:
+    """What `make` gives, with the held-out rows of `folders` beside, whose sources are named
+    FOLDER/SOURCE. Raises DataError for one with nothing held out."""
+    sets = make()
+    assert sets is not None
+    sources: list[str] = []
+    batches: list[MicroBatch] = []
+    for folder in folders:
+        found = open_held_out_split(folder, sizes, cache)
+        if found is None:
+            raise DataError(
+                f"remembered: {folder}: nothing is held out; tokenize it with a larger `held_out`"
+            )
+        names = [f"{PurePosixPath(folder).name}/{source}" for source in found.sources]
+        if twice := {*names} & {*sources}:
+            raise ConfigError(f"remembered: two folders have the name of {sorted(twice)[0]!r}")
+        batches += [replace(b, sources=b.sources + len(sources)) for b in found.batches]
+        sources += names
+    return replace(sets, beside=HeldOutSets(tuple(sources), tuple(batches)))
 
 
 def open_held_out_split(tokens: str, sizes: RowSizes, cache: BlockCache) -> HeldOutSets | None:
@@ -180,6 +232,7 @@ def drive(
             newest, _ = checkpoint.newest_valid(RunFolder(job.folder), thorough=False, copy=copy)
             if newest:
                 checkpoint.check_data(newest.path, job.make_batches())
+                checkpoint.check_context(newest.path, checkpoint.read_entries(newest.path), job)
             check_evaluations(job.training)
             check_disk_space(job)
             check_compiler(job.training.compile)

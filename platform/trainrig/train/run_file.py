@@ -1,11 +1,21 @@
 """What a training run is told: what all runs share, and what is pretraining's own."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import NOT_IDENTITY, OUTPUT, ProgressUnit, ResourceRequest, RunFile, Settings
+from trainrig.config import (
+    EXTENDABLE,
+    NOT_IDENTITY,
+    OUTPUT,
+    ProgressUnit,
+    ResourceRequest,
+    RunFile,
+    Settings,
+)
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.positions import ContextStage, LearnedPositions, Rope
 from trainrig.models.architecture.width_transfer import roles_of
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.objectives import CausalLM
@@ -183,7 +193,13 @@ class Pretraining(TrainingRunFile):
     # Run folder or checkpoint whose weights to begin with; schedule, data and optimizer state are
     # this run's own; None: fresh weights.
     continue_from: Annotated[str | None, NOT_IDENTITY] = None
+    # Folders that `tokenize` wrote of what was learnt before, whose held-out loss is measured
+    # beside this run's own: what is forgotten shows.
+    remembered: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
     model: DecoderConfig | None = None  # sizes of the model; None: that of `continue_from`
+    # Changes of the model's positions at a step, for longer sequences; those ahead of an unfinished
+    # run may be edited.
+    context: Annotated[tuple[ContextStage, ...], EXTENDABLE] = ()
     # Plan that `trainrig plan` wrote, for the report to compare with; None: no comparison.
     plan: Annotated[str | None, NOT_IDENTITY] = None
     batches: BatchSettings  # what a batch is made of
@@ -204,9 +220,67 @@ class Pretraining(TrainingRunFile):
         return self
 
     def check_positions(self, model: DecoderConfig) -> None:
-        """Raise ValueError if a stage's sequences are longer than `model` can tell apart."""
-        for stage in self.batches.resolved():
-            check_positions(stage.sequence_length, model)
+        """Raise ValueError if a stage's sequences are longer than `model` can tell apart then."""
+        if self.context and self.context[0].from_step == 0 and self.continue_from is None:
+            raise ValueError(
+                "context: a stage from step 0 of a run that continues no other; say it in [model]"
+            )
+        models = model_stages(model, self.context)
+        batches = self.batches.resolved()
+        steps = {stage.from_step for stage in batches} | {step for step, _ in models}
+        for step in sorted(steps):
+            length = [stage for stage in batches if stage.from_step <= step][-1].sequence_length
+            trained = step > 0 or self.continue_from is not None
+            setting = "`positions` of a stage of [[context]]" if trained else "model.positions"
+            check_positions(length, model_of(models, step), setting)
+
+
+ModelStages = tuple[tuple[int, DecoderConfig], ...]
+
+
+def model_stages(model: DecoderConfig, context: Sequence[ContextStage]) -> ModelStages:
+    """From which step of data on the model is what: `model` from 0 on, then by `context`.
+
+    Raises ValueError if its stages are out of order, or cannot be of this model.
+    """
+    found = [(0, model)]
+    for number, stage in enumerate(context):
+        if number and stage.from_step <= context[number - 1].from_step:
+            raise ValueError(
+                f"context: one from step {stage.from_step} after one from step "
+                f"{context[number - 1].from_step}; put them in the order of their steps"
+            )
+        before = found[-1][1]
+        changed = _changes(before, stage)
+        after = type(model).model_validate(dict(before) | {"preset": None} | changed)
+        if stage.from_step == 0:
+            found = []
+        found.append((stage.from_step, after))
+    return tuple(found)
+
+
+def _changes(model: DecoderConfig, stage: ContextStage) -> dict[str, Any]:
+    """What `stage` changes of the settings of `model`."""
+    where = f"context: from step {stage.from_step}"
+    embedding = model.position_embedding
+    if stage.positions is not None and isinstance(embedding, LearnedPositions):
+        raise ValueError(
+            f"{where}: LearnedPositions has a vector for each of {model.positions} positions and "
+            "none for more; choose Rope, Alibi or NoPositions for the model"
+        )
+    if stage.rope is not None and not isinstance(embedding, Rope):
+        raise ValueError(
+            f"{where}: rope is set, but model.position_embedding is {embedding.kind}; leave it out"
+        )
+    if stage.rope is None and stage.positions is None:
+        raise ValueError(f"{where}: nothing changes; give positions, rope, or both")
+    positions = {} if stage.positions is None else {"positions": stage.positions}
+    return positions | ({} if stage.rope is None else {"position_embedding": stage.rope})
+
+
+def model_of(stages: ModelStages, data_step: int) -> DecoderConfig:
+    """The model at `data_step`."""
+    return [model for step, model in stages if step <= max(data_step, 0)][-1]
 
 
 def width_transfer(model: DecoderConfig) -> WidthTransfer | None:
@@ -216,10 +290,13 @@ def width_transfer(model: DecoderConfig) -> WidthTransfer | None:
     return WidthTransfer(model.mup.multiple(model.channels), roles_of(parameter_shapes(model)))
 
 
-def check_positions(sequence_length: int, model: DecoderConfig) -> None:
-    """Raise ValueError if sequences are longer than the model can tell positions apart."""
+def check_positions(
+    sequence_length: int, model: DecoderConfig, setting: str = "model.positions"
+) -> None:
+    """Raise ValueError if sequences are longer than the model can tell positions apart; `setting`:
+    what allows for more."""
     if sequence_length > model.positions:
         raise ValueError(
             f"sequence_length ({sequence_length} tokens) is beyond the model's {model.positions} "
-            f"positions; lower it, or set model.positions = {sequence_length}"
+            f"positions; lower it, or set {setting} = {sequence_length}"
         )

@@ -13,6 +13,7 @@ from trainrig.evaluate.confined.run import run_confined
 from trainrig.evaluate.engine.chat_prompts import chat_prompt
 from trainrig.evaluate.engine.encoding import GenerationRequest, LikelihoodRequest, RequestEncoder
 from trainrig.evaluate.engine.generation import StopRule, answer_greedily
+from trainrig.evaluate.engine.judge import Judge, Pair
 from trainrig.evaluate.engine.likelihood import ContinuationScore, score_continuations
 from trainrig.evaluate.tasks.definition import Task
 from trainrig.evaluate.tasks.prompts import Question
@@ -20,6 +21,7 @@ from trainrig.evaluate.tasks.scoring import (
     Continuation,
     GeneratedAnswer,
     MultipleChoice,
+    PreferredAnswer,
     ProgramTests,
     RollingText,
 )
@@ -40,6 +42,7 @@ class Examination:
     task: Task
     batch_tokens: int
     chat: bool  # whether prompts are a user's words, in the tokenizer's chat format
+    judge: Judge | None = None  # of the task's answers, if it has one
 
     def rows(self, questions: Sequence[Question]) -> list[Row]:
         """The scored rows of `questions`, in their order."""
@@ -50,6 +53,8 @@ class Examination:
                 return self._continuations(questions)
             case GeneratedAnswer() as scoring:
                 return self._generated(questions, scoring)
+            case PreferredAnswer() as scoring:
+                return self._preferred(questions, scoring)
             case ProgramTests() as scoring:
                 return self._programs(questions, scoring)
             case RollingText():
@@ -134,6 +139,28 @@ class Examination:
             rows.append(row | _truncation([request]))
         return rows
 
+    def _preferred(self, questions: Sequence[Question], scoring: PreferredAnswer) -> list[Row]:
+        assert self.judge is not None
+        written = self._written(questions, scoring)
+        pairs = [
+            Pair(
+                question,
+                self._before(question) + question.prompt + self.task.delimiter,
+                self._turns(question, question.prompt),
+                text.strip(),
+                question.expected.strip(),
+            )
+            for question, _, text in written
+        ]
+        rows = []
+        judged = self.judge.compare(pairs, scoring)
+        for (question, request, text), found in zip(written, judged, strict=True):
+            row = _row(question, {"win_rate": found.preferred}, text.strip())
+            row |= {"written": text, "margins": list(found.margins)}
+            cut = {"truncated": True} if found.truncated else {}
+            rows.append(row | cut | _truncation([request]))
+        return rows
+
     def _programs(self, questions: Sequence[Question], scoring: ProgramTests) -> list[Row]:
         program = template(scoring.program, f"task '{self.task.name}': scoring.program")
         rows = []
@@ -146,7 +173,9 @@ class Examination:
         return rows
 
     def _written(
-        self, questions: Sequence[Question], scoring: GeneratedAnswer | ProgramTests
+        self,
+        questions: Sequence[Question],
+        scoring: GeneratedAnswer | PreferredAnswer | ProgramTests,
     ) -> list[tuple[Question, GenerationRequest, str]]:
         encoder = self.encoder.encoder
         requests = []

@@ -14,12 +14,13 @@ from trainrig import config, manifest, storage
 from trainrig.errors import DataError
 from trainrig.evaluate.engine.answers import Examination
 from trainrig.evaluate.engine.encoding import RequestEncoder
+from trainrig.evaluate.engine.judge import Judge
 from trainrig.evaluate.engine.opened_model import OpenedModel
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.tasks.definition import Task
 from trainrig.evaluate.tasks.prompts import Question, Renderer, choose_shots, shots_for
 from trainrig.evaluate.tasks.rows import read_rows
-from trainrig.evaluate.tasks.scoring import ProgramTests
+from trainrig.evaluate.tasks.scoring import PreferredAnswer, ProgramTests
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work
 
@@ -63,6 +64,9 @@ class TaskPlan:
         run = self.tasks[given["task"]]
         begin = given["begin"]
         questions = questions_of(run)[begin : begin + self.run.shard_rows]
+        scoring, judge = run.task.scoring, None
+        if isinstance(scoring, PreferredAnswer):
+            judge = Judge.open(scoring, self.run, opened.model, run.chat)
         examination = Examination(
             model=opened.model,
             encoder=RequestEncoder(
@@ -71,6 +75,7 @@ class TaskPlan:
             task=run.task,
             batch_tokens=self.run.batch_tokens,
             chat=run.chat,
+            judge=judge,
         )
         rows = examination.rows(questions)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,8 +1,21 @@
 """leaderboard.html: all evaluations of a folder in one table."""
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from trainrig import figures
 from trainrig.evaluate.leaderboard import Leaderboard
 from trainrig.evaluate.scores.task_score import TaskScore
-from trainrig.report import KeyFigure, PageCommand, ReportPage, ReportTable, Section, Verdict
+from trainrig.report import (
+    Chart,
+    KeyFigure,
+    PageCommand,
+    ReportPage,
+    ReportTable,
+    Section,
+    Verdict,
+)
 
 
 def leaderboard_page(board: Leaderboard, folder: str) -> ReportPage:
@@ -18,9 +31,53 @@ def leaderboard_page(board: Leaderboard, folder: str) -> ReportPage:
             KeyFigure("Tasks", str(len(board.tasks)), "tasks", "of any evaluation"),
             KeyFigure("In the mean", str(len(board.shared)), "tasks", "that all have"),
         ),
-        sections=(Section("table", "All evaluations, the best first", (board_table(board),)),),
+        sections=(
+            Section("table", "All evaluations, the best first", (board_table(board),)),
+            *_against_flops(board),
+        ),
         commands=(PageCommand("trainrig compare A B", "See whether two differ at all:"),),
         provenance={"Where": {"folder": folder}},
+    )
+
+
+def _against_flops(board: Leaderboard) -> tuple[Section, ...]:
+    """Each task's scores against the operations of training, where there are some to compare."""
+    charts = tuple(_chart(board, name) for name in board.against_flops())
+    return (Section("compute", "What more training bought", charts),) if charts else ()
+
+
+def _chart(board: Leaderboard, task: str) -> Chart:
+    points = board.against_flops()[task]
+    flops = np.array([each for each, _ in points])
+    scores = np.array([score.value for _, score in points])
+    chance = next(row.card.tasks[task].chance for row in board.rows if task in row.card.tasks)
+
+    def plot(axes: Axes) -> None:
+        for at, score in points:
+            if score.low is not None and score.high is not None:
+                axes.plot([at, at], [score.low, score.high], color=figures.C1, linewidth=1.5)
+        axes.plot(flops, scores, "o", color=figures.C1)
+        if chance is not None:
+            axes.axhline(chance, color=figures.MUTED, linewidth=1, linestyle="--")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(numticks=5))
+        # Not matplotlib's own, which writes powers as TeX.
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:.0e}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set(xlabel="operations of training (6ND)", ylabel="score")
+
+    first, last = scores[0], scores[-1]
+    return Chart(
+        f"{task}: {first:.3f} at {flops[0]:.2g} operations, {last:.3f} at {flops[-1]:.2g}",
+        figures.draw(plot, 230),
+        label=f"Dots of the score of {task} against operations of training, with 95% intervals.",
+        caption=f"n = {len(points)} checkpoints; lines are 95% intervals"
+        + ("." if chance is None else f"; dashed: chance, {chance:.3f}."),
+        table=ReportTable(
+            f"{task} by operations",
+            ("operations", "score", "from", "to"),
+            tuple((at, score.value, score.low, score.high) for at, score in points),
+        ),
     )
 
 

@@ -30,6 +30,9 @@ class Scorecard(BaseModel):
     step: int
     scores: dict[str, SourceScore]  # of held-out text, by source
     tasks: dict[str, TaskScore] = {}
+    # Operations of the run that the checkpoint is of, by 6ND over what it was trained on; None: of
+    # no run that says.
+    training_flops: float | None = None
 
 
 def read_scorecard(folder: str) -> Scorecard:

@@ -13,6 +13,7 @@ from trainrig.evaluate.tasks.scoring import (
     Continuation,
     GeneratedAnswer,
     MultipleChoice,
+    PreferredAnswer,
     ProgramTests,
 )
 from trainrig.evaluate.tasks.templates import Fields, expression, template, texts
@@ -108,6 +109,10 @@ class Renderer:
                 return lambda fields, row: {
                     "answers": _some(targets(fields, row), f"{row}: scoring.targets")
                 }
+            case PreferredAnswer():
+                against = template(scoring.against, where + "against")
+                template(scoring.judge_prompt, where + "judge_prompt")
+                return lambda fields, row: {"answers": (against(fields, row),)}
             case ProgramTests():
                 return lambda fields, row: {}
         return lambda fields, row: {}

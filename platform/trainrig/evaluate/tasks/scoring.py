@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
+from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.evaluate.checks.settings import AnswerCheck, ExactMatch
 
 
@@ -51,6 +51,26 @@ class GeneratedAnswer(Settings):
     check: AnswerCheck = ExactMatch()  # when an answer is right
 
 
+class PreferredAnswer(Settings):
+    """A text that the model writes, greedily, and whether a judge prefers it to another.
+
+    A judge with a score for a head scores both. A language model is asked which is better, in
+    either order: half a win is one in one order alone.
+    """
+
+    kind: Literal["PreferredAnswer"] = "PreferredAnswer"
+    against: str  # template of the answer that the model's is compared with
+    judge: Annotated[str, NOT_IDENTITY]  # run folder or checkpoint of the judge
+    # Template of what a language model is asked, of the row's fields, `question`, `first` and
+    # `second`; it is to go on with A or B.
+    judge_prompt: str = (
+        "Question:\n{{ question }}\n\nAnswer A:\n{{ first }}\n\nAnswer B:\n{{ second }}\n\n"
+        "Which answer is better, A or B? The better answer is"
+    )
+    until: tuple[str, ...] = ()  # texts at which the answer ends, without them
+    maximum_tokens: int = Field(default=256, ge=1)  # tokens of an answer, at most
+
+
 class RollingText(Settings):
     """How well each row's prompt is predicted, all of it: perplexity and bits per byte."""
 
@@ -76,6 +96,6 @@ class ProgramTests(Settings):
 
 
 Scoring = Annotated[
-    MultipleChoice | Continuation | GeneratedAnswer | RollingText | ProgramTests,
+    MultipleChoice | Continuation | GeneratedAnswer | PreferredAnswer | RollingText | ProgramTests,
     Field(discriminator="kind"),
 ]

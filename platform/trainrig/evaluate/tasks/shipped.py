@@ -5,6 +5,7 @@ from importlib import resources
 from typing import Any
 
 from trainrig import config, storage
+from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ConfigError
 from trainrig.evaluate.run_file import TaskChoice
 from trainrig.evaluate.tasks.definition import Task
@@ -31,7 +32,7 @@ def load_task(choice: TaskChoice, folder: str | None) -> tuple[Task, str]:
     if choice.few_shot is not None:
         shown: Mapping[str, Any] = data.get("few_shot", {})
         data["few_shot"] = {**shown, "count": choice.few_shot}
-    task = config.build(Task, data, where, text)
+    task = with_absolute_paths(config.build(Task, data, where, text))
     if task.few_shot.rows is not None:
         placed = _placed(task.few_shot.rows, folder, where)
         task = task.model_copy(

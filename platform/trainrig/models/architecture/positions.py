@@ -113,3 +113,16 @@ class NoPositions(Settings):
 PositionEmbedding = Annotated[
     Rope | Alibi | LearnedPositions | NoPositions, Field(discriminator="kind")
 ]
+
+
+class ContextStage(Settings):
+    """From a step on, positions of another kind, for longer sequences. What a stage does not say
+    stays as it was before."""
+
+    # First step of data with these positions, counted from 0. 0: from the beginning, of a run that
+    # continues from another.
+    from_step: int = Field(ge=0)
+    # Length in tokens of the longest sequence from then on; None: as before.
+    positions: int | None = Field(default=None, ge=1)
+    # The angles of `model.position_embedding` from then on; None: as before.
+    rope: Rope | None = None

@@ -21,6 +21,7 @@ from trainrig.train.checkpoint.adapter_entries import (
 )
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint
 from trainrig.train.checkpoint.found import (
+    check_context,
     check_data,
     content_key,
     describe,
@@ -77,6 +78,7 @@ __all__ = [
     "StoredModel",
     "adapter_of",
     "check_base",
+    "check_context",
     "check_data",
     "committed",
     "content_key",

@@ -25,6 +25,7 @@ from trainrig.train.checkpoint.manifest import (
     newest_valid,
 )
 from trainrig.train.evaluations.settings import BestBy
+from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.records import find_best
 
@@ -120,6 +121,19 @@ def check_entries(checkpoint: str, entries: Mapping[str, Any], batches: DataHist
         raise ConfigError(
             f"{checkpoint}: trained on other data than this run file names ({changed}); use that "
             "data, or another `output`; stages may be changed from here on alone"
+        )
+
+
+def check_context(checkpoint: str, entries: Mapping[str, Any], job: TrainingJob) -> None:
+    """Raise ConfigError unless the positions of `job` changed before `checkpoint`, whose `entries`
+    were read, as they did in the run that wrote it. What comes after may be another."""
+    here = job.context_before(entries["data_step"])
+    there = entries.get("context", here[:1])  # what is older knew of no stages
+    changed = difference_of({"context": there}, {"context": here})
+    if changed:
+        raise ConfigError(
+            f"{checkpoint}: trained with other stages of [[context]] than this run file has "
+            f"({changed}); use those, or another `output`; they may be changed from here on alone"
         )
 
 

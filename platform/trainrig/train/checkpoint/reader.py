@@ -25,7 +25,12 @@ from trainrig.train.checkpoint.chunks import (
     FileChunks,
     read_chunk,
 )
-from trainrig.train.checkpoint.found import check_entries, read_entries, read_small
+from trainrig.train.checkpoint.found import (
+    check_context,
+    check_entries,
+    read_entries,
+    read_small,
+)
 from trainrig.train.checkpoint.manifest import (
     SUFFIX,
     TOKENIZER,
@@ -50,7 +55,8 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
 
     def read() -> dict[str, Any]:
         entries = read_entries(checkpoint)
-        check_model(checkpoint, entries, job.model)
+        check_context(checkpoint, entries, job)
+        check_model(checkpoint, entries, job.model_after(entries["data_step"]))
         check_adapter(checkpoint, entries, job.adapter)
         check_entries(checkpoint, entries, batches)
         if read_small(checkpoint, TOKENIZER).decode() != job.tokenizer:

@@ -21,6 +21,7 @@ from trainrig.train.run.charts.rollout_charts import rollout_charts
 from trainrig.train.run.charts.run_charts import (
     Line,
     RunReportData,
+    forgetting_chart,
     goodput_chart,
     gradient_chart,
     loss_chart,
@@ -116,6 +117,8 @@ def run_page(run_data: RunReportData) -> str:
         charts.append(prediction_chart(run_data, run_data.prediction))
     if run_data.held_out:
         charts.append(sources_chart(run_data))
+        if run_data.held_out[0]["step"] == 0 and len(run_data.held_out) > 1:
+            charts.append(forgetting_chart(run_data))
     sections = [Section("loss", "How well it predicts", tuple(charts))]
     if rollouts := rollout_charts(run_data):  # first: a policy's loss says little
         sections.insert(0, Section("rollouts", "What its answers are worth", tuple(rollouts)))
@@ -195,7 +198,7 @@ def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
             "Speed",
             short(float(np.median(speeds))),
             "tokens/s",
-            f"the median; {last['cluster/workers']:.0f} workers in the end",
+            f"the median; workers in the end: {last['cluster/workers']:.0f}",
         ),
         KeyFigure(
             "Goodput",

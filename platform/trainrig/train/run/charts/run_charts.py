@@ -3,7 +3,7 @@
 Titles are worded from the numbers, so a worse run gets a worse title.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator
 
 from trainrig import figures
-from trainrig.figures import C1, C2, C3, C4, BarPart, BarRow, Interruptions, NoisyCurve, Numbers
+from trainrig.figures import (
+    C1,
+    C2,
+    C3,
+    C4,
+    BarPart,
+    BarRow,
+    BeforeAfter,
+    Interruptions,
+    Mark,
+    NoisyCurve,
+    Numbers,
+)
 from trainrig.report import Cell, Chart, ReportTable, duration, percent, visible
 from trainrig.train.evaluations.comparison import ModelView
 from trainrig.train.evaluations.decisions import ScoredCheckpoint
@@ -22,6 +34,7 @@ from trainrig.train.run.prediction import Prediction
 from trainrig.train.run.scores.records import EarlyEnd
 
 Line = Mapping[str, Any]
+FORGETTING_ROWS = 12  # sources that are drawn: those that changed most
 TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
 SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
 
@@ -66,6 +79,26 @@ class RunReportData:
         """The start of every attempt after the first."""
         return [event for event in self.events if event["event"] == "attempt_started"][1:]
 
+    @property
+    def marks(self) -> list[Mark]:
+        """What happened along its steps: restarts, resizes, and spikes with what was undone."""
+        found: list[Mark] = []
+        workers: int = 0
+        spike: int | None = None
+        for event in self.events:
+            if event["event"] == "spike":
+                spike = event["back_to"]
+                name = "spike" if spike is None else "spike, rolled back"
+                found.append(Mark(event["step"], name, spike))
+            elif event["event"] == "attempt_started":
+                before, workers = workers, event["workers"]
+                if before and workers != before:
+                    found.append(Mark(event["step"], f"resize, {before} → {workers}"))
+                elif before and spike is None:
+                    found.append(Mark(event["step"], "restart"))
+                spike = None
+        return found
+
 
 def values(lines: Sequence[Line], name: str) -> Numbers:
     """One figure of each line; NaN where it was none."""
@@ -86,8 +119,8 @@ def loss_chart(run_data: RunReportData) -> Chart:
     marks = Interruptions(
         held_out=held_out,
         thrown_away=[(values(x, "step"), values(x, "train/loss")) for x in run_data.thrown_away],
-        restarts=[float(event["step"]) for event in run_data.moves],
     )
+    plot: Callable[[Axes], object]
     if len(held_out[0]):
         plot = partial(figures.plot_interrupted_curve, curve=curve, interruptions=marks)
         title = f"Held-out loss {held_out[1][0]:.2f} → {held_out[1][-1]:.2f} {run_data.unit}"
@@ -96,13 +129,61 @@ def loss_chart(run_data: RunReportData) -> Chart:
         title = f"Training loss {losses[0]:.2f} → {losses[-1]:.2f} {run_data.unit}"
     return Chart(
         title,
-        figures.draw(plot, 290),
+        figures.draw(_marked(plot, run_data.marks), 290),
         label="Line of the training loss against steps, with what happened along it.",
         caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {curve.mean_over}"
         + ("; diamonds: held out" if len(held_out[0]) else "")
-        + ("; numbered: where a later attempt goes on" if marks.restarts else "")
-        + ("; dotted: steps that one took again." if marks.thrown_away else "."),
+        + ("; dotted: steps that a later attempt took again" if marks.thrown_away else "")
+        + f".{_told(run_data.marks)}",
         table=_series_table("Training loss", run_data.updates, "train/loss", run_data.unit),
+    )
+
+
+def _marked(plot: Callable[[Axes], object], marks: Sequence[Mark]) -> Callable[[Axes], None]:
+    """`plot`, and what happened along it."""
+
+    def both(ax: Axes) -> None:
+        plot(ax)
+        figures.plot_marks(ax, marks)
+
+    return both
+
+
+def _told(marks: Sequence[Mark]) -> str:
+    """What the marks are, in words."""
+    if not marks:
+        return ""
+    undone = any(mark.since is not None for mark in marks)
+    band = "; shaded: updates that a rollback undid" if undone else ""
+    return f" Dashed: what happened there, of {len(marks)} events{band}."
+
+
+def forgetting_chart(run_data: RunReportData) -> Chart:
+    """The held-out loss of each source before the first step of a run that continues another, and
+    now."""
+    first, last = run_data.held_out[0], run_data.held_out[-1]
+    names = sorted(n for n in last if n.startswith("eval/") and n != "eval/loss" and n in first)
+    names = [n for n in names if None not in (first[n], last[n]) and n.endswith("/loss")]
+    pairs = [BeforeAfter(n[5:-5], first[n], last[n]) for n in names if n.count("/terms/") == 0]
+    change = {pair.name: pair.after - pair.before for pair in pairs}
+    worst, best = max(change, key=lambda n: change[n]), min(change, key=lambda n: change[n])
+    title = f"Forgot nothing: no held-out loss has risen; {best} fell by {-change[best]:.2f}"
+    if change[worst] > 0:
+        title = f"Forgot most of {worst}, {change[worst]:+.2f} {run_data.unit}"
+        title += f"; learnt most of {best}, {change[best]:+.2f}" if change[best] < 0 else ""
+    shown = sorted(pairs, key=lambda pair: -abs(change[pair.name]))[:FORGETTING_ROWS]
+    plot = partial(figures.plot_pairs, pairs=shown, x_label=f"held-out loss ({run_data.unit})")
+    return Chart(
+        title,
+        figures.draw(plot, 90 + 38 * len(shown)),
+        label="Two dots a source: its held-out loss before the run and now.",
+        caption=f"The same rows, before the first step and at step {last['step']:,}; to the right "
+        "is forgotten.",
+        table=ReportTable(
+            "Held-out loss by source, before and after",
+            ("source", "before", "after", "change"),
+            tuple((pair.name, pair.before, pair.after, change[pair.name]) for pair in pairs),
+        ),
     )
 
 
@@ -130,9 +211,10 @@ def sources_chart(run_data: RunReportData) -> Chart:
     more = f" Drawn: the {len(shown)} with the highest loss." if len(ordered) > len(shown) else ""
     return Chart(
         title,
-        figures.draw(plot, 260),
+        figures.draw(_marked(plot, run_data.marks), 260),
         label="Lines of the held-out loss against steps, one a source.",
-        caption=f"n = {len(run_data.held_out):,} measurements on the same rows each time.{more}",
+        caption=f"n = {len(run_data.held_out):,} measurements on the same rows each time.{more}"
+        f"{_told(run_data.marks)}",
         table=ReportTable(
             "Held-out loss by source, first and last",
             ("source", "first", "last"),

@@ -1,0 +1,133 @@
+"""A judge of two answers: a reward model that scores both, or a language model that is asked.
+
+Shapes: B answers, T positions.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainrig.evaluate.engine.chat_prompts import chat_prompt
+from trainrig.evaluate.engine.encoding import LikelihoodRequest, RequestEncoder
+from trainrig.evaluate.engine.likelihood import score_continuations
+from trainrig.evaluate.engine.prefix_reading import Ids, padded
+from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.tasks.prompts import Question
+from trainrig.evaluate.tasks.scoring import PreferredAnswer
+from trainrig.evaluate.tasks.templates import template
+from trainrig.models.decoder import Decoder
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.train import checkpoint
+
+LETTERS = (" A", " B")  # what a language model says of the answer that it was shown first, second
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to one prompt."""
+
+    question: Question
+    context: str  # all that stands before an answer, as plain text
+    turns: Sequence[tuple[str, str]]  # the same as a conversation
+    mine: str  # the evaluated model's
+    other: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How much better a judge finds the first answer of a pair."""
+
+    margins: tuple[float, ...]  # above 0: better. Of a language model one for either order
+    truncated: bool = False  # the judge did not see the beginning
+
+    @property
+    def preferred(self) -> float:
+        """1: it is preferred; 0: the other is; half of it where the judge sees no difference, or
+        says one thing in one order and another in the other."""
+        points = [0.5 if margin == 0 else float(margin > 0) for margin in self.margins]
+        return sum(points) / len(points)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A judge on its device."""
+
+    model: Decoder
+    encoder: RequestEncoder
+    batch_tokens: int
+    chat: bool  # whether it reads conversations
+
+    @classmethod
+    def open(cls, scoring: PreferredAnswer, run: Evaluation, like: Decoder, chat: bool) -> "Judge":
+        """That of `scoring`, where the evaluated model `like` is. Raises DataError if there is
+        none."""
+        weight = like.embedding.weight
+        path = checkpoint.resolve(scoring.judge)
+        model, encoder = _opened(path, str(weight.device), str(weight.dtype))
+        asked = RequestEncoder(encoder, model.config.positions, run.document_start)
+        return cls(model, asked, run.batch_tokens, chat)
+
+    def compare(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
+        """What it makes of each of `pairs`, in their order."""
+        if self.model.config.head == "score":
+            return [self._scored(pair) for pair in pairs]
+        return self._asked(pairs, scoring)
+
+    @torch.inference_mode()
+    def _scored(self, pair: Pair) -> Judgement:
+        """By the scores of the last tokens of both answers, which is where a reward model has
+        learnt to give one."""
+        room = self.model.config.positions
+        whole = [self._answered(pair, answer) for answer in (pair.mine, pair.other)]
+        kept = [ids[-room:] for ids in whole]
+        device = self.model.embedding.weight.device
+        ids_BT = torch.tensor([list(row) for row in padded(kept)], device=device)
+        width = ids_BT.shape[1]
+        places = [row * width + len(ids) - 1 for row, ids in enumerate(kept)]
+        output = self.model(ids_BT, places_N=torch.tensor(places, device=device))
+        mine, other = output.logits.squeeze(-1).float().tolist()
+        return Judgement((mine - other,), truncated=kept != whole)
+
+    def _answered(self, pair: Pair, answer: str) -> Ids:
+        """The ids of the conversation, or the text, that ends with `answer`."""
+        encoder = self.encoder.encoder
+        if self.chat:
+            (ids,) = encoder.encode_batch([answer])
+            return (*chat_prompt(encoder, pair.turns), *map(int, ids))
+        return self.encoder.plain_prompt(pair.context + answer)
+
+    def _asked(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
+        """By what is likelier to follow the question which is better, asked in either order: that
+        judges favour a place cancels out (Zheng et al. 2023, arXiv:2306.05685, section 3.4)."""
+        prompt = template(scoring.judge_prompt, "scoring.judge_prompt")
+        requests: list[LikelihoodRequest] = []
+        for pair in pairs:
+            for first, second in ((pair.mine, pair.other), (pair.other, pair.mine)):
+                given = {"question": pair.question.prompt, "first": first, "second": second}
+                text = prompt({**pair.question.fields, **given}, pair.question.where)
+                requests += self._letters(text)
+        found = iter(score_continuations(self.model, requests, self.batch_tokens))
+        asked = iter(requests)
+        judged = []
+        for _ in pairs:
+            nats = [next(found).log_likelihood for _ in range(4)]
+            cut = any(next(asked).truncated for _ in range(4))
+            judged.append(Judgement((nats[0] - nats[1], nats[3] - nats[2]), truncated=cut))
+        return judged
+
+    def _letters(self, text: str) -> list[LikelihoodRequest]:
+        """Both letters after `text`."""
+        if not self.chat:
+            return self.encoder.continuations(text, LETTERS)
+        context = chat_prompt(self.encoder.encoder, [("user", text)])
+        encoded = self.encoder.encoder.encode_batch([letter.strip() for letter in LETTERS])
+        return [self.encoder.request(context, [int(i) for i in ids]) for ids in encoded]
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: str, device: str, dtype: str) -> tuple[Decoder, Encoder]:
+    opened = checkpoint.open_model(path)
+    model = opened.build().to(device=device, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    return model, Encoder(opened.tokenizer, opened.path, opened.beside)

@@ -1,0 +1,171 @@
+"""A run that all happens to: planted pages, a worker killed, a resize; and what its page tells.
+
+Two domains of real pages, cut into documents of one window each, so that those of four steps can be
+planted: their letters are drawn at random. Nothing but the data is touched.
+"""
+
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+from resiliparse.extract.html2text import extract_plain_text
+
+from trainrig import manifest
+from trainrig.corpus.curate import Curation
+from trainrig.corpus.run_file import CurationSource
+from trainrig.errors import Unfinished
+from trainrig.runs.culprits import find_culprits, find_url
+from trainrig.runs.watch import live_page
+from trainrig.tokens.prepare import Tokenization, tokenize
+from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
+from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.train.pretrain import prepare, pretrain
+from trainrig.train.run import metrics
+from trainrig.train.run_file import Pretraining
+
+pytestmark = [*(getattr(pytest.mark, name) for name in ("ray", "slow", "chaos", "soak", "data"))]
+
+LENGTH = 128  # tokens of a window, and of a document with the one that ends it
+PLANTED = range(60, 64)  # data steps
+HOSTS = {"reference": "https://numpy.org/", "blog": "https://lilianweng.github.io/"}
+DOCUMENTS = 1_500  # of each domain
+
+
+def real_documents(crawl: Path) -> list[dict[str, str]]:
+    """Pieces of real pages, one letter a token, each as long as a window."""
+    found = {source: [] for source in HOSTS}
+    for path in sorted(crawl.glob("*.warc.gz")):
+        with path.open("rb") as file:
+            for record in ArchiveIterator(file, WarcRecordType.response, parse_http=True):
+                url = record.headers["WARC-Target-URI"]
+                source = next((s for s, host in HOSTS.items() if url.startswith(host)), None)
+                if source is None or len(found[source]) >= DOCUMENTS:
+                    continue
+                page = record.reader.read().decode(errors="ignore")
+                text = extract_plain_text(page, main_content=True)
+                text = re.sub(r"\s+", " ", text.encode("ascii", "ignore").decode())
+                pieces = [text[at : at + LENGTH - 1] for at in range(0, len(text), LENGTH - 1)]
+                for number, piece in enumerate(pieces[:60]):
+                    if len(piece) == LENGTH - 1:
+                        row = {"id": f"{url}/{number}", "url": f"{url}?piece={number}"}
+                        found[source].append(row | {"source": source, "text": piece})
+    assert all(found.values()), {source: len(rows) for source, rows in found.items()}
+    return [row | {"language": "en"} for rows in found.values() for row in rows[:DOCUMENTS]]
+
+
+def tokenized(folder: Path, rows: list[dict[str, str]]) -> str:
+    """The folder of tokens of `rows`."""
+    source = CurationSource(name="pages", paths=("pages.warc",))
+    curated = str(folder / "curated")
+    stage = manifest.claim(curated, Curation(output=curated, workers=0, sources=(source,)), {})
+    Path(stage.path("kept")).mkdir(exist_ok=True)
+    files = {}
+    for domain in HOSTS:
+        name = f"kept/{domain}.parquet"
+        own = [row for row in rows if row["source"] == domain]
+        pq.write_table(pa.Table.from_pylist(own), stage.path(name))
+        files[name] = manifest.file_sum(stage.path(name))
+    stage.finish({"kept": len(rows)}, files)
+    tokenizer, tokens = str(folder / "tokenizer"), str(folder / "tokens")
+    settings = ByteLevelBPE(vocabulary=263)  # bytes and special tokens, no merges
+    make_tokenizer(TokenizerTraining(documents=curated, output=tokenizer, tokenizer=settings))
+    tokenize(
+        Tokenization(
+            documents=curated, tokenizer=tokenizer, output=tokens, workers=0, held_out=0.05
+        )
+    )
+    return tokens
+
+
+def run_of(tokens: str, output: Path, workers: int) -> Pretraining:
+    training = {
+        "steps": 160,
+        "optimizer": {"kind": "AdamW", "lr": 0.003},
+        "schedule": {"kind": "Cosine", "warmup": 10},
+        "virtual_workers": 2,
+        "checkpoints": {"every": 10, "keep": 20},
+        "held_out": {"every": 20, "rows": 8},
+        "metrics": {"every": 5, "layers_every": 10},
+        "spikes": {"window": 32},
+        "averaging": {"horizons": [20]},
+    }
+    sizes = {"layers": 4, "channels": 128, "heads": 4, "positions": LENGTH}
+    return Pretraining(
+        tokens=tokens,
+        output=str(output),
+        workers=workers,
+        model=sizes,
+        batches={"sequence_length": LENGTH, "global_batch": 16, "micro_batch": 4},
+        training=training,
+    )
+
+
+def planted(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[int, set[str]]]:
+    """The tokens of `rows` with those of the steps PLANTED garbled; their URLs by step."""
+    job = prepare(run_of(tokenized(folder / "clean", rows), folder / "unused", 1))
+    batches = job.make_batches()
+    urls: dict[int, set[str]] = {}
+    for step in PLANTED:
+        for micro in batches.at(step):
+            for row, place, number in micro.pieces.tolist():
+                if place == 0:
+                    source = batches.sources[micro.sources[row]]
+                    urls.setdefault(step, set()).add(batches.shards.document(source, number).url)
+    garbled = set().union(*urls.values())
+    dice = random.Random(25)
+    letters = [chr(code) for code in range(33, 127)]
+    for row in rows:
+        if row["url"] in garbled:
+            row["text"] = "".join(dice.choices(letters, k=LENGTH - 1))
+    return tokenized(folder / "planted", rows), urls
+
+
+@pytest.mark.timeout(3_000)
+def test_a_page_tells_the_story_of_a_run_that_all_happens_to(
+    one_ray, chaos, test_data, write_result, tmp_path
+):
+    tokens, urls = planted(real_documents(test_data / "crawl"), tmp_path)
+    run = run_of(tokens, tmp_path / "run", 2)
+    events = chaos.events(run.output)
+
+    def trouble():
+        events.wait("checkpoint", 2)
+        os.kill(events.ranks()[1], signal.SIGKILL)
+        events.wait("spike")
+        events.wait("attempt_started", 3)
+        events.wait_for_a_step()
+        Path(run.output, "stop").touch()
+
+    began = time.monotonic()
+    aside = chaos.aside(trouble)
+    with pytest.raises(Unfinished):
+        pretrain(run)
+    aside.end()
+    pretrain(run_of(tokens, tmp_path / "run", 1))  # on half the workers
+    seconds = time.monotonic() - began
+
+    (spike,) = events.all("spike")
+    begin, end = spike["skip"]
+    assert PLANTED.start - 2 <= begin <= PLANTED.start and PLANTED.stop <= end <= PLANTED.stop + 2
+    for step in PLANTED:
+        found = find_culprits(run.output, None, step)
+        worst = {each.url for each in found if each.rules and " " not in each.text}
+        assert worst == urls[step], step
+    seen = find_url(run.output, min(urls[PLANTED.start]))
+    assert seen.steps == ()  # its data was skipped
+    page = live_page(run.output)
+    for told in ("restart", "spike, rolled back", "resize, 2 → 1"):
+        assert f">{told}<" in page, told
+    last = metrics.series(run.output)[-1]
+    held_out = metrics.held_out_series(run.output)[-1]["eval/loss"]
+    assert f"{held_out:.3f}" in page and f"{last['train/loss']:.3f}" in page
+    alarms = [event["name"] for event in events.all("alarm")]
+    found = {"seconds": round(seconds), "steps": last["step"], "skip": spike["skip"]}
+    write_result("story.json", found | {"planted": sum(map(len, urls.values())), "alarms": alarms})

@@ -1,0 +1,114 @@
+"""Answers that a judge prefers to others, or not: by a reward model and by a language model."""
+
+import json
+
+import pytest
+import torch
+
+from trainrig.errors import DataError, OutputTaken
+from trainrig.evaluate.engine.judge import Judge, Pair
+from trainrig.evaluate.engine.shards import read_scored
+from trainrig.evaluate.run_file import Evaluation, TaskChoice
+from trainrig.evaluate.scorecard import evaluate
+from trainrig.evaluate.scores.card import read_scorecard
+from trainrig.evaluate.tasks.prompts import Question
+from trainrig.evaluate.tasks.scoring import PreferredAnswer
+from trainrig.models.decoder import Decoder, initialise
+from trainrig.train.checkpoint import write_model
+
+TASK = """
+name = "better"
+rows = "rows.jsonl"
+prompt = "Question {{ query }} Answer"
+[scoring]
+kind = "PreferredAnswer"
+against = "{{ other }}"
+judge = "JUDGE"
+maximum_tokens = 5
+"""
+
+
+@pytest.fixture
+def judges(tmp_path, tiny_model, tiny_encoder):
+    """The folders of a model to evaluate, and of two judges."""
+    reward = Decoder(tiny_model.config.with_score_head())
+    initialise(reward, seed=9)
+    asked = Decoder(tiny_model.config)
+    initialise(asked, seed=11)
+    for name, model in {"run": tiny_model, "reward": reward, "asked": asked}.items():
+        path = str(tmp_path / name)
+        write_model(path, model.config, tiny_encoder.text, model.state_dict())
+    return tmp_path
+
+
+def run_of(judges, judge, output="card"):
+    rows = [{"query": f"the sea {n}", "other": f" grey{' and' * n}"} for n in range(6)]
+    (judges / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (judges / "task.toml").write_text(TASK.replace("JUDGE", str(judges / judge)))
+    return Evaluation(
+        checkpoint=str(judges / "run"),
+        output=str(judges / output),
+        tasks=(TaskChoice(task=str(judges / "task.toml")),),
+        task_rows=str(judges),
+        shard_rows=4,
+    )
+
+
+def pair(mine, other):
+    question = Question(row=1, where="here", prompt="the sea", fields={})
+    return Pair(question, "the sea ", [("user", "the sea")], mine, other)
+
+
+def judge_of(judges, name, tiny_model):
+    scoring = PreferredAnswer(against="", judge=str(judges / name))
+    return Judge.open(scoring, run_of(judges, name), tiny_model, chat=False), scoring
+
+
+def test_a_reward_model_prefers_what_it_scores_higher(judges, tiny_model, tiny_encoder):
+    judge, scoring = judge_of(judges, "reward", tiny_model)
+
+    def score(text):
+        (ids,) = tiny_encoder.encode_batch([text])
+        ids = [tiny_encoder.end_of_text, *map(int, ids)]
+        return float(judge.model(torch.tensor([ids])).logits[0, -1, 0].detach())
+
+    answers = ["grey", "and because the mirror", "because"]
+    for mine in answers:
+        for other in answers:
+            (found,) = judge.compare([pair(mine, other)], scoring)
+            wanted = score(f"the sea {mine}") - score(f"the sea {other}")
+            assert found.margins == (pytest.approx(wanted, abs=1e-5),)
+            same, better = mine == other, wanted > 0
+            assert found.preferred == (0.5 if same else float(better))
+
+
+def test_a_language_model_is_asked_in_either_order_and_its_habits_cancel(judges, tiny_model):
+    judge, scoring = judge_of(judges, "asked", tiny_model)
+    pairs = [pair("grey", "because"), pair("because", "grey"), pair("and", "and")]
+    there, back, same = judge.compare(pairs, scoring)
+    assert there.margins[0] == pytest.approx(-back.margins[1], abs=1e-5)
+    assert there.preferred == 1 - back.preferred
+    # It favours one letter whatever it reads; of two equal answers neither gains by that.
+    assert same.margins[0] == -same.margins[1] != 0 and same.preferred == 0.5
+    (alone,) = judge.compare(pairs[:1], scoring)
+    assert alone.margins == pytest.approx(there.margins, abs=1e-5)
+
+
+@pytest.mark.parametrize("judge", ["reward", "asked"])
+def test_the_scorecard_has_how_often_the_models_answer_wins(judges, judge):
+    run = run_of(judges, judge)
+    evaluate(run)
+    rows = read_scored(run.output, "better")
+    assert [row["expected"] for row in rows] == [f" grey{' and' * n}" for n in range(6)]
+    points = [row["scores"]["win_rate"] for row in rows]
+    score = read_scorecard(run.output).tasks["better"]
+    assert score.metric == "win_rate" and score.headline.value == pytest.approx(sum(points) / 6)
+    assert all(len(row["margins"]) == (1 if judge == "reward" else 2) for row in rows)
+
+
+def test_a_judge_that_is_not_there_or_another_one_is_told(judges):
+    evaluate(run_of(judges, "reward"))
+    with pytest.raises(OutputTaken, match="task 'better'"):
+        evaluate(run_of(judges, "asked"))
+    with pytest.raises(DataError, match="nowhere: no whole checkpoint there"):
+        evaluate(run_of(judges, "nowhere", output="other"))
