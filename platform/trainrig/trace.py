@@ -232,7 +232,7 @@ def _batches(run: Traced, encoder: Encoder) -> PretrainBatches:
     """The batches of `run`."""
     tokens = storage.absolute(_shards_of(run))
     if isinstance(run, Pretraining):
-        corruption = find_corruption(run.objective, encoder)
+        corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
         return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
     padding = encoder.special_tokens.padding
     if not isinstance(run.objective, SFT):  # references aren't looked at

@@ -74,7 +74,7 @@ def prepare(run: Pretraining) -> TrainingJob:
     encoder = Encoder(tokenizer, files.where, files.beside)
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)
-    corruption = find_corruption(run.objective, encoder)
+    corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
     make_batches = functools.partial(open_batches, tokens, run.batches, run.cache, corruption)
     batches = make_batches()
     epochs = batches.check_epochs(run.training.steps)
