@@ -21,6 +21,7 @@ from trainrig import config, manifest, storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import SFT
+from trainrig.objectives.contract import find_corruption
 from trainrig.posttrain.preference_rows import kind_of, open_answers
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import open_conversations
@@ -231,7 +232,8 @@ def _batches(run: Traced, encoder: Encoder) -> PretrainBatches:
     """The batches of `run`."""
     tokens = storage.absolute(_shards_of(run))
     if isinstance(run, Pretraining):
-        return pretrain.open_batches(tokens, run.batches, run.cache)
+        corruption = find_corruption(run.objective, encoder)
+        return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
     padding = encoder.special_tokens.padding
     if not isinstance(run.objective, SFT):  # references aren't looked at
         kind = kind_of(run.objective)
@@ -333,10 +335,13 @@ def _sequences(
     answers = _answers(micro)
     for row, sample in enumerate(micro.samples.tolist()):
         where = batches.locate(sample)
+        places = [piece.place for piece in where.pieces]
+        if batches.corruption is not None:  # which may have moved them
+            places = micro.pieces[micro.pieces[:, 0] == row, 1].tolist()
         for answer, (ids_BT, targets_BT) in answers.items():
             ids, targets = ids_BT[row], targets_BT[row]
             filled = len(ids) - padding(ids, encoder)
-            ends = [piece.place for piece in where.pieces[1:]] + [filled]
+            ends = [*places[1:], filled]
             yield TracedSequence(
                 sample=sample,
                 micro_batch=index,
@@ -347,14 +352,14 @@ def _sequences(
                 targets=int((targets != IGNORE).sum()),
                 documents=tuple(
                     TracedDocument(
-                        place=piece.place,
-                        tokens=end - piece.place,
+                        place=place,
+                        tokens=end - place,
                         id=piece.document.id,
                         url=piece.document.url,
                         corpus_file=piece.document.corpus_file,
                         corpus_row=piece.document.corpus_row,
                     )
-                    for piece, end in zip(where.pieces, ends, strict=True)
+                    for piece, place, end in zip(where.pieces, places, ends, strict=True)
                 ),
                 ids=tuple(ids.tolist()),
                 target_ids=tuple(targets.tolist()),

@@ -4,7 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainrig.config.field_marks import without_kind
 from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.kto import KTO
 from trainrig.objectives.policy import (
     CISPO,
@@ -29,6 +31,10 @@ from trainrig.objectives.preference import (
 from trainrig.objectives.reward import ProcessReward, Reward
 from trainrig.objectives.sft import SFT
 
+# Of text. Those beside CausalLM may corrupt rows first: see `Corrupting` in contract.py.
+OfText = CausalLM | FillInTheMiddle
+PretrainingObjective = Annotated[OfText, Field(discriminator="kind"), without_kind("CausalLM")]
+
 # Of pairs of answers: what needs a reference model, and all.
 Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
 Pairwise = Referenced | ORPO | SimPO
@@ -39,9 +45,7 @@ Tuning = Annotated[SFT | Pairwise | KTO | Scoring, Field(discriminator="kind")]
 # Of the model's own answers, by what they are worth.
 Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus
 
-Objective = Annotated[
-    CausalLM | SFT | Pairwise | KTO | Scoring | Policy, Field(discriminator="kind")
-]
+Objective = Annotated[OfText | SFT | Pairwise | KTO | Scoring | Policy, Field(discriminator="kind")]
 
 __all__ = [
     "CISPO",
@@ -58,11 +62,13 @@ __all__ = [
     "APOZero",
     "CausalLM",
     "DrGRPO",
+    "FillInTheMiddle",
     "Hinge",
     "IPOPerToken",
     "Objective",
     "Pairwise",
     "Policy",
+    "PretrainingObjective",
     "ProcessReward",
     "Referenced",
     "ReinforcePlusPlus",

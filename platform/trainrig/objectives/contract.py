@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from trainrig.tokens.batches import MicroBatch
+from trainrig.tokens.batches import Corruption, MicroBatch
+from trainrig.tokens.encoding.encode import Encoder
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     import torch
@@ -187,6 +188,23 @@ class Watchful(Protocol):
         """What goes wrong and what to do, in one line, by the means of `diagnostics` over the
         newest steps; None: nothing does."""
         ...
+
+
+@runtime_checkable
+class Corrupting(Protocol):
+    """An objective that is trained on other rows than next-token prediction is."""
+
+    def corruption(self, encoder: Encoder) -> Corruption:
+        """What it makes of rows of the ids of `encoder`.
+
+        Raises DataError if that lacks a token that is needed for it.
+        """
+        ...
+
+
+def find_corruption(objective: object, encoder: Encoder) -> Corruption | None:
+    """What `objective` makes of rows; None: it leaves them as they are. Raises DataError."""
+    return objective.corruption(encoder) if isinstance(objective, Corrupting) else None
 
 
 def differentiable_loss(

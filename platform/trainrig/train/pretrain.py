@@ -11,9 +11,11 @@ from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.objectives.contract import find_corruption
 from trainrig.parallel.compiled import check_compiler
 from trainrig.processes import lease
 from trainrig.storage.writable import check_folder
+from trainrig.tokens.batches import Corruption
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
@@ -72,7 +74,9 @@ def prepare(run: Pretraining) -> TrainingJob:
     encoder = Encoder(tokenizer, files.where, files.beside)
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)
-    batches = open_batches(tokens, run.batches, run.cache)
+    corruption = find_corruption(run.objective, encoder)
+    make_batches = functools.partial(open_batches, tokens, run.batches, run.cache, corruption)
+    batches = make_batches()
     epochs = batches.check_epochs(run.training.steps)
     for source in batches.left_out:
         log.warning(
@@ -87,14 +91,14 @@ def prepare(run: Pretraining) -> TrainingJob:
         folder=storage.absolute(run.output),
         model=model,
         training=run.training.at_absolute_paths(),
-        make_batches=functools.partial(open_batches, tokens, run.batches, run.cache),
+        make_batches=make_batches,
         tokenizer=tokenizer,
         beside=checkpoint.tokenizer_files(weights).beside if weights else files.beside,
         objective=run.objective,
         initial_weights=weights,
         new_levels=tuple(stage.from_step for stage in run.batches.resolved()[1:]),
         epochs=epochs,
-        make_held_out=_held_out(run, tokens),
+        make_held_out=_held_out(run, tokens, corruption),
     )
 
 
@@ -123,7 +127,9 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
     return begun.model, begun.path
 
 
-def _held_out(run: Pretraining, tokens: str) -> Callable[[], HeldOutSets | None]:
+def _held_out(
+    run: Pretraining, tokens: str, corruption: Corruption | None
+) -> Callable[[], HeldOutSets | None]:
     """What opens the held-out rows; says so if the run wants some and there are none."""
     if run.training.held_out.rows == 0:
         return nothing_held_out
@@ -133,7 +139,7 @@ def _held_out(run: Pretraining, tokens: str) -> Callable[[], HeldOutSets | None]
         micro_batch=run.batches.micro_batch,
         by_document=run.batches.attend == "document",
     )
-    make = functools.partial(open_held_out_split, tokens, sizes, run.cache)
+    make = functools.partial(open_held_out_split, tokens, sizes, run.cache, corruption)
     if make() is None:
         log.warning(
             "%s: nothing is held out, so no held-out loss will be measured; tokenize with a larger "
@@ -144,18 +150,27 @@ def _held_out(run: Pretraining, tokens: str) -> Callable[[], HeldOutSets | None]
     return make
 
 
-def open_held_out_split(tokens: str, sizes: RowSizes, cache: BlockCache) -> HeldOutSets | None:
-    """The held-out rows of the folder `tokens`; None if nothing is held out there."""
+def open_held_out_split(
+    tokens: str, sizes: RowSizes, cache: BlockCache, corruption: Corruption | None = None
+) -> HeldOutSets | None:
+    """The held-out rows of the folder `tokens`, as `corruption` makes them; None if nothing is held
+    out there."""
     sets = open_held_out(TokenShards.open(storage.join(tokens, HELD_OUT), cache), sizes)
-    return sets if sets.sources else None
+    if not sets.sources:
+        return None
+    return sets if corruption is None else sets.corrupted(corruption)
 
 
 def open_batches(
-    tokens: str, settings: BatchSettings, cache: BlockCache | None = None
+    tokens: str,
+    settings: BatchSettings,
+    cache: BlockCache | None = None,
+    corruption: Corruption | None = None,
 ) -> PretrainBatches:
-    """The batches of the training split of the folder `tokens`; `cache`: for one in a bucket."""
+    """The batches of the training split of the folder `tokens`; `cache`: for one in a bucket;
+    `corruption`: what the objective makes of them."""
     shards = TokenShards.open(storage.join(tokens, TRAIN), cache)
-    return PretrainBatches(shards, settings, cache)
+    return PretrainBatches(shards, settings, cache, corruption=corruption)
 
 
 def drive(

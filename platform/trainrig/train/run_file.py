@@ -9,7 +9,7 @@ from trainrig.errors import ConfigError
 from trainrig.models import Model
 from trainrig.models.architecture.width_transfer import roles_of
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
-from trainrig.objectives import CausalLM
+from trainrig.objectives import CausalLM, PretrainingObjective
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
@@ -188,7 +188,7 @@ class Pretraining(TrainingRunFile):
     # Plan that `trainrig plan` wrote, for the report to compare with; None: no comparison.
     plan: Annotated[str | None, NOT_IDENTITY] = None
     batches: BatchSettings  # what a batch is made of
-    objective: CausalLM = CausalLM()  # what training makes small
+    objective: PretrainingObjective = CausalLM()  # what training makes small
     training: Training  # how long to train, and how
 
     @model_validator(mode="after")
