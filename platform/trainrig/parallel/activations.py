@@ -107,6 +107,9 @@ def mean_entropy(
     sees_QS = key_at_S <= at_Q1
     if sight.window is not None:
         sees_QS &= key_at_S > at_Q1 - sight.window
+    if not sight.causal:
+        reach = seen if sight.window is None else (sight.window - 1) // 2
+        sees_QS = (key_at_S - at_Q1).abs() <= reach
     if sight.documents_BS is not None:
         documents_S = sight.documents_BS[0, -seen:]
         sees_QS &= documents_S[at_Q1] == documents_S

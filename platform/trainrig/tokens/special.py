@@ -9,6 +9,7 @@ ASSISTANT = "<|assistant|>"
 END_OF_TURN = "<|end_of_turn|>"
 BEGIN_OF_TEXT = "<|begin_of_text|>"
 SYSTEM = "<|system|>"
+MASK = "<|mask|>"  # tokenizers that we train have none, but reserved slots to name as it
 # In tokenizers that we train, their ids are their places here: 0 … 6.
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN, BEGIN_OF_TEXT, SYSTEM)
 
@@ -40,6 +41,10 @@ PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
         "<｜begin▁of▁sentence｜>",  # DeepSeek
     ),
     SYSTEM: (),
+    MASK: (
+        "[MASK]",  # BERT, ModernBERT
+        "<mask>",  # RoBERTa
+    ),
 }
 
 

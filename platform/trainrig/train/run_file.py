@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from trainrig.config import NOT_IDENTITY, OUTPUT, ProgressUnit, ResourceRequest, RunFile, Settings
 from trainrig.errors import ConfigError
+from trainrig.models import Model
 from trainrig.models.architecture.width_transfer import roles_of
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.objectives import CausalLM, PretrainingObjective
@@ -183,7 +184,7 @@ class Pretraining(TrainingRunFile):
     # Run folder or checkpoint whose weights to begin with; schedule, data and optimizer state are
     # this run's own; None: fresh weights.
     continue_from: Annotated[str | None, NOT_IDENTITY] = None
-    model: DecoderConfig | None = None  # sizes of the model; None: that of `continue_from`
+    model: Model | None = None  # sizes of the model; None: that of `continue_from`
     # Plan that `trainrig plan` wrote, for the report to compare with; None: no comparison.
     plan: Annotated[str | None, NOT_IDENTITY] = None
     batches: BatchSettings  # what a batch is made of

@@ -1,5 +1,6 @@
 """The tensors of a model, ours made of theirs and theirs of ours, one at a time."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -7,8 +8,8 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import DataError
-from trainrig.models.decoder import Decoder
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.model import build_model
 from trainrig.models.families.mapping import (
     DERIVED,
     EXPERT,
@@ -26,7 +27,7 @@ HEAD = ("head.weight",)
 def tensor_shapes(config: DecoderConfig) -> dict[str, Size]:
     """The shape of each tensor of a model, by our names; nothing is made."""
     with torch.device("meta"):
-        return {name: tuple(t.shape) for name, t in Decoder(config).state_dict().items()}
+        return {name: tuple(t.shape) for name, t in build_model(config).state_dict().items()}
 
 
 def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) -> list[TensorName]:
@@ -111,13 +112,22 @@ def read_theirs(
 def with_prefix(
     stored: dict[str, StoredTensor], family: Family, names: list[TensorName]
 ) -> dict[str, StoredTensor]:
-    """`stored` under the names of the whole model, where it was saved without its head."""
+    """`stored` under the names of the whole model, where it was saved without its head, and by the
+    newer ones of norms: before 2019 they were TensorFlow's."""
+    stored = {_newer(name): tensor for name, tensor in stored.items()}
     if any(name.startswith(family.prefix) for name in stored):
         return stored
     whole = {entry.theirs for entry in names}
     return {
         name if name in whole else family.prefix + name: tensor for name, tensor in stored.items()
     }
+
+
+def _newer(name: str) -> str:
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(f"LayerNorm{old}"):
+            return name.removesuffix(old) + new
+    return name
 
 
 def check_names(
@@ -135,7 +145,9 @@ def check_names(
             f"{len(stored)} there are; download or save the model again"
         )
     known = {*wanted, "lm_head.weight"}  # some files repeat a tied head
-    if surplus := sorted(n for n in stored if n not in known and not DERIVED.fullmatch(n)):
+    unused = re.compile(family.surplus)
+    left = (n for n in stored if n not in known and not DERIVED.fullmatch(n))
+    if surplus := sorted(n for n in left if not unused.fullmatch(n)):
         raise DataError(
             f"{folder}: tensor {surplus[0]!r} ({len(surplus)} such) has no place in a "
             f"{family.model_type} model; merge adapters and undo quantisation before the import"
