@@ -50,7 +50,6 @@ PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
 
 # What objectives other than next-token prediction ask a tokenizer for: no role of a text, so that
 # each is found by these names alone. Where published tokenizers have one, its name is taken.
-MASK = ("<|mask|>", "[MASK]", "<mask>")  # BERT; RoBERTa
 # What stands before, after and in place of the middle, arXiv:2207.14255.
 FIM_PREFIX = ("<|fim_prefix|>", "<fim_prefix>", "<｜fim▁begin｜>")  # Qwen; StarCoder; DeepSeek
 FIM_SUFFIX = ("<|fim_suffix|>", "<fim_suffix>", "<｜fim▁hole｜>")

@@ -197,12 +197,22 @@ class Pretraining(TrainingRunFile):
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
         if self.model is not None:
             self.check_positions(self.model)
+            self.check_objective(self.model)
             if self.model.head == "score":
                 raise ValueError(
                     'model.head: a "score" is learnt of preferences; pretrain with "tokens", and '
                     '`posttrain` the model with objective.kind = "Reward"'
                 )
         return self
+
+    def check_objective(self, model: DecoderConfig) -> None:
+        """Raise ValueError unless the objective is one for `model`."""
+        wanted, kind = self.objective.trains, self.objective.kind
+        if model.kind != wanted:
+            raise ValueError(
+                f'objective.kind = "{kind}" trains a model of kind "{wanted}", not "{model.kind}"; '
+                f'set model.kind = "{wanted}", or choose another objective'
+            )
 
     def check_positions(self, model: DecoderConfig) -> None:
         """Raise ValueError if a stage's sequences are longer than `model` can tell apart."""

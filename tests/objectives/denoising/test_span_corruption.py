@@ -26,7 +26,7 @@ from trainrig.tokens.batches import (
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
-WORDS = "Preheat the oven to 350°F and grease the pan".split()
+WORDS = ["Preheat", "the", "oven", "to", "350°F", "and", "grease", "the", "pan"]
 X0, X1 = 100, 101
 
 
