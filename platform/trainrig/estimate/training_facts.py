@@ -10,6 +10,7 @@ from trainrig.estimate.memory import cache_memory, step_memory
 from trainrig.flops import six_n_d, token_flops
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.objectives import MaskedLM
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run_file import Pretraining
@@ -79,10 +80,13 @@ def _rented(taken: Cost) -> str:
 def _flops(run: Pretraining, model: DecoderConfig) -> float:
     """Of all steps, each stage's rows as long as they are."""
     stages = run.batches.resolved()
+    predicted = (
+        run.objective.mean_rate(run.training.steps) if isinstance(run.objective, MaskedLM) else 1.0
+    )
     ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
     ends.append(run.batches.positions(run.training.steps))
     return sum(
-        (end - begin) * token_flops(model, stage.sequence_length).training
+        (end - begin) * token_flops(model, stage.sequence_length, predicted=predicted).training
         for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
     )
 

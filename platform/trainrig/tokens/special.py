@@ -9,7 +9,7 @@ ASSISTANT = "<|assistant|>"
 END_OF_TURN = "<|end_of_turn|>"
 BEGIN_OF_TEXT = "<|begin_of_text|>"
 SYSTEM = "<|system|>"
-MASK = "<|mask|>"  # tokenizers that we train have none, but reserved slots to name as it
+MASK = "<|mask|>"  # one that we train has it if its `extra` tokens name it
 # In tokenizers that we train, their ids are their places here: 0 … 6.
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN, BEGIN_OF_TEXT, SYSTEM)
 
@@ -50,7 +50,6 @@ PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
 
 # What objectives other than next-token prediction ask a tokenizer for: no role of a text, so that
 # each is found by these names alone. Where published tokenizers have one, its name is taken.
-MASK = ("<|mask|>", "[MASK]", "<mask>")  # BERT; RoBERTa
 # What stands before, after and in place of the middle, arXiv:2207.14255.
 FIM_PREFIX = ("<|fim_prefix|>", "<fim_prefix>", "<｜fim▁begin｜>")  # Qwen; StarCoder; DeepSeek
 FIM_SUFFIX = ("<|fim_suffix|>", "<fim_suffix>", "<｜fim▁hole｜>")
