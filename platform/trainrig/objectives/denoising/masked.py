@@ -44,9 +44,8 @@ class MaskedLM(CausalLM):
     # 15%: Ankner et al. 2023, arXiv:2305.15096); None: `rate` throughout.
     final_rate: float | None = Field(default=None, gt=0, lt=1)
     rate_steps: int | None = Field(default=None, ge=1)  # steps that the change takes
-    # Of the predicted tokens, the share that the mask token replaces, and that a random one does;
-    # the others are left as they are.
-    masked: float = Field(default=0.8, ge=0, le=1)
+    masked: float = Field(default=0.8, ge=0, le=1)  # share of those that the mask token replaces
+    # Share of those that a random token replaces; the others are left as they are.
     replaced: float = Field(default=0.1, ge=0, le=1)
     # What is hidden together: nothing, the tokens of a word, or those of a span. The last word or
     # span of a row may be hidden in part, as the number of tokens is fixed.
