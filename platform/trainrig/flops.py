@@ -23,7 +23,7 @@ PER_PARAMETER = 6  # 6ND: forward and backward, a multiply and an add each
 class TokenFlops:
     """Operations of one token's forward pass, by where they are made."""
 
-    projections: float  # of attention and feed-forward, in all layers
+    projections: float  # of attention and feed-forward in all layers, and before the logits
     attention: float  # queries by keys, weights by values
     head: float  # logits; looking up the embedding costs none
 
@@ -56,13 +56,14 @@ def token_flops(
         local = window is not None and window.is_local(layer)
         size = window.size if window and local else None
         keys += _keys(sequence_length, size, causal, model.bidirectional)
-    products = multiplications(model.shapes.after_layers)
-    if model.shapes.head is None:  # the embedding's weight
-        products += model.outputs * shape.channels
+    logits = model.outputs * shape.channels
+    products = multiplications((model.shapes.layers, model.shapes.after_layers))
+    if model.shapes.head is not None:
+        products -= logits
     return TokenFlops(
-        projections=2.0 * multiplications(model.shapes.layers),
+        projections=2.0 * products,
         attention=4.0 * shape.heads * shape.head_channels * keys,
-        head=2.0 * products * predicted,
+        head=2.0 * logits * predicted,
     )
 
 

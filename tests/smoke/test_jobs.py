@@ -33,7 +33,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     *("curate", "ngrams", "classifier", "tokenizer", "tokens"),
-    *("pretrain", "conversations", "posttrain", "score", "evaluate", "export", "sweep"),
+    *("pretrain", "conversations", "posttrain", "score", "evaluate", "embed"),
+    *("export", "sweep"),
 )
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
@@ -260,6 +261,11 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "output": at["scores"],
             "sequence_length": "64",
         },
+        "embed": {
+            "checkpoint": at["model"],
+            "documents": at["documents"],
+            "output": str(folder / "embeddings"),
+        },
         "sweep": {
             "tokens": at["tokens"],
             "output": str(folder / "sweep"),
@@ -272,9 +278,8 @@ def arguments_of(script: str, folder: Path) -> list[str]:
     if script == "score":
         write_reward_model(at["model"], folder / "reward")
     run_file = {"tokens": "tokenize"}.get(script, script)
-    path = {"ngrams": "crawl", "classifier": "crawl", "score": "preferences"}.get(
-        script, "quickstart"
-    )
+    path = {"ngrams": "crawl", "classifier": "crawl", "score": "preferences"}
+    path = (path | {"embed": "encoder"}).get(script, "quickstart")
     given = [f"jobs/configs/{path}/{run_file}.toml"]
     for key, value in changes.items():
         given += ["--set", f"{key}={value}"]
@@ -307,6 +312,7 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
         "posttrain": ("steps", 2),
         "score": ("scored", len(WORDS)),
         "evaluate": ("step", 2),
+        "embed": ("documents", 60),
         "export": ("step", 2),
         "sweep": ("points", 4),
     }

@@ -7,6 +7,7 @@ from pydantic import Field
 from trainrig.config.field_marks import without_kind
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
+from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.kto import KTO
 from trainrig.objectives.policy import (
@@ -33,7 +34,7 @@ from trainrig.objectives.reward import ProcessReward, Reward
 from trainrig.objectives.sft import SFT
 
 # Of text. Those beside CausalLM may corrupt rows first: see `Corrupting` in contract.py.
-OfText = CausalLM | FillInTheMiddle | SpanCorruption
+OfText = CausalLM | FillInTheMiddle | MaskedLM | SpanCorruption
 PretrainingObjective = Annotated[OfText, Field(discriminator="kind"), without_kind("CausalLM")]
 
 # Of pairs of answers: what needs a reference model, and all.
@@ -66,6 +67,7 @@ __all__ = [
     "FillInTheMiddle",
     "Hinge",
     "IPOPerToken",
+    "MaskedLM",
     "Objective",
     "Pairwise",
     "Policy",

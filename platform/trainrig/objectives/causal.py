@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -21,8 +21,6 @@ UNIFORM = "uniform_cross_entropy"
 
 class CausalLM(Settings):
     """Cross-entropy of each next token that is a target, a mean over those of the global batch."""
-
-    trains: ClassVar[str] = "Decoder"  # the kind of model that it is for
 
     kind: Literal["CausalLM"] = "CausalLM"
 

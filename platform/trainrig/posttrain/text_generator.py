@@ -58,6 +58,11 @@ class TextGenerator:
                 f"{opened.path}: a reward model, which scores and does not speak; `trainrig score` "
                 "asks it"
             )
+        if opened.config.bidirectional:
+            raise DataError(
+                f"{opened.path}: an encoder, which reads whole texts and does not go on from one; "
+                "`trainrig evaluate` scores it"
+            )
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
         model = opened.build().to(device or _accelerator())
         return cls(model, encoder, opened.tuned)

@@ -9,7 +9,7 @@ ASSISTANT = "<|assistant|>"
 END_OF_TURN = "<|end_of_turn|>"
 BEGIN_OF_TEXT = "<|begin_of_text|>"
 SYSTEM = "<|system|>"
-MASK = "<|mask|>"  # tokenizers that we train have none, but reserved slots to name as it
+MASK = "<|mask|>"  # one that we train has it if its `extra` tokens name it
 # In tokenizers that we train, their ids are their places here: 0 … 6.
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN, BEGIN_OF_TEXT, SYSTEM)
 

@@ -11,6 +11,7 @@ from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.encoder.config import EncoderConfig
 from trainrig.objectives.contract import find_corruption
 from trainrig.parallel.compiled import check_compiler
 from trainrig.processes import lease
@@ -125,7 +126,30 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
         run.check_objective(begun.model)
     except ValueError as error:
         raise ConfigError(f"batches: {error}") from None
-    return begun.model, begun.path
+    try:
+        run.check_objective(begun.model)
+    except ValueError as error:
+        raise ConfigError(f"continue_from: {begun.path}: {error}") from None
+    if not run.convert:
+        return begun.model, begun.path
+    return _converted(begun.path, begun.model), begun.path
+
+
+def _converted(path: str, model: DecoderConfig) -> EncoderConfig:
+    """The encoder that the decoder at `path` becomes; says what changes."""
+    if model.bidirectional:
+        raise ConfigError(f"convert: {path} is an encoder already; leave it out")
+    if model.head == "score":
+        raise ConfigError(f"convert: {path} is a reward model; name the decoder it was made of")
+    window = model.attention.window
+    local = "" if window is None else f", as far as {window.size - 1} places in local layers"
+    log.warning(
+        "%s: a decoder, which goes on as an encoder: each token also sees those after it%s, and "
+        "the head says what stands at a place, no longer what follows; all weights are kept",
+        path,
+        local,
+    )
+    return EncoderConfig.of_decoder(model)
 
 
 def _held_out(

@@ -185,6 +185,8 @@ class Pretraining(TrainingRunFile):
     # this run's own; None: fresh weights.
     continue_from: Annotated[str | None, NOT_IDENTITY] = None
     model: Model | None = None  # sizes of the model; None: that of `continue_from`
+    # Whether a decoder to continue from becomes an encoder: each token then sees all others.
+    convert: bool = False
     # Plan that `trainrig plan` wrote, for the report to compare with; None: no comparison.
     plan: Annotated[str | None, NOT_IDENTITY] = None
     batches: BatchSettings  # what a batch is made of
@@ -195,6 +197,11 @@ class Pretraining(TrainingRunFile):
     def _sequence_fits_model(self) -> Self:
         if self.model is None and self.continue_from is None:
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
+        if self.convert and (self.continue_from is None or self.objective.kind != "MaskedLM"):
+            raise ValueError(
+                "convert makes an encoder of the decoder to `continue_from`, for objective "
+                "MaskedLM; leave it out"
+            )
         if self.model is not None:
             self.check_positions(self.model)
             self.check_objective(self.model)
@@ -206,12 +213,24 @@ class Pretraining(TrainingRunFile):
         return self
 
     def check_objective(self, model: DecoderConfig) -> None:
-        """Raise ValueError unless the objective is one for `model`."""
-        wanted, kind = self.objective.trains, self.objective.kind
-        if model.kind != wanted:
+        """Raise ValueError if `model` cannot learn what the objective asks."""
+        asked, kind = self.objective.kind == "SpanCorruption", "EncoderDecoder"
+        if asked != (model.kind == kind):
+            wanted = f'model.kind = "{kind}"' if asked else 'objective.kind = "SpanCorruption"'
             raise ValueError(
-                f'objective.kind = "{kind}" trains a model of kind "{wanted}", not "{model.kind}"; '
-                f'set model.kind = "{wanted}", or choose another objective'
+                f"objective {self.objective.kind} does not fit a model of kind {model.kind}: one "
+                f"reads a text and writes another; set {wanted}"
+            )
+        masked = self.objective.kind == "MaskedLM"
+        if masked and not model.bidirectional and not self.convert:
+            raise ValueError(
+                "objective MaskedLM asks for what stands on both sides, which a decoder does not "
+                'see; set model.kind = "Encoder", or with `continue_from` convert = true'
+            )
+        if model.bidirectional and not masked:
+            raise ValueError(
+                f"objective {self.objective.kind} predicts the next token, which an encoder sees; "
+                'set objective.kind = "MaskedLM"'
             )
 
     def check_positions(self, model: DecoderConfig) -> None:

@@ -132,7 +132,8 @@ def test_operations_are_those_of_products_counted_one_by_one():
     )
     flops = token_flops(config, length, predicted=0.15)
     assert flops.attention == pytest.approx(4 * 4 * 8 * sum(keys))
-    assert flops.head == pytest.approx(0.15 * 2 * (32 * 32 + 32 * 61))
+    assert flops.head == pytest.approx(0.15 * 2 * 32 * 61)
+    assert flops.projections == pytest.approx(2 * (3 * (32 * 32 * 3 + 3 * 32 * 128) + 32 * 32))
     whole = token_flops(settings(), length)
     assert whole.attention == pytest.approx(4 * 4 * 8 * 3 * length)
 

@@ -32,5 +32,10 @@ class OpenedModel:
                 f"checkpoint: {opened.path} is a reward model, which gives no text a probability; "
                 "`trainrig score` asks it"
             )
+        if opened.config.bidirectional and (run.tasks or run.conversations):
+            raise ConfigError(
+                f"checkpoint: {opened.path} is an encoder, which goes on from no text; leave "
+                "`tasks` and `conversations` out, and give `tokens`"
+            )
         model = opened.build().to(device=device, dtype=getattr(torch, run.dtype))
         return cls(model, Encoder(opened.tokenizer, opened.path, opened.beside))

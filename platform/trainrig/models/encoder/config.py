@@ -75,6 +75,17 @@ class EncoderConfig(DecoderConfig):
                 "that it hides nothing; lower it, or leave the window out"
             )
 
+    @classmethod
+    def of_decoder(cls, config: DecoderConfig) -> Self:
+        """The encoder that has the weights of a decoder of `config`: the same but that each token
+        also sees those after it, a window as far ahead as back."""
+        written = config.model_dump(exclude={"kind"})
+        window = config.attention.window
+        if window is not None:
+            wide = window.model_copy(update={"size": 2 * window.size - 1})
+            written["attention"] = config.attention.model_copy(update={"window": wide})
+        return cls.model_validate({**written, "embedding_norm": False, "transform": None})
+
     @property
     def shapes(self) -> EncoderShapes:
         """The sizes of every parameter. Raises ConfigError while the vocabulary is not settled."""

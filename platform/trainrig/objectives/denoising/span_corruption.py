@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -47,8 +47,6 @@ if TYPE_CHECKING:  # run files are read without torch, which takes seconds to im
 class SpanCorruption(CausalLM):
     """Cross-entropy of the spans left out of a text, each after its sentinel, a mean over the
     targets of the global batch."""
-
-    trains: ClassVar[str] = "EncoderDecoder"
 
     kind: Literal["SpanCorruption"] = "SpanCorruption"  # type: ignore[assignment]
     noise_density: float = Field(default=0.15, gt=0, lt=1)  # share of tokens that are left out

@@ -90,6 +90,8 @@ def _check(run: ReinforcementLearning, path: str, model: DecoderConfig) -> None:
             f"checkpoint: {path} is a reward model, which scores and does not speak; name a "
             "language model"
         )
+    if model.bidirectional:
+        raise ConfigError(f"checkpoint: {path} is an encoder, which generates nothing")
     longest = run.rollouts.prompt_tokens + run.rollouts.maximum_tokens
     if longest > model.positions:
         raise ConfigError(

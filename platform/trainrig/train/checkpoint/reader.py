@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trainrig import storage
 from trainrig.errors import ConfigError, InputError, TrainrigError
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
 from trainrig.parallel.slices import local_slice
 from trainrig.tokens.batches import DataHistory
@@ -99,6 +100,10 @@ def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
     were read: the same, but for a head that is still to be drawn."""
     if lacks_head(entries, model):
         there = read_settings(entries, checkpoint).with_score_head()
+        entries = {**entries, "model": there.model_dump(mode="json")}
+    there = read_settings(entries, checkpoint)
+    if isinstance(model, EncoderConfig) and not there.bidirectional:
+        there = EncoderConfig.of_decoder(there)  # the run file says so: its verb asked
         entries = {**entries, "model": there.model_dump(mode="json")}
     check_model(checkpoint, entries, model)
 
