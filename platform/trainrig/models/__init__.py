@@ -13,10 +13,11 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
+ENCODER_DECODER = "EncoderDecoder"  # its `kind`
 _CLASSES: Mapping[str, type[DecoderConfig]] = {
     "Decoder": DecoderConfig,
     "Encoder": EncoderConfig,
-    "EncoderDecoder": EncoderDecoderConfig,
+    ENCODER_DECODER: EncoderDecoderConfig,
 }
 
 
@@ -42,4 +43,4 @@ Model = Annotated[
     BeforeValidator(_with_kind),
 ]
 
-__all__ = ["Model", "model_class"]
+__all__ = ["ENCODER_DECODER", "Model", "model_class"]

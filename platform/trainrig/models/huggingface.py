@@ -21,6 +21,7 @@ from trainrig import storage
 from trainrig.config import Settings
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.families import Family, bare, find_family, read_config
 from trainrig.models.families.mapping import HubConfig
 from trainrig.models.families.safetensors_files import (
@@ -221,6 +222,8 @@ def _config_text(
         "pad_token_id": pad.id if pad else None,
         "transformers_version": TRANSFORMERS,
     }  # fmt: skip
+    if isinstance(config, EncoderDecoderConfig):  # what its decoder reads first
+        written = {**written, "decoder_start_token_id": special.padding}
     own = {key: value for key, value in own.items() if key not in written}
     head = {"architectures": [family.architecture_of(config)], "model_type": family.model_type}
     score = head | ONE_SCORE if config.head == "score" else {}
@@ -282,6 +285,7 @@ def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[st
 
 def _card(family: Family, config: DecoderConfig, dtype: str, settings: HubFolder) -> str:
     task = "fill-mask" if config.bidirectional else "text-generation"
+    task = "text2text-generation" if isinstance(config, EncoderDecoderConfig) else task
     task = "text-classification" if config.head == "score" else task
     about: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": task}
     about |= {

@@ -8,6 +8,7 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.estimate.training_facts import sizes_of
 from trainrig.manifest import Manifest
+from trainrig.models import ENCODER_DECODER
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives import SFT, Scoring
@@ -109,6 +110,11 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
 def _taught(run: FineTuning, path: str, model: DecoderConfig) -> DecoderConfig:
     """What becomes of `model`: one that is to score has a head for that, drawn anew if it had none
     before. Raises ConfigError for a reward model that is to speak."""
+    if model.kind == ENCODER_DECODER:
+        raise ConfigError(
+            f"checkpoint: {path} reads a text and writes another, so {run.objective.kind} can't "
+            "teach it; name a decoder"
+        )
     if isinstance(run.objective, get_args(Scoring)) and not model.bidirectional:
         return model if model.head == "score" else model.with_score_head()
     if model.bidirectional:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trainrig.errors import DataError
+from trainrig.models import ENCODER_DECODER
 from trainrig.models.decoder import Decoder
 from trainrig.models.generate import Request, generate_batch
 from trainrig.models.sampling import Sampling
@@ -57,6 +58,10 @@ class TextGenerator:
             raise DataError(
                 f"{opened.path}: a reward model, which scores and does not speak; `trainrig score` "
                 "asks it"
+            )
+        if opened.config.kind == ENCODER_DECODER:
+            raise DataError(
+                f"{opened.path}: reads a text and writes another, so it does not go on from one"
             )
         if opened.config.bidirectional:
             raise DataError(

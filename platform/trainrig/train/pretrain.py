@@ -10,6 +10,7 @@ from trainrig.config import RunFile, to_toml
 from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
+from trainrig.models import ENCODER_DECODER
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.objectives.contract import find_corruption
@@ -123,7 +124,6 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
     begun = find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
     try:
         run.check_positions(begun.model)
-        run.check_objective(begun.model)
     except ValueError as error:
         raise ConfigError(f"batches: {error}") from None
     try:
@@ -139,6 +139,8 @@ def _converted(path: str, model: DecoderConfig) -> EncoderConfig:
     """The encoder that the decoder at `path` becomes; says what changes."""
     if model.bidirectional:
         raise ConfigError(f"convert: {path} is an encoder already; leave it out")
+    if model.kind == ENCODER_DECODER:
+        raise ConfigError(f"convert: {path} has an encoder and a decoder; name a decoder's")
     if model.head == "score":
         raise ConfigError(f"convert: {path} is a reward model; name the decoder it was made of")
     window = model.attention.window

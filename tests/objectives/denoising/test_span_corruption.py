@@ -205,7 +205,7 @@ def test_a_decoder_reads_each_target_one_place_later():
 
 def test_too_few_sentinels_are_refused_with_how_many_are_needed(encoder):
     find_corruption(SpanCorruption(), encoder, 2000)
-    with pytest.raises(DataError, match="<extra_id_100> to <extra_id_204>.*`sentinels = 205`"):
+    with pytest.raises(DataError, match=r"<extra_id_100> to <extra_id_204>.*`sentinels = 205`"):
         find_corruption(SpanCorruption(), encoder, 4096)
     plain = Encoder(ByteLevelBPE(vocabulary=264, sentinels=1).train([]).decode())
     find_corruption(SpanCorruption(), plain, 20)

@@ -6,6 +6,7 @@ import torch
 
 from trainrig.errors import ConfigError
 from trainrig.evaluate.run_file import Evaluation
+from trainrig.models import ENCODER_DECODER
 from trainrig.models.decoder import Decoder
 from trainrig.parallel.mesh import local_device
 from trainrig.tokens.encoding.encode import Encoder
@@ -31,6 +32,11 @@ class OpenedModel:
             raise ConfigError(
                 f"checkpoint: {opened.path} is a reward model, which gives no text a probability; "
                 "`trainrig score` asks it"
+            )
+        if opened.config.kind == ENCODER_DECODER:
+            raise ConfigError(
+                f"checkpoint: {opened.path} reads a text and writes another, which no task here "
+                "asks for; its held-out loss is in the metrics of its run"
             )
         if opened.config.bidirectional and (run.tasks or run.conversations):
             raise ConfigError(

@@ -62,9 +62,8 @@ class EncoderDecoderConfig(DecoderConfig):
     position_embedding: RelativeBias = RelativeBias()  # type: ignore[assignment]
     # What attention has beside its heads; of this, the scale of queries alone.
     attention: AttentionSettings = AttentionSettings(query_scale=1.0)
-    feedforward: Network = Field(  # type: ignore[assignment]
-        default=GEGLU(), discriminator="kind"
-    )  # what a layer does to each token by itself
+    # What a layer does to each token by itself.
+    feedforward: Network = Field(default=GEGLU(), discriminator="kind")
     norm: Normalisation = RMSNorm(epsilon=1e-6)  # how activations are kept at one scale
     tie_embeddings: bool = False  # whether the output head uses the embedding's weights
 

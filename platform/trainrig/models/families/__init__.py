@@ -22,11 +22,12 @@ from trainrig.models.families.olmo2 import OLMO2
 from trainrig.models.families.qwen2 import QWEN2
 from trainrig.models.families.qwen3 import QWEN3
 from trainrig.models.families.qwen3_moe import QWEN3_MOE
+from trainrig.models.families.t5 import T5
 
 # In the order in which a model that is none's yet is tried.
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
-    BERT, ROBERTA, MODERNBERT,
+    BERT, ROBERTA, MODERNBERT, T5,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 

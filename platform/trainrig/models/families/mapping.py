@@ -19,6 +19,8 @@ from trainrig.models.architecture.positions import (
 from trainrig.models.decoder_config import DecoderConfig
 
 LAYER = "{layer}"  # in names of tensors: the number of the layer, from 0
+# In those of a decoder beside an encoder: the number of its layer, after the encoder's in ours.
+WRITING_LAYER = "{writing_layer}"
 EXPERT = "{expert}"  # in their names: the number of the expert, from 0
 # How architectures are called by what they make of a place: logits, or one score.
 CAUSAL, SCORE = "ForCausalLM", "ForSequenceClassification"

@@ -10,11 +10,13 @@ from torch import Tensor
 from trainrig.errors import DataError
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.families.mapping import (
     DERIVED,
     EXPERT,
     LAYER,
     SCORE_WEIGHT,
+    WRITING_LAYER,
     Family,
     TensorName,
 )
@@ -37,7 +39,7 @@ def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) 
     if config.head == "score":
         table = tuple(entry for entry in table if entry.ours != HEAD)
         table = (*table, TensorName(HEAD, SCORE_WEIGHT))
-    for entry in _by_layer(table, config.layers):
+    for entry in _by_layer(table, config):
         if all(name in shapes for name in entry.ours):
             found.append(entry)
             covered.update(entry.ours)
@@ -46,18 +48,27 @@ def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) 
     return found
 
 
-def _by_layer(table: tuple[TensorName, ...], layers: int) -> Iterator[TensorName]:
+def _by_layer(table: tuple[TensorName, ...], config: DecoderConfig) -> Iterator[TensorName]:
     of_layers = [entry for entry in table if LAYER in entry.theirs]
     first = table.index(of_layers[0])
     yield from table[:first]
-    for layer in range(layers):
-        for entry in of_layers:
-            yield replace(
-                entry,
-                ours=tuple(name.replace(LAYER, str(layer)) for name in entry.ours),
-                theirs=entry.theirs.replace(LAYER, str(layer)),
-            )
-    yield from (entry for entry in table[first:] if LAYER not in entry.theirs)
+    reading = config.encoding_layers if isinstance(config, EncoderDecoderConfig) else config.layers
+    for layer in range(reading):
+        yield from (_numbered(entry, LAYER, layer, layer) for entry in of_layers)
+    of_writing = [entry for entry in table if WRITING_LAYER in entry.theirs]
+    for layer in range(config.layers if of_writing else 0):
+        for entry in of_writing:
+            yield _numbered(entry, WRITING_LAYER, reading + layer, layer)
+    plain = (each for each in table[first:] if each not in of_layers and each not in of_writing)
+    yield from plain
+
+
+def _numbered(entry: TensorName, mark: str, ours: int, theirs: int) -> TensorName:
+    return replace(
+        entry,
+        ours=tuple(name.replace(mark, str(ours)) for name in entry.ours),
+        theirs=entry.theirs.replace(mark, str(theirs)),
+    )
 
 
 def their_shapes(entry: TensorName, shapes: Mapping[str, Size]) -> dict[str, Size]:

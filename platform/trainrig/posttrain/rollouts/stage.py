@@ -5,6 +5,7 @@ import functools
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import Manifest
+from trainrig.models import ENCODER_DECODER
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.initial_model import open_initial_model
@@ -90,6 +91,8 @@ def _check(run: ReinforcementLearning, path: str, model: DecoderConfig) -> None:
             f"checkpoint: {path} is a reward model, which scores and does not speak; name a "
             "language model"
         )
+    if model.kind == ENCODER_DECODER:
+        raise ConfigError(f"checkpoint: {path} has an encoder and a decoder; name a decoder's")
     if model.bidirectional:
         raise ConfigError(f"checkpoint: {path} is an encoder, which generates nothing")
     longest = run.rollouts.prompt_tokens + run.rollouts.maximum_tokens
