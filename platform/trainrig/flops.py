@@ -11,8 +11,9 @@ Shapes: T positions, C channels, H query heads, D channels of a head, V entries 
 
 from dataclasses import dataclass
 
-from trainrig.models.architecture.shapes import multiplications
+from trainrig.models.architecture.shapes import CrossLayerShape, multiplications
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
 BACKWARD = 2  # of a forward pass
 PER_PARAMETER = 6  # 6ND: forward and backward, a multiply and an add each
@@ -64,6 +65,25 @@ def token_flops(
         attention=4.0 * shape.heads * shape.head_channels * keys,
         head=2.0 * logits * predicted,
     )
+
+
+def encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written: int) -> float:
+    """Of training on one row of which the encoder reads `read` tokens and the decoder writes
+    `written`, forward and backward; keys and values of cross-attention are made of what is read.
+
+    Raises ConfigError while the vocabulary is not settled.
+    """
+    shape, layers = model.shape, model.shapes.layers
+    encoder, decoder = layers[: model.encoding_layers], layers[model.encoding_layers :]
+    products = read * multiplications(encoder) + written * multiplications(decoder)
+    for layer in decoder:
+        assert isinstance(layer, CrossLayerShape)
+        of_memory = layer.cross_attention.key, layer.cross_attention.value
+        products += (read - written) * multiplications(of_memory)
+    keys = len(encoder) * read**2 + len(decoder) * written * ((written + 1) / 2 + read)
+    attention = 4.0 * shape.heads * shape.head_channels * keys
+    head = 2.0 * written * model.outputs * shape.channels
+    return (2.0 * products + attention + head) * (1 + BACKWARD)
 
 
 def _keys(length: int, window: int | None, causal: bool, around: bool) -> float:

@@ -29,12 +29,14 @@ from trainrig.tokens.batches import (
     ADVANTAGES,
     CHOSEN_IDS,
     CHOSEN_TARGETS,
+    DECODER_IDS,
     IDS,
     IGNORE,
     REJECTED_IDS,
     REJECTED_TARGETS,
     REWARDS,
     STEP_LABELS,
+    TARGETS,
     MicroBatch,
 )
 from trainrig.tokens.encoding.encode import Encoder
@@ -49,6 +51,7 @@ from trainrig.train.run.stored_batches import StoredBatch, stored_batches
 from trainrig.train.run_file import Pretraining
 
 RUN_FILE = "run.toml"
+TARGET = "target"  # of a row for an encoder and a decoder, what the decoder reads and says
 Traced = Pretraining | FineTuning
 # Of each verb: the field with the folder of its shards, and the stage that made them.
 _FIELD_OF = {
@@ -77,7 +80,9 @@ class TracedSequence:
     micro_batch: int
     row: int
     source: str
-    answer: str  # of a pair, "chosen" or "rejected"; of a rollout, its reward; else empty
+    # Of a pair, "chosen" or "rejected"; of a rollout, its reward; of a row for an encoder and a
+    # decoder, "input" or "target"; else empty.
+    answer: str
     epoch: int  # of the source, from 0
     targets: int  # ids that are trained on
     documents: tuple[TracedDocument, ...]
@@ -232,7 +237,7 @@ def _batches(run: Traced, encoder: Encoder) -> PretrainBatches:
     """The batches of `run`."""
     tokens = storage.absolute(_shards_of(run))
     if isinstance(run, Pretraining):
-        corruption = find_corruption(run.objective, encoder)
+        corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
         return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
     padding = encoder.special_tokens.padding
     if not isinstance(run.objective, SFT):  # references aren't looked at
@@ -360,6 +365,7 @@ def _sequences(
                         corpus_row=piece.document.corpus_row,
                     )
                     for piece, place, end in zip(where.pieces, places, ends, strict=True)
+                    if answer != TARGET
                 ),
                 ids=tuple(ids.tolist()),
                 target_ids=tuple(targets.tolist()),
@@ -373,6 +379,12 @@ def _answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
         return {
             "chosen": (arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]),
             "rejected": (arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]),
+        }
+    if DECODER_IDS in arrays:
+        untrained = np.full_like(arrays[IDS], IGNORE)
+        return {
+            "input": (arrays[IDS], untrained),
+            TARGET: (arrays[DECODER_IDS], arrays[TARGETS]),
         }
     if STEP_LABELS in arrays:  # what is trained on is the last token of a step itself
         ids, labels = arrays[IDS], arrays[STEP_LABELS]

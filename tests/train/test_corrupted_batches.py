@@ -12,7 +12,16 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
 # Of each objective, what a run file says of it beside the usual.
-OBJECTIVES = {"FillInTheMiddle": {"objective": {"kind": "FillInTheMiddle", "rate": 0.8}}}
+T5 = {
+    "model": {
+        "kind": "EncoderDecoder", "layers": 2, "channels": 32, "heads": 4, "positions": 48,
+        "feedforward_channels": 64, "kv_heads": None,
+    },
+}  # fmt: skip
+OBJECTIVES = {
+    "FillInTheMiddle": {"objective": {"kind": "FillInTheMiddle", "rate": 0.8}},
+    "SpanCorruption": {"objective": {"kind": "SpanCorruption"}, **T5},
+}
 KINDS = tuple(OBJECTIVES)
 
 

@@ -11,8 +11,13 @@ from pydantic import BeforeValidator, Field
 from trainrig.models.architecture.presets import PRESETS
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
-_CLASSES: Mapping[str, type[DecoderConfig]] = {"Decoder": DecoderConfig, "Encoder": EncoderConfig}
+_CLASSES: Mapping[str, type[DecoderConfig]] = {
+    "Decoder": DecoderConfig,
+    "Encoder": EncoderConfig,
+    "EncoderDecoder": EncoderDecoderConfig,
+}
 
 
 def _kind_of(given: Mapping[str, Any]) -> Any:
@@ -32,7 +37,9 @@ def _with_kind(given: Any) -> Any:
 
 # A new kind of model is a member here, and of `_CLASSES`.
 Model = Annotated[
-    DecoderConfig | EncoderConfig, Field(discriminator="kind"), BeforeValidator(_with_kind)
+    DecoderConfig | EncoderConfig | EncoderDecoderConfig,
+    Field(discriminator="kind"),
+    BeforeValidator(_with_kind),
 ]
 
 __all__ = ["Model", "model_class"]

@@ -8,6 +8,7 @@ from trainrig.config.field_marks import without_kind
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
+from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.kto import KTO
 from trainrig.objectives.policy import (
     CISPO,
@@ -33,7 +34,7 @@ from trainrig.objectives.reward import ProcessReward, Reward
 from trainrig.objectives.sft import SFT
 
 # Of text. Those beside CausalLM may corrupt rows first: see `Corrupting` in contract.py.
-OfText = CausalLM | FillInTheMiddle | MaskedLM
+OfText = CausalLM | FillInTheMiddle | MaskedLM | SpanCorruption
 PretrainingObjective = Annotated[OfText, Field(discriminator="kind"), without_kind("CausalLM")]
 
 # Of pairs of answers: what needs a reference model, and all.
@@ -78,5 +79,6 @@ __all__ = [
     "RobustDPO",
     "Scoring",
     "SimPO",
+    "SpanCorruption",
     "Tuning",
 ]

@@ -202,9 +202,24 @@ class Corrupting(Protocol):
         ...
 
 
-def find_corruption(objective: object, encoder: Encoder) -> Corruption | None:
-    """What `objective` makes of rows; None: it leaves them as they are. Raises DataError."""
-    return objective.corruption(encoder) if isinstance(objective, Corrupting) else None
+@runtime_checkable
+class LengthLimited(Protocol):
+    """A corruption that needs more of a tokenizer the longer rows are."""
+
+    def check_length(self, longest: int) -> None:
+        """Raise DataError if rows of `longest` positions are too long for it."""
+        ...
+
+
+def find_corruption(objective: object, encoder: Encoder, longest: int) -> Corruption | None:
+    """What `objective` makes of rows of at most `longest` positions; None: it leaves them as they
+    are. Raises DataError."""
+    if not isinstance(objective, Corrupting):
+        return None
+    corruption = objective.corruption(encoder)
+    if isinstance(corruption, LengthLimited):
+        corruption.check_length(longest)
+    return corruption
 
 
 def differentiable_loss(

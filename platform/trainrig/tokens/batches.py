@@ -26,6 +26,11 @@ TOKENS = "tokens"
 # Of batches of conversations: what each target counts, in hundredths, and the sum of that.
 WEIGHTS = "weights"  # [B, T]; also a denominator
 
+# Of batches for an encoder and a decoder, beside IDS [B, S], what is encoded, and TARGETS [B, T].
+DECODER_IDS = "decoder_ids"  # [B, T] what the decoder reads: each target stands one place later
+# The document of each place, ascending from 1; 0 where there is padding. No place sees another's.
+SEGMENTS, DECODER_SEGMENTS = "segments", "decoder_segments"  # [B, S], [B, T]
+
 # Of batches of pairs, an answer preferred to another. Targets are IGNORE outside the completion.
 CHOSEN_IDS, CHOSEN_TARGETS = "chosen_ids", "chosen_targets"  # [B, T]
 REJECTED_IDS, REJECTED_TARGETS = "rejected_ids", "rejected_targets"  # [B, T]

@@ -75,7 +75,7 @@ def prepare(run: Pretraining) -> TrainingJob:
     encoder = Encoder(tokenizer, files.where, files.beside)
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)
-    corruption = find_corruption(run.objective, encoder)
+    corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
     make_batches = functools.partial(open_batches, tokens, run.batches, run.cache, corruption)
     batches = make_batches()
     epochs = batches.check_epochs(run.training.steps)
@@ -123,6 +123,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
     begun = find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
     try:
         run.check_positions(begun.model)
+        run.check_objective(begun.model)
     except ValueError as error:
         raise ConfigError(f"batches: {error}") from None
     try:

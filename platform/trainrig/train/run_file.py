@@ -214,6 +214,13 @@ class Pretraining(TrainingRunFile):
 
     def check_objective(self, model: DecoderConfig) -> None:
         """Raise ValueError if `model` cannot learn what the objective asks."""
+        asked, kind = self.objective.kind == "SpanCorruption", "EncoderDecoder"
+        if asked != (model.kind == kind):
+            wanted = f'model.kind = "{kind}"' if asked else 'objective.kind = "SpanCorruption"'
+            raise ValueError(
+                f"objective {self.objective.kind} does not fit a model of kind {model.kind}: one "
+                f"reads a text and writes another; set {wanted}"
+            )
         masked = self.objective.kind == "MaskedLM"
         if masked and not model.bidirectional and not self.convert:
             raise ValueError(

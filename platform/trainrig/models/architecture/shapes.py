@@ -137,6 +137,14 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
+class CrossLayerShape(LayerShape):
+    """A layer that also looks at another text."""
+
+    cross_norm: NormShape
+    cross_attention: AttentionShape
+
+
+@dataclass(frozen=True)
 class DecoderShapes:
     """A whole decoder; a tied head has no parameters of its own."""
 
@@ -183,6 +191,26 @@ class EncoderShapes(DecoderShapes):
     def after_layers(self) -> tuple[object, ...]:
         """See DecoderShapes."""
         return (self.transform, *super().after_layers, self.head_bias)
+
+
+@dataclass(frozen=True)
+class EncoderDecoderShapes(DecoderShapes):
+    """A whole encoder-decoder: `layers` are the encoder's, then the decoder's. Biases are tables of
+    a number for each head and bucket of distances."""
+
+    encoder_bias: TableShape
+    decoder_bias: TableShape
+    encoder_norm: NormShape
+
+    @property
+    def before_layers(self) -> tuple[object, ...]:
+        """See DecoderShapes."""
+        return (
+            *super().before_layers,
+            self.encoder_bias,
+            self.decoder_bias,
+            self.encoder_norm,
+        )
 
 
 def named_sizes(part: object, prefix: str = "") -> Iterator[tuple[str, Size]]:

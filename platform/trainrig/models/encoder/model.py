@@ -18,6 +18,8 @@ from trainrig.models.attention import Cache, document_numbers
 from trainrig.models.decoder import Decoder
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.encoder_decoder.model import EncoderDecoder
 from trainrig.models.feedforward import activate, projection
 from trainrig.models.norm import Norm
 from trainrig.models.output import ModelOutput
@@ -134,5 +136,8 @@ class BidirectionalEncoder(Decoder):
 
 
 def build_model(config: DecoderConfig) -> Decoder:
-    """The network of `config`: an encoder if it is one's. Its weights are noise."""
+    """The network of `config`: an encoder, or one with a decoder, if it is one's. Its weights are
+    noise."""
+    if isinstance(config, EncoderDecoderConfig):
+        return EncoderDecoder(config)
     return BidirectionalEncoder(config) if isinstance(config, EncoderConfig) else Decoder(config)

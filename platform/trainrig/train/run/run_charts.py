@@ -22,13 +22,8 @@ from trainrig.train.run.scores.records import EarlyEnd
 
 Line = Mapping[str, Any]
 TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
-PER_TOKEN = (
-    "",
-    "CausalLM",
-    "FillInTheMiddle",
-    "MaskedLM",
-    "SFT",
-)  # objectives whose loss is of tokens
+# Objectives whose loss is of tokens.
+PER_TOKEN = ("", "CausalLM", "FillInTheMiddle", "MaskedLM", "SFT", "SpanCorruption")
 SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
 
 
