@@ -92,9 +92,7 @@ def _flops(run: Pretraining, model: DecoderConfig) -> float:
     )
 
 
-def _position_flops(
-    run: Pretraining, model: DecoderConfig, length: int, predicted: float
-) -> float:
+def _position_flops(run: Pretraining, model: DecoderConfig, length: int, predicted: float) -> float:
     """Of one position of rows of `length`; see `token_flops` for `predicted`."""
     if isinstance(model, EncoderDecoderConfig) and isinstance(run.objective, SpanCorruption):
         return encoder_decoder_flops(model, *run.objective.lengths(length)) / length

@@ -123,7 +123,6 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
     begun = find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
     try:
         run.check_positions(begun.model)
-        run.check_objective(begun.model)
     except ValueError as error:
         raise ConfigError(f"batches: {error}") from None
     try:
