@@ -6,8 +6,8 @@ On a cluster that has trainrig installed (README says how on another):
 """
 
 from trainrig import job
-from trainrig.evaluate.embed.run_file import Embedding
+from trainrig.evaluate.embed.run_file import DocumentEmbedding
 from trainrig.evaluate.embed.stage import embed
 
 if __name__ == "__main__":
-    job.main(Embedding, embed)
+    job.main(DocumentEmbedding, embed)

@@ -63,10 +63,11 @@ def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None
     stems = {path.parent.name: set() for path in RUN_FILES}
     for path in RUN_FILES:
         stems[path.parent.name].add(path.stem)
-    assert stems["quickstart"] == {*VERBS, PageMaking.verb} - {"rl", "score"}
+    assert stems["quickstart"] == {*VERBS, PageMaking.verb} - {"embed", "rl", "score"}
     assert stems["preferences"] == {"conversations", "posttrain", "score"}
     assert all(name in stems[verb.example] for name, verb in VERBS.items())
     assert stems["reinforcement"] == {"rl"}
+    assert stems["encoder"] == {"tokenizer", "tokenize", "pretrain", "evaluate", "embed"}
     assert stems["crawl"] == {"curate", "classifier", "ngrams"}
     assert stems["sweep"] == {"isoflop", "ladder"}
 

@@ -118,7 +118,7 @@ VERBS = {
     ),
     "embed": Verb(
         "trainrig.evaluate.embed.stage:embed",
-        "trainrig.evaluate.embed.run_file:Embedding",
+        "trainrig.evaluate.embed.run_file:DocumentEmbedding",
         "models",
         "Give each document a vector, by the hidden states of a trained model, as Parquet.",
         example="encoder",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.engine.opened_model import OpenedModel
 from trainrig.evaluate.pseudo_perplexity import pseudo_score
 from trainrig.evaluate.run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecard import evaluate
@@ -81,7 +82,7 @@ def test_a_scorecard_of_an_encoder_has_its_accuracy(run):
 
 def test_an_encoder_is_not_asked_what_it_cannot_say(run, tokens, model, tmp_path):
     with pytest.raises(ConfigError, match="is an encoder, which goes on from no text"):
-        evaluate(run.model_copy(update={"tasks": (TaskChoice(task="piqa", rows="x.jsonl"),)}))
+        OpenedModel.load(run.model_copy(update={"tasks": (TaskChoice(task="piqa"),)}))
     with pytest.raises(DataError, match="an encoder, which reads whole texts"):
         TextGenerator.open(run.checkpoint)
     encoder = Encoder.load(tokens)  # has no mask token

@@ -1,8 +1,8 @@
 """Masked prediction in runs: the same bits at any number of ranks and after a kill, and decoders
 that become encoders."""
 
-import dataclasses
 import logging
+import signal
 
 import numpy as np
 import pytest
@@ -47,14 +47,22 @@ def weights(job) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in opened.weights.items()}
 
 
-def test_a_run_that_is_stopped_ends_with_the_bytes_of_one_that_is_not(ranks, make_masked):
-    """Two ranks take the first steps, three go on from their checkpoint."""
-    whole = make_masked("whole", training={"steps": 6})
+def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
+    mortal_ranks, ranks, make_masked
+):
+    """Two ranks, one of which dies between checkpoints; three go on."""
+    training = {"steps": 6, "checkpoints": {"every": 2}}
+    whole, cut = make_masked("whole", training=training), make_masked("cut", training=training)
     ranks(1, "train", job=whole, attempt=RunFolder(whole.folder).take_attempt(0))
-    cut = make_masked("cut", training={"steps": 6, "checkpoints": {"every": 2}})
-    short = dataclasses.replace(cut, training=cut.training.model_copy(update={"steps": 4}))
-    ranks(2, "train", job=short, attempt=RunFolder(cut.folder).take_attempt(0))
-    ranks(3, "train", job=cut, attempt=RunFolder(cut.folder).take_attempt(1))
+    attempt = RunFolder(cut.folder).take_attempt(0)
+    processes = mortal_ranks.start(2, "train", job=cut, attempt=attempt, fault=(1, "die", 5))
+    assert processes[1].wait() == -signal.SIGKILL
+    mortal_ranks.end()
+    newest, _ = checkpoint.newest_valid(RunFolder(cut.folder))
+    step, path = (newest.step, newest.path) if newest else (0, None)  # None: no save was over
+    assert step < 6
+    attempt = RunFolder(cut.folder).take_attempt(step)
+    ranks(3, "train", job=cut, attempt=attempt, resume_from=path)
     expected, found = weights(whole), weights(cut)
     assert "head_bias" in expected
     for name, value in expected.items():
@@ -70,6 +78,7 @@ def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
         "tokens": corrupted_tokens,
         "continue_from": decoder.folder,
         "objective": {"kind": "MaskedLM"},
+        "training": {"steps": 2, "optimizer": {"kind": "AdamW", "lr": 1e-9}},
     }
 
     def run(**more):
@@ -81,11 +90,13 @@ def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
     with caplog.at_level(logging.WARNING):
         job = prepare(run(convert=True))
     assert "each token also sees those after it" in caplog.text
+    assert job.model.bidirectional
     (tmp_path / "encoder").mkdir()
-    (steps,) = ranks(1, "steps", job=job, count=2)
-    assert job.model.bidirectional and steps
+    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    before, after = weights(decoder), weights(job)
+    for name, value in before.items():  # a rate of nothing leaves them as they were
+        np.testing.assert_allclose(after[name], value, atol=1e-6)
     with pytest.raises(ConfigError, match="an encoder already"):
-        ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
         prepare(run(convert=True, continue_from=job.folder))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.embed.run_file import Embedding
+from trainrig.evaluate.embed.run_file import DocumentEmbedding
 from trainrig.evaluate.embed.stage import embed
 from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import DecoderConfig
@@ -54,7 +54,7 @@ def embedding(models, tmp_path):
             "checkpoint": models[name], "documents": (table,), "workers": 0, "batch": 3,
             "output": str(tmp_path / "out"), "shard_bytes": 1024,
         }  # fmt: skip
-        return Embedding.model_validate(given | settings)
+        return DocumentEmbedding.model_validate(given | settings)
 
     return make
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainrig.errors import ConfigError
-from trainrig.evaluate.embed.run_file import Embedding
+from trainrig.evaluate.embed.run_file import DocumentEmbedding
 from trainrig.models.decoder import Decoder
 from trainrig.models.encoder.model import BidirectionalEncoder
 from trainrig.parallel.mesh import local_device
@@ -61,7 +61,7 @@ class TextEmbedder:
         return self.model.config.channels
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str], run: Embedding) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], run: DocumentEmbedding) -> NDArray[np.float32]:
         """[D, C] the vector of each of `texts`, as `run` says."""
         sums_DC = np.zeros((len(texts), self.channels), dtype=np.float64)
         counts_D = np.zeros(len(texts), dtype=np.int64)
@@ -81,7 +81,7 @@ class TextEmbedder:
             vectors_DC = vectors_DC / np.where(lengths_D1 > 0, lengths_D1, 1.0)
         return vectors_DC.astype(np.float32)
 
-    def _pieces(self, texts: Sequence[str], run: Embedding) -> Iterator[_Piece]:
+    def _pieces(self, texts: Sequence[str], run: DocumentEmbedding) -> Iterator[_Piece]:
         before = np.array(self.encoder.special_tokens.prefix, dtype=np.int64)
         room = self.length - len(before)
         most = 1 if run.pooling == "first" else run.pieces

@@ -15,7 +15,7 @@ from trainrig.tokens.documents.document_set import Documents
 SPLIT_BYTES = 2**22  # of text: a minute of a core by a model of 100 million parameters
 
 
-class Embedding(RunFile):
+class DocumentEmbedding(RunFile):
     """`trainrig embed`: a vector for each document, as Parquet."""
 
     verb: ClassVar[str] = "embed"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.errors import DataError
-from trainrig.evaluate.embed.run_file import Embedding
+from trainrig.evaluate.embed.run_file import DocumentEmbedding
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, total
@@ -28,7 +28,7 @@ from trainrig.train import checkpoint
 TEXTS = 256  # embedded at a time: batches begin anew with each so many
 
 
-def embed(run: Embedding, progress: Progress | None = None) -> Manifest:
+def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
     """Write the vectors of the documents that `run` names; the manifest of their folder.
 
     Raises ConfigError for a model that cannot do it, DataError for what is no document, and if
@@ -60,7 +60,7 @@ def embed(run: Embedding, progress: Progress | None = None) -> Manifest:
     return stage.finish({**counts, "channels": channels}, files)
 
 
-def _embedding(run: Embedding, model: str, documents: DocumentSet) -> Work:
+def _embedding(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Work:
     """The work on one split of the documents."""
     import torch
 

@@ -2,8 +2,8 @@
 
 Devlin et al. 2018, "BERT", arXiv:1810.04805, section 3.1: of the tokens that are predicted, most
 are replaced by a mask token, some by a random token, and some are left as they are. Whole words are
-hidden as BERT's code has it since 2019, spans as in Joshi et al. 2019, "SpanBERT",
-arXiv:1907.10529, section 3.1.
+hidden as BERT's code has it since 2019, spans of the lengths of Joshi et al. 2019, "SpanBERT",
+arXiv:1907.10529, section 3.1; what stands for each of their tokens is drawn by itself.
 
 Shapes: B rows of a micro-batch, T positions, V entries of the vocabulary, W words of a row.
 """
