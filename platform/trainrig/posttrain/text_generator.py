@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from trainrig.errors import DataError
-from trainrig.models import ENCODER_DECODER
 from trainrig.models.decoder import Decoder
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.generate import Request, generate_batch
 from trainrig.models.sampling import Sampling
-from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
+from trainrig.posttrain.prompt_text import Gap, PromptEncoder, TextListener
 from trainrig.tokens.chat.messages import Message
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
@@ -30,9 +30,10 @@ class Spoken:
 
 @dataclass(frozen=True)
 class TextRequest:
-    """What is to be said something to: a text to continue, or a conversation to answer."""
+    """What is to be said something to: a text to continue, a conversation to answer, or a gap to
+    fill."""
 
-    prompt: str | tuple[Message, ...]
+    prompt: str | tuple[Message, ...] | Gap
     sampling: Sampling
     hear: Callable[[str], None] | None = None  # told the text piece by piece
 
@@ -59,7 +60,7 @@ class TextGenerator:
                 f"{opened.path}: a reward model, which scores and does not speak; `trainrig score` "
                 "asks it"
             )
-        if opened.config.kind == ENCODER_DECODER:
+        if isinstance(opened.config, EncoderDecoderConfig):
             raise DataError(
                 f"{opened.path}: reads a text and writes another, so it does not go on from one"
             )
@@ -76,6 +77,10 @@ class TextGenerator:
         """Go on from `prompt`; with `chat`, answer it as the assistant."""
         given = (Message("user", prompt),) if chat else prompt
         return self.speak_all([TextRequest(given, sampling)])[0]
+
+    def fill(self, prefix: str, suffix: str, sampling: Sampling) -> Spoken:
+        """What stands between two texts, by a model that FillInTheMiddle has taught."""
+        return self.speak_all([TextRequest(Gap(prefix, suffix), sampling)])[0]
 
     def answer(
         self,
@@ -107,7 +112,7 @@ class TextGenerator:
             for listener, generation in zip(listeners, generations, strict=True)
         ]
 
-    def prompt_ids(self, prompt: str | tuple[Message, ...]) -> list[int]:
+    def prompt_ids(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
         """The ids after which the model is to speak."""
         return self._prompts.ids(prompt)
 
@@ -117,7 +122,7 @@ class TextGenerator:
 
 
 def _listener(encoder: Encoder, request: TextRequest) -> TextListener:
-    answers = not isinstance(request.prompt, str)
+    answers = isinstance(request.prompt, tuple)
     return TextListener(encoder, request.sampling.stop, answers, request.hear)
 
 

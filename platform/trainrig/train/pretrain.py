@@ -10,9 +10,9 @@ from trainrig.config import RunFile, to_toml
 from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
-from trainrig.models import ENCODER_DECODER
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives.contract import find_corruption
 from trainrig.parallel.compiled import check_compiler
 from trainrig.processes import lease
@@ -139,7 +139,7 @@ def _converted(path: str, model: DecoderConfig) -> EncoderConfig:
     """The encoder that the decoder at `path` becomes; says what changes."""
     if model.bidirectional:
         raise ConfigError(f"convert: {path} is an encoder already; leave it out")
-    if model.kind == ENCODER_DECODER:
+    if isinstance(model, EncoderDecoderConfig):
         raise ConfigError(f"convert: {path} has an encoder and a decoder; name a decoder's")
     if model.head == "score":
         raise ConfigError(f"convert: {path} is a reward model; name the decoder it was made of")

@@ -6,10 +6,11 @@ from pydantic import Field, model_validator
 
 from trainrig.config import NOT_IDENTITY, OUTPUT, ProgressUnit, ResourceRequest, RunFile, Settings
 from trainrig.errors import ConfigError
-from trainrig.models import Model
+from trainrig.models import ENCODER_DECODER, Model
 from trainrig.models.architecture.width_transfer import roles_of
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
-from trainrig.objectives import CausalLM, PretrainingObjective
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.objectives import CausalLM, PretrainingObjective, SpanCorruption
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
@@ -214,9 +215,10 @@ class Pretraining(TrainingRunFile):
 
     def check_objective(self, model: DecoderConfig) -> None:
         """Raise ValueError if `model` cannot learn what the objective asks."""
-        asked, kind = self.objective.kind == "SpanCorruption", "EncoderDecoder"
-        if asked != (model.kind == kind):
-            wanted = f'model.kind = "{kind}"' if asked else 'objective.kind = "SpanCorruption"'
+        asked = isinstance(self.objective, SpanCorruption)
+        if asked != isinstance(model, EncoderDecoderConfig):
+            wanted = "model" if asked else "objective"
+            wanted += f'.kind = "{ENCODER_DECODER if asked else "SpanCorruption"}"'
             raise ValueError(
                 f"objective {self.objective.kind} does not fit a model of kind {model.kind}: one "
                 f"reads a text and writes another; set {wanted}"

@@ -18,12 +18,13 @@ BROUGHT = runpy.run_path(str(Path(__file__).parents[2] / "tokens" / "brought.py"
 SMALL = {
     "vocab_size": 331, "d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 3,
     "num_decoder_layers": 2, "num_heads": 4, "n_positions": 66, "dropout_rate": 0.0,
-    "decoder_start_token_id": 0, "relative_attention_num_buckets": 8,
+    "decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu",
+    "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 12,
 }  # fmt: skip
 THEIRS = {
-    "v1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    "v1.0": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
+    "v1.1": {"tie_word_embeddings": False},
+    "tied": {"tie_word_embeddings": True},
 }
 DICE = torch.Generator().manual_seed(1)
 IDS, WRITTEN = (torch.randint(1, 331, (3, length), generator=DICE) for length in (30, 17))
@@ -131,7 +132,7 @@ def test_repeated_embeddings_of_older_files_are_passed_over(pair, tmp_path):
         assert torch.equal(state[name], value), name
 
 
-@pytest.mark.parametrize("changes", [{"feed_forward_proj": "gated-silu"}, {"num_heads": None}])
+@pytest.mark.parametrize("changes", [{"feed_forward_proj": "relu"}, {"num_heads": None}])
 def test_what_would_compute_something_else_is_refused(pair, changes):
     *_, folder = pair
     given = json.loads((folder / "config.json").read_text())

@@ -8,6 +8,7 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.objectives import FillInTheMiddle
+from trainrig.posttrain.prompt_text import Gap, PromptEncoder
 from trainrig.tokens.batches import IGNORE, TOKENS
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
@@ -112,3 +113,24 @@ def test_a_tokenizer_without_sentinels_is_refused_with_what_would_work():
     plain = Encoder(ByteLevelBPE(vocabulary=264, extra=("<fim_suffix>",)).train([]).decode())
     with pytest.raises(DataError, match=r"<\|fim_prefix\|>, <\|fim_middle\|>.*`extra = \["):
         FillInTheMiddle().corruption(plain)
+
+
+def test_a_prompt_to_fill_a_gap_is_what_rows_have_before_the_middle(encoder, make_rows):
+    text = np.array(encoder.encode_batch(["def add(a, b): total = a + b return total"])[0])
+    row = np.append(text, encoder.end_of_text).astype(np.int64)
+    whole = np.append(row, [row[0]])
+    micro = make_rows(1, len(row))
+    micro = dataclasses.replace(
+        micro,
+        arrays={"ids": whole[None, :-1], "targets": whole[None, 1:]},
+        pieces=np.array([[0, 0, 0]]),
+    )
+    corruption = FillInTheMiddle(rate=1.0, spm_rate=0.0).corruption(encoder)
+    ids = corruption.apply(micro, 0).ids[0].tolist()
+    middle, suffix = ids.index(corruption.middle), ids.index(corruption.suffix)
+    gap = Gap(encoder.decode(ids[1:suffix]), encoder.decode(ids[suffix + 1 : middle]))
+    begin = list(encoder.special_tokens.prefix)
+    assert PromptEncoder(encoder).ids(gap) == [*begin, *ids[: middle + 1]]
+    plain = Encoder(ByteLevelBPE(vocabulary=263).train([]).decode())
+    with pytest.raises(DataError, match="no special token <\\|fim_prefix"):
+        PromptEncoder(plain).ids(gap)

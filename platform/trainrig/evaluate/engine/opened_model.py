@@ -6,8 +6,8 @@ import torch
 
 from trainrig.errors import ConfigError
 from trainrig.evaluate.run_file import Evaluation
-from trainrig.models import ENCODER_DECODER
 from trainrig.models.decoder import Decoder
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.parallel.mesh import local_device
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
@@ -33,7 +33,7 @@ class OpenedModel:
                 f"checkpoint: {opened.path} is a reward model, which gives no text a probability; "
                 "`trainrig score` asks it"
             )
-        if opened.config.kind == ENCODER_DECODER:
+        if isinstance(opened.config, EncoderDecoderConfig):
             raise ConfigError(
                 f"checkpoint: {opened.path} reads a text and writes another, which no task here "
                 "asks for; its held-out loss is in the metrics of its run"

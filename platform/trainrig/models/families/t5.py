@@ -1,10 +1,14 @@
-"""T5 (Raffel et al. 2019, arXiv:1910.10683), and its version 1.1 with gated GELU and a head of its
-own (Shazeer 2020, arXiv:2002.05202)."""
+"""T5 (Raffel et al. 2019, arXiv:1910.10683) in its version 1.1, whose feed-forward parts are gated
+(Shazeer 2020, arXiv:2002.05202).
+
+Transformers scales what goes into the head where `tie_word_embeddings` is not false, as version 1.0
+does, and so do we.
+"""
 
 from typing import Any
 
 from trainrig.models.architecture.attention import AttentionSettings
-from trainrig.models.architecture.feedforward import GEGLU, Network, ReLU
+from trainrig.models.architecture.feedforward import GEGLU
 from trainrig.models.architecture.norms import RMSNorm
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
@@ -61,11 +65,10 @@ SURPLUS = r"(encoder|decoder)\.embed_tokens\.weight|decoder\..*EncDecAttention\.
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.only("is_encoder_decoder", True)
-    config.only("feed_forward_proj", "relu", "gated-gelu")
+    config.need("feed_forward_proj")  # without it Transformers takes "relu", version 1.0's
+    config.only("feed_forward_proj", "gated-gelu")
     layers, channels = config.need("num_layers"), config.need("d_model")
     tied = config.get("tie_word_embeddings", True)
-    gated = config.get("feed_forward_proj", "relu") == "gated-gelu"
-    network: Network = GEGLU() if gated else ReLU()
     settings = {"logit_multiplier": channels**-0.5} if tied else {}
     return config.build(
         EncoderDecoderConfig,
@@ -81,7 +84,7 @@ def _read(config: HubConfig) -> DecoderConfig:
             buckets=config.get("relative_attention_num_buckets", 32),
             farthest=config.get("relative_attention_max_distance", 128),
         ),
-        feedforward=network,
+        feedforward=GEGLU(),
         norm=RMSNorm(epsilon=config.get("layer_norm_epsilon", 1e-6)),
         attention=AttentionSettings(query_scale=1.0),
         tie_embeddings=tied,
@@ -104,7 +107,7 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
         "n_positions": config.positions,
         "relative_attention_num_buckets": config.position_embedding.buckets,
         "relative_attention_max_distance": config.position_embedding.farthest,
-        "feed_forward_proj": "relu" if isinstance(config.network, ReLU) else "gated-gelu",
+        "feed_forward_proj": "gated-gelu",
         "layer_norm_epsilon": config.norm.epsilon,
         "dropout_rate": 0.0,
         "tie_word_embeddings": config.tie_embeddings,

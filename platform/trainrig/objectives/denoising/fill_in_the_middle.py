@@ -49,8 +49,7 @@ class FillInTheMiddle(CausalLM):
 
     def corruption(self, encoder: Encoder) -> MovedMiddles:
         """What moves middles. Raises DataError without the three sentinels, or an end of text."""
-        names = (FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE)
-        prefix, suffix, middle = need_tokens(encoder, self.kind, names)
+        prefix, suffix, middle = find_infilling_tokens(encoder)
         special = encoder.special_tokens
         return MovedMiddles(
             rate=self.rate,
@@ -62,6 +61,12 @@ class FillInTheMiddle(CausalLM):
             end=encoder.end_of_text,
             begin=special.begin.id if special.begin else None,
         )
+
+
+def find_infilling_tokens(encoder: Encoder) -> list[int]:
+    """The ids that stand before prefix, suffix and middle. Raises DataError for a tokenizer without
+    one of them."""
+    return need_tokens(encoder, "FillInTheMiddle", (FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE))
 
 
 @dataclass(frozen=True)

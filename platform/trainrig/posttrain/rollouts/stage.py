@@ -5,8 +5,8 @@ import functools
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import Manifest
-from trainrig.models import ENCODER_DECODER
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.initial_model import open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
@@ -91,7 +91,7 @@ def _check(run: ReinforcementLearning, path: str, model: DecoderConfig) -> None:
             f"checkpoint: {path} is a reward model, which scores and does not speak; name a "
             "language model"
         )
-    if model.kind == ENCODER_DECODER:
+    if isinstance(model, EncoderDecoderConfig):
         raise ConfigError(f"checkpoint: {path} has an encoder and a decoder; name a decoder's")
     if model.bidirectional:
         raise ConfigError(f"checkpoint: {path} is an encoder, which generates nothing")
