@@ -74,7 +74,8 @@ class Sight:
         causal: bool = True,
     ) -> None:
         """`documents_BS`: the document of each position; None: one a row. `mask_B1TS` says the same
-        for kernels that take one: true where a query may look, whatever the window. `causal` false:
+        for kernels that take one: true where a query may look, whatever the window; or numbers
+        [B, H, T, S] that are added to logits, minus infinity where it may not. `causal` false:
         also those after it are seen, and the window is around it."""
         self.rotation, self.window, self.causal = rotation, window, causal
         self.documents_BS, self.mask_B1TS = documents_BS, mask_B1TS

@@ -16,6 +16,7 @@ from trainrig.models.encoder.model import build_model
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
 from trainrig.models.encoder_decoder.model import CrossCache, find_buckets
 from trainrig.objectives.denoising.span_corruption import shifted
+from trainrig.parallel.activations import ActivationStatistics
 
 SIZES = {
     "layers": 2, "encoder_layers": 3, "channels": 24, "heads": 4, "head_channels": 8,
@@ -171,3 +172,24 @@ def test_decoders_read_what_transformers_shifts(transformers):
     segments = (labels != -100).long()
     ours = shifted(labels.numpy(), segments.numpy(), 0)
     np.testing.assert_array_equal(ours[:, :9], theirs._shift_right(labels).numpy()[:, :9])
+
+
+@torch.no_grad()
+def test_entropy_of_attention_is_measured_with_the_bias():
+    model = made()
+    seen: dict[str, torch.Tensor] = {}
+    attention = model.layers[0].attention
+    attend = attention.attend
+
+    def heard(query, key, value, sight):
+        weights = (query @ key.mT + sight.mask_B1TS).softmax(-1)
+        seen["entropy"] = torch.special.entr(weights[0]).sum(-1).mean()
+        return attend(query, key, value, sight)
+
+    attention.attend = heard
+    model(IDS, WRITTEN)
+    del attention.attend
+    found = ActivationStatistics(model).measure(lambda: model(IDS, WRITTEN))
+    assert found["layers/00/attention_entropy"] == pytest.approx(float(seen["entropy"]), rel=1e-5)
+    assert "layers/04/attention_entropy" in found
+    assert np.isfinite(list(found.values())).all()
