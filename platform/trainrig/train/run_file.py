@@ -10,7 +10,7 @@ from trainrig.models import ENCODER_DECODER, Model
 from trainrig.models.architecture.width_transfer import roles_of
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.objectives import CausalLM, PretrainingObjective, SpanCorruption
+from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, SpanCorruption
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
@@ -198,7 +198,8 @@ class Pretraining(TrainingRunFile):
     def _sequence_fits_model(self) -> Self:
         if self.model is None and self.continue_from is None:
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
-        if self.convert and (self.continue_from is None or self.objective.kind != "MaskedLM"):
+        masked = isinstance(self.objective, MaskedLM)
+        if self.convert and (self.continue_from is None or not masked):
             raise ValueError(
                 "convert makes an encoder of the decoder to `continue_from`, for objective "
                 "MaskedLM; leave it out"
@@ -223,7 +224,7 @@ class Pretraining(TrainingRunFile):
                 f"objective {self.objective.kind} does not fit a model of kind {model.kind}: one "
                 f"reads a text and writes another; set {wanted}"
             )
-        masked = self.objective.kind == "MaskedLM"
+        masked = isinstance(self.objective, MaskedLM)
         if masked and not model.bidirectional and not self.convert:
             raise ValueError(
                 "objective MaskedLM asks for what stands on both sides, which a decoder does not "

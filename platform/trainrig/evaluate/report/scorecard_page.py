@@ -150,7 +150,8 @@ def _scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
 
 
 def _held_out_section(card: Scorecard) -> Section:
-    columns = ("source", "loss (nats per token)", "perplexity", "bits per byte", "tokens", "bytes")
+    columns: tuple[str, ...] = ("source", "loss (nats per token)", "perplexity", "bits per byte")
+    columns += ("tokens", "bytes")
     rows: list[tuple[Cell, ...]] = [
         (name, s.loss, s.perplexity, s.bits_per_byte, s.tokens, s.bytes)
         for name, s in card.scores.items()

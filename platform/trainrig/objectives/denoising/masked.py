@@ -135,7 +135,8 @@ class MaskedTokens:
         often as makes that rate on average; one at least, of a row that has any."""
         rounded = uniforms(self._key("count"), np.zeros_like(samples), samples)
         counts = np.floor(self.settings.rate_at(step) * targets + rounded).astype(np.int64)
-        return np.minimum(np.maximum(counts, 1), targets)
+        bounded: Integers = np.minimum(np.maximum(counts, 1), targets)
+        return bounded
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """See Corruption."""
