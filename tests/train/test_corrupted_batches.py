@@ -1,10 +1,15 @@
 """Objectives that corrupt rows, in runs: denominators, traces, and bits at any number of ranks."""
 
+import json
+
 import numpy as np
 import pytest
 
+from trainrig import cli
 from trainrig.config import to_toml
 from trainrig.errors import DataError
+from trainrig.models.sampling import Sampling
+from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import IGNORE, TOKENS
 from trainrig.trace import trace
 from trainrig.train.pretrain import prepare
@@ -101,3 +106,23 @@ def test_held_out_rows_are_the_same_each_time(make_job, corrupted_tokens, tmp_pa
             one.ids.shape != other.ids.shape or (one.ids != other.ids).any()
             for one, other in zip(first.batches, plain.batches, strict=True)
         )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_fills_gaps(kind, ranks, make_job, corrupted_tokens, tmp_path, capsys):
+    changes = {"tokens": corrupted_tokens, "training": {"steps": 3}, **OBJECTIVES[kind]}
+    job = make_job(tmp_path / "run", **changes)
+    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    speaker = TextGenerator.open(job.folder, "cpu")
+    sampling = Sampling(temperature=0.0, maximum_tokens=5)
+    filled = speaker.fill("the sea is", "mirror", sampling)
+    assert 0 <= filled.tokens <= 5
+    assert filled == speaker.fill("the sea is", "mirror", sampling)
+    asked = ["generate", job.folder, "--prefix", "the sea is", "--suffix", "mirror", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*asked, "--temperature", "0", "--tokens", "5"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["text"] == filled.text
+    if kind == "SpanCorruption":
+        with pytest.raises(DataError, match="give it a gap to fill, by --prefix and --suffix"):
+            speaker.speak("the sea", sampling)

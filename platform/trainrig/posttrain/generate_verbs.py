@@ -53,7 +53,8 @@ def generate(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Text before a gap to fill, instead; by models of FillInTheMiddle.",
+            help="Text before a gap to fill, instead; by models of FillInTheMiddle or "
+            "SpanCorruption.",
         ),
     ] = None,
     suffix: Annotated[

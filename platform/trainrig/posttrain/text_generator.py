@@ -9,9 +9,11 @@ import torch
 
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.encoder_decoder.generate import write_answer
+from trainrig.models.encoder_decoder.model import EncoderDecoder
 from trainrig.models.generate import Request, generate_batch
 from trainrig.models.sampling import Sampling
+from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
 from trainrig.posttrain.prompt_text import Gap, PromptEncoder, TextListener
 from trainrig.tokens.chat.messages import Message
 from trainrig.tokens.encoding.encode import Encoder
@@ -60,10 +62,6 @@ class TextGenerator:
                 f"{opened.path}: a reward model, which scores and does not speak; `trainrig score` "
                 "asks it"
             )
-        if isinstance(opened.config, EncoderDecoderConfig):
-            raise DataError(
-                f"{opened.path}: reads a text and writes another, so it does not go on from one"
-            )
         if opened.config.bidirectional:
             raise DataError(
                 f"{opened.path}: an encoder, which reads whole texts and does not go on from one; "
@@ -79,7 +77,8 @@ class TextGenerator:
         return self.speak_all([TextRequest(given, sampling)])[0]
 
     def fill(self, prefix: str, suffix: str, sampling: Sampling) -> Spoken:
-        """What stands between two texts, by a model that FillInTheMiddle has taught."""
+        """What stands between two texts, by a model that FillInTheMiddle or SpanCorruption has
+        taught."""
         return self.speak_all([TextRequest(Gap(prefix, suffix), sampling)])[0]
 
     def answer(
@@ -95,8 +94,10 @@ class TextGenerator:
         """What follows each of `requests`, together in one batch.
 
         Raises DataError for a prompt that does not fit, and for conversations where the chat
-        template makes no prompt for the assistant.
+        template makes no prompt for the assistant; for an encoder-decoder, for all but gaps.
         """
+        if isinstance(self.model, EncoderDecoder):
+            return [self._fill_span(self.model, request) for request in requests]
         listeners = [_listener(self.encoder, request) for request in requests]
         generations = generate_batch(
             self.model,
@@ -111,6 +112,32 @@ class TextGenerator:
             Spoken(listener.finish(), generation.stopped, len(generation.ids))
             for listener, generation in zip(listeners, generations, strict=True)
         ]
+
+    def _fill_span(self, model: EncoderDecoder, request: TextRequest) -> Spoken:
+        """What `model` says that the first sentinel stands for, in place of the gap."""
+        gap, special = request.prompt, self.encoder.special_tokens
+        if not isinstance(gap, Gap):
+            raise DataError(
+                "the model reads a text and writes another, so it does not go on from one and "
+                "answers none; give it a gap to fill, by --prefix and --suffix"
+            )
+        sentinels = find_sentinels(self.encoder)
+        check_sentinels(self.encoder.files.where, "SpanCorruption", len(sentinels), 1)
+        before, after = (
+            [int(number) for number in ids]
+            for ids in self.encoder.encode_batch([gap.prefix, gap.suffix])
+        )
+        listener = _listener(self.encoder, request)
+        generation = write_answer(
+            model,
+            [*before, sentinels[0], *after, self.encoder.end_of_text],
+            (special.padding, sentinels[0]),
+            request.sampling,
+            {*special.stop_ids, *sentinels[1:]},
+            self.encoder.vocabulary_size,
+            listener,
+        )
+        return Spoken(listener.finish(), generation.stopped, len(generation.ids))
 
     def prompt_ids(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
         """The ids after which the model is to speak."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainrig.errors import ConfigError
+from trainrig.errors import ConfigError, DataError
 from trainrig.flops import encoder_decoder_flops
 from trainrig.models import model_class
 from trainrig.models.attention import KeyValueCache
@@ -14,7 +14,9 @@ from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import count_parameters, parameter_shapes
 from trainrig.models.encoder.model import build_model
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
+from trainrig.models.encoder_decoder.generate import write_answer
 from trainrig.models.encoder_decoder.model import CrossCache, find_buckets
+from trainrig.models.sampling import Sampling, draw
 from trainrig.objectives.denoising.span_corruption import shifted
 from trainrig.parallel.activations import ActivationStatistics
 
@@ -193,3 +195,26 @@ def test_entropy_of_attention_is_measured_with_the_bias():
     assert found["layers/00/attention_entropy"] == pytest.approx(float(seen["entropy"]), rel=1e-5)
     assert "layers/04/attention_entropy" in found
     assert np.isfinite(list(found.values())).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_is_what_whole_passes_would_give(temperature):
+    model, read = made(), IDS[0].tolist()
+    sampling = Sampling(temperature=temperature, maximum_tokens=12, seed=4)
+    found = write_answer(model, read, (0, 7), sampling, stop=(), entries=60)
+    written: list[int] = []
+    for place in range(12):
+        logits = model(IDS[:1], torch.tensor([[0, 7, *written]])).logits[0, -1, :60]
+        written.append(draw(logits, sampling, place))
+    assert list(found.ids) == written
+    assert found.stopped == "length"
+    ended = write_answer(model, read, (0, 7), sampling, stop=(written[5],), entries=60)
+    first = written.index(written[5])
+    assert (list(ended.ids), ended.stopped) == (written[:first], "end")
+    full = write_answer(
+        model, read, (0, 7), sampling.model_copy(update={"maximum_tokens": 500}), (), 60
+    )
+    assert (len(full.ids), full.stopped) == (62, "positions")
+    with pytest.raises(DataError, match="reads from 1 to 64; shorten"):
+        write_answer(model, read * 4, (0,), sampling, ())
