@@ -4,19 +4,25 @@ import json
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from trainrig import cli
 from trainrig.config import to_toml
 from trainrig.errors import DataError
+from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.training_facts import estimate_pretraining
+from trainrig.flops import encoder_decoder_flops
+from trainrig.models.decoder_config import count_parameters
 from trainrig.models.sampling import Sampling
+from trainrig.objectives.contract import find_corruption
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import IGNORE, TOKENS
+from trainrig.tokens.encoding.encode import Encoder
 from trainrig.trace import trace
-from trainrig.train.pretrain import prepare
+from trainrig.train.pretrain import open_batches, prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
-# Of each objective, what a run file says of it beside the usual.
 T5 = {
     "model": {
         "kind": "EncoderDecoder", "layers": 2, "channels": 32, "heads": 4, "positions": 48,
@@ -126,3 +132,25 @@ def test_a_checkpoint_fills_gaps(kind, ranks, make_job, corrupted_tokens, tmp_pa
     if kind == "SpanCorruption":
         with pytest.raises(DataError, match="give it a gap to fill, by --prefix and --suffix"):
             speaker.speak("the sea", sampling)
+
+
+def test_an_objective_that_does_not_fit_the_model_is_refused(make_run, corrupted_tokens, tmp_path):
+    with pytest.raises(ValidationError, match=r'Decoder.*set model.kind = "EncoderDecoder"'):
+        make_run(tmp_path, tokens=corrupted_tokens, objective={"kind": "SpanCorruption"})
+    with pytest.raises(ValidationError, match=r'set objective.kind = "SpanCorruption"'):
+        make_run(tmp_path, tokens=corrupted_tokens, **T5)
+
+
+def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_tokens, tmp_path):
+    run = make_run(tmp_path, tokens=corrupted_tokens, **OBJECTIVES["SpanCorruption"])
+    facts = estimate_pretraining(run, DeviceChoice())
+    model = prepare(run).model
+    rows = run.training.steps * run.batches.global_batch
+    micro = open_batches(run.tokens, run.batches, None, corruption_of(run)).micro_batch(0, 0)
+    of_row = encoder_decoder_flops(model, micro.ids.shape[1], micro.targets.shape[1])
+    assert facts["flops"] == pytest.approx(rows * of_row)
+    assert facts["parameters"] == count_parameters(model).total
+
+
+def corruption_of(run):
+    return find_corruption(run.objective, Encoder.load(run.tokens), 32)
