@@ -267,6 +267,13 @@ tokens = "{at}/tokens"
 output = "{at}/scores"
 sequence_length = 32
 """,
+    "embed": """
+stage = "embed"
+checkpoint = "{at}/fresh"
+documents = "{at}/documents"
+output = "{at}/embeddings"
+workers = 0
+""",
     "sweep": """
 stage = "sweep"
 tokens = "{at}/tokens"
