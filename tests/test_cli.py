@@ -129,7 +129,7 @@ def test_a_wrong_command_line_is_the_users_to_fix(trainrig: Trainrig, arguments:
 def test_nothing_to_generate_from_is_the_users_to_fix(trainrig: Trainrig) -> None:
     ended = trainrig("generate", "model")
     assert (ended.code, ended.out) == (2, "")
-    assert "give --prompt TEXT, or --prompts FILE with --out FILE" in ended.err
+    assert "or --prompts FILE with --out FILE" in ended.err
 
 
 def test_the_installed_script_ends_with_our_code_and_one_line() -> None:
@@ -266,6 +266,13 @@ checkpoint = "{at}/fresh"
 tokens = "{at}/tokens"
 output = "{at}/scores"
 sequence_length = 32
+""",
+    "embed": """
+stage = "embed"
+checkpoint = "{at}/fresh"
+documents = "{at}/documents"
+output = "{at}/embeddings"
+workers = 0
 """,
     "sweep": """
 stage = "sweep"

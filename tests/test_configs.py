@@ -64,13 +64,14 @@ def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None
     for path in RUN_FILES:
         stems[path.parent.name].add(path.stem)
     assert stems["quickstart"] == {*VERBS, PageMaking.verb, "pairs", "dpo"} - {
-        *("rl", "score", "teacher", "sample", "constitutional")
+        *("embed", "rl", "score", "teacher", "sample", "constitutional")
     }
     assert stems["preferences"] == {"conversations", "posttrain", "score"}
     assert all(name in stems[verb.example] for name, verb in VERBS.items())
     assert stems["reinforcement"] == {"rl"}
     assert stems["distillation"] == {"teacher", "posttrain", "sample"}
     assert stems["constitutional"] == {"constitutional"}
+    assert stems["encoder"] == {"tokenizer", "tokenize", "pretrain", "evaluate", "embed"}
     assert stems["crawl"] == {"curate", "classifier", "ngrams"}
     assert stems["sweep"] == {"isoflop", "ladder"}
 

@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCE.findall(README)
 # Pages whose commands are checked like those of the README: each can be copied as it stands.
-GUIDES = ("clusters", "pretraining", "tokens")
+GUIDES = ("clusters", "encoders", "pretraining", "tokens")
 GUIDE_BLOCKS = [
     block
     for page in GUIDES

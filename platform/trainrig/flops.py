@@ -1,4 +1,4 @@
-"""Floating-point operations of a decoder, counted exactly from its sizes.
+"""Floating-point operations of a model, counted exactly from its sizes.
 
 One multiply and add are two operations. Counted are matrix products, as is usual (Kaplan et al.
 2020, arXiv:2001.08361, table 1): norms, rotations, softmax and gates are left out, less than 1% of
@@ -11,8 +11,9 @@ Shapes: T positions, C channels, H query heads, D channels of a head, V entries 
 
 from dataclasses import dataclass
 
-from trainrig.models.architecture.shapes import multiplications
+from trainrig.models.architecture.shapes import CrossLayerShape, multiplications
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
 BACKWARD = 2  # of a forward pass
 PER_PARAMETER = 6  # 6ND: forward and backward, a multiply and an add each
@@ -22,7 +23,7 @@ PER_PARAMETER = 6  # 6ND: forward and backward, a multiply and an add each
 class TokenFlops:
     """Operations of one token's forward pass, by where they are made."""
 
-    projections: float  # of attention and feed-forward, in all layers
+    projections: float  # of attention and feed-forward in all layers, and before the logits
     attention: float  # queries by keys, weights by values
     head: float  # logits; looking up the embedding costs none
 
@@ -37,30 +38,61 @@ class TokenFlops:
         return self.forward * (1 + BACKWARD)
 
 
-def token_flops(model: DecoderConfig, sequence_length: int, causal: bool = True) -> TokenFlops:
+def token_flops(
+    model: DecoderConfig, sequence_length: int, causal: bool = True, predicted: float = 1.0
+) -> TokenFlops:
     """Of a token of `model`, the mean over a sequence of `sequence_length`.
 
     `causal`: a query meets only the (T + 1) / 2 keys, on average, that it may see; without, all T,
     as kernels that skip nothing compute it and as PaLM's utilisation counts it (arXiv:2204.02311,
-    appendix B). Raises ConfigError while the vocabulary is not settled.
+    appendix B). An encoder's query may see all T, or those within a window on either side.
+    `predicted`: the share of tokens that logits are made for. Raises ConfigError while the
+    vocabulary is not settled.
     """
     shape = model.shape
     window = model.attention.window
     keys = 0.0
     for layer in range(model.layers):
         local = window is not None and window.is_local(layer)
-        keys += _keys(sequence_length, window.size if window and local else None, causal)
+        size = window.size if window and local else None
+        keys += _keys(sequence_length, size, causal, model.bidirectional)
+    logits = model.outputs * shape.channels
+    products = multiplications((model.shapes.layers, model.shapes.after_layers))
+    if model.shapes.head is not None:
+        products -= logits
     return TokenFlops(
-        projections=2.0 * multiplications(model.shapes.layers),
+        projections=2.0 * products,
         attention=4.0 * shape.heads * shape.head_channels * keys,
-        head=2.0 * model.outputs * shape.channels,
+        head=2.0 * logits * predicted,
     )
 
 
-def _keys(length: int, window: int | None, causal: bool) -> float:
-    """How many keys a query meets, the mean over a sequence."""
+def encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written: int) -> float:
+    """Of training on one row of which the encoder reads `read` tokens and the decoder writes
+    `written`, forward and backward; keys and values of cross-attention are made of what is read.
+
+    Raises ConfigError while the vocabulary is not settled.
+    """
+    shape, layers = model.shape, model.shapes.layers
+    encoder, decoder = layers[: model.encoding_layers], layers[model.encoding_layers :]
+    products = read * multiplications(encoder) + written * multiplications(decoder)
+    for layer in decoder:
+        assert isinstance(layer, CrossLayerShape)
+        of_memory = layer.cross_attention.key, layer.cross_attention.value
+        products += (read - written) * multiplications(of_memory)
+    keys = len(encoder) * read**2 + len(decoder) * written * ((written + 1) / 2 + read)
+    attention = 4.0 * shape.heads * shape.head_channels * keys
+    head = 2.0 * written * model.outputs * shape.channels
+    return (2.0 * products + attention + head) * (1 + BACKWARD)
+
+
+def _keys(length: int, window: int | None, causal: bool, around: bool) -> float:
+    """How many keys a query meets, the mean over a sequence; `around`: those on either side."""
     if not causal:
         return length
+    if around:
+        reach = length - 1 if window is None else min((window - 1) // 2, length - 1)
+        return 2 * reach + 1 - reach * (reach + 1) / length
     if window is None or window >= length:
         return (length + 1) / 2
     return window * (1 - (window - 1) / (2 * length))

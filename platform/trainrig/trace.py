@@ -21,6 +21,7 @@ from trainrig import config, manifest, storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import SFT, Distillation
+from trainrig.objectives.contract import find_corruption
 from trainrig.posttrain.preference_rows import kind_of, open_answers
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import open_conversations
@@ -28,12 +29,14 @@ from trainrig.tokens.batches import (
     ADVANTAGES,
     CHOSEN_IDS,
     CHOSEN_TARGETS,
+    DECODER_IDS,
     IDS,
     IGNORE,
     REJECTED_IDS,
     REJECTED_TARGETS,
     REWARDS,
     STEP_LABELS,
+    TARGETS,
     MicroBatch,
 )
 from trainrig.tokens.encoding.encode import Encoder
@@ -48,6 +51,7 @@ from trainrig.train.run.stored_batches import StoredBatch, stored_batches
 from trainrig.train.run_file import Pretraining
 
 RUN_FILE = "run.toml"
+TARGET = "target"  # of a row for an encoder and a decoder, what the decoder reads and says
 Traced = Pretraining | FineTuning
 # Of each verb: the field with the folder of its shards, and the stage that made them.
 _FIELD_OF = {
@@ -76,7 +80,9 @@ class TracedSequence:
     micro_batch: int
     row: int
     source: str
-    answer: str  # of a pair, "chosen" or "rejected"; of a rollout, its reward; else empty
+    # Of a pair, "chosen" or "rejected"; of a rollout, its reward; of a row for an encoder and a
+    # decoder, "input" or "target"; else empty.
+    answer: str
     epoch: int  # of the source, from 0
     targets: int  # ids that are trained on
     documents: tuple[TracedDocument, ...]
@@ -231,7 +237,8 @@ def _batches(run: Traced, encoder: Encoder) -> PretrainBatches:
     """The batches of `run`."""
     tokens = storage.absolute(_shards_of(run))
     if isinstance(run, Pretraining):
-        return pretrain.open_batches(tokens, run.batches, run.cache)
+        corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
+        return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
     padding = encoder.special_tokens.padding
     if not isinstance(run.objective, SFT | Distillation):  # references aren't looked at
         kind = kind_of(run.objective)
@@ -333,10 +340,13 @@ def _sequences(
     answers = _answers(micro)
     for row, sample in enumerate(micro.samples.tolist()):
         where = batches.locate(sample)
+        places = [piece.place for piece in where.pieces]
+        if batches.corruption is not None:  # which may have moved them
+            places = micro.pieces[micro.pieces[:, 0] == row, 1].tolist()
         for answer, (ids_BT, targets_BT) in answers.items():
             ids, targets = ids_BT[row], targets_BT[row]
             filled = len(ids) - padding(ids, encoder)
-            ends = [piece.place for piece in where.pieces[1:]] + [filled]
+            ends = [*places[1:], filled]
             yield TracedSequence(
                 sample=sample,
                 micro_batch=index,
@@ -347,14 +357,15 @@ def _sequences(
                 targets=int((targets != IGNORE).sum()),
                 documents=tuple(
                     TracedDocument(
-                        place=piece.place,
-                        tokens=end - piece.place,
+                        place=place,
+                        tokens=end - place,
                         id=piece.document.id,
                         url=piece.document.url,
                         corpus_file=piece.document.corpus_file,
                         corpus_row=piece.document.corpus_row,
                     )
-                    for piece, end in zip(where.pieces, ends, strict=True)
+                    for piece, place, end in zip(where.pieces, places, ends, strict=True)
+                    if answer != TARGET
                 ),
                 ids=tuple(ids.tolist()),
                 target_ids=tuple(targets.tolist()),
@@ -368,6 +379,12 @@ def _answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
         return {
             "chosen": (arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]),
             "rejected": (arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]),
+        }
+    if DECODER_IDS in arrays:
+        untrained = np.full_like(arrays[IDS], IGNORE)
+        return {
+            "input": (arrays[IDS], untrained),
+            TARGET: (arrays[DECODER_IDS], arrays[TARGETS]),
         }
     if STEP_LABELS in arrays:  # what is trained on is the last token of a step itself
         ids, labels = arrays[IDS], arrays[STEP_LABELS]

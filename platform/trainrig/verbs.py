@@ -137,6 +137,13 @@ VERBS = {
         "models",
         "Score a checkpoint: on benchmarks, with errors, and on held-out text, in bits per byte.",
     ),
+    "embed": Verb(
+        "trainrig.evaluate.embed.stage:embed",
+        "trainrig.evaluate.embed.run_file:DocumentEmbedding",
+        "models",
+        "Give each document a vector, by the hidden states of a trained model, as Parquet.",
+        example="encoder",
+    ),
     "sweep": Verb(
         "trainrig.scaling.sweep.sweep:sweep",
         "trainrig.scaling.sweep.run_file:Sweep",

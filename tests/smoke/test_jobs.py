@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     *("curate", "ngrams", "classifier", "tokenizer", "tokens"),
-    *("pretrain", "conversations", "posttrain", "rl", "score", "evaluate", "export", "sweep"),
-    *("teacher", "sample", "constitutional"),
+    *("pretrain", "conversations", "posttrain", "rl", "score", "evaluate", "embed"),
+    *("export", "sweep", "teacher", "sample", "constitutional"),
 )
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
@@ -284,6 +284,11 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "output": at["scores"],
             "sequence_length": "64",
         },
+        "embed": {
+            "checkpoint": at["model"],
+            "documents": at["documents"],
+            "output": str(folder / "embeddings"),
+        },
         "sweep": {
             "tokens": at["tokens"],
             "output": str(folder / "sweep"),
@@ -323,7 +328,7 @@ def arguments_of(script: str, folder: Path) -> list[str]:
         write_reward_model(at["model"], folder / "reward")
     run_file = {"tokens": "tokenize"}.get(script, script)
     folders = {"ngrams": "crawl", "classifier": "crawl", "rl": "reinforcement"}
-    folders |= {"teacher": "distillation", "sample": "distillation"}
+    folders |= {"teacher": "distillation", "sample": "distillation", "embed": "encoder"}
     folders |= {"constitutional": "constitutional"}
     path = {**folders, "score": "preferences"}.get(script, "quickstart")
     given = [f"jobs/configs/{path}/{run_file}.toml"]
@@ -359,6 +364,7 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
         "rl": ("steps", 2),
         "score": ("scored", len(WORDS)),
         "evaluate": ("step", 2),
+        "embed": ("documents", 60),
         "export": ("step", 2),
         "sweep": ("points", 4),
         "teacher": ("conversations", 2 * len(WORDS)),

@@ -65,11 +65,13 @@ def write_curated(folder: str) -> str:
     return folder
 
 
-def tokenized(base: Path, held_out: float = 0.2, entries: int = ENTRIES) -> str:
+def tokenized(
+    base: Path, held_out: float = 0.2, entries: int = ENTRIES, **tokenizer_settings: Any
+) -> str:
     """A folder below `base` as `tokenize` leaves it."""
     documents = write_curated(str(base / "curated"))
     tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
-    settings = ByteLevelBPE(vocabulary=entries)
+    settings = ByteLevelBPE(vocabulary=entries, **tokenizer_settings)
     make_tokenizer(TokenizerTraining(documents=documents, output=tokenizer, tokenizer=settings))
     tokenize(
         Tokenization(
@@ -92,10 +94,18 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def corrupted_tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The usual tokens by a tokenizer with the special tokens that corruptions need."""
+    extra = ("<|mask|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "[R]", "[S]", "[X]")
+    base = tmp_path_factory.mktemp("corrupted")
+    return tokenized(base, entries=ENTRIES + 24, sentinels=17, extra=extra)
+
+
+@pytest.fixture(scope="session")
 def make_run(tokens: str) -> Callable[..., Pretraining]:
     """`make_run(output, training={"steps": 5})`: the usual run file, but for that."""
 
-    def make(output: Path | str, workers: int = 1, **changes: dict[str, Any]) -> Pretraining:
+    def make(output: Path | str, workers: int = 1, **changes: Any) -> Pretraining:
         parts: dict[str, dict[str, Any]] = {
             "model": {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48},
             "batches": {"sequence_length": 32, "global_batch": 8, "micro_batch": 2},
@@ -108,7 +118,9 @@ def make_run(tokens: str) -> Callable[..., Pretraining]:
             },
         }
         merged = {name: part | changes.get(name, {}) for name, part in parts.items()}
-        return Pretraining(tokens=tokens, output=str(output), workers=workers, **merged)
+        others = {name: part for name, part in changes.items() if name not in parts}
+        settings = {"tokens": tokens, "output": str(output), "workers": workers}
+        return Pretraining(**settings | merged | others)
 
     return make
 
@@ -117,7 +129,7 @@ def make_run(tokens: str) -> Callable[..., Pretraining]:
 def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., TrainingJob]:
     """The job of `make_run(…)`, its run folder made."""
 
-    def make(output: Path | str, workers: int = 1, **changes: dict[str, Any]) -> TrainingJob:
+    def make(output: Path | str, workers: int = 1, **changes: Any) -> TrainingJob:
         if not str(output).startswith(storage.S3):  # where folders need not be made
             Path(output).mkdir(parents=True, exist_ok=True)
         return prepare(make_run(output, workers, **changes))

@@ -1,8 +1,12 @@
-"""Marks on the fields of run files: not part of the fingerprint, extendable, and the role of a
-path.
+"""Marks on the fields of run files: not part of the fingerprint, extendable, the role of a path,
+and what a table without a `kind` is.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BeforeValidator
 
 
 @dataclass(frozen=True)
@@ -31,3 +35,14 @@ OUTPUT = NotIdentity("OUTPUT")  # a folder that the run writes
 CACHE = NotIdentity("CACHE")  # a folder of this machine's own, made where it is missing
 EXTENDABLE = Extendable()
 SHIPPED = NotIdentity("SHIPPED")  # a file that `submit` copies to where the cluster reads it
+
+
+def without_kind(kind: str) -> BeforeValidator:
+    """For a union whose tables may leave `kind` out: such a table is of this one."""
+
+    def settle(given: Any) -> Any:
+        if isinstance(given, Mapping) and "kind" not in given:
+            return {"kind": kind, **given}
+        return given
+
+    return BeforeValidator(settle)

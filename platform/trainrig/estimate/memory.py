@@ -142,7 +142,7 @@ def _units(model: DecoderConfig) -> tuple[int, int]:
     """Parameters that are gathered with the root (embedding, head, norm), and with the
     largest layer."""
     shapes = model.shapes
-    ends = (shapes.embedding, shapes.position_embedding, shapes.norm, shapes.head)
+    ends = (shapes.before_layers, shapes.norm, shapes.after_layers)
     return count(ends), max(count(layer) for layer in set(shapes.layers))
 
 

@@ -7,9 +7,11 @@ from trainrig import hardware, storage
 from trainrig.estimate.cost import Cost, cost
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.memory import cache_memory, step_memory
-from trainrig.flops import six_n_d, token_flops
+from trainrig.flops import encoder_decoder_flops, six_n_d, token_flops
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.objectives import MaskedLM, SpanCorruption
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run_file import Pretraining
@@ -79,12 +81,22 @@ def _rented(taken: Cost) -> str:
 def _flops(run: Pretraining, model: DecoderConfig) -> float:
     """Of all steps, each stage's rows as long as they are."""
     stages = run.batches.resolved()
+    predicted = (
+        run.objective.mean_rate(run.training.steps) if isinstance(run.objective, MaskedLM) else 1.0
+    )
     ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
     ends.append(run.batches.positions(run.training.steps))
     return sum(
-        (end - begin) * token_flops(model, stage.sequence_length).training
+        (end - begin) * _position_flops(run, model, stage.sequence_length, predicted)
         for stage, (begin, end) in zip(stages, itertools.pairwise(ends), strict=True)
     )
+
+
+def _position_flops(run: Pretraining, model: DecoderConfig, length: int, predicted: float) -> float:
+    """Of one position of rows of `length`; see `token_flops` for `predicted`."""
+    if isinstance(model, EncoderDecoderConfig) and isinstance(run.objective, SpanCorruption):
+        return encoder_decoder_flops(model, *run.objective.lengths(length)) / length
+    return token_flops(model, length, predicted=predicted).training
 
 
 def sizes_of(model: DecoderConfig) -> dict[str, int]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.opened_model import OpenedModel
+from trainrig.evaluate.pseudo_perplexity import pseudo_score_source
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.scores.card import SourceScore
 from trainrig.manifest import FileSum
@@ -66,6 +67,8 @@ class HeldOutPlan:
         source = given.get("source")
         if source is None:
             found = score_conversations(self.run, opened.model, opened.encoder)
+        elif opened.model.config.bidirectional:
+            found = pseudo_score_source(self.run, opened.model, opened.encoder, source)
         else:
             found = score_source(self.run, opened.model, opened.encoder, source)
         return asdict(found), {}
@@ -79,6 +82,8 @@ def check_fit(run: Evaluation, model: Decoder, encoder: Encoder) -> None:
             f"sequence_length ({length}) is beyond the model's {model.config.positions} positions; "
             "lower it"
         )
+    if model.config.bidirectional:
+        encoder.special_tokens.of("mask")
     if run.tokens:
         shards = TokenShards.open(storage.join(run.tokens, HELD_OUT))
         if shards.vocabulary.fingerprint != encoder.fingerprint:

@@ -3,8 +3,44 @@
 Nothing here knows of batches, losses, optimizers or how many devices there are.
 """
 
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from trainrig.models.architecture.presets import PRESETS
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
-Model = DecoderConfig  # a new family adds its settings: `DecoderConfig | EncoderConfig`
+ENCODER_DECODER = "EncoderDecoder"  # its `kind`
+_CLASSES: Mapping[str, type[DecoderConfig]] = {
+    "Decoder": DecoderConfig,
+    "Encoder": EncoderConfig,
+    ENCODER_DECODER: EncoderDecoderConfig,
+}
 
-__all__ = ["Model"]
+
+def _kind_of(given: Mapping[str, Any]) -> Any:
+    """The `kind` of the model that a table describes; most say none, and are decoders."""
+    preset = PRESETS.get(str(given.get("preset")), {})
+    return given.get("kind", preset.get("kind", "Decoder"))
+
+
+def model_class(given: Mapping[str, Any]) -> type[DecoderConfig]:
+    """The settings that the table `given` of a run file or a checkpoint is to be read as."""
+    return _CLASSES.get(_kind_of(given), DecoderConfig)
+
+
+def _with_kind(given: Any) -> Any:
+    return {**given, "kind": _kind_of(given)} if isinstance(given, Mapping) else given
+
+
+# A new kind of model is a member here, and of `_CLASSES`.
+Model = Annotated[
+    DecoderConfig | EncoderConfig | EncoderDecoderConfig,
+    Field(discriminator="kind"),
+    BeforeValidator(_with_kind),
+]
+
+__all__ = ["ENCODER_DECODER", "Model", "model_class"]

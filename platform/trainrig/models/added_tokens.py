@@ -12,7 +12,7 @@ from trainrig.models.families.safetensors_files import PlannedTensor
 from trainrig.models.huggingface import HubModel
 from trainrig.tokens.special_tokens import find_special_tokens, parse_tokenizer
 
-TABLES = ("embedding.weight", "head.weight", "head.bias")  # those with a row for each entry
+TABLES = ("embedding.weight", "head.weight", "head.bias", "head_bias")  # a row for each entry
 
 
 def add_special_tokens(model: HubModel, tokens: Sequence[str]) -> HubModel:

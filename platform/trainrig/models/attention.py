@@ -1,4 +1,4 @@
-"""How tokens look at the tokens before them.
+"""How tokens look at the tokens before them, or at those around them.
 
 Shapes: B batch, T new positions, S positions seen in all (cached ones first), C channels of the
 stream, H query heads, K key and value heads, D channels of one head.
@@ -71,15 +71,25 @@ class Sight:
         documents_BS: Tensor | None = None,
         window: int | None = None,
         mask_B1TS: Tensor | None = None,
+        causal: bool = True,
     ) -> None:
         """`documents_BS`: the document of each position; None: one a row. `mask_B1TS` says the same
-        for kernels that take one: true where a query may look, whatever the window."""
-        self.rotation, self.window = rotation, window
+        for kernels that take one: true where a query may look, whatever the window; or numbers
+        [B, H, T, S] that are added to logits, minus infinity where it may not. `causal` false:
+        also those after it are seen, and the window is around it."""
+        self.rotation, self.window, self.causal = rotation, window, causal
         self.documents_BS, self.mask_B1TS = documents_BS, mask_B1TS
+
+    def hides_by_distance(self, seen: int) -> bool:
+        """Whether the window is narrow enough to hide any of `seen` positions."""
+        if self.window is None:
+            return False
+        farthest = self.window - 1 if self.causal else (self.window - 1) // 2
+        return farthest < seen - 1
 
 
 class Attention(nn.Module):
-    """Causal attention in which groups of query heads share a key and value head.
+    """Attention in which groups of query heads share a key and value head.
 
     Grouped queries: Ainslie et al. 2023, arXiv:2305.13245; with as many key heads as query heads
     it is the multi-head attention of Vaswani et al. 2017, arXiv:1706.03762, with one the
@@ -132,12 +142,14 @@ class Attention(nn.Module):
         attend (over devices, say) can take its place.
         """
         new, seen = query_BHTD.shape[2], key_BKSD.shape[2]
-        windowed = sight.window is not None and sight.window < seen
+        windowed = sight.hides_by_distance(seen)
         if windowed or self.logit_cap is not None or self.sinks is not None or self.alibi:
             return self._attend_in_blocks(query_BHTD, key_BKSD, value_BKSD, sight)
         mask_B1TS, causal = sight.mask_B1TS, False
         if mask_B1TS is not None:
             mask_B1TS = mask_B1TS[..., mask_B1TS.shape[-1] - seen :]
+        elif not sight.causal:
+            pass  # all see all
         elif new == seen:
             causal = True  # not the comparison itself: where lengths are symbols, that is no bool
         elif new > 1:  # one alone sees all there is
@@ -171,6 +183,7 @@ class Attention(nn.Module):
             documents_BS=documents_BS,
             slopes_H=slopes_H,
             sinks_H=self.sinks,
+            causal=sight.causal,
         )
 
     def _heads(self, x_BTE: Tensor, norm: Norm | None) -> Tensor:
@@ -189,15 +202,17 @@ def document_numbers(positions_BT: Tensor) -> Tensor:
     return (positions_BT == 0).cumsum(dim=1)
 
 
-def document_mask(documents_BS: Tensor, new: int) -> Tensor:
+def document_mask(documents_BS: Tensor, new: int, causal: bool = True) -> Tensor:
     """[B, 1, T, S], true where one of the last `new` positions may look: at itself and before it,
-    in its own document.
+    in its own document; not `causal`, anywhere in it.
 
     Takes B * T * S bytes, and attention is computed over whole rows, of which it drops most.
     """
     own_BT = documents_BS[:, documents_BS.shape[1] - new :]
     together_BTS = own_BT[:, :, None] == documents_BS[:, None, :]
-    return together_BTS.tril(documents_BS.shape[1] - new)[:, None]
+    if causal:
+        together_BTS = together_BTS.tril(documents_BS.shape[1] - new)
+    return together_BTS[:, None]
 
 
 def _causal_mask(new: int, seen: int, device: torch.device) -> Tensor:

@@ -30,16 +30,17 @@ def blocked_attention(
     documents_BS: Tensor | None = None,
     slopes_H: Tensor | None = None,
     sinks_H: Tensor | None = None,
+    causal: bool = True,
 ) -> Tensor:
     """What each query sees, [B, H, T, D]: itself and the positions before it, of which only those
-    of its own document, and, with itself, the last `window`.
+    of its own document, and, with itself, the last `window`. Not `causal`: also those after it, and
+    (`window` - 1) / 2 on either side.
 
     Logits are `scale` times the products; then `cap` tanh(x / `cap`); then less slope times
     distance. `sinks_H` are logits of a key for each head that holds nothing.
     """
-    seen: Tensor = _attention(
-        query_BHTD, key_BKSD, value_BKSD, documents_BS, slopes_H, sinks_H, scale, window, cap
-    )[0]
+    inputs = query_BHTD, key_BKSD, value_BKSD, documents_BS, slopes_H, sinks_H
+    seen: Tensor = _attention(*inputs, scale, window, cap, causal)[0]
     return seen
 
 
@@ -55,6 +56,7 @@ class _Blocks:
         scale: float,
         window: int | None,
         cap: float | None,
+        causal: bool = True,
     ) -> None:
         batch, heads, self.new, width = query_BHTD.shape
         self.kv_heads, self.seen = key_BKSD.shape[1:3]
@@ -62,15 +64,21 @@ class _Blocks:
         self.query_BKGTD = query_BHTD.reshape(batch, self.kv_heads, self.groups, self.new, width)
         self.key_BKSD, self.documents_BS = key_BKSD, documents_BS
         self.slopes_KG11 = None if slopes_H is None else slopes_H.view(self.kv_heads, -1, 1, 1)
-        self.scale, self.window, self.cap = scale, window, cap
+        self.scale, self.cap, self.causal = scale, cap, causal
         self.past = self.seen - self.new
+        # How far one may look back, and ahead; None: to the end.
+        self.back = None if window is None else window - 1 if causal else (window - 1) // 2
+        self.ahead = 0 if causal else self.back
 
     def ranges(self) -> Iterator[tuple[slice, slice]]:
         """Queries of each block, and the keys that any of them may see."""
         for begin in range(0, self.new, QUERIES):
             end = min(begin + QUERIES, self.new)
-            first = 0 if self.window is None else max(0, begin + self.past - self.window + 1)
-            yield slice(begin, end), slice(first, end + self.past)
+            first = 0 if self.back is None else max(0, begin + self.past - self.back)
+            last = self.seen
+            if self.ahead is not None:
+                last = min(last, end + self.past + self.ahead)
+            yield slice(begin, end), slice(first, last)
 
     def logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
         """[B, K, G, t, s], minus infinity where nothing may be seen; and tanh's value, if capped,
@@ -86,10 +94,12 @@ class _Blocks:
         here = torch.arange(queries.start, queries.stop, device=device)[:, None] + self.past
         distance_ts = here - torch.arange(keys.start, keys.stop, device=device)
         if self.slopes_KG11 is not None:
-            x_BKGts = x_BKGts - self.slopes_KG11 * distance_ts
-        hidden_ts = distance_ts < 0
-        if self.window is not None:
-            hidden_ts = hidden_ts | (distance_ts >= self.window)
+            x_BKGts = x_BKGts - self.slopes_KG11 * distance_ts.abs()
+        hidden_ts = torch.zeros_like(distance_ts, dtype=torch.bool)
+        if self.ahead is not None:
+            hidden_ts = distance_ts < -self.ahead
+        if self.back is not None:
+            hidden_ts = hidden_ts | (distance_ts > self.back)
         if self.documents_BS is None:
             return x_BKGts.masked_fill(hidden_ts, -torch.inf), bent
         own = self.documents_BS[:, queries.start + self.past : queries.stop + self.past]
@@ -118,9 +128,10 @@ def _attention(
     scale: float,
     window: int | None,
     cap: float | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
-    blocks = _Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap)
+    blocks = _Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap, causal)
     seen_BKGTD = torch.empty_like(blocks.query_BKGTD)
     sums_BKGT = seen_BKGTD.new_empty(seen_BKGTD.shape[:-1], dtype=torch.float32)
     sinks_KG1 = None if sinks_H is None else sinks_H.float().view(blocks.kv_heads, -1, 1)
@@ -147,6 +158,7 @@ def _attention_shapes(
     scale: float,
     window: int | None,
     cap: float | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     size = query_BHTD.shape
     return query_BHTD.new_empty(size), query_BHTD.new_empty(size[:-1], dtype=torch.float32)
@@ -166,9 +178,10 @@ def _attention_backward(
     scale: float,
     window: int | None,
     cap: float | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, keys, values and sinks (empty without sinks)."""
-    blocks = _Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap)
+    blocks = _Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap, causal)
     kv_heads = blocks.kv_heads
     slope_BKGTD = _split_heads(slope_BHTD, kv_heads)
     sums_BKGT = _split_heads(sums_BHT, kv_heads)
@@ -214,6 +227,7 @@ def _attention_backward_shapes(
     scale: float,
     window: int | None,
     cap: float | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = query_BHTD.dtype
     of_sinks = sums_BHT.new_empty(0) if sinks_H is None else torch.empty_like(sinks_H)
@@ -226,14 +240,14 @@ def _attention_backward_shapes(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, documents, slopes, sinks, ctx.scale, ctx.window, ctx.cap = inputs
+    query, key, value, documents, slopes, sinks, *ctx.settings = inputs
     ctx.save_for_backward(output[0], output[1], query, key, value, documents, slopes, sinks)
 
 
 def _differentiate(ctx: Any, slope: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: recomputation gives them a single time
-    *gradients, of_sinks = _attention_backward(slope, *saved, ctx.scale, ctx.window, ctx.cap)
-    return *gradients, None, None, None if saved[-1] is None else of_sinks, None, None, None
+    *gradients, of_sinks = _attention_backward(slope, *saved, *ctx.settings)
+    return *gradients, None, None, None if saved[-1] is None else of_sinks, *[None] * 4
 
 
 _attention.register_autograd(_differentiate, setup_context=_save)

@@ -145,6 +145,39 @@ class Decoder(nn.Module):
             if documents_BS is None:
                 documents_BS = document_numbers(positions_BT)
         x_BTC = self._embed(ids_BT, positions)
+        return self._predict(x_BTC, positions, documents_BS, caches, places_N)
+
+    def _predict(
+        self,
+        x_BTC: Tensor,
+        positions: Tensor,
+        documents_BS: Tensor | None,
+        caches: Sequence[Cache] | None,
+        places_N: Tensor | None,
+    ) -> ModelOutput:
+        """What gives the logits, from the embedded tokens `x_BTC` on: see `forward`."""
+        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, caches)
+        if places_N is not None:
+            x_BTC = x_BTC.flatten(0, 1)[places_N]
+        x_BTC = self._before_head(_normed(self.norm, x_BTC))
+        layer = self.embedding if self.head is None else self.head
+        # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
+        whole_weight = getattr(layer, "whole_weight", None)
+        weight_VC: Tensor = whole_weight() if whole_weight else layer.weight
+        if torch.is_grad_enabled() and weight_VC.requires_grad and not x_BTC.requires_grad:
+            # All but the head is frozen: FSDP adds up once the slope of `hidden` is known.
+            x_BTC.requires_grad_()
+        head = self._output_head(weight_VC, self._head_bias())
+        return ModelOutput(x_BTC, head, self._router_terms(routers))
+
+    def _pass_layers(
+        self,
+        x_BTC: Tensor,
+        positions: Tensor,
+        documents_BS: Tensor | None,
+        caches: Sequence[Cache] | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """[B, T, C] to [B, T, C], and what the routers of its layers add to the loss."""
         sights = self._sights(positions, documents_BS)
         routers: list[Tensor] = []
         for index, layer in enumerate(self.layers):
@@ -152,18 +185,14 @@ class Decoder(nn.Module):
             x_BTC, router = layer(x_BTC, sight, caches[index] if caches else None)
             if router is not None:
                 routers.append(router)
-        if places_N is not None:
-            x_BTC = x_BTC.flatten(0, 1)[places_N]
-        x_BTC = _normed(self.norm, x_BTC)
-        layer = self.embedding if self.head is None else self.head
-        # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
-        whole_weight = getattr(layer, "whole_weight", None)
-        weight_VC: Tensor = whole_weight() if whole_weight else layer.weight
-        bias_V = None if self.head is None else self.head.bias
-        if torch.is_grad_enabled() and weight_VC.requires_grad and not x_BTC.requires_grad:
-            # All but the head is frozen: FSDP adds up once the slope of `hidden` is known.
-            x_BTC.requires_grad_()
-        return ModelOutput(x_BTC, self._output_head(weight_VC, bias_V), self._router_terms(routers))
+        return x_BTC, routers
+
+    def _before_head(self, x_BTC: Tensor) -> Tensor:
+        """What the head makes logits of: here the stream itself."""
+        return x_BTC
+
+    def _head_bias(self) -> Tensor | None:
+        return None if self.head is None else self.head.bias
 
     def _output_head(self, weight_VC: Tensor, bias_V: Tensor | None) -> Head:
         if self.config.head == "score":  # of a score, nothing is capped: what it is worth would go
@@ -181,13 +210,14 @@ class Decoder(nn.Module):
     def _sights(self, positions: Tensor, documents_BS: Tensor | None) -> dict[bool, Sight]:
         """What is seen in global (False) and in local layers (True)."""
         new, width = positions.shape[-1], self.shape.head_channels
-        mask_B1TS = None if documents_BS is None else document_mask(documents_BS, new)
+        causal = not self.config.bidirectional
+        mask_B1TS = None if documents_BS is None else document_mask(documents_BS, new, causal)
         rope, window = self.config.position_embedding, self.config.attention.window
         rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None
-        sights = {False: Sight(rotation, documents_BS, None, mask_B1TS)}
+        sights = {False: Sight(rotation, documents_BS, None, mask_B1TS, causal)}
         if window is not None:
             local = rotation if window.rope is None else Rotation(positions, width, window.rope)
-            sights[True] = Sight(local, documents_BS, window.size, mask_B1TS)
+            sights[True] = Sight(local, documents_BS, window.size, mask_B1TS, causal)
         return sights
 
     def _router_terms(self, routers: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -4,13 +4,13 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from trainrig.config import Settings, did_you_mean
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.attention import AttentionSettings, Biases
+from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.feedforward import (
     GATED,
     FeedForward,
@@ -69,9 +69,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of a decoder by where they are. A tied head is the embedding: it counts 0."""
+    """Parameters of a model by where they are. A tied head is the embedding: it counts 0."""
 
-    embedding: int  # of tokens, and of positions where they are learnt
+    embedding: int  # of tokens, and of positions and segments where they are learnt
     layers: int  # with the norm after the last of them
     head: int
     idle: int = 0  # of experts that are not chosen for a token; the others count them too
@@ -90,6 +90,8 @@ class ParameterCount:
 def _let_a_preset_stand_for_sizes(schema: dict[str, Any]) -> None:
     sizes = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["preset"]}, {"required": sizes}]
+    if schema["properties"]["kind"]["const"] != "Decoder":  # which a table without a kind is
+        schema["required"] = ["kind"]
 
 
 class DecoderConfig(Settings):
@@ -97,6 +99,9 @@ class DecoderConfig(Settings):
     other, it is in the manner of Llama (Touvron et al. 2023, arXiv:2302.13971)."""
 
     model_config = ConfigDict(json_schema_extra=_let_a_preset_stand_for_sizes)
+
+    bidirectional: ClassVar[bool] = False  # whether tokens also see those after them
+    biased_when_tied: ClassVar[bool] = False  # whether a tied head may have a bias
 
     kind: Literal["Decoder"] = "Decoder"
     # Known model to begin from (docs/models.md lists them); other keys of this table change it. In
@@ -178,11 +183,7 @@ class DecoderConfig(Settings):
                 )
         window = self.attention.window
         if window is not None:
-            if window.size > self.positions:
-                raise ValueError(
-                    f"attention.window.size ({window.size}) is above positions ({self.positions}), "
-                    "so that it hides nothing; lower it, or leave the window out"
-                )
+            self._check_window(window)
             if window.rope is not None and not isinstance(self.position_embedding, Rope):
                 raise ValueError(
                     "attention.window.rope is set, but the position_embedding is "
@@ -194,11 +195,18 @@ class DecoderConfig(Settings):
                 )
         return self
 
+    def _check_window(self, window: SlidingWindow) -> None:
+        if window.size > self.positions:
+            raise ValueError(
+                f"attention.window.size ({window.size}) is above positions ({self.positions}), "
+                "so that it hides nothing; lower it, or leave the window out"
+            )
+
     @model_validator(mode="after")
     def _check_what_would_do_nothing(self) -> Self:
         if self.biases.head and self.head == "score":
             raise ValueError("biases.head: a score has none; leave it out")
-        if self.biases.head and self.tie_embeddings:
+        if self.biases.head and self.tie_embeddings and not self.biased_when_tied:
             raise ValueError("biases.head needs a head of its own: set tie_embeddings = false")
         mixture = self.feedforward
         if isinstance(mixture, MixtureOfExperts):
@@ -393,9 +401,9 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
     """Exactly as many as `Decoder(config)` has, without making it."""
     shapes = config.shapes
     return ParameterCount(
-        embedding=count(shapes.embedding) + count(shapes.position_embedding),
+        embedding=count(shapes.before_layers),
         layers=sum(count(layer) for layer in shapes.layers) + count(shapes.norm),
-        head=count(shapes.head),
+        head=count(shapes.after_layers),
         idle=count_idle(shapes.layers),
     )
 

@@ -21,6 +21,7 @@ from trainrig import storage
 from trainrig.config import Settings
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.families import Family, bare, find_family, read_config
 from trainrig.models.families.mapping import HubConfig
 from trainrig.models.families.safetensors_files import (
@@ -131,8 +132,16 @@ def _read_files(folder: str) -> TokenizerFiles:
 
 
 def _check_tokenizer(files: TokenizerFiles, config: DecoderConfig) -> None:
-    """Raise DataError unless the tokenizer fits the table."""
-    entries = find_special_tokens(files).entries
+    """Raise DataError unless the tokenizer fits the tables."""
+    special = find_special_tokens(files)
+    entries, offset = special.entries, getattr(config, "positions_offset", 0)
+    if offset and (special.pad is None or special.pad.id != offset - 1):
+        found = "none" if special.pad is None else f"{special.pad.id}"
+        raise DataError(
+            f"{files.where}: the id of padding is {found}, but the model's positions_offset is "
+            f"{offset}, which RoBERTa counts from a padding of id {offset - 1}; train with "
+            "positions_offset = 0, which BERT has"
+        )
     if entries > config.shape.vocabulary:
         raise DataError(
             f"{files.where}: ids up to {entries - 1}, but the model has {config.shape.vocabulary} "
@@ -213,6 +222,9 @@ def _config_text(
         "pad_token_id": pad.id if pad else None,
         "transformers_version": TRANSFORMERS,
     }  # fmt: skip
+    if isinstance(config, EncoderDecoderConfig):  # what its decoder reads first
+        written = {**written, "decoder_start_token_id": special.padding}
+    own = {key: value for key, value in own.items() if key not in written}
     head = {"architectures": [family.architecture_of(config)], "model_type": family.model_type}
     score = head | ONE_SCORE if config.head == "score" else {}
     return _json({**head, **kept, **written, **own, **told, **score})
@@ -226,7 +238,7 @@ def _texts(
     texts |= {k: v for k, v in files.beside.items() if k not in (MODEL_CONFIG, ROLES)}
     if TOKENIZER_CONFIG not in texts:
         texts |= _own_tokenizer_files(special, config, template)
-    if GENERATION not in texts:
+    if GENERATION not in texts and not config.bidirectional:
         end, pad = special.end, special.pad
         begin = special.begin or (None if MODEL_CONFIG in files.beside else end)
         ids = {"bos_token_id": begin and begin.id, "eos_token_id": list(special.stop_ids) or None,
@@ -243,6 +255,8 @@ def _own_tokenizer_files(
     roles = {"bos_token": end.text, "eos_token": end.text}
     if pad is not None:
         roles["pad_token"] = pad.text
+    if special.mask is not None and config.bidirectional:
+        roles["mask_token"] = special.mask.text
     settings: dict[str, Any] = {
         # By its older name: Transformers 4, vLLM and llama.cpp do not know the newer one.
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -270,7 +284,9 @@ def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[st
 
 
 def _card(family: Family, config: DecoderConfig, dtype: str, settings: HubFolder) -> str:
-    task = "text-classification" if config.head == "score" else "text-generation"
+    task = "fill-mask" if config.bidirectional else "text-generation"
+    task = "text2text-generation" if isinstance(config, EncoderDecoderConfig) else task
+    task = "text-classification" if config.head == "score" else task
     about: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": task}
     about |= {
         key: value
@@ -284,7 +300,9 @@ def _card(family: Family, config: DecoderConfig, dtype: str, settings: HubFolder
     # JSON values are YAML values, with nothing left to escape.
     lines = [f"{key}: {json.dumps(value)}" for key, value in about.items()]
     shape, parameters = config.shape, count_parameters(config).total
-    name = family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    name = family.architecture
+    for suffix in ("ForCausalLM", "LMHeadModel", "ForMaskedLM"):
+        name = name.removesuffix(suffix)
     return "\n".join(
         [
             "---",

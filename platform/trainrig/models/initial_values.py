@@ -58,7 +58,7 @@ def initial_std(name: str, config: DecoderConfig) -> float:
 def _constant(name: str, config: DecoderConfig) -> float:
     """Of a vector: gains of norms are 1; biases, sinks, and weights that 1 is added to are 0."""
     offset = isinstance(config.norm, RMSNorm) and config.norm.unit_offset
-    zero = name.endswith((".bias", ".sinks", ".balance_bias")) or offset
+    zero = name.endswith((".bias", ".sinks", ".balance_bias", "head_bias")) or offset
     return 0.0 if zero else 1.0
 
 

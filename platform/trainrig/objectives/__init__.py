@@ -4,7 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainrig.config.field_marks import without_kind
 from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
+from trainrig.objectives.denoising.masked import MaskedLM
+from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.distillation import Distillation
 from trainrig.objectives.kto import KTO
 from trainrig.objectives.policy import (
@@ -31,6 +35,10 @@ from trainrig.objectives.preference import (
 from trainrig.objectives.reward import ProcessReward, Reward
 from trainrig.objectives.sft import SFT
 
+# Of text. Those beside CausalLM may corrupt rows first: see `Corrupting` in contract.py.
+OfText = CausalLM | FillInTheMiddle | MaskedLM | SpanCorruption
+PretrainingObjective = Annotated[OfText, Field(discriminator="kind"), without_kind("CausalLM")]
+
 # Of pairs of answers: what needs a reference model, and all.
 Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
 Pairwise = Referenced | ORPO | SimPO
@@ -42,7 +50,7 @@ Tuning = Annotated[SFT | Distillation | Pairwise | KTO | Scoring, Field(discrimi
 Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus | PPO
 
 Objective = Annotated[
-    CausalLM | SFT | Distillation | Pairwise | KTO | Scoring | Policy,
+    OfText | SFT | Distillation | Pairwise | KTO | Scoring | Policy,
     Field(discriminator="kind"),
 ]
 
@@ -63,11 +71,14 @@ __all__ = [
     "CausalLM",
     "Distillation",
     "DrGRPO",
+    "FillInTheMiddle",
     "Hinge",
     "IPOPerToken",
+    "MaskedLM",
     "Objective",
     "Pairwise",
     "Policy",
+    "PretrainingObjective",
     "ProcessReward",
     "Referenced",
     "ReinforcePlusPlus",
@@ -75,5 +86,6 @@ __all__ = [
     "RobustDPO",
     "Scoring",
     "SimPO",
+    "SpanCorruption",
     "Tuning",
 ]

@@ -50,16 +50,22 @@ class CausalLM(Settings):
         """Nothing."""
         return {}
 
+    def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
+        """What gives the logits of the targets of `batch`, place by place."""
+        output: Output
+        if (positions_BT := batch.arrays.get(POSITIONS)) is None:
+            output = model(batch.arrays[IDS])
+        else:
+            output = model(batch.arrays[IDS], positions_BT=positions_BT)
+        return output
+
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
         """Nats of each target of `batch` under `model`."""
         from trainrig.objectives.chunked_head import Extras, head_loss
 
-        if (positions_BT := batch.arrays.get(POSITIONS)) is None:
-            output: Output = model(batch.arrays[IDS])
-        else:
-            output = model(batch.arrays[IDS], positions_BT=positions_BT)
+        output = self.predict(model, batch)
         targets_BT = batch.arrays[TARGETS]
         counts_B = (targets_BT != IGNORE).sum(1)
         # The slopes of all terms go with the cross-entropy's, by its weight: they have one

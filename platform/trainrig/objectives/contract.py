@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from trainrig.tokens.batches import MicroBatch
+from trainrig.tokens.batches import Corruption, MicroBatch
+from trainrig.tokens.encoding.encode import Encoder
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     import torch
@@ -207,6 +208,37 @@ class Carrying(Protocol):
         """Those of the next batch, by those of this one and by what the global batch of its last
         update was like."""
         ...
+
+
+class Corrupting(Protocol):
+    """An objective that is trained on other rows than next-token prediction is."""
+
+    def corruption(self, encoder: Encoder) -> Corruption:
+        """What it makes of rows of the ids of `encoder`.
+
+        Raises DataError if that lacks a token that is needed for it.
+        """
+        ...
+
+
+@runtime_checkable
+class LengthLimited(Protocol):
+    """A corruption that needs more of a tokenizer the longer rows are."""
+
+    def check_length(self, longest: int) -> None:
+        """Raise DataError if rows of `longest` positions are too long for it."""
+        ...
+
+
+def find_corruption(objective: object, encoder: Encoder, longest: int) -> Corruption | None:
+    """What `objective` makes of rows of at most `longest` positions; None: it leaves them as they
+    are. Raises DataError."""
+    if not isinstance(objective, Corrupting):
+        return None
+    corruption = objective.corruption(encoder)
+    if isinstance(corruption, LengthLimited):
+        corruption.check_length(longest)
+    return corruption
 
 
 def differentiable_loss(

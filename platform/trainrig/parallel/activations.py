@@ -102,14 +102,24 @@ def mean_entropy(
     logits_HQS = scale * (query_HQD @ key_HSD.transpose(1, 2))
     if attention.logit_cap is not None:
         logits_HQS = attention.logit_cap * torch.tanh(logits_HQS / attention.logit_cap)
+    mask_B1TS = sight.mask_B1TS
+    if mask_B1TS is not None and mask_B1TS.is_floating_point():  # added to the logits: it says all
+        return _entropy(logits_HQS + mask_B1TS[0][:, places_Q])
     at_Q1 = (places_Q + seen - new)[:, None]
     key_at_S = torch.arange(seen, device=device)
     sees_QS = key_at_S <= at_Q1
     if sight.window is not None:
         sees_QS &= key_at_S > at_Q1 - sight.window
+    if not sight.causal:
+        reach = seen if sight.window is None else (sight.window - 1) // 2
+        sees_QS = (key_at_S - at_Q1).abs() <= reach
     if sight.documents_BS is not None:
         documents_S = sight.documents_BS[0, -seen:]
         sees_QS &= documents_S[at_Q1] == documents_S
-    weights_HQS = logits_HQS.masked_fill(~sees_QS, -math.inf).softmax(-1)
-    entropies_HQ: Tensor = torch.special.entr(weights_HQS).sum(-1)
+    return _entropy(logits_HQS.masked_fill(~sees_QS, -math.inf))
+
+
+def _entropy(logits_HQS: Tensor) -> Tensor:
+    """The mean over heads and queries of the entropy of what they look at."""
+    entropies_HQ: Tensor = torch.special.entr(logits_HQS.softmax(-1)).sum(-1)
     return entropies_HQ.mean()

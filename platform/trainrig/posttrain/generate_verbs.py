@@ -49,6 +49,17 @@ def generate(
         str | None,
         typer.Option(metavar="TEXT", help="Text to continue, or to answer; or --prompts instead."),
     ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Text before a gap to fill, instead; by models of FillInTheMiddle or "
+            "SpanCorruption.",
+        ),
+    ] = None,
+    suffix: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text after the gap to fill.")
+    ] = None,
     prompts: Annotated[
         str | None,
         typer.Option(
@@ -93,8 +104,13 @@ def generate(
         seed=seed,
         maximum_tokens=tokens,
     )
-    if (prompt is None) == (prompts is None) or (prompts is None) != (out is None):
-        raise ConfigError("generate: give --prompt TEXT, or --prompts FILE with --out FILE")
+    gap = prefix is not None or suffix is not None
+    asked = [prompt is not None, prompts is not None, gap]
+    if sum(asked) != 1 or (prompts is None) != (out is None) or (gap and chat):
+        raise ConfigError(
+            "generate: give --prompt TEXT, or --prefix TEXT with --suffix TEXT for a gap between "
+            "the two, or --prompts FILE with --out FILE"
+        )
     if prompts is not None and out is not None:
         from trainrig.posttrain.generate_file import generate_file
 
@@ -102,8 +118,13 @@ def generate(
             counts = generate_file(checkpoint, prompts, out, sampling, batch=batch, workers=workers)
         print(json.dumps({"output": out, **counts}) if as_json else f"{out}: {counts['rows']} rows")
         return
-    assert prompt is not None
     generator = TextGenerator.open(checkpoint)
+    if gap:
+        filled = generator.fill(prefix or "", suffix or "", sampling)
+        told = {"prefix": prefix, "suffix": suffix, "text": filled.text, "stopped": filled.stopped}
+        print(json.dumps(told) if as_json else filled.text)
+        return
+    assert prompt is not None
     _warn_if_untaught(checkpoint, generator, chat)
     spoken = generator.speak(prompt, sampling, chat=chat)
     if as_json:

@@ -7,10 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainrig.errors import DataError
+from trainrig.objectives.denoising.fill_in_the_middle import find_infilling_tokens
 from trainrig.posttrain.chat_source import ChatTokenizer
 from trainrig.tokens.chat.messages import Message
 from trainrig.tokens.chat.rendering import ChatRenderer
 from trainrig.tokens.encoding.encode import Encoder
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Two texts, between which the model is to write."""
+
+    prefix: str
+    suffix: str
 
 
 @dataclass(frozen=True)
@@ -21,12 +30,20 @@ class PromptEncoder:
     # What its chat template may name, beside what its files say.
     variables: Mapping[str, Any] = field(default_factory=dict)
 
-    def ids(self, prompt: str | tuple[Message, ...]) -> list[int]:
-        """The ids after which the model is to speak."""
+    def ids(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
+        """The ids after which the model is to speak. Raises DataError for a gap without the
+        sentinels of FillInTheMiddle."""
+        begin = self.encoder.special_tokens.prefix
         if isinstance(prompt, str):
-            ids = [int(number) for number in self.encoder.encode_batch([prompt])[0]]
-            return [*self.encoder.special_tokens.prefix, *ids]
+            return [*begin, *self._plain(prompt)]
+        if isinstance(prompt, Gap):
+            before, after, middle = find_infilling_tokens(self.encoder)
+            prefix, suffix = self._plain(prompt.prefix), self._plain(prompt.suffix)
+            return [*begin, before, *prefix, after, *suffix, middle]
         return self._renderer.prompt_ids(prompt)
+
+    def _plain(self, text: str) -> list[int]:
+        return [int(number) for number in self.encoder.encode_batch([text])[0]]
 
     @functools.cached_property
     def _renderer(self) -> ChatRenderer:

@@ -10,6 +10,7 @@ from trainrig.estimate.training_facts import sizes_of
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import SFT, Distillation, Scoring
 from trainrig.posttrain.batches import (
     ConversationBatches,
@@ -117,8 +118,18 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
 def _taught(run: FineTuning, path: str, model: DecoderConfig) -> DecoderConfig:
     """What becomes of `model`: one that is to score has a head for that, drawn anew if it had none
     before. Raises ConfigError for a reward model that is to speak."""
-    if isinstance(run.objective, get_args(Scoring)):
+    if isinstance(model, EncoderDecoderConfig):
+        raise ConfigError(
+            f"checkpoint: {path} reads a text and writes another, so {run.objective.kind} can't "
+            "teach it; name a decoder"
+        )
+    if isinstance(run.objective, get_args(Scoring)) and not model.bidirectional:
         return model if model.head == "score" else model.with_score_head()
+    if model.bidirectional:
+        raise ConfigError(
+            f"checkpoint: {path} is an encoder, which goes on from no text, so "
+            f"{run.objective.kind} can't teach it; name a decoder"
+        )
     if model.head == "score":
         raise ConfigError(
             f"checkpoint: {path} is a reward model, which scores and does not speak, so "

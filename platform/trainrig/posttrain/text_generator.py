@@ -9,9 +9,12 @@ import torch
 
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder
+from trainrig.models.encoder_decoder.generate import write_answer
+from trainrig.models.encoder_decoder.model import EncoderDecoder
 from trainrig.models.generate import Request, generate_batch
 from trainrig.models.sampling import Sampling
-from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
+from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
+from trainrig.posttrain.prompt_text import Gap, PromptEncoder, TextListener
 from trainrig.tokens.chat.messages import Message
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
@@ -29,9 +32,10 @@ class Spoken:
 
 @dataclass(frozen=True)
 class TextRequest:
-    """What is to be said something to: a text to continue, or a conversation to answer."""
+    """What is to be said something to: a text to continue, a conversation to answer, or a gap to
+    fill."""
 
-    prompt: str | tuple[Message, ...]
+    prompt: str | tuple[Message, ...] | Gap
     sampling: Sampling
     hear: Callable[[str], None] | None = None  # told the text piece by piece
 
@@ -58,6 +62,11 @@ class TextGenerator:
                 f"{opened.path}: a reward model, which scores and does not speak; `trainrig score` "
                 "asks it"
             )
+        if opened.config.bidirectional:
+            raise DataError(
+                f"{opened.path}: an encoder, which reads whole texts and does not go on from one; "
+                "`trainrig evaluate` scores it"
+            )
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
         model = opened.build().to(device or _accelerator())
         return cls(model, encoder, opened.tuned)
@@ -66,6 +75,11 @@ class TextGenerator:
         """Go on from `prompt`; with `chat`, answer it as the assistant."""
         given = (Message("user", prompt),) if chat else prompt
         return self.speak_all([TextRequest(given, sampling)])[0]
+
+    def fill(self, prefix: str, suffix: str, sampling: Sampling) -> Spoken:
+        """What stands between two texts, by a model that FillInTheMiddle or SpanCorruption has
+        taught."""
+        return self.speak_all([TextRequest(Gap(prefix, suffix), sampling)])[0]
 
     def answer(
         self,
@@ -80,8 +94,10 @@ class TextGenerator:
         """What follows each of `requests`, together in one batch.
 
         Raises DataError for a prompt that does not fit, and for conversations where the chat
-        template makes no prompt for the assistant.
+        template makes no prompt for the assistant; for an encoder-decoder, for all but gaps.
         """
+        if isinstance(self.model, EncoderDecoder):
+            return [self._fill_span(self.model, request) for request in requests]
         listeners = [_listener(self.encoder, request) for request in requests]
         generations = generate_batch(
             self.model,
@@ -97,7 +113,33 @@ class TextGenerator:
             for listener, generation in zip(listeners, generations, strict=True)
         ]
 
-    def prompt_ids(self, prompt: str | tuple[Message, ...]) -> list[int]:
+    def _fill_span(self, model: EncoderDecoder, request: TextRequest) -> Spoken:
+        """What `model` says that the first sentinel stands for, in place of the gap."""
+        gap, special = request.prompt, self.encoder.special_tokens
+        if not isinstance(gap, Gap):
+            raise DataError(
+                "the model reads a text and writes another, so it does not go on from one and "
+                "answers none; give it a gap to fill, by --prefix and --suffix"
+            )
+        sentinels = find_sentinels(self.encoder)
+        check_sentinels(self.encoder.files.where, "SpanCorruption", len(sentinels), 1)
+        before, after = (
+            [int(number) for number in ids]
+            for ids in self.encoder.encode_batch([gap.prefix, gap.suffix])
+        )
+        listener = _listener(self.encoder, request)
+        generation = write_answer(
+            model,
+            [*before, sentinels[0], *after, self.encoder.end_of_text],
+            (special.padding, sentinels[0]),
+            request.sampling,
+            {*special.stop_ids, *sentinels[1:]},
+            self.encoder.vocabulary_size,
+            listener,
+        )
+        return Spoken(listener.finish(), generation.stopped, len(generation.ids))
+
+    def prompt_ids(self, prompt: str | tuple[Message, ...] | Gap) -> list[int]:
         """The ids after which the model is to speak."""
         return self._prompts.ids(prompt)
 
@@ -107,7 +149,7 @@ class TextGenerator:
 
 
 def _listener(encoder: Encoder, request: TextRequest) -> TextListener:
-    answers = not isinstance(request.prompt, str)
+    answers = isinstance(request.prompt, tuple)
     return TextListener(encoder, request.sampling.stop, answers, request.hear)
 
 

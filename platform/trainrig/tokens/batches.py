@@ -27,6 +27,11 @@ TOKENS = "tokens"
 # Of batches of conversations: what each target counts, in hundredths, and the sum of that.
 WEIGHTS = "weights"  # [B, T]; also a denominator
 
+# Of batches for an encoder and a decoder, beside IDS [B, S], what is encoded, and TARGETS [B, T].
+DECODER_IDS = "decoder_ids"  # [B, T] what the decoder reads: each target stands one place later
+# The document of each place, ascending from 1; 0 where there is padding. No place sees another's.
+SEGMENTS, DECODER_SEGMENTS = "segments", "decoder_segments"  # [B, S], [B, T]
+
 # Of batches of pairs, an answer preferred to another. Targets are IGNORE outside the completion.
 CHOSEN_IDS, CHOSEN_TARGETS = "chosen_ids", "chosen_targets"  # [B, T]
 REJECTED_IDS, REJECTED_TARGETS = "rejected_ids", "rejected_targets"  # [B, T]
@@ -143,6 +148,40 @@ class Batches(DataHistory, Protocol):
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`."""
+        ...
+
+
+class Corruption(Protocol):
+    """What an objective makes of the rows of pretraining before a model sees them: a masked or a
+    rearranged text, say. Travels to the workers by pickle and is applied there, one micro-batch at
+    a time; it holds nothing of torch.
+
+    What becomes of a row is a function of its ids, its sample number and the step alone, drawn by
+    `trainrig.randomness`. How much each row counts is known without its ids: `denominators` is
+    asked before any row is read.
+
+    The text of a row is what next-token prediction would be trained on: its targets, IGNORE left
+    out. So each token of an epoch is in one row once.
+    """
+
+    def identity(self) -> Mapping[str, Any]:
+        """All that its rows depend on beside the text, as JSON has it."""
+        ...
+
+    def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
+        """What sums over the global batch of `step` are divided by, once it is corrupted.
+
+        `samples` [R], `targets` [R]: each row, and its next-token targets before. TOKENS is among
+        them, and counts the targets that are left.
+        """
+        ...
+
+    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+        """`micro` with its rows corrupted; samples, sources and the numbers of pieces stay.
+
+        `pieces` says where in the rows of IDS each begins. Held-out rows are asked for at step 0,
+        whatever the step of the run, so that two figures differ by the model alone.
+        """
         ...
 
 

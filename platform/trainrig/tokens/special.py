@@ -1,6 +1,6 @@
 """Special tokens: those that no text makes, only code that means to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 END_OF_TEXT = "<|end_of_text|>"
 PAD = "<|pad|>"
@@ -9,6 +9,7 @@ ASSISTANT = "<|assistant|>"
 END_OF_TURN = "<|end_of_turn|>"
 BEGIN_OF_TEXT = "<|begin_of_text|>"
 SYSTEM = "<|system|>"
+MASK = "<|mask|>"  # one that we train has it if its `extra` tokens name it
 # In tokenizers that we train, their ids are their places here: 0 … 6.
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN, BEGIN_OF_TEXT, SYSTEM)
 
@@ -40,16 +41,42 @@ PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
         "<｜begin▁of▁sentence｜>",  # DeepSeek
     ),
     SYSTEM: (),
+    MASK: (
+        "[MASK]",  # BERT, ModernBERT
+        "<mask>",  # RoBERTa
+    ),
 }
 
 
-def special_tokens(reserved: int) -> list[str]:
-    """The special tokens of a tokenizer that we train, by id, with `reserved` slots at the end.
+# What objectives other than next-token prediction ask a tokenizer for: no role of a text, so that
+# each is found by these names alone. Where published tokenizers have one, its name is taken.
+# What stands before, after and in place of the middle, arXiv:2207.14255.
+FIM_PREFIX = ("<|fim_prefix|>", "<fim_prefix>", "<｜fim▁begin｜>")  # Qwen; StarCoder; DeepSeek
+FIM_SUFFIX = ("<|fim_suffix|>", "<fim_suffix>", "<｜fim▁hole｜>")
+FIM_MIDDLE = ("<|fim_middle|>", "<fim_middle>", "<｜fim▁end｜>")
+# Say which denoiser a row is of, arXiv:2205.05131.
+MODES = ("[R]", "[S]", "[X]")
+
+
+def sentinel(number: int) -> str:
+    """The name of the token that stands for span `number`, from 0, of those left out (T5's)."""
+    return f"<extra_id_{number}>"
+
+
+def special_tokens(reserved: int, sentinels: int = 0, extra: Sequence[str] = ()) -> list[str]:
+    """The special tokens of a tokenizer that we train, by id: ours, `reserved` slots, `sentinels`
+    and `extra` ones.
 
     A slot is a special token without a meaning yet. A model that has one can be taught it later
     without its vocabulary growing.
     """
-    return [*SPECIAL_TOKENS, *(f"<|reserved_{slot}|>" for slot in range(reserved))]
+    slots = (f"<|reserved_{slot}|>" for slot in range(reserved))
+    return [*SPECIAL_TOKENS, *slots, *map(sentinel, range(sentinels)), *extra]
+
+
+def find_named(tokens: Mapping[str, int], names: Sequence[str]) -> int | None:
+    """The id of the first of `names` that is among `tokens`; None: none is."""
+    return next((tokens[name] for name in names if name in tokens), None)
 
 
 def role_id(tokens: Mapping[str, int], role: str) -> int | None:

@@ -26,6 +26,7 @@ from trainrig.tokens.special import (
     BEGIN_OF_TEXT,
     END_OF_TEXT,
     END_OF_TURN,
+    MASK,
     PAD,
     PUBLISHED_NAMES,
     SYSTEM,
@@ -42,19 +43,25 @@ BROUGHT = "brought.json"
 # The files that are read beside a tokenizer.json, and carried along with it.
 BESIDE = (TOKENIZER_CONFIG, MAP, GENERATION, MODEL_CONFIG, TEMPLATE, ROLES)
 
-Role = Literal["begin", "end", "pad", "end_of_turn", "user", "assistant", "system"]
+Role = Literal["begin", "end", "pad", "mask", "end_of_turn", "user", "assistant", "system"]
 # Each role, by our own name of the token that plays it.
 ROLE_OF: Mapping[str, Role] = {
     BEGIN_OF_TEXT: "begin",
     END_OF_TEXT: "end",
     PAD: "pad",
+    MASK: "mask",
     END_OF_TURN: "end_of_turn",
     USER: "user",
     ASSISTANT: "assistant",
     SYSTEM: "system",
 }
 NAME_OF: Mapping[Role, str] = {role: name for name, role in ROLE_OF.items()}
-_KEYS: Mapping[Role, str] = {"begin": "bos_token", "end": "eos_token", "pad": "pad_token"}
+_KEYS: Mapping[Role, str] = {
+    "begin": "bos_token",
+    "end": "eos_token",
+    "pad": "pad_token",
+    "mask": "mask_token",
+}
 _QUESTIONS, _ANSWERS = ("what is one?", "and what is two?"), ("it is three", "it is four")
 
 
@@ -141,6 +148,7 @@ class SpecialTokens:
     begin: SpecialToken | None  # stands before a text
     end: SpecialToken | None  # stands after a text: between documents
     pad: SpecialToken | None
+    mask: SpecialToken | None  # stands for a token that is to be predicted
     end_of_turn: SpecialToken | None  # stands after each message of a conversation
     # Stand before a message, where one token says whose it is.
     user: SpecialToken | None
@@ -219,6 +227,7 @@ class _Search:
             begin=begin,
             end=end,
             pad=roles.get("pad") or self._configured("pad") or self._published("pad"),
+            mask=roles.get("mask") or self._configured("mask") or self._published("mask"),
             end_of_turn=turn,
             user=roles.get("user") or self._published("user"),
             assistant=roles.get("assistant") or self._published("assistant"),

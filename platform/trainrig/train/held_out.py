@@ -21,6 +21,7 @@ from trainrig.objectives.contract import DeviceBatch, Objective
 from trainrig.tokens.batches import (
     IGNORE,
     WEIGHTS,
+    Corruption,
     MicroBatch,
     MicroBatchSlot,
     assign_micro_batches,
@@ -97,6 +98,10 @@ class HeldOutSets:
     def targets(self, source: str) -> int:
         """Targets of all rows of `source`."""
         return sum(int((m.targets != IGNORE).sum()) for _, m in self._of(source))
+
+    def corrupted(self, corruption: Corruption) -> "HeldOutSets":
+        """The same rows as `corruption` makes them, each time alike."""
+        return HeldOutSets(self.sources, tuple(corruption.apply(m, 0) for m in self.batches))
 
     def _of(self, source: str) -> Iterator[tuple[int, MicroBatch]]:
         number = self.sources.index(source)

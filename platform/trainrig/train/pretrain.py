@@ -13,10 +13,13 @@ from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.objectives.contract import find_corruption
 from trainrig.parallel.compiled import check_compiler
 from trainrig.processes import lease
 from trainrig.storage.writable import check_folder
-from trainrig.tokens.batches import MicroBatch
+from trainrig.tokens.batches import Corruption, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.mixing.stages import BatchSettings
@@ -77,7 +80,9 @@ def prepare(run: Pretraining) -> TrainingJob:
     encoder = Encoder(tokenizer, files.where, files.beside)
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)
-    batches = open_batches(tokens, run.batches, run.cache)
+    corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
+    make_batches = functools.partial(open_batches, tokens, run.batches, run.cache, corruption)
+    batches = make_batches()
     epochs = batches.check_epochs(run.training.steps)
     for source in batches.left_out:
         log.warning(
@@ -92,7 +97,7 @@ def prepare(run: Pretraining) -> TrainingJob:
         folder=storage.absolute(run.output),
         model=model,
         training=run.training.at_absolute_paths(),
-        make_batches=functools.partial(open_batches, tokens, run.batches, run.cache),
+        make_batches=make_batches,
         tokenizer=tokenizer,
         beside=checkpoint.tokenizer_files(weights).beside if weights else files.beside,
         objective=run.objective,
@@ -101,7 +106,7 @@ def prepare(run: Pretraining) -> TrainingJob:
         new_levels=_new_levels(run),
         model_stages=model_stages(model, run.context),
         epochs=epochs,
-        make_held_out=_held_out(run, tokens, encoder),
+        make_held_out=_held_out(run, tokens, encoder, corruption),
     )
 
 
@@ -134,10 +139,37 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
         run.check_positions(begun.model)
     except ValueError as error:
         raise ConfigError(f"batches: {error}") from None
-    return begun.model, begun.path
+    try:
+        run.check_objective(begun.model)
+    except ValueError as error:
+        raise ConfigError(f"continue_from: {begun.path}: {error}") from None
+    if not run.convert:
+        return begun.model, begun.path
+    return _converted(begun.path, begun.model), begun.path
 
 
-def _held_out(run: Pretraining, tokens: str, encoder: Encoder) -> Callable[[], HeldOutSets | None]:
+def _converted(path: str, model: DecoderConfig) -> EncoderConfig:
+    """The encoder that the decoder at `path` becomes; says what changes."""
+    if model.bidirectional:
+        raise ConfigError(f"convert: {path} is an encoder already; leave it out")
+    if isinstance(model, EncoderDecoderConfig):
+        raise ConfigError(f"convert: {path} has an encoder and a decoder; name a decoder's")
+    if model.head == "score":
+        raise ConfigError(f"convert: {path} is a reward model; name the decoder it was made of")
+    window = model.attention.window
+    local = "" if window is None else f", as far as {window.size - 1} places in local layers"
+    log.warning(
+        "%s: a decoder, which goes on as an encoder: each token also sees those after it%s, and "
+        "the head says what stands at a place, no longer what follows; all weights are kept",
+        path,
+        local,
+    )
+    return EncoderConfig.of_decoder(model)
+
+
+def _held_out(
+    run: Pretraining, tokens: str, encoder: Encoder, corruption: Corruption | None
+) -> Callable[[], HeldOutSets | None]:
     """What opens the held-out rows; says so if the run wants some and there are none."""
     if run.training.held_out.rows == 0:
         return nothing_held_out
@@ -148,7 +180,7 @@ def _held_out(run: Pretraining, tokens: str, encoder: Encoder) -> Callable[[], H
         by_document=run.batches.attend == "document",
     )
     make: Callable[[], HeldOutSets | None]
-    make = functools.partial(open_held_out_split, tokens, sizes, run.cache)
+    make = functools.partial(open_held_out_split, tokens, sizes, run.cache, corruption)
     if make() is None:
         log.warning(
             "%s: nothing is held out, so no held-out loss will be measured; tokenize with a larger "
@@ -165,7 +197,7 @@ def _held_out(run: Pretraining, tokens: str, encoder: Encoder) -> Callable[[], H
                     f"remembered: {folder}: tokens of another tokenizer than {run.tokens}; "
                     f"tokenize its documents with {tokens}/tokenizer.json"
                 )
-        make = functools.partial(_with_remembered, make, folders, sizes, run.cache)
+        make = functools.partial(_with_remembered, make, folders, sizes, run.cache, corruption)
         make()  # so that what is not there is said before the start
     return make
 
@@ -175,6 +207,7 @@ def _with_remembered(
     folders: tuple[str, ...],
     sizes: RowSizes,
     cache: BlockCache,
+    corruption: Corruption | None,
 ) -> HeldOutSets | None:
     """What `make` gives, with the held-out rows of `folders` beside, whose sources are named
     FOLDER/SOURCE. Raises DataError for one with nothing held out."""
@@ -183,7 +216,7 @@ def _with_remembered(
     sources: list[str] = []
     batches: list[MicroBatch] = []
     for folder in folders:
-        found = open_held_out_split(folder, sizes, cache)
+        found = open_held_out_split(folder, sizes, cache, corruption)
         if found is None:
             raise DataError(
                 f"remembered: {folder}: nothing is held out; tokenize it with a larger `held_out`"
@@ -196,18 +229,27 @@ def _with_remembered(
     return replace(sets, beside=HeldOutSets(tuple(sources), tuple(batches)))
 
 
-def open_held_out_split(tokens: str, sizes: RowSizes, cache: BlockCache) -> HeldOutSets | None:
-    """The held-out rows of the folder `tokens`; None if nothing is held out there."""
+def open_held_out_split(
+    tokens: str, sizes: RowSizes, cache: BlockCache, corruption: Corruption | None = None
+) -> HeldOutSets | None:
+    """The held-out rows of the folder `tokens`, as `corruption` makes them; None if nothing is held
+    out there."""
     sets = open_held_out(TokenShards.open(storage.join(tokens, HELD_OUT), cache), sizes)
-    return sets if sets.sources else None
+    if not sets.sources:
+        return None
+    return sets if corruption is None else sets.corrupted(corruption)
 
 
 def open_batches(
-    tokens: str, settings: BatchSettings, cache: BlockCache | None = None
+    tokens: str,
+    settings: BatchSettings,
+    cache: BlockCache | None = None,
+    corruption: Corruption | None = None,
 ) -> PretrainBatches:
-    """The batches of the training split of the folder `tokens`; `cache`: for one in a bucket."""
+    """The batches of the training split of the folder `tokens`; `cache`: for one in a bucket;
+    `corruption`: what the objective makes of them."""
     shards = TokenShards.open(storage.join(tokens, TRAIN), cache)
-    return PretrainBatches(shards, settings, cache)
+    return PretrainBatches(shards, settings, cache, corruption=corruption)
 
 
 def drive(

@@ -15,10 +15,12 @@ from trainrig.config import (
     Settings,
 )
 from trainrig.errors import ConfigError
+from trainrig.models import ENCODER_DECODER, Model
 from trainrig.models.architecture.positions import ContextStage, LearnedPositions, Rope
 from trainrig.models.architecture.width_transfer import roles_of
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
-from trainrig.objectives import CausalLM
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, SpanCorruption
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
@@ -196,28 +198,59 @@ class Pretraining(TrainingRunFile):
     # Folders that `tokenize` wrote of what was learnt before, whose held-out loss is measured
     # beside this run's own: what is forgotten shows.
     remembered: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
-    model: DecoderConfig | None = None  # sizes of the model; None: that of `continue_from`
+    model: Model | None = None  # sizes of the model; None: that of `continue_from`
+    # Whether a decoder to continue from becomes an encoder: each token then sees all others.
+    convert: bool = False
     # Changes of the model's positions at a step, for longer sequences; those ahead of an unfinished
     # run may be edited.
     context: Annotated[tuple[ContextStage, ...], EXTENDABLE] = ()
     # Plan that `trainrig plan` wrote, for the report to compare with; None: no comparison.
     plan: Annotated[str | None, NOT_IDENTITY] = None
     batches: BatchSettings  # what a batch is made of
-    objective: CausalLM = CausalLM()  # what training makes small
+    objective: PretrainingObjective = CausalLM()  # what training makes small
     training: Training  # how long to train, and how
 
     @model_validator(mode="after")
     def _sequence_fits_model(self) -> Self:
         if self.model is None and self.continue_from is None:
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
+        masked = isinstance(self.objective, MaskedLM)
+        if self.convert and (self.continue_from is None or not masked):
+            raise ValueError(
+                "convert makes an encoder of the decoder to `continue_from`, for objective "
+                "MaskedLM; leave it out"
+            )
         if self.model is not None:
             self.check_positions(self.model)
+            self.check_objective(self.model)
             if self.model.head == "score":
                 raise ValueError(
                     'model.head: a "score" is learnt of preferences; pretrain with "tokens", and '
                     '`posttrain` the model with objective.kind = "Reward"'
                 )
         return self
+
+    def check_objective(self, model: DecoderConfig) -> None:
+        """Raise ValueError if `model` cannot learn what the objective asks."""
+        asked = isinstance(self.objective, SpanCorruption)
+        if asked != isinstance(model, EncoderDecoderConfig):
+            wanted = "model" if asked else "objective"
+            wanted += f'.kind = "{ENCODER_DECODER if asked else "SpanCorruption"}"'
+            raise ValueError(
+                f"objective {self.objective.kind} does not fit a model of kind {model.kind}: one "
+                f"reads a text and writes another; set {wanted}"
+            )
+        masked = isinstance(self.objective, MaskedLM)
+        if masked and not model.bidirectional and not self.convert:
+            raise ValueError(
+                "objective MaskedLM asks for what stands on both sides, which a decoder does not "
+                'see; set model.kind = "Encoder", or with `continue_from` convert = true'
+            )
+        if model.bidirectional and not masked:
+            raise ValueError(
+                f"objective {self.objective.kind} predicts the next token, which an encoder sees; "
+                'set objective.kind = "MaskedLM"'
+            )
 
     def check_positions(self, model: DecoderConfig) -> None:
         """Raise ValueError if a stage's sequences are longer than `model` can tell apart then."""

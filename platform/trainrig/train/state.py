@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.models.encoder.model import build_model
 from trainrig.models.initial_values import fill_fresh
 from trainrig.models.lora.layers import adapt, initial_adapter_value, is_adapter
 from trainrig.objectives.contract import Carrying
@@ -156,7 +157,7 @@ def _sharded(
     """A decoder over `mesh` whose parameters have room, and no values yet."""
     training = job.training
     with torch.device("meta"):
-        model = Decoder(config).requires_grad_(not frozen)
+        model = build_model(config).requires_grad_(not frozen)
         if adapter:
             narrow = training.precision.compute == "bfloat16"
             adapt(model, adapter.lora, torch.bfloat16 if narrow else torch.float32)

@@ -6,9 +6,10 @@ import torch
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.estimate.memory import cache_memory
+from trainrig.models import model_class
 from trainrig.models.architecture.presets import PRESETS
-from trainrig.models.decoder import Decoder
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.encoder.model import build_model
 
 # As published, or as Transformers makes the published config.json: in all, and of one token.
 PARAMETERS = {
@@ -49,13 +50,19 @@ PARAMETERS = {
     "smollm-2-135m": (134_515_008,),
     "smollm-2-360m": (361_821_120,),
     "smollm-2-1.7b": (1_711_376_384,),
+    "bert-base": (109_514_298,),
+    "bert-large": (335_174_458,),
+    "roberta-base": (124_697_433,),
+    "roberta-large": (355_412_057,),
+    "modernbert-base": (149_655_232,),
+    "modernbert-large": (395_881_664,),
 }
 SCALES = {"1m": 1e6, "2m": 2e6, "5m": 5e6, "10m": 1e7, "20m": 2e7, "50m": 5e7, "100m": 1e8}
 SCALES |= {"200m": 2e8, "500m": 5e8, "1b": 1e9}
 
 
 def settings(**keys) -> DecoderConfig:
-    return run_files.build(DecoderConfig, keys, "run.toml")
+    return run_files.build(model_class(keys), keys, "run.toml")
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -73,11 +80,14 @@ def test_the_ladder_climbs_by_its_names_and_no_preset_is_left_unasserted():
         assert layers == pytest.approx(wanted, rel=0.12)
 
 
-@pytest.mark.parametrize("name", ["gpt-2-1.5b", "mixtral-8x7b", "gemma-3-1b", "olmo-2-1b"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-2-1.5b", "mixtral-8x7b", "gemma-3-1b", "olmo-2-1b", "roberta-base", "modernbert-base"],
+)
 def test_the_built_model_has_what_was_counted(name):
     config = settings(preset=name)
     with torch.device("meta"):
-        built = sum(p.numel() for p in Decoder(config).parameters())
+        built = sum(p.numel() for p in build_model(config).parameters())
     assert built == count_parameters(config).total
 
 
@@ -93,6 +103,9 @@ MADE_BY_TRANSFORMERS = {
     "gemma-3-27b": ("gemma3_text", {}),
     "olmo-2-13b": ("olmo2", {}),
     "mixtral-8x7b": ("mixtral", {}),
+    "bert-large": ("bert", {}),
+    "roberta-base": ("roberta", {"type_vocab_size": 1, "max_position_embeddings": 514}),
+    "modernbert-base": ("modernbert", {}),
 }
 
 
@@ -115,7 +128,10 @@ def test_transformers_makes_a_model_of_as_many(name):
         **more,
     )
     with torch.device("meta"):
-        built = transformers.AutoModelForCausalLM.from_config(theirs)
+        if config.bidirectional:
+            built = transformers.AutoModelForMaskedLM.from_config(theirs)
+        else:
+            built = transformers.AutoModelForCausalLM.from_config(theirs)
     assert sum(p.numel() for p in built.parameters()) == count_parameters(config).total
 
 

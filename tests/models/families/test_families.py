@@ -180,7 +180,7 @@ REFUSED = {
     "factor": ({"rope_parameters": {"rope_type": "linear"}}, "type 'linear' without 'factor'"),
     "two types": ({"rope_scaling": {"type": "linear"}}, "types of rotary .*: default and linear"),
     "theta": ({"rope_theta": 5.0}, "rope_theta is 5.0, in rope_parameters 10000.0"),
-    "activation": ({"hidden_act": "relu"}, "hidden_act is 'relu', which a Decoder does not do"),
+    "activation": ({"hidden_act": "relu"}, "hidden_act is 'relu', which no model here does"),
     "heads": ({"num_key_value_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
     "no size": ({"hidden_size": None}, "no key 'hidden_size'"),
 }

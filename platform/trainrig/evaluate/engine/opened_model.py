@@ -7,6 +7,7 @@ import torch
 from trainrig.errors import ConfigError
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.models.decoder import Decoder
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.parallel.mesh import local_device
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.train import checkpoint
@@ -31,6 +32,16 @@ class OpenedModel:
             raise ConfigError(
                 f"checkpoint: {opened.path} is a reward model, which gives no text a probability; "
                 "`trainrig score` asks it"
+            )
+        if isinstance(opened.config, EncoderDecoderConfig):
+            raise ConfigError(
+                f"checkpoint: {opened.path} reads a text and writes another, which no task here "
+                "asks for; its held-out loss is in the metrics of its run"
+            )
+        if opened.config.bidirectional and (run.tasks or run.conversations):
+            raise ConfigError(
+                f"checkpoint: {opened.path} is an encoder, which goes on from no text; leave "
+                "`tasks` and `conversations` out, and give `tokens`"
             )
         model = opened.build().to(device=device, dtype=getattr(torch, run.dtype))
         return cls(model, Encoder(opened.tokenizer, opened.path, opened.beside))

@@ -150,12 +150,19 @@ def _scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
 
 
 def _held_out_section(card: Scorecard) -> Section:
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
+    columns: tuple[str, ...] = ("source", "loss (nats per token)", "perplexity", "bits per byte")
+    columns += ("tokens", "bytes")
+    rows: list[tuple[Cell, ...]] = [
         (name, s.loss, s.perplexity, s.bits_per_byte, s.tokens, s.bytes)
         for name, s in card.scores.items()
-    )
-    columns = ("source", "loss (nats per token)", "perplexity", "bits per byte", "tokens", "bytes")
-    table = ReportTable("Text that was held out of training, by source.", columns, rows)
+    ]
+    accuracies = [score.accuracy for score in card.scores.values()]
+    if any(each is not None for each in accuracies):  # of an encoder: each token masked by itself
+        columns += ("accuracy",)
+        rows = [
+            (*row, "" if each is None else each) for row, each in zip(rows, accuracies, strict=True)
+        ]
+    table = ReportTable("Text that was held out of training, by source.", columns, tuple(rows))
     return Section("held-out", "Held-out text", (table,))
 
 

@@ -19,6 +19,7 @@ class SourceScore:
     bits_per_byte: float  # of text; special tokens count neither as bits nor as bytes
     tokens: int
     bytes: int
+    accuracy: float | None = None  # of encoders: share of tokens that come out likeliest
 
 
 class Scorecard(BaseModel):

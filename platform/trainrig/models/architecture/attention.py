@@ -12,7 +12,7 @@ class SlidingWindow(Settings):
     """Layers whose tokens see only those shortly before them (Beltagy et al. 2020,
     arXiv:2004.05150)."""
 
-    # Tokens that one sees, itself among them.
+    # Tokens that one sees, itself among them; in an encoder, half of the others on either side.
     size: int = Field(ge=1)
     # Which layers have it: this, repeated from the first layer on. Gemma 2 alternates, Gemma 3 has
     # five local layers to a global one.

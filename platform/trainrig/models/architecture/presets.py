@@ -147,6 +147,37 @@ _MIXTRAL: Preset = _LLAMA_2 | {
 _SMOLLM_2: Preset = _LLAMA | {"position_embedding": _rope(100_000.0), "norm": _rms(1e-5)}
 
 
+def _bert(segments: int, epsilon: float, offset: int) -> Preset:
+    """BERT: arXiv:1810.04805. RoBERTa: arXiv:1907.11692."""
+    return _LLAMA | {
+        "kind": "Encoder",
+        "segments": segments,
+        "position_embedding": {"kind": "LearnedPositions"},
+        "positions_offset": offset,
+        "norm": {"kind": "LayerNorm", "epsilon": epsilon},
+        "block": {"kind": "PostNorm"},
+        "feedforward": {"kind": "GELU", "tanh": False},
+        "biases": {"qkv": True, "output": True, "feedforward": True, "head": True},
+        "transform": {"bias": True},
+    }
+
+
+_BERT, _ROBERTA = _bert(2, 1e-12, 0), _bert(1, 1e-5, 2)
+
+# arXiv:2412.13663.
+_MODERNBERT: Preset = _LLAMA | {
+    "kind": "Encoder",
+    "position_embedding": _rope(160_000.0),
+    "attention": {
+        "window": {
+            "size": 129,
+            "pattern": ("global", "local", "local"),
+            "rope": {"theta": 10_000.0},
+        }
+    },
+}
+
+
 def _rung(layers: int, channels: int, heads: int, between: int) -> Preset:
     """Of the ladder; in the manner of Llama, with weights that begin as small as it is wide."""
     return {
@@ -204,6 +235,12 @@ PRESETS: Mapping[str, Preset] = {
     "smollm-2-1.7b": _SMOLLM_2
     | {"position_embedding": _rope(130_000.0)}
     | _sizes(24, 2048, 32, 32, 8192, 49_152, 8192),
+    "bert-base": _BERT | _sizes(12, 768, 12, 12, 3072, 30_522, 512),
+    "bert-large": _BERT | _sizes(24, 1024, 16, 16, 4096, 30_522, 512),
+    "roberta-base": _ROBERTA | _sizes(12, 768, 12, 12, 3072, 50_265, 512),
+    "roberta-large": _ROBERTA | _sizes(24, 1024, 16, 16, 4096, 50_265, 512),
+    "modernbert-base": _MODERNBERT | _sizes(22, 768, 12, 12, 1152, 50_368, 8192),
+    "modernbert-large": _MODERNBERT | _sizes(28, 1024, 16, 16, 2624, 50_368, 8192),
     # By parameters without the embedding.
     "ladder-1m": _rung(5, 128, 4, 384),
     "ladder-2m": _rung(5, 192, 6, 512),

@@ -1,4 +1,4 @@
-"""The sizes of every parameter of a decoder, declared once.
+"""The sizes of every parameter of a model, declared once.
 
 A tree of plain records under the very names of the modules: each module builds its parameters from
 its record, and what a model has, computes and takes is counted from the same records.
@@ -137,6 +137,14 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
+class CrossLayerShape(LayerShape):
+    """A layer that also looks at another text."""
+
+    cross_norm: NormShape
+    cross_attention: AttentionShape
+
+
+@dataclass(frozen=True)
 class DecoderShapes:
     """A whole decoder; a tied head has no parameters of its own."""
 
@@ -145,6 +153,64 @@ class DecoderShapes:
     layers: tuple[LayerShape, ...]
     norm: NormShape | None
     head: ProjectionShape | None
+
+    @property
+    def before_layers(self) -> tuple[object, ...]:
+        """What makes of ids what the first layer reads."""
+        return (self.embedding, self.position_embedding)
+
+    @property
+    def after_layers(self) -> tuple[object, ...]:
+        """What makes logits of what `norm` gives."""
+        return (self.head,)
+
+
+@dataclass(frozen=True)
+class TransformShape:
+    """What each place goes through before its logits: a product and a norm."""
+
+    dense: ProjectionShape
+    norm: NormShape
+
+
+@dataclass(frozen=True)
+class EncoderShapes(DecoderShapes):
+    """A whole encoder. `head_bias` is added to the logits of a tied head."""
+
+    segment_embedding: TableShape | None
+    embedding_norm: NormShape | None
+    transform: TransformShape | None
+    head_bias: VectorShape | None
+
+    @property
+    def before_layers(self) -> tuple[object, ...]:
+        """See DecoderShapes."""
+        return (*super().before_layers, self.segment_embedding, self.embedding_norm)
+
+    @property
+    def after_layers(self) -> tuple[object, ...]:
+        """See DecoderShapes."""
+        return (self.transform, *super().after_layers, self.head_bias)
+
+
+@dataclass(frozen=True)
+class EncoderDecoderShapes(DecoderShapes):
+    """A whole encoder-decoder: `layers` are the encoder's, then the decoder's. Biases are tables of
+    a number for each head and bucket of distances."""
+
+    encoder_bias: TableShape
+    decoder_bias: TableShape
+    encoder_norm: NormShape
+
+    @property
+    def before_layers(self) -> tuple[object, ...]:
+        """See DecoderShapes."""
+        return (
+            *super().before_layers,
+            self.encoder_bias,
+            self.decoder_bias,
+            self.encoder_norm,
+        )
 
 
 def named_sizes(part: object, prefix: str = "") -> Iterator[tuple[str, Size]]:

@@ -19,7 +19,7 @@ from trainrig.config import Settings
 Role = Literal["input", "hidden", "output", "vector"]
 # Matrices whose outputs do not grow with the width: entries of the vocabulary, or experts.
 OUTPUTS = ("head.weight", "router.weight")
-TABLES = ("embedding.weight", "position_embedding.weight")
+TABLES = ("embedding.weight", "position_embedding.weight", "segment_embedding.weight")
 
 
 class MuP(Settings):

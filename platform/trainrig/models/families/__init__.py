@@ -8,6 +8,9 @@ from typing import Any
 
 from trainrig.errors import DataError
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.families.encoders.bert import BERT
+from trainrig.models.families.encoders.modernbert import MODERNBERT
+from trainrig.models.families.encoders.roberta import ROBERTA
 from trainrig.models.families.gemma2 import GEMMA2
 from trainrig.models.families.gemma3 import GEMMA3
 from trainrig.models.families.gpt2 import GPT2
@@ -19,10 +22,12 @@ from trainrig.models.families.olmo2 import OLMO2
 from trainrig.models.families.qwen2 import QWEN2
 from trainrig.models.families.qwen3 import QWEN3
 from trainrig.models.families.qwen3_moe import QWEN3_MOE
+from trainrig.models.families.t5 import T5
 
 # In the order in which a model that is none's yet is tried.
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
+    BERT, ROBERTA, MODERNBERT, T5,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 

@@ -19,12 +19,14 @@ from trainrig.models.architecture.positions import (
 from trainrig.models.decoder_config import DecoderConfig
 
 LAYER = "{layer}"  # in names of tensors: the number of the layer, from 0
+# In those of a decoder beside an encoder: the number of its layer, after the encoder's in ours.
+WRITING_LAYER = "{writing_layer}"
 EXPERT = "{expert}"  # in their names: the number of the expert, from 0
 # How architectures are called by what they make of a place: logits, or one score.
 CAUSAL, SCORE = "ForCausalLM", "ForSequenceClassification"
 SCORE_WEIGHT = "score.weight"
-# Tables of rotary rates and causal masks in old checkpoints: they follow from the settings.
-DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
+# Tables of rotary rates, causal masks and places in old checkpoints: they follow from settings.
+DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|position_ids)")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Family:
     prefix: str = "model."
     # That of its models with one score instead of logits; "": named as most are.
     score_architecture: str = ""
+    # Pattern of the names of tensors in published files that a model has no use for.
+    surplus: str = ""
 
     def architecture_of(self, config: DecoderConfig) -> str:
         """The architecture of a model of `config`."""
@@ -119,7 +123,7 @@ class HubConfig:
         if value not in wanted:
             can = " or ".join(repr(each) for each in wanted)
             raise DataError(
-                f"{self.path}: {key} is {value!r}, which a Decoder does not do; only models with "
+                f"{self.path}: {key} is {value!r}, which no model here does; only models with "
                 f"{can} can be imported"
             )
 
@@ -138,15 +142,15 @@ class HubConfig:
             )
         return tuple(given)
 
-    def build(self, **settings: Any) -> DecoderConfig:
-        """The model of `settings`. Raises DataError for sizes that no Decoder has."""
+    def build(self, model: type[DecoderConfig] = DecoderConfig, **settings: Any) -> DecoderConfig:
+        """The `model` of `settings`. Raises DataError for sizes that no such model has."""
         try:
-            return DecoderConfig(**settings, initial_std=self.get("initializer_range", 0.02))
+            return model(**settings, initial_std=self.get("initializer_range", 0.02))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
-            raise DataError(f"{self.path}: as a Decoder's {where or 'sizes'}: {what}") from None
+            raise DataError(f"{self.path}: as a model's {where or 'sizes'}: {what}") from None
 
 
 def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.0) -> Rope:

@@ -1,5 +1,6 @@
 """The tensors of a model, ours made of theirs and theirs of ours, one at a time."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -7,13 +8,15 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import DataError
-from trainrig.models.decoder import Decoder
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.families.mapping import (
     DERIVED,
     EXPERT,
     LAYER,
     SCORE_WEIGHT,
+    WRITING_LAYER,
     Family,
     TensorName,
 )
@@ -26,7 +29,7 @@ HEAD = ("head.weight",)
 def tensor_shapes(config: DecoderConfig) -> dict[str, Size]:
     """The shape of each tensor of a model, by our names; nothing is made."""
     with torch.device("meta"):
-        return {name: tuple(t.shape) for name, t in Decoder(config).state_dict().items()}
+        return {name: tuple(t.shape) for name, t in build_model(config).state_dict().items()}
 
 
 def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) -> list[TensorName]:
@@ -36,7 +39,7 @@ def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) 
     if config.head == "score":
         table = tuple(entry for entry in table if entry.ours != HEAD)
         table = (*table, TensorName(HEAD, SCORE_WEIGHT))
-    for entry in _by_layer(table, config.layers):
+    for entry in _by_layer(table, config):
         if all(name in shapes for name in entry.ours):
             found.append(entry)
             covered.update(entry.ours)
@@ -45,18 +48,27 @@ def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) 
     return found
 
 
-def _by_layer(table: tuple[TensorName, ...], layers: int) -> Iterator[TensorName]:
+def _by_layer(table: tuple[TensorName, ...], config: DecoderConfig) -> Iterator[TensorName]:
     of_layers = [entry for entry in table if LAYER in entry.theirs]
     first = table.index(of_layers[0])
     yield from table[:first]
-    for layer in range(layers):
-        for entry in of_layers:
-            yield replace(
-                entry,
-                ours=tuple(name.replace(LAYER, str(layer)) for name in entry.ours),
-                theirs=entry.theirs.replace(LAYER, str(layer)),
-            )
-    yield from (entry for entry in table[first:] if LAYER not in entry.theirs)
+    reading = config.encoding_layers if isinstance(config, EncoderDecoderConfig) else config.layers
+    for layer in range(reading):
+        yield from (_numbered(entry, LAYER, layer, layer) for entry in of_layers)
+    of_writing = [entry for entry in table if WRITING_LAYER in entry.theirs]
+    for layer in range(config.layers if of_writing else 0):
+        for entry in of_writing:
+            yield _numbered(entry, WRITING_LAYER, reading + layer, layer)
+    plain = (each for each in table[first:] if each not in of_layers and each not in of_writing)
+    yield from plain
+
+
+def _numbered(entry: TensorName, mark: str, ours: int, theirs: int) -> TensorName:
+    return replace(
+        entry,
+        ours=tuple(name.replace(mark, str(ours)) for name in entry.ours),
+        theirs=entry.theirs.replace(mark, str(theirs)),
+    )
 
 
 def their_shapes(entry: TensorName, shapes: Mapping[str, Size]) -> dict[str, Size]:
@@ -111,13 +123,22 @@ def read_theirs(
 def with_prefix(
     stored: dict[str, StoredTensor], family: Family, names: list[TensorName]
 ) -> dict[str, StoredTensor]:
-    """`stored` under the names of the whole model, where it was saved without its head."""
+    """`stored` under the names of the whole model, where it was saved without its head, and by the
+    newer ones of norms: before 2019 they were TensorFlow's."""
+    stored = {_newer(name): tensor for name, tensor in stored.items()}
     if any(name.startswith(family.prefix) for name in stored):
         return stored
     whole = {entry.theirs for entry in names}
     return {
         name if name in whole else family.prefix + name: tensor for name, tensor in stored.items()
     }
+
+
+def _newer(name: str) -> str:
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(f"LayerNorm{old}"):
+            return name.removesuffix(old) + new
+    return name
 
 
 def check_names(
@@ -135,7 +156,9 @@ def check_names(
             f"{len(stored)} there are; download or save the model again"
         )
     known = {*wanted, "lm_head.weight"}  # some files repeat a tied head
-    if surplus := sorted(n for n in stored if n not in known and not DERIVED.fullmatch(n)):
+    unused = re.compile(family.surplus)
+    left = (n for n in stored if n not in known and not DERIVED.fullmatch(n))
+    if surplus := sorted(n for n in left if not unused.fullmatch(n)):
         raise DataError(
             f"{folder}: tensor {surplus[0]!r} ({len(surplus)} such) has no place in a "
             f"{family.model_type} model; merge adapters and undo quantisation before the import"

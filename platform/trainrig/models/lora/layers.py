@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from trainrig.errors import ConfigError
-from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.models.decoder import DecoderConfig
+from trainrig.models.encoder.model import build_model
 from trainrig.models.lora.settings import LoRA
 from trainrig.randomness import RandomKey, uniforms
 
@@ -237,7 +238,7 @@ def adapter_shapes(config: DecoderConfig, lora: LoRA) -> dict[str, torch.Size]:
     """The size of each parameter that `lora` trains of a decoder; none is made. Raises ConfigError
     for a pattern that matches nothing."""
     with torch.device("meta"):
-        model = Decoder(config)
+        model = build_model(config)
         adapt(model, lora)
     return {name: each.shape for name, each in model.named_parameters() if each.requires_grad}
 

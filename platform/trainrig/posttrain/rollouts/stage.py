@@ -8,6 +8,7 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.training_facts import sizes_of
 from trainrig.manifest import Manifest
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
@@ -159,6 +160,10 @@ def _check(run: ReinforcementLearning, path: str, model: DecoderConfig) -> None:
             f"checkpoint: {path} is a reward model, which scores and does not speak; name a "
             "language model"
         )
+    if isinstance(model, EncoderDecoderConfig):
+        raise ConfigError(f"checkpoint: {path} has an encoder and a decoder; name a decoder's")
+    if model.bidirectional:
+        raise ConfigError(f"checkpoint: {path} is an encoder, which generates nothing")
     longest = run.rollouts.prompt_tokens + run.rollouts.maximum_tokens
     if longest > model.positions:
         raise ConfigError(

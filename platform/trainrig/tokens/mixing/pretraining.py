@@ -17,7 +17,7 @@ import numpy as np
 
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
-from trainrig.tokens.batches import IGNORE, TOKENS, MicroBatch, token_arrays
+from trainrig.tokens.batches import IGNORE, TOKENS, Corruption, MicroBatch, token_arrays
 from trainrig.tokens.mixing import epoch_caps
 from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
 from trainrig.tokens.mixing.timeline import Places, Timeline
@@ -89,9 +89,11 @@ class PretrainBatches:
         settings: BatchSettings,
         cache: BlockCache | None = None,
         layout: Layout | None = None,
+        corruption: Corruption | None = None,
     ) -> None:
         """`cache`: for the plan of a packing that needs one, where it lies in a bucket. `layout`:
-        of the documents of `shards`; None: as the settings have them packed.
+        of the documents of `shards`; None: as the settings have them packed. `corruption`: what
+        an objective makes of each row; None: rows stay as they are.
 
         Raises ConfigError for settings that do not fit the sources, DataError for a source that is
         to be read but has not one window.
@@ -104,7 +106,7 @@ class PretrainBatches:
         if layout is None:
             assert isinstance(shards, TokenShards)
             layout = open_layout(settings.packing, shards, settings.base_length, cache)
-        self._layout = layout
+        self._layout, self.corruption = layout, corruption
         together = settings.longest_length // settings.base_length
         counts = {source: self._layout.windows(source) // together for source in self.sources}
         stages = settings.resolved()
@@ -128,23 +130,35 @@ class PretrainBatches:
         stage = self.timeline.stage_of(step)
         return stage.global_batch // stage.micro_batch
 
-    def targets(self, step: int) -> int:
-        """Targets of the whole global batch of `step`; reads no tokens."""
+    def row_targets(self, step: int) -> tuple[Integers, Integers]:
+        """[R] the samples of the global batch of `step`, and [R] the targets of each before any
+        corruption; reads no tokens."""
         first = self.timeline.first_sample(step)
         stage = self.timeline.stage_of(step)
         samples = np.arange(first, first + stage.global_batch, dtype=np.int64)
         places = self.timeline.places(samples)
-        total = 0
-        for source, _, rows in self._rows(places):
+        counts = np.zeros(len(samples), dtype=np.int64)
+        for source, of, rows in self._rows(places):
             span = rows.read.shape[1]
-            total += int(self._layout.targets(source, rows.windows, span).sum())
-            again = (rows.windows[:, None] + np.arange(span))[rows.read]
-            total -= int(self._layout.targets(source, again, 1).sum()) if len(again) else 0
-        return total
+            found = self._layout.targets(source, rows.windows, span)
+            if rows.read.any():
+                again = (rows.windows[:, None] + np.arange(span))[rows.read]
+                repeated = np.zeros(rows.read.shape, dtype=np.int64)
+                repeated[rows.read] = self._layout.targets(source, again, 1)
+                found = found - repeated.sum(1)
+            counts[of] = found
+        return samples, counts
+
+    def targets(self, step: int) -> int:
+        """Targets of the whole global batch of `step`; reads no tokens."""
+        return self.denominators(step)[TOKENS]
 
     def denominators(self, step: int) -> dict[str, int]:
         """What losses of the global batch of `step` are divided by."""
-        return {TOKENS: self.targets(step)}
+        samples, counts = self.row_targets(step)
+        if self.corruption is None:
+            return {TOKENS: int(counts.sum())}
+        return dict(self.corruption.denominators(step, samples, counts))
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`. Raises ConfigError if the data ends before it."""
@@ -155,7 +169,8 @@ class PretrainBatches:
         by_document = self.settings.attend == "document"
         positions = _positions(pieces, ids_BT.shape) if by_document else None
         arrays = token_arrays(ids_BT, targets_BT, positions)
-        return MicroBatch(arrays, samples, places.sources, pieces)
+        micro = MicroBatch(arrays, samples, places.sources, pieces)
+        return micro if self.corruption is None else self.corruption.apply(micro, step)
 
     def _samples(self, step: int, index: int) -> tuple[Integers, Places]:
         """[B] the samples of a micro-batch, and what they are."""
@@ -215,7 +230,9 @@ class PretrainBatches:
     def data_before(self, step: int) -> dict[str, Any]:
         """All that the samples before `step` depend on, by name, as JSON has it."""
         samples = self.timeline.first_sample(step)
+        corruption = self.corruption
         return {
+            **({} if corruption is None else {"corruption": dict(corruption.identity())}),
             "shards": self.shards.fingerprint,
             "packing": self.settings.packing.model_dump(mode="json"),
             "plan": self._layout.fingerprint,

@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.tokens.special import SPECIAL_TOKENS, special_tokens
+from trainrig.tokens.special import special_tokens
 
 
 class Trained(Settings):
@@ -27,14 +27,25 @@ class Trained(Settings):
     # Special tokens without a meaning yet, <|reserved_0|> and so on, for a model to be taught
     # later.
     reserved: int = Field(default=0, ge=0)
+    # Special tokens <extra_id_0> and so on, that stand for spans left out of a text: SpanCorruption
+    # and UL2 need them.
+    sentinels: int = Field(default=0, ge=0)
+    # Further special tokens, after all others: ["<|mask|>"] for masked prediction, or
+    # ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"] for filling in the middle.
+    extra: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _has_room_for_any_text(self) -> Self:
+        names = self.special
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"extra: {twice!r} is a special token already; leave it out")
+        if "" in self.extra:
+            raise ValueError("extra: a special token has a name of at least one character")
         if self.vocabulary < self.least:
             entries, what = self.always
             raise ValueError(
                 f"vocabulary ({self.vocabulary} entries) has no room for {entries} {what}, "
-                f"{len(SPECIAL_TOKENS)} special tokens and {self.reserved} reserved slots; "
+                f"{len(names) - self.reserved} special tokens and {self.reserved} reserved slots; "
                 f"set it to {self.least} or more"
             )
         return self
@@ -47,7 +58,7 @@ class Trained(Settings):
     @property
     def special(self) -> list[str]:
         """The special tokens by id, reserved slots among them."""
-        return special_tokens(self.reserved)
+        return special_tokens(self.reserved, self.sentinels, self.extra)
 
 
 class Counted:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.models.decoder import Decoder
+from trainrig.models.encoder.model import build_model
 from trainrig.train.checkpoint.found import describe, resolve, tokenizer_files
 from trainrig.train.checkpoint.manifest import committed, find_damage
 from trainrig.train.checkpoint.model import open_model, write_model
@@ -43,7 +43,7 @@ def write_average(run: str, horizon: int, out: str) -> str:
     path = resolve(run)
     config, _ = describe(path)
     with torch.device("meta"):
-        shapes = {name: each.shape for name, each in Decoder(config).named_parameters()}
+        shapes = {name: each.shape for name, each in build_model(config).named_parameters()}
     held = {f"average.{horizon}.{name}": torch.empty(shape) for name, shape in shapes.items()}
     try:
         read_tensors(path, held)

@@ -11,6 +11,7 @@ from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import difference_of, digest
+from trainrig.models import model_class
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.tokens.batches import DataHistory
 from trainrig.tokens.special_tokens import TokenizerFiles
@@ -36,8 +37,14 @@ log = logging.getLogger(__name__)
 def describe(checkpoint: str) -> tuple[DecoderConfig, str]:
     """The sizes of the model at `checkpoint`, and the text of its tokenizer.json."""
     where = storage.join(checkpoint, STATE)
-    config = build(DecoderConfig, read_entries(checkpoint)["model"], where)
+    config = read_settings(read_entries(checkpoint), where)
     return config, read_small(checkpoint, TOKENIZER).decode()
+
+
+def read_settings(entries: Mapping[str, Any], where: str) -> DecoderConfig:
+    """The sizes of the model of a checkpoint's `entries`, which were read at `where`."""
+    given = entries["model"]
+    return build(model_class(given), given, where)
 
 
 def tokenizer_files(checkpoint: str) -> TokenizerFiles:

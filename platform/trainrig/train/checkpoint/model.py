@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainrig import storage
 from trainrig.models.decoder import Decoder, DecoderConfig
+from trainrig.models.encoder.model import build_model
 from trainrig.models.families.safetensors_files import PlannedTensor, split_into_files
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint.adapter import (
@@ -55,7 +56,7 @@ class CheckpointModel:
     def build(self) -> Decoder:
         """The decoder with these weights, ready to evaluate."""
         with torch.device("meta"):
-            decoder = Decoder(self.config)
+            decoder = build_model(self.config)
         decoder.load_state_dict(self.weights, assign=True)
         return decoder.eval()
 
@@ -69,7 +70,7 @@ def open_model(path: str) -> CheckpointModel:
     checkpoint = resolve(path)
     config, tokenizer = describe(checkpoint)
     with torch.device("meta"):
-        names = {name: value.shape for name, value in Decoder(config).state_dict().items()}
+        names = {name: value.shape for name, value in build_model(config).state_dict().items()}
     entries = read_entries(checkpoint)
     of = adapter_of(checkpoint, entries)
     adapter = open_adapter(checkpoint, of, config) if of else None
@@ -109,7 +110,8 @@ class StoredModel:
             self.adapter = open_adapter(self.path, of, self.config)
             require_base(of)
         with torch.device("meta"):
-            self._shapes = {name: t.shape for name, t in Decoder(self.config).state_dict().items()}
+            model = build_model(self.config)
+        self._shapes = {name: t.shape for name, t in model.state_dict().items()}
         self._headers: dict[str, list[TensorRows]] = {}
 
     def read(self, name: str) -> Tensor:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainrig import storage
-from trainrig.config import build
 from trainrig.errors import ConfigError, InputError, TrainrigError
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
 from trainrig.parallel.slices import local_slice
 from trainrig.tokens.batches import DataHistory
@@ -29,6 +29,7 @@ from trainrig.train.checkpoint.found import (
     check_context,
     check_entries,
     read_entries,
+    read_settings,
     read_small,
 )
 from trainrig.train.checkpoint.manifest import (
@@ -106,7 +107,11 @@ def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
     """Raise ConfigError unless `model` may begin with the weights of `checkpoint`, whose `entries`
     were read: the same, but for a head that is still to be drawn."""
     if lacks_head(entries, model):
-        there = build(DecoderConfig, entries["model"], checkpoint).with_score_head()
+        there = read_settings(entries, checkpoint).with_score_head()
+        entries = {**entries, "model": there.model_dump(mode="json")}
+    there = read_settings(entries, checkpoint)
+    if isinstance(model, EncoderConfig) and not there.bidirectional:
+        there = EncoderConfig.of_decoder(there)  # the run file says so: its verb asked
         entries = {**entries, "model": there.model_dump(mode="json")}
     check_model(checkpoint, entries, model)
 
@@ -158,7 +163,7 @@ def _load_frozen(model: nn.Module, frozen: FrozenModel) -> None:
 def check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
     """Raise ConfigError unless `checkpoint`, whose `entries` were read, is of `model`."""
     wanted = model.model_dump(mode="json")
-    there = build(DecoderConfig, entries["model"], checkpoint).model_dump(mode="json")
+    there = read_settings(entries, checkpoint).model_dump(mode="json")
     if differ := _first_difference(there, wanted):
         key, value, other = differ
         raise ConfigError(

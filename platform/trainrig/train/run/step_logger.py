@@ -13,13 +13,14 @@ import torch.distributed as dist
 
 from trainrig import hardware
 from trainrig.errors import ConfigError, Diverged
-from trainrig.flops import token_flops
+from trainrig.flops import encoder_decoder_flops, token_flops
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import SFT, CausalLM
 from trainrig.objectives.contract import Watchful
 from trainrig.optim.noise_scale import NoiseEstimate, RunningNoiseScale
 from trainrig.parallel import numerics
 from trainrig.parallel.phase_clock import PhaseClock
-from trainrig.tokens.batches import IDS, LocalBatch
+from trainrig.tokens.batches import IDS, TARGETS, LocalBatch
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
 from trainrig.train.run import metrics
@@ -200,9 +201,14 @@ class Utilisation:
         None where it is not known."""
         if self._model is None or seconds <= 0:
             return None
-        rows, length = local.assigned[0][0].arrays[IDS].shape
-        tokens = int(local.micro_batches * rows * length)
-        flops = token_flops(self._model, int(length)).training * tokens
+        arrays = local.assigned[0][0].arrays
+        rows, length = arrays[IDS].shape
+        if isinstance(self._model, EncoderDecoderConfig):
+            written = arrays[TARGETS].shape[1]
+            of_row = encoder_decoder_flops(self._model, int(length), int(written))
+        else:
+            of_row = token_flops(self._model, int(length)).training * int(length)
+        flops = of_row * int(local.micro_batches * rows)
         return flops / (seconds * self._peak * dist.get_world_size())
 
 

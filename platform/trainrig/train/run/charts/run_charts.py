@@ -36,6 +36,8 @@ from trainrig.train.run.scores.records import EarlyEnd
 Line = Mapping[str, Any]
 FORGETTING_ROWS = 12  # sources that are drawn: those that changed most
 TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
+# Objectives whose loss is of tokens.
+PER_TOKEN = ("", "CausalLM", "FillInTheMiddle", "MaskedLM", "SFT", "SpanCorruption")
 SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
 
 
@@ -67,7 +69,7 @@ class RunReportData:
     @property
     def unit(self) -> str:
         """Of the loss: nats of a token, but for objectives of answers."""
-        return "nats per token" if self.objective in ("", "CausalLM", "SFT") else "nats"
+        return "nats per token" if self.objective in PER_TOKEN else "nats"
 
     @property
     def scores(self) -> bool:

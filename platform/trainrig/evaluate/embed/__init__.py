@@ -1,0 +1,1 @@
+"""The stage `embed`: a vector for each document, by a trained model."""

@@ -1,0 +1,143 @@
+"""A bidirectional model of the parts that its settings choose: each token sees those around it.
+
+In the manner of BERT (Devlin et al. 2018, arXiv:1810.04805) or of ModernBERT (Warner et al. 2024,
+arXiv:2412.13663). Layers, attention and feed-forward parts are the decoder's.
+
+Shapes: B batch, T positions, C channels, V entries of the vocabulary, N places asked for.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trainrig.models.architecture.feedforward import Network
+from trainrig.models.architecture.norms import Normalisation
+from trainrig.models.architecture.shapes import TransformShape
+from trainrig.models.attention import Cache, document_numbers
+from trainrig.models.decoder import Decoder
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.encoder_decoder.model import EncoderDecoder
+from trainrig.models.feedforward import activate, projection
+from trainrig.models.norm import Norm
+from trainrig.models.output import ModelOutput
+
+
+class Transform(nn.Module):
+    """What each place goes through before its logits."""
+
+    def __init__(self, shape: TransformShape, network: Network, norm: Normalisation) -> None:
+        super().__init__()
+        self.network = network
+        self.dense = projection(shape.dense)
+        self.norm = Norm(shape.norm, norm)
+
+    def forward(self, x_C: Tensor) -> Tensor:
+        """[..., C] to [..., C]."""
+        changed_C: Tensor = self.norm(activate(self.network, self.dense(x_C)))
+        return changed_C
+
+
+class BidirectionalEncoder(Decoder):
+    """Predicts tokens from all around them. Its weights are noise until `initialise`."""
+
+    head_bias: nn.Parameter | None
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        shapes = config.shapes
+        segments = shapes.segment_embedding
+        self.segment_embedding = (
+            None if segments is None else nn.Embedding(segments.entries, segments.channels)
+        )
+        self.embedding_norm = (
+            None if shapes.embedding_norm is None else Norm(shapes.embedding_norm, config.norm)
+        )
+        self.transform = (
+            None
+            if shapes.transform is None
+            else Transform(shapes.transform, config.network, config.norm)
+        )
+        self.head_bias = (
+            None
+            if shapes.head_bias is None
+            else nn.Parameter(torch.zeros(shapes.head_bias.channels))
+        )
+        self._offset = config.positions_offset
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        caches: Sequence[Cache] | None = None,
+        positions_BT: Tensor | None = None,
+        documents_BS: Tensor | None = None,
+        places_N: Tensor | None = None,
+        segments_BT: Tensor | None = None,
+    ) -> ModelOutput:
+        """What gives the logits [B, T, V] of the token at each place of `ids_BT` [B, T].
+
+        With `places_N`, indices into the B * T places, only those of these: [N, V]. With
+        `positions_BT` [B, T], each token's place in its own document, rows hold several documents
+        and no token sees another's; `documents_BS` [B, T] numbers them instead, where rows hold
+        padding, say. `segments_BT` [B, T]: in which text of a pair each is; None: in the first.
+        Raises ValueError for caches: what comes later changes what was read.
+        """
+        if caches is not None:
+            raise ValueError("an encoder reads whole rows, so it has no use for caches")
+        states = self._embed_rows(ids_BT, positions_BT, documents_BS, segments_BT)
+        return self._predict(*states, None, places_N)
+
+    def states(
+        self,
+        ids_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        documents_BS: Tensor | None = None,
+        segments_BT: Tensor | None = None,
+    ) -> Tensor:
+        """[B, T, C] what the layers and the norm after them make of each token: the last hidden
+        states, as `forward` has them before the head."""
+        states = self._embed_rows(ids_BT, positions_BT, documents_BS, segments_BT)
+        x_BTC, _ = self._pass_layers(*states, None)
+        return x_BTC if self.norm is None else self.norm(x_BTC)
+
+    def _embed_rows(
+        self,
+        ids_BT: Tensor,
+        positions_BT: Tensor | None,
+        documents_BS: Tensor | None,
+        segments_BT: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Embedded tokens [B, T, C], their positions, and the documents they are of."""
+        length = ids_BT.shape[1]
+        if positions_BT is None:
+            positions = torch.arange(length, device=ids_BT.device)
+        else:
+            positions = positions_BT
+            if documents_BS is None:
+                documents_BS = document_numbers(positions_BT)
+        if length > self.config.positions and documents_BS is None:
+            raise ValueError(f"{length} tokens for a model of {self.config.positions} positions")
+        x_BTC = self._embed(ids_BT, positions + self._offset)
+        if self.segment_embedding is not None:
+            if segments_BT is None:
+                segments_BT = torch.zeros_like(ids_BT)
+            x_BTC = x_BTC + self.segment_embedding(segments_BT)
+        if self.embedding_norm is not None:
+            x_BTC = self.embedding_norm(x_BTC)
+        return x_BTC, positions, documents_BS
+
+    def _before_head(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC if self.transform is None else self.transform(x_BTC)
+
+    def _head_bias(self) -> Tensor | None:
+        return super()._head_bias() if self.head_bias is None else self.head_bias
+
+
+def build_model(config: DecoderConfig) -> Decoder:
+    """The network of `config`: an encoder, or one with a decoder, if it is one's. Its weights are
+    noise."""
+    if isinstance(config, EncoderDecoderConfig):
+        return EncoderDecoder(config)
+    return BidirectionalEncoder(config) if isinstance(config, EncoderConfig) else Decoder(config)

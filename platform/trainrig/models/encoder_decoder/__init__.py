@@ -1,0 +1,1 @@
+"""Models that read one text and write another: their settings, and the network."""

@@ -1,0 +1,63 @@
+"""Writing an answer to a text that was read, one token at a time.
+
+Shapes: S places of the text that is read, V entries of the vocabulary.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from trainrig.errors import DataError
+from trainrig.models.attention import KeyValueCache
+from trainrig.models.encoder_decoder.model import CrossCache, EncoderDecoder
+from trainrig.models.generate import Generation, Stopped
+from trainrig.models.sampling import Sampling, draw
+
+
+@torch.inference_mode()
+def write_answer(
+    model: EncoderDecoder,
+    read: Sequence[int],
+    begin: Sequence[int],
+    sampling: Sampling,
+    stop: Collection[int],
+    entries: int | None = None,
+    listen: Callable[[int], bool] = lambda _: False,
+) -> Generation:
+    """What `model` writes after `begin` when it has read `read`, until an id of `stop`,
+    `sampling.maximum_tokens`, or the model's positions. `entries`, `listen`: see `generate_batch`
+    and `Request`.
+
+    Keys and values of what was read are computed once. Raises DataError for a text that does not
+    fit.
+    """
+    positions, device = model.config.positions, model.embedding.weight.device
+    if not 1 <= len(read) <= positions or not 1 <= len(begin) < positions:
+        raise DataError(
+            f"a text of {len(read)} tokens: this model reads from 1 to {positions}; shorten it"
+        )
+    ids_1S = torch.tensor([list(read)], device=device)
+    segments_1S = torch.ones_like(ids_1S)
+    memory_1SC = model.read(ids_1S, segments_1S)
+    caches = [CrossCache(KeyValueCache()) for _ in range(model.config.layers)]
+    new, written = list(begin), list[int]()
+    stopped: Stopped = "length"
+    while True:
+        ids_1T = torch.tensor([new], device=device)
+        ones_1T = torch.ones_like(ids_1T)
+        output = model.write(memory_1SC, segments_1S, ids_1T, ones_1T, caches)
+        logits_V = output.head(output.hidden[0, -1])[:entries]
+        drawn = draw(logits_V, sampling, len(written), (*read, *written))
+        if drawn in stop:
+            return Generation(tuple(written), "end", drawn)
+        written.append(drawn)
+        new = [drawn]
+        if listen(drawn):
+            stopped = "stop"
+        elif len(written) == sampling.maximum_tokens:
+            stopped = "length"
+        elif len(begin) + len(written) == positions:
+            stopped = "positions"
+        else:
+            continue
+        return Generation(tuple(written), stopped)

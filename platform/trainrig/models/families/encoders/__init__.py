@@ -1,0 +1,1 @@
+"""Families of encoders that predict masked tokens."""

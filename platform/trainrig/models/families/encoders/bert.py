@@ -1,0 +1,116 @@
+"""BERT: learnt positions and segments, norms after each part (Devlin et al. 2018,
+arXiv:1810.04805)."""
+
+from typing import Any
+
+from trainrig.models.architecture.attention import Biases
+from trainrig.models.architecture.feedforward import GELU
+from trainrig.models.architecture.norms import LayerNorm, PostNorm
+from trainrig.models.architecture.positions import LearnedPositions
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig, HeadTransform
+from trainrig.models.families.mapping import Family, HubConfig, TensorName, one
+
+ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}  # and whether by tanh
+PARTS = ("weight", "bias")
+
+
+def body(prefix: str) -> tuple[TensorName, ...]:
+    """The tensors of all but the head, whose names begin with `prefix`."""
+    embeddings, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{layer}}"
+    return (
+        one("embedding.weight", f"{embeddings}.word_embeddings.weight"),
+        one("position_embedding.weight", f"{embeddings}.position_embeddings.weight"),
+        one("segment_embedding.weight", f"{embeddings}.token_type_embeddings.weight"),
+        *(one(f"embedding_norm.{part}", f"{embeddings}.LayerNorm.{part}") for part in PARTS),
+        *(
+            one(f"layers.{{layer}}.{ours}.{part}", f"{layer}.{theirs}.{part}")
+            for ours, theirs in {
+                "attention.query": "attention.self.query",
+                "attention.key": "attention.self.key",
+                "attention.value": "attention.self.value",
+                "attention.output": "attention.output.dense",
+                "attention_norm": "attention.output.LayerNorm",
+                "feedforward.up": "intermediate.dense",
+                "feedforward.down": "output.dense",
+                "feedforward_norm": "output.LayerNorm",
+            }.items()
+            for part in PARTS
+        ),
+    )
+
+
+TENSORS = (
+    *body("bert"),
+    *(one(f"transform.dense.{part}", f"cls.predictions.transform.dense.{part}") for part in PARTS),
+    *(
+        one(f"transform.norm.{part}", f"cls.predictions.transform.LayerNorm.{part}")
+        for part in PARTS
+    ),
+    one("head_bias", "cls.predictions.bias"),
+)
+# What stands beside masked prediction in published files: the head of next-sentence prediction,
+# and the tied weight and bias again.
+SURPLUS = r"(bert\.)?pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.decoder\..*"
+
+
+def read_settings(config: HubConfig, positions: int) -> dict[str, Any]:
+    """What BERT and RoBERTa share; `positions`: Transformers' default."""
+    config.only("hidden_act", *ACTIVATIONS)
+    config.only("position_embedding_type", "absolute", None)
+    config.only("is_decoder", False)
+    config.only("add_cross_attention", False)
+    config.only("tie_word_embeddings", True)
+    return {
+        "layers": config.need("num_hidden_layers"),
+        "channels": config.need("hidden_size"),
+        "heads": config.need("num_attention_heads"),
+        "feedforward_channels": config.need("intermediate_size"),
+        "vocabulary": config.need("vocab_size"),
+        "positions": config.get("max_position_embeddings", positions),
+        "position_embedding": LearnedPositions(),
+        "segments": config.get("type_vocab_size", 2),
+        "feedforward": GELU(tanh=ACTIVATIONS[config.get("hidden_act", "gelu")]),
+        "norm": LayerNorm(epsilon=config.get("layer_norm_eps", 1e-12)),
+        "block": PostNorm(),
+        "biases": Biases(qkv=True, output=True, feedforward=True, head=True),
+        "embedding_norm": True,
+        "transform": HeadTransform(bias=True),
+    }
+
+
+def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
+    """The keys of a config.json that `read_settings` reads; None for what is no encoder of its
+    kind."""
+    shape, network = config.shape, config.feedforward
+    if not isinstance(config, EncoderConfig) or not isinstance(network, GELU):
+        return None
+    return {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.channels,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": shape.feedforward_channels,
+        "max_position_embeddings": config.positions + config.positions_offset,
+        "type_vocab_size": config.segments,
+        "hidden_act": "gelu_new" if network.tanh else "gelu",
+        "layer_norm_eps": config.norm.epsilon,
+        "initializer_range": config.initial_std,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        "is_decoder": False,
+        "add_cross_attention": False,
+    }
+
+
+def _read(config: HubConfig) -> DecoderConfig:
+    return config.build(EncoderConfig, **read_settings(config, 512))
+
+
+def _write(config: DecoderConfig) -> dict[str, Any] | None:
+    return write_settings(config)
+
+
+BERT = Family("bert", "BertForMaskedLM", TENSORS, _read, _write, prefix="bert.", surplus=SURPLUS)

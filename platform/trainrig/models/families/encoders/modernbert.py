@@ -1,0 +1,140 @@
+"""ModernBERT: rotary positions, GEGLU, most layers local (Warner et al. 2024, arXiv:2412.13663)."""
+
+from typing import Any
+
+from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
+from trainrig.models.architecture.feedforward import GEGLU
+from trainrig.models.architecture.norms import LayerNorm
+from trainrig.models.architecture.positions import Rope
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig, HeadTransform
+from trainrig.models.families.encoders.bert import PARTS
+from trainrig.models.families.mapping import (
+    Family,
+    HubConfig,
+    TensorName,
+    one,
+    read_rope,
+    rope_table,
+)
+
+LAYERS = "layers.{layer}"
+# Queries, keys and values lie one after the other in one matrix, as gate and what is gated do.
+TENSORS = (
+    one("embedding.weight", "model.embeddings.tok_embeddings.weight"),
+    *(one(f"embedding_norm.{part}", f"model.embeddings.norm.{part}") for part in PARTS),
+    *(
+        TensorName(
+            tuple(f"{LAYERS}.{each}.{part}" for each in ours), f"model.{LAYERS}.{theirs}.{part}"
+        )
+        for ours, theirs in (
+            (("attention_norm",), "attn_norm"),
+            (("attention.query", "attention.key", "attention.value"), "attn.Wqkv"),
+            (("attention.output",), "attn.Wo"),
+            (("feedforward_norm",), "mlp_norm"),
+            (("feedforward.gate", "feedforward.up"), "mlp.Wi"),
+            (("feedforward.down",), "mlp.Wo"),
+        )
+        for part in PARTS
+    ),
+    *(one(f"norm.{part}", f"model.final_norm.{part}") for part in PARTS),
+    *(one(f"transform.dense.{part}", f"head.dense.{part}") for part in PARTS),
+    *(one(f"transform.norm.{part}", f"head.norm.{part}") for part in PARTS),
+    one("head_bias", "decoder.bias"),
+)
+SURPLUS = r"decoder\.weight"  # the tied one again
+THETA, LOCAL_THETA = 160_000.0, 10_000.0
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+
+
+def _read(config: HubConfig) -> DecoderConfig:
+    config.only("hidden_activation", "gelu")
+    config.only("classifier_activation", "gelu")
+    config.only("tie_word_embeddings", True)
+    layers, positions = (
+        config.need("num_hidden_layers"),
+        config.get("max_position_embeddings", 8192),
+    )
+    every = config.get("global_attn_every_n_layers", 3)
+    kinds = config.layer_types(layers) or tuple(
+        LOCAL if layer % every else GLOBAL for layer in range(layers)
+    )
+    reach = min(config.get("local_attention", 128) // 2, positions - 1)
+    window = SlidingWindow(
+        size=2 * reach + 1,
+        pattern=tuple("local" if kind == LOCAL else "global" for kind in _shortest(kinds)),
+        rope=read_rope(config, LOCAL, config.get("local_rope_theta", LOCAL_THETA)),
+    )
+    biased, wide = config.get("attention_bias", False), config.get("mlp_bias", False)
+    return config.build(
+        EncoderConfig,
+        layers=layers,
+        channels=config.need("hidden_size"),
+        heads=config.need("num_attention_heads"),
+        feedforward_channels=config.need("intermediate_size"),
+        vocabulary=config.need("vocab_size"),
+        positions=positions,
+        position_embedding=read_rope(config, GLOBAL, config.get("global_rope_theta", THETA)),
+        attention=AttentionSettings(window=window if "local" in window.pattern else None),
+        feedforward=GEGLU(tanh=False),
+        norm=LayerNorm(epsilon=config.get("norm_eps", 1e-5), bias=config.get("norm_bias", False)),
+        biases=Biases(
+            qkv=biased, output=biased, feedforward=wide, head=config.get("decoder_bias", True)
+        ),
+        transform=HeadTransform(bias=config.get("classifier_bias", False)),
+    )
+
+
+def _shortest(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """The shortest pattern that gives the kind of each layer when it is repeated."""
+    for length in range(1, len(kinds)):
+        if all(kind == kinds[layer % length] for layer, kind in enumerate(kinds)):
+            return kinds[:length]
+    return kinds
+
+
+def _write(config: DecoderConfig) -> dict[str, Any] | None:
+    shape, window, rope = config.shape, config.attention.window, config.position_embedding
+    if not isinstance(config, EncoderConfig) or not isinstance(config.feedforward, GEGLU):
+        return None
+    if not isinstance(rope, Rope) or not isinstance(config.norm, LayerNorm):
+        return None
+    local = rope if window is None or window.rope is None else window.rope
+    transform = config.transform
+    return {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.channels,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": shape.feedforward_channels,
+        "max_position_embeddings": config.positions,
+        "hidden_activation": "gelu",
+        "classifier_activation": "gelu",
+        "norm_eps": config.norm.epsilon,
+        "norm_bias": config.norm.bias,
+        "attention_bias": config.biases.qkv,
+        "mlp_bias": config.biases.feedforward,
+        "decoder_bias": config.biases.head,
+        "classifier_bias": transform is not None and transform.bias,
+        "layer_types": [
+            LOCAL if window is not None and window.is_local(layer) else GLOBAL
+            for layer in range(config.layers)
+        ],
+        # Older readers count layers instead, which says the same where the pattern is theirs.
+        "global_attn_every_n_layers": 1 if window is None else len(window.pattern),
+        "local_attention": 128 if window is None else window.size - 1,
+        "global_rope_theta": rope.theta,
+        "local_rope_theta": local.theta,
+        "rope_parameters": {
+            GLOBAL: {"rope_theta": rope.theta, **rope_table(rope)},
+            LOCAL: {"rope_theta": local.theta, **rope_table(local)},
+        },
+        "initializer_range": config.initial_std,
+        "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "mlp_dropout": 0.0,
+        "tie_word_embeddings": True,
+    }
+
+
+MODERNBERT = Family("modernbert", "ModernBertForMaskedLM", TENSORS, _read, _write, surplus=SURPLUS)

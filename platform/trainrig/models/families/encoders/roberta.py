@@ -1,0 +1,37 @@
+"""RoBERTa: BERT whose positions begin after padding's entry (Liu et al. 2019, arXiv:1907.11692)."""
+
+from typing import Any
+
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.families.encoders.bert import PARTS, body, read_settings, write_settings
+from trainrig.models.families.mapping import Family, HubConfig, one
+
+TENSORS = (
+    *body("roberta"),
+    *(one(f"transform.dense.{part}", f"lm_head.dense.{part}") for part in PARTS),
+    *(one(f"transform.norm.{part}", f"lm_head.layer_norm.{part}") for part in PARTS),
+    one("head_bias", "lm_head.bias"),
+)
+SURPLUS = r"(roberta\.)?pooler\..*|lm_head\.decoder\..*"
+
+
+def _read(config: HubConfig) -> DecoderConfig:
+    config.only("hidden_act", "gelu")  # that of its head, whatever the layers have
+    settings = read_settings(config, 512)
+    # A token's position is counted from the id of padding on, of which none else has the entry.
+    offset = config.get("pad_token_id", 1) + 1
+    settings |= {"positions_offset": offset, "positions": settings["positions"] - offset}
+    return config.build(EncoderConfig, **settings)
+
+
+def _write(config: DecoderConfig) -> dict[str, Any] | None:
+    settings = write_settings(config)
+    if settings is None or not isinstance(config, EncoderConfig) or not config.positions_offset:
+        return None
+    return settings | {"pad_token_id": config.positions_offset - 1}
+
+
+ROBERTA = Family(
+    "roberta", "RobertaForMaskedLM", TENSORS, _read, _write, prefix="roberta.", surplus=SURPLUS
+)

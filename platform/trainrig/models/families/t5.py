@@ -1,0 +1,118 @@
+"""T5 (Raffel et al. 2019, arXiv:1910.10683) in its version 1.1, whose feed-forward parts are gated
+(Shazeer 2020, arXiv:2002.05202).
+
+Transformers scales what goes into the head where `tie_word_embeddings` is not false, as version 1.0
+does, and so do we.
+"""
+
+from typing import Any
+
+from trainrig.models.architecture.attention import AttentionSettings
+from trainrig.models.architecture.feedforward import GEGLU
+from trainrig.models.architecture.norms import RMSNorm
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
+from trainrig.models.families.mapping import WRITING_LAYER, Family, HubConfig, TensorName, one
+
+ENCODER, DECODER = "encoder.block.{layer}", f"decoder.block.{WRITING_LAYER}"
+OURS, WRITING = "layers.{layer}", f"layers.{WRITING_LAYER}"
+PARTS = {"query": "q", "key": "k", "value": "v", "output": "o"}
+FEEDFORWARD = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
+
+
+def _layer(ours: str, theirs: str, last: int) -> tuple[TensorName, ...]:
+    """Of a layer whose feed-forward part is number `last`."""
+    attention = (
+        one(f"{ours}.attention.{part}.weight", f"{theirs}.layer.0.SelfAttention.{name}.weight")
+        for part, name in PARTS.items()
+    )
+    dense = f"{theirs}.layer.{last}.DenseReluDense"
+    feedforward = (
+        one(f"{ours}.feedforward.{part}.weight", f"{dense}.{name}.weight")
+        for part, name in FEEDFORWARD.items()
+    )
+    return (
+        one(f"{ours}.attention_norm.weight", f"{theirs}.layer.0.layer_norm.weight"),
+        *attention,
+        one(f"{ours}.feedforward_norm.weight", f"{theirs}.layer.{last}.layer_norm.weight"),
+        *feedforward,
+    )
+
+
+BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+TENSORS = (
+    one("embedding.weight", "shared.weight"),
+    *_layer(OURS, ENCODER, 1),
+    *_layer(WRITING, DECODER, 2),
+    one(f"{WRITING}.cross_norm.weight", f"{DECODER}.layer.1.layer_norm.weight"),
+    *(
+        one(
+            f"{WRITING}.cross_attention.{part}.weight",
+            f"{DECODER}.layer.1.EncDecAttention.{name}.weight",
+        )
+        for part, name in PARTS.items()
+    ),
+    one("encoder_bias.weight", f"encoder.{BIAS}"),
+    one("decoder_bias.weight", f"decoder.{BIAS}"),
+    one("encoder_norm.weight", "encoder.final_layer_norm.weight"),
+    one("norm.weight", "decoder.final_layer_norm.weight"),
+    one("head.weight", "lm_head.weight"),
+)
+# The shared embedding again, which older files repeat; and a bias that cross-attention of the first
+# ones had and did not use.
+SURPLUS = r"(encoder|decoder)\.embed_tokens\.weight|decoder\..*EncDecAttention\.relative_.*"
+
+
+def _read(config: HubConfig) -> DecoderConfig:
+    config.only("is_encoder_decoder", True)
+    config.need("feed_forward_proj")  # without it Transformers takes "relu", version 1.0's
+    config.only("feed_forward_proj", "gated-gelu")
+    layers, channels = config.need("num_layers"), config.need("d_model")
+    tied = config.get("tie_word_embeddings", True)
+    settings = {"logit_multiplier": channels**-0.5} if tied else {}
+    return config.build(
+        EncoderDecoderConfig,
+        layers=config.get("num_decoder_layers", layers),
+        encoder_layers=layers,
+        channels=channels,
+        heads=config.need("num_heads"),
+        head_channels=config.need("d_kv"),
+        feedforward_channels=config.need("d_ff"),
+        vocabulary=config.need("vocab_size"),
+        positions=config.get("n_positions", 512),
+        position_embedding=RelativeBias(
+            buckets=config.get("relative_attention_num_buckets", 32),
+            farthest=config.get("relative_attention_max_distance", 128),
+        ),
+        feedforward=GEGLU(),
+        norm=RMSNorm(epsilon=config.get("layer_norm_epsilon", 1e-6)),
+        attention=AttentionSettings(query_scale=1.0),
+        tie_embeddings=tied,
+        **settings,
+    )
+
+
+def _write(config: DecoderConfig) -> dict[str, Any] | None:
+    if not isinstance(config, EncoderDecoderConfig):
+        return None
+    shape = config.shape
+    return {
+        "vocab_size": shape.vocabulary,
+        "d_model": shape.channels,
+        "d_kv": shape.head_channels,
+        "d_ff": shape.feedforward_channels,
+        "num_layers": config.encoding_layers,
+        "num_decoder_layers": shape.layers,
+        "num_heads": shape.heads,
+        "n_positions": config.positions,
+        "relative_attention_num_buckets": config.position_embedding.buckets,
+        "relative_attention_max_distance": config.position_embedding.farthest,
+        "feed_forward_proj": "gated-gelu",
+        "layer_norm_epsilon": config.norm.epsilon,
+        "dropout_rate": 0.0,
+        "tie_word_embeddings": config.tie_embeddings,
+        "is_encoder_decoder": True,
+    }
+
+
+T5 = Family("t5", "T5ForConditionalGeneration", TENSORS, _read, _write, prefix="", surplus=SURPLUS)

@@ -1,0 +1,156 @@
+"""Fill in the middle: documents whose middle is moved to their end, for next-token prediction.
+
+Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle",
+arXiv:2207.14255: a document is cut in two places into prefix, middle and suffix, and is written
+
+    <|fim_prefix|> prefix <|fim_suffix|> suffix <|fim_middle|> middle end           (PSM)
+    <|fim_prefix|> <|fim_suffix|> suffix <|fim_middle|> prefix middle end           (SPM, section 3)
+
+so that a decoder learns to write what lies between two texts. Cuts are between tokens.
+
+Shapes: B rows of a micro-batch, T positions, P pieces of documents in one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.denoising.needed_tokens import need_tokens
+from trainrig.randomness import RandomKey, uniforms
+from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS, MicroBatch
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.special import FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
+
+SENTINELS = 3  # what a document gains
+DRAWS = 4  # numbers of each piece: whether, which form, and two cuts
+
+
+class FillInTheMiddle(CausalLM):
+    """Next-token prediction, for which the middle of some documents stands at their end.
+
+    Each piece of a document in a row is cut by itself. It keeps its length: the last three of its
+    tokens make room for the sentinels, four where the row's end cuts it, as it gets an end of text.
+    """
+
+    kind: Literal["FillInTheMiddle"] = "FillInTheMiddle"  # type: ignore[assignment]
+    # Share of documents that are rearranged; up to 0.9 cost next to nothing of the loss from left
+    # to right (arXiv:2207.14255, section 4.1).
+    rate: float = Field(default=0.5, ge=0, le=1)
+    # Share of those that have their suffix first, the prefix right before the middle.
+    spm_rate: float = Field(default=0.5, ge=0, le=1)
+    corruption_seed: int = 0  # random seed of what is rearranged, and where it is cut
+
+    def corruption(self, encoder: Encoder) -> MovedMiddles:
+        """What moves middles. Raises DataError without the three sentinels, or an end of text."""
+        prefix, suffix, middle = find_infilling_tokens(encoder)
+        special = encoder.special_tokens
+        return MovedMiddles(
+            rate=self.rate,
+            spm_rate=self.spm_rate,
+            seed=self.corruption_seed,
+            prefix=prefix,
+            suffix=suffix,
+            middle=middle,
+            end=encoder.end_of_text,
+            begin=special.begin.id if special.begin else None,
+        )
+
+
+def find_infilling_tokens(encoder: Encoder) -> list[int]:
+    """The ids that stand before prefix, suffix and middle. Raises DataError for a tokenizer without
+    one of them."""
+    return need_tokens(encoder, "FillInTheMiddle", (FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE))
+
+
+@dataclass(frozen=True)
+class MovedMiddles:
+    """Rows in which the middle of some documents stands at their end."""
+
+    rate: float
+    spm_rate: float
+    seed: int
+    # Ids of special tokens.
+    prefix: int
+    suffix: int
+    middle: int
+    end: int
+    begin: int | None
+
+    def identity(self) -> dict[str, Any]:
+        """See Corruption."""
+        return {"kind": "FillInTheMiddle", **asdict(self)}
+
+    def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
+        """As many targets as before: no piece changes its length."""
+        return {TOKENS: int(targets.sum())}
+
+    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+        """`micro`, of the same shape."""
+        ids_BT, targets_BT = micro.ids.copy(), micro.targets.copy()
+        for row, sample in enumerate(micro.samples.tolist()):
+            places = micro.pieces[micro.pieces[:, 0] == row, 1]
+            self._rearrange(sample, places, ids_BT[row], targets_BT[row])
+        return MicroBatch(
+            {**micro.arrays, IDS: ids_BT, TARGETS: targets_BT},
+            micro.samples,
+            micro.sources,
+            micro.pieces,
+        )
+
+    def _rearrange(self, sample: int, places: Integers, ids: Integers, targets: Integers) -> None:
+        """Rearrange a row in place, whose pieces begin at `places` [P]."""
+        trained = np.flatnonzero(targets != IGNORE)
+        if not len(trained):
+            return
+        length = len(ids)
+        row = np.append(ids, targets[-1])
+        filled = int(trained[-1]) + 2  # ids up to the last target; padding comes after
+        key = RandomKey(self.seed, "fill in the middle")
+        drawn_P4 = uniforms(
+            key,
+            (places[:, None] * DRAWS + np.arange(DRAWS)).astype(np.int64),
+            np.array([[sample]], dtype=np.int64),
+        )
+        for (begin, past), (chosen, form, *cuts) in zip(
+            self._pieces(places, row, filled), drawn_P4.tolist(), strict=True
+        ):
+            whole = (targets[begin : past - 1] != IGNORE).all()
+            if chosen < self.rate and whole:
+                moved = self._moved(row[begin:past], form < self.spm_rate, sorted(cuts))
+                if moved is not None:
+                    row[begin:past] = moved
+        ids[:] = row[:length]
+        kept = targets != IGNORE
+        targets[kept] = row[1:][kept]
+
+    def _pieces(self, places: Integers, row: Integers, filled: int) -> Iterator[tuple[int, int]]:
+        """Where each piece begins in `row`, and ends."""
+        last = len(row) - 1
+        if filled > last and row[last - 1] == self.end:
+            filled = last  # the row's last target is of a document that it has no more of
+        ends = [*places[1:].tolist(), filled]
+        return ((begin, min(end, filled)) for begin, end in zip(places.tolist(), ends, strict=True))
+
+    def _moved(self, piece: Integers, spm: bool, cuts: list[float]) -> Integers | None:
+        """`piece` with its middle at its end, as long as it was; None: it is too short."""
+        head = piece[: int(len(piece) > 0 and piece[0] == self.begin)]
+        ended = len(piece) > 0 and piece[-1] == self.end
+        text = piece[len(head) : len(piece) - ended]
+        text = text[: max(0, len(text) - SENTINELS - (not ended))]
+        if not len(text):
+            return None
+        # Each of the len(text) + 1 places between tokens, the ends among them, is as likely.
+        first, second = (int(cut * (len(text) + 1)) for cut in cuts)
+        before, between, after = text[:first], text[first:second], text[second:]
+        if spm:
+            parts = [[self.prefix, self.suffix], after, [self.middle], before, between]
+        else:
+            parts = [[self.prefix], before, [self.suffix], after, [self.middle], between]
+        return np.concatenate([head, *parts, [self.end]]).astype(piece.dtype)

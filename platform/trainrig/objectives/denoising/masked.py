@@ -1,0 +1,218 @@
+"""Masked prediction: tokens are hidden, and an encoder says what they were from all around them.
+
+Devlin et al. 2018, "BERT", arXiv:1810.04805, section 3.1: of the tokens that are predicted, most
+are replaced by a mask token, some by a random token, and some are left as they are. Whole words are
+hidden as BERT's code has it since 2019, spans of the lengths of Joshi et al. 2019, "SpanBERT",
+arXiv:1907.10529, section 3.1; what stands for each of their tokens is drawn by itself.
+
+Shapes: B rows of a micro-batch, T positions, V entries of the vocabulary, W words of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.denoising.needed_tokens import need_tokens
+from trainrig.randomness import RandomKey, uniforms
+from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS, MicroBatch
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.special import MASK, PUBLISHED_NAMES
+
+Unit = Literal["token", "word", "span"]
+SPECIAL, OUTSIDE = 2.0, 4.0  # added to what is drawn below 1: who comes after all others
+
+
+class MaskedLM(CausalLM):
+    """Cross-entropy of the tokens that were hidden, a mean over those of the global batch.
+
+    Special tokens are never replaced. How many tokens of a row are predicted follows from its
+    length and sample number alone; where a row has fewer tokens of text than that, special ones are
+    predicted as they stand.
+    """
+
+    kind: Literal["MaskedLM"] = "MaskedLM"  # type: ignore[assignment]  # what tells the two apart
+    rate: float = Field(default=0.15, gt=0, lt=1)  # share of tokens that are predicted
+    # The same at the step `rate_steps`, to which it goes in a straight line, and after it (30% to
+    # 15%: Ankner et al. 2023, arXiv:2305.15096); None: `rate` throughout.
+    final_rate: float | None = Field(default=None, gt=0, lt=1)
+    rate_steps: int | None = Field(default=None, ge=1)  # steps that the change takes
+    masked: float = Field(default=0.8, ge=0, le=1)  # share of those that the mask token replaces
+    # Share of those that a random token replaces; the others are left as they are.
+    replaced: float = Field(default=0.1, ge=0, le=1)
+    # What is hidden together: nothing, the tokens of a word, or those of a span. The last word or
+    # span of a row may be hidden in part, as the number of tokens is fixed.
+    unit: Unit = "token"
+    mean_span: float = Field(default=3.8, ge=1)  # tokens of a span, on average; SpanBERT's
+    longest_span: int = Field(default=10, ge=1)  # tokens of the longest
+    corruption_seed: int = 0  # random seed of what is hidden
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        if self.masked + self.replaced > 1:
+            raise ValueError(
+                f"masked ({self.masked:g}) and replaced ({self.replaced:g}) are more than 1 "
+                "together; what is left of 1 stays as it is"
+            )
+        if (self.final_rate is None) != (self.rate_steps is None):
+            raise ValueError("final_rate and rate_steps belong together; set both or neither")
+        return self
+
+    def rate_at(self, step: int) -> float:
+        """Share of the tokens of `step` that are predicted."""
+        if self.final_rate is None or self.rate_steps is None:
+            return self.rate
+        share = min(step / self.rate_steps, 1.0)
+        return self.rate + share * (self.final_rate - self.rate)
+
+    def mean_rate(self, steps: int) -> float:
+        """Share of the tokens of so many steps that are predicted."""
+        if self.final_rate is None or self.rate_steps is None:
+            return self.rate
+        changing = min(self.rate_steps, steps)
+        middle = (self.rate + self.rate_at(changing)) / 2
+        return (middle * changing + self.final_rate * (steps - changing)) / steps
+
+    def corruption(self, encoder: Encoder) -> MaskedTokens:
+        """What hides tokens. Raises DataError without a mask token."""
+        mask = encoder.special_tokens.mask
+        special = np.array(sorted(encoder.special_ids.values()), dtype=np.int64)
+        words = np.setdiff1d(np.arange(encoder.vocabulary_size), special)
+        begins, ends = letters_at_ends(encoder)
+        return MaskedTokens(
+            settings=self,
+            mask=mask.id if mask else need_tokens(encoder, self.kind, [_NAMES])[0],
+            special=special,
+            words=words,
+            begins=begins,
+            ends=ends,
+        )
+
+
+_NAMES = (MASK, *PUBLISHED_NAMES[MASK])
+
+
+def letters_at_ends(encoder: Encoder) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """[V] whether the text of each id begins, and ends, with a letter, a digit or a part of a
+    character. A token that begins so continues the word of one that ends so."""
+    texts = [encoder.decode_bytes([number]) for number in range(encoder.vocabulary_size)]
+    special = set(encoder.special_ids.values())
+
+    def of_word(byte: bytes) -> bool:
+        return byte.isalnum() or byte > b"\x7f"
+
+    kept = [b"" if number in special else text for number, text in enumerate(texts)]
+    return (
+        np.array([of_word(text[:1]) for text in kept], dtype=bool),
+        np.array([of_word(text[-1:]) for text in kept], dtype=bool),
+    )
+
+
+@dataclass(frozen=True)
+class MaskedTokens:
+    """Rows some of whose tokens are hidden, the targets of which are those tokens."""
+
+    settings: MaskedLM
+    mask: int
+    special: Integers  # ids that are never replaced
+    words: Integers  # ids that may replace one
+    begins: NDArray[np.bool_]  # [V] see `letters_at_ends`
+    ends: NDArray[np.bool_]
+
+    def identity(self) -> dict[str, Any]:
+        """See Corruption."""
+        return {**self.settings.model_dump(mode="json"), "mask": self.mask}
+
+    def counts(self, step: int, samples: Integers, targets: Integers) -> Integers:
+        """[R] how many tokens of each row are predicted: the rate of its `targets`, rounded up as
+        often as makes that rate on average; one at least, of a row that has any."""
+        rounded = uniforms(self._key("count"), np.zeros_like(samples), samples)
+        counts = np.floor(self.settings.rate_at(step) * targets + rounded).astype(np.int64)
+        bounded: Integers = np.minimum(np.maximum(counts, 1), targets)
+        return bounded
+
+    def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
+        """See Corruption."""
+        return {TOKENS: int(self.counts(step, samples, targets).sum())}
+
+    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+        """`micro`, of the same shape. A place that had a target is one of text; the last of a row,
+        whose target was in the next one, has none: so each token is in one row of an epoch once."""
+        ids_BT, text_BT = micro.ids, micro.targets != IGNORE
+        counts_B = self.counts(step, micro.samples, text_BT.sum(1))
+        places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
+        drawn_BT = uniforms(self._key("order"), places_T, micro.samples[:, None])
+        scores_BT = drawn_BT + SPECIAL * np.isin(ids_BT, self.special) + OUTSIDE * ~text_BT
+        if self.settings.unit != "token":
+            for row, scores_T in enumerate(scores_BT):
+                groups_T = self._groups(ids_BT[row], scores_T, int(micro.samples[row]))
+                scores_BT[row] = _together(scores_T, groups_T, int(counts_B[row]))
+        ranks_BT = np.argsort(np.argsort(scores_BT, axis=1, kind="stable"), axis=1)
+        predicted_BT = ranks_BT < counts_B[:, None]
+        arrays = {
+            **micro.arrays,
+            IDS: self._hidden(micro, predicted_BT),
+            TARGETS: np.where(predicted_BT, ids_BT, IGNORE),
+        }
+        return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
+
+    def _hidden(self, micro: MicroBatch, predicted_BT: NDArray[np.bool_]) -> Integers:
+        """[B, T] the ids, those that are predicted masked, replaced or as they were."""
+        ids_BT, settings = micro.ids, self.settings
+        places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
+        samples_B1 = micro.samples[:, None]
+        how_BT = uniforms(self._key("how"), places_T, samples_B1)
+        other_BT = uniforms(self._key("replacement"), places_T, samples_B1)
+        random_BT = self.words[(other_BT * len(self.words)).astype(np.int64)]
+        free_BT = predicted_BT & ~np.isin(ids_BT, self.special)
+        changed_BT = np.where(free_BT & (how_BT < settings.masked), self.mask, ids_BT)
+        random = (how_BT >= settings.masked) & (how_BT < settings.masked + settings.replaced)
+        return np.where(free_BT & random, random_BT, changed_BT)
+
+    def _groups(self, ids_T: Integers, scores_T: NDArray[np.float64], sample: int) -> Integers:
+        """[T] the number of the word or span of each place, ascending from 0; special tokens and
+        what is no text are one each."""
+        alone_T = scores_T >= SPECIAL
+        before_T = np.concatenate([[True], alone_T[:-1]])  # whether what is before ends a group
+        if self.settings.unit == "word":
+            ended_T = np.concatenate([[True], ~self.ends[ids_T[:-1]]])
+            begins_T = ~self.begins[ids_T] | ended_T
+        else:
+            # Of spans that lie end to end, each is as long as a geometric draw says.
+            draws = uniforms(
+                self._key("spans"), np.arange(len(ids_T), dtype=np.int64), np.array([sample])
+            )
+            mean, longest = self.settings.mean_span, self.settings.longest_span
+            lengths = np.ones(len(ids_T), dtype=np.int64)
+            if mean > 1:
+                lengths += np.floor(np.log1p(-draws) / np.log1p(-1 / mean)).astype(np.int64)
+            begins_T = np.zeros(len(ids_T), dtype=bool)
+            starts = np.concatenate([[0], np.cumsum(np.minimum(lengths, longest))])
+            begins_T[starts[starts < len(ids_T)]] = True
+        groups: Integers = np.cumsum(begins_T | alone_T | before_T) - 1
+        return groups
+
+    def _key(self, what: str) -> RandomKey:
+        return RandomKey(self.settings.corruption_seed, "masked prediction", what)
+
+
+def _together(scores_T: NDArray[np.float64], groups_T: Integers, count: int) -> NDArray[np.float64]:
+    """[T] scores by which `count` places come first that are whole groups, in the order of the
+    score of each group's first place; a group that would be too many is passed over, and if no
+    other is left, the first of those is taken in part."""
+    firsts_W, sizes_W = np.unique(groups_T, return_index=True, return_counts=True)[1:]
+    order_W = np.argsort(scores_T[firsts_W], kind="stable")
+    ranks_W = np.full(len(firsts_W), len(firsts_W) * 2.0)
+    left = count
+    for rank, group in enumerate(order_W.tolist()):
+        fits = sizes_W[group] <= left and scores_T[firsts_W[group]] < SPECIAL
+        ranks_W[group] = rank + (0 if fits else len(order_W))
+        left -= int(sizes_W[group]) if fits else 0
+    return ranks_W[groups_T]

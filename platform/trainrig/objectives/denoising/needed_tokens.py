@@ -1,0 +1,50 @@
+"""The special tokens that an objective needs of a tokenizer."""
+
+import itertools
+from collections.abc import Sequence
+
+from trainrig.errors import DataError
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.special import find_named, sentinel
+
+
+def need_tokens(encoder: Encoder, kind: str, wanted: Sequence[Sequence[str]]) -> list[int]:
+    """The id of each special token that objective `kind` needs, of which `wanted` has the names
+    that it may have, ours first.
+
+    Raises DataError, which says how to add those that `encoder` lacks.
+    """
+    found = [find_named(encoder.special_ids, names) for names in wanted]
+    lacking = [names[0] for names, number in zip(wanted, found, strict=True) if number is None]
+    if lacking:
+        what, setting = ", ".join(lacking), f"extra = {_toml(lacking)}"
+        raise lacking_tokens(encoder.files.where, kind, what, setting, lacking[0])
+    return [number for number in found if number is not None]
+
+
+def find_sentinels(encoder: Encoder) -> list[int]:
+    """The ids of <extra_id_0> and so on, as many as `encoder` has."""
+    there = encoder.special_ids
+    count = next(number for number in itertools.count() if sentinel(number) not in there)
+    return [there[sentinel(number)] for number in range(count)]
+
+
+def check_sentinels(where: str, kind: str, there: int, needed: int) -> None:
+    """Raise DataError as `need_tokens` does if the tokenizer at `where` has fewer than `needed`."""
+    if there < needed:
+        last = sentinel(needed - 1)
+        what = last if there == needed - 1 else f"{sentinel(there)} to {last}"
+        raise lacking_tokens(where, kind, what, f"sentinels = {needed}", sentinel(there))
+
+
+def lacking_tokens(where: str, kind: str, what: str, setting: str, first: str) -> DataError:
+    """What to raise where the tokenizer at `where` lacks `what`, of which `first` is the first."""
+    return DataError(
+        f"{where}: no special token {what}, which objective {kind} needs; train a tokenizer with "
+        f"`{setting}` and tokenize again, or add to a model that is there, by `trainrig import … "
+        f"--add-token '{first}'`, a row of its embedding for each, and tokenize with its tokenizer"
+    )
+
+
+def _toml(names: Sequence[str]) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"

@@ -1,0 +1,135 @@
+"""Spans that are left out of a text, and the two rows that come of it.
+
+Raffel et al. 2019, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+Transformer", arXiv:1910.10683, section 3.1.4. How many tokens and spans are left out follows from
+the length of the text alone, as in the paper's code; where they are is drawn, each place as likely.
+In the code a text never begins with a span and always ends with one; here it may do either.
+
+Shapes: N tokens of a text, K spans, R rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.randomness import RandomKey, words
+from trainrig.tokens.permutation import Integers
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How much of a text is left out."""
+
+    density: float  # share of tokens
+    mean_span: float  # tokens of a span
+
+    def count(self, lengths: Integers) -> tuple[Integers, Integers]:
+        """[R] tokens left out of texts of `lengths` [R], and [R] the spans that they are in; none
+        of texts of fewer than two tokens."""
+        noise = np.rint(lengths * self.density).astype(np.int64)
+        noise = np.clip(noise, 1, np.maximum(lengths - 1, 1))
+        spans = np.rint(noise / self.mean_span).astype(np.int64)
+        spans = np.clip(spans, 1, np.minimum(noise, lengths - noise + 1).clip(1))
+        some = lengths >= 2
+        return np.where(some, noise, 0), np.where(some, spans, 0)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans of a text that do not touch one another, ascending."""
+
+    begins: Integers  # [K]
+    lengths: Integers  # [K]
+
+    @property
+    def ends(self) -> Integers:
+        """[K] the place after each."""
+        return self.begins + self.lengths
+
+
+def draw_spans(key: RandomKey, sample: int, noise: Noise, walls: Flags) -> Spans:
+    """Spans of the text of `sample`, of which `walls` [N] says what no span may hold.
+
+    They are drawn as if there were no walls, and those that hold one are moved to the nearest
+    place that is free. Where there is none, as nearly all is walls, they stay.
+    """
+    length = len(walls)
+    tokens, count = (int(each[0]) for each in noise.count(np.array([length])))
+    if not count:
+        return Spans(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    # Which of the tokens left out begin a span, and before which of the others spans stand.
+    cuts = _chosen(key, sample, 0, tokens - 1, count - 1) + 1
+    lengths = np.diff(np.concatenate([[0], cuts, [tokens]]))
+    gaps = _chosen(key, sample, length, length - tokens + 1, count)
+    begins = gaps + np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    return _clear(Spans(begins, lengths), walls)
+
+
+def _chosen(key: RandomKey, sample: int, first: int, choices: int, count: int) -> Integers:
+    """`count` different numbers below `choices`, ascending; drawn at the places from `first` on."""
+    drawn = words(key, np.arange(first, first + choices), np.array([sample]))
+    return np.sort(np.argsort(drawn, kind="stable")[:count])
+
+
+def _clear(spans: Spans, walls: Flags) -> Spans:
+    """`spans` moved off `walls`, to the right first, and to the left where the text ends."""
+    before = np.concatenate([[0], np.cumsum(walls)])
+    if (before[spans.ends] == before[spans.begins]).all():
+        return spans
+    at = np.flatnonzero(walls)
+    begins, lengths = spans.begins.tolist(), spans.lengths.tolist()
+    free = 0
+    for number, length in enumerate(lengths):
+        begin = max(begins[number], free)
+        while (found := _walls_within(at, begin, begin + length)).size:
+            begin = int(found[-1]) + 1
+        begins[number], free = begin, begin + length + 1
+    free = len(walls)
+    for number in range(len(lengths) - 1, -1, -1):
+        end = min(begins[number] + lengths[number], free)
+        while (found := _walls_within(at, end - lengths[number], end)).size:
+            end = int(found[0])
+        begins[number] = end - lengths[number]
+        free = begins[number] - 1
+    return spans if begins[0] < 0 else Spans(np.array(begins, dtype=np.int64), spans.lengths)
+
+
+def _walls_within(at: Integers, begin: int, end: int) -> Integers:
+    first, past = np.searchsorted(at, [begin, end])
+    return at[first:past]
+
+
+@dataclass(frozen=True)
+class Denoising:
+    """A text with spans left out, and the text that says what they were."""
+
+    ids: Integers  # the text, a sentinel in place of each span
+    targets: Integers  # each sentinel with the tokens of its span
+    # The place in the text of each of them; of a sentinel, that where its span begins.
+    places: Integers
+    target_places: Integers
+
+
+def leave_out(text: Integers, spans: Spans, sentinels: Integers) -> Denoising:
+    """`text` [N] without `spans`, the first `len(spans)` of `sentinels` in their places."""
+    count = len(spans.begins)
+    inside = np.zeros(len(text) + 1, dtype=np.int64)
+    inside[spans.begins] += 1
+    inside[spans.ends] -= 1
+    noise = np.cumsum(inside[:-1]).astype(bool)
+    begins = np.zeros(len(text), dtype=bool)
+    begins[spans.begins] = True
+    marked = text.copy()
+    marked[begins] = sentinels[:count]
+    places = np.flatnonzero(~noise | begins)
+    left_out = np.flatnonzero(noise)
+    where = np.searchsorted(left_out, spans.begins)
+    return Denoising(
+        ids=marked[places],
+        targets=np.insert(text[left_out], where, sentinels[:count]),
+        places=places,
+        target_places=np.insert(left_out, where, spans.begins),
+    )

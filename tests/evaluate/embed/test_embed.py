@@ -1,0 +1,126 @@
+"""Vectors of documents: those that the model gives each by itself, at any number of workers."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.embed.run_file import DocumentEmbedding
+from trainrig.evaluate.embed.stage import embed
+from trainrig.models.decoder import initialise
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.train import checkpoint
+
+TOKENIZER = ByteLevelBPE(vocabulary=264, extra=("<|mask|>",)).train([]).decode()
+SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 320, "positions": 24}
+LOCAL = {"attention": {"window": {"size": 5, "pattern": ("global", "local")}}}
+TEXTS = [
+    *(f"the sea is grey, said {name} " * times for times, name in enumerate("abcdefghij", 1)),
+    "x",
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Run folders of an encoder and a decoder that nobody taught."""
+    base, folders = tmp_path_factory.mktemp("models"), {}
+    for name, config in (
+        ("encoder", EncoderConfig.model_validate(SIZES | LOCAL)),
+        ("decoder", DecoderConfig.model_validate(SIZES)),
+        ("reward", DecoderConfig.model_validate(SIZES).with_score_head()),
+    ):
+        model = build_model(config)
+        initialise(model, 3)
+        folders[name] = str(base / name)
+        checkpoint.write_model(folders[name], config, TOKENIZER, model.state_dict())
+    return folders
+
+
+@pytest.fixture
+def embedding(models, tmp_path):
+    rows = [json.dumps({"text": text, "id": str(n)}) for n, text in enumerate([*TEXTS, ""])]
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows) + "\n")
+    table = {"kind": "JSONL", "paths": (str(tmp_path / "texts.jsonl"),), "source": "s", "id": "id"}
+
+    def make(name="encoder", **settings):
+        given = {
+            "checkpoint": models[name], "documents": (table,), "workers": 0, "batch": 3,
+            "output": str(tmp_path / "out"), "shard_bytes": 1024,
+        }  # fmt: skip
+        return DocumentEmbedding.model_validate(given | settings)
+
+    return make
+
+
+def vectors(folder):
+    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    assert len(tables) > 1
+    ids = [each for table in tables for each in table["id"].to_pylist()]
+    rows = [each for table in tables for each in table["embedding"].to_pylist()]
+    assert ids == [str(n) for n in range(len(TEXTS))]
+    return np.array(rows)
+
+
+@torch.no_grad()
+def expected(folder, length, pooling="mean", most=None):
+    """Each text's own, piece by piece, without batches and padding."""
+    opened = checkpoint.open_model(folder)
+    model, encoder = opened.build(), Encoder(opened.tokenizer)
+    before, found = list(encoder.special_tokens.prefix), []
+    for text in TEXTS:
+        ids, states = encoder.encode_batch([text])[0].tolist(), []
+        room = length - len(before)
+        for begin in list(range(0, len(ids), room))[: 1 if pooling == "first" else most]:
+            part = torch.tensor([before + ids[begin : begin + room]])
+            read = model.states if opened.config.bidirectional else lambda x: model(x).hidden
+            states.append(read(part)[0, len(before) if pooling == "mean" else 0 :])
+        whole = torch.cat(states)
+        found.append((whole[0] if pooling == "first" else whole.mean(0)).numpy())
+    return np.array(found)
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_a_vector_is_the_mean_of_the_last_states_of_all_pieces(name, embedding, models, tmp_path):
+    made = embed(embedding(name, normalise=False))
+    np.testing.assert_allclose(vectors(tmp_path / "out"), expected(models[name], 24), atol=1e-5)
+    assert made.counts["documents"] == len(TEXTS) and made.counts["channels"] == 32
+    assert made.counts["refused"] == {"empty_text": 1}
+
+
+def test_the_first_state_and_the_first_pieces(embedding, models, tmp_path):
+    embed(embedding(pooling="first", normalise=False, output=str(tmp_path / "a")))
+    wanted = expected(models["encoder"], 24, "first")
+    np.testing.assert_allclose(vectors(tmp_path / "a"), wanted, atol=1e-5)
+    embed(embedding(pieces=2, sequence_length=9, normalise=False, output=str(tmp_path / "b")))
+    wanted = expected(models["encoder"], 9, most=2)
+    np.testing.assert_allclose(vectors(tmp_path / "b"), wanted, atol=1e-5)
+    embed(embedding(pieces=2, sequence_length=9, output=str(tmp_path / "c")))
+    lengths = np.linalg.norm(wanted, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors(tmp_path / "c"), wanted / lengths, atol=1e-5)
+
+
+@pytest.mark.ray
+def test_the_same_bytes_at_any_number_of_workers(embedding, tmp_path):
+    for workers in (0, 1, 2):
+        embed(embedding(workers=workers, output=str(tmp_path / str(workers))))
+    alone = sorted((tmp_path / "0").glob("*.parquet"))
+    for workers in ("1", "2"):
+        for path in alone:
+            assert (tmp_path / workers / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_cannot_be_embedded_is_refused(embedding, tmp_path):
+    with pytest.raises(ConfigError, match=r"sequence_length \(25\) is beyond the model's 24"):
+        embed(embedding(sequence_length=25))
+    with pytest.raises(ConfigError, match="is a reward model"):
+        embed(embedding("reward"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    with pytest.raises(DataError, match="no whole checkpoint there"):
+        embed(embedding(checkpoint=str(tmp_path / "nowhere")))

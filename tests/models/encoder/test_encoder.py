@@ -1,0 +1,211 @@
+"""The encoder: what each token sees, against brute force; sizes, operations, settings refused."""
+
+import math
+
+import pytest
+import torch
+
+from trainrig import config as run_files
+from trainrig.errors import ConfigError
+from trainrig.estimate.memory import step_memory
+from trainrig.flops import token_flops
+from trainrig.models import model_class
+from trainrig.models.attention import KeyValueCache
+from trainrig.models.blocked_attention import QUERIES, blocked_attention
+from trainrig.models.decoder import initialise
+from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import BidirectionalEncoder, build_model
+from trainrig.optim import AdamW
+from trainrig.train.run_file import Pretraining, Training
+
+SIZES = {
+    "layers": 3, "channels": 32, "heads": 4, "kv_heads": 2, "vocabulary": 61, "positions": 40,
+    "initial_std": 0.3,
+}  # fmt: skip
+LOCAL = {"attention": {"window": {"size": 5, "pattern": ("global", "local", "local")}}}
+BERT = {
+    "segments": 2,
+    "position_embedding": {"kind": "LearnedPositions"},
+    "positions_offset": 2,
+    "norm": {"kind": "LayerNorm"},
+    "block": {"kind": "PostNorm"},
+    "feedforward": {"kind": "GELU"},
+    "transform": {"bias": True},
+    "biases": {"qkv": True, "output": True, "feedforward": True, "head": True},
+}
+
+
+def settings(**keys) -> EncoderConfig:
+    return run_files.build(EncoderConfig, SIZES | keys, "run.toml")
+
+
+def made(**keys) -> BidirectionalEncoder:
+    model = build_model(settings(**keys))
+    initialise(model, 0)
+    return model.eval()
+
+
+def reached(
+    model: BidirectionalEncoder, ids: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """[T, T], whether the logits at a place depend on the token at another, by their slopes."""
+    embedded = model.embedding(ids).detach().requires_grad_()
+    model.embedding.forward = lambda _: embedded  # so that slopes can be had of each place
+    logits = model(ids, positions_BT=positions).logits[0]
+    rows = [
+        torch.autograd.grad(each.square().sum(), embedded, retain_graph=True)[0][0].abs().sum(-1)
+        for each in logits
+    ]
+    return torch.stack(rows) > 0
+
+
+PACKED = torch.cat([torch.arange(9), torch.arange(4), torch.arange(7)])[None]
+IDS = torch.randint(61, (1, 20), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("changes", [{}, BERT], ids=["modern", "bert"])
+def test_each_token_sees_all_of_its_document_and_nothing_else(changes):
+    documents = (PACKED == 0).cumsum(1)[0]
+    expected = documents[:, None] == documents[None, :]
+    assert torch.equal(reached(made(**changes), IDS, PACKED), expected)
+
+
+def test_local_layers_see_as_far_on_either_side():
+    """Two layers that see 2 tokens on either side reach 4."""
+    local = {"attention": {"window": {"size": 5}}, "layers": 2}
+    documents = (PACKED == 0).cumsum(1)[0]
+    together = documents[:, None] == documents[None, :]
+    distance = (torch.arange(20)[:, None] - torch.arange(20)).abs()
+    assert torch.equal(reached(made(**local), IDS, PACKED), together & (distance <= 4))
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 401])
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocks_around_give_what_the_whole_mask_gives_forward_and_backward(window, packed):
+    """Longer than two blocks of queries, so that keys of a block lie before and behind it."""
+    length = 2 * QUERIES + 37
+    draw = torch.Generator().manual_seed(5)
+    query, key, value = (
+        torch.randn(2, heads, length, 8, dtype=torch.float64, generator=draw).requires_grad_()
+        for heads in (4, 2, 2)
+    )
+    documents = None
+    if packed:
+        documents = (torch.rand(2, length, generator=draw) < 0.02).cumsum(1)
+    distance = (torch.arange(length)[:, None] - torch.arange(length)).abs()
+    sees = torch.ones(2, 1, length, length, dtype=torch.bool)
+    if window is not None:
+        sees = sees & (distance <= (window - 1) // 2)
+    if documents is not None:
+        sees = sees & (documents[:, None, :, None] == documents[:, None, None, :])
+    found = blocked_attention(
+        query, key, value, scale=0.4, window=window, documents_BS=documents, causal=False
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=sees, scale=0.4, enable_gqa=True
+    )
+    assert torch.allclose(found, expected, atol=1e-5)
+    slopes = torch.randn(expected.shape, dtype=torch.float64, generator=draw)
+    ours = torch.autograd.grad(found, (query, key, value), slopes)
+    theirs = torch.autograd.grad(expected, (query, key, value), slopes)
+    for mine, wanted in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{}, LOCAL, BERT, {"tie_embeddings": False}])
+def test_what_was_counted_is_what_is_built(changes):
+    config = settings(**changes)
+    model = build_model(config)
+    built = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    assert built == parameter_shapes(config)
+    count = count_parameters(config)
+    assert count.total == sum(each.numel() for each in model.parameters())
+    assert step_memory(config, Training(steps=1, optimizer=AdamW()), 1, 8, 8, 16).total > 0
+
+
+def test_operations_are_those_of_products_counted_one_by_one():
+    config, length = settings(**LOCAL), 17
+    keys = [length, None, None]
+    keys[1] = keys[2] = (
+        sum(min(place + 2, length - 1) - max(place - 2, 0) + 1 for place in range(length)) / length
+    )
+    flops = token_flops(config, length, predicted=0.15)
+    assert flops.attention == pytest.approx(4 * 4 * 8 * sum(keys))
+    assert flops.head == pytest.approx(0.15 * 2 * 32 * 61)
+    assert flops.projections == pytest.approx(2 * (3 * (32 * 32 * 3 + 3 * 32 * 128) + 32 * 32))
+    whole = token_flops(settings(), length)
+    assert whole.attention == pytest.approx(4 * 4 * 8 * 3 * length)
+
+
+def test_states_are_what_the_head_makes_logits_of():
+    model = made()
+    with torch.no_grad():
+        states = model.states(IDS, PACKED)
+        output = model(IDS, positions_BT=PACKED)
+        assert torch.equal(model.transform(states), output.hidden)
+
+
+def test_fresh_biases_are_nothing_and_gains_are_one():
+    model = made(**BERT)
+    assert not model.head_bias.any() and not model.transform.dense.bias.any()
+    assert (model.embedding_norm.weight == 1).all() and (model.transform.norm.weight == 1).all()
+
+
+def test_an_encoder_has_no_use_for_caches():
+    with pytest.raises(ValueError, match="whole rows"):
+        made()(IDS, [KeyValueCache() for _ in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": {"window": {"size": 4}}}, r"size \(4\) must be odd .*; 5 would be"),
+        ({"attention": {"window": {"size": 81}}}, "hides nothing"),
+        ({"positions_offset": 2}, "positions_offset is set, but the position_embedding is Rope"),
+        ({"head": "score", "biases": {}}, "an encoder gives logits alone"),
+        ({"segment": 2}, "no key 'segment' in EncoderConfig; did you mean 'segments'"),
+    ],
+)
+def test_settings_that_would_do_nothing_or_harm_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**changes)
+
+
+RUN = """
+stage = "pretrain"
+tokens = "tokens"
+output = "run"
+batches = { sequence_length = 16, global_batch = 8, micro_batch = 4 }
+training = { steps = 2 }
+[model]
+layers = 2
+channels = 32
+heads = 4
+"""
+
+
+def test_a_run_file_chooses_an_encoder_by_its_kind_and_a_decoder_by_none(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN)
+    assert type(run_files.load(Pretraining, str(path)).model) is DecoderConfig
+    path.write_text(RUN + 'kind = "Encoder"\nsegments = 2\n')
+    model = run_files.load(Pretraining, str(path)).model
+    assert isinstance(model, EncoderConfig) and model.segments == 2
+    assert model_class(model.model_dump(mode="json")) is EncoderConfig
+    path.write_text(RUN + 'kind = "Encoder"\nsegmens = 2\n')
+    with pytest.raises(ConfigError, match="did you mean 'segments'"):
+        run_files.load(Pretraining, str(path))
+    path.write_text(RUN + "segments = 2\n")
+    with pytest.raises(ConfigError, match="no key 'segments' in DecoderConfig"):
+        run_files.load(Pretraining, str(path))
+
+
+def test_logits_do_not_know_what_padding_holds():
+    """Rows filled up to one length, their padding a document of its own."""
+    model, documents = made(**LOCAL), torch.tensor([[1] * 13 + [0] * 7])
+    positions = torch.arange(20)[None]
+    with torch.no_grad():
+        alone = model(IDS[:, :13]).logits
+        filled = model(IDS, positions_BT=positions, documents_BS=documents).logits[:, :13]
+    assert (alone - filled).abs().max() < 1e-4 and math.isfinite(float(filled.sum()))

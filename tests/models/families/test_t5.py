@@ -1,0 +1,140 @@
+"""T5 against random models of Transformers': logits, files both ways, and what is refused."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from trainrig.errors import DataError
+from trainrig.models.encoder.model import build_model
+from trainrig.models.families import bare, find_family, read_config
+from trainrig.models.huggingface import open_folder, write_folder
+
+BROUGHT = runpy.run_path(str(Path(__file__).parents[2] / "tokens" / "brought.py"))
+SMALL = {
+    "vocab_size": 331, "d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 3,
+    "num_decoder_layers": 2, "num_heads": 4, "n_positions": 66, "dropout_rate": 0.0,
+    "decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu",
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+}  # fmt: skip
+THEIRS = {
+    "v1.1": {"tie_word_embeddings": False},
+    "tied": {"tie_word_embeddings": True},
+}
+DICE = torch.Generator().manual_seed(1)
+IDS, WRITTEN = (torch.randint(1, 331, (3, length), generator=DICE) for length in (30, 17))
+BOUND = 1e-5
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        module = pytest.importorskip("transformers")
+        module.logging.set_verbosity_error()
+        module.logging.disable_progress_bar()
+        yield module
+
+
+@pytest.fixture(scope="module", params=THEIRS)
+def pair(request, transformers, tmp_path_factory):
+    """Theirs and ours of the same folder."""
+    folder = tmp_path_factory.mktemp("theirs")
+    config = transformers.T5Config(**SMALL | THEIRS[request.param])
+    config._attn_implementation = "eager"
+    torch.manual_seed(7)
+    theirs = transformers.T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            scale = 0.3 if "relative" in name else 0.1
+            parameter.add_(torch.randn_like(parameter) * scale)
+    tied = THEIRS[request.param]["tie_word_embeddings"]
+    if not tied:
+        theirs.lm_head.weight = torch.nn.Parameter(torch.randn(331, 32) * 0.1)
+    theirs.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    written.pop("scale_decoder_outputs", None)  # which version 5 writes and does not read back
+    told = json.dumps(written | {"tie_word_embeddings": tied}, indent=1)
+    (folder / "config.json").write_text(told)
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()
+    BROUGHT["write"]("llama3", folder)
+    hub = open_folder(str(folder))
+    ours = build_model(hub.config)
+    ours.load_state_dict(hub.state())
+    return theirs, ours.eval(), hub, folder
+
+
+@torch.no_grad()
+def test_logits_are_transformers(pair):
+    theirs, ours, *_ = pair
+    expected = theirs(input_ids=IDS, decoder_input_ids=WRITTEN).logits
+    assert expected.std() > 0.05
+    assert (expected - ours(IDS, WRITTEN).logits).abs().max() <= BOUND
+
+
+@torch.no_grad()
+def test_padding_is_what_transformers_masks(pair):
+    theirs, ours, *_ = pair
+    segments = (torch.arange(30) < torch.tensor([[30], [21], [9]])).long()
+    expected = theirs(input_ids=IDS, attention_mask=segments, decoder_input_ids=WRITTEN).logits
+    assert (expected - ours(IDS, WRITTEN, segments).logits).abs().max() <= BOUND
+    assert (expected - ours(IDS, WRITTEN).logits).abs().max() > 100 * BOUND
+
+
+def test_after_a_step_of_training_the_folder_is_read_by_transformers(pair, transformers, tmp_path):
+    theirs, ours, hub, folder = pair
+    trained = build_model(hub.config)
+    trained.load_state_dict(ours.state_dict())
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
+    trained(IDS, WRITTEN).logits.float().logsumexp(-1).sum().backward()
+    assert all(each.grad is not None and each.grad.any() for each in trained.parameters())
+    optimizer.step()
+    state = trained.state_dict()
+    out = tmp_path / "out"
+    write_folder(str(out), hub.config, state.__getitem__, hub.files)
+    back, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        out, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        found = back(input_ids=IDS, decoder_input_ids=WRITTEN).logits
+        assert (found - trained(IDS, WRITTEN).logits).abs().max() <= BOUND
+        before = theirs(input_ids=IDS, decoder_input_ids=WRITTEN).logits
+        assert (found - before).abs().max() > 100 * BOUND
+    for name in ("config.json", "tokenizer.json"):
+        assert (out / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_settings_that_were_written_are_read_as_they_were(pair):
+    *_, hub, _ = pair
+    family = find_family(hub.config, {})
+    written = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
+    again = read_config(written | (family.write(hub.config) or {}), "config.json")[1]
+    assert bare(again) == bare(hub.config)
+
+
+def test_repeated_embeddings_of_older_files_are_passed_over(pair, tmp_path):
+    _, ours, _, folder = pair
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    stored = load_file(folder / "model.safetensors")
+    stored["encoder.embed_tokens.weight"] = stored["shared.weight"].clone()
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    state = open_folder(str(tmp_path)).state()
+    for name, value in ours.state_dict().items():
+        assert torch.equal(state[name], value), name
+
+
+@pytest.mark.parametrize("changes", [{"feed_forward_proj": "relu"}, {"num_heads": None}])
+def test_what_would_compute_something_else_is_refused(pair, changes):
+    *_, folder = pair
+    given = json.loads((folder / "config.json").read_text())
+    with pytest.raises(DataError, match=re.escape(next(iter(changes)))):
+        read_config(given | changes, "config.json")

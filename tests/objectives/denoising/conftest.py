@@ -1,0 +1,59 @@
+"""Rows of random documents, and a tokenizer with all the special tokens that corruptions need."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from trainrig.tokens.batches import IGNORE, MicroBatch, token_arrays
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.train import ByteLevelBPE
+
+EXTRA = ("<|mask|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "[R]", "[S]", "[X]")
+SENTINELS = 100
+Rows = Callable[..., MicroBatch]
+
+
+@pytest.fixture(scope="session")
+def encoder() -> Encoder:
+    """256 bytes and special tokens: an id for each byte of a text."""
+    settings = ByteLevelBPE(vocabulary=256 + 7 + SENTINELS + len(EXTRA), sentinels=SENTINELS)
+    settings = settings.model_copy(update={"extra": EXTRA})
+    return Encoder(settings.train([]).decode())
+
+
+def documents_in_rows(
+    encoder: Encoder,
+    count: int,
+    length: int,
+    mean: float = 60.0,
+    seed: int = 0,
+    first: int = 0,
+    padded: bool = False,
+) -> MicroBatch:
+    """`count` rows of `length` positions, cut from documents of `mean` tokens that lie end to end.
+    `padded`: the last rows end with 0, 1, 2 … positions of padding."""
+    dice = np.random.default_rng(seed)
+    words = np.array(sorted(set(range(encoder.vocabulary_size)) - {*encoder.special_ids.values()}))
+    stream: list[int] = []
+    begins = []
+    while len(stream) <= count * length:
+        begins.append(len(stream))
+        stream += [*dice.choice(words, dice.geometric(1 / mean)).tolist(), encoder.end_of_text]
+    ids = np.array(stream[: count * length + 1])
+    places = np.union1d(np.array(begins), np.arange(count) * length)
+    places = places[places < count * length]
+    ids_BT, targets_BT = ids[:-1].reshape(count, length), ids[1:].reshape(count, length).copy()
+    if padded:
+        for row in range(count):
+            left_out = row % length
+            targets_BT[row, length - left_out :] = IGNORE
+    pieces = np.stack([places // length, places % length, np.arange(len(places))], axis=1)
+    samples = np.arange(first, first + count)
+    return MicroBatch(token_arrays(ids_BT, targets_BT), samples, np.zeros_like(samples), pieces)
+
+
+@pytest.fixture(scope="session")
+def make_rows(encoder: Encoder) -> Rows:
+    """`make_rows(rows, length, mean=60)`: see `documents_in_rows`."""
+    return lambda *given, **named: documents_in_rows(encoder, *given, **named)

@@ -1,0 +1,156 @@
+"""Objectives that corrupt rows, in runs: denominators, traces, and bits at any number of ranks."""
+
+import json
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from trainrig import cli
+from trainrig.config import to_toml
+from trainrig.errors import DataError
+from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.training_facts import estimate_pretraining
+from trainrig.flops import encoder_decoder_flops
+from trainrig.models.decoder_config import count_parameters
+from trainrig.models.sampling import Sampling
+from trainrig.objectives.contract import find_corruption
+from trainrig.posttrain.text_generator import TextGenerator
+from trainrig.tokens.batches import IGNORE, TOKENS
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.trace import trace
+from trainrig.train.pretrain import open_batches, prepare
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+
+T5 = {
+    "model": {
+        "kind": "EncoderDecoder", "layers": 2, "channels": 32, "heads": 4, "positions": 48,
+        "feedforward_channels": 64, "kv_heads": None,
+    },
+}  # fmt: skip
+OBJECTIVES = {
+    "FillInTheMiddle": {"objective": {"kind": "FillInTheMiddle", "rate": 0.8}},
+    "SpanCorruption": {"objective": {"kind": "SpanCorruption"}, **T5},
+}
+KINDS = tuple(OBJECTIVES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_denominators_are_the_targets_of_the_rows_before_any_is_read(
+    kind, make_job, corrupted_tokens, tmp_path
+):
+    for attend in ("window", "document"):
+        changes = {"batches": {"attend": attend}, **OBJECTIVES[kind]}
+        batches = make_job(tmp_path, tokens=corrupted_tokens, **changes).make_batches()
+        for step in (0, 3, 11):
+            counted = sum(int((micro.targets != IGNORE).sum()) for micro in batches.at(step))
+            assert batches.denominators(step) == {TOKENS: counted}
+            assert batches.targets(step) == counted > 0
+        assert batches.data_before(3)["corruption"]["kind"] == kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits_at_any_number_of_workers(kind, ranks, make_job, corrupted_tokens, tmp_path):
+    training = {"held_out": {"every": 2, "rows": 3}, "steps": 4}
+    changes = {"tokens": corrupted_tokens, "training": training, **OBJECTIVES[kind]}
+    (alone,) = ranks(1, "steps", job=make_job(tmp_path, **changes), count=4)
+    for world in (2, 3):
+        for found in ranks(world, "steps", job=make_job(tmp_path, **changes), count=4):
+            assert found == alone
+    (held_out,) = ranks(1, "held_out_loss", job=make_job(tmp_path, **changes))
+    assert ranks(3, "held_out_loss", job=make_job(tmp_path, **changes)) == [held_out] * 3
+    assert held_out.total > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trace_shows_the_rows_that_were_trained_on(
+    kind, ranks, make_run, corrupted_tokens, tmp_path
+):
+    run = make_run(
+        tmp_path / "run", tokens=corrupted_tokens, training={"steps": 3}, **OBJECTIVES[kind]
+    )
+    (tmp_path / "run").mkdir()
+    job = prepare(run)
+    ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    (tmp_path / "run" / "run.toml").write_text(to_toml(run))
+    traced = trace(str(tmp_path / "run"), 3)
+    assert traced.log == "agrees"
+    assert traced.loss == metrics.series(job.folder)[-1]["train/loss"]
+    micros = job.make_batches().at(2)
+    of_samples = {
+        int(sample): [ids.tolist()]
+        for micro in micros
+        for sample, ids in zip(micro.samples, micro.ids, strict=True)
+    }
+    shown = [each for each in traced.sequences if each.answer != "target"]
+    assert len(shown) == len(of_samples)
+    for sequence in shown:
+        assert [list(sequence.ids)] == of_samples[sequence.sample]
+        places = [document.place for document in sequence.documents]
+        assert places == sorted(places)
+        assert places[0] == 0
+    assert sum(each.targets for each in traced.sequences) == job.make_batches().targets(2)
+    assert len(list(traced.texts(tokens=None))) == len(traced.sequences)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_that_lacks_what_is_needed_is_refused_before_the_run(kind, make_run, tmp_path):
+    with pytest.raises(DataError, match=rf"no special token .* which objective {kind} needs"):
+        prepare(make_run(tmp_path, **OBJECTIVES[kind]))
+
+
+def test_held_out_rows_are_the_same_each_time(make_job, corrupted_tokens, tmp_path):
+    for kind in KINDS:
+        job = make_job(tmp_path, tokens=corrupted_tokens, **OBJECTIVES[kind])
+        first, second = job.make_held_out(), job.make_held_out()
+        plain = make_job(tmp_path, tokens=corrupted_tokens).make_held_out()
+        for one, other in zip(first.batches, second.batches, strict=True):
+            for name in one.arrays:
+                np.testing.assert_array_equal(one.arrays[name], other.arrays[name])
+        assert any(
+            one.ids.shape != other.ids.shape or (one.ids != other.ids).any()
+            for one, other in zip(first.batches, plain.batches, strict=True)
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_fills_gaps(kind, ranks, make_job, corrupted_tokens, tmp_path, capsys):
+    changes = {"tokens": corrupted_tokens, "training": {"steps": 3}, **OBJECTIVES[kind]}
+    job = make_job(tmp_path / "run", **changes)
+    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    speaker = TextGenerator.open(job.folder, "cpu")
+    sampling = Sampling(temperature=0.0, maximum_tokens=5)
+    filled = speaker.fill("the sea is", "mirror", sampling)
+    assert 0 <= filled.tokens <= 5
+    assert filled == speaker.fill("the sea is", "mirror", sampling)
+    asked = ["generate", job.folder, "--prefix", "the sea is", "--suffix", "mirror", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*asked, "--temperature", "0", "--tokens", "5"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["text"] == filled.text
+    if kind == "SpanCorruption":
+        with pytest.raises(DataError, match="give it a gap to fill, by --prefix and --suffix"):
+            speaker.speak("the sea", sampling)
+
+
+def test_an_objective_that_does_not_fit_the_model_is_refused(make_run, corrupted_tokens, tmp_path):
+    with pytest.raises(ValidationError, match=r'Decoder.*set model.kind = "EncoderDecoder"'):
+        make_run(tmp_path, tokens=corrupted_tokens, objective={"kind": "SpanCorruption"})
+    with pytest.raises(ValidationError, match=r'set objective.kind = "SpanCorruption"'):
+        make_run(tmp_path, tokens=corrupted_tokens, **T5)
+
+
+def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_tokens, tmp_path):
+    run = make_run(tmp_path, tokens=corrupted_tokens, **OBJECTIVES["SpanCorruption"])
+    facts = estimate_pretraining(run, DeviceChoice())
+    model = prepare(run).model
+    rows = run.training.steps * run.batches.global_batch
+    micro = open_batches(run.tokens, run.batches, None, corruption_of(run)).micro_batch(0, 0)
+    of_row = encoder_decoder_flops(model, micro.ids.shape[1], micro.targets.shape[1])
+    assert facts["flops"] == pytest.approx(rows * of_row)
+    assert facts["parameters"] == count_parameters(model).total
+
+
+def corruption_of(run):
+    return find_corruption(run.objective, Encoder.load(run.tokens), 32)

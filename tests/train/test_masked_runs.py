@@ -1,0 +1,111 @@
+"""Masked prediction in runs: the same bits at any number of ranks and after a kill, and decoders
+that become encoders."""
+
+import logging
+import signal
+
+import numpy as np
+import pytest
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.tokens.batches import IGNORE, TOKENS
+from trainrig.train import checkpoint
+from trainrig.train.pretrain import prepare
+from trainrig.train.run.run_folder import RunFolder
+
+ENCODER = {"kind": "Encoder", "attention": {"window": {"size": 9, "pattern": ("global", "local")}}}
+MASKED = {"model": ENCODER, "objective": {"kind": "MaskedLM", "unit": "word"}}
+BY_DOCUMENT = {"batches": {"attend": "document"}}
+
+
+@pytest.fixture
+def make_masked(make_job, corrupted_tokens, tmp_path):
+    def make(name: str = "run", **changes):
+        return make_job(tmp_path / name, tokens=corrupted_tokens, **MASKED | BY_DOCUMENT | changes)
+
+    return make
+
+
+def test_denominators_are_the_hidden_tokens_before_any_is_read(make_masked):
+    batches = make_masked().make_batches()
+    for step in (0, 5):
+        counted = sum(int((micro.targets != IGNORE).sum()) for micro in batches.at(step))
+        assert batches.denominators(step) == {TOKENS: counted}
+        assert counted > 0
+    assert batches.data_before(3)["corruption"]["kind"] == "MaskedLM"
+
+
+def test_the_same_bits_at_one_two_and_three_workers(ranks, make_masked):
+    (alone,) = ranks(1, "steps", job=make_masked(), count=4)
+    for world in (2, 3):
+        for found in ranks(world, "steps", job=make_masked(), count=4):
+            assert found == alone
+
+
+def weights(job) -> dict[str, np.ndarray]:
+    opened = checkpoint.open_model(job.folder)
+    return {name: value.numpy() for name, value in opened.weights.items()}
+
+
+def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
+    mortal_ranks, ranks, make_masked
+):
+    """Two ranks, one of which dies between checkpoints; three go on."""
+    training = {"steps": 6, "checkpoints": {"every": 2}}
+    whole, cut = make_masked("whole", training=training), make_masked("cut", training=training)
+    ranks(1, "train", job=whole, attempt=RunFolder(whole.folder).take_attempt(0))
+    attempt = RunFolder(cut.folder).take_attempt(0)
+    processes = mortal_ranks.start(2, "train", job=cut, attempt=attempt, fault=(1, "die", 5))
+    assert processes[1].wait() == -signal.SIGKILL
+    mortal_ranks.end()
+    newest, _ = checkpoint.newest_valid(RunFolder(cut.folder))
+    step, path = (newest.step, newest.path) if newest else (0, None)  # None: no save was over
+    assert step < 6
+    attempt = RunFolder(cut.folder).take_attempt(step)
+    ranks(3, "train", job=cut, attempt=attempt, resume_from=path)
+    expected, found = weights(whole), weights(cut)
+    assert "head_bias" in expected
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
+    ranks, make_job, make_run, corrupted_tokens, tmp_path, caplog
+):
+    decoder = make_job(tmp_path / "decoder", tokens=corrupted_tokens, training={"steps": 2})
+    ranks(1, "train", job=decoder, attempt=RunFolder(decoder.folder).take_attempt(0))
+    changes = {
+        "tokens": corrupted_tokens,
+        "continue_from": decoder.folder,
+        "objective": {"kind": "MaskedLM"},
+        "training": {"steps": 2, "optimizer": {"kind": "AdamW", "lr": 1e-9}},
+    }
+
+    def run(**more):
+        made = make_run(tmp_path / "encoder", **changes | more)
+        return made.model_copy(update={"model": None})
+
+    with pytest.raises(ConfigError, match=r"continue_from: .* does not see; .* convert = true"):
+        prepare(run(convert=True).model_copy(update={"convert": False}))
+    with caplog.at_level(logging.WARNING):
+        job = prepare(run(convert=True))
+    assert "each token also sees those after it" in caplog.text
+    assert job.model.bidirectional
+    (tmp_path / "encoder").mkdir()
+    ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    before, after = weights(decoder), weights(job)
+    for name, value in before.items():  # a rate of nothing leaves them as they were
+        np.testing.assert_allclose(after[name], value, atol=1e-6)
+    with pytest.raises(ConfigError, match="an encoder already"):
+        prepare(run(convert=True, continue_from=job.folder))
+
+
+def test_objectives_that_a_model_cannot_learn_are_refused(make_run, tmp_path, corrupted_tokens):
+    with pytest.raises(ValueError, match=r"an encoder sees; set objective\.kind"):
+        make_run(tmp_path, model=ENCODER)
+    with pytest.raises(ValueError, match=r'set model\.kind = "Encoder"'):
+        make_run(tmp_path, objective={"kind": "MaskedLM"})
+    with pytest.raises(ValueError, match="convert makes an encoder"):
+        make_run(tmp_path, convert=True)
+    with pytest.raises(DataError, match=r"no special token <\|mask\|>"):
+        prepare(make_run(tmp_path, **MASKED))
