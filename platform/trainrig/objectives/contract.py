@@ -210,6 +210,7 @@ class Carrying(Protocol):
         ...
 
 
+@runtime_checkable
 class Corrupting(Protocol):
     """An objective that is trained on other rows than next-token prediction is."""
 
