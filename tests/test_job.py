@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 import pytest
 
-from trainrig import job, manifest
+from trainrig import job, manifest, storage
 from trainrig.config import NOT_IDENTITY, RunFile
 from trainrig.errors import (
     ClusterError,
@@ -109,6 +109,11 @@ def test_changes_on_the_command_line_reach_the_run(
         ),
         (OSError(errno.EROFS, "Read-only file system", "/cd"), 2, "/cd: Read-only file system"),
         (OSError(errno.EIO, "I/O error", "/bad"), 1, "/bad: I/O error; the disk may be failing"),
+        (
+            storage.UnreadableFile(errno.EIO, "I/O error", "/bad"),
+            2,
+            "/bad: cannot be read: I/O error; the disk may be failing",
+        ),
         (OSError(errno.EACCES, "Permission denied", b"/own"), 2, "/own: Permission denied"),
     ],
 )

@@ -125,6 +125,9 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
             return f"stopped by SIGTERM; {_next(error)}", Unfinished.exit_code
         case KeyboardInterrupt():
             return f"interrupted; {_next(error)}", 130
+        case storage.UnreadableFile():
+            problem = f"{os.fsdecode(error.filename)}: cannot be read: {error.strerror}"
+            return f"{problem}; the disk may be failing", InputError.exit_code
         case OSError(errno=errno.EIO) if error.filename:
             return f"{os.fsdecode(error.filename)}: {error.strerror}; the disk may be failing", 1
         case OSError() if error.errno in REFUSED and error.filename:
