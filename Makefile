@@ -25,7 +25,8 @@ floors: .venv/installed
 	$(BIN)/lint-imports
 
 tests: .venv/installed
-	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
+	# tests/conftest.py puts the longest files first: xdist would, those of the most tests.
+	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 chaos: .venv/installed ## Tests that kill processes and nodes: twenty minutes
 	$(BIN)/python -m pytest -m "chaos and not soak"
