@@ -86,9 +86,9 @@ def make_tokens() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tokens(once: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The usual tokens: about 7,000 of two sources, a fifth of the documents held out."""
-    return tokenized(tmp_path_factory.mktemp("tiny"))
+    return once("tokens", lambda: tokenized(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture(scope="session")
@@ -171,11 +171,9 @@ class Ranks:
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(once: Callable[..., Ranks], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """`ranks(2, "train", job=…, attempt=…)`; for tests that leave all processes alive."""
-    pool = Ranks(tmp_path_factory.mktemp("stores"))
-    yield pool
-    pool.end()
+    return once("ranks", lambda: Ranks(tmp_path_factory.mktemp("stores")), lambda pool: pool.end())
 
 
 @pytest.fixture
