@@ -24,8 +24,8 @@ types: .venv/installed
 floors: .venv/installed
 	$(BIN)/lint-imports
 
+# Longest files first, as tests/conftest.py orders them: xdist would begin with those of most tests.
 tests: .venv/installed
-	# tests/conftest.py puts the longest files first: xdist would, those of the most tests.
 	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 chaos: .venv/installed ## Tests that kill processes and nodes: twenty minutes
