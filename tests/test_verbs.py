@@ -47,6 +47,13 @@ def test_a_verb_brings_nothing_that_it_does_without(verb, brought):
     assert brought[verb] == (["torch"] if verb in WITH_TORCH else [])
 
 
+def test_the_driver_of_training_leaves_torch_to_its_ranks():
+    code = "import sys, trainrig.train.elastic.trainer, trainrig.train.pretrain\n"
+    code += "print(*{'torch', 'pandas', 'ray'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 TOY = '''"""A toy: counts the words of a file."""
 
 from typing import Annotated, ClassVar, Literal
