@@ -130,6 +130,23 @@ def test_each_failure_that_is_foreseen_has_its_code_and_one_line(
     assert outcome(capsys, stage, run_file) == (code, "", f"trainrig: {line}\n")
 
 
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [
+        *((SystemExit(0), 0), (SystemExit(2), 0), (ConfigError("no"), 0)),
+        *((ClusterError("no node"), 1), (ZeroDivisionError(), 1)),
+    ],
+)
+def test_the_logs_of_ray_are_kept_only_where_something_failed(
+    end: BaseException, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(job.ray_local, "keep_logs", lambda: calls.append(None))
+    with pytest.raises((SystemExit, ZeroDivisionError)), job.exit_codes():
+        raise end
+    assert len(calls) == kept
+
+
 @pytest.mark.parametrize("bug", [ZeroDivisionError(), OSError(errno.EIO, "Input/output error")])
 def test_what_is_not_foreseen_keeps_its_traceback(run_file: str, bug: Exception) -> None:
     def stage(run: Counting) -> Manifest:

@@ -105,7 +105,8 @@ def exit_codes() -> Iterator[None]:
     except BaseException as error:
         ending = _ending(error)
         _write_outcome(outcome, error, ending)
-        if ending is None or ending[1] == ClusterError.exit_code:
+        over = isinstance(error, SystemExit)  # as a command line ends that did all it was asked
+        if not over and (ending is None or ending[1] == ClusterError.exit_code):
             ray_local.keep_logs()
         if ending is None:
             raise
