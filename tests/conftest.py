@@ -124,6 +124,7 @@ def _put_long_files_first(items: list[pytest.Item]) -> None:
 
     First those of minutes, by name, then those that start Ray or are slow otherwise.
     """
+    assert all((TESTS / name).is_file() for name in MINUTES)
     marked = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "ray")))}
 
     def turn(item: pytest.Item) -> int:
