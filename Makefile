@@ -24,8 +24,9 @@ types: .venv/installed
 floors: .venv/installed
 	$(BIN)/lint-imports
 
+# Longest files first, as tests/conftest.py orders them: xdist would begin with those of most tests.
 tests: .venv/installed
-	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 chaos: .venv/installed ## Tests that kill processes and nodes: twenty minutes
 	$(BIN)/python -m pytest -m "chaos and not soak"

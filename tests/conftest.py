@@ -24,7 +24,10 @@ from moto.server import ThreadedMotoServer
 from trainrig import storage
 from trainrig.ray_runtime import ray_session
 
-PLATFORM = Path(__file__).parents[1] / "platform"
+TESTS = Path(__file__).parent
+PLATFORM = TESTS.parent / "platform"
+# Files that take minutes, the longest first.
+MINUTES = ("smoke/test_quickstart.py", "smoke/test_jobs.py")
 
 # Examples share the machine with others: how long one takes says nothing about our code.
 settings.register_profile("trainrig", deadline=None)
@@ -113,6 +116,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = next(filter(item.get_closest_marker, ASKED_FOR), None)
         if marker and marker not in asked:
             item.add_marker(pytest.mark.skip(reason=ASKED_FOR[marker]))
+    _put_long_files_first(items)
+
+
+def _put_long_files_first(items: list[pytest.Item]) -> None:
+    """Of processes that share the files, none is left at the end with a long one to itself.
+
+    First those of minutes, by name, then those that start Ray or are slow otherwise.
+    """
+    assert all((TESTS / name).is_file() for name in MINUTES)
+    marked = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "ray")))}
+
+    def turn(item: pytest.Item) -> int:
+        name = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+        if name in MINUTES:
+            return MINUTES.index(name)
+        return len(MINUTES) + (item.path not in marked)
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(scope="session")
@@ -161,6 +182,28 @@ def test_data() -> Path:
     return Path(folder)
 
 
+@pytest.fixture(scope="session")
+def once() -> Iterator[Callable[..., Any]]:
+    """`once("tokens", make, end)`: what `make()` gives, made once in this process; `end` ends it.
+
+    For fixtures that the conftest.py of several folders define: each of them is set up for itself,
+    and what it holds need not be.
+    """
+    made: dict[str, Any] = {}
+    with contextlib.ExitStack() as ends:
+
+        def find(
+            name: str, make: Callable[[], Any], end: Callable[[Any], object] | None = None
+        ) -> Any:
+            if name not in made:
+                made[name] = make()
+                if end:
+                    ends.callback(end, made[name])
+            return made[name]
+
+        yield find
+
+
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     """A Ray of this machine's own for all tests of this file."""
@@ -185,30 +228,67 @@ SLOW = (
     "pandas",
     "boto3",
 )
-_AND_TELL = """
-import sys
-from trainrig import cli
-try:
-    cli.main(sys.argv[2:])
-except SystemExit as end:
-    print("\\n", end.code or 0, *(name for name in sys.argv[1].split() if name in sys.modules))
+# Runs each command that it is told in a fork of itself, which has imported what all of them share.
+_COMMANDS = """
+import json, os, sys, tempfile, traceback
+from trainrig import check, cli
+from trainrig.verbs import VERBS
+
+for verb in VERBS.values():
+    verb.load_model()
+for line in sys.stdin:
+    arguments, folder = json.loads(line)
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as ended:
+        if not (child := os.fork()):
+            os.chdir(folder)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            code = 0
+            try:
+                cli.main(arguments)
+            except SystemExit as end:
+                code = end.code or 0
+            except BaseException:
+                traceback.print_exc()
+                code = -1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            slow = [name for name in sys.argv[1:] if name in sys.modules]
+            json.dump([code, slow], ended)
+            ended.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        for file in (said, ended):
+            file.seek(0)
+        print(json.dumps([*json.load(ended), said.read()]), flush=True)
 """
 
 
+@pytest.fixture(scope="session")
+def _commands() -> Iterator[subprocess.Popen[str]]:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", _COMMANDS, *SLOW], **pipes) as process:
+        yield process
+        process.communicate()
+
+
 @pytest.fixture
-def imported() -> Callable[..., tuple[list[str], str]]:
+def imported(_commands: subprocess.Popen[str]) -> Callable[..., tuple[list[str], str]]:
     """`imported("check", run_file)`: which of SLOW a command has imported at its end, and all that
     it said; it must have ended with `code`."""
 
     def run(
         *arguments: str | Path, cwd: Path | None = None, code: int = 0
     ) -> tuple[list[str], str]:
-        command = [sys.executable, "-c", _AND_TELL, " ".join(SLOW), *map(str, arguments)]
-        ended = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
-        assert ended.returncode == 0, ended.stderr
-        said = ended.stdout + ended.stderr
-        found, *slow = ended.stdout.splitlines()[-1].split()
-        assert int(found) == code, said
+        assert _commands.stdin and _commands.stdout
+        told = [list(map(str, arguments)), str(cwd or Path.cwd())]
+        _commands.stdin.write(json.dumps(told) + "\n")
+        _commands.stdin.flush()
+        answer = _commands.stdout.readline()
+        assert answer, "the process of commands has ended"
+        found, slow, said = json.loads(answer)
+        assert found == code, said
         return slow, said
 
     return run

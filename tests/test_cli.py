@@ -430,6 +430,7 @@ def test_stages_that_train_print_one_json_object_too(made: Made) -> None:
     assert (pretrained.result["steps"], pretrained.result["output"]) == (3, f"{made.at}/model")
     tuned = script("posttrain", made.run_file("posttrain"), "--json")
     assert (tuned.result["steps"], tuned.result["output"]) == (2, f"{made.at}/tuned")
+    assert "what Ray's processes said" not in pretrained.err + tuned.err  # nothing is left of it
 
 
 # --- check

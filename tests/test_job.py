@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 import pytest
 
-from trainrig import job, manifest
+from trainrig import job, manifest, storage
 from trainrig.config import NOT_IDENTITY, RunFile
 from trainrig.errors import (
     ClusterError,
@@ -109,6 +109,11 @@ def test_changes_on_the_command_line_reach_the_run(
         ),
         (OSError(errno.EROFS, "Read-only file system", "/cd"), 2, "/cd: Read-only file system"),
         (OSError(errno.EIO, "I/O error", "/bad"), 1, "/bad: I/O error; the disk may be failing"),
+        (
+            storage.UnreadableFile(errno.EIO, "I/O error", "/bad"),
+            2,
+            "/bad: cannot be read: I/O error; the disk may be failing",
+        ),
         (OSError(errno.EACCES, "Permission denied", b"/own"), 2, "/own: Permission denied"),
     ],
 )
@@ -123,6 +128,23 @@ def test_each_failure_that_is_foreseen_has_its_code_and_one_line(
         raise problem
 
     assert outcome(capsys, stage, run_file) == (code, "", f"trainrig: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [
+        *((SystemExit(0), 0), (SystemExit(2), 0), (ConfigError("no"), 0)),
+        *((ClusterError("no node"), 1), (ZeroDivisionError(), 1)),
+    ],
+)
+def test_the_logs_of_ray_are_kept_only_where_something_failed(
+    end: BaseException, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(job.ray_local, "keep_logs", lambda: calls.append(None))
+    with pytest.raises((SystemExit, ZeroDivisionError)), job.exit_codes():
+        raise end
+    assert len(calls) == kept
 
 
 @pytest.mark.parametrize("bug", [ZeroDivisionError(), OSError(errno.EIO, "Input/output error")])

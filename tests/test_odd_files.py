@@ -57,6 +57,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "latin").write_bytes('stage = "curate" # café\n'.encode("latin-1"))
     (folder / "twice.toml").write_text('stage = "curate"\noutput = "x"\noutput = "y"\n')
     (folder / "utf16").write_text('stage = "curate"\n', encoding="utf-16")
+    (folder / "unreadable").symlink_to("/proc/self/mem")  # EIO at its first byte
+    (folder / "dangling").symlink_to("nowhere")
     return folder
 
 
@@ -65,7 +67,10 @@ def test_each_verb_says_in_a_line_what_is_wrong_with_a_file(
     verb: str, odd: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(odd)
-    names = ("missing", "folder", "empty", "binary", "latin", "twice.toml", "utf16", "empty/below")
+    names = (
+        *("missing", "folder", "empty", "binary", "latin", "twice.toml", "utf16", "empty/below"),
+        *("unreadable", "dangling"),
+    )
     for name in names:
         with pytest.raises(SystemExit) as ended:
             cli.main(VERBS[verb](name))

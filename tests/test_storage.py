@@ -1,5 +1,6 @@
 import hashlib
 import io
+import itertools
 import os
 import runpy
 import signal
@@ -425,8 +426,12 @@ def test_reads_and_writes_outlast_a_burst_of_503(proxy: Proxy, s3: str) -> None:
     ],
 )
 def test_a_503_without_end_is_the_clusters_fault(
-    proxy: Proxy, s3: str, act: Callable[[str], object]
+    proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object]
 ) -> None:
+    # A tenth of a second for each refusal, which is not waited for.
+    clock = SimpleNamespace(monotonic=itertools.count(step=0.1).__next__)
+    monkeypatch.setattr(s3_retries, "time", clock)
+    monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.0)
     proxy.times = 100_000
     with (
         s3_retries.briefly(),

@@ -14,20 +14,44 @@ from trainrig.verbs import VERBS
 WITH_TORCH = ("evaluate", "sweep")
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_brings_nothing_that_it_does_without(verb):
-    code = f"""
-import sys
+# One process imports what all verbs share, and each verb's own part is imported in a fork of it.
+LOAD_EACH = """
+import os, sys
 import trainrig.cli, trainrig.terminal
 from trainrig.verbs import VERBS
-VERBS[{verb!r}].load_function()
-print(*{{"torch", "matplotlib", "ray", "transformers"}} & set(sys.modules))
+for verb in VERBS:
+    if not (child := os.fork()):
+        try:
+            VERBS[verb].load_function()
+            print(verb, *{"torch", "matplotlib", "ray", "transformers"} & set(sys.modules))
+            sys.stdout.flush()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        os._exit(0)
+    os.waitpid(child, 0)
 """
+
+
+@pytest.fixture(scope="module")
+def brought() -> dict[str, list[str]]:
+    """By verb: what of the slow libraries its function brings; not there: it did not load."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", LOAD_EACH], capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == (["torch"] if verb in WITH_TORCH else [])
+    assert not done.stderr, done.stderr
+    return {verb: slow for verb, *slow in map(str.split, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_brings_nothing_that_it_does_without(verb, brought):
+    assert brought[verb] == (["torch"] if verb in WITH_TORCH else [])
+
+
+def test_the_driver_of_training_leaves_torch_to_its_ranks():
+    code = "import sys, trainrig.train.elastic.trainer, trainrig.train.pretrain\n"
+    code += "print(*{'torch', 'pandas', 'ray'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 TOY = '''"""A toy: counts the words of a file."""

@@ -15,22 +15,34 @@ MOST_MODULES = 16  # in a folder, without its __init__
 # Metaphors that once stood for what the field has a word for.
 RETIRED = {
     "attendant": "supervisor",
+    "attending": "supervising",
     "beat": "heartbeat",
     "beats": "heartbeats",
+    "bell": "condition",
     "conductor": "train controller",
     "crew": "worker group",
+    "crews": "worker groups",
+    "cutting": "span removal",
     "door": "endpoint",
     "doors": "endpoints",
+    "doubts": "fit warnings",
+    "echo": "cluster message",
     "echoes": "cluster messages",
+    "fate": "decision",
     "fates": "decisions",
     "guest": "remote document",
     "guests": "remote documents",
+    "judging": "rule verdicts",
     "keeper": "worker agent",
     "keepers": "worker agents",
     "knock": "probe",
+    "meeting": "rendezvous endpoint",
+    "passage": "source stage",
+    "passages": "source stages",
     "patience": "policy, or timeout",
     "predecessor": "previous supervisor",
     "predecessors": "previous supervisors",
+    "reckon": "estimate",
     "reckoned": "estimated",
     "shelf": "split index",
     "shelves": "split indexes",
@@ -41,9 +53,12 @@ RETIRED = {
     "storyboard": "report page",
     "stretch": "partition",
     "stretches": "partitions",
+    "takeover": "previous supervisor",
     "telling": "collected results",
     "victim": "target",
+    "victims": "failed pages",
     "wish": "request",
+    "wishes": "requests",
 }
 # (word, file): why it stays.
 ALLOWED: dict[tuple[str, str], str] = {
@@ -117,6 +132,10 @@ def test_no_two_public_classes_share_a_name() -> None:
                 places[node.name].append(where(source))
     shared = {name: found for name, found in places.items() if len(found) > 1}
     assert set(shared) == SHARED_KINDS, shared
+
+
+def test_a_module_that_makes_a_page_says_in_its_name_of_what() -> None:
+    assert [where(source) for source in SOURCES if source.stem == "page"] == []
 
 
 def test_no_folder_holds_more_modules_than_one_can_keep_in_mind() -> None:

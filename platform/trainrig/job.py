@@ -105,7 +105,8 @@ def exit_codes() -> Iterator[None]:
     except BaseException as error:
         ending = _ending(error)
         _write_outcome(outcome, error, ending)
-        if ending is None or ending[1] == ClusterError.exit_code:
+        over = isinstance(error, SystemExit)  # as a command line ends that did all it was asked
+        if not over and (ending is None or ending[1] == ClusterError.exit_code):
             ray_local.keep_logs()
         if ending is None:
             raise
@@ -125,6 +126,9 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
             return f"stopped by SIGTERM; {_next(error)}", Unfinished.exit_code
         case KeyboardInterrupt():
             return f"interrupted; {_next(error)}", 130
+        case storage.UnreadableFile():
+            problem = f"{os.fsdecode(error.filename)}: cannot be read: {error.strerror}"
+            return f"{problem}; the disk may be failing", InputError.exit_code
         case OSError(errno=errno.EIO) if error.filename:
             return f"{os.fsdecode(error.filename)}: {error.strerror}; the disk may be failing", 1
         case OSError() if error.errno in REFUSED and error.filename:

@@ -122,8 +122,10 @@ def test_every_combination_trains_to_the_losses_of_its_precision(ranks, make_job
         training |= {"recompute": {"kind": again}} if again else {}
         training |= {"compile": {"backend": backend}} if backend else {}
         job = make_job(tmp_path, training=training)
-        first, second = ranks(2, "steps", job=job, count=4)
-        assert first["digest"] == second["digest"]
+        # Two ranks trace each graph twice: of those with a graph, the widest combination does.
+        both = backend is None or (compute, again) == ("bfloat16", "Selective")
+        first, *others = ranks(2 if both else 1, "steps", job=job, count=4)
+        assert all(each["digest"] == first["digest"] for each in others)
         found[compute, again, backend] = first
     for (compute, again, backend), each in found.items():
         plain = found[compute, None, None]

@@ -13,10 +13,10 @@ from trainrig.scaling.model_ladder import (
     LARGEST,
     SMALLEST,
     aspect,
+    find_ladder_model,
     initial_std,
     ladder,
-    rung,
-    spaced,
+    space_sizes,
 )
 
 SIZES = st.floats(math.log(SMALLEST), math.log(LARGEST)).map(math.exp)
@@ -25,14 +25,14 @@ SIZES = st.floats(math.log(SMALLEST), math.log(LARGEST)).map(math.exp)
 @settings(max_examples=60, deadline=None)
 @given(SIZES)
 def test_a_rung_has_what_was_asked_for_to_two_percent(parameters: float) -> None:
-    found = rung(parameters, vocabulary=1024)
+    found = find_ladder_model(parameters, vocabulary=1024)
     assert abs(found.parameters / parameters - 1) <= 0.02
 
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES)
 def test_a_rung_has_the_proportions_of_practice(parameters: float) -> None:
-    model = rung(parameters, vocabulary=1024).model
+    model = find_ladder_model(parameters, vocabulary=1024).model
     shape = model.shape
     assert shape.layers >= 2
     assert 0.4 < shape.channels / shape.layers / aspect(parameters) < 2.5
@@ -45,7 +45,7 @@ def test_a_rung_has_the_proportions_of_practice(parameters: float) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("parameters", [30_000, 300_000, 1e6])
 def test_counts_are_those_of_the_module(parameters: float, tied: bool) -> None:
-    found = rung(parameters, vocabulary=640, tie_embeddings=tied)
+    found = find_ladder_model(parameters, vocabulary=640, tie_embeddings=tied)
     with torch.device("meta"):
         module = Decoder(found.model)
     assert found.total == sum(each.numel() for each in module.parameters())
@@ -56,14 +56,16 @@ def test_counts_are_those_of_the_module(parameters: float, tied: bool) -> None:
 
 def test_fresh_weights_spread_by_the_width() -> None:
     assert initial_std(1_000) == 0.02
-    narrow, wide = (rung(parameters, vocabulary=1024).model for parameters in (2e4, 1e9))
+    narrow, wide = (
+        find_ladder_model(parameters, vocabulary=1024).model for parameters in (2e4, 1e9)
+    )
     assert narrow.initial_std == pytest.approx(math.sqrt(0.4 / narrow.shape.channels), rel=1e-3)
     assert wide.initial_std < 0.02 < narrow.initial_std
 
 
 def test_a_ladder_climbs() -> None:
-    rungs = ladder(spaced(SMALLEST, LARGEST, 16), vocabulary=1024)
-    counts = [each.parameters for each in rungs]
+    models = ladder(space_sizes(SMALLEST, LARGEST, 16), vocabulary=1024)
+    counts = [each.parameters for each in models]
     assert counts == sorted(counts)
     assert counts[0] == pytest.approx(SMALLEST, rel=0.02)
     assert counts[-1] == pytest.approx(LARGEST, rel=0.02)
@@ -71,7 +73,7 @@ def test_a_ladder_climbs() -> None:
 
 @pytest.mark.parametrize("parameters", [7e9, 7e10, 4e11, 1e12])
 def test_plans_may_ask_for_more_than_a_sweep(parameters: float) -> None:
-    found = rung(parameters, vocabulary=128_256)
+    found = find_ladder_model(parameters, vocabulary=128_256)
     assert found.parameters == pytest.approx(parameters, rel=0.01)
     assert found.total == count_parameters(found.model).total
 
@@ -79,9 +81,9 @@ def test_plans_may_ask_for_more_than_a_sweep(parameters: float) -> None:
 @pytest.mark.parametrize("parameters", [4_999, 0, -1.0, math.nan])
 def test_too_small_a_decoder_is_refused(parameters: float) -> None:
     with pytest.raises(ConfigError, match="the least: 5,000"):
-        rung(parameters, vocabulary=1024)
+        find_ladder_model(parameters, vocabulary=1024)
 
 
 def test_sizes_are_evenly_spaced() -> None:
-    assert spaced(1.0, 8.0, 4) == pytest.approx((1, 2, 4, 8))
-    assert spaced(3.0, 8.0, 1) == (3.0,)
+    assert space_sizes(1.0, 8.0, 4) == pytest.approx((1, 2, 4, 8))
+    assert space_sizes(3.0, 8.0, 1) == (3.0,)

@@ -256,7 +256,7 @@ def test_a_killed_training_goes_on_to_the_same_files(table, folder, tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("trainrig.tokens.vocabulary.page.vocabulary_page", killed)
+        patched.setattr("trainrig.tokens.vocabulary.vocabulary_page.vocabulary_page", killed)
         with pytest.raises(KeyboardInterrupt):
             make_tokenizer(run)
     assert not storage.exists(str(tmp_path / "killed" / MANIFEST))

@@ -57,17 +57,18 @@ def whole_state(ranks, job):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
-    name, ranks, mortal_ranks, make_job, straight_run, tmp_path
+    name, ranks, revived_ranks, make_job, straight_run, tmp_path
 ):
     job = job_of(make_job, tmp_path, name)
     folder = RunFolder(job.folder)
     attempt = folder.take_attempt(0)
-    for process in mortal_ranks.start(
+    for process in revived_ranks.start(
         2, "train", job=job, attempt=attempt, fault=(1, "die", STEPS - 2)
     ):
         try:
             fine, _ = pickle.load(process.stdout)
         except EOFError:
+            process.wait()
             continue
         assert not fine  # the other was killed
     newest, _ = newest_valid(folder)  # None: the kill came before its save was over

@@ -88,9 +88,9 @@ def make_tokens() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tokens(once: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The usual tokens: about 7,000 of two sources, a fifth of the documents held out."""
-    return tokenized(tmp_path_factory.mktemp("tiny"))
+    return once("tokens", lambda: tokenized(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture(scope="session")
@@ -153,7 +153,15 @@ class Ranks:
         return [answer for _, answer in answers]
 
     def start(self, world: int, action: str, **arguments: Any) -> list[subprocess.Popen[bytes]]:
-        """Have `world` ranks begin with `action`; their processes, in the order of ranks."""
+        """Have `world` ranks begin with `action`; their processes, in the order of ranks.
+
+        Whoever has died, and was waited for, is started again.
+        """
+        for number, process in enumerate(self._processes):
+            if process.returncode is not None:
+                process.stdin.close()
+                process.stdout.close()
+                self._processes[number] = self._spawn()
         while len(self._processes) < world:
             self._processes.append(self._spawn())
         self._tasks += 1
@@ -183,16 +191,22 @@ class Ranks:
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(once: Callable[..., Ranks], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """`ranks(2, "train", job=…, attempt=…)`; for tests that leave all processes alive."""
-    pool = Ranks(tmp_path_factory.mktemp("stores"))
-    yield pool
-    pool.end()
+    return once("ranks", lambda: Ranks(tmp_path_factory.mktemp("stores")), lambda pool: pool.end())
 
 
 @pytest.fixture
 def mortal_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Ranks of this test alone, which may die."""
+    pool = Ranks(tmp_path_factory.mktemp("stores"))
+    yield pool
+    pool.end()
+
+
+@pytest.fixture(scope="module")
+def revived_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Ranks of this file alone, which may die: of two that were told, the other serves again."""
     pool = Ranks(tmp_path_factory.mktemp("stores"))
     yield pool
     pool.end()

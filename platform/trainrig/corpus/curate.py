@@ -347,7 +347,7 @@ class _Passes:
         cost = {**cost, **{name: round(took, 3) for name, took in self.seconds.items()}}
         more = cut.sections()
         # Here, as workers and `check` import this module and would load matplotlib for it.
-        from trainrig.corpus.report.page import curation_page
+        from trainrig.corpus.report.curation_page import curation_page
 
         page = curation_page(told, counts, rules, cost, self._provenance(), near, more)
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())

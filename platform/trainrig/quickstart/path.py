@@ -27,7 +27,7 @@ from trainrig.posttrain.sft import posttrain
 from trainrig.quickstart.fault_injection import kill_one_worker
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.report.collect import collect_results, summarise
-from trainrig.quickstart.report.page import quickstart_page
+from trainrig.quickstart.report.quickstart_page import quickstart_page
 from trainrig.quickstart.site.pages import PagesSettings, build_pages
 from trainrig.ray_runtime import ray_session
 from trainrig.scaling.sweep.sweep import Sweep, sweep

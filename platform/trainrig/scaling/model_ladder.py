@@ -17,7 +17,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.width_transfer import MuP
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 
-# The sizes of a sweep, and how near to what was asked a rung is there: a share of it.
+# The sizes of a sweep, and how near to what was asked a ladder model is there: a share of it.
 SMALLEST, LARGEST = 30_000, 1_000_000_000
 NEARNESS = 0.02
 # Below, not even one layer of the narrowest decoder fits.
@@ -81,19 +81,24 @@ def ladder(
     positions: int = 2048,
     tie_embeddings: bool = True,
 ) -> tuple[LadderModel, ...]:
-    """A rung for each of `parameters`, in their order. Raises ConfigError: see `rung`."""
-    return tuple(rung(each, vocabulary, positions, tie_embeddings) for each in parameters)
+    """A model for each of `parameters`, in their order.
+
+    Raises ConfigError: see `find_ladder_model`.
+    """
+    return tuple(
+        find_ladder_model(each, vocabulary, positions, tie_embeddings) for each in parameters
+    )
 
 
-def spaced(least: float, most: float, rungs: int) -> tuple[float, ...]:
-    """`rungs` sizes from `least` to `most`, each the same multiple of the one before."""
-    if rungs == 1:
+def space_sizes(least: float, most: float, count: int) -> tuple[float, ...]:
+    """`count` sizes from `least` to `most`, each the same multiple of the one before."""
+    if count == 1:
         return (least,)
-    ratio = (most / least) ** (1 / (rungs - 1))
-    return tuple(least * ratio**step for step in range(rungs))
+    ratio = (most / least) ** (1 / (count - 1))
+    return tuple(least * ratio**step for step in range(count))
 
 
-def rung(
+def find_ladder_model(
     parameters: float,
     vocabulary: int,
     positions: int = 2048,
@@ -140,8 +145,8 @@ def ladder_model_of(
     Raises ConfigError where `parameters` in all do not hold the embedding of `vocabulary` entries.
     """
     if count == "non-embedding":
-        return rung(parameters, vocabulary, positions)
-    least = rung(LEAST_PARAMETERS, vocabulary, positions)
+        return find_ladder_model(parameters, vocabulary, positions)
+    least = find_ladder_model(LEAST_PARAMETERS, vocabulary, positions)
     if parameters < least.total:
         raise ConfigError(
             f"no decoder with a vocabulary of {vocabulary:,} has {parameters:,.0f} parameters in "
@@ -150,7 +155,7 @@ def ladder_model_of(
     # More layers' parameters mean more in all, but for steps of the width.
     low, high, best = float(LEAST_PARAMETERS), parameters, least
     for _ in range(_HALVINGS):
-        middle = rung(math.sqrt(low * high), vocabulary, positions)
+        middle = find_ladder_model(math.sqrt(low * high), vocabulary, positions)
         if abs(middle.total - parameters) < abs(best.total - parameters):
             best = middle
         if middle.total < parameters:

@@ -7,6 +7,7 @@ upload completed, in one go. `create` is exclusive on both, which is what locks 
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -285,12 +286,21 @@ def local_path(path: str) -> Path:
     return cached
 
 
+class UnreadableFile(OSError):
+    """The system has the file, and cannot give its bytes."""
+
+
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Have the system's errors say which file it was: those of reading do not."""
+    """Have the system's errors of reading say which file it was, which they leave out.
+
+    EIO becomes UnreadableFile: in writing it is the machine's fault, in reading the file's.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EIO:
+            raise UnreadableFile(errno.EIO, error.strerror, error.filename or path) from error
         error.filename = error.filename or path
         raise
 

@@ -111,7 +111,7 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     told = _told(run, encoder, sample, held_back.texts(), others)
     storage.write(stage.path(REPORT), _written(told))
     # Here, as workers and `check` import this module and would load matplotlib for it.
-    from trainrig.tokens.vocabulary.page import vocabulary_page
+    from trainrig.tokens.vocabulary.vocabulary_page import vocabulary_page
 
     storage.write(stage.path(REPORT_PAGE), vocabulary_page(told).encode())
     counts = {

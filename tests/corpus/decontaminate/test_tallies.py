@@ -4,9 +4,9 @@ from pathlib import Path
 
 from trainrig.corpus.decontaminate.benchmarks import Examples
 from trainrig.corpus.decontaminate.decide import Touch, decide
+from trainrig.corpus.decontaminate.decontamination_page import contamination_section
 from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.matching import match, merge
-from trainrig.corpus.decontaminate.page import contamination_section
 from trainrig.corpus.decontaminate.settings import GPT3, Decontamination, Llama2, PaLM, Style
 from trainrig.corpus.decontaminate.tallies import (
     CONTEXT,

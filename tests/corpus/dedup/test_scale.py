@@ -104,8 +104,17 @@ def check(found: dict[str, Any]) -> None:
     assert found["peak_bytes"] < found["estimated_bytes"]
 
 
-def test_a_million_documents_take_the_memory_that_was_said(tmp_path: Path) -> None:
-    found = searched_for_planted(tmp_path, 1_000_000, splits=20, memory=1024 * MIB)
+@pytest.mark.parametrize(
+    ("documents", "memory"),
+    [
+        (200_000, 400 * MIB),
+        pytest.param(1_000_000, 1024 * MIB, marks=pytest.mark.soak),
+    ],
+)
+def test_many_documents_take_the_memory_that_was_said(
+    tmp_path: Path, documents: int, memory: int
+) -> None:
+    found = searched_for_planted(tmp_path, documents, splits=20, memory=memory)
     print(json.dumps(found))
     assert min(found["tasks"]) > 1
     check(found)

@@ -44,8 +44,8 @@ def deadly(page: RawPage, settings: PlainText) -> Extracted | NotExtracted:
     return WORKS
 
 
-def guard(*victims: FailedPage, cpu_seconds: float = 60.0) -> Guard:
-    return Guard(PlainText(), victims, cpu_seconds=cpu_seconds, memory=2**26, by=deadly)
+def guard(*failed_pages: FailedPage, cpu_seconds: float = 60.0) -> Guard:
+    return Guard(PlainText(), failed_pages, cpu_seconds=cpu_seconds, memory=2**26, by=deadly)
 
 
 DEADLY = {  # in the order of the batch
@@ -63,14 +63,14 @@ def test_a_page_that_ends_its_process_costs_that_page_alone_now_and_later():
     with guard(cpu_seconds=1.0) as first:
         outcomes = list(first.extract(pages))
     assert outcomes == [WORKS, WORKS, *map(NotExtracted, DEADLY.values()), WORKS]
-    assert [(v.url, v.cause) for v in first.victims] == [
+    assert [(v.url, v.cause) for v in first.failed_pages] == [
         (page(body).url, cause) for body, cause in DEADLY.items()
     ]
-    # Given the victims of an earlier try, it does not try them: one would take an hour.
+    # Given the failed pages of an earlier try, it does not try them: one would take an hour.
     began = time.monotonic()
-    with guard(*first.victims, cpu_seconds=3600) as second:
+    with guard(*first.failed_pages, cpu_seconds=3600) as second:
         assert list(second.extract(pages)) == outcomes
-    assert second.victims == first.victims
+    assert second.failed_pages == first.failed_pages
     assert time.monotonic() - began < 600
 
 
@@ -84,7 +84,7 @@ def test_what_a_library_raises_costs_its_page_and_what_it_prints_is_no_answer():
     with guard() as under:
         outcomes = list(under.extract([page(b"raise"), page(b"print"), page(b"a")]))
         assert outcomes == [NotExtracted("crashed"), WORKS, WORKS]
-        assert under.victims == []
+        assert under.failed_pages == []
 
 
 def test_a_kill_from_outside_makes_no_victim_and_the_end_of_a_guard_ends_its_child():
@@ -93,7 +93,7 @@ def test_a_kill_from_outside_makes_no_victim_and_the_end_of_a_guard_ends_its_chi
         assert under._child is not None
         under._child._process.kill()
         assert list(under.extract([page(b"b")])) == [WORKS]
-        assert under.victims == []
+        assert under.failed_pages == []
         child = under._child._process
     assert child.returncode is not None
 
@@ -127,4 +127,4 @@ def test_a_child_that_cannot_start_is_no_pages_fault(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     with guard() as under, pytest.raises(RuntimeError, match="ended with 1"):
         list(under.extract([page(b"a")]))
-    assert under.victims == []
+    assert under.failed_pages == []

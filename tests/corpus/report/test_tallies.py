@@ -3,7 +3,7 @@ import pyarrow.parquet as pq
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters import GopherQuality, Language, Length
 from trainrig.corpus.filters.rule_verdicts import Rule, rules_of
-from trainrig.corpus.report.page import curation_page
+from trainrig.corpus.report.curation_page import curation_page
 from trainrig.corpus.report.tallies import (
     CurationTallies,
     SampleRow,

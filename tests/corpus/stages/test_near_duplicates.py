@@ -43,7 +43,7 @@ def _nothing_that_no_test_here_looks_at() -> Iterator[None]:
     with (
         mock.patch("os.fsync"),
         mock.patch.object(Guard, "_try", unguarded),
-        mock.patch("trainrig.corpus.report.page.curation_page", return_value=""),
+        mock.patch("trainrig.corpus.report.curation_page.curation_page", return_value=""),
     ):
         yield
 

@@ -6,7 +6,8 @@ from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.launch.supervise.end_causes import CAUSES, RunEnd
 from trainrig.launch.supervise.limits import NEVER, RETRIES, Limits
-from trainrig.launch.supervise.retries import Retries, Retry, StopRetrying, signature
+from trainrig.launch.supervise.retries import Retries, signature
+from trainrig.processes.retry_policy import GiveUp
 
 ENDS = st.tuples(
     st.builds(RunEnd, st.just(1), st.sampled_from(CAUSES), st.sampled_from(["a 1", "a 2", "b"])),
@@ -27,11 +28,11 @@ def test_budgets_are_kept_and_nothing_is_tried_at_the_same_place_twice(limits, e
     retries, used, seen = Retries(limits), {}, []
     for end, progress in ends:
         decision = retries.after(end, progress)
-        if isinstance(decision, Retry):
+        if isinstance(decision, float):
             used[end.cause] = used.get(end.cause, 0) + 1
             assert used[end.cause] <= limits.budget(end.cause)
             assert end.cause not in NEVER
-            assert 0 < decision.seconds <= limits.longest_back_off
+            assert 0 < decision <= limits.longest_back_off
             if end.cause != "preempted":
                 assert (signature(end), progress) not in seen
                 seen.append((signature(end), progress))
@@ -46,36 +47,36 @@ def test_a_budget_that_is_left_is_given_to_every_new_failure(ends):
         new = progress > farthest.get(signature(end), -1)
         farthest[signature(end)] = max(progress, farthest.get(signature(end), -1))
         expected = end.cause not in NEVER and (new or end.cause == "preempted")
-        assert isinstance(decision, Retry) == expected
+        assert isinstance(decision, float) == expected
 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_each_cause_has_the_budget_of_the_table(cause):
     retries = Retries(Limits())
     ends = [retries.after(RunEnd(1, cause, "so"), progress) for progress in range(200)]
-    assert sum(isinstance(each, Retry) for each in ends) == RETRIES.get(cause, 0)
+    assert sum(isinstance(each, float) for each in ends) == RETRIES.get(cause, 0)
 
 
 def test_preemptions_before_any_step_are_retried_ever_more_patiently():
     retries = Retries(Limits(back_off=5.0, longest_back_off=60.0))
-    waits = [retries.after(RunEnd(75, "preempted", "went"), 0).seconds for _ in range(7)]
+    waits = [retries.after(RunEnd(75, "preempted", "went"), 0) for _ in range(7)]
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
-    assert retries.after(RunEnd(75, "preempted", "went"), 1).seconds == 5.0
+    assert retries.after(RunEnd(75, "preempted", "went"), 1) == 5.0
 
 
 def test_the_reason_for_giving_up_is_said_where_another_try_was_to_be_expected():
     retries = Retries(Limits())
     lost = RunEnd(-9, "lost node", "killed")
-    assert isinstance(retries.after(lost, 3), Retry)
-    assert retries.after(lost, 3) == StopRetrying("the same failure came twice at the same place")
-    assert retries.after(RunEnd(2, "input", "no key"), 3) == StopRetrying("")
+    assert isinstance(retries.after(lost, 3), float)
+    assert retries.after(lost, 3) == GiveUp("the same failure came twice at the same place")
+    assert retries.after(RunEnd(2, "input", "no key"), 3) == GiveUp("")
 
 
 def test_a_failure_that_comes_earlier_than_before_has_come_before():
     retries = Retries(Limits())
     cluster = RunEnd(1, "cluster", "no answer")
-    assert isinstance(retries.after(cluster, 9), Retry)
-    assert isinstance(retries.after(cluster, 8), StopRetrying)
+    assert isinstance(retries.after(cluster, 9), float)
+    assert isinstance(retries.after(cluster, 8), GiveUp)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,11 @@ def test_each_size_at_each_seed_is_a_trial_whose_longest_run_is_its_trunk():
 def test_large_sizes_may_go_without_the_further_seeds():
     sweep = build(seeds=[3, 4], seeds_up_to=20_000)
     trials = plan(sweep, points((1e4, 1e5), (4e4, 1e5)), DATA, AS_RULED)
-    assert [(t.rung.parameters < 2e4, t.seed) for t in trials] == [(True, 3), (True, 4), (False, 3)]
+    assert [(t.ladder_model.parameters < 2e4, t.seed) for t in trials] == [
+        (True, 3),
+        (True, 4),
+        (False, 3),
+    ]
 
 
 def test_the_trunk_is_saved_where_shorter_runs_leave_it_and_all_have_one_rate_until_then():
@@ -62,7 +66,7 @@ def test_rate_and_batch_are_the_rules_times_the_factors():
     sweep = build(rule={"kind": "StepLaw", "highest_rate": 1.0})
     (one,) = plan(sweep, points((4e4, 4e5)), DATA, AS_RULED)
     (other,) = plan(sweep, points((4e4, 4e5)), DATA, RateBatchPair(0.5, 0.25))
-    assert one.rate == sweep.rule.rate(one.rung.parameters, 4e5)
+    assert one.rate == sweep.rule.rate(one.ladder_model.parameters, 4e5)
     assert other.rate == 0.5 * one.rate and other.batch == one.batch / 4
 
 

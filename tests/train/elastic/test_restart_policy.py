@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.processes.heartbeats import Heartbeat
+from trainrig.processes.retry_policy import GiveUp
 from trainrig.train.elastic.restart_policy import (
     Failure,
-    GiveUp,
     HangDetector,
     RestartPolicy,
     WorkerNode,
@@ -161,6 +161,12 @@ def test_processes_that_die_at_the_same_step_are_tried_again():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
     policy.after(killed(6), newest=4)
     assert not isinstance(policy.after(killed(6), newest=4), GiveUp)
+
+
+def test_what_came_before_another_failure_is_tried_again():
+    policy = RestartPolicy(Faults(max_restarts=9), step=4)
+    verdicts = [policy.after(each, newest=4) for each in (raised(6), killed(6), raised(6))]
+    assert not any(isinstance(verdict, GiveUp) for verdict in verdicts)
 
 
 def test_memory_that_runs_out_at_the_same_step_twice_is_not_tried_a_third_time():

@@ -114,6 +114,7 @@ def test_a_scoring_task_that_is_killed_is_begun_again(make_run, task_file, tmp_p
     assert scores(folder) == scores(undisturbed)
 
 
+@pytest.mark.chaos
 def test_a_driver_that_is_killed_while_a_checkpoint_is_scored_is_followed_by_one_that_goes_on(
     make_run, task_file, tmp_path, undisturbed
 ):

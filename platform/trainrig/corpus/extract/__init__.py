@@ -3,6 +3,7 @@
 A new extractor: its settings in kinds.py, a line in page.py.
 """
 
+from trainrig.corpus.extract.extract_page import extract
 from trainrig.corpus.extract.kinds import (
     Extractor,
     MainContent,
@@ -11,7 +12,6 @@ from trainrig.corpus.extract.kinds import (
     Trafilatura,
 )
 from trainrig.corpus.extract.outcome import Extracted, NotExtracted
-from trainrig.corpus.extract.page import extract
 
 __all__ = [
     "Extracted",

@@ -2,8 +2,8 @@
 
 The limits that decide about pages are the extractor's own, and depend on the page alone. Those here
 are far above them, for what they do not foresee: an endless loop, a leak, a fault in a library. A
-page that meets one becomes a *victim*: it is named by its URL and digest, with what it died of.
-When it died may depend on the machine, so victims are written down by whoever calls, and given back
+page that meets one becomes a *failed page*: its URL and digest are kept, and what it died of. When
+it died may depend on the machine, so whoever calls writes failed pages down, and gives them back
 when the work is done again: then the page is not tried, and the outcome is the same.
 
 The child is a fresh interpreter, not a fork: the caller may have threads (in a Ray worker it does).
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import IO, Literal, Self
 
 from trainrig.config import Settings
+from trainrig.corpus.extract.extract_page import extract
 from trainrig.corpus.extract.outcome import Extracted, NotExtracted
-from trainrig.corpus.extract.page import extract
 from trainrig.corpus.read import RawPage
 
 Outcome = Extracted | NotExtracted
@@ -59,13 +59,13 @@ class Guard:
     """Extracts pages in a child process; use as a context, whose end ends the child.
 
     Pages that do not end within `cpu_seconds` or need `memory` bytes more than the child does
-    without them are given up. `victims` are those of an earlier try.
+    without them are given up. `failed_pages` are those of an earlier try.
     """
 
     def __init__(
         self,
         settings: Settings,
-        victims: Iterable[FailedPage] = (),
+        failed_pages: Iterable[FailedPage] = (),
         *,
         # 10 MB of 499,000 paragraphs, within all limits of MainContent's, take 6.6 s and 0.5 GB.
         cpu_seconds: float = 60.0,  # a page
@@ -74,15 +74,15 @@ class Guard:
     ) -> None:
         self._task = pickle.dumps((by, settings, cpu_seconds, memory))
         self._memory = memory
-        self._victims = {
-            (failed_page.url, failed_page.sha256): failed_page for failed_page in victims
+        self._failed_pages = {
+            (failed_page.url, failed_page.sha256): failed_page for failed_page in failed_pages
         }
         self._child: _Child | None = None
 
     @property
-    def victims(self) -> list[FailedPage]:
+    def failed_pages(self) -> list[FailedPage]:
         """All that are known, earlier ones included, in the order in which they were met."""
-        return list(self._victims.values())
+        return list(self._failed_pages.values())
 
     @property
     def cpu_seconds(self) -> float:
@@ -107,7 +107,7 @@ class Guard:
             yield from self._extract_batch(batch)
 
     def _extract_batch(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
-        urls = {url for url, _ in self._victims}
+        urls = {url for url, _ in self._failed_pages}
         known = [self._known(page) if page.url in urls else None for page in pages]
         to_try = [
             page for page, failed_page in zip(pages, known, strict=True) if failed_page is None
@@ -117,7 +117,7 @@ class Guard:
             yield next(outcomes) if failed_page is None else NotExtracted(failed_page.cause)
 
     def _known(self, page: RawPage) -> FailedPage | None:
-        return self._victims.get((page.url, hashlib.sha256(page.body).hexdigest()))
+        return self._failed_pages.get((page.url, hashlib.sha256(page.body).hexdigest()))
 
     def _try(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:
         left, killed_before = list(pages), False
@@ -137,7 +137,7 @@ class Guard:
             full = memory > FULL * self._memory
             cause = _CAUSES.get(ended_by, "memory" if full else "crashed")
             failed_page = FailedPage(left[0].url, hashlib.sha256(left[0].body).hexdigest(), cause)
-            self._victims[failed_page.url, failed_page.sha256] = failed_page
+            self._failed_pages[failed_page.url, failed_page.sha256] = failed_page
             left, killed_before = left[1:], False
             yield NotExtracted(failed_page.cause)
 

@@ -88,7 +88,7 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
         made = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
     made.save(stage.path(CLASSIFIER_FILE))
     # Here, as `check` imports this module and would load matplotlib for it.
-    from trainrig.corpus.models.classifier.page import classifier_page
+    from trainrig.corpus.models.classifier.classifier_page import classifier_page
 
     storage.write(stage.path(REPORT_PAGE), classifier_page(made.facts).encode())
     counts = {name: made.facts[name] for name in ("positives", "negatives", "auc")}

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from trainrig import storage
 from trainrig.corpus.read.files import File, files_of, first_bytes
 from trainrig.corpus.read.jsonl import read_jsonl
-from trainrig.corpus.read.page import RawPage, Unreadable
 from trainrig.corpus.read.pieces import InputPiece, as_json, from_json, pieces
 from trainrig.corpus.read.plain import read_page, read_text
+from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.settings import Fields, ReadSettings
 from trainrig.corpus.read.web_archives import arc, warc
 from trainrig.corpus.read.web_archives.archive import read_archive

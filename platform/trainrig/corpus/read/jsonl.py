@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from trainrig.corpus.read.lines import lines
-from trainrig.corpus.read.page import RawPage, Unreadable
+from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.rows import page_of
 from trainrig.corpus.read.settings import Fields
 from trainrig.corpus.read.web_archives.packed import Unpacked

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from trainrig.corpus.read.page import LARGEST_BODY
+from trainrig.corpus.read.raw_page import LARGEST_BODY
 
 _BLOCK = 2**16  # bytes
 

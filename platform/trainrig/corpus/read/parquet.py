@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from trainrig import storage
 from trainrig.config import did_you_mean
-from trainrig.corpus.read.page import RawPage, Unreadable
+from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.rows import page_of
 from trainrig.corpus.read.settings import Fields
 from trainrig.errors import DataError

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from trainrig.corpus.read.encoding import HEAD, encoding_of, is_wide
 from trainrig.corpus.read.lines import Line, lines
-from trainrig.corpus.read.page import LARGEST_BODY, RawPage, Unreadable
+from trainrig.corpus.read.raw_page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.settings import ReadSettings
 from trainrig.corpus.read.web_archives.packed import Unpacked
 

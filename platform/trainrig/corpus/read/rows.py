@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from trainrig.corpus.read.page import LARGEST_BODY, RawPage, Unreadable
+from trainrig.corpus.read.raw_page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.settings import Fields
 
 _SURROGATE = re.compile("[\ud800-\udfff]")  # alone; UTF-8 has no bytes for them

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainrig import manifest, storage
-from trainrig.corpus.decontaminate.page import contamination_section
+from trainrig.corpus.decontaminate.decontamination_page import contamination_section
 from trainrig.corpus.decontaminate.tallies import ContaminationTallies
 from trainrig.corpus.dedup.substrings import RepeatedText
 from trainrig.corpus.report.tallies import TALLIES

@@ -91,7 +91,7 @@ class _Extractors:
     """
 
     def __init__(self, run: Curation) -> None:
-        self._folder = storage.join(run.output, SCRATCH, "victims")
+        self._folder = storage.join(run.output, SCRATCH, "failed-pages")
         self._guards: dict[str, Guard] = {}
         weakref.finalize(self, _close, self._guards)
 
@@ -101,7 +101,7 @@ class _Extractors:
         def extract(pages: Iterable[RawPage]) -> Iterator[Extracted | NotExtracted]:
             for outcome in guard.extract(pages):
                 if isinstance(outcome, NotExtracted) and outcome.reason in CAUSES:
-                    self._write_down(guard.victims)
+                    self._write_down(guard.failed_pages)
                 yield outcome
 
         if source.name not in self._guards:
@@ -118,8 +118,8 @@ class _Extractors:
         paths = storage.list_files(self._folder, ".json")
         return [FailedPage(**json.loads(storage.read(path))) for path in paths]
 
-    def _write_down(self, victims: Iterable[FailedPage]) -> None:
-        for failed_page in victims:
+    def _write_down(self, failed_pages: Iterable[FailedPage]) -> None:
+        for failed_page in failed_pages:
             name = hashlib.sha256(f"{failed_page.url}\n{failed_page.sha256}".encode()).hexdigest()
             path = storage.join(self._folder, f"{name}.json")
             if not storage.exists(path):

@@ -43,9 +43,10 @@ from trainrig.launch.supervise.live_nodes import LiveNodes
 from trainrig.launch.supervise.log_copy import LogCopy
 from trainrig.launch.supervise.notify import notify
 from trainrig.launch.supervise.previous_supervisor import settle_previous_supervisors
-from trainrig.launch.supervise.retries import Retries, Retry
+from trainrig.launch.supervise.retries import Retries
 from trainrig.processes.child_process import Child
 from trainrig.processes.lease import LeaseOwner
+from trainrig.processes.retry_policy import GiveUp
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 60.0  # for a last look to come back
@@ -168,11 +169,11 @@ class JobSupervisor:
             if self._asked or end.cause == "done":
                 return end, tries
             progress = self._quietly(self._progress.progress) or 0
-            decision = retries.after(end, progress)
-            if not isinstance(decision, Retry):
-                why = f" ({decision.why})" if decision.why else ""
+            verdict = retries.after(end, progress)
+            if isinstance(verdict, GiveUp):
+                why = f" ({verdict.reason})" if verdict.reason else ""
                 return RunEnd(end.exit_code, end.cause, f"{end.message}{why}"), tries
-            self._back_off(end, progress, decision.seconds * uniform(0.5, 1.0))
+            self._back_off(end, progress, verdict * uniform(0.5, 1.0))
 
     def _one_try(self, number: int) -> RunEnd:
         with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:

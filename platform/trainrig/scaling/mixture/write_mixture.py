@@ -15,7 +15,7 @@ from trainrig.scaling.mixture.fitting import (
     section,
     with_weights,
 )
-from trainrig.scaling.mixture.page import mixture_page
+from trainrig.scaling.mixture.mixture_page import mixture_page
 from trainrig.scaling.mixture.record import MixtureRecord
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards

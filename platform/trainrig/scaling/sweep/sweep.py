@@ -124,7 +124,7 @@ class _Driver:
         progress = SweepProgress(self._run, sum(len(each.lengths) for each in trials), over=trials)
         left = [trial for trial in trials if not progress.is_over(trial)]
         left.sort(key=lambda each: (-each.work, each.name))
-        small = {each.name: each for each in left if each.rung.parameters < from_}
+        small = {each.name: each for each in left if each.ladder_model.parameters < from_}
         if small:
             self._on_tune(TrainedTrials(self._run, self._data, small), progress, list(small), {})
         for trial in left:

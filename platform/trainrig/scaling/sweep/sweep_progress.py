@@ -58,7 +58,7 @@ class SweepProgress:
     def _row(self, trial: Trial) -> dict[str, str]:
         row = {
             "trial": trial.name,
-            "parameters": f"{trial.rung.parameters:,}",
+            "parameters": f"{trial.ladder_model.parameters:,}",
             "tokens": "",
             "rate": f"{trial.rate:.2g}",
             "batch": f"{trial.batch * self._sweep.batches.sequence_length:,}",

@@ -45,14 +45,14 @@ def table(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> RunsTable
 
     tokens = np.array(column("tokens"), dtype=np.float64)
     seconds = np.array(column("seconds"), dtype=np.float64)
-    per_token = np.array([flops_per_token(sweep, trial.rung) for trial in each])
+    per_token = np.array([flops_per_token(sweep, trial.ladder_model) for trial in each])
     return RunsTable.of(
         name=column("name"),
         trial=column("trial"),
         recipe=sweep.recipe,
         state=column("state"),
-        parameters=[float(trial.rung.parameters) for trial in each],
-        embedding_parameters=[float(trial.rung.embedding_parameters) for trial in each],
+        parameters=[float(trial.ladder_model.parameters) for trial in each],
+        embedding_parameters=[float(trial.ladder_model.embedding_parameters) for trial in each],
         tokens=tokens,
         unique_tokens=float(data.unique_tokens),
         flops=per_token * tokens,
@@ -142,8 +142,8 @@ def summary(trials: Sequence[Trial], data: SweepTokens, runs: RunsTable) -> dict
         "trials": len(trials),
         "points": len(ends),
         "diverged": int((runs.state == "diverged").sum()),
-        "parameters_least": min(trial.rung.parameters for trial in trials),
-        "parameters_most": max(trial.rung.parameters for trial in trials),
+        "parameters_least": min(trial.ladder_model.parameters for trial in trials),
+        "parameters_most": max(trial.ladder_model.parameters for trial in trials),
         "unique_tokens": data.unique_tokens,
         "epochs_most": float(ends.tokens.max() / data.unique_tokens) if len(ends) else 0.0,
         "flops_6nd_of_points": float(ends.flops_6nd.sum()),
@@ -158,10 +158,10 @@ def stated(sweep: Sweep, trials: Sequence[Trial]) -> bytes:
     entries = [
         {
             "trial": trial.name,
-            "parameters": trial.rung.parameters,
-            "embedding_parameters": trial.rung.embedding_parameters,
-            "layers": trial.rung.model.layers,
-            "channels": trial.rung.model.channels,
+            "parameters": trial.ladder_model.parameters,
+            "embedding_parameters": trial.ladder_model.embedding_parameters,
+            "layers": trial.ladder_model.model.layers,
+            "channels": trial.ladder_model.model.channels,
             "seed": trial.seed,
             "batch_tokens": trial.batch * sweep.batches.sequence_length,
             "rate": trial.rate,

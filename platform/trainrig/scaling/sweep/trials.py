@@ -20,7 +20,7 @@ from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import ALIGNMENT
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.batch_rate_rules import whole_sequences
-from trainrig.scaling.model_ladder import LadderModel, rung
+from trainrig.scaling.model_ladder import LadderModel, find_ladder_model
 from trainrig.scaling.sweep.designs import DesignPoint, ModelShape
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateBatchPair, RateSearch, rungs
@@ -59,7 +59,7 @@ class Trial:
     """One model at one seed, and its runs."""
 
     name: str
-    rung: LadderModel
+    ladder_model: LadderModel
     seed: int
     batch: int  # sequences
     rate: float  # peak
@@ -75,7 +75,7 @@ class Trial:
     @property
     def work(self) -> float:
         """What it costs beside others: the longest go first, so that none is waited for alone."""
-        return float(self.rung.total * self.trunk.tokens)
+        return float(self.ladder_model.total * self.trunk.tokens)
 
 
 def plan(
@@ -147,7 +147,7 @@ def flops_per_token(sweep: Sweep, model: LadderModel) -> float:
 def decoder(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
     """The decoder of about so many parameters, for the sequences and tokens of `sweep`."""
     length = sweep.batches.sequence_length
-    return rung(parameters, data.vocabulary, length, sweep.tie_embeddings, sweep.mup)
+    return find_ladder_model(parameters, data.vocabulary, length, sweep.tie_embeddings, sweep.mup)
 
 
 def _trial(
@@ -181,7 +181,7 @@ def _trial(
         lengths.setdefault(steps, TrialLength(steps, steps * batch * length, budgets[tokens]))
     return Trial(
         name=f"n{model.parameters}-s{seed}",
-        rung=model,
+        ladder_model=model,
         seed=seed,
         batch=batch,
         rate=rule.rate(model.parameters, middle) * factors.rate,
@@ -220,7 +220,8 @@ def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> N
     raise ConfigError(
         f"design: {len(beyond)} of its points go more than {allowed:g} times through the "
         f"{data.unique_tokens:,} unique tokens of {sweep.tokens}, the longest "
-        f"{epochs:.1f} times ({length.tokens:,} tokens for {trial.rung.parameters:,} parameters). "
+        f"{epochs:.1f} times ({length.tokens:,} tokens for "
+        f"{trial.ladder_model.parameters:,} parameters). "
         "There repeated tokens teach less than new ones: leave these points out, tokenize more "
         f"text, or set batches.epochs = {math.ceil(epochs)} and fit the data-constrained form"
     )
@@ -246,7 +247,7 @@ def run_file(sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens)
         tokens=sweep.tokens,
         output=folder_of(sweep, trial, length),
         cache=sweep.cache,
-        model=trial.rung.model,
+        model=trial.ladder_model.model,
         batches=BatchSettings(
             sequence_length=rows.sequence_length,
             global_batch=trial.batch,
@@ -302,8 +303,8 @@ def foreseen(sweep: Sweep, _: object) -> dict[str, float]:
         sweep, points_of(sweep, data), data, RateBatchPair(sweep.rate_factor, sweep.batch_factor)
     )
     positions = [trial.trunk.tokens + _falls(sweep, trial) for trial in trials]
-    exact = [flops_per_token(sweep, trial.rung) for trial in trials]
-    sizes = [trial.rung.parameters for trial in trials]
+    exact = [flops_per_token(sweep, trial.ladder_model) for trial in trials]
+    sizes = [trial.ladder_model.parameters for trial in trials]
     return {
         "trials": len(trials),
         "runs": sum(len(trial.lengths) for trial in trials),

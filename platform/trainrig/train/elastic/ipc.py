@@ -1,9 +1,23 @@
-"""Messages between a rank and its worker agent, besides heartbeats.
+"""Messages between the driver, a rank and its worker agent, besides heartbeats.
 
-Imports nothing: the worker agent's process has no torch.
+Imports nothing: the processes of the driver and of the worker agent have no torch.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainrig.train.job import TrainingJob
+    from trainrig.train.run.run_folder import TrainingAttempt
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """What every rank of an attempt is given."""
+
+    job: "TrainingJob"
+    attempt: "TrainingAttempt"
+    resume_from: str | None
 
 
 @dataclass(frozen=True)

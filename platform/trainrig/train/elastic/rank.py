@@ -8,7 +8,6 @@ advance.
 import os
 import pickle
 import traceback
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -16,10 +15,9 @@ import torch.distributed as dist
 
 from trainrig.parallel.mesh import join_group, use_device
 from trainrig.processes.heartbeats import Heartbeat, HeartbeatReporter
-from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo
-from trainrig.train.job import TrainingJob
+from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo, RankTask
 from trainrig.train.loop import train
-from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
+from trainrig.train.run.run_folder import RunFolder
 
 # s between two heartbeats of a rank, at least: well under the least hang worth finding,
 HEARTBEAT_SECONDS = 0.25
@@ -31,15 +29,6 @@ HEARTBEAT_PER_RANK = 0.001
 def heartbeat_interval(world: int) -> float:
     """Seconds between two heartbeats of a rank that is one of `world`."""
     return max(HEARTBEAT_SECONDS, HEARTBEAT_PER_RANK * world)
-
-
-@dataclass(frozen=True)
-class RankTask:
-    """What every rank of an attempt is given."""
-
-    job: TrainingJob
-    attempt: TrainingAttempt
-    resume_from: str | None
 
 
 def main(channel: Connection) -> None:

@@ -5,11 +5,11 @@ How many workers to go on with, whether to leave a running attempt, whether it h
 another attempt is worth making.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainrig.processes.heartbeats import Heartbeat
+from trainrig.processes.retry_policy import FailureHistory, GiveUp, back_off_seconds, normalise
 from trainrig.train.fault_settings import Faults
 from trainrig.train.worker_bounds import WorkerBounds
 
@@ -126,13 +126,6 @@ class Failure:
     memory: bool = False  # a device or a node had too little
 
 
-@dataclass(frozen=True)
-class GiveUp:
-    """Another attempt would be no better; why, in words."""
-
-    reason: str
-
-
 class RestartPolicy:
     """Decides after each failure whether to go on, and how long to wait before."""
 
@@ -141,21 +134,21 @@ class RestartPolicy:
         self._faults = faults
         self._newest = step
         self._without_progress = 0
-        self._last: Failure | None = None
+        self._history = FailureHistory(last_only=True)
 
     def after(self, failure: Failure, newest: int) -> float | GiveUp:
         """Seconds to wait before the next attempt, which resumes from step `newest`."""
-        last, self._last = self._last, failure
+        repeated = self._history.repeats(_signature(failure), failure.step)
         if failure.damaged:
             return 0.0  # there are only so many checkpoints, and each is tried once
-        if last and last.step == failure.step and last.memory and failure.memory:
+        if repeated and failure.memory:
             return GiveUp(
                 f"out of memory at step {failure.step} twice in a row, so a third attempt would be "
                 f"too ({failure.problem}); lower batches.micro_batch, set [training.recompute] to "
                 "keep fewer activations, or use larger machines: `trainrig check` estimates what a "
                 "worker needs"
             )
-        if last and last.step == failure.step and _alike(last.exception, failure.exception):
+        if repeated:
             return GiveUp(
                 f"the same failure at step {failure.step} twice in a row, so a third attempt would "
                 f"meet it too: {failure.problem}"
@@ -169,13 +162,15 @@ class RestartPolicy:
             )
         if self._without_progress < 2:
             return 0.0
-        doubled = self._faults.back_off * 2.0 ** (self._without_progress - 2)
-        return min(doubled, self._faults.longest_back_off)
+        return back_off_seconds(
+            self._faults.back_off, self._faults.longest_back_off, self._without_progress - 2
+        )
 
 
-def _alike(one: str | None, other: str | None) -> bool:
-    """Whether two exceptions say the same, but for numbers: of files, processes, ports."""
-    numbers = r"[0-9a-f]*\d[0-9a-f]*"  # hexadecimal ones as well
-    return None not in (one, other) and re.sub(numbers, "", str(one)) == re.sub(
-        numbers, "", str(other)
-    )
+def _signature(failure: Failure) -> tuple[int, bool, str] | None:
+    """Equal for two that come from the run itself; None where processes died of something else."""
+    if failure.memory:
+        return failure.step, True, ""
+    if failure.exception is None:
+        return None
+    return failure.step, False, normalise(failure.exception)

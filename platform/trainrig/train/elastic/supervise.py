@@ -15,11 +15,11 @@ from typing import NoReturn, Protocol
 
 from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
 from trainrig.processes.heartbeats import Heartbeat, send_interval
+from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
 from trainrig.train.checkpoint import Checkpoint, newest_valid
 from trainrig.train.elastic.restart_policy import (
     Failure,
-    GiveUp,
     HangDetector,
     RestartPolicy,
     WorkerNode,

@@ -30,7 +30,7 @@ from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
 from trainrig.train.elastic.autoscaler_request import AutoscalerRequest
 from trainrig.train.elastic.coordinator import Coordinator
-from trainrig.train.elastic.rank import RankTask
+from trainrig.train.elastic.ipc import RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
 from trainrig.train.elastic.restart_policy import Failure, WorkerNode
 from trainrig.train.elastic.scoring_tasks import ScoringTasks

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.read.page import RawPage, Unreadable
+from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.web_archives import arc, archive, members, warc
 from trainrig.corpus.read.web_archives.archive import has_a_member_for_each_record, read_archive
 from trainrig.corpus.read.web_archives.records import ArchiveGrammar

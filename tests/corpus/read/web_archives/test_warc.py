@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trainrig.corpus.read import ReadSettings, files_of, pieces
 from trainrig.corpus.read import read as read_piece
-from trainrig.corpus.read.page import LARGEST_BODY, RawPage, Unreadable
+from trainrig.corpus.read.raw_page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.web_archives.warc import read_warc, write_warc
 from trainrig.errors import DataError
 

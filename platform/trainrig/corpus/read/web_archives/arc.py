@@ -7,7 +7,7 @@ and as many bytes. Its length is the last field of the line in both versions.
 import re
 from datetime import datetime
 
-from trainrig.corpus.read.page import RawPage
+from trainrig.corpus.read.raw_page import RawPage
 from trainrig.corpus.read.web_archives.http import charset, media_type, response
 from trainrig.corpus.read.web_archives.records import NoRecord, RecordHeader
 from trainrig.corpus.read.web_archives.transfer import BadBody

@@ -12,7 +12,7 @@ import abc
 from collections.abc import Callable, Generator, Iterator
 from typing import BinaryIO
 
-from trainrig.corpus.read.page import LARGEST_BODY, RawPage, Unreadable
+from trainrig.corpus.read.raw_page import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.web_archives.members import MAGIC, Member, Packed, find_member
 from trainrig.corpus.read.web_archives.packed import ZSTD_MAGIC, Frames
 from trainrig.corpus.read.web_archives.records import (

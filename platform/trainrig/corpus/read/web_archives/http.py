@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from trainrig.corpus.read.page import LARGEST_BODY
+from trainrig.corpus.read.raw_page import LARGEST_BODY
 from trainrig.corpus.read.web_archives.transfer import BadBody, unpack
 
 _END = re.compile(rb"\r?\n\r?\n")

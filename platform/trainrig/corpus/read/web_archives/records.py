@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-from trainrig.corpus.read.page import RawPage
+from trainrig.corpus.read.raw_page import RawPage
 
 LONGEST_LINE = 2**13  # bytes of a record's first line
 _LONGEST_HEAD = 2**15  # bytes of the lines that say what a record is; fastwarc's limit, too

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from trainrig import storage
 from trainrig.corpus.read.files import first_bytes
-from trainrig.corpus.read.page import RawPage, Unreadable
+from trainrig.corpus.read.raw_page import RawPage, Unreadable
 from trainrig.corpus.read.web_archives.archive import read_archive
 from trainrig.corpus.read.web_archives.http import charset, media_type, response
 from trainrig.corpus.read.web_archives.records import NoRecord, RecordHeader

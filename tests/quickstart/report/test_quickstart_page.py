@@ -15,7 +15,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from trainrig.quickstart.report import charts
-from trainrig.quickstart.report.page import quickstart_page
+from trainrig.quickstart.report.quickstart_page import quickstart_page
 from trainrig.quickstart.report.results import (
     DomainScore,
     Dropped,

@@ -11,7 +11,7 @@ from trainrig.tokens.vocabulary.measures import (
     Rival,
     TokenizerReport,
 )
-from trainrig.tokens.vocabulary.page import vocabulary_page
+from trainrig.tokens.vocabulary.vocabulary_page import vocabulary_page
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 

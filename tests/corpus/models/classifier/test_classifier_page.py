@@ -3,7 +3,7 @@ import json
 import numpy as np
 from matplotlib.figure import Figure
 
-from trainrig.corpus.models.classifier.page import classifier_page, plot_reliability
+from trainrig.corpus.models.classifier.classifier_page import classifier_page, plot_reliability
 
 CURVE = [
     {"predicted": 0.05, "observed": 0.1, "texts": 30},
