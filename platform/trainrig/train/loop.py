@@ -139,6 +139,8 @@ def train(
     if saved < state.step and not rolled_back:
         save()
     saver.finish()
+    if state.step == training.steps or then is Next.END:
+        saver.verify(lambda: heartbeats.heartbeat(state.step, "save"))
     if state.step == training.steps:  # now or never, as the held-out loss
         scores.ask_workers(state.step, to_the_end=True)
     logger.close()
