@@ -34,7 +34,7 @@ from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig
 from trainrig.objectives import CausalLM
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
-from trainrig.parallel import numerics
+from trainrig.parallel import deterministic, numerics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import SummedByRank, shard
 from trainrig.parallel.mesh import data_mesh, join_group, local_device
@@ -471,6 +471,35 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
     return [p.grad.full_tensor().numpy() for p in parameters], gradients.norm()
 
 
+def under_way(layers: int) -> tuple[int, int, int]:
+    """Bytes of one of `layers` alike; the most bytes and the most units that were sent and not yet
+    added up in a backward pass, counted as each unit begins to be sent."""
+    most = [0, 0]
+    sound = deterministic._Unit._send
+
+    def send(unit: Any, *arguments: Any) -> Any:
+        made = sound(unit, *arguments)
+        waiting = [made, *(each._pending for each in unit._now.under_way)]
+        held = {t.data_ptr(): t.nbytes for each in waiting for t in (each.outgoing, each.incoming)}
+        most[:] = max(most[0], sum(held.values())), max(most[1], len(waiting))
+        return made
+
+    made = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(layers)])
+    model = nn.Sequential(*made)
+    root = shard(model, made, data_mesh(local_device()), gather_once=False)
+    gradients = SummedInTree(root, list(model.parameters()), gather_once=False)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    try:
+        deterministic._Unit._send = send  # type: ignore[method-assign]
+        gradients.begin(world)
+        slot = MicroBatchSlot(rank, True, rank, closes=True)
+        gradients.backward(model(torch.ones(1, 64)).sum(), slot, last=True)
+    finally:
+        deterministic._Unit._send = sound  # type: ignore[method-assign]
+    gradients.finish()
+    return 64 * 64 * 4, most[0], most[1]
+
+
 def agreed(mine: tuple[bool, ...]) -> bool:
     """What all ranks agree on, each of which says one of `mine`."""
     return StopConsensus(TIMEOUT).any(mine[dist.get_rank()])
@@ -499,6 +528,7 @@ def main() -> None:
         tuning_steps,
         pace,
         sharded_gradient,
+        under_way,
         agreed,
         mesh,
     )
