@@ -66,7 +66,7 @@ class Stepper:
         agreed_to_stop: Callable[[], bool],
     ) -> None:
         """`sources`: of the batches. `agreed_to_stop` is called before each micro-batch and answers
-        all ranks alike."""
+        all ranks alike; how often it asks them is its own to know."""
         assert isinstance(state.model, FSDPModule)
         self._objective, self._sources = job.objective, tuple(sources)
         training = job.training
