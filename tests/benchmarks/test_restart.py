@@ -80,8 +80,11 @@ def test_requests_of_a_restart(written, ranks):
     mean = sum(reads) / len(reads)
     each = LATENCY + min(CHUNK, max(taken)) / STREAM
     alone = math.ceil(max(reads) / READERS) * each
-    before, after = ranks * (written + SMALL_BEFORE + mean), SMALL + ranks * mean
-    headers = (written + SMALL_BEFORE) / READERS * LATENCY + alone
+    # Each parameter's count of steps was in another rank's file, a chunk of which all read.
+    scalars = min(len(tensors) // 3, written)
+    before = ranks * (written + SMALL_BEFORE + scalars + mean)
+    after = SMALL + ranks * mean
+    headers = (written + SMALL_BEFORE) / READERS * LATENCY + scalars / READERS * each + alone
     print(
         f"\n{written} wrote, {ranks} resume: {mean:.1f} reads a rank, {max(reads)} at most, "
         f"{max(taken) / 1e6:.0f} MB of {max(needed) / 1e6:.0f} MB needed; manifest "

@@ -216,27 +216,24 @@ def test_damage_that_is_met_while_weights_are_read_leads_to_the_one_before(
 # --- the end of a run
 
 
-def test_those_who_wrote_the_last_checkpoint_have_read_it_back(straight, asked, monkeypatch):
-    job = straight(3)
-    path = last_of(job)
-    found = verified_sums(path)
+def test_those_who_wrote_the_last_checkpoint_have_read_it_back(
+    straight, asked, monkeypatch, tmp_path
+):
+    run = Path(shutil.copytree(straight(3).folder, tmp_path / "run"))
+    (run / "run.toml").touch()
+    path = run / Path(last_of(straight(3))).relative_to(straight(3).folder)
+    found = verified_sums(str(path))
+    assert found == {name: manifest.file_sum(str(path / name)) for name in found}
+    assert set(found) == {p.name for p in path.iterdir()} - {"manifest.json", VERIFIED}
     hashed, sound = [], storage.sha256
-    monkeypatch.setattr(storage, "sha256", lambda p: hashed.append(p) or sound(p))
+    monkeypatch.setattr(storage, "sha256", lambda where: hashed.append(where) or sound(where))
     asked.clear()
-    assert found == {n: manifest.file_sum(storage.join(path, n)) for n in found}
-    assert set(found) == {p.name for p in Path(path).iterdir()} - {"manifest.json", VERIFIED}
-    hashed.clear()
-    (Path(job.folder) / "run.toml").touch()
-    stage = manifest.Stage(job.folder, None)
-    sums = _sums(stage, path)
-    assert hashed == [f"{path}/manifest.json", f"{job.folder}/run.toml"] and not asked
-    (Path(path) / VERIFIED).rename(Path(path) / "aside")
-    try:
-        alone = _sums(stage, path)
-        assert verified_sums(path) is None
-    finally:
-        (Path(path) / "aside").rename(Path(path) / VERIFIED)
-    assert {n: s for n, s in alone.items() if not n.endswith("aside")} == sums
+    stage = manifest.Stage(str(run), None)
+    sums = _sums(stage, str(path))
+    assert hashed == [f"{path}/manifest.json", f"{run}/run.toml"] and not asked
+    (path / VERIFIED).unlink()
+    assert verified_sums(str(path)) is None
+    assert _sums(stage, str(path)) == sums
 
 
 def test_only_the_last_checkpoint_is_read_back(straight):

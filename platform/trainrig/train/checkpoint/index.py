@@ -9,10 +9,10 @@ its header in one order, those of wide types first, then by name: no offset has 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from trainrig.train.checkpoint.chunks import Chunk, DamagedCheckpoint, FileChunks
 
@@ -55,6 +55,17 @@ class IndexedTensor(BaseModel):
     type: Annotated[str, AfterValidator(_known)]
     shape: tuple[Whole, ...]
     stretches: tuple[Stretch, ...]
+
+    @model_validator(mode="after")
+    def _covers(self) -> Self:
+        end = 0
+        for stretch in self.stretches:
+            if stretch.first != end:
+                raise ValueError(f"has rows {stretch.first} on behind row {end}")
+            end += stretch.rows * stretch.files
+        if end != self.rows:
+            raise ValueError(f"has {end} rows of {self.rows}")
+        return self
 
     @property
     def rows(self) -> int:

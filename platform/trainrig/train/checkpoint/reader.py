@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from trainrig import storage
 from trainrig.config import build
@@ -42,7 +43,9 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
     """
 
     opened = open_together(checkpoint)
-    entries = opened.entries
+    entries, tensors, first = opened.entries, state.tensors(), dist.get_rank() == 0
+    # What is not sharded lies in one file, which would have all ranks ask for it.
+    whole = {name: t for name, t in tensors.items() if not isinstance(t, DTensor)}
 
     def read() -> None:
         check_model(checkpoint, entries, job.model)
@@ -53,9 +56,11 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
                 f"{checkpoint}: of another tokenizer than the tokens of this run; use its tokens, "
                 "or another `output`"
             )
-        read_tensors(checkpoint, state.tensors(), opened.manifest)
+        wanted = tensors if first else {n: t for n, t in tensors.items() if n not in whole}
+        read_tensors(checkpoint, wanted, opened.manifest)
 
     read_together(checkpoint, read)
+    _tell(whole)
     state.step, state.data_step = entries["step"], entries["data_step"]
     state.tokens = entries["tokens"]
     if state.loss_scale and "loss_scale" in entries:  # else what it is resumed from had none
@@ -173,6 +178,15 @@ def told_by_first(checkpoint: str, read: Callable[[], Result]) -> Result:
     return cast(Result, told[0])
 
 
+@torch.no_grad()
+def _tell(tensors: Mapping[str, Tensor]) -> None:
+    """Give all ranks, which must call it, the values that rank 0 has in `tensors`."""
+    told = [{name: tensor.cpu() for name, tensor in tensors.items()}]
+    dist.broadcast_object_list(told, src=0)
+    for name, tensor in tensors.items():
+        tensor.copy_(told[0][name])
+
+
 def read_together(checkpoint: str, read: Callable[[], Result]) -> Result:
     """What `read` gives, unless it fails on some rank: then all fail alike."""
     problem: TrainrigError | None = None
@@ -214,21 +228,18 @@ def read_tensors(
         name: host.reshape(-1).view(torch.uint8).numpy() for name, host in hosts.items()
     }
 
-    def read(job: ChunkRead) -> int:
+    def read(job: ChunkRead) -> None:
         begin, end, _ = job.chunk
-        data, copied = read_chunk(storage.join(checkpoint, names[job.file]), *job.chunk), 0
+        data = read_chunk(storage.join(checkpoint, names[job.file]), *job.chunk)
         for copy in job.copies:
             low, high = max(copy.begin, begin), min(copy.end, end)
             at = copy.at - copy.begin
             into[copy.name][low + at : high + at] = data[low - begin : high - begin]
-            copied += high - low
-        return copied
 
     jobs = plan_reads(checkpoint, manifest.tensors, files, wanted)
     with ThreadPoolExecutor(READERS) as threads:
-        copied = sum(threads.map(read, jobs))
-    if copied != sum(local.nbytes for local, _ in mine.values()):
-        raise DamagedCheckpoint(f"{checkpoint}: its index lacks rows of its tensors")
+        for _ in threads.map(read, jobs):
+            pass
     for name, (local, _) in mine.items():
         if local.device.type != "cpu" or not local.is_contiguous():
             local.copy_(hosts[name])

@@ -134,7 +134,10 @@ class Saver:
             if isinstance(problem, DamagedCheckpoint):
                 mark_damaged(target, str(problem))
             elif problem is None:
-                record_verified(target, {n: s for each, _ in outcomes for n, s in each.items()})
+                try:
+                    record_verified(target, {n: s for each, _ in outcomes for n, s in each.items()})
+                except (OSError, TrainrigError) as error:  # the driver then reads it all itself
+                    log.warning("%s: cannot be said to be verified: %s", target, error)
         dist.barrier(self._group)  # none says that the run is at its end before this is on record
         if problem:
             raise problem

@@ -25,8 +25,9 @@ def find_held(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def find_written(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
-    """What this rank writes of `tensors`: its rows of the sharded ones, and of what several ranks
-    hold alike a part as large as each other's, by bytes. All ranks together write all once."""
+    """What this rank writes of `tensors`: its rows of the sharded ones, of what replicas hold alike
+    a part as large as each other's, by bytes, and rank 0 what is not sharded at all (a few numbers,
+    which rank 0 will read for all). All ranks together write all once."""
     mine = {}
     for name, writer in _writers(tensors).items():
         tensor = tensors[name]
@@ -60,6 +61,9 @@ def _writers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     writers = {}
     for name in sorted(tensors):
         tensor = tensors[name]
+        if not isinstance(tensor, DTensor):
+            writers[name] = 0
+            continue
         replicas = _replica(tensor)[1]
         load = loads.setdefault(replicas, [0] * replicas)
         writers[name] = load.index(min(load))
