@@ -11,7 +11,7 @@ import pytest
 
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.train.checkpoint.chunks import CHUNK, READERS, FileChunks
-from trainrig.train.checkpoint.index import IndexedTensor, plan_reads, rows_in, stretches_of
+from trainrig.train.checkpoint.index import IndexedTensor, partitions_of, plan_reads, rows_in
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 
 MODEL = DecoderConfig(
@@ -33,8 +33,8 @@ def index(world: int) -> dict[str, IndexedTensor]:
             f"optimizer.state.{name}.exp_avg",
             f"optimizer.state.{name}.exp_avg_sq",
         ):
-            stretches = stretches_of(range(world), shape[0])
-            found[kind] = IndexedTensor(type="F32", shape=tuple(shape), stretches=stretches)
+            partitions = partitions_of(range(world), shape[0])
+            found[kind] = IndexedTensor(type="F32", shape=tuple(shape), partitions=partitions)
     return found
 
 
@@ -42,7 +42,7 @@ def files_of(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks]:
     """As their sizes follow from `tensors`."""
     sizes = [0] * world
     for tensor in tensors.values():
-        for file, _, rows, files in tensor.stretches:
+        for file, _, rows, files in tensor.partitions:
             for number in range(file, file + files):
                 sizes[number] += rows * tensor.row_bytes
     files = []

@@ -196,7 +196,7 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
 
 
 @pytest.mark.parametrize(
-    ("stretches", "said"),
+    ("partitions", "said"),
     [
         ([[1, 0, 16, 2]], "its index names a file that is not there"),
         ([[0, 0, 20, 1], [1, 20, 12, 1]], "its index is of other files than are there"),
@@ -206,13 +206,13 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
     ],
 )
 def test_an_index_that_does_not_fit_its_files_is_refused_whatever_its_sums(
-    stretches, said, alone, copy
+    partitions, said, alone, copy
 ):
     folder = at(copy.folder, 20)
     entries = json.loads((folder / "manifest.json").read_text())
     del entries["sum"]
-    assert entries["tensors"]["model.norm.weight"]["stretches"] == [[0, 0, 16, 2]]
-    entries["tensors"]["model.norm.weight"]["stretches"] = stretches
+    assert entries["tensors"]["model.norm.weight"]["partitions"] == [[0, 0, 16, 2]]
+    entries["tensors"]["model.norm.weight"]["partitions"] = partitions
     (folder / "manifest.json").write_text(json.dumps(entries | {"sum": digest(entries)}))
     with pytest.raises(DamagedCheckpoint, match=said):
         load(str(folder), fresh_state(copy, local_device()), copy, copy.make_batches())

@@ -18,9 +18,9 @@ from trainrig.train.checkpoint.chunks import FileChunks
 from trainrig.train.checkpoint.index import (
     IndexedTensor,
     in_order,
+    partitions_of,
     plan_reads,
     rows_in,
-    stretches_of,
 )
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.pretrain import _sums
@@ -56,7 +56,7 @@ def asked(monkeypatch):
 def test_rows_are_cut_over_files_as_torch_cuts_them(rows, files, apart):
     """`apart`: the files of other ranks lie between those of this replica."""
     numbers = list(range(0, files * 3, 3)) if apart else list(range(5, 5 + files))
-    tensor = IndexedTensor(type="F32", shape=(rows, 2), stretches=stretches_of(numbers, rows))
+    tensor = IndexedTensor(type="F32", shape=(rows, 2), partitions=partitions_of(numbers, rows))
     found = {
         file: list(range(first, first + count))
         for file in range(files * 3 + 6)
@@ -64,7 +64,7 @@ def test_rows_are_cut_over_files_as_torch_cuts_them(rows, files, apart):
     }
     chunks = torch.arange(rows).chunk(files)
     assert found == {n: c.tolist() for n, c in zip(numbers, chunks, strict=False) if len(c)}
-    assert len(tensor.stretches) <= 2 or apart
+    assert len(tensor.partitions) <= 2 or apart
 
 
 @tries(max_examples=100, deadline=None)
@@ -80,7 +80,7 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
         f"t{number}": IndexedTensor(
             type=("F32", "U8", "F64")[number % 3],
             shape=(count, 3),
-            stretches=stretches_of(range(before), count),
+            partitions=partitions_of(range(before), count),
         )
         for number, count in enumerate(rows)
     }
@@ -110,7 +110,7 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
     for rank in range(now):
         ours = {
             name: IndexedTensor(
-                type=t.type, shape=t.shape, stretches=stretches_of(range(now), t.rows)
+                type=t.type, shape=t.shape, partitions=partitions_of(range(now), t.rows)
             )
             for name, t in index.items()
         }

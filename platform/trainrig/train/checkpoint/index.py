@@ -1,7 +1,7 @@
 """Where the rows of each tensor lie in the files of a checkpoint, without opening one of them.
 
 The manifest holds this index, so a rank that resumes asks for its own rows alone. FSDP cuts all
-tensors alike, so a few numbers a tensor serve any number of files: a *stretch* is a run of
+tensors alike, so a few numbers a tensor serve any number of files: a *partition* is a run of
 neighbouring files that hold equally many rows each, one after another. In a file the tensors follow
 its header in one order, those of wide types first, then by name: no offset has to be written down.
 """
@@ -32,7 +32,7 @@ WIDTHS = {
 Whole = Annotated[int, Field(ge=0)]
 
 
-class Stretch(NamedTuple):
+class Partition(NamedTuple):
     """Neighbouring files with equally many rows of a tensor each, the first of them first."""
 
     file: Whole  # number of the first, among the checkpoint's tensor files in the order of names
@@ -54,15 +54,15 @@ class IndexedTensor(BaseModel):
 
     type: Annotated[str, AfterValidator(_known)]
     shape: tuple[Whole, ...]
-    stretches: tuple[Stretch, ...]
+    partitions: tuple[Partition, ...]
 
     @model_validator(mode="after")
     def _covers(self) -> Self:
         end = 0
-        for stretch in self.stretches:
-            if stretch.first != end:
-                raise ValueError(f"has rows {stretch.first} on behind row {end}")
-            end += stretch.rows * stretch.files
+        for partition in self.partitions:
+            if partition.first != end:
+                raise ValueError(f"has rows {partition.first} on behind row {end}")
+            end += partition.rows * partition.files
         if end != self.rows:
             raise ValueError(f"has {end} rows of {self.rows}")
         return self
@@ -86,21 +86,21 @@ def in_order(index: Index) -> list[str]:
     return sorted(index, key=lambda name: (-WIDTHS[index[name].type], name))
 
 
-def stretches_of(files: Sequence[int], rows: int) -> tuple[Stretch, ...]:
+def partitions_of(files: Sequence[int], rows: int) -> tuple[Partition, ...]:
     """Where `rows` rows lie that are cut over `files` as `torch.chunk` cuts: equal parts, the last
     of them shorter or missing."""
     if not rows:
         return ()
     each = -(-rows // len(files))
     whole = rows // each
-    found: list[Stretch] = []
+    found: list[Partition] = []
     for place, file in enumerate(files[:whole]):
         if found and file == found[-1].file + found[-1].files:
             found[-1] = found[-1]._replace(files=found[-1].files + 1)
         else:
-            found.append(Stretch(file, place * each, each, 1))
+            found.append(Partition(file, place * each, each, 1))
     if rest := rows - whole * each:
-        found.append(Stretch(files[whole], whole * each, rest, 1))
+        found.append(Partition(files[whole], whole * each, rest, 1))
     return tuple(found)
 
 
@@ -108,7 +108,7 @@ def rows_in(index: Index, file: int) -> dict[str, tuple[int, int]]:
     """The first row and the number of rows of each tensor that `file` holds any of."""
     found = {}
     for name, tensor in index.items():
-        for start, first, rows, files in tensor.stretches:
+        for start, first, rows, files in tensor.partitions:
             if start <= file < start + files:
                 found[name] = first + (file - start) * rows, rows
     return found
@@ -165,34 +165,34 @@ def _copies(
     copies: dict[int, list[Copy]] = {}
     for name in in_order(index):
         tensor = index[name]
-        for stretch in tensor.stretches:
-            there = slice(stretch.file, stretch.file + stretch.files)
+        for partition in tensor.partitions:
+            there = slice(partition.file, partition.file + partition.files)
             if there.stop > len(files):
                 raise DamagedCheckpoint(f"{path}: its index names a file that is not there")
             if name in wanted:
-                for file, copy in _within(stretch, name, tensor.row_bytes, *wanted[name]):
+                for file, copy in _within(partition, name, tensor.row_bytes, *wanted[name]):
                     begin = int(at_F[file])
                     moved = Copy(copy.begin + begin, copy.end + begin, name, copy.at)
                     copies.setdefault(file, []).append(moved)
-            at_F[there] += stretch.rows * tensor.row_bytes
+            at_F[there] += partition.rows * tensor.row_bytes
     if at_F.tolist() != [each.bytes for each in files]:
         raise DamagedCheckpoint(f"{path}: its index is of other files than are there")
     return copies
 
 
 def _within(
-    stretch: Stretch, name: str, row_bytes: int, first: int, count: int
+    partition: Partition, name: str, row_bytes: int, first: int, count: int
 ) -> Iterator[tuple[int, Copy]]:
-    """What of `stretch` is among `count` rows from `first` on: by file, from its own beginning."""
-    low = max(0, (first - stretch.first) // stretch.rows)
-    for number in range(low, stretch.files):
-        there = stretch.first + number * stretch.rows
-        begin, end = max(there, first), min(there + stretch.rows, first + count)
+    """What of `partition` is among `count` rows from `first` on: by file, from its beginning."""
+    low = max(0, (first - partition.first) // partition.rows)
+    for number in range(low, partition.files):
+        there = partition.first + number * partition.rows
+        begin, end = max(there, first), min(there + partition.rows, first + count)
         if there >= first + count:
             return
         if begin < end:
             yield (
-                stretch.file + number,
+                partition.file + number,
                 Copy(
                     (begin - there) * row_bytes,
                     (end - there) * row_bytes,

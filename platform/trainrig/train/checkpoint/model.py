@@ -23,7 +23,7 @@ from trainrig.train.checkpoint.adapter import (
 from trainrig.train.checkpoint.adapter_entries import adapter_of, entries_of
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint, write_file
 from trainrig.train.checkpoint.found import OpenedCheckpoint, resolve
-from trainrig.train.checkpoint.index import IndexedTensor, stretches_of
+from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
 from trainrig.train.checkpoint.manifest import (
     BROUGHT,
     STATE,
@@ -186,8 +186,8 @@ def _write_first(
         files[file] = _stage(tensors, names).write(storage.join(target, file))
         for name in names:
             shape = tuple(tensors[name].shape)
-            stretches = stretches_of([number], shape[0] if shape else 1)
-            index[name] = IndexedTensor(type="F32", shape=shape, stretches=stretches)
+            partitions = partitions_of([number], shape[0] if shape else 1)
+            index[name] = IndexedTensor(type="F32", shape=shape, partitions=partitions)
     for name, data in texts.items():
         files[name] = write_file(storage.join(target, name), memoryview(data))
     commit(target, CheckpointManifest(step=0, attempt=attempt.number, files=files, tensors=index))

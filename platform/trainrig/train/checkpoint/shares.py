@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from trainrig.parallel.slices import local_slice
-from trainrig.train.checkpoint.index import IndexedTensor, stretches_of
+from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
 from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 
 
@@ -47,7 +47,7 @@ def index_all(tensors: Mapping[str, Tensor]) -> dict[str, IndexedTensor]:
         name: IndexedTensor(
             type=TYPE_NAMES[tensor.dtype],
             shape=tuple(tensor.shape),
-            stretches=stretches_of(
+            partitions=partitions_of(
                 _ranks_of(tensor, writers[name]), tensor.shape[0] if tensor.ndim else 1
             ),
         )
