@@ -1,5 +1,13 @@
 import numpy as np
 import pytest
+import torch
+from torch import nn
+
+from trainrig.parallel.deterministic import UNITS_UNDER_WAY, SummedInTree
+from trainrig.parallel.fsdp import shard
+from trainrig.parallel.mesh import data_mesh, local_device
+from trainrig.parallel.tree import TreeSum
+from trainrig.tokens.batches import MicroBatchSlot
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -16,3 +24,44 @@ def test_gradients_of_ranks_are_added_up_not_averaged(world, deterministic, rank
         expected = np.sqrt(sum(np.square(each, dtype=np.float64).sum() for each in gradients))
         assert norm == pytest.approx(expected, rel=1e-6)
         assert norm == answers[0][1]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("layers", [4, 24])
+def test_what_is_sent_at_a_time_does_not_grow_with_the_model(world, layers, ranks):
+    for unit, held, units in ranks(world, "under_way", layers=layers):
+        assert units == UNITS_UNDER_WAY + 1  # that which begins, before the oldest is added up
+        # What goes out and what comes in; of 3 ranks, 64 rows are cut into 3 times 22.
+        assert held <= units * 2 * unit * (66 / 64 if world == 3 else 1)
+
+
+@pytest.mark.parametrize("virtual", [1, 3, 4])
+def test_a_rank_alone_adds_up_each_gradient_as_soon_as_it_is_there(virtual, alone):
+    """The same tree, without ever holding the gradients of a virtual worker together."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(6, 6, bias=False) for _ in range(3)])
+    model = nn.Sequential(*layers)
+    root = shard(model, layers, data_mesh(local_device()))
+    parameters = list(model.parameters())
+    gradients = SummedInTree(root, parameters, gather_once=True)
+    inputs = torch.randn(virtual, 5, 6)
+    gradients.begin(virtual)
+    for number in range(virtual):
+        slot = MicroBatchSlot(number, True, number, closes=True)
+        gradients.backward(model(inputs[number]).square().sum(), slot, last=number == virtual - 1)
+        assert all(parameter.grad is None for parameter in parameters)
+    gradients.finish()
+    plain = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(3)))
+    with torch.no_grad():
+        for mine, theirs in zip(plain.parameters(), parameters, strict=True):
+            mine.copy_(theirs.full_tensor())
+    leaves = []
+    for number in range(virtual):
+        plain.zero_grad()
+        plain(inputs[number]).square().sum().backward()
+        leaves.append([each.grad.clone() for each in plain.parameters()])
+    for number, parameter in enumerate(parameters):
+        tree = TreeSum(virtual)
+        for leaf in range(virtual):
+            tree.add((leaf, leaf + 1), leaves[leaf][number])
+        assert torch.equal(parameter.grad.full_tensor(), tree.whole())

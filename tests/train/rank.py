@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from tuning_batches import Tuning
 
+from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig
 from trainrig.objectives import CausalLM
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
-from trainrig.parallel import numerics
+from trainrig.parallel import deterministic, numerics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, shard
 from trainrig.parallel.mesh import data_mesh, join_group, local_device
@@ -50,6 +52,7 @@ from trainrig.tokens.batches import (
 from trainrig.train import checkpoint, loop
 from trainrig.train.checkpoint import reader, saver
 from trainrig.train.checkpoint.manifest import CheckpointManifest
+from trainrig.train.checkpoint.tensor_file import tensor_file_name
 from trainrig.train.held_out import evaluate
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
@@ -231,12 +234,29 @@ def saved(job: TrainingJob, attempt: TrainingAttempt, limit: tuple[int, int] | N
     return ""
 
 
+def read_back(job: TrainingJob, attempt: TrainingAttempt, spoilt_by: int) -> tuple[str, str]:
+    """Save a fresh state, have rank `spoilt_by` spoil its file, read it all back; type and message
+    of what this rank raises."""
+    state = fresh_state(job, local_device())
+    saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
+    saver_here.save(state)
+    saver_here.finish()
+    if dist.get_rank() == spoilt_by:
+        (path,) = Path(job.folder).glob(f"checkpoints/*/*/{tensor_file_name(spoilt_by)}")
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    try:
+        saver_here.verify(lambda: None)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
 def refusal(job: TrainingJob, resume_from: str, seen_by: int | None = None) -> tuple[str, str]:
     """Type and message of what loading raises on this rank; `seen_by`: one that sees damage."""
     sound = reader.read_tensors
 
-    def read_tensors(path: str, tensors: Any) -> None:
-        sound(path, tensors)
+    def read_tensors(path: str, tensors: Any, manifest: CheckpointManifest) -> None:
+        sound(path, tensors, manifest)
         if dist.get_rank() == seen_by:
             raise checkpoint.DamagedCheckpoint(f"{path}: seen by rank {seen_by}")
 
@@ -248,6 +268,30 @@ def refusal(job: TrainingJob, resume_from: str, seen_by: int | None = None) -> t
     finally:
         reader.read_tensors = sound
     return "", ""
+
+
+def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
+    """The file, first byte and bytes of each read of the checkpoint that this rank asks its storage
+    for to resume; bytes 0: the whole file."""
+    asked: list[tuple[str, int, int]] = []
+    whole, part = storage.read, storage.read_into
+
+    def read(path: str) -> bytes:
+        asked.append((path, 0, 0))
+        return whole(path)
+
+    def read_into(path: str, begin: int, buffer: memoryview) -> int:
+        asked.append((path, begin, len(buffer)))
+        return part(path, begin, buffer)
+
+    state = fresh_state(job, local_device(), draw=False)
+    try:
+        storage.read, storage.read_into = read, read_into
+        checkpoint.load(resume_from, state, job, job.make_batches())
+    finally:
+        storage.read, storage.read_into = whole, part
+    there = (each for each in asked if each[0].startswith(resume_from))
+    return sorted((path.rpartition("/")[2], begin, size) for path, begin, size in there)
 
 
 def parts(job: TrainingJob) -> dict[str, int]:
@@ -430,6 +474,35 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
     return [p.grad.full_tensor().numpy() for p in parameters], gradients.norm(parameters)
 
 
+def under_way(layers: int) -> tuple[int, int, int]:
+    """Bytes of one of `layers` alike; the most bytes and the most units that were sent and not yet
+    added up in a backward pass, counted as each unit begins to be sent."""
+    most = [0, 0]
+    sound = deterministic._Unit._send
+
+    def send(unit: Any, *arguments: Any) -> Any:
+        made = sound(unit, *arguments)
+        waiting = [made, *(each._pending for each in unit._now.under_way)]
+        held = {t.data_ptr(): t.nbytes for each in waiting for t in (each.outgoing, each.incoming)}
+        most[:] = max(most[0], sum(held.values())), max(most[1], len(waiting))
+        return made
+
+    made = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(layers)])
+    model = nn.Sequential(*made)
+    root = shard(model, made, data_mesh(local_device()), gather_once=False)
+    gradients = SummedInTree(root, list(model.parameters()), gather_once=False)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    try:
+        deterministic._Unit._send = send  # type: ignore[method-assign]
+        gradients.begin(world)
+        slot = MicroBatchSlot(rank, True, rank, closes=True)
+        gradients.backward(model(torch.ones(1, 64)).sum(), slot, last=True)
+    finally:
+        deterministic._Unit._send = sound  # type: ignore[method-assign]
+    gradients.finish()
+    return 64 * 64 * 4, most[0], most[1]
+
+
 def agreed(mine: tuple[bool, ...]) -> bool:
     """What all ranks agree on, each of which says one of `mine`."""
     return StopConsensus(TIMEOUT).any(mine[dist.get_rank()])
@@ -448,7 +521,9 @@ def main() -> None:
         train,
         tensors,
         saved,
+        read_back,
         refusal,
+        requests,
         parts,
         held_out_loss,
         steps,
@@ -456,6 +531,7 @@ def main() -> None:
         tuning_steps,
         pace,
         sharded_gradient,
+        under_way,
         agreed,
         mesh,
     )

@@ -201,7 +201,7 @@ def test_the_place_of_the_damage_is_told_to_the_chunk(monkeypatch, tmp_path):
     monkeypatch.setattr(chunks_of_files, "CHUNK", 1_000)
     sums = write_file(str(path), memoryview(bytes(range(250)) * 20), first=10)
     assert sums.ends == (10, 1_010, 2_010, 3_010, 4_010, 5_000)
-    manifest = CheckpointManifest(step=20, attempt=1, files={path.name: sums})
+    manifest = CheckpointManifest(step=20, attempt=1, files={path.name: sums}, tensors={})
     path.with_name("manifest.json").write_bytes(manifest.encode())
     assert find_damage(str(path.parent)) is None
     flip(path, 2_345)

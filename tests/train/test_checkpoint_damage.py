@@ -10,6 +10,7 @@ import pytest
 
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
+from trainrig.manifest import digest
 from trainrig.parallel.mesh import local_device
 from trainrig.train.checkpoint import (
     DamagedCheckpoint,
@@ -195,29 +196,38 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("partitions", "said"),
     [
-        b"\x80\x04.",
-        b"{}",
-        b'{"__metadata__": {"DCP_SHARDING_INFO": "{}"}, "model.norm.weight": {"dtype": "F32"}}',
+        ([[1, 0, 16, 2]], "its index names a file that is not there"),
+        ([[0, 0, 20, 1], [1, 20, 12, 1]], "its index is of other files than are there"),
+        ([[0, 0, 16, 1], [1, 0, 16, 1]], "has rows 0 on behind row 16"),
+        ([[0, 0, 16, 1]], "has 16 rows of 32"),
+        ([[0, 0, 16, 0]], "greater than 0"),
     ],
 )
-def test_a_tensor_file_with_a_strange_header_is_refused_whatever_its_sums(header, alone, copy):
+def test_an_index_that_does_not_fit_its_files_is_refused_whatever_its_sums(
+    partitions, said, alone, copy
+):
     folder = at(copy.folder, 20)
-    data = len(header).to_bytes(8, "little") + header
-    sums = write_file(str(folder / TENSORS[0]), memoryview(data), first=len(data))
-    there = CheckpointManifest.read(str(folder))
-    strange = there.model_copy(update={"files": there.files | {TENSORS[0]: sums}})
-    (folder / "manifest.json").write_bytes(strange.encode())
-    with pytest.raises(DamagedCheckpoint, match="no tensor file as trainrig writes it"):
+    entries = json.loads((folder / "manifest.json").read_text())
+    del entries["sum"]
+    assert entries["tensors"]["model.norm.weight"]["partitions"] == [[0, 0, 16, 2]]
+    entries["tensors"]["model.norm.weight"]["partitions"] = partitions
+    (folder / "manifest.json").write_text(json.dumps(entries | {"sum": digest(entries)}))
+    with pytest.raises(DamagedCheckpoint, match=said):
         load(str(folder), fresh_state(copy, local_device()), copy, copy.make_batches())
 
 
-def test_a_checkpoint_of_another_format_says_which(copy):
+def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for_damaged(copy):
     path = at(copy.folder, 20) / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
-    assert find_damage(str(path.parent)) == (
-        f"{path}: of format 2, but this trainrig reads 4; use the trainrig that wrote it"
+    entries = json.loads(path.read_text()) | {"format": 4}
+    del entries["sum"], entries["tensors"]
+    path.write_text(json.dumps(entries | {"sum": digest(entries)}))
+    with pytest.raises(DataError) as refused:
+        newest_valid(RunFolder(copy.folder), thorough=False)
+    assert str(refused.value) == (
+        f"{path}: of format 4, but this trainrig reads 5; use the trainrig that wrote it, or "
+        "another `output`"
     )
 
 
@@ -245,7 +255,10 @@ def plant(folder, step, attempt, state=b"{}"):
     """Commit a checkpoint as a rank of `attempt` does."""
     target = folder_of(folder.checkpoints, step, attempt)
     sums = write_file(storage.join(target, "state.json"), memoryview(state))
-    commit(target, CheckpointManifest(step=step, attempt=attempt, files={"state.json": sums}))
+    commit(
+        target,
+        CheckpointManifest(step=step, attempt=attempt, files={"state.json": sums}, tensors={}),
+    )
     return target
 
 

@@ -70,6 +70,7 @@ def undisturbed(ranks, make_job, tmp_path_factory):
         "steps": STEPS,
         "held_out": {"every": 4, "rows": 4},
         "checkpoints": {"every": 5, "keep": 100},
+        "faults": {"grace": 1e-6},  # so short that ranks ask before each micro-batch
     }
     job = make_job(tmp_path_factory.mktemp("undisturbed"), training=training)
     assert attempt(1, job, ranks) == [STEPS]
@@ -98,6 +99,14 @@ def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, 
     assert weights(job) == weights(undisturbed)
     samples = trained_samples(RunFolder(undisturbed.folder))
     assert trained_samples(RunFolder(job.folder)) == samples
+
+
+def test_ranks_that_have_time_ask_each_other_once_a_step(ranks, make_job, tmp_path):
+    """Told in the middle of a step, they stop after it: the next question is before the next."""
+    job = make_job(tmp_path, training={"steps": STEPS, "held_out": {"rows": 0}})
+    # 2 micro-batches a step each: the eighth heartbeat is in the middle of the fourth step.
+    assert attempt(2, job, ranks, told=(1, "train", 8)) == [4, 4]
+    assert newest(job).step == 4
 
 
 # --- steps that no update can be made of

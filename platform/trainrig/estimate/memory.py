@@ -10,8 +10,9 @@ Bytes for N parameters in all, sliced over S devices, computed in b bytes (4, or
     gathered           b N                     parameters of the step (reshard = "step"), or of the
                                                root and two layers ("layer")
     summing            4 N                     while several micro-batches are added up, and in
-                                               deterministic mode 4 N log2(virtual workers a rank),
-                                               or what is sent and received at the end: 8 N
+                                               deterministic mode 4 N log2(virtual workers a rank)
+    sending            8 bytes                 in deterministic mode, of each of the three largest
+                                               parts gathered by themselves: what is sent, received
     activations        by layer and token      see `per_token`
     fleeting           b (V + 3 C) a token,    logits of a block (objectives/chunked_head.py) and
                        + 4 V C                 the slopes of the head's weight; or, if more,
@@ -47,6 +48,7 @@ from trainrig.train.run_file import Training
 MASTER = 4  # bytes of a float32
 HEAD_BLOCK = 2**26  # logits that are there at once at most
 RESERVE = 0.1  # of a device's memory
+UNITS_AT_ONCE = 3  # of parallel/deterministic.py: two on their way, and the one that begins
 
 
 @dataclass(frozen=True)
@@ -103,21 +105,23 @@ def step_memory(
     root, layer = _units(model)
     gathered = total if training.parallel.reshard == "step" else root + 2 * layer
     turns = math.ceil(global_batch / micro_batch / workers)
-    held, at_the_end, together = _summing(training, workers, turns)
-    # Activations are gone when what is sent and received at the end is at its most.
+    held, together = _summing(training, workers, turns)
     kept, in_a_layer = (tokens * each for each in per_token(model, training))
     fleeting = max(in_a_layer, _at_the_head(model, compute, tokens))
     passing = _passing(max(root, layer), compute, together)
+    # Partial sums are let go unit by unit as they are sent, so they are never beside all slices of
+    # the whole sum; activations are gone by then.
+    sending = _sending(root, layer, model.layers) if training.deterministic and workers > 1 else 0.0
     before = MASTER * trained * held + compute * gathered + kept + fleeting + passing
-    last = 0.0 if at_the_end and turns == 1 else passing
-    after = MASTER * trained * (at_the_end + 1 / sliced) + last
+    last = 0.0 if sending else passing
+    after = sending + last + MASTER * trained / sliced
     early = before >= after
     return Memory(
         weights=MASTER * total / sliced,
         optimizer=kept_by_optimizer / sliced,
         gradients=0.0 if early else MASTER * trained / sliced,
         gathered=compute * gathered if early else 0.0,
-        summing=MASTER * trained * (held if early else at_the_end),
+        summing=MASTER * trained * held if early else sending,
         activations=kept if early else 0.0,
         fleeting=fleeting if early else 0.0,
         passing=passing if early else last,
@@ -146,15 +150,20 @@ def _units(model: DecoderConfig) -> tuple[int, int]:
     return count(ends), max(count(layer) for layer in set(shapes.layers))
 
 
-def _summing(training: Training, workers: int, turns: int) -> tuple[float, float, bool]:
-    """Whole gradients held before the last backward pass, and after it; whether micro-batches are
-    added up where they were computed."""
+def _summing(training: Training, workers: int, turns: int) -> tuple[float, bool]:
+    """Whole gradients held before the last backward pass; whether micro-batches are added up where
+    they were computed."""
     if not training.deterministic:
-        return (1.0 if turns > 1 else 0.0), 0.0, turns > 1
+        return (1.0 if turns > 1 else 0.0), turns > 1
     virtual = min(math.ceil(training.virtual_workers / workers), turns)
     several = turns > virtual
-    held = math.ceil(math.log2(virtual)) + (1.0 if several else 0.0)
-    return held, (2.0 if workers > 1 else 0.0), several
+    return math.ceil(math.log2(virtual)) + (1.0 if several else 0.0), several
+
+
+def _sending(root: int, layer: int, layers: int) -> float:
+    """Bytes of the units on their way at a time, as they are sent and as they are received."""
+    largest = sorted([root, *[layer] * min(layers, UNITS_AT_ONCE)], reverse=True)[:UNITS_AT_ONCE]
+    return float(2 * MASTER * sum(largest))
 
 
 def per_token(model: DecoderConfig, training: Training) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 from trainrig import hardware, storage
+from trainrig.estimate.busy_workers import busy_share, describe_busy, sizes_after_losses
 from trainrig.estimate.cost import Cost, cost
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.memory import cache_memory, step_memory
@@ -59,6 +60,7 @@ def _takes(run: Pretraining, model: DecoderConfig, machine: DeviceChoice) -> dic
         "flops": flops,
         "flops_by_6nd": float(six_n_d(count.layers - count.idle, positions)),
         "device": f"{device} x {workers}, at {machine.assumed.utilisation:.0%} of the peak",
+        "at_work": _at_work(run, taken),
         "memory_per_device_gib": round(largest / 2**30, 3),
         "cache_of_a_sequence_gib": round(cache_memory(model, model.positions) / 2**30, 3),
         "hours": taken.hours,
@@ -72,6 +74,22 @@ def _emulated(machine: DeviceChoice, device: str, compute: str) -> bool:
     """Whether a core of this machine would compute in numbers that it has no hardware for."""
     here = machine.device is None and device in (hardware.CPU, hardware.CPU_WITHOUT_BFLOAT16)
     return here and compute == "bfloat16" and not hardware.cpu_has_bfloat16()
+
+
+def _at_work(run: Pretraining, taken: Cost) -> str:
+    """How many of the workers are, also without one and two of the nodes that are rented; of the
+    stage that keeps the fewest."""
+    workers = bounds(run.workers)
+    of_a_node = -(-workers.most // taken.machines) if taken.machines else 1
+    sizes = sizes_after_losses(workers.most, workers.least, of_a_node)
+    virtual = run.training.virtual_workers if run.training.deterministic else None
+    stage = min(
+        run.batches.resolved(),
+        key=lambda each: min(
+            busy_share(each.global_batch // each.micro_batch, virtual, size) for size in sizes
+        ),
+    )
+    return describe_busy(stage.global_batch, stage.micro_batch, virtual, sizes)
 
 
 def _rented(taken: Cost) -> str:

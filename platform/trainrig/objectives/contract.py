@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from numpy.typing import NDArray
 
 from trainrig.tokens.batches import Corruption, MicroBatch
 from trainrig.tokens.encoding.encode import Encoder
@@ -52,15 +54,21 @@ class DeviceBatch:
         device: torch.device,
         models: Mapping[str, nn.Module] | None = None,
     ) -> DeviceBatch:
-        """`micro` on `device`, beside `models`."""
+        """`micro` on `device`, beside `models`.
+
+        Copies to a GPU are queued behind its work: from memory that the driver keeps in place, and
+        torch keeps until the copy is done, so nobody waits for it.
+        """
         from torch import from_numpy
 
-        return cls(
-            {name: from_numpy(array).to(device) for name, array in micro.arrays.items()},
-            from_numpy(micro.samples).to(device),
-            from_numpy(micro.sources).to(device),
-            models or {},
-        )
+        def there(array: NDArray[Any]) -> Tensor:
+            tensor = from_numpy(array)
+            if device.type == "cuda":
+                return tensor.pin_memory().to(device, non_blocking=True)
+            return tensor.to(device)
+
+        arrays = {name: there(array) for name, array in micro.arrays.items()}
+        return cls(arrays, there(micro.samples), there(micro.sources), models or {})
 
 
 @dataclass(frozen=True)

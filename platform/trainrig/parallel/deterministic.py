@@ -7,14 +7,19 @@ sends each other the slice that that one keeps, one piece for every largest subt
 the receiver adds them where they belong in the tree. With as many ranks as virtual workers, or half
 as many, or a quarter …, that is one piece: as many bytes as a reduce-scatter sends.
 
-What it costs beside that: a rank with k virtual workers holds up to log2(k) + 1 whole gradients,
-and adds one up for each. One worker for four virtual ones takes 1.07 times as long for a step as
-without all this, two for two no longer (10.7M parameters, tests/benchmarks/test_data_parallel.py).
+What it costs beside that: a rank with k virtual workers holds up to log2(k) whole gradients while
+it adds up the last, unit by unit (a unit: what FSDP gathers together), and one more if a virtual
+worker has several micro-batches. What is sent and received is there for UNITS_UNDER_WAY units at a
+time: a unit is added up while those after it are sent. One worker for four virtual ones takes 1.07
+times as long for a step as without all this, two for two no longer (10.7M parameters,
+tests/benchmarks/test_data_parallel.py).
 """
 
+import functools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +31,9 @@ from trainrig.parallel.fsdp import units
 from trainrig.parallel.norm import exact_norm
 from trainrig.parallel.tree import Span, TreeSum, largest_subtrees
 from trainrig.tokens.batches import MicroBatchSlot, virtual_workers
+
+# Units that are sent at a time: the older is added up as soon as another has begun.
+UNITS_UNDER_WAY = 2
 
 
 class SummedInTree:
@@ -46,12 +54,17 @@ class SummedInTree:
             for module in (unit for model in self._models for unit in units(model)):
                 self._units.append(_Unit())
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
-        self._alone: TreeSum[_Together] = TreeSum(1)
+        # A rank alone is sent nothing: each parameter's gradient is added up as soon as it is there
+        # and never waits for those of the other units.
+        self._alone: list[TreeSum[Tensor]] = []
+        for number, parameter in enumerate([] if self._units else parameters):
+            take = functools.partial(self._take_own, number)
+            parameter.register_post_accumulate_grad_hook(take)
 
     def begin(self, virtual: int, measured: bool = False) -> None:
         """See parallel.fsdp.Gradients."""
         self._now = _Now(virtual, dist.get_world_size(), measured)
-        self._alone = TreeSum(virtual)
+        self._alone = [TreeSum(virtual) for _ in self._parameters]
         for unit in self._units:
             unit.begin(self._now)
 
@@ -62,20 +75,19 @@ class SummedInTree:
             model.set_requires_gradient_sync(slot.closes or last)
             model.set_reshard_after_backward(last or not self._gather_once)
         torch.autograd.backward(loss)
-        if not self._units:
-            self._take_own(slot)
-        elif slot.closes and not last:
-            self._forget()  # the units have what they need of it
+        if self._units and slot.closes and not last:
+            for parameter in self._parameters:  # the units have what they need of it
+                parameter.grad = None
 
     def finish(self) -> None:
         """See parallel.fsdp.Gradients."""
-        sent = [unit for unit in self._units if unit.has_sent]  # not those without parameters
-        assert sent or not self._units, "torch asks for no reduce-scatter any more"
-        for unit in sent:
-            unit.finish()
+        assert self._now.sent or not self._units, "torch asks for no reduce-scatter any more"
+        while self._now.under_way:
+            self._now.under_way.popleft().finish()
         if not self._units:
-            for parameter, whole in zip(self._parameters, self._alone.whole().tensors, strict=True):
-                parameter.grad = _like(parameter, whole)
+            for parameter, tree in zip(self._parameters, self._alone, strict=True):
+                parameter.grad = _like(parameter, tree.whole())
+            self._alone = []
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See parallel.fsdp.Gradients."""
@@ -87,40 +99,19 @@ class SummedInTree:
             return None
         device = self._parameters[0].device
         total = torch.zeros((), dtype=torch.float64, device=device)
-        for square in self._now.squares:
+        for _, square in sorted(self._now.squares.items()):
             total += square
         if self._units:
             dist.all_reduce(total)
         return float(total) / self._now.virtual
 
-    def _take_own(self, slot: MicroBatchSlot) -> None:
-        """A rank alone is sent nothing: what it has is whole, parameter by parameter."""
-        if slot.closes:
-            gradients = [_local(parameter) for parameter in self._parameters]
-            self._now.measure(gradients)
-            self._alone.add((slot.virtual, slot.virtual + 1), _Together(gradients))
-            self._forget()
-
-    def _forget(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
-
-@dataclass
-class _Together:
-    """Tensors that are added up one by one."""
-
-    tensors: list[Tensor]
-
-    def add_(self, other: Self, /) -> Self:
-        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
-            mine.add_(theirs)
-        return self
-
-
-def _local(parameter: nn.Parameter) -> Tensor:
-    assert isinstance(parameter.grad, DTensor), "a parameter that no micro-batch uses"
-    return parameter.grad.to_local()
+    def _take_own(self, number: int, parameter: Tensor) -> None:
+        """FSDP has left the gradient of a virtual worker with `parameter`, of this `number`."""
+        assert isinstance(parameter.grad, DTensor)
+        gradient, slot = parameter.grad.to_local(), self._now.slot
+        parameter.grad = None
+        self._now.measure(gradient, (slot.virtual, number))
+        self._alone[number].add((slot.virtual, slot.virtual + 1), gradient)
 
 
 def _like(parameter: nn.Parameter, local: Tensor) -> DTensor:
@@ -140,7 +131,10 @@ class _Now:
 
     def __init__(self, virtual: int, world: int, measured: bool = False) -> None:
         self.virtual, self.measured = virtual, measured
-        self.squares: list[Tensor] = []  # of the norms of what was added up
+        # Of the norms of what was added up; added themselves in the order of their keys.
+        self.squares: dict[tuple[int, int], Tensor] = {}
+        self.under_way: deque[_Unit] = deque()  # units that were not added up yet, oldest first
+        self.sent = 0  # units
         self.spans: list[list[Span]] = [
             largest_subtrees(*virtual_workers(virtual, rank, world), virtual)
             for rank in range(world)
@@ -148,11 +142,11 @@ class _Now:
         self.slot = MicroBatchSlot(0, False, 0, closes=False)
         self.last = False
 
-    def measure(self, gradients: Sequence[Tensor]) -> None:
-        """`gradients` are part of what a virtual worker adds to the sum."""
+    def measure(self, gradient: Tensor, key: tuple[int, int] | None = None) -> None:
+        """`gradient` is part of what a virtual worker adds to the sum."""
         if self.measured:
-            norms = (torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients)
-            self.squares += [norm.square() for norm in norms]
+            norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
+            self.squares[key or (0, len(self.squares))] = norm.square()
 
 
 class _Unit:
@@ -192,12 +186,17 @@ class _Unit:
             input_tensor.record_stream(torch.cuda.current_stream())
         if self._now.slot.real:
             virtual = self._now.slot.virtual
-            self._now.measure([input_tensor])
+            self._now.measure(input_tensor)
             self._mine.add((virtual, virtual + 1), input_tensor)
         # Whoever takes it before `finish` has filled it shall see.
         output_tensor.fill_(torch.nan)
         if self._now.last:
             self._pending = self._send(output_tensor, input_tensor, group)
+            self._mine = TreeSum(1)  # what is sent is all that is left of it
+            self._now.sent += 1
+            self._now.under_way.append(self)
+            while len(self._now.under_way) > UNITS_UNDER_WAY:
+                self._now.under_way.popleft().finish()
 
     def _send(self, output: Tensor, like: Tensor, group: dist.ProcessGroup) -> "_Pending":
         assert self._now is not None
@@ -219,11 +218,6 @@ class _Unit:
         )
         return _Pending(work, outgoing, incoming, output)
 
-    @property
-    def has_sent(self) -> bool:
-        """Whether FSDP asked for the last reduce-scatter of the step."""
-        return self._pending is not None
-
     def finish(self) -> None:
         """Add up what came, into what FSDP was given."""
         assert self._pending is not None and self._now is not None
@@ -233,7 +227,7 @@ class _Unit:
         for span, piece in zip(spans, self._pending.incoming, strict=True):
             tree.add(span, piece)
         self._pending.output.copy_(tree.whole())
-        self._pending, self._mine = None, TreeSum(1)
+        self._pending = None
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """The devices of a run, as axes with names."""
 
+import os
 import socket
 import time
 from datetime import timedelta
@@ -8,6 +9,8 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trainrig.errors import ClusterError
 
 DATA_AXIS = "data"
 REPLICA_AXIS = "replica"
@@ -23,10 +26,22 @@ def local_device() -> torch.device:
     return torch.device("cpu")
 
 
-def use_device(number: int) -> None:
-    """Let this process's GPU be the one of this number, if there are any."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(number)
+def use_device(number: int | None) -> None:
+    """Let this process's GPU be the one of this number; None: it was given none of its own.
+
+    Raises ClusterError if it is not there: a rank that went on would train on its CPU unsaid, and
+    the others wait for it.
+    """
+    if number is None:
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if number >= count:
+        raise ClusterError(
+            f"{socket.gethostname()}: this rank was given GPU {number}, and CUDA sees {count} here "
+            "(CUDA_VISIBLE_DEVICES="
+            f"'{os.environ.get('CUDA_VISIBLE_DEVICES', '')}'); is it lost? See nvidia-smi and dmesg"
+        )
+    torch.cuda.set_device(number)
 
 
 def data_mesh(device: torch.device) -> DeviceMesh:

@@ -7,7 +7,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-CHUNK_ELEMENTS = 2**18  # of a gradient at once: 2 MiB of float64 stay in a core's cache
+# Of a gradient at once: 2 MiB of float64 stay in a core's cache. An accelerator is rather asked for
+# few large things: half a GiB, for as short as one parameter takes.
+CHUNK_ELEMENTS = {"cpu": 2**18}
+ELSEWHERE = 2**26
 
 
 def exact_norm(parameters: Sequence[nn.Parameter]) -> float:
@@ -42,7 +45,8 @@ def row_sums(gradient: Tensor) -> Tensor:
     if not len(gradient):
         return gradient.new_zeros(0, dtype=torch.float64)
     flat_RC = gradient.reshape(len(gradient), -1)
-    rows = max(1, CHUNK_ELEMENTS // flat_RC.shape[1])
+    at_once = CHUNK_ELEMENTS.get(gradient.device.type, ELSEWHERE)
+    rows = max(1, at_once // flat_RC.shape[1])
     return torch.cat([_row_sums(rows_RC) for rows_RC in torch.split(flat_RC, rows)])
 
 

@@ -2,6 +2,9 @@
 
 import os
 import platform
+import re
+from importlib import metadata
+from pathlib import Path
 
 import torch
 
@@ -16,6 +19,10 @@ def settle(threads: int, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
     # It would also fill all fresh memory with NaN, which costs time; nothing here reads any.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # Sums of products of bfloat16 and float16 are float32 all the way, as docs/training.md says:
+    # torch's default lets cuBLAS add up the parts of a split sum in the narrow type.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
 
@@ -32,10 +39,32 @@ def fingerprint() -> dict[str, str]:
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "float32_products": torch.get_float32_matmul_precision(),
     }
+    products = torch.backends.cuda.matmul
+    found["narrow_sums"] = str(products.allow_bf16_reduced_precision_reduction)
     if cuda:
         found["cuda"] = str(torch.version.cuda)
         found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        found["driver"] = _driver()
+        found["triton"] = _triton()
     return found
+
+
+def _driver() -> str:
+    """The version of NVIDIA's kernel module."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    found = re.search(r"Kernel Module\D*([\d.]+)", text)
+    return found[1] if found else "unknown"
+
+
+def _triton() -> str:
+    """The version of what compiled layers are made of there."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def changes(before: dict[str, str], now: dict[str, str]) -> str:

@@ -1,9 +1,15 @@
 """What all ranks decide together, though only some of them may know of it."""
 
+import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+# Of the time that a stop may take: between two questions whether one is wanted. The rest is for the
+# micro-batch under way, and to save.
+BETWEEN_QUESTIONS = 0.25
 
 
 class StopConsensus:
@@ -15,13 +21,62 @@ class StopConsensus:
 
     def __init__(self, timeout: timedelta) -> None:
         """Every rank must call it. A rank that is not heard for `timeout` is taken for dead."""
-        self._alone = dist.get_world_size() == 1
-        self._group = None if self._alone else dist.new_group(backend="gloo", timeout=timeout)
+        self.alone = dist.get_world_size() == 1
+        self._group = None if self.alone else dist.new_group(backend="gloo", timeout=timeout)
 
     def any(self, mine: bool) -> bool:
         """Whether any rank says yes; every rank must ask."""
-        if self._alone:
-            return mine
-        answer = torch.tensor(int(mine))
+        return self.any_and_most(mine, 0.0)[0]
+
+    def any_and_most(self, mine: bool, number: float) -> tuple[bool, float]:
+        """Whether any rank says yes, and the largest `number` of all; every rank must ask."""
+        if self.alone:
+            return mine, number
+        answer = torch.tensor([float(mine), number], dtype=torch.float64)
         dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._group)
-        return bool(answer)
+        found, most = answer.tolist()
+        return bool(found), most
+
+
+class StopQuestions:
+    """Asks all ranks whether to stop: once a step, and in long steps so often that a stop takes no
+    longer than it may.
+
+    A question is a collective of all ranks, through the host: before each micro-batch, a thousand
+    ranks would wait for each other as often. How often they ask follows from what they agreed on
+    before, the seconds of the slowest: so all ask before the same micro-batches.
+    """
+
+    def __init__(
+        self,
+        consensus: StopConsensus,
+        within: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`within`: seconds that a stop may take."""
+        self._consensus, self._between, self._clock = consensus, within * BETWEEN_QUESTIONS, clock
+        self._step: int | None = None
+        self._began = 0.0
+        self._micro_batches = 0  # of this step so far
+        self._since = 0  # micro-batches since the last question
+        self._every = 1  # micro-batches between two; until a step was measured, each is asked for
+
+    def ask(self, step: int, mine: bool) -> bool:
+        """Whether any rank wants to stop; every rank must call it before each micro-batch of
+        `step`."""
+        if self._consensus.alone:
+            return mine
+        seconds, before = 0.0, 0
+        if first := step != self._step:
+            now, before = self._clock(), self._micro_batches
+            seconds = now - self._began if before else 0.0
+            self._step, self._began, self._micro_batches = step, now, 0
+        self._micro_batches += 1
+        self._since += 1
+        if not first and self._since < self._every:
+            return False
+        self._since = 0
+        answer, slowest = self._consensus.any_and_most(mine, seconds)
+        if before:
+            self._every = max(1, int(self._between * before / max(slowest, 1e-9)))
+        return answer

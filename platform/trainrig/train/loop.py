@@ -11,7 +11,7 @@ from trainrig.parallel import numerics
 from trainrig.parallel.float8 import check_float8
 from trainrig.parallel.mesh import local_device
 from trainrig.parallel.precision import set_products
-from trainrig.parallel.stop_consensus import StopConsensus
+from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.tokens.batches import Batches, BatchMaker, DataHistory, read_local_batch
 from trainrig.tokens.mixing.prefetch import Prefetch
@@ -94,8 +94,13 @@ def train(
         return checkpoint.roll_back(job, attempt, state, spike) is not None
 
     scores = RunScores(job, attempt, agreement, agreed_to_stop, saver.settle)
-    agreed = functools.partial(agreed_to_stop, "train")
-    stepper = Stepper(job, made.sources, state, agreed)
+    questions = StopQuestions(agreement, training.faults.grace)
+
+    def agreed_in_step() -> bool:
+        heartbeats.heartbeat(state.step, "train")
+        return questions.ask(state.data_step, heartbeats.stop_wanted())
+
+    stepper = Stepper(job, made.sources, state, agreed_in_step)
     virtual = training.virtual_workers if training.deterministic else None
     batches: Batches
     if isinstance(made, BatchMaker):
@@ -147,6 +152,8 @@ def train(
     if saved < state.step and not rolled_back:
         save()
     saver.finish()
+    if state.step == training.steps or then is Next.END:
+        saver.verify(lambda: heartbeats.heartbeat(state.step, "save"))
     if state.step == training.steps:  # now or never, as the held-out loss
         scores.ask_workers(state.step, to_the_end=True)
     if state.step == training.steps or then is Next.END:

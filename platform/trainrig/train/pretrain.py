@@ -319,7 +319,13 @@ def finish(
     return stage.finish(counts, _sums(stage, outcome.checkpoint.path))
 
 
-def _sums(stage: Stage, checkpoint: str) -> dict[str, FileSum]:
+def _sums(stage: Stage, path: str) -> dict[str, FileSum]:
     """Of the last checkpoint alone: events and metrics hold times, which no fingerprint should."""
-    paths = [*storage.list_files(checkpoint), stage.path("run.toml")]
-    return {path.removeprefix(f"{stage.folder}/"): manifest.file_sum(path) for path in paths}
+    found = checkpoint.verified_sums(path) or {}
+    known = {storage.join(path, name): each for name, each in found.items()}
+    files = [*storage.list_files(path), stage.path("run.toml")]
+    return {
+        file.removeprefix(f"{stage.folder}/"): known.get(file) or manifest.file_sum(file)
+        for file in files
+        if file != storage.join(path, checkpoint.VERIFIED)  # not of every last checkpoint
+    }

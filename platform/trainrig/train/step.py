@@ -72,7 +72,7 @@ class Stepper:
         agreed_to_stop: Callable[[], bool],
     ) -> None:
         """`sources`: of the batches. `agreed_to_stop` is called before each micro-batch and answers
-        all ranks alike."""
+        all ranks alike; how often it asks them is its own to know."""
         assert isinstance(state.model, FSDPModule)
         self._objective, self._sources, self._beside = job.objective, tuple(sources), job.trained
         training = job.training
@@ -302,9 +302,11 @@ def _clip(parameters: Sequence[nn.Parameter], norm: float, most: float) -> None:
 
 
 def _multiply_gradients(parameters: Sequence[nn.Parameter], factor: float) -> None:
+    gradients = []
     for parameter in parameters:
         assert isinstance(parameter.grad, DTensor)
-        parameter.grad.to_local().mul_(factor)
+        gradients.append(parameter.grad.to_local())
+    torch._foreach_mul_(gradients, factor)  # few kernels for all of them, on an accelerator
 
 
 def _step(optimizer: OptimizerSet, rate: float) -> None:

@@ -39,6 +39,23 @@ def test_lost_connections_alone_are_nobodys_own():
     assert failure.exception is None
 
 
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ("NCCL error in: Work.cpp:31, ncclRemoteError: A call failed possibly due to a network", 1),
+        ("NCCL communicator was aborted on rank 1.", 1),
+        ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", 1),
+        ("ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1 (run with NCCL_DEBUG)", 0),
+        ("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", 0),
+        ("ProcessGroupNCCL is only supported with GPUs, no GPUs found!", 0),
+    ],
+)
+def test_a_ranks_own_mistake_with_nccl_is_not_taken_for_the_loss_of_another(said, lost):
+    failure = find_cause({0: RuntimeError(said)}, {}, {}, 3)
+    assert (failure.exception is None) == bool(lost)
+    assert (said in failure.problem) != bool(lost)
+
+
 def test_what_the_user_must_mend_is_raised():
     with pytest.raises(DataError, match="tokens: gone"):
         find_cause({0: BROKEN, 1: DataError("tokens: gone")}, {0: "killed"}, {}, 3)

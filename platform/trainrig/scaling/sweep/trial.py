@@ -22,7 +22,7 @@ from trainrig.config import to_toml
 from trainrig.config.absolute_paths import with_absolute_paths
 from trainrig.errors import ClusterError, Diverged, Unfinished
 from trainrig.manifest import Stage
-from trainrig.parallel.mesh import join_group, use_device
+from trainrig.parallel.mesh import join_group
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY
 from trainrig.scaling.sweep.run_file import Sweep
@@ -229,7 +229,6 @@ def check_sane(job: TrainingJob) -> None:
 @contextlib.contextmanager
 def only_rank() -> Iterator[None]:
     """This process as a group of one, for as long as the block runs."""
-    use_device(0)
     with tempfile.TemporaryDirectory(prefix="trainrig-trial-") as rendezvous:
         join_group(0, 1, f"file://{rendezvous}/store", timedelta(minutes=5))
         try:

@@ -5,6 +5,7 @@
         state.json  tokenizer.json  brought.json       all that is no tensor
         manifest.json                                  created last: the sums of the rest
         damaged.json                                   by a rank that found it so, to its successors
+        verified.json                                  of a run's last: the ranks read it back
 
 No file of a checkpoint holds anything that could be executed. The manifest is the truth: a folder
 without one is no checkpoint, and one whose bytes do not match it is passed over for the one before.
@@ -30,6 +31,7 @@ from trainrig.train.checkpoint.found import (
     tokenizer_files,
 )
 from trainrig.train.checkpoint.manifest import Checkpoint, committed, find_damage, newest_valid
+from trainrig.train.checkpoint.verification import VERIFIED, verified_sums
 
 if TYPE_CHECKING:
     from trainrig.train.checkpoint.adapter import OpenAdapter, load_base
@@ -70,6 +72,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "VERIFIED",
     "Checkpoint",
     "CheckpointModel",
     "DamagedCheckpoint",
@@ -97,6 +100,7 @@ __all__ = [
     "resolve",
     "roll_back",
     "tokenizer_files",
+    "verified_sums",
     "watch_for_spikes",
     "write_adapter",
     "write_model",

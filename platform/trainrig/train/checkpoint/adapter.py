@@ -23,7 +23,7 @@ from trainrig.models.lora.layers import (
 )
 from trainrig.parallel.norm import row_sums
 from trainrig.train.checkpoint.adapter_entries import check_base
-from trainrig.train.checkpoint.found import read_entries
+from trainrig.train.checkpoint.found import OpenedCheckpoint
 from trainrig.train.checkpoint.reader import (
     HEAD,
     check_start,
@@ -31,6 +31,7 @@ from trainrig.train.checkpoint.reader import (
     lacks_head,
     read_tensors,
     read_together,
+    told_by_first,
 )
 from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.state import TrainState
@@ -45,15 +46,20 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
     adapter = job.adapter
     assert adapter is not None
 
-    def read() -> None:
+    def read_base() -> OpenedCheckpoint:
         check_base(adapter)
-        entries = read_entries(adapter.base)
-        check_start(adapter.base, entries, job.model)
-        fresh = {HEAD} if lacks_head(entries, job.model) else set()
+        return OpenedCheckpoint.read(adapter.base)
+
+    opened = told_by_first(adapter.base, read_base)
+
+    def read() -> None:
+        check_start(adapter.base, opened.entries, job.model)
+        fresh = {HEAD} if lacks_head(opened.entries, job.model) else set()
         if fresh:
             draw_head(state.model, job.model, job.training.seed)
         for names in _by_layer(state.model).values():
-            _read_frozen(adapter, state.model, [name for name in names if name not in fresh])
+            read_names = [name for name in names if name not in fresh]
+            _read_frozen(opened, state.model, read_names)
 
     read_together(adapter.base, read)
 
@@ -70,13 +76,14 @@ def _by_layer(model: nn.Module) -> dict[str, list[str]]:
 
 
 @torch.no_grad()
-def _read_frozen(adapter: Adapter, model: nn.Module, names: list[str]) -> None:
+def _read_frozen(opened: OpenedCheckpoint, model: nn.Module, names: list[str]) -> None:
     parameters = dict(model.named_parameters())
     whole = {
         name: parameters[name] if _is_float32(parameters[name]) else _float32(parameters[name])
         for name in names
     }
-    read_tensors(adapter.base, {f"model.{name}": value for name, value in whole.items()})
+    wanted = {f"model.{name}": value for name, value in whole.items()}
+    read_tensors(opened.path, wanted, opened.manifest)
     for name, value in whole.items():
         path, _, last = name.rpartition(".")
         local = _local(value)

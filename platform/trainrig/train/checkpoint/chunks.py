@@ -2,8 +2,10 @@
 
 import errno
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,8 @@ CHUNK = 16 * 2**20  # bytes under one sum, at most: what a reader holds to check
 READERS = 4
 
 Bytes = NDArray[np.uint8]
+Chunk = tuple[int, int, str]  # where it begins and ends in its file, and its sum
+Item = TypeVar("Item")
 
 
 class DamagedCheckpoint(ClusterError):
@@ -36,7 +40,7 @@ class FileChunks(BaseModel):
         """Size of the file."""
         return self.ends[-1] if self.ends else 0
 
-    def chunks(self) -> Iterator[tuple[int, int, str]]:
+    def chunks(self) -> Iterator[Chunk]:
         """(begin, end, sum) of each chunk."""
         yield from zip((0, *self.ends), self.ends, self.sha256, strict=False)
 
@@ -80,16 +84,21 @@ def read_file(path: str, wanted: FileChunks) -> bytes:
     return b"".join(read_chunk(path, *chunk).tobytes() for chunk in wanted.chunks())
 
 
-def verify_file(path: str, wanted: FileChunks) -> str | None:
-    """What is wrong with the bytes of `path`, in words; None if nothing is."""
-
-    def check(chunk: tuple[int, int, str]) -> None:
-        read_chunk(path, *chunk)
-
+def find_damaged_chunk(wanted: Iterable[tuple[str, Chunk]]) -> str | None:
+    """What is wrong with the first of the chunks of files (by path) that is, in words; None if
+    nothing is. So many are read at a time as one reader can, whichever files they are of."""
     try:
         with ThreadPoolExecutor(READERS) as pool:
-            for _ in pool.map(check, wanted.chunks()):
-                pass
+            for begun in batched(wanted, 8 * READERS):
+                for _ in pool.map(lambda each: len(read_chunk(each[0], *each[1])), begun):
+                    pass
     except DamagedCheckpoint as damage:
         return str(damage)
     return None
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """`items` in lists of `size`, the last of which may be shorter."""
+    rest = iter(items)
+    while some := list(itertools.islice(rest, size)):
+        yield some

@@ -5,7 +5,8 @@ import logging
 import re
 import tomllib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from trainrig import storage
 from trainrig.config import build
@@ -31,14 +32,43 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.records import find_best
 
 BEST = "best"
+WEIGHTS = ("model.", "adapter.")  # what the names of a model's own tensors begin with
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenedCheckpoint:
+    """A checkpoint whose manifest and small files were read, each once, and checked."""
+
+    path: str
+    manifest: CheckpointManifest
+    entries: Mapping[str, Any]  # all that it holds besides tensors and the tokenizer
+    tokenizer: str  # the text of its tokenizer.json
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        """That at `path`. Raises DamagedCheckpoint."""
+        manifest = CheckpointManifest.read(path)
+        entries = json.loads(_read_small(path, STATE, manifest))
+        return cls(path, manifest, entries, _read_small(path, TOKENIZER, manifest).decode())
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The sizes of its model."""
+        return read_settings(self.entries, storage.join(self.path, STATE))
+
+    def read_beside(self) -> TokenizerFiles:
+        """Its tokenizer, with the files that that was brought with. Raises DamagedCheckpoint."""
+        beside: dict[str, str] = {}
+        if BROUGHT in self.manifest.files:
+            beside = json.loads(_read_small(self.path, BROUGHT, self.manifest))
+        return TokenizerFiles(self.tokenizer, beside, storage.join(self.path, TOKENIZER))
 
 
 def describe(checkpoint: str) -> tuple[DecoderConfig, str]:
     """The sizes of the model at `checkpoint`, and the text of its tokenizer.json."""
-    where = storage.join(checkpoint, STATE)
-    config = read_settings(read_entries(checkpoint), where)
-    return config, read_small(checkpoint, TOKENIZER).decode()
+    opened = OpenedCheckpoint.read(checkpoint)
+    return opened.config, opened.tokenizer
 
 
 def read_settings(entries: Mapping[str, Any], where: str) -> DecoderConfig:
@@ -49,11 +79,7 @@ def read_settings(entries: Mapping[str, Any], where: str) -> DecoderConfig:
 
 def tokenizer_files(checkpoint: str) -> TokenizerFiles:
     """The tokenizer of the model at `checkpoint`, with the files that it was brought with."""
-    text = read_small(checkpoint, TOKENIZER).decode()
-    beside: dict[str, str] = {}
-    if BROUGHT in CheckpointManifest.read(checkpoint).files:
-        beside = json.loads(read_small(checkpoint, BROUGHT))
-    return TokenizerFiles(text, beside, storage.join(checkpoint, TOKENIZER))
+    return OpenedCheckpoint.read(checkpoint).read_beside()
 
 
 def content_key(checkpoint: str) -> str:
@@ -62,21 +88,25 @@ def content_key(checkpoint: str) -> str:
     return digest({name: list(chunks.sha256) for name, chunks in files.items()})
 
 
-def resolve(path: str) -> str:
+def resolve(path: str, verify: bool = True) -> str:
     """The folder of the newest whole checkpoint at or below `path`; of RUN/best, the run's best
-    one. Raises DataError."""
+    one. Raises DataError.
+
+    Of the tensors, the weights alone are read and checked, as whoever uses a model reads nothing
+    else; without `verify` not even these, for whoever checks what it reads.
+    """
     path = path.rstrip("/")
     if storage.exists(storage.join(path, STATE)):  # the files themselves, wherever they lie
-        if damage := find_damage(path):
+        if damage := find_damage(path, verify, WEIGHTS):
             raise DataError(f"{path}: a damaged checkpoint ({damage}); name its run folder instead")
         return path
     if path == BEST or path.endswith(f"/{BEST}"):
-        return _best(path.removesuffix(BEST).rstrip("/") or ".")
+        return _best(path.removesuffix(BEST).rstrip("/") or ".", verify)
     run, below = path, ""
     if inside := re.fullmatch(r"(?:(.*)/)?(checkpoints(?:/step_\d+)?)", path):
         run = "." if inside[1] is None else inside[1]
         below = storage.join(run, inside[2])
-    found, damages = newest_valid(RunFolder(run), below)
+    found, damages = newest_valid(RunFolder(run), below, verify, kinds=WEIGHTS)
     for damage in damages:
         log.warning("passed over a damaged checkpoint: %s", damage)
     if found is None:
@@ -87,7 +117,7 @@ def resolve(path: str) -> str:
     return found.path
 
 
-def _best(run: str) -> str:
+def _best(run: str, verify: bool) -> str:
     """The best checkpoint of the run in the folder `run`, by the score that its run file names.
     Raises DataError."""
     path = storage.join(run, "run.toml")
@@ -105,7 +135,7 @@ def _best(run: str) -> str:
     if best is None:
         raise DataError(f"{run}: no checkpoint of it that is still there has been scored")
     found = there[best.step, best.attempt]
-    if damage := find_damage(found):
+    if damage := find_damage(found, verify, WEIGHTS):
         raise DataError(f"{found}: the best checkpoint is damaged ({damage})")
     return found
 
@@ -151,7 +181,11 @@ def read_entries(checkpoint: str) -> dict[str, Any]:
 
 def read_small(checkpoint: str, name: str) -> bytes:
     """All bytes of one of the small files of `checkpoint`, checked. Raises DamagedCheckpoint."""
-    chunks = CheckpointManifest.read(checkpoint).files.get(name)
+    return _read_small(checkpoint, name, CheckpointManifest.read(checkpoint))
+
+
+def _read_small(checkpoint: str, name: str, manifest: CheckpointManifest) -> bytes:
+    chunks = manifest.files.get(name)
     if chunks is None:
         raise DamagedCheckpoint(f"{storage.join(checkpoint, name)}: not in the manifest")
     return read_file(storage.join(checkpoint, name), chunks)

@@ -10,12 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trainrig import storage
-from trainrig.errors import ClusterError
+from trainrig.errors import ClusterError, DataError
 from trainrig.manifest import digest
-from trainrig.train.checkpoint.chunks import DamagedCheckpoint, FileChunks, verify_file
+from trainrig.train.checkpoint.chunks import (
+    Chunk,
+    DamagedCheckpoint,
+    FileChunks,
+    find_damaged_chunk,
+)
+from trainrig.train.checkpoint.index import IndexedTensor, plan_reads
 from trainrig.train.run.run_folder import RunFolder
 
-FORMAT: Literal[4] = 4
+FORMAT: Literal[5] = 5
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TOKENIZER = "tokenizer.json"
@@ -38,14 +44,21 @@ def _named_as_ours(name: str) -> str:
 
 
 class CheckpointManifest(BaseModel):
-    """The sums of all other files of a checkpoint. It also holds a sum of itself."""
+    """The sums of all other files of a checkpoint, and where its tensors lie in them. It also
+    holds a sum of itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[4] = FORMAT
+    format: Literal[5] = FORMAT
     step: int
     attempt: int
     files: dict[Annotated[str, AfterValidator(_named_as_ours)], FileChunks]
+    tensors: dict[str, IndexedTensor]
+
+    @property
+    def tensor_files(self) -> list[str]:
+        """The names of the files with tensors, in the order in which the index numbers them."""
+        return sorted(name for name in self.files if name.endswith(SUFFIX))
 
     def encode(self) -> bytes:
         """The bytes of the file."""
@@ -54,7 +67,8 @@ class CheckpointManifest(BaseModel):
 
     @classmethod
     def read(cls, folder: str) -> "CheckpointManifest":
-        """That of the checkpoint in `folder`. Raises DamagedCheckpoint."""
+        """That of the checkpoint in `folder`. Raises DamagedCheckpoint; DataError if it is whole
+        and of another format."""
         path = storage.join(folder, MANIFEST)
         try:
             entries = json.loads(storage.read(path))
@@ -64,13 +78,13 @@ class CheckpointManifest(BaseModel):
             raise DamagedCheckpoint(f"{path}: gone, or never written") from None
         except (ValueError, AttributeError):
             raise DamagedCheckpoint(f"{path}: torn") from None
-        if found != FORMAT:
-            raise DamagedCheckpoint(
-                f"{path}: of format {found}, but this trainrig reads {FORMAT}; use the trainrig "
-                "that wrote it"
-            )
         if right != digest(entries):
             raise DamagedCheckpoint(f"{path}: other bytes than were written")
+        if found != FORMAT:
+            raise DataError(
+                f"{path}: of format {found}, but this trainrig reads {FORMAT}; use the trainrig "
+                "that wrote it, or another `output`"
+            )
         try:
             return cls.model_validate(entries)
         except ValidationError as error:
@@ -100,14 +114,19 @@ def commit(target: str, manifest: CheckpointManifest) -> None:
 
 
 def newest_valid(
-    folder: RunFolder, below: str = "", thorough: bool = True, copy: str | None = None
+    folder: RunFolder,
+    below: str = "",
+    thorough: bool = True,
+    copy: str | None = None,
+    kinds: tuple[str, ...] | None = None,
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint of the run that is whole, and what was wrong with newer ones.
 
-    With `below`, only those in that folder are looked at. `thorough` reads and checks every byte;
-    without, it is enough that the files of tensors are there, as long as they should be, and that
-    no rank has marked the checkpoint as damaged: who loads it checks the rest. In `copy`, where the
-    run keeps a second copy of each, one is looked for only if there is none in the run folder.
+    With `below`, only those in that folder are looked at. `thorough` reads and checks every byte,
+    of the tensors those alone whose names begin with one of `kinds`, if these are given; without,
+    it is enough that the files of tensors are there, as long as they should be, and that no rank
+    has marked the checkpoint as damaged: who loads it checks the rest. In `copy`, where the run
+    keeps a second copy of each, one is looked for only if there is none in the run folder.
     """
     newest: Checkpoint | None = None
     damages: list[str] = []
@@ -115,7 +134,7 @@ def newest_valid(
         for path, step, number in committed(folder, place):
             if not path.startswith(below):
                 continue
-            damage = find_damage(path, thorough)
+            damage = find_damage(path, thorough, kinds)
             if damage is None:
                 newest = Checkpoint(path, step, number)
                 break
@@ -160,10 +179,14 @@ def committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, int]]:
             yield path, step, number
 
 
-def find_damage(path: str, thorough: bool = True) -> str | None:
-    """What is wrong with the checkpoint at `path`, in words; None if it is whole.
+def find_damage(
+    path: str, thorough: bool = True, kinds: tuple[str, ...] | None = None
+) -> str | None:
+    """What is wrong with the checkpoint at `path`, in words; None if it is whole. Raises DataError
+    if it is of another format.
 
-    Unless `thorough`, the bytes of the tensors are not read, only counted.
+    Unless `thorough`, the bytes of the tensors are not read, only counted; `kinds`: what the names
+    of those begin with that are.
     """
     try:
         manifest = CheckpointManifest.read(path)
@@ -178,11 +201,25 @@ def find_damage(path: str, thorough: bool = True) -> str | None:
             return f"{file}: gone"
         if sizes[file] != wanted.bytes:
             return f"{file}: {sizes[file]} bytes of {wanted.bytes}"
+    try:
+        return find_damaged_chunk(_to_read(path, manifest, thorough, kinds))
+    except DamagedCheckpoint as damage:
+        return str(damage)
+
+
+def _to_read(
+    path: str, manifest: CheckpointManifest, thorough: bool, kinds: tuple[str, ...] | None
+) -> Iterator[tuple[str, Chunk]]:
+    """The chunks to check, each with the path of its file. Raises DamagedCheckpoint."""
+    tensor_files = manifest.tensor_files
     for name, wanted in manifest.files.items():
-        read = thorough or not name.endswith(SUFFIX)
-        if read and (damaged := verify_file(storage.join(path, name), wanted)):
-            return damaged
-    return None
+        if name not in tensor_files or (thorough and kinds is None):
+            yield from ((storage.join(path, name), chunk) for chunk in wanted.chunks())
+    if thorough and kinds is not None:
+        rows = {n: (0, t.rows) for n, t in manifest.tensors.items() if n.startswith(kinds)}
+        files = [manifest.files[name] for name in tensor_files]
+        for each in plan_reads(path, manifest.tensors, files, rows):
+            yield storage.join(path, tensor_files[each.file]), each.chunk
 
 
 def mark_damaged(path: str, problem: str) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints for those who only use the model in them: opened, made."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from trainrig.train.checkpoint.adapter import (
     require_base,
 )
 from trainrig.train.checkpoint.adapter_entries import adapter_of, entries_of
-from trainrig.train.checkpoint.chunks import write_file
-from trainrig.train.checkpoint.found import describe, read_entries, resolve, tokenizer_files
+from trainrig.train.checkpoint.chunks import DamagedCheckpoint, write_file
+from trainrig.train.checkpoint.found import OpenedCheckpoint, resolve
+from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
 from trainrig.train.checkpoint.manifest import (
     BROUGHT,
     STATE,
@@ -32,12 +34,14 @@ from trainrig.train.checkpoint.manifest import (
     folder_of,
 )
 from trainrig.train.checkpoint.reader import read_tensors
-from trainrig.train.checkpoint.tensor_file import StagedFile, TensorRows, tensor_file_name
+from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
 from trainrig.train.job import Adapter
 from trainrig.train.run.run_folder import RunFolder
 
 # Of tensors that are written together where a model is made, and so in memory at a time.
 FILE_BYTES = 2**28
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,19 @@ def open_model(path: str) -> CheckpointModel:
     `path` may be a run folder, its `checkpoints`, one step, or one attempt's folder: the newest
     whole checkpoint there is taken. Raises DataError if there is none.
     """
-    checkpoint = resolve(path)
-    config, tokenizer = describe(checkpoint)
+    checkpoint = resolve(path, verify=False)
+    try:
+        return _open(checkpoint)  # checks each byte as it is read, and reads no optimizer's memory
+    except DamagedCheckpoint as damage:
+        log.warning("passed over a damaged checkpoint: %s", damage)
+    return _open(resolve(path))
+
+
+def _open(checkpoint: str) -> CheckpointModel:
+    opened = OpenedCheckpoint.read(checkpoint)
+    config, entries = opened.config, opened.entries
     with torch.device("meta"):
         names = {name: value.shape for name, value in build_model(config).state_dict().items()}
-    entries = read_entries(checkpoint)
     of = adapter_of(checkpoint, entries)
     adapter = open_adapter(checkpoint, of, config) if of else None
     if of:
@@ -79,7 +91,7 @@ def open_model(path: str) -> CheckpointModel:
     tensors = {f"model.{name}": torch.empty(shape) for name, shape in names.items()}
     own = adapter.tensors if adapter else {}  # a head that is trained whole may not be the base's
     in_base = {name: t for name, t in tensors.items() if name.removeprefix("model.") not in own}
-    read_tensors(of.base if of else checkpoint, in_base)
+    read_tensors(of.base if of else checkpoint, in_base, None if of else opened.manifest)
     weights = {name.removeprefix("model."): value for name, value in tensors.items()}
     if adapter:
         weights = {name: merged_weight(adapter, name, w) for name, w in weights.items()}
@@ -88,8 +100,8 @@ def open_model(path: str) -> CheckpointModel:
         step=entries["step"],
         tuned="conversations" in entries["data"] if "data" in entries else None,
         config=config,
-        tokenizer=tokenizer,
-        beside=dict(tokenizer_files(checkpoint).beside),
+        tokenizer=opened.tokenizer,
+        beside=dict(opened.read_beside().beside),
         weights=weights,
         adapter=adapter,
     )
@@ -101,18 +113,18 @@ class StoredModel:
     def __init__(self, path: str) -> None:
         """The newest whole checkpoint at `path`, as `open_model` finds it. Raises DataError."""
         self.path = resolve(path)
-        self.config, _ = describe(self.path)
-        self.files = tokenizer_files(self.path)
-        entries = read_entries(self.path)
-        self.step: int = entries["step"]
+        opened = OpenedCheckpoint.read(self.path)
+        self.config, self.files = opened.config, opened.read_beside()
+        self.step: int = opened.entries["step"]
         self.adapter: OpenAdapter | None = None  # which what is read has in it
-        if of := adapter_of(self.path, entries):
+        self._manifest = opened.manifest  # of the checkpoint that has the model's own tensors
+        if of := adapter_of(self.path, opened.entries):
             self.adapter = open_adapter(self.path, of, self.config)
             require_base(of)
+            self._manifest = CheckpointManifest.read(of.base)
         with torch.device("meta"):
             model = build_model(self.config)
         self._shapes = {name: t.shape for name, t in model.state_dict().items()}
-        self._headers: dict[str, list[TensorRows]] = {}
 
     def read(self, name: str) -> Tensor:
         """A whole tensor by the decoder's own name: float32, on the CPU."""
@@ -120,7 +132,7 @@ class StoredModel:
             return self.adapter.tensors[name]
         tensor = torch.empty(self._shapes[name])
         path = self.adapter.of.base if self.adapter else self.path
-        read_tensors(path, {f"model.{name}": tensor}, self._headers)
+        read_tensors(path, {f"model.{name}": tensor}, self._manifest)
         return merged_weight(self.adapter, name, tensor) if self.adapter else tensor
 
 
@@ -170,13 +182,17 @@ def _write_first(
     }
     if beside:
         texts[BROUGHT] = TokenizerFiles(tokenizer, beside).brought
-    files = {}
+    files, index = {}, {}
     for number, names in enumerate(_by_file(tensors)):
-        name = tensor_file_name(number)
-        files[name] = _stage(tensors, names).write(storage.join(target, name))
+        file = tensor_file_name(number)
+        files[file] = _stage(tensors, names).write(storage.join(target, file))
+        for name in names:
+            shape = tuple(tensors[name].shape)
+            partitions = partitions_of([number], shape[0] if shape else 1)
+            index[name] = IndexedTensor(type="F32", shape=shape, partitions=partitions)
     for name, data in texts.items():
         files[name] = write_file(storage.join(target, name), memoryview(data))
-    commit(target, CheckpointManifest(step=0, attempt=attempt.number, files=files))
+    commit(target, CheckpointManifest(step=0, attempt=attempt.number, files=files, tensors=index))
     return target
 
 

@@ -1,14 +1,13 @@
 """Loading a checkpoint into a state: each rank its own rows, every byte checked as it is read."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from trainrig import storage
 from trainrig.errors import ConfigError, InputError, TrainrigError
@@ -22,24 +21,18 @@ from trainrig.train.checkpoint.chunks import (
     READERS,
     Bytes,
     DamagedCheckpoint,
-    FileChunks,
     read_chunk,
 )
 from trainrig.train.checkpoint.found import (
+    OpenedCheckpoint,
     check_context,
     check_entries,
-    read_entries,
     read_settings,
-    read_small,
 )
-from trainrig.train.checkpoint.manifest import (
-    SUFFIX,
-    TOKENIZER,
-    CheckpointManifest,
-    mark_damaged,
-)
+from trainrig.train.checkpoint.index import ChunkRead, IndexedTensor, plan_reads
+from trainrig.train.checkpoint.manifest import CheckpointManifest, mark_damaged
 from trainrig.train.checkpoint.shares import find_held
-from trainrig.train.checkpoint.tensor_file import TensorRows, parse_header
+from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 from trainrig.train.job import FrozenModel, TrainedModel, TrainingJob
 from trainrig.train.state import TrainState
 
@@ -54,21 +47,26 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
     DamagedCheckpoint, having marked it so, if some rank read other bytes than were written.
     """
 
-    def read() -> dict[str, Any]:
-        entries = read_entries(checkpoint)
+    opened = open_together(checkpoint)
+    entries, tensors, first = opened.entries, state.tensors(), dist.get_rank() == 0
+    # What is not sharded lies in one file, which would have all ranks ask for it.
+    whole = {name: t for name, t in tensors.items() if not isinstance(t, DTensor)}
+
+    def read() -> None:
         check_context(checkpoint, entries, job)
         check_model(checkpoint, entries, job.model_after(entries["data_step"]))
         check_adapter(checkpoint, entries, job.adapter)
         check_entries(checkpoint, entries, batches)
-        if read_small(checkpoint, TOKENIZER).decode() != job.tokenizer:
+        if opened.tokenizer != job.tokenizer:
             raise ConfigError(
                 f"{checkpoint}: of another tokenizer than the tokens of this run; use its tokens, "
                 "or another `output`"
             )
-        read_tensors(checkpoint, state.tensors())
-        return entries
+        wanted = tensors if first else {n: t for n, t in tensors.items() if n not in whole}
+        read_tensors(checkpoint, wanted, opened.manifest)
 
-    entries = read_together(checkpoint, read)
+    read_together(checkpoint, read)
+    _tell(whole)
     state.step, state.data_step = entries["step"], entries["data_step"]
     state.tokens = entries["tokens"]
     if state.loss_scale and "loss_scale" in entries:  # else what it is resumed from had none
@@ -85,15 +83,16 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
     All ranks must call it; it raises as `load` does.
     """
 
+    opened = open_together(checkpoint)
+
     def read() -> None:
-        entries = read_entries(checkpoint)
-        check_start(checkpoint, entries, job.model)
-        check_adapter(checkpoint, entries, None)
+        check_start(checkpoint, opened.entries, job.model)
+        check_adapter(checkpoint, opened.entries, None)
         wanted = state.weights()
-        if lacks_head(entries, job.model):
+        if lacks_head(opened.entries, job.model):
             draw_head(state.model, job.model, job.training.seed)
             del wanted[f"model.{HEAD}"]
-        read_tensors(checkpoint, wanted)
+        read_tensors(checkpoint, wanted, opened.manifest)
 
     read_together(checkpoint, read)
 
@@ -137,25 +136,28 @@ def load_trained(state: TrainState, job: TrainingJob) -> None:
 
 
 def _load_trained(model: nn.Module, trained: TrainedModel, seed: int) -> None:
+    opened = open_together(trained.weights)
+
     def read() -> None:
-        entries = read_entries(trained.weights)
-        check_start(trained.weights, entries, trained.model)
-        check_adapter(trained.weights, entries, None)
+        check_start(trained.weights, opened.entries, trained.model)
+        check_adapter(trained.weights, opened.entries, None)
         wanted = {f"model.{name}": each for name, each in model.named_parameters()}
-        if lacks_head(entries, trained.model):
+        if lacks_head(opened.entries, trained.model):
             draw_head(model, trained.model, seed)
             del wanted[f"model.{HEAD}"]
-        read_tensors(trained.weights, wanted)
+        read_tensors(trained.weights, wanted, opened.manifest)
 
     read_together(trained.weights, read)
 
 
 def _load_frozen(model: nn.Module, frozen: FrozenModel) -> None:
+    opened = open_together(frozen.weights)
+
     def read() -> None:
-        entries = read_entries(frozen.weights)
-        check_model(frozen.weights, entries, frozen.model)
-        check_adapter(frozen.weights, entries, None)
-        read_tensors(frozen.weights, {f"model.{n}": p for n, p in model.named_parameters()})
+        check_model(frozen.weights, opened.entries, frozen.model)
+        check_adapter(frozen.weights, opened.entries, None)
+        wanted = {f"model.{n}": p for n, p in model.named_parameters()}
+        read_tensors(frozen.weights, wanted, opened.manifest)
 
     read_together(frozen.weights, read)
 
@@ -185,6 +187,39 @@ def _first_difference(
     return None
 
 
+def open_together(checkpoint: str) -> OpenedCheckpoint:
+    """The checkpoint, read by rank 0 and told to all, which must call it; raises on all alike."""
+    return told_by_first(checkpoint, lambda: OpenedCheckpoint.read(checkpoint))
+
+
+def told_by_first(checkpoint: str, read: Callable[[], Result]) -> Result:
+    """What `read` gives rank 0, on all ranks, which must call it; raises on all alike.
+
+    Thousands of ranks that each read the manifest would ask one object for gigabytes.
+    """
+    told: list[Result | TrainrigError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            told = [read()]
+        except TrainrigError as error:
+            if isinstance(error, DamagedCheckpoint):
+                mark_damaged(checkpoint, str(error))
+            told = [error]
+    dist.broadcast_object_list(told, src=0)
+    if isinstance(told[0], TrainrigError):
+        raise told[0]
+    return cast(Result, told[0])
+
+
+@torch.no_grad()
+def _tell(tensors: Mapping[str, Tensor]) -> None:
+    """Give all ranks, which must call it, the values that rank 0 has in `tensors`."""
+    told = [{name: tensor.cpu() for name, tensor in tensors.items()}]
+    dist.broadcast_object_list(told, src=0)
+    for name, tensor in tensors.items():
+        tensor.copy_(told[0][name])
+
+
 def read_together(checkpoint: str, read: Callable[[], Result]) -> Result:
     """What `read` gives, unless it fails on some rank: then all fail alike."""
     problem: TrainrigError | None = None
@@ -203,67 +238,44 @@ def read_together(checkpoint: str, read: Callable[[], Result]) -> Result:
     return result
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """Bytes of a file that go to a place in memory."""
-
-    begin: int  # in the file
-    end: int
-    into: Bytes
-
-
 def read_tensors(
-    checkpoint: str,
-    tensors: Mapping[str, Tensor],
-    headers: dict[str, list[TensorRows]] | None = None,
+    checkpoint: str, tensors: Mapping[str, Tensor], manifest: CheckpointManifest | None = None
 ) -> None:
     """Fill the rows of `tensors` that this rank holds, in place; no other byte is kept.
 
-    `headers` keeps what was read of the files for the next call, by path.
+    Every chunk of a file that holds any of them is read once, and checked; nothing else is asked
+    for, but for the manifest where it is not given.
 
     Raises DamagedCheckpoint; ConfigError if `checkpoint` has no such tensors.
     """
-    files = CheckpointManifest.read(checkpoint).files
+    manifest = manifest or CheckpointManifest.read(checkpoint)
     mine = {name: find_held(tensor) for name, tensor in tensors.items()}
     # Memory of the host, to read into: that of a tensor itself if it is there.
     hosts = {name: _on_host(local) for name, (local, _) in mine.items()}
-    copies: dict[str, list[_Copy]] = defaultdict(list)
-    missing = {name: _row_count(local) for name, (local, _) in mine.items()}
-    paths = {
-        storage.join(checkpoint, name): c for name, c in files.items() if name.endswith(SUFFIX)
+    for name, (local, first) in mine.items():
+        _check_there(checkpoint, name, manifest.tensors.get(name), local, first)
+    wanted = {name: (first, _row_count(local)) for name, (local, first) in mine.items()}
+    names = manifest.tensor_files
+    files = [manifest.files[name] for name in names]
+    into: dict[str, Bytes] = {
+        name: host.reshape(-1).view(torch.uint8).numpy() for name, host in hosts.items()
     }
+
+    def read(job: ChunkRead) -> None:
+        begin, end, _ = job.chunk
+        data = read_chunk(storage.join(checkpoint, names[job.file]), *job.chunk)
+        for copy in job.copies:
+            low, high = max(copy.begin, begin), min(copy.end, end)
+            at = copy.at - copy.begin
+            into[copy.name][low + at : high + at] = data[low - begin : high - begin]
+
+    jobs = plan_reads(checkpoint, manifest.tensors, files, wanted)
     with ThreadPoolExecutor(READERS) as threads:
-        known = {} if headers is None else headers
-        unread = [path for path in paths if path not in known]
-        read = threads.map(_read_header, unread, [paths[path] for path in unread])
-        known.update(zip(unread, read, strict=True))
-        for path in paths:
-            for rows in known[path]:
-                if rows.name in mine:
-                    local, first = mine[rows.name]
-                    _check_kind(checkpoint, rows, local)
-                    if copy := _overlap(rows, local, first, hosts[rows.name]):
-                        copies[path].append(copy)
-                        missing[rows.name] -= (copy.end - copy.begin) // _row_bytes(local)
-        for name, count in missing.items():
-            if count:
-                raise ConfigError(
-                    f"{checkpoint}: has no {name}, or not all of it; was it trained with another "
-                    "optimizer?"
-                )
-        jobs = [job for path in copies for job in _by_chunk(path, paths[path], copies[path])]
-        for _ in threads.map(_read_job, jobs):
+        for _ in threads.map(read, jobs):
             pass
     for name, (local, _) in mine.items():
         if local.device.type != "cpu" or not local.is_contiguous():
             local.copy_(hosts[name])
-
-
-def _read_header(path: str, chunks: FileChunks) -> list[TensorRows]:
-    header = next(chunks.chunks(), None)
-    if header is None:
-        raise DamagedCheckpoint(f"{path}: empty")
-    return parse_header(path, read_chunk(path, *header).tobytes())
 
 
 def _on_host(local: Tensor) -> Tensor:
@@ -276,57 +288,16 @@ def _row_count(local: Tensor) -> int:
     return (local.shape[0] if local.ndim else 1) if local.numel() else 0
 
 
-def _row_bytes(local: Tensor) -> int:
-    return local.nbytes // _row_count(local)
-
-
-def _check_kind(checkpoint: str, rows: TensorRows, local: Tensor) -> None:
-    if rows.dtype != local.dtype or rows.shape[1:] != tuple(local.shape[1:]):
+def _check_there(
+    checkpoint: str, name: str, there: IndexedTensor | None, local: Tensor, first: int
+) -> None:
+    """Raise ConfigError unless the tensor that is `there` has the rows that are wanted."""
+    if there is None or first + _row_count(local) > there.rows:
         raise ConfigError(
-            f"{checkpoint}: its {rows.name} is {rows.dtype} of rows {rows.shape[1:]}, this run's "
-            f"{local.dtype} of {tuple(local.shape[1:])}"
+            f"{checkpoint}: has no {name}, or not all of it; was it trained with another optimizer?"
         )
-
-
-def _overlap(rows: TensorRows, local: Tensor, first: int, host: Tensor) -> _Copy | None:
-    """What of `rows` is among the rows of `local`, of which `first` is the first."""
-    begin = max(rows.first, first)
-    end = min(rows.first + rows.count, first + _row_count(local))
-    if begin >= end:
-        return None
-    each = _row_bytes(local)
-    flat: Bytes = host.reshape(-1).view(torch.uint8).numpy()
-    return _Copy(
-        rows.begin + (begin - rows.first) * each,
-        rows.begin + (end - rows.first) * each,
-        flat[(begin - first) * each : (end - first) * each],
-    )
-
-
-@dataclass(frozen=True)
-class _ReadJob:
-    """One chunk of a file, and the copies that need some of it."""
-
-    path: str
-    chunk: tuple[int, int, str]
-    copies: list[_Copy]
-
-
-def _by_chunk(path: str, chunks: FileChunks, copies: list[_Copy]) -> list[_ReadJob]:
-    """Each chunk that is needed, once."""
-    jobs = []
-    for chunk in chunks.chunks():
-        begin, end, _ = chunk
-        if needed := [each for each in copies if each.begin < end and begin < each.end]:
-            jobs.append(_ReadJob(path, chunk, needed))
-    if copies and max(each.end for each in copies) > chunks.bytes:
-        raise DamagedCheckpoint(f"{path}: its header names bytes beyond its end")
-    return jobs
-
-
-def _read_job(job: _ReadJob) -> None:
-    begin, end, _ = job.chunk
-    data = read_chunk(job.path, *job.chunk)
-    for copy in job.copies:
-        low, high = max(copy.begin, begin), min(copy.end, end)
-        copy.into[low - copy.begin : high - copy.begin] = data[low - begin : high - begin]
+    if there.type != TYPE_NAMES[local.dtype] or there.shape[1:] != tuple(local.shape[1:]):
+        raise ConfigError(
+            f"{checkpoint}: its {name} is {there.type} of rows {there.shape[1:]}, this run's "
+            f"{TYPE_NAMES[local.dtype]} of {tuple(local.shape[1:])}"
+        )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch.distributed as dist
+from torch import Tensor
 
 from trainrig import storage
 from trainrig.config import identity
@@ -21,8 +22,9 @@ from trainrig.parallel import numerics
 from trainrig.tokens.batches import DataHistory
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint.adapter_entries import entries_of
-from trainrig.train.checkpoint.chunks import FileChunks, write_file
+from trainrig.train.checkpoint.chunks import DamagedCheckpoint, FileChunks, write_file
 from trainrig.train.checkpoint.clean_up import clean_up
+from trainrig.train.checkpoint.index import IndexedTensor, rows_in
 from trainrig.train.checkpoint.manifest import (
     BROUGHT,
     STATE,
@@ -30,9 +32,11 @@ from trainrig.train.checkpoint.manifest import (
     CheckpointManifest,
     commit,
     folder_of,
+    mark_damaged,
 )
-from trainrig.train.checkpoint.shares import find_written
+from trainrig.train.checkpoint.shares import find_written, index_all
 from trainrig.train.checkpoint.tensor_file import StagedFile, tensor_file_name
+from trainrig.train.checkpoint.verification import Sums, read_back, record_verified
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState
@@ -64,6 +68,9 @@ class Saver:
         # Its waits have torch's default limit of 30 minutes: storage is tried again for minutes.
         self._group = dist.new_group(backend="gloo")
         self._staged: StagedFile | None = None
+        self._index: dict[str, IndexedTensor] = {}  # of the files of all ranks
+        # The last that is whole, and which of its files are this rank's.
+        self._written: tuple[str, dict[str, FileChunks]] | None = None
         self._thread: threading.Thread | None = None
         self._failures = 0  # in a row, of the newest saves
         self._problem = ""  # the last failure's, the same on all ranks
@@ -83,9 +90,12 @@ class Saver:
         self._wait()
         if self._failures > self._settings.failures:
             raise ClusterError(f"{self._problem}; saves that failed in a row: {self._failures}")
-        parts = find_written(state.tensors())
+        tensors = state.tensors()
+        parts = find_written(tensors)
         if self._staged is None:
-            self._staged = StagedFile(parts)
+            self._staged, self._index = StagedFile(parts), index_all(tensors)
+            mine = {n: (first, _rows(part)) for n, (part, first) in parts.items()}
+            assert mine == rows_in(self._index, self._rank), "not as the index has them"
         self._staged.fill(parts)
         entries = json.dumps(self._entries(state), indent=1).encode() if self._rank == 0 else b""
         snapshot = Snapshot(state.step, entries, began, time.perf_counter() - began)
@@ -103,6 +113,34 @@ class Saver:
         self._wait()
         if self._failures:
             raise ClusterError(self._problem)
+
+    def verify(self, go_on: Callable[[], None]) -> None:
+        """Have what was saved last, if anything was, read back: each rank its own file, calling
+        `go_on` between reads. Raises on all ranks alike; DamagedCheckpoint, having marked it so, if
+        other bytes are there than were written."""
+        if self._written is None:
+            return
+        target, mine = self._written
+        sums: Sums = {}
+        problem: TrainrigError | None = None
+        try:
+            sums = read_back(target, mine, go_on)
+        except TrainrigError as error:
+            problem = error
+        outcomes = [(sums, problem)] * self._world
+        dist.all_gather_object(outcomes, (sums, problem), group=self._group)
+        problem = next((each for _, each in outcomes if each), None)
+        if self._rank == 0:
+            if isinstance(problem, DamagedCheckpoint):
+                mark_damaged(target, str(problem))
+            elif problem is None:
+                try:
+                    record_verified(target, {n: s for each, _ in outcomes for n, s in each.items()})
+                except (OSError, TrainrigError) as error:  # the driver then reads it all itself
+                    log.warning("%s: cannot be said to be verified: %s", target, error)
+        dist.barrier(self._group)  # none says that the run is at its end before this is on record
+        if problem:
+            raise problem
 
     @contextlib.contextmanager
     def kept_if_diverged(self) -> Iterator[None]:
@@ -146,7 +184,7 @@ class Saver:
 
     def _run(self, staged: StagedFile, snapshot: Snapshot) -> None:
         try:
-            size, problem = self._write_to(self._folder.checkpoints, staged, snapshot)
+            size, problem = self._write_to(self._folder.checkpoints, staged, snapshot, kept=True)
             self._failures = self._failures + 1 if problem else 0
             self._problem = problem
             if problem:
@@ -169,8 +207,11 @@ class Saver:
         except Exception as error:  # raised by whoever waits for this thread
             self._broken = error
 
-    def _write_to(self, place: str, staged: StagedFile, snapshot: Snapshot) -> tuple[int, str]:
-        """One checkpoint below `place`, by all ranks; its bytes, and what went wrong or ""."""
+    def _write_to(
+        self, place: str, staged: StagedFile, snapshot: Snapshot, kept: bool = False
+    ) -> tuple[int, str]:
+        """One checkpoint below `place`, by all ranks; its bytes, and what went wrong or "". `kept`:
+        it is the one to `verify`."""
         target = folder_of(place, snapshot.step, self._attempt.number)
         mine = tensor_file_name(self._rank)
         outcome = _tried(lambda: staged.write(storage.join(target, mine)), f"rank {self._rank}")
@@ -191,6 +232,10 @@ class Saver:
         if problem:
             _remove(target, [mine, *([STATE, TOKENIZER, BROUGHT] if self._rank == 0 else [])])
             problem = f"{target}: could not be saved: {problem}"
+        elif kept:
+            own = files if self._rank == 0 else {mine: files[mine]}
+            others = {tensor_file_name(rank) for rank in range(1, self._world)}
+            self._written = target, {n: c for n, c in own.items() if n not in others or n == mine}
         return sum(each.bytes for each in files.values()), problem
 
     def _commit(self, target: str, snapshot: Snapshot, files: dict[str, FileChunks]) -> FileChunks:
@@ -200,8 +245,10 @@ class Saver:
             texts[BROUGHT] = TokenizerFiles(self._job.tokenizer, self._job.beside).brought
         for name, data in texts.items():
             files[name] = write_file(storage.join(target, name), memoryview(data))
-        number = self._attempt.number
-        commit(target, CheckpointManifest(step=snapshot.step, attempt=number, files=files))
+        manifest = CheckpointManifest(
+            step=snapshot.step, attempt=self._attempt.number, files=files, tensors=self._index
+        )
+        commit(target, manifest)
         return files[STATE]
 
     def _clean_up(self, place: str) -> None:
@@ -220,6 +267,10 @@ class Saver:
             self._folder.record(event, attempt=self._attempt.number, **short)
             if "problem" in short:
                 log.warning("%s", short["problem"])
+
+
+def _rows(part: Tensor) -> int:
+    return part.shape[0] if part.ndim else 1
 
 
 def _tried(action: Callable[[], FileChunks], who: str) -> FileChunks | str:

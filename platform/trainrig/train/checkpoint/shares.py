@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from trainrig.parallel.slices import local_slice
+from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
+from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 
 
 def find_held(tensor: Tensor) -> tuple[Tensor, int]:
@@ -23,20 +25,65 @@ def find_held(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def find_written(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
-    """What this rank writes of `tensors`: its rows of the sharded ones, and of what several ranks
-    hold alike a part as large as each other's, by bytes. All ranks together write all once."""
-    loads: dict[int, list[int]] = defaultdict(list)  # by number of replicas: bytes each writes
+    """What this rank writes of `tensors`: its rows of the sharded ones, of what replicas hold alike
+    a part as large as each other's, by bytes, and rank 0 what is not sharded at all (a few numbers,
+    which rank 0 will read for all). All ranks together write all once."""
     mine = {}
-    for name in sorted(tensors):
+    for name, writer in _writers(tensors).items():
         tensor = tensors[name]
-        number, replicas = _replica(tensor)
-        load = loads.setdefault(replicas, [0] * replicas)
-        writer = load.index(min(load))
-        load[writer] += tensor.nbytes  # of the whole tensor: the same to every rank
         local, first = find_held(tensor)
-        if writer == number and (local.numel() or not isinstance(tensor, DTensor)):
+        if writer == _replica(tensor)[0] and (local.numel() or not isinstance(tensor, DTensor)):
             mine[name] = (local, first)
     return mine
+
+
+def index_all(tensors: Mapping[str, Tensor]) -> dict[str, IndexedTensor]:
+    """Where the rows of `tensors` lie in the files that all ranks write; file 0 is rank 0's.
+
+    Every rank knows it without asking another: it follows from how the tensors are cut.
+    """
+    writers = _writers(tensors)
+    return {
+        name: IndexedTensor(
+            type=TYPE_NAMES[tensor.dtype],
+            shape=tuple(tensor.shape),
+            partitions=partitions_of(
+                _ranks_of(tensor, writers[name]), tensor.shape[0] if tensor.ndim else 1
+            ),
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def _writers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Which of the replicas of each of `tensors` writes it, by name in order."""
+    loads: dict[int, list[int]] = defaultdict(list)  # by number of replicas: bytes each writes
+    writers = {}
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        if not isinstance(tensor, DTensor):
+            writers[name] = 0
+            continue
+        replicas = _replica(tensor)[1]
+        load = loads.setdefault(replicas, [0] * replicas)
+        writers[name] = load.index(min(load))
+        load[writers[name]] += tensor.nbytes  # of the whole tensor: the same to every rank
+    return writers
+
+
+def _ranks_of(tensor: Tensor, replica: int) -> list[int]:
+    """The ranks that hold the rows of a replica of `tensor`, in the order of rows."""
+    if not isinstance(tensor, DTensor):
+        return [replica]
+    places: list[int | slice] = []
+    for axis in reversed(range(tensor.device_mesh.ndim)):
+        if tensor.placements[axis].is_replicate():
+            replica, place = divmod(replica, tensor.device_mesh.size(axis))
+            places.insert(0, place)
+        else:
+            places.insert(0, slice(None))
+    found: list[int] = tensor.device_mesh.mesh[tuple(places)].flatten().tolist()
+    return found
 
 
 def _replica(tensor: Tensor) -> tuple[int, int]:

@@ -1,8 +1,9 @@
-"""One rank's rows of all tensors, as a safetensors file: in memory, ready to be written, and read.
+"""One rank's rows of all tensors, as a safetensors file in memory, ready to be written.
 
 The header names the tensors, their types, shapes and places in the file, and in its metadata the
 first row of each part, as torch's distributed checkpointing puts it there: torch's
-HuggingFaceStorageReader reads these files too. Nothing in them can be executed.
+HuggingFaceStorageReader reads these files too; readers here go by the index in the manifest
+(index.py). Nothing in them can be executed.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainrig.train.checkpoint.chunks import DamagedCheckpoint, FileChunks, write_file
+from trainrig.train.checkpoint.chunks import FileChunks, write_file
 from trainrig.train.checkpoint.manifest import SUFFIX
 
 # https://huggingface.co/docs/safetensors/index#format
@@ -132,22 +133,3 @@ def _lay_out(rows: Iterable[TensorRows]) -> tuple[bytes, list[TensorRows]]:
         for each, begin, end in zip(ordered, [0, *ends], ends, strict=False)
     ]
     return header, placed
-
-
-def parse_header(path: str, header: bytes) -> list[TensorRows]:
-    """What the file at `path`, which begins with `header`, holds. Raises DamagedCheckpoint."""
-    try:
-        entries = json.loads(header[LENGTH:])
-        firsts = json.loads(entries.pop("__metadata__")["DCP_SHARDING_INFO"])
-        return [
-            TensorRows(
-                name,
-                TYPES[entry["dtype"]],
-                tuple(entry["shape"]),
-                next(iter(firsts[name]["saved_offsets"]), 0),
-                *(len(header) + offset for offset in entry["data_offsets"]),
-            )
-            for name, entry in entries.items()
-        ]
-    except (ValueError, KeyError, TypeError):
-        raise DamagedCheckpoint(f"{path}: no tensor file as trainrig writes it") from None

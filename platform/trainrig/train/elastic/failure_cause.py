@@ -18,8 +18,18 @@ NO_MEMORY = (
     "MemoryError",
     "std::bad_alloc",
 )
-# In what a rank raises when it lost another, or waited for it in vain (c10d's words).
-LOST_PEER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+# In what a rank raises when it lost another, or waited for it in vain (words of c10d, gloo, NCCL).
+# "NCCL" alone is not among them: a rank's own mistakes, "Duplicate GPU detected" say, bear it too.
+LOST_PEER = (
+    "gloo",
+    "Connection closed by peer",
+    "Connection closed by remote peer",
+    "Connection reset by peer",
+    "ncclRemoteError",
+    "remote process exited",
+    "NCCL communicator was aborted",
+    "Watchdog caught collective operation timeout",
+)
 
 
 def find_cause(

@@ -26,7 +26,7 @@ class RankInfo:
 
     rank: int
     world: int
-    device: int  # its GPU, among those that it can see
+    device: int | None  # its GPU, among those that it can see; None: it was given none
     rendezvous: str  # the URL at which the ranks meet
     node: str  # as the supervisor calls it
     agent: int  # pid

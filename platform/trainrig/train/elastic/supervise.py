@@ -17,7 +17,7 @@ from trainrig.errors import ClusterError, ClusterLost, DataError, Unfinished
 from trainrig.processes.heartbeats import Heartbeat, send_interval
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
-from trainrig.train.checkpoint import Checkpoint, newest_valid
+from trainrig.train.checkpoint import Checkpoint, newest_valid, verified_sums
 from trainrig.train.elastic.restart_policy import (
     Failure,
     HangDetector,
@@ -152,7 +152,10 @@ class _Run:
     def _newest(self) -> Checkpoint | None:
         settings = self.job.training.checkpoints
         newest, damages = newest_valid(self.folder, thorough=False, copy=settings.copy_to)
-        if newest and newest.step >= self._last_step():  # no rank is going to load it
+        # No rank is going to load the last one; those that wrote it have read it back, if they
+        # lived to do so.
+        last = newest is not None and newest.step >= self._last_step()
+        if newest and last and verified_sums(newest.path) is None:
             newest, damages = newest_valid(self.folder, copy=settings.copy_to)
         if damages:
             self._tell_of(damages)

@@ -9,9 +9,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainrig.errors import ClusterError
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
 from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo
@@ -133,9 +134,26 @@ def free_endpoint() -> str:
     return f"tcp://{host}:{port}"
 
 
-def _device() -> int:
-    """Ray has given this worker a GPU of its own, and sight of its neighbours'."""
+def _device() -> int | None:
+    """Ray has given this worker a GPU of its own, and sight of its neighbours'; None: it has none.
+
+    Raises ClusterError if the one it was given cannot be seen.
+    """
     import ray
 
-    own, visible = ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return visible.index(str(own[0])) if own and str(own[0]) in visible else 0
+    own, visible = ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return device_number([str(each) for each in own], visible)
+
+
+def device_number(own: Sequence[str], visible: str) -> int | None:
+    """Which of the `visible` GPUs, as CUDA_VISIBLE_DEVICES has them, is the first of those that are
+    `own`; None if none is. Raises ClusterError if it is not among them."""
+    if not own:
+        return None
+    there = [each.strip() for each in visible.split(",")]
+    if own[0] not in there:
+        raise ClusterError(
+            f"Ray gave this worker GPU {own[0]}, which is not among CUDA_VISIBLE_DEVICES="
+            f"'{visible}' of its process; do not set that variable for Ray's workers"
+        )
+    return there.index(own[0])

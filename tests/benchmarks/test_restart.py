@@ -1,0 +1,96 @@
+"""What a restart of 70 billion parameters asks its storage for, at 8 to 8,000 ranks.
+
+Nothing is read: the requests are those that `plan_reads` names for files of the sizes that so many
+ranks write. Seconds are reckoned, for a storage that takes LATENCY for each request, STREAM for the
+bytes of each, and answers no more than RATE requests a second from one prefix.
+"""
+
+import math
+
+import pytest
+
+from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.train.checkpoint.chunks import CHUNK, READERS, FileChunks
+from trainrig.train.checkpoint.index import IndexedTensor, partitions_of, plan_reads, rows_in
+from trainrig.train.checkpoint.manifest import CheckpointManifest
+
+MODEL = DecoderConfig(
+    layers=80, channels=8192, heads=64, kv_heads=8, hidden=28_672, vocabulary=128_256
+)
+LATENCY, STREAM, RATE = 0.010, 90e6, 5_500  # s; bytes/s; requests/s
+HEADER_BYTES = 160  # of each tensor in a file's header, as `_lay_out` writes it
+SMALL = 3  # the manifest, state.json and tokenizer.json
+SMALL_BEFORE = 5  # the same, the manifest three times
+SAMPLED = 16  # ranks whose reads are planned
+
+
+def index(world: int) -> dict[str, IndexedTensor]:
+    """Of the files of so many ranks, weights and both moments of AdamW."""
+    found = {}
+    for name, shape in parameter_shapes(MODEL).items():
+        for kind in (
+            f"model.{name}",
+            f"optimizer.state.{name}.exp_avg",
+            f"optimizer.state.{name}.exp_avg_sq",
+        ):
+            partitions = partitions_of(range(world), shape[0])
+            found[kind] = IndexedTensor(type="F32", shape=tuple(shape), partitions=partitions)
+    return found
+
+
+def files_of(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks]:
+    """As their sizes follow from `tensors`."""
+    sizes = [0] * world
+    for tensor in tensors.values():
+        for file, _, rows, files in tensor.partitions:
+            for number in range(file, file + files):
+                sizes[number] += rows * tensor.row_bytes
+    files = []
+    for size in sizes:
+        first = HEADER_BYTES * len(tensors)
+        ends = (first, *range(first + CHUNK, first + size, CHUNK), first + size)
+        files.append(FileChunks(ends=ends, sha256=("0" * 64,) * len(ends)))
+    return files
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize(
+    ("written", "ranks"), [(8, 8), (1024, 1024), (1024, 1016), (8000, 8000), (8000, 7992)]
+)
+def test_requests_of_a_restart(written, ranks):
+    tensors = index(written)
+    files = files_of(tensors, written)
+    ours = index(ranks)
+    reads, taken, needed = [], [], []
+    for rank in range(0, ranks, max(1, ranks // SAMPLED)):
+        wanted = rows_in(ours, rank)
+        plan = plan_reads("there", tensors, files, wanted)
+        reads.append(len(plan))
+        taken.append(sum(read.chunk[1] - read.chunk[0] for read in plan))
+        needed.append(sum(count * tensors[n].row_bytes for n, (_, count) in wanted.items()))
+    manifest = CheckpointManifest(
+        step=1,
+        attempt=1,
+        files={f"shard-{n + 1:05d}-model-00001-of-00001.safetensors": f
+               for n, f in enumerate(files)},
+        tensors=tensors,
+    )  # fmt: skip
+    size = len(manifest.encode())
+    without = len(manifest.model_copy(update={"tensors": {}}).encode())
+    mean = sum(reads) / len(reads)
+    each = LATENCY + min(CHUNK, max(taken)) / STREAM
+    alone = math.ceil(max(reads) / READERS) * each
+    # Each parameter's count of steps was in another rank's file, a chunk of which all read.
+    scalars = min(len(tensors) // 3, written)
+    before = ranks * (written + SMALL_BEFORE + scalars + mean)
+    after = SMALL + ranks * mean
+    headers = (written + SMALL_BEFORE) / READERS * LATENCY + scalars / READERS * each + alone
+    print(
+        f"\n{written} wrote, {ranks} resume: {mean:.1f} reads a rank, {max(reads)} at most, "
+        f"{max(taken) / 1e6:.0f} MB of {max(needed) / 1e6:.0f} MB needed; manifest "
+        f"{size / 1e6:.2f} MB, {(size - without) / 1e6:.2f} of it the index; before "
+        f"{before:,.0f} requests, {max(headers, before / RATE):,.1f} s; after {after:,.0f}, "
+        f"{max(alone, after / RATE):,.1f} s"
+    )
+    assert after < before
+    assert max(taken) <= 3 * max(needed) + 2 * CHUNK
