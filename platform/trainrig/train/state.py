@@ -93,8 +93,8 @@ class TrainState:
         beside: dict[str, Tensor] = {}
         for name, optimizer in self.other_optimizers.items():
             model = self.others[name]
-            own = {f"model.{n}": each for n, each in get_model_state_dict(model).items()}
-            own |= _memory(model, optimizer)
+            weights: dict[str, Any] = get_model_state_dict(model)
+            own = {f"model.{n}": each for n, each in weights.items()} | _memory(model, optimizer)
             beside |= {f"beside.{name}.{n}": each for n, each in own.items()}
         memory = _memory(self.model, self.optimizer)
         return self.weights() | memory | self.averages.tensors() | beside
