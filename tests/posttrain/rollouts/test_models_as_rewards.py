@@ -43,7 +43,7 @@ def scored_alone(path, prompt, text):
     rendered = renderer.render(Conversation((Message("user", prompt), Message("assistant", text))))
     last = int(np.flatnonzero(rendered.weights)[-1]) - 1
     with torch.no_grad():
-        return opened.build()(torch.tensor([rendered.ids])).logits[0, last, 0].item()
+        return opened.build()(torch.from_numpy(rendered.ids)[None]).logits[0, last, 0].item()
 
 
 def test_a_reward_model_scores_a_completion_as_an_answer(reward_model):

@@ -33,6 +33,7 @@ PPO = {
     "reference": {"weight": 0.1, "estimator": "k1", "place": "reward", "adaptive": ADAPTIVE},
 }
 CRITIC = {"optimizer": {"kind": "AdamW", "lr": 5e-3}}
+ALONE = {"samples": 1, "prompts": 8}
 STEPS = {"steps": 4, "checkpoints": {"every": 2, "keep": 9}}
 
 
@@ -85,7 +86,7 @@ def test_the_critic_is_trained_and_saved_with_its_optimizer(whole, ranks, fresh)
     mine = {name for name in tensors if name.startswith("beside.critic.")}
     assert "beside.critic.model.head.weight" in mine
     assert "beside.critic.optimizer.state.head.weight.exp_avg" in mine
-    (start,) = ranks(1, "tensors", job=job, weights_from=fresh)
+    (start,) = ranks(1, "tensors", job=job, weights_from=checkpoint.resolve(fresh))
     name = "embedding.weight"
     assert tensors[f"beside.critic.model.{name}"].shape == start[f"model.{name}"].shape
     for weights in (tensors[f"model.{name}"], tensors[f"beside.critic.model.{name}"]):
@@ -166,10 +167,10 @@ def test_check_counts_the_critic(make_ppo, fresh, tmp_path):
     [
         ({"objective": {"kind": "GRPO"}}, "critic: GRPO has none; leave it out"),
         (
-            {"objective": {"kind": "RLOO"}, "critic": None, "rollouts": {"samples": 1}},
+            {"objective": {"kind": "RLOO"}, "critic": None, "rollouts": ALONE},
             "RLOO compares the completions of a prompt with each other; give 2 or more",
         ),
-        ({"rollouts": {"samples": 1, "redraws": 1}}, "a single completion is never worth"),
+        ({"rollouts": {**ALONE, "redraws": 1}}, "a single completion is never worth"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
@@ -205,7 +206,7 @@ def test_one_completion_of_a_prompt_is_enough_for_a_critic(ranks, make_run, tmp_
     run = make_run(
         tmp_path / "run",
         objective={"kind": "PPO"},
-        rollouts={"samples": 1, "prompts": 8},
+        rollouts=ALONE,
         training={"steps": 1},
     )
     job, _ = trained(ranks, run, 1)
