@@ -28,7 +28,7 @@ STAGES = {
     "micro_batch": 2,
     "stages": [
         {"from_step": 3, "sequence_length": 128, "global_batch": 2, "micro_batch": 1},
-        {"from_step": 6, "weights": {"books": 1.0}},  # annealing: another mixture
+        {"from_step": 6, "weights": {"books": 1.0, "web": 0.0}},  # annealing: another mixture
     ],
 }
 TRAINING = {"steps": 8, "checkpoints": {"every": 3, "keep": 9}, "held_out": {"every": 4, "rows": 2}}
