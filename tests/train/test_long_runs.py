@@ -28,7 +28,7 @@ STAGES = {
     "micro_batch": 2,
     "stages": [
         {"from_step": 3, "sequence_length": 128, "global_batch": 2, "micro_batch": 1},
-        {"from_step": 6, "weights": {"books": 1.0}},  # annealing: another mixture
+        {"from_step": 6, "weights": {"books": 1.0, "web": 0.0}},  # annealing: another mixture
     ],
 }
 TRAINING = {"steps": 8, "checkpoints": {"every": 3, "keep": 9}, "held_out": {"every": 4, "rows": 2}}
@@ -39,6 +39,7 @@ def with_context(run, context, batches=None, **more):
     return build(Pretraining, run.model_dump(mode="json", exclude_none=True) | parts, "run.toml")
 
 
+@torch.no_grad()
 def loss_of(model, batch):
     nats = targets = 0
     for micro in batch:
@@ -88,8 +89,9 @@ def test_each_step_is_trained_with_the_positions_of_its_stage(extended):
         model = Decoder(config)
         model.load_state_dict(there[3].weights)
         losses[name] = loss_of(model, job.make_batches().at(3))
-    assert lines[4]["train/loss"] == pytest.approx(losses["new"], rel=1e-5)
-    assert lines[4]["train/loss"] != pytest.approx(losses["old"], rel=1e-5)
+    # After three steps angles matter little yet: 5e-5 nats, of which rounding is a small part.
+    off = {name: abs(lines[4]["train/loss"] - each) for name, each in losses.items()}
+    assert off["new"] < 0.25 * off["old"]
     annealing = [*job.make_batches().at(6), *job.make_batches().at(7)]
     assert {job.make_batches().sources[n] for m in annealing for n in m.sources} == {"books"}
 

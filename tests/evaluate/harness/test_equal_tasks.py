@@ -46,7 +46,7 @@ dataset_kwargs: {{data_files: {{test: {file}}}}}
 output_type: loglikelihood
 test_split: test
 doc_to_text: "{{{{query}}}}"
-doc_to_target: "{{{{target}}}}"
+doc_to_target: "{{{{' ' + target}}}}"
 metric_list: [{{metric: acc}}]
 """
 
