@@ -36,6 +36,18 @@ CACHE = NotIdentity("CACHE")  # a folder of this machine's own, made where it is
 EXTENDABLE = Extendable()
 
 
+@dataclass(frozen=True)
+class FitsSeveral:
+    """Marks a union whose tables may leave `kind` out: by its schema, one may fit several members,
+    and not, as pydantic has it, exactly one."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        made = dict(handler(schema))
+        if "oneOf" in made:
+            made["anyOf"] = made.pop("oneOf")
+        return made
+
+
 def without_kind(kind: str) -> BeforeValidator:
     """For a union whose tables may leave `kind` out: such a table is of this one."""
 

@@ -51,13 +51,6 @@ class _Described(GenerateJsonSchema):
                 key["description"] = told[name]
         return made
 
-    def function_before_schema(self, schema: Any) -> dict[str, Any]:
-        """Of a union whose tables may leave `kind` out: such a table may fit several members."""
-        made = super().function_before_schema(schema)
-        if schema["schema"]["type"] == "tagged-union" and "oneOf" in made:
-            made["anyOf"] = made.pop("oneOf")
-        return made
-
 
 def _comments(model: type[Settings]) -> dict[str, str]:
     """The comments above each field that `model` itself declares, and at the end of its lines."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from trainrig.config.field_marks import FitsSeveral
 from trainrig.models.architecture.presets import PRESETS
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
@@ -41,6 +42,7 @@ Model = Annotated[
     DecoderConfig | EncoderConfig | EncoderDecoderConfig,
     Field(discriminator="kind"),
     BeforeValidator(_with_kind),
+    FitsSeveral(),
 ]
 
 __all__ = ["ENCODER_DECODER", "Model", "model_class"]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainrig.config.field_marks import without_kind
+from trainrig.config.field_marks import FitsSeveral, without_kind
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
@@ -35,7 +35,9 @@ from trainrig.objectives.sft import SFT
 
 # Of text. Those beside CausalLM may corrupt rows first: see `Corrupting` in contract.py.
 OfText = CausalLM | FillInTheMiddle | MaskedLM | SpanCorruption
-PretrainingObjective = Annotated[OfText, Field(discriminator="kind"), without_kind("CausalLM")]
+PretrainingObjective = Annotated[
+    OfText, Field(discriminator="kind"), without_kind("CausalLM"), FitsSeveral()
+]
 
 # Of pairs of answers: what needs a reference model, and all.
 Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
