@@ -66,7 +66,7 @@ def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None
     assert stems["quickstart"] == {*VERBS, PageMaking.verb} - {"rl", "score"}
     assert stems["preferences"] == {"conversations", "posttrain", "score"}
     assert all(name in stems[verb.example] for name, verb in VERBS.items())
-    assert stems["reinforcement"] == {"rl"}
+    assert stems["reinforcement"] == {"rl", "ppo"}
     assert stems["crawl"] == {"curate", "classifier", "ngrams"}
     assert stems["sweep"] == {"isoflop", "ladder"}
 
