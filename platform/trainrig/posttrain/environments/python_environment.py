@@ -11,7 +11,7 @@ from trainrig.posttrain.rewards.user_code import UserCode, UserCodeFault, UserCo
 
 
 class PythonEnvironment(UserCodeSettings, EnvironmentPart):
-    """A class of your own: `reset(row)` gives what follows the prompt, if anything, `step(text)` an
+    """A class of your own: `reset(row)` gives what follows the prompt, or nothing, `step(text)` an
     observation, a reward, and whether the episode is done.
 
     One is made for each completion, in a process of its own. Where that has to be ended, the other

@@ -11,7 +11,6 @@ from trainrig import storage
 from trainrig.config import NOT_IDENTITY
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.tasks.templates import template
-from trainrig.models.sampling import Sampling
 from trainrig.posttrain.rewards.contract import Completion, Fault, RewardPart, Score
 from trainrig.posttrain.rewards.verifier import checked_pattern
 from trainrig.tokens.chat.messages import Message
@@ -109,6 +108,7 @@ class JudgeScorer:
         return scores
 
     def _score(self, completions: Sequence[Completion]) -> list[Score]:
+        from trainrig.models.sampling import Sampling
         from trainrig.posttrain.text_generator import TextGenerator, TextRequest
 
         judge = self._judge = self._judge or TextGenerator.open(self.settings.checkpoint)
