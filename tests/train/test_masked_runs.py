@@ -72,13 +72,13 @@ def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
 def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
     ranks, make_job, make_run, corrupted_tokens, tmp_path, caplog
 ):
-    decoder = make_job(tmp_path / "decoder", tokens=corrupted_tokens, training={"steps": 2})
+    decoder = make_job(tmp_path / "decoder", tokens=corrupted_tokens, training={"steps": 3})
     ranks(1, "train", job=decoder, attempt=RunFolder(decoder.folder).take_attempt(0))
     changes = {
         "tokens": corrupted_tokens,
         "continue_from": decoder.folder,
         "objective": {"kind": "MaskedLM"},
-        "training": {"steps": 2, "optimizer": {"kind": "AdamW", "lr": 1e-9}},
+        "training": {"steps": 3, "optimizer": {"kind": "AdamW", "lr": 1e-9}},
     }
 
     def run(**more):

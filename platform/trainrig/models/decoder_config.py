@@ -90,6 +90,8 @@ class ParameterCount:
 def _let_a_preset_stand_for_sizes(schema: dict[str, Any]) -> None:
     sizes = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["preset"]}, {"required": sizes}]
+    if schema["properties"]["kind"]["const"] != "Decoder":  # which a table without a kind is
+        schema["required"] = ["kind"]
 
 
 class DecoderConfig(Settings):

@@ -108,12 +108,11 @@ def test_the_first_state_and_the_first_pieces(embedding, models, tmp_path):
 
 @pytest.mark.ray
 def test_the_same_bytes_at_any_number_of_workers(embedding, tmp_path):
-    for workers in (0, 1, 2):
+    for workers in (0, 2):
         embed(embedding(workers=workers, output=str(tmp_path / str(workers))))
     alone = sorted((tmp_path / "0").glob("*.parquet"))
-    for workers in ("1", "2"):
-        for path in alone:
-            assert (tmp_path / workers / path.name).read_bytes() == path.read_bytes()
+    for path in alone:
+        assert (tmp_path / "2" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_what_cannot_be_embedded_is_refused(embedding, tmp_path):

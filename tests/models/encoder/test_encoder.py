@@ -189,11 +189,12 @@ def test_a_run_file_chooses_an_encoder_by_its_kind_and_a_decoder_by_none(tmp_pat
     path = tmp_path / "run.toml"
     path.write_text(RUN)
     assert type(run_files.load(Pretraining, str(path)).model) is DecoderConfig
-    path.write_text(RUN + 'kind = "Encoder"\nsegments = 2\n')
+    masked = RUN.replace("[model]", 'objective = { kind = "MaskedLM" }\n[model]')
+    path.write_text(masked + 'kind = "Encoder"\nsegments = 2\n')
     model = run_files.load(Pretraining, str(path)).model
     assert isinstance(model, EncoderConfig) and model.segments == 2
     assert model_class(model.model_dump(mode="json")) is EncoderConfig
-    path.write_text(RUN + 'kind = "Encoder"\nsegmens = 2\n')
+    path.write_text(masked + 'kind = "Encoder"\nsegmens = 2\n')
     with pytest.raises(ConfigError, match="did you mean 'segments'"):
         run_files.load(Pretraining, str(path))
     path.write_text(RUN + "segments = 2\n")

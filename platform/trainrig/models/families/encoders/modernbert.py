@@ -60,10 +60,12 @@ def _read(config: HubConfig) -> DecoderConfig:
         LOCAL if layer % every else GLOBAL for layer in range(layers)
     )
     reach = min(config.get("local_attention", 128) // 2, positions - 1)
+    far = read_rope(config, GLOBAL, config.get("global_rope_theta", THETA))
+    near = read_rope(config, LOCAL, config.get("local_rope_theta", LOCAL_THETA))
     window = SlidingWindow(
         size=2 * reach + 1,
         pattern=tuple("local" if kind == LOCAL else "global" for kind in _shortest(kinds)),
-        rope=read_rope(config, LOCAL, config.get("local_rope_theta", LOCAL_THETA)),
+        rope=None if near == far else near,
     )
     biased, wide = config.get("attention_bias", False), config.get("mlp_bias", False)
     return config.build(
@@ -74,7 +76,7 @@ def _read(config: HubConfig) -> DecoderConfig:
         feedforward_channels=config.need("intermediate_size"),
         vocabulary=config.need("vocab_size"),
         positions=positions,
-        position_embedding=read_rope(config, GLOBAL, config.get("global_rope_theta", THETA)),
+        position_embedding=far,
         attention=AttentionSettings(window=window if "local" in window.pattern else None),
         feedforward=GEGLU(tanh=False),
         norm=LayerNorm(epsilon=config.get("norm_eps", 1e-5), bias=config.get("norm_bias", False)),
