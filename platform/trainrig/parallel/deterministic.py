@@ -52,7 +52,7 @@ class SummedInTree:
         self._alone: list[TreeSum[Tensor]] = []
         for number, parameter in enumerate([] if self._units else parameters):
             take = functools.partial(self._take_own, number)
-            parameter.register_post_accumulate_grad_hook(take)
+            parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def begin(self, virtual: int, measured: bool = False) -> None:
         """See parallel.fsdp.Gradients."""
