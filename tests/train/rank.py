@@ -243,7 +243,8 @@ def read_back(job: TrainingJob, attempt: TrainingAttempt, spoilt_by: int) -> tup
     saver_here.finish()
     if dist.get_rank() == spoilt_by:
         (path,) = Path(job.folder).glob(f"checkpoints/*/*/{tensor_file_name(spoilt_by)}")
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     try:
         saver_here.verify(lambda: None)
     except Exception as error:

@@ -18,8 +18,8 @@ from trainrig.models.architecture.positions import Rope
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.mesh import local_device
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint import chunks as chunks_of_files
 from trainrig.train.checkpoint import (
+    VERIFIED,
     content_key,
     describe,
     find_damage,
@@ -29,6 +29,7 @@ from trainrig.train.checkpoint import (
     resolve,
     write_model,
 )
+from trainrig.train.checkpoint import chunks as chunks_of_files
 from trainrig.train.checkpoint.chunks import write_file
 from trainrig.train.checkpoint.clean_up import clean_up
 from trainrig.train.checkpoint.manifest import CheckpointManifest
@@ -107,7 +108,7 @@ def test_the_model_of_a_checkpoint_is_the_one_that_was_trained(straight, ranks):
 
 def test_nothing_in_a_checkpoint_can_be_executed(straight):
     folder = at(straight(2).folder, 20)
-    assert tuple(sorted(path.name for path in folder.iterdir())) == FILES
+    assert sorted(path.name for path in folder.iterdir()) == [*FILES, VERIFIED]
     for path in folder.iterdir():
         if path.suffix == ".json":
             json.loads(path.read_bytes())
@@ -334,7 +335,11 @@ def test_a_run_keeps_as_many_checkpoints_as_it_is_told(ranks, make_job, tmp_path
     assert [event["step"] for event in events] == [1, 2, 3, 4, 5, 6]
     for event in events:
         assert 0 < event["stall_seconds"] <= event["seconds"]
-    held = sum(p.stat().st_size for p in at(job.folder, 6).iterdir() if p.name != "manifest.json")
+    held = sum(
+        p.stat().st_size
+        for p in at(job.folder, 6).iterdir()
+        if p.name not in ("manifest.json", VERIFIED)
+    )
     assert events[-1]["bytes"] == held
 
 

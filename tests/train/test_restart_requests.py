@@ -252,7 +252,7 @@ def test_what_was_read_back_of_another_manifest_says_nothing(straight, tmp_path)
 def test_other_bytes_than_were_written_are_found_by_the_rank_that_wrote_them(
     ranks, make_job, tmp_path
 ):
-    job = make_job(tmp_path, training={"steps": 2})
+    job = make_job(tmp_path, training={"steps": 4})
     attempt = RunFolder(job.folder).take_attempt(0)
     found = ranks(2, "read_back", job=job, attempt=attempt, spoilt_by=1)
     (path,) = Path(job.folder).glob("checkpoints/*/*")
