@@ -255,6 +255,7 @@ def arguments_of(script: str, folder: Path) -> list[str]:
             "conversations": str(folder / "conversations"),
             "output": at["tuned"],
             "workers": "1",
+            "comparison.text": at["tokens"],
             "batches.sequence_length": "64",
             "batches.global_batch": "4",
             "batches.micro_batch": "4",
