@@ -267,6 +267,37 @@ tokens = "{at}/tokens"
 output = "{at}/scores"
 sequence_length = 32
 """,
+    "teacher": """
+stage = "teacher"
+checkpoint = "{at}/fresh"
+conversations = "{at}/chats"
+entries = 4
+output = "{at}/teacher"
+workers = 0
+""",
+    "sample": """
+stage = "sample"
+checkpoint = "{at}/fresh"
+output = "{at}/samples"
+workers = 0
+samples = 2
+prompt_tokens = 16
+maximum_tokens = 4
+prompts.paths = ["{at}/lessons.jsonl"]
+prompts.template = "{{{{ messages[0].content }}}}"
+rewards = [{{ kind = "PatternShape", pattern = "e", whole = false }}]
+""",
+    "constitutional": """
+stage = "constitutional"
+checkpoint = "{at}/fresh"
+output = "{at}/constitutional"
+workers = 0
+principles = "{at}/principles.txt"
+prompt_tokens = 16
+maximum_tokens = 4
+prompts.paths = ["{at}/lessons.jsonl"]
+prompts.template = "{{{{ messages[0].content }}}}"
+""",
     "embed": """
 stage = "embed"
 checkpoint = "{at}/fresh"
@@ -317,6 +348,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     write_run_files(at, at)
     turns = [{"role": role, "content": "ember"} for role in ("user", "assistant")]
     (at / "lessons.jsonl").write_text(2 * (json.dumps({"messages": turns}) + "\n"))
+    (at / "principles.txt").write_text("Answer the question that was asked.\n")
     ended = {}
     for verb in ("curate", "tokenizer", "tokenize"):
         ended[verb] = script(verb, at / f"{verb}.toml", "--json")
