@@ -361,5 +361,5 @@ def test_the_verbs_that_go_on_are_those_that_say_so() -> None:
     resuming = {name for name, verb in VERBS.items() if verb.load_model().resumes}
     assert resuming == {
         *("curate", "tokenize", "conversations", "pretrain", "posttrain", "rl", "score"),
-        *("evaluate", "sweep"),
+        *("evaluate", "sweep", "teacher", "sample", "constitutional", "embed"),
     }
