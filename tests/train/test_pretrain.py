@@ -14,6 +14,7 @@ from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import read_manifest
 from trainrig.models.decoder import count_parameters
+from trainrig.train.checkpoint import VERIFIED
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
@@ -46,6 +47,7 @@ def test_a_finished_run_says_what_it_made(finished):
     }
     assert manifest == read_manifest(run.output)
     there = {f"{last}/{path.name}" for path in Path(run.output, last).iterdir()}
+    there -= {f"{last}/{VERIFIED}"}  # which says that they were read back
     assert set(manifest.files) == there | {"run.toml"} and len(there) == 4
     for name, entry in manifest.files.items():
         assert entry.sha256 == storage.sha256(f"{run.output}/{name}")
