@@ -53,12 +53,12 @@ def generate(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Text before a gap to fill, instead; by models of FillInTheMiddle or "
-            "SpanCorruption.",
+            help="Text before a gap that a model of FillInTheMiddle or SpanCorruption fills, "
+            "instead.",
         ),
     ] = None,
     suffix: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text after the gap to fill.")
+        str | None, typer.Option(metavar="TEXT", help="Text after that gap, instead.")
     ] = None,
     prompts: Annotated[
         str | None,
