@@ -54,7 +54,8 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
 
     def read() -> None:
         check_context(checkpoint, entries, job)
-        check_model(checkpoint, entries, job.model_after(entries["data_step"]))
+        # Weights alone have no step, and are refused for it below.
+        check_model(checkpoint, entries, job.model_after(entries.get("data_step", 0)))
         check_adapter(checkpoint, entries, job.adapter)
         check_entries(checkpoint, entries, batches)
         if opened.tokenizer != job.tokenizer:
