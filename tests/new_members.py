@@ -113,7 +113,8 @@ from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS
 
 
 class TwoTerms(Settings):
-    """Cross-entropy, and the square of the logits of targets."""
+    """Cross-entropy, and the square of what the logits of targets are above those of the model
+    `beside`, of what they are themselves where there is none."""
 
     kind: Literal["TwoTerms"] = "TwoTerms"
     statistics: tuple[str, ...] = ()
@@ -131,10 +132,44 @@ class TwoTerms(Settings):
         """Both terms of `batch`."""
         output, targets = model(batch.arrays[IDS]), batch.arrays[TARGETS]
         plain = CausalLM().compute(lambda ids: output, batch, {})
-        seen = output.logits.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+        places = targets.clamp(min=0)[..., None]
+        seen = output.logits.gather(-1, places).squeeze(-1)
+        if "beside" in batch.models:
+            other = batch.models["beside"](batch.arrays[IDS])
+            seen = seen - other.logits.gather(-1, places).squeeze(-1)
         square = seen.square().masked_fill(targets == IGNORE, 0.0)
         counts = (targets != IGNORE).sum(1)
         return Computed(plain.terms | {"square": Contributions(square, counts)})
+''',
+    "models/architecture/scaled_attention.py": '''"""A toy kind of attention."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainrig.models.architecture.attention import AttentionSettings
+from trainrig.models.architecture.shapes import AttentionShape, VectorShape
+
+
+@dataclass(frozen=True)
+class ScaledShape(AttentionShape):
+    """Of one layer."""
+
+    scale: VectorShape
+
+
+class ScaledAttention(AttentionSettings):
+    """Each channel of what a head sees, times a learnt number."""
+
+    kind: Literal["ScaledAttention"] = "ScaledAttention"
+
+    def add_parts(self, plain):
+        """A number for each channel."""
+        return ScaledShape(**vars(plain), scale=VectorShape(plain.query.outputs))
+
+    def attend(self, layer, x_BTC, query_BHTD, key_BKSD, value_BKSD, see):
+        """The product."""
+        scale_HD = layer.scale.unflatten(0, (-1, query_BHTD.shape[-1]))
+        return see(query_BHTD, key_BKSD, value_BKSD) * scale_HD[:, None]
 ''',
 }
 # Of each file that lists members: the text after which a name is added, and what is added.
@@ -159,7 +194,14 @@ NAMES = {
     ),
     "objectives/__init__.py": (
         ("objectives.sft import SFT\n", "from trainrig.objectives.two_terms import TwoTerms\n"),
-        ("Objective = Annotated[\n    ", "TwoTerms | "),
+        ("OfText = ", "TwoTerms | "),
+    ),
+    "models/architecture/attention_kinds.py": (
+        (
+            "import GatedAttention\n",
+            "from trainrig.models.architecture.scaled_attention import ScaledAttention\n",
+        ),
+        ("    AttentionSettings | ", "ScaledAttention | "),
     ),
 }
 STEPS = 8
@@ -180,11 +222,9 @@ def add_members(package: Path) -> None:
 
 def main(base: Path) -> None:
     """A run by one rank; and one by two, on a mesh with a further axis, of which one is killed and
-    one rank alone goes on: both must come to the same bits."""
-    from pydantic import TypeAdapter
-
-    from trainrig.objectives import Objective
+    one rank alone goes on: both must come to the same bits, as must the models trained beside."""
     from trainrig.train.checkpoint import newest_valid
+    from trainrig.train.job import TrainedModel
     from trainrig.train.pretrain import prepare
     from trainrig.train.run.run_folder import RunFolder
     from trainrig.train.run_file import Pretraining
@@ -194,22 +234,28 @@ def main(base: Path) -> None:
     lasting, mortal = tiny["Ranks"](base), tiny["Ranks"](base / "mortal")
     (base / "mortal").mkdir()
 
-    def job_of(name: str, layout: dict[str, str]):
+    def job_of(name: str, layout: dict[str, str], steps: int = STEPS):
         given = {
             "tokens": tokens,
             "output": str(base / name),
-            "model": {"layers": 1, "channels": 16, "heads": 2, "positions": 32},
+            "model": {
+                "layers": 1,
+                "channels": 16,
+                "heads": 2,
+                "positions": 32,
+                "attention": {"kind": "ScaledAttention"},
+            },
+            "objective": {"kind": "TwoTerms"},
             "batches": {"sequence_length": 32, "global_batch": 4, "micro_batch": 2},
             "training": {
-                "steps": STEPS,
+                "steps": steps,
                 "optimizer": {"kind": "SignDescent", "lr": 0.002},
                 "checkpoints": {"every": 3, "keep": 9},
                 "parallel": layout,
             },
         }
-        objective = TypeAdapter(Objective).validate_python({"kind": "TwoTerms"})
         (base / name).mkdir()
-        return dataclasses.replace(prepare(Pretraining.model_validate(given)), objective=objective)
+        return prepare(Pretraining.model_validate(given))
 
     def weights(job) -> dict[str, bytes]:
         newest, _ = newest_valid(RunFolder(job.folder))
@@ -217,7 +263,15 @@ def main(base: Path) -> None:
         return {path.name: path.read_bytes() for path in Path(newest.path).glob("*.safetensors")}
 
     try:
-        straight, killed = job_of("straight", STRAIGHT), job_of("killed", KILLED)
+        before = job_of("before", STRAIGHT, steps=2)
+        lasting(1, "train", job=before, attempt=RunFolder(before.folder).take_attempt(0))
+        begun_with, _ = newest_valid(RunFolder(before.folder))
+        optimizer = before.training.optimizer
+        trained = {"beside": TrainedModel(before.model, begun_with.path, optimizer)}
+        straight, killed = (
+            dataclasses.replace(job_of(name, layout), trained=trained)
+            for name, layout in (("straight", STRAIGHT), ("killed", KILLED))
+        )
         folder = RunFolder(killed.folder)
         attempt = folder.take_attempt(0)
         begun = mortal.start(2, "train", job=killed, attempt=attempt, fault=(1, "die", 5))
@@ -233,7 +287,8 @@ def main(base: Path) -> None:
         lasting(1, "train", job=killed, attempt=folder.take_attempt(at), resume_from=path)
         assert weights(killed) == weights(straight)
         names = set(b"".join(weights(straight).values()).split(b'"'))
-        assert any(b"total" in name for name in names), "the optimizer's memory is saved"
+        for said in (b"total", b"attention.scale", b"beside"):
+            assert any(said in name for name in names), f"{said} is not saved"
     finally:
         lasting.end()
         mortal.end()

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainrig.flops import six_n_d, token_flops
 from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.feedforward import GELU, MixtureOfExperts
+from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.norms import LayerNorm, ParallelBlock
 from trainrig.models.architecture.positions import LearnedPositions
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
@@ -24,6 +25,7 @@ SIZES: dict[str, Any] = {
     [
         {},
         {"kv_heads": 2},
+        {"kv_heads": 2, "head_channels": 24, "attention": GatedAttention()},
         {"tie_embeddings": False},
         {"kv_heads": 1, "head_channels": 8, "feedforward_channels": 72},
         {"feedforward": GELU(), "biases": Biases(qkv=True, feedforward=True)},

@@ -67,9 +67,8 @@ def test_a_filter_over_a_new_signal_drops_documents(copy, tmp_path):
 
 
 @pytest.mark.chaos
-def test_an_optimizer_an_objective_and_an_axis_of_one_go_through_a_kill_and_a_resize(
-    copy, tmp_path
-):
+def test_what_training_is_made_of_goes_through_a_kill_and_a_resize(copy, tmp_path):
+    """Attention, optimizer, objective, a model trained beside, and a mesh with an axis of 1."""
     done = copy(ROOT / "tests" / "new_members.py", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("the same bits\n")

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from trainrig.estimate.layouts import BatchShape, devices_needed, fitting, table
-from trainrig.estimate.memory import step_memory
-from trainrig.models.decoder import DecoderConfig, count_parameters
+from trainrig.estimate.memory import per_token, step_memory
+from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.layout import DDP, FSDP, HSDP
@@ -112,6 +113,31 @@ def test_what_is_computed_again_is_not_kept() -> None:
         for again in (None, Selective(), Full(every=2), Full())
     ]
     assert kept[0] > kept[1] > kept[2] > kept[3] > 0
+
+
+@pytest.mark.parametrize("heads", [{}, {"kv_heads": 2, "head_channels": 48}])
+def test_a_gate_keeps_what_autograd_keeps_of_it(heads: dict[str, int]) -> None:
+    def both(kind: str) -> tuple[float, float]:
+        config = DecoderConfig.model_validate(
+            MODEL.model_dump() | heads | {"attention": {"kind": kind}}
+        )
+        model, kept = Decoder(config), {}
+        initialise(model, 0)
+        weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = tensor, storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(torch.zeros(1, 64, dtype=torch.int64))
+        reckoned, _ = per_token(config, Training(steps=1))
+        return reckoned, sum(size for _, size in kept.values()) / 64
+
+    (plain, plain_kept), (gated, gated_kept) = both("Attention"), both("GatedAttention")
+    assert gated - plain == gated_kept - plain_kept > 0
 
 
 def test_the_first_layout_that_fits_is_taken() -> None:

@@ -20,7 +20,7 @@ def build_attention(channels: int, heads: int, kv_heads: int, width: int) -> Att
         head_channels=width,
         vocabulary=4,
     )
-    return Attention(config.shapes.layers[0].attention, width, config.norm)
+    return Attention(config.shapes.layers[0].attention, width, config.norm, config.attention)
 
 
 def by_loops(attention: Attention, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:

@@ -151,7 +151,9 @@ def test_rows_with_positions_of_their_own_are_turned_each_by_its_own():
 
 def test_slopes_under_a_mask_are_those_of_the_values():
     config = DecoderConfig(layers=1, channels=4, heads=2, kv_heads=1, vocabulary=4)
-    attention = Attention(config.shapes.layers[0].attention, 2, config.norm).double()
+    attention = Attention(
+        config.shapes.layers[0].attention, 2, config.norm, config.attention
+    ).double()
     positions = torch.tensor([[0, 1, 0, 1]])
     numbers = document_numbers(positions)
     rotation = Rotation(positions, 2, Rope(theta=100.0))

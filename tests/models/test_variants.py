@@ -7,6 +7,7 @@ from trainrig.config import build as build_settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.feedforward import GEGLU, GELU, MixtureOfExperts, ReLU
+from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.norms import (
     LayerNorm,
     OutputNorm,
@@ -45,6 +46,7 @@ VARIANTS = {
         "tie_embeddings": False,
     },
     "ALiBi": {"position_embedding": Alibi()},
+    "gated attention": {"attention": GatedAttention(sinks=True, qk_norm="head")},
     "no positions": {"position_embedding": NoPositions(), "feedforward": GEGLU()},
     "partial rotation": {"position_embedding": Rope(rotated_share=0.6), "head_channels": 10},
     "YaRN": {"position_embedding": Rope(scaling=YaRN(factor=4, original_positions=8))},

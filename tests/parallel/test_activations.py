@@ -66,9 +66,9 @@ def drawn(length):
     )
 
 
-def attention(**changes):
+def attention():
     shape = CONFIG.shapes.layers[0].attention
-    return Attention(shape, CONFIG.shape.head_channels, CONFIG.norm, **changes)
+    return Attention(shape, CONFIG.shape.head_channels, CONFIG.norm, CONFIG.attention)
 
 
 @pytest.mark.parametrize("window", [None, 5])

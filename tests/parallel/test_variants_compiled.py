@@ -5,6 +5,7 @@ import torch
 
 from trainrig.models.architecture.attention import AttentionSettings, SlidingWindow
 from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.positions import Alibi
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.compiled import Compile, compile_layers
@@ -17,7 +18,7 @@ VARIANTS = {
             sinks=True, logit_cap=5.0, window=SlidingWindow(size=5, pattern=("local", "global"))
         )
     },
-    "ALiBi": {"position_embedding": Alibi()},
+    "ALiBi, gated": {"position_embedding": Alibi(), "attention": GatedAttention()},
 }
 IDS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(3))
 
@@ -52,7 +53,7 @@ def test_one_graph_holds_a_whole_layer_and_gives_the_same_gradients(changes):
         assert (one - other).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["capped windows", "ALiBi"])
+@pytest.mark.parametrize("name", ["capped windows", "ALiBi, gated"])
 def test_bfloat16_is_near_float32(name):
     """Not of experts: a token near a tie goes to another one."""
     plain, narrow = (gradients(VARIANTS[name], dtype=d) for d in (torch.float32, torch.bfloat16))

@@ -1,7 +1,15 @@
+import random
+
 import numpy as np
 import pytest
+import torch
 
 from trainrig.models.decoder import Decoder, initialise
+from trainrig.parallel import numerics
+from trainrig.parallel.mesh import local_device
+from trainrig.tokens.batches import read_local_batch
+from trainrig.train.state import fresh_state
+from trainrig.train.step import Stepper
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -43,3 +51,20 @@ def test_another_seed_gives_other_weights(ranks, make_job, tmp_path):
     ]
     name = "model.embedding.weight"
     assert not np.array_equal(drawn[0][name], drawn[1][name])
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
+def test_a_step_draws_nothing_from_the_state_of_a_library(optimizer, alone, make_job, tmp_path):
+    job = make_job(tmp_path, training={"optimizer": {"kind": optimizer}, "deterministic": False})
+    numerics.settle(job.training.threads, deterministic=False)
+
+    def states():
+        numbers = np.random.get_state()[1]  # noqa: NPY002
+        return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers.tobytes()
+
+    before = states()
+    batches, state = job.make_batches(), fresh_state(job, local_device())
+    stepper = Stepper(job, batches.sources, state, lambda: False)
+    for step in range(2):
+        assert stepper.take(read_local_batch(batches, 0, 1, step)).why_skipped is None
+    assert states() == before

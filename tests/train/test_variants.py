@@ -5,6 +5,7 @@ import pytest
 
 from trainrig.models.architecture.attention import AttentionSettings, SlidingWindow
 from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.norms import LayerNorm, ParallelBlock
 from trainrig.models.architecture.positions import LearnedPositions
 from trainrig.parallel.precision import Precision
@@ -22,7 +23,8 @@ VARIANTS = {
             window=SlidingWindow(size=7, pattern=("local", "global")),
         ),
     },
-    "GPT-2, parallel": {
+    "GPT-2, parallel, gated": {
+        "attention": GatedAttention(),
         "norm": LayerNorm(),
         "position_embedding": LearnedPositions(),
         "block": ParallelBlock(),

@@ -38,6 +38,7 @@ from trainrig.models.architecture.shapes import (
     FeedForwardShape,
     LayerShape,
     MixtureShape,
+    ProjectionShape,
     count,
 )
 from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
@@ -171,7 +172,8 @@ def per_token(model: DecoderConfig, training: Training) -> tuple[float, float]:
     moment beside within one of them.
 
     With everything kept: of the attention its input and the normed one, queries, keys, values and
-    what was seen; of the feed-forward part its input and the normed one, gate, up, SiLU of the gate
+    what was seen, and of each product that its kind adds (a gate) what is made of it and what that
+    changes; of the feed-forward part its input and the normed one, gate, up, SiLU of the gate
     and the product; of each norm, which computes in float32, its intermediates. Selective keeps
     what products gave, and the layer's input; Full the input alone.
     """
@@ -206,6 +208,7 @@ def _everything(layer: LayerShape, model: DecoderConfig, size: int) -> int:
     )
     normed = model.channels * sum(each is not None for each in norms)
     products = _of_products(layer, model) + _between(layer) * (2 if _gated(layer) else 1)
+    products += _added(layer)
     in_norms = normed * (6 if size < MASTER else 4)
     return size * (2 * model.channels + normed + products) + in_norms
 
@@ -218,7 +221,13 @@ def _of_products(layer: LayerShape, model: DecoderConfig) -> int:
     copies = 0
     if isinstance(mixture, MixtureShape):
         copies = 2 * mixture.experts.up.active * shape.channels  # what goes in and what comes out
-    return heads + copies + _between(layer) * (2 if _gated(layer) else 1)
+    return heads + copies + _added(layer) + _between(layer) * (2 if _gated(layer) else 1)
+
+
+def _added(layer: LayerShape) -> int:
+    """Numbers a token that the products give which its kind of attention adds."""
+    added = layer.attention.added.values()
+    return sum(each.outputs for each in added if isinstance(each, ProjectionShape))
 
 
 def _between(layer: LayerShape) -> int:

@@ -4,6 +4,7 @@ Shapes: B batch, T new positions, S positions seen in all (cached ones first), C
 stream, H query heads, K key and value heads, D channels of one head.
 """
 
+import functools
 import math
 from typing import Protocol
 
@@ -11,8 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainrig.models.architecture.attention import AttentionSettings
 from trainrig.models.architecture.norms import Normalisation
-from trainrig.models.architecture.shapes import AttentionShape
+from trainrig.models.architecture.shapes import (
+    AttentionShape,
+    NormShape,
+    ProjectionShape,
+    VectorShape,
+)
 from trainrig.models.blocked_attention import blocked_attention
 from trainrig.models.feedforward import projection
 from trainrig.models.norm import Norm
@@ -103,13 +110,12 @@ class Attention(nn.Module):
         shape: AttentionShape,
         head_channels: int,
         norm: Normalisation,
-        query_scale: float | None = None,
-        logit_cap: float | None = None,
+        settings: AttentionSettings,
         alibi: bool = False,
     ) -> None:
         super().__init__()
-        self.head_channels = head_channels
-        self.query_scale, self.logit_cap, self.alibi = query_scale, logit_cap, alibi
+        self.head_channels, self.settings, self.alibi = head_channels, settings, alibi
+        self.query_scale, self.logit_cap = settings.query_scale, settings.logit_cap
         self.query = projection(shape.query)
         self.key = projection(shape.key)
         self.value = projection(shape.value)
@@ -119,6 +125,8 @@ class Attention(nn.Module):
         self.sinks = (
             None if shape.sinks is None else nn.Parameter(torch.zeros(shape.sinks.channels))
         )
+        for name, part in shape.added.items():
+            self._add(name, part, norm)
 
     def forward(self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None) -> Tensor:
         """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions."""
@@ -129,7 +137,8 @@ class Attention(nn.Module):
         value_BKSD = self._heads(self.value(x_BTC), None)
         if cache is not None:
             key_BKSD, value_BKSD = cache.extend(key_BKSD, value_BKSD)
-        seen_BHTD = self.attend(query_BHTD, key_BKSD, value_BKSD, sight)
+        see = functools.partial(self.attend, sight=sight)
+        seen_BHTD = self.settings.attend(self, x_BTC, query_BHTD, key_BKSD, value_BKSD, see)
         mixed_BTC: Tensor = self.output(seen_BHTD.transpose(1, 2).flatten(2))
         return mixed_BTC
 
@@ -194,6 +203,20 @@ class Attention(nn.Module):
         if norm is not None:
             x_BTHD = norm(x_BTHD)
         return x_BTHD.transpose(1, 2)
+
+    def _add(
+        self,
+        name: str,
+        part: ProjectionShape | NormShape | VectorShape,
+        norm: Normalisation,
+    ) -> None:
+        """Have the part `name`, which the settings have added."""
+        if isinstance(part, VectorShape):
+            self.register_parameter(name, nn.Parameter(torch.zeros(part.channels)))
+        elif isinstance(part, NormShape):
+            self.add_module(name, Norm(part, norm))
+        else:
+            self.add_module(name, projection(part))
 
 
 def document_numbers(positions_BT: Tensor) -> Tensor:

@@ -38,7 +38,6 @@ class Layer(nn.Module):
     def __init__(self, shape: LayerShape, config: DecoderConfig) -> None:
         super().__init__()
         self.block, self.residual_multiplier = config.block, config.residual_multiplier
-        settings = config.plain.attention
 
         def norm(of: NormShape | None) -> Norm | None:
             return None if of is None else Norm(of, config.norm)
@@ -48,8 +47,7 @@ class Layer(nn.Module):
             shape.attention,
             config.shape.head_channels,
             config.norm,
-            settings.query_scale,
-            settings.logit_cap,
+            config.plain.attention,
             isinstance(config.position_embedding, Alibi),
         )
         self.attention_output_norm = norm(shape.attention_output_norm)

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 from trainrig.config import Settings, did_you_mean
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
+from trainrig.models.architecture.attention_kinds import AttentionKind
 from trainrig.models.architecture.feedforward import (
     GATED,
     FeedForward,
@@ -121,7 +122,7 @@ class DecoderConfig(Settings):
     vocabulary: int | None = Field(default=None, ge=1)
     positions: int = Field(default=2048, ge=1)  # length of the longest sequence, in tokens
     position_embedding: PositionEmbedding = Rope()  # how the model knows the order of tokens
-    attention: AttentionSettings = AttentionSettings()  # what attention has beside its heads
+    attention: AttentionKind = AttentionSettings()  # what attention has beside its heads
     feedforward: FeedForward = SwiGLU()  # what a layer does to each token by itself
     norm: Normalisation = RMSNorm()  # how activations are kept at one scale
     block: Block = PreNorm()  # where in a layer norms are, and whether its parts are parallel
@@ -343,7 +344,7 @@ class DecoderConfig(Settings):
         queries, keys = shape.heads * shape.head_channels, shape.kv_heads * shape.head_channels
         wide, normed = self.attention.qk_norm == "projection", self.attention.qk_norm is not None
         key_value = ProjectionShape(shape.channels, keys, self.biases.qkv)
-        return AttentionShape(
+        plain = AttentionShape(
             query=ProjectionShape(shape.channels, queries, self.biases.qkv),
             key=key_value,
             value=key_value,
@@ -354,6 +355,7 @@ class DecoderConfig(Settings):
             key_norm=self._norm_shape(keys if wide else shape.head_channels) if normed else None,
             sinks=VectorShape(shape.heads) if self.attention.sinks else None,
         )
+        return self.attention.add_parts(plain)
 
     def _feedforward_shape(self, shape: Shape, index: int) -> FeedForwardShape | MixtureShape:
         mixture = self.feedforward

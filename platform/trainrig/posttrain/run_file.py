@@ -18,6 +18,7 @@ class FineTuning(TrainingRunFile):
     """`trainrig posttrain`: a checkpoint, taught by conversations."""
 
     verb: ClassVar[str] = "posttrain"
+    output_format: ClassVar[int] = 2  # fresh weights, of adapters too, are drawn by place
     estimate: ClassVar[str] = "trainrig.posttrain.sft:estimate_tuning"
 
     stage: Literal["posttrain"] = "posttrain"

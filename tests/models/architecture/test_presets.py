@@ -7,6 +7,7 @@ from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.estimate.memory import cache_memory
 from trainrig.models import model_class
+from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.presets import PRESETS
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder.model import build_model
@@ -140,6 +141,11 @@ def test_keys_beside_a_preset_change_it_key_by_key():
     whole = settings(preset="mistral-7b")
     assert (changed.layers, changed.channels, changed.attention.window.size) == (2, 4096, 128)
     assert changed.norm == whole.norm and whole.attention.window.size == 4096
+
+
+def test_another_kind_of_attention_keeps_what_the_preset_says_of_it():
+    changed = settings(preset="qwen-3-0.6b", attention={"kind": "GatedAttention"})
+    assert changed.attention == GatedAttention(qk_norm="head")
 
 
 def test_a_table_of_another_kind_takes_the_place_of_the_presets():

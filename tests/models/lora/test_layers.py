@@ -145,6 +145,16 @@ def test_scales_are_the_known_ones():
     assert not initial_adapter_value("x.lora_b", (8, 4), 0).any()
 
 
+def test_fresh_values_go_by_seed_name_and_place_and_leave_torchs_own_numbers_alone():
+    before = torch.get_rng_state()
+    drawn = initial_adapter_value("x.lora_a", (64, 100), 0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn[:7], initial_adapter_value("x.lora_a", (7, 100), 0))  # as any slice
+    assert abs(drawn.mean()) < 0.003 and float(drawn.std()) == pytest.approx(0.1 / 3**0.5, rel=0.03)
+    for name, seed in (("y.lora_a", 0), ("x.lora_a", 1)):
+        assert not torch.equal(drawn, initial_adapter_value(name, (64, 100), seed))
+
+
 def test_a_pattern_that_matches_nothing_is_refused_with_what_there_is(whole):
     with pytest.raises(ConfigError, match=r"'q_proj' matches no layer.*attention\.query"):
         adapt(whole, LoRA(targets=("attention.*", "q_proj")))

@@ -1,11 +1,19 @@
-"""How tokens look at the tokens before them."""
+"""How tokens look at the tokens before them: the plain kind, which each other kind begins from."""
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.models.architecture.positions import Rope
+from trainrig.models.architecture.shapes import AttentionShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
 
 
 class SlidingWindow(Settings):
@@ -28,6 +36,7 @@ class SlidingWindow(Settings):
 class AttentionSettings(Settings):
     """What attention has beside its heads."""
 
+    kind: Literal["Attention"] = "Attention"
     window: SlidingWindow | None = None  # layers that see only what is near; None: none
     # Norm of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2).
     qk_norm: Literal["head", "projection"] | None = None
@@ -38,6 +47,28 @@ class AttentionSettings(Settings):
     # Whether each head has a learnt logit that takes its share of the softmax and adds nothing
     # (attention sinks: gpt-oss; Xiao et al. 2023, arXiv:2309.17453).
     sinks: bool = False
+
+    def add_parts(self, plain: AttentionShape) -> AttentionShape:
+        """The sizes of all parameters of a layer, beside which the plain kind has `plain`: each
+        part that is added is a field, by whose name the module has it."""
+        return plain
+
+    def attend(
+        self,
+        layer: nn.Module,
+        x_BTC: Tensor,
+        query_BHTD: Tensor,
+        key_BKSD: Tensor,
+        value_BKSD: Tensor,
+        see: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """What the heads give, [B, H, T, D], before the last product of `layer`, which has the
+        parts of `add_parts` by name.
+
+        Queries, keys and values are those of `x_BTC`, turned, and with what caches hold; of such
+        three, `see` gives what each query sees by the softmax over what it may look at.
+        """
+        return see(query_BHTD, key_BKSD, value_BKSD)
 
 
 class Biases(Settings):

@@ -271,6 +271,6 @@ def _over(below: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in given.items():
         table = below.get(key)
         if isinstance(table, Mapping) and isinstance(value, Mapping):
-            same = value.get("kind", table.get("kind")) == table.get("kind")
+            same = "kind" not in table or value.get("kind", table["kind"]) == table["kind"]
             merged[key] = _over(table, value) if same else value
     return merged

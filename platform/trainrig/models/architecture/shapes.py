@@ -85,7 +85,8 @@ class StackShape:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Of one layer; None: it has no such part."""
+    """Of one layer; None: it has no such part. Another kind of attention than the plain one adds
+    fields of its own."""
 
     query: ProjectionShape
     key: ProjectionShape
@@ -94,6 +95,12 @@ class AttentionShape:
     query_norm: NormShape | None
     key_norm: NormShape | None
     sinks: VectorShape | None
+
+    @property
+    def added(self) -> dict[str, ProjectionShape | NormShape | VectorShape]:
+        """The parts that the plain kind of attention lacks, by name."""
+        names = _names(self)[len(fields(AttentionShape)) :]
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

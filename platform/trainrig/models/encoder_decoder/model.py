@@ -64,7 +64,7 @@ class WritingLayer(Layer):
             shape.cross_attention,
             config.shape.head_channels,
             config.norm,
-            config.attention.query_scale,
+            config.attention,
         )
 
     def forward(  # type: ignore[override]

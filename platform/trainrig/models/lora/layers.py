@@ -9,7 +9,6 @@ Shapes: O outputs, I inputs, R rank; an embedding has an output for each entry a
 inputs, so that an adapter is B A of [O, R] and [R, I] wherever it is.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -249,17 +248,16 @@ def count_adapter(config: DecoderConfig, lora: LoRA) -> int:
 
 
 def initial_adapter_value(name: str, size: Sequence[int], seed: int) -> Tensor:
-    """The fresh value of `lora_a` or `lora_b`: float32, on the CPU, by name and seed alone.
+    """The fresh value of `lora_a` or `lora_b`: float32, on the CPU, by seed, name and place alone.
 
     A is uniform within 1 / sqrt(I), as torch begins linear layers; B is 0, and so is the change.
     `magnitude` begins with the lengths of the base's rows, which whoever loads it fills in.
     """
     if not name.endswith("lora_a"):
         return torch.zeros(tuple(size))
-    digest = hashlib.blake2b(f"{seed}\n{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    bound = 1 / math.sqrt(size[1])
-    return torch.empty(tuple(size)).uniform_(-bound, bound, generator=generator)
+    places = torch.arange(math.prod(size)).view(tuple(size))
+    drawn = uniforms(RandomKey(seed, "fresh adapter", name), places)
+    return ((2 * drawn - 1) / math.sqrt(size[1])).float()
 
 
 def quantise(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
