@@ -283,6 +283,7 @@ def sweep() -> None:
     folder = ray_private.sessions_folder()
     for path in folder.glob(f"session_*/{OWNER}"):
         if _is_dead(path):
+            log.warning("a process that was killed has left its Ray behind: ending it first")
             _remove_with_users(path.parent)
     for path in folder.glob(STARTING.format("*")):
         if _is_dead(path):
