@@ -172,7 +172,7 @@ def test_one_that_fails_to_start_is_an_error_in_one_line_and_leaves_nothing(
 
 
 def test_a_session_of_nobody_we_know_is_left_alone(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(temporary))
     others, live, dead = (temporary / f"ray/session_{name}" for name in ("others", "live", "dead"))
@@ -184,3 +184,5 @@ def test_a_session_of_nobody_we_know_is_left_alone(
     (dead / ray_local.OWNER).write_text(gone.model_dump_json())
     ray_local.sweep()
     assert [path.exists() for path in (others, live, dead)] == [True, True, False]
+    (said,) = caplog.messages
+    assert str(dead) in said and "s for that to end" in said

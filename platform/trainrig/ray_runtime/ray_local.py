@@ -283,7 +283,14 @@ def sweep() -> None:
     folder = ray_private.sessions_folder()
     for path in folder.glob(f"session_*/{OWNER}"):
         if _is_dead(path):
+            began = time.monotonic()
             _remove_with_users(path.parent)
+            log.warning(
+                "a process that was killed left its Ray in %s: waited %.1f s for that to end; "
+                "another Ray and all workers are started anew",
+                path.parent,
+                time.monotonic() - began,
+            )
     for path in folder.glob(STARTING.format("*")):
         if _is_dead(path):
             begun = path.stat().st_mtime

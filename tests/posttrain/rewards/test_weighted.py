@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 from tests.posttrain.rewards.completions import completion
 
-from trainrig.errors import ConfigError, DataError
+from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.posttrain.rewards import ExactAnswer, NumericAnswer
 from trainrig.posttrain.rewards.contract import Completion, RewardPart
 from trainrig.posttrain.rewards.weighted import WeightedRewards, build_rewards
@@ -65,3 +65,40 @@ def test_names_tell_parts_apart() -> None:
         build_rewards([ExactAnswer(), ExactAnswer()])
     with pytest.raises(ConfigError, match=r"rewards: none; write one"):
         build_rewards([])
+
+
+class Raising:
+    name = "own"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def score(self, completions: Sequence[Completion]) -> list[float]:
+        if any(each.text == "bad" for each in completions):
+            raise self.error
+        return [1.0 for _ in completions]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            ValueError("no\nnumber"),
+            DataError,
+            r"^rewards: 'own' raised ValueError: no number at the completion of row 7, prompt 'b'; "
+            r"mend or leave out that row, or leave out the reward$",
+        ),
+        (
+            ConnectionError("refused"),
+            ClusterError,
+            r"^rewards: 'own' raised ConnectionError: refused while it scored 2 completions; what "
+            r"was done stays done, and the same command goes on$",
+        ),
+    ],
+)
+def test_a_reward_that_raises_is_told_in_one_line_by_who_can_act(
+    error: Exception, kind: type[Exception], message: str
+) -> None:
+    rewards = WeightedRewards(((RewardPart(name="own"), Raising(error)),))
+    with pytest.raises(kind, match=message):
+        rewards.score([completion("good", "a"), completion("bad", "b")], rows=[3, 7])

@@ -8,6 +8,7 @@ import pytest
 
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
+from trainrig.posttrain.rewards import ExactAnswer
 from trainrig.posttrain.rewards.contract import Completion
 from trainrig.posttrain.rollouts.prompts import Prompt
 from trainrig.posttrain.sampling import stage
@@ -142,6 +143,20 @@ def test_a_row_that_a_reward_cannot_score_is_counted_and_ends_no_run(sampling, t
     assert made.counts["faults"] == {"exact/no_target": 2} and made.counts["prompts"] == 4
     of_row = [s for s in rows_of(tmp_path / "sampled", "samples") if s["prompt_number"] == 1]
     assert [s["parts"]["exact"] for s in of_row] == [0.0, 0.0]
+
+
+def test_a_reward_that_raises_is_told_with_its_row(sampling, tmp_path, monkeypatch):
+    def is_right(settings, given, target):
+        return 1 / (target != "zero")
+
+    monkeypatch.setattr(ExactAnswer, "is_right", is_right)
+    rows = [{"question": f"is {n}", "answer": "zero" if n == 2 else "e"} for n in range(4)]
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"paths": (str(path),), "template": "{{ question }}"}
+    message = "'exact' raised ZeroDivisionError: .* at the completion of row 2, prompt 'is 2'"
+    with pytest.raises(DataError, match=message):
+        sample_answers(sampling(prompts=asked, samples=2))
 
 
 def answer(sample, text, reward, finished=True):

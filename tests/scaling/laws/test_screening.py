@@ -46,11 +46,12 @@ def test_a_run_without_a_usable_loss_is_left_out_and_listed(loss: float, reason:
 
 
 def test_runs_that_stopped_or_diverged_are_left_out_and_points_along_the_way_kept_apart() -> None:
-    state = ["end"] * 13 + ["along", "unfinished", "diverged"]
+    state = ["end"] * 12 + ["along", "unfinished", "diverged", "failed"]
     screened = screen(grid(state=state))
-    assert (len(screened.runs), len(screened.along)) == (13, 14)
-    assert [one.name for one in screened.left_out] == ["row 15", "row 16"]
+    assert (len(screened.runs), len(screened.along)) == (12, 13)
+    assert [one.name for one in screened.left_out] == ["row 14", "row 15", "row 16"]
     assert "stopped before its end" in screened.left_out[0].reason
+    assert "its trial failed" in screened.left_out[2].reason
 
 
 def test_a_run_worse_for_repeating_its_tokens_has_not_diverged() -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from trainrig import config
-from trainrig.errors import ConfigError, DataError
+from trainrig import config, manifest
+from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.scaling.laws.read_table import read_table
 from trainrig.scaling.laws.runs_table import RUNS_FILE
+from trainrig.scaling.sweep.search_settings import RateBatchPair
 from trainrig.scaling.sweep.sweep import Sweep, sweep
+from trainrig.scaling.sweep.trial import claim_output
+from trainrig.scaling.sweep.trials import look_at, plan, points_of, run_file
 from trainrig.train.run.run_folder import RunFolder
 
 TIMES = ("seconds", "cost")  # the columns that differ from time to time
@@ -88,6 +91,36 @@ def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, ma
     trials = json.loads(Path(run.output, "trials.json").read_text())
     ruled = [run.rule.rate(each["parameters"], each["runs"][0]["tokens"]) for each in trials]
     assert [each["rate"] for each in trials] == pytest.approx(ruled, rel=0.01)
+
+
+@pytest.mark.ray
+def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table(
+    local_ray, make_sweep, caplog
+):
+    run = make_sweep("failing", trials={"at_once": 1, "retries": 3})
+    manifest.claim(run.output, run, {"tokens": manifest.read_input(run.tokens, "tokenize").content})
+    data = look_at(run)
+    small, large = plan(run, points_of(run, data), data, RateBatchPair(1.0, 1.0))
+    stage, _ = claim_output(run_file(run, large, large.trunk, data))
+    Path(stage.path("run.toml")).unlink()
+    Path(stage.path("run.toml")).mkdir()  # in the way of a file, each time
+    with pytest.raises(ClusterError, match=r"1 trials failed \(the first, n11920-s0: the same"):
+        sweep(run)
+    (record,) = Path(run.output).rglob("failures/*/*.json")
+    assert len(json.loads(record.read_text())) == 2  # of the four tries that it had
+    assert caplog.text.count("it goes on from where it was") == 1
+    runs = read_table(run.output)
+    assert list(zip(runs.trial, runs.state, strict=True)) == [
+        *[(small.name, "end")] * 2,
+        *[(large.name, "failed")] * 2,
+    ]
+    failed = runs.select(runs.state == "failed")
+    assert all("IsADirectoryError" in reason for reason in failed.reason)
+    assert all(reason == "" for reason in runs.select(runs.state == "end").reason)
+    # Once what was in the way is gone, the same command comes to the table of any other.
+    Path(stage.path("run.toml")).rmdir()
+    assert sweep(run).counts["points"] == 4
+    assert set(read_table(run.output).state) == {"end"}
 
 
 @pytest.mark.ray

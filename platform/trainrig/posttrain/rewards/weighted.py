@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainrig.errors import ConfigError, DataError
+from trainrig.errors import ClusterError, ConfigError, DataError, TrainrigError
 from trainrig.posttrain.rewards.contract import (
     Completion,
     CompletionScorer,
@@ -57,17 +57,22 @@ class WeightedRewards:
         self,
         completions: Sequence[Completion],
         given: Sequence[tuple[WeightedPart, Sequence[Score]]] = (),
+        rows: Sequence[int] = (),
     ) -> RewardScores:
         """The weighted totals and the parts of `completions`; `given`: scores that are there, of
-        further parts.
+        further parts; `rows`: the number of the row that each answers, for messages.
 
         What could not be scored gets its part's `fault_score`, and is counted. Raises DataError if
         a part scored none of them, though they answer several prompts: the reward is broken then,
-        not a row.
+        not a row. Raises DataError, which names the row, where a part raises an exception of its
+        own, and ClusterError where that is of the machine or the network.
         """
         parts: dict[str, tuple[float, ...]] = {}
         faults: Counter[str] = Counter()
-        scored = [(settings, _scores(reward, completions)) for settings, reward in self.parts]
+        scored = [
+            (settings, _scores(settings.name, reward, completions, rows))
+            for settings, reward in self.parts
+        ]
         every: list[tuple[WeightedPart, Sequence[Score]]] = [*scored, *given]
         for settings, found_scores in every:
             scores = [_finite(each) for each in found_scores]
@@ -134,11 +139,48 @@ def reward_inputs(parts: Sequence[RewardPart]) -> dict[str, str]:
     }
 
 
-def _scores(reward: CompletionScorer, completions: Sequence[Completion]) -> Sequence[Score]:
+def _scores(
+    name: str, reward: CompletionScorer, completions: Sequence[Completion], rows: Sequence[int]
+) -> Sequence[Score]:
+    try:
+        return _checked(reward, completions)
+    except TrainrigError:
+        raise
+    except (OSError, MemoryError) as error:
+        raise ClusterError(
+            f"rewards: '{name}' raised {_in_a_line(error)} while it scored {len(completions)} "
+            "completions; what was done stays done, and the same command goes on"
+        ) from error
+    except Exception as error:
+        where, own = _find_raising(reward, completions, rows) or ("of all together", error)
+        raise DataError(
+            f"rewards: '{name}' raised {_in_a_line(own)} at the completion {where}; mend or leave "
+            "out that row, or leave out the reward"
+        ) from error
+
+
+def _checked(reward: CompletionScorer, completions: Sequence[Completion]) -> Sequence[Score]:
     scores = reward.score(completions)
     if len(scores) != len(completions):
-        raise ValueError(f"{reward.name}: {len(scores)} scores of {len(completions)} completions")
+        raise ValueError(f"{len(scores)} scores of {len(completions)} completions")
     return scores
+
+
+def _find_raising(
+    reward: CompletionScorer, completions: Sequence[Completion], rows: Sequence[int]
+) -> tuple[str, Exception] | None:
+    """Which of `completions` is the first that `reward` raises at by itself, and what."""
+    for place, completion in enumerate(completions):
+        try:
+            _checked(reward, [completion])
+        except Exception as error:
+            row = f"row {rows[place]}, " if rows else ""
+            return f"of {row}prompt {completion.prompt!r:.60}", error
+    return None
+
+
+def _in_a_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _finite(score: Score) -> Score:

@@ -129,7 +129,8 @@ class RolloutBatches(BatchMaker):
         completions = [each.completion() for each in said]
         environment = self._run.environment
         given = [(environment, [each.score for each in said])] if environment else []
-        scores = self._rewards.score(completions, given)
+        rows = [each.prompt.number for each in said]
+        scores = self._rewards.score(completions, given, rows)
         return [
             _Group(tuple(said[begin : begin + samples]), _cut(scores, begin, begin + samples))
             for begin in range(0, len(said), samples)

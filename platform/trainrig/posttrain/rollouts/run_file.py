@@ -100,6 +100,7 @@ class ReinforcementLearning(TrainingRunFile):
 
     verb: ClassVar[str] = "rl"
     estimate: ClassVar[str] = "trainrig.posttrain.rollouts.stage:estimate_rollouts"
+    output_format: ClassVar[int] = 2  # settings of objectives are part of a batch's identity
 
     stage: Literal["rl"] = "rl"
     # Model to start from: a run folder, a checkpoint, or a folder of Hugging Face.

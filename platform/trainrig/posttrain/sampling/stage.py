@@ -188,7 +188,7 @@ def answer_all(
         )
         for (prompt, _), listener, one in zip(places, listeners, said, strict=True)
     ]
-    scores = rewards.score(completions)
+    scores = rewards.score(completions, rows=[prompt.number for prompt, _ in places])
     faults.update(scores.faults)
     answers = []
     for n, ((prompt, sample), completion) in enumerate(zip(places, completions, strict=True)):

@@ -31,6 +31,7 @@ STATES = (
     "along",  # measured on the way, before the rate decayed
     "unfinished",  # the last seen of a run that stopped before its end
     "diverged",  # of a run that was given up
+    "failed",  # of a run that could not be made
 )
 
 RUNS_SCHEMA = pa.schema(
@@ -51,6 +52,7 @@ RUNS_SCHEMA = pa.schema(
         ("seed", pa.float64()),
         ("seconds", pa.float64()),  # trained up to this row
         ("cost", pa.float64()),  # dollars up to this row
+        ("reason", pa.string()),  # why it diverged or failed; else empty
         ("tokenizer", pa.string()),  # its fingerprint or name; "" where unknown
         ("losses", pa.map_(pa.string(), pa.float64())),  # by source of the held-out text
     ]
@@ -81,6 +83,7 @@ class RunsTable:
     seed: Floats
     seconds: Floats
     cost: Floats
+    reason: Texts
     tokenizer: Texts
     losses: Mapping[str, Floats]
     counts: Counts = "non-embedding"

@@ -101,6 +101,7 @@ def _invalid(runs: RunsTable, kept: Mask) -> Reasons:
 _STATES = {
     "unfinished": "it stopped before its end: the rate had not decayed",
     "diverged": "it was given up as diverged",
+    "failed": "it could not be made: its trial failed",
 }
 
 

@@ -8,13 +8,12 @@ Small models are trained within Tune's actors, which live on from trial to trial
 imported. Large ones have a group of workers each, one after another, as `pretrain` has.
 """
 
-import contextlib
 import logging
 import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig import errors, manifest, storage
@@ -35,8 +34,9 @@ from trainrig.scaling.sweep.search_settings import (
     read_found,
     write_found,
 )
-from trainrig.scaling.sweep.sweep_progress import Show, SweepProgress
+from trainrig.scaling.sweep.sweep_progress import Show, SweepProgress, shown
 from trainrig.scaling.sweep.sweep_table import stated, summary, table, usd_an_hour
+from trainrig.scaling.sweep.trial_failures import FailureRecord
 from trainrig.scaling.sweep.trial_process import Config, SearchedPairs, TrainedTrials, TrialTask
 from trainrig.scaling.sweep.trials import SweepTokens, Trial, look_at, plan, plan_search, points_of
 from trainrig.train.elastic.trainer import fork_servers
@@ -80,7 +80,12 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
         trials = plan(
             run, points, data, RateBatchPair(given.rate * found.rate, given.batch * found.batch)
         )
-        driver.train(trials)
+        try:
+            driver.train(trials)
+        except ClusterError:
+            if driver.failed:
+                table(run, trials, data, driver.failed).write(stage.path(RUNS_FILE))
+            raise
         runs = table(run, trials, data)
         runs.write(stage.path(RUNS_FILE))
         storage.write(stage.path(STATED), stated(run, trials))
@@ -116,6 +121,7 @@ class _Driver:
     def __init__(self, stage: Stage, run: Sweep, data: SweepTokens, show: Show) -> None:
         self._stage, self._run, self._data, self._show = stage, run, data, show
         self._groups: list[_OnTune] = []
+        self.failed: dict[str, str] = {}  # why, by the name of the trial
 
     def train(self, trials: Sequence[Trial]) -> None:
         """Make all runs of `trials` that are not over: the costliest first, so that none is
@@ -164,7 +170,7 @@ class _Driver:
         names: Sequence[str],
         settings: Mapping[str, Any],
     ) -> None:
-        group = _OnTune(self._stage, self._run, work, progress)
+        group = _OnTune(self._stage, self._run, work, progress, self.failed)
         self._groups.append(group)
         with StopRequests(self._run.output) as stop:
             stop.honoured()  # a file that a driver left which was killed while it stopped
@@ -186,35 +192,32 @@ class _Driver:
             finish(stage, job, outcome)
 
         progress.started(trial)
-        with _shown(progress, self._show):
-            train_trial(self._run, trial, self._data, train_run)
+        with shown(progress, self._show, POLL):
+            try:
+                train_trial(self._run, trial, self._data, train_run)
+            except ClusterError as error:
+                self.failed[trial.name] = str(error)
+                raise
         progress.ended(trial)
         progress.show(self._show)
-
-
-@contextlib.contextmanager
-def _shown(progress: SweepProgress, show: Show) -> Iterator[None]:
-    """Show `progress` from a thread of its own while the block runs."""
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(POLL):
-            progress.show(show)
-
-    thread = threading.Thread(target=look, name="trials", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 class _OnTune:
     """Trials of one kind, on Ray Tune."""
 
-    def __init__(self, stage: Stage, run: Sweep, work: TrialTask, progress: SweepProgress) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        run: Sweep,
+        work: TrialTask,
+        progress: SweepProgress,
+        failed: dict[str, str],
+    ) -> None:
+        """`failed`: where the name of each trial that failed goes, with why."""
         self._stage, self._run, self._work, self._progress = stage, run, work, progress
+        self._failed = failed
+        self._call = f"{os.getpid()}-{time.time_ns()}"  # of Tune: one that is there would go on
+        self._records = stage.path(SCRATCH, "failures", self._call)
         self.trials = 0  # ended
         self.seconds = 0.0  # from the start of each to its end, together
         self.training_seconds = 0.0  # of which updates and held-out losses took
@@ -262,18 +265,21 @@ class _OnTune:
                 f"{self._run.output}: stopped by {stopped_by}; each trial is saved, and the same "
                 "command goes on"
             )
-        if failed := [result.error for result in self._results if result.error]:
-            lines = str(failed[0]).strip().splitlines()
+        if self._failed:
+            name, reason = next(iter(sorted(self._failed.items())))
             raise ClusterError(
-                f"{self._run.output}: {len(failed)} trials failed more than trials.retries = "
-                f"{self._run.trials.retries} times ({lines[-1] if lines else 'no reason given'}); "
-                "the others are done, and the same command goes on"
+                f"{self._run.output}: {len(self._failed)} trials failed (the first, {name}: "
+                f"{reason}); the others are done, and the same command goes on"
             )
+
+    def _record(self, trial_id: str) -> FailureRecord:
+        return FailureRecord.of_trial(self._records, trial_id, self._run.trials.retries)
 
     def _tuner(self, names: Sequence[str], settings: Mapping[str, Any]) -> Any:
         from ray import tune
 
         servers, work = fork_servers(), pickle.dumps(self._work)
+        records, retries = self._records, self._run.trials.retries
 
         # Pickled by value, being nobody's attribute: Tune's actors do not import this module, and
         # torch with it.
@@ -282,9 +288,12 @@ class _OnTune:
             from ray import tune
 
             from trainrig.scaling.sweep.trial_agent import keep
+            from trainrig.scaling.sweep.trial_failures import FailureRecord
 
             here = ray.get_runtime_context().get_node_id()
-            keep(servers.get(here), work, config, lambda result: tune.report(dict(result)))
+            trial_id = tune.get_context().get_trial_id()
+            record = FailureRecord.of_trial(records, trial_id, retries)
+            keep(servers.get(here), work, config, lambda result: tune.report(dict(result)), record)
 
         told, wanted = dict(settings), self._run.trials
         space = told.pop("space", {"name": tune.grid_search(list(names))})
@@ -296,7 +305,7 @@ class _OnTune:
                 reuse_actors=True, max_concurrent_trials=wanted.at_once, **told
             ),
             run_config=tune.RunConfig(
-                name=f"{os.getpid()}-{time.time_ns()}",  # one that is there would be gone on with
+                name=self._call,
                 storage_path=self._stage.path(SCRATCH, "tune"),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=wanted.retries),
@@ -324,10 +333,15 @@ class _OnTune:
                 self, iteration: int, trials: Any, trial: Any, **more: Any
             ) -> None:
                 named = outer._work.trial(trial.config).name
-                log.warning("trial %s: its process died; it goes on from where it was", named)
+                seen = outer._record(trial.trial_id).failures()
+                said = seen[-1].problem if seen else "its node or its actor died"
+                log.warning("trial %s: %s; it goes on from where it was", named, said)
 
             def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
-                outer._end(trial.trial_id, trial.config, {})
+                seen = outer._record(trial.trial_id).failures()
+                why = f"more than trials.retries = {outer._run.trials.retries} failures"
+                last = f"{why}; the last: {seen[-1].problem}" if seen else f"{why} of nodes"
+                outer._end(trial.trial_id, trial.config, {"failed": last})
 
         return Listener()
 
@@ -342,7 +356,11 @@ class _OnTune:
         self._stopped |= last.get("stopped", False)
         if "problem" in last and not self._problem:
             self._problem = getattr(errors, last["kind"])(last["problem"])
-        self._progress.ended(self._work.trial(config))
+        trial = self._work.trial(config)
+        if "failed" in last:
+            self._failed[trial.name] = last["failed"]
+            log.warning("trial %s failed: %s", trial.name, last["failed"])
+        self._progress.ended(trial)
 
 
 def _search_settings(search: RateSearch) -> dict[str, Any]:

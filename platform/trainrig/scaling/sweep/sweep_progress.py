@@ -3,7 +3,9 @@
 It reads run folders and is told which trials have started and ended; it knows no Ray.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.trial import is_over
@@ -73,3 +75,21 @@ class SweepProgress:
             row["step"] = f"{progress.step if progress else 0:,} of {length.steps:,}"
             row[""] = progress.note() if progress else "starting"
         return row
+
+
+@contextlib.contextmanager
+def shown(progress: SweepProgress, show: Show, every: float) -> Iterator[None]:
+    """Show `progress` every so many seconds, from a thread of its own, while the block runs."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(every):
+            progress.show(show)
+
+    thread = threading.Thread(target=look, name="trials", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

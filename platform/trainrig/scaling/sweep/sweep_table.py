@@ -3,7 +3,8 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,16 +27,21 @@ from trainrig.train.run import metrics
 Row = dict[str, Any]
 
 
-def table(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> RunsTable:
+def table(
+    sweep: Sweep,
+    trials: Sequence[Trial],
+    data: SweepTokens,
+    failed: Mapping[str, str] = MappingProxyType({}),
+) -> RunsTable:
     """The rows of all trials, in the order of size, seed and tokens.
 
-    A run that is not over has none.
+    A run that is not over has none, unless its trial is among `failed`, by name with the reason.
     """
     rows: list[Row] = []
     for trial in trials:
         trunk = metrics.series(folder_of(sweep, trial, trial.trunk))
         for length in trial.lengths:
-            rows += _rows(sweep, trial, length, trunk)
+            rows += _rows(sweep, trial, length, trunk, failed.get(trial.name))
     sources = sorted({source for row in rows for source in row["losses"]})
     of = {trial.name: trial for trial in trials}
     each = [of[row["trial"]] for row in rows]
@@ -62,12 +68,15 @@ def table(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> RunsTable
         seed=[float(trial.seed) for trial in each],
         seconds=seconds,
         cost=seconds / 3600 * usd_an_hour(sweep),
+        reason=[row.get("reason", "") for row in rows],
         tokenizer=data.tokenizer,
     )
 
 
-def _rows(sweep: Sweep, trial: Trial, length: TrialLength, trunk: Sequence[Row]) -> list[Row]:
-    """Of one run: what was measured on its way, and its end."""
+def _rows(
+    sweep: Sweep, trial: Trial, length: TrialLength, trunk: Sequence[Row], failed: str | None
+) -> list[Row]:
+    """Of one run: what was measured on its way, and its end; why it has none, where it `failed`."""
     folder = folder_of(sweep, trial, length)
     name = f"{trial.name}-d{length.tokens}"
     common = {"trial": trial.name, "budget": length.budget}
@@ -76,9 +85,10 @@ def _rows(sweep: Sweep, trial: Trial, length: TrialLength, trunk: Sequence[Row])
             common
             | {"name": name, "state": "diverged", "tokens": gone["tokens"] or length.tokens}
             | {"loss": math.nan, "losses": {}, "seconds": _seconds(trunk, gone["step"])}
+            | {"reason": gone["reason"]}
         ]
     if not storage.exists(storage.join(folder, MANIFEST)):
-        return []
+        return [] if failed is None else [common | _failed_row(name, length, failed)]
     stable = stable_steps(sweep, trial, length)
     updates = {line["step"]: line for line in trunk if line["step"] <= stable}
     updates |= {line["step"]: line for line in metrics.series(folder)}
@@ -96,6 +106,11 @@ def _rows(sweep: Sweep, trial: Trial, length: TrialLength, trunk: Sequence[Row])
             | ({} if ends else {"budget": None})
         )
     return rows
+
+
+def _failed_row(name: str, length: TrialLength, reason: str) -> Row:
+    row = {"name": name, "state": "failed", "tokens": length.tokens, "reason": reason}
+    return row | {"loss": math.nan, "losses": {}, "seconds": math.nan}
 
 
 def _seconds(updates: Sequence[Row], step: int) -> float:

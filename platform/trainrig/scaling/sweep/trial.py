@@ -137,6 +137,7 @@ class Alone:
     def __init__(self, heartbeats: HeartbeatSink = UNSUPERVISED) -> None:
         self._heartbeats = heartbeats
         self.training_seconds = 0.0  # that updates and held-out losses took
+        self.run, self.step = "", 0  # where it is: run folder, and updates done there
 
     def __call__(self, stage: Stage, job: TrainingJob) -> None:
         """See Train."""
@@ -160,7 +161,8 @@ class Alone:
             if newest and newest.step >= step:
                 return True
             attempt = folder.take_attempt(newest.step if newest else 0)
-            heartbeats = _Until(step, self._heartbeats)
+            self.run, self.step = job.folder, newest.step if newest else 0
+            heartbeats = _Until(step, self)
             try:
                 train(job, attempt, newest.path if newest else None, heartbeats)
             except DamagedCheckpoint:
@@ -174,6 +176,15 @@ class Alone:
                 )
             if self._heartbeats.stop_wanted():
                 return False
+
+    def heartbeat(self, step: int, doing: str) -> None:
+        """See HeartbeatSink."""
+        self.step = step
+        self._heartbeats.heartbeat(step, doing)
+
+    def stop_wanted(self) -> bool:
+        """See HeartbeatSink."""
+        return self._heartbeats.stop_wanted()
 
 
 class _Until:

@@ -5,15 +5,19 @@ milliseconds, and what it leaves behind ends with it. Nothing here imports torch
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
+from trainrig.processes.retry_policy import GiveUp
+from trainrig.scaling.sweep.trial_failures import FailureRecord, TrialFailure
 
 WORK = "trainrig.scaling.sweep.trial_process"
 MODULES = (WORK, "torch._dynamo", "boto3", "tensorboardX")
 Result = Mapping[str, Any]
+GAVE_UP = {"loss": float("inf"), "percent": 100.0}  # what a trial that is over has at least
 
 
 @dataclass(frozen=True)
@@ -30,26 +34,53 @@ class TrialEnded:
     result: Result
 
 
-class TrialDied(Exception):
-    """The process of a trial ended without a last word."""
+class TrialFailed(Exception):
+    """A trial did not come to its end, and is to be started again."""
 
 
 def keep(
-    address: str | None, work: bytes, config: Result, report: Callable[[Result], None]
+    address: str | None,
+    work: bytes,
+    config: Result,
+    report: Callable[[Result], None],
+    record: FailureRecord,
 ) -> None:
     """Have a process do the trial of the pickled `work` that `config` names; `report` all it says.
 
     `address`: of this node's fork server, if it has one. The process ends with this call, however
-    that does. Raises TrialDied.
+    that does. A failure is put on `record`; one that would come again is the trial's result, under
+    "failed". Raises TrialFailed after any other, once it was backed off from.
     """
+    last: dict[str, Any] = {}
+
+    def tell(result: Result) -> None:
+        last.update(result)
+        report(result)
+
     try:
         with contextlib.closing(_forked(address, (work, dict(config)))) as process:
-            while not isinstance(said := process.receive(), TrialEnded):
-                report(said.result)
-                process.send(None)
-            report(said.result)
+            failure = _relay(process, tell)
     except ProcessDied as died:
-        raise TrialDied(str(died)) from None
+        failure = TrialFailure(f"its process died: {died}")
+    if failure is None:
+        return
+    verdict = record.after(failure)
+    if isinstance(verdict, GiveUp):
+        report({**GAVE_UP, **last, "failed": verdict.reason})
+        return
+    time.sleep(verdict)
+    raise TrialFailed(failure.problem)
+
+
+def _relay(process: ForkedProcess, report: Callable[[Result], None]) -> TrialFailure | None:
+    """Report what the process of a trial says, to its last word; that, if it failed."""
+    while not isinstance(said := process.receive(), TrialEnded | TrialFailure):
+        report(said.result)
+        process.send(None)
+    if isinstance(said, TrialFailure):
+        return said
+    report(said.result)
+    return None
 
 
 def _forked(address: str | None, given: tuple[bytes, Result]) -> ForkedProcess:

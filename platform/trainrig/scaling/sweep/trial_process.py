@@ -6,6 +6,7 @@ It is told by pickle, in full: beside that it needs nothing but the folders that
 import math
 import os
 import pickle
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,7 +20,9 @@ from trainrig.scaling.sweep.search_settings import RateSearch, drawn_pair, named
 from trainrig.scaling.sweep.search_trials import train_searched
 from trainrig.scaling.sweep.trial import Alone, StopFile, only_rank, train_trial
 from trainrig.scaling.sweep.trial_agent import Said, TrialEnded
+from trainrig.scaling.sweep.trial_failures import TrialFailure
 from trainrig.scaling.sweep.trials import SweepTokens, Trial, plan_search
+from trainrig.train.elastic.failure_cause import is_out_of_memory, last_line
 
 Config = Mapping[str, Any]
 Report = Callable[[Mapping[str, Any]], None]
@@ -78,7 +81,8 @@ class SearchedPairs:
 def main(channel: Connection) -> None:
     """Do the trial that the channel gives, and say there how it goes and how it ended.
 
-    What the user has to mend, and a stop request, are results: whoever dies is started again.
+    What the user has to mend, and a stop request, are results; any other exception is told as a
+    failure, with the place where it came.
     """
     pickled, config = channel.recv()
     work: TrialTask = pickle.loads(pickled)
@@ -100,4 +104,14 @@ def main(channel: Connection) -> None:
             ended["stopped"] = True
         except InputError as error:
             ended |= {"problem": str(error), "kind": type(error).__name__}
+        except Exception as error:
+            traceback.print_exc()  # to the log of the worker
+            channel.send(_failure(error, alone))
+            return
     channel.send(TrialEnded(ended | {"training": alone.training_seconds}))
+
+
+def _failure(error: Exception, alone: Alone) -> TrialFailure:
+    line = last_line(error)
+    memory = is_out_of_memory(f"{type(error).__name__}: {error}")
+    return TrialFailure(line, alone.run, alone.step, exception=line, memory=memory)
