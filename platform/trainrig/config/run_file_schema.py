@@ -17,6 +17,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from trainrig.config import RunFile, Settings
 
+FOR_CHECKERS = re.compile(r"# (type: ignore|noqa)")  # says nothing of a field
+
 
 def json_schema(model: type[RunFile]) -> dict[str, Any]:
     """The JSON schema of `model`, each key with its description."""
@@ -60,7 +62,7 @@ def _comments(model: type[Settings]) -> dict[str, str]:
     at_line: dict[int, str] = {}  # line -> comment
     alone: set[int] = set()  # lines that hold nothing else
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
+        if token.type == tokenize.COMMENT and not FOR_CHECKERS.match(token.string):
             at_line[token.start[0]] = token.string.lstrip("#").strip()
             if token.line.lstrip().startswith("#"):
                 alone.add(token.start[0])
