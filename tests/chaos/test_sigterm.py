@@ -55,7 +55,7 @@ def has_child(process, name):
 
 
 INSTANTS = {
-    "it imports torch": lambda process, folder: imports(process, "libtorch_cpu"),
+    "it imports Ray": lambda process, folder: imports(process, "_raylet"),
     "Ray has a session": lambda process, folder: list(folder.glob("ray/session_*/logs")),
     "Ray has a GCS": lambda process, folder: has_child(process, "gcs_server"),
     "Ray has a raylet": lambda process, folder: has_child(process, "raylet"),
