@@ -1,10 +1,12 @@
 """Secrets that a run is given, looked for in every byte that it leaves."""
 
+import contextlib
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -54,13 +56,20 @@ def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tm
     environment = {**os.environ, **SECRETS, "RAY_TMPDIR": ray_folder}
     environment.pop("RAY_ADDRESS", None)
     supervise = [sys.executable, "-m", "trainrig.launch.supervise.entrypoint", f"--home={home}"]
-    done = subprocess.run(
-        [*supervise, f"--run={record.id}", "--attempt=1"], env=environment, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    left = dict(everything(home)) | dict(everything(ray_folder))
+    supervise += [f"--run={record.id}", "--attempt=1"]
+    left = {}
+    with (tmp_path / "stdout").open("wb") as out, (tmp_path / "stderr").open("wb") as err:
+        process = subprocess.Popen(supervise, env=environment, stdout=out, stderr=err)
+        while process.poll() is None:  # what Ray logs goes with it when all went well
+            with contextlib.suppress(OSError):
+                for path, data in everything(ray_folder):
+                    left[path] = data
+            time.sleep(0.1)
+    stdout, stderr = ((tmp_path / name).read_bytes() for name in ("stdout", "stderr"))
+    assert process.returncode == 0, stderr.decode()[-2000:]
+    left |= dict(everything(home)) | dict(everything(ray_folder))
     left |= {path: storage.read(path) for path in storage.list_files(s3)}
-    left |= {"stdout": done.stdout, "stderr": done.stderr}
+    left |= {"stdout": stdout, "stderr": stderr}
     kinds = {Path(path).suffix for path in left}
     assert {".json", ".toml", ".jsonl", ".txt", ".parquet", ".html", ".out"} <= kinds
     assert [path for path, data in left.items() if s3.encode() in data]  # the search finds
