@@ -1,11 +1,12 @@
 """Gradients whose bits do not depend on how many ranks computed them.
 
-The micro-batches of a step belong to virtual workers (`tokens.batches.take_turns`), whose number is
-a setting. A rank adds up those of one virtual worker one after another, and the virtual workers in
-one fixed tree (`parallel.tree`): its own ones by itself, before anything is sent. Then each rank
-sends each other the slice that that one keeps, one piece for every largest subtree that it owns;
-the receiver adds them where they belong in the tree. With as many ranks as virtual workers, or half
-as many, or a quarter …, that is one piece: as many bytes as a reduce-scatter sends.
+The micro-batches of a step belong to virtual workers, whose number is a setting
+(`tokens.batches.assign_micro_batches`). A rank adds up those of one virtual worker one after
+another, and the virtual workers in one fixed tree (`parallel.tree`): its own ones by itself, before
+anything is sent. Then each rank sends each other the slice that that one keeps, one piece for every
+largest subtree that it owns; the receiver adds them where they belong in the tree. With as many
+ranks as virtual workers, or half as many, or a quarter …, that is one piece: as many bytes as a
+reduce-scatter sends.
 
 What it costs beside that: a rank with k virtual workers holds up to log2(k) whole gradients while
 it adds up the last, unit by unit (a unit: what FSDP gathers together), and one more if a virtual

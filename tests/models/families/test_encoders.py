@@ -44,16 +44,6 @@ IDS = torch.randint(2, 331, (3, 20), generator=torch.Generator().manual_seed(1))
 BOUND = 1e-5
 
 
-@pytest.fixture(scope="module")
-def transformers():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        module = pytest.importorskip("transformers")
-        module.logging.set_verbosity_error()
-        module.logging.disable_progress_bar()
-        yield module
-
-
 @pytest.fixture(scope="module", params=THEIRS)
 def pair(request, transformers, tmp_path_factory):
     """Theirs and ours of the same folder."""

@@ -31,16 +31,6 @@ IDS, WRITTEN = (torch.randint(1, 331, (3, length), generator=DICE) for length in
 BOUND = 1e-5
 
 
-@pytest.fixture(scope="module")
-def transformers():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        module = pytest.importorskip("transformers")
-        module.logging.set_verbosity_error()
-        module.logging.disable_progress_bar()
-        yield module
-
-
 @pytest.fixture(scope="module", params=THEIRS)
 def pair(request, transformers, tmp_path_factory):
     """Theirs and ours of the same folder."""

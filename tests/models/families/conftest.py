@@ -1,0 +1,12 @@
+import pytest
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    """Transformers, which asks no hub for anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        module = pytest.importorskip("transformers")
+        module.logging.set_verbosity_error()
+        module.logging.disable_progress_bar()
+        yield module
