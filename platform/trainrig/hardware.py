@@ -42,6 +42,11 @@ class Device(Settings):
     watts: Positive  # at full load
     accelerator: bool = True  # False: cores of a CPU
     source: str  # of these figures
+    # For plans of layouts (docs/layouts.md); a table without them plans none.
+    bandwidth: Positive | None = None  # bytes/s of its own memory
+    matmul: float | None = Field(default=None, gt=0, le=1)  # share of the peak, at the best shape
+    processors: int | None = Field(default=None, ge=1)  # that a product's tiles are dealt to
+    link: str | None = None  # to the others of a machine, its name in `links`
 
     def peak(self, compute: Compute) -> float:
         """FLOP/s, at most. Raises ConfigError where the table does not say."""
@@ -53,6 +58,15 @@ class Device(Settings):
         return self.flops[compute]
 
 
+class Link(Settings):
+    """What devices of a machine, or machines, are joined by."""
+
+    bandwidth: Positive  # bytes/s each way: of one device, or for `between` machines of one machine
+    latency: Positive  # seconds of one message
+    between: Literal["devices", "machines"]
+    source: str  # of these figures
+
+
 class Instance(Settings):
     """A machine that can be rented."""
 
@@ -62,6 +76,7 @@ class Instance(Settings):
     memory: Positive  # bytes, beside that of its devices
     usd: Positive  # an hour, on demand
     spot_usd: Positive | None = None  # an hour, preemptible; None: not known
+    interconnect: str | None = None  # to other machines, its name in `links`; None: not known
     as_of: str  # date of the prices
     source: str  # of the prices
 
@@ -80,6 +95,21 @@ class Hardware(Settings):
 
     devices: dict[str, Device] = Field(min_length=1)
     instances: dict[str, Instance] = Field({})
+    links: dict[str, Link] = Field({})
+
+    @model_validator(mode="after")
+    def _links_are_there(self) -> Self:
+        for name, device in self.devices.items():
+            self._check_link(f"devices.{name}.link", device.link, "devices")
+        for name, instance in self.instances.items():
+            self._check_link(f"instances.{name}.interconnect", instance.interconnect, "machines")
+        return self
+
+    def _check_link(self, where: str, name: str | None, between: str) -> None:
+        if name is not None and (name not in self.links or self.links[name].between != between):
+            fitting = [each for each, link in self.links.items() if link.between == between]
+            near = config.did_you_mean(name, fitting)
+            raise ValueError(f"{where}: no link '{name}' between {between}{near}")
 
     @model_validator(mode="after")
     def _devices_are_there(self) -> Self:
@@ -102,6 +132,17 @@ class Hardware(Settings):
             near = config.did_you_mean(name, self.instances)
             raise ConfigError(f"no instance '{name}' in the table of hardware{near}")
         return self.instances[name]
+
+    def interconnect(self, name: str) -> Link:
+        """What joins machines. Raises ConfigError with the nearest name if there is none of it."""
+        fitting = {each: link for each, link in self.links.items() if link.between == "machines"}
+        if name not in fitting:
+            near = config.did_you_mean(name, fitting)
+            raise ConfigError(
+                f"no interconnect '{name}' in the table of hardware{near}; "
+                f"there are: {', '.join(sorted(fitting)) or 'none'}"
+            )
+        return fitting[name]
 
     def price(self, instance: str, market: str) -> Price | None:
         """Of a machine by the labels of its node; None: not known. No other place knows prices."""

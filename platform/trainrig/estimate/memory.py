@@ -32,6 +32,7 @@ Shapes: C channels, H query heads, K key heads, D channels of a head, F between,
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from trainrig.models.architecture.shapes import (
@@ -85,6 +86,30 @@ def slices(training: Training, workers: int) -> int:
     return workers
 
 
+@dataclass(frozen=True)
+class HeldParameters:
+    """Of the part of a model that one device works with: how many, and bytes of its slices."""
+
+    total: int  # gathered when they are computed with
+    trained: int
+    root: int  # of what is gathered with the embedding, head and last norm
+    layer: int  # of the largest layer
+    layers: int
+    weights: float  # bytes of the slices of this device
+    optimizer: float  # bytes
+    gradients: float  # bytes
+
+
+@dataclass(frozen=True)
+class HeldActivations:
+    """Bytes on one device while a micro-batch is computed."""
+
+    kept: float  # for the backward passes that are to come
+    in_a_layer: float  # for a moment, within one
+    at_the_head: float  # for a moment, at the logits
+    buffers: float = 0.0  # of what is sent and received between products
+
+
 def step_memory(
     model: DecoderConfig,
     training: Training,
@@ -99,37 +124,63 @@ def step_memory(
     """
     shapes = parameter_shapes(model)
     total, trained = count_parameters(model).total, count_trained(shapes, training.groups)
-    kept_by_optimizer = state_bytes(shapes, training.optimizer, training.groups)
     sliced = slices(training, workers)
-    compute = training.precision.bytes
     tokens = micro_batch * sequence_length
     root, layer = _units(model)
-    gathered = total if training.parallel.reshard == "step" else root + 2 * layer
-    turns = math.ceil(global_batch / micro_batch / workers)
-    held, together = _summing(training, workers, turns)
     kept, in_a_layer = (tokens * each for each in per_token(model, training))
-    fleeting = max(in_a_layer, _at_the_head(model, compute, tokens))
+    return peak_memory(
+        HeldParameters(
+            total=total,
+            trained=trained,
+            root=root,
+            layer=layer,
+            layers=model.layers,
+            weights=MASTER * total / sliced,
+            optimizer=state_bytes(shapes, training.optimizer, training.groups) / sliced,
+            gradients=MASTER * trained / sliced,
+        ),
+        HeldActivations(kept, in_a_layer, at_the_head(model, training.precision.bytes, tokens)),
+        training,
+        workers,
+        math.ceil(global_batch / micro_batch / workers),
+    )
+
+
+def peak_memory(
+    held: HeldParameters,
+    activations: HeldActivations,
+    training: Training,
+    workers: int,
+    turns: int,
+) -> Memory:
+    """Of a step in which each of `workers` takes `turns` micro-batches."""
+    compute = training.precision.bytes
+    root, layer = held.root, held.layer
+    gathered = held.total if training.parallel.reshard == "step" else root + 2 * layer
+    whole_sums, together = _summing(training, workers, turns)
+    fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
     passing = _passing(max(root, layer), compute, together)
+    summing = MASTER * held.trained * whole_sums
     # Partial sums are let go unit by unit as they are sent, so they are never beside all slices of
     # the whole sum; activations are gone by then.
-    sending = _sending(root, layer, model.layers) if training.deterministic and workers > 1 else 0.0
-    before = MASTER * trained * held + compute * gathered + kept + fleeting + passing
+    sending = _sending(root, layer, held.layers) if training.deterministic and workers > 1 else 0.0
+    before = summing + compute * gathered + activations.kept + fleeting + passing
     last = 0.0 if sending else passing
-    after = sending + last + MASTER * trained / sliced
+    after = sending + last + held.gradients
     early = before >= after
     return Memory(
-        weights=MASTER * total / sliced,
-        optimizer=kept_by_optimizer / sliced,
-        gradients=0.0 if early else MASTER * trained / sliced,
+        weights=held.weights,
+        optimizer=held.optimizer,
+        gradients=0.0 if early else held.gradients,
         gathered=compute * gathered if early else 0.0,
-        summing=MASTER * trained * held if early else sending,
-        activations=kept if early else 0.0,
+        summing=summing if early else sending,
+        activations=activations.kept if early else 0.0,
         fleeting=fleeting if early else 0.0,
         passing=passing if early else last,
     )
 
 
-def _at_the_head(model: DecoderConfig, compute: int, tokens: int) -> float:
+def at_the_head(model: DecoderConfig, compute: int, tokens: int) -> float:
     """Bytes of the logits of a block, the slopes of hidden states, and those of the weight."""
     entries, channels = model.outputs, model.shape.channels
     block = min(tokens * entries, max(HEAD_BLOCK, entries))
@@ -169,7 +220,15 @@ def _sending(root: int, layer: int, layers: int) -> float:
 
 def per_token(model: DecoderConfig, training: Training) -> tuple[float, float]:
     """Bytes a token that all layers together keep for the backward pass, and what there is for a
-    moment beside within one of them.
+    moment beside within one of them."""
+    return per_token_of(model.shapes.layers, model, training)
+
+
+def per_token_of(
+    layers: Sequence[LayerShape], model: DecoderConfig, training: Training, split: int = 1
+) -> tuple[float, float]:
+    """The same of some of its `layers`, where what flows between products is split over `split`
+    devices (sequence parallel: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
 
     With everything kept: of the attention its input and the normed one, queries, keys, values and
     what was seen, and of each product that its kind adds (a gate) what is made of it and what that
@@ -177,28 +236,28 @@ def per_token(model: DecoderConfig, training: Training) -> tuple[float, float]:
     and the product; of each norm, which computes in float32, its intermediates. Selective keeps
     what products gave, and the layer's input; Full the input alone.
     """
-    layers = model.shapes.layers
     size = training.precision.bytes
     channels = model.channels
-    kinds = {layer: _everything(layer, model, size) for layer in set(layers)}
+    kinds = {layer: _everything(layer, model, size, split) for layer in set(layers)}
     everything = [kinds[layer] for layer in layers]
-    without = {layer: size * (3 * channels + _of_products(layer, model)) for layer in kinds}
+    stream = size * 3 * channels / split
+    without = {layer: stream + size * _of_products(layer, model) for layer in kinds}
     selective = [without[layer] for layer in layers]
     again = training.recompute
-    kept, computed_again = sum(everything), 0
+    kept, computed_again = float(sum(everything)), 0.0
     if isinstance(again, Full):
         dropped = everything[again.every - 1 :: again.every]
-        kept = sum(everything) - sum(dropped) + len(dropped) * size * channels
+        kept = sum(everything) - sum(dropped) + len(dropped) * size * channels / split
         computed_again = max(everything)
     elif isinstance(again, Selective):
         kept = sum(selective)
         computed_again = max(a - b for a, b in zip(everything, selective, strict=True))
     between = max(_between(layer) for layer in layers)
-    in_a_layer = size * (2 * between + channels) + computed_again
+    in_a_layer = size * (2 * between + channels / split) + computed_again
     return float(kept), float(in_a_layer)
 
 
-def _everything(layer: LayerShape, model: DecoderConfig, size: int) -> int:
+def _everything(layer: LayerShape, model: DecoderConfig, size: int, split: int) -> float:
     """Bytes a token that `layer` keeps if nothing is computed again."""
     norms = (
         layer.attention_norm,
@@ -210,7 +269,7 @@ def _everything(layer: LayerShape, model: DecoderConfig, size: int) -> int:
     products = _of_products(layer, model) + _between(layer) * (2 if _gated(layer) else 1)
     products += _added(layer)
     in_norms = normed * (6 if size < MASTER else 4)
-    return size * (2 * model.channels + normed + products) + in_norms
+    return size * products + (size * (2 * model.channels + normed) + in_norms) / split
 
 
 def _of_products(layer: LayerShape, model: DecoderConfig) -> int:
