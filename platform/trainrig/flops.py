@@ -55,7 +55,7 @@ def token_flops(
     for layer in range(model.layers):
         local = window is not None and window.is_local(layer)
         size = window.size if window and local else None
-        keys += _keys(sequence_length, size, causal, model.bidirectional)
+        keys += mean_keys(sequence_length, size, causal, model.bidirectional)
     logits = model.outputs * shape.channels
     products = multiplications((model.shapes.layers, model.shapes.after_layers))
     if model.shapes.head is not None:
@@ -86,7 +86,7 @@ def encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written: int) 
     return (2.0 * products + attention + head) * (1 + BACKWARD)
 
 
-def _keys(length: int, window: int | None, causal: bool, around: bool) -> float:
+def mean_keys(length: int, window: int | None, causal: bool, around: bool) -> float:
     """How many keys a query meets, the mean over a sequence; `around`: those on either side."""
     if not causal:
         return length

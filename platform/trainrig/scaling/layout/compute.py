@@ -1,0 +1,193 @@
+"""How long one device computes on a micro-batch, kernel by kernel, from their shapes.
+
+Shapes: a product of [M, K] by [K, N]; tokens of a micro-batch on one device; C channels.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from trainrig.errors import ConfigError
+from trainrig.flops import BACKWARD, mean_keys
+from trainrig.hardware import Device
+from trainrig.models.architecture.shapes import (
+    FeedForwardShape,
+    LayerShape,
+    MixtureShape,
+    NormShape,
+    ProjectionShape,
+    StackShape,
+)
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.scaling.layout import terms
+from trainrig.train.run_file import Training
+
+MASTER = 4
+# Numbers of the computed format that are read and written where nothing is fused: a norm casts to
+# float32, squares, takes the mean, scales, casts back and takes its gain (40 bytes in bfloat16);
+# positions are two products, a rotation and a sum.
+NORM = 20
+TURNED = 10
+
+
+@dataclass(frozen=True)
+class Product:
+    """Of `copies` pairs of matrices."""
+
+    rows: float  # M, tokens of each
+    columns: int  # N
+    inner: int  # K
+    copies: int = 1
+
+    @property
+    def flops(self) -> float:
+        """Operations of the forward pass."""
+        return 2.0 * self.copies * self.rows * self.columns * self.inner
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Seconds of one device for one micro-batch, forward and backward."""
+
+    products: tuple[float, float] = (0.0, 0.0)
+    attention: tuple[float, float] = (0.0, 0.0)
+    elementwise: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def forward(self) -> float:
+        """All of the forward pass."""
+        return self.products[0] + self.attention[0] + self.elementwise[0]
+
+    @property
+    def backward(self) -> float:
+        """All of the backward pass."""
+        return self.products[1] + self.attention[1] + self.elementwise[1]
+
+
+def products_of(part: object, tokens: float, split: int) -> Iterator[Product]:
+    """The products of `part`, cut for one device, on `tokens` of its group; of those that all of
+    a tensor group make alike each makes one of `split` parts."""
+    if isinstance(part, ProjectionShape):
+        yield Product(tokens, part.outputs, part.inputs)
+    elif isinstance(part, StackShape):
+        rows = tokens * part.active / part.experts
+        yield Product(rows, part.outputs, part.inputs, part.experts)
+    elif isinstance(part, MixtureShape):
+        yield Product(tokens / split, part.router.outputs, part.router.inputs)
+        yield from products_of(part.experts, tokens, split)
+        yield from products_of(part.shared, tokens, split)
+    elif part is not None and not hasattr(part, "sizes"):
+        for each in fields(part):  # type: ignore[arg-type]
+            yield from products_of(getattr(part, each.name), tokens, split)
+
+
+class Timer:
+    """Seconds of kernels on one kind of device."""
+
+    def __init__(self, name: str, device: Device, training: Training) -> None:
+        """Raises ConfigError where the table of hardware lacks what plans need."""
+        if device.bandwidth is None or device.matmul is None or device.processors is None:
+            lacking = [
+                each
+                for each in ("bandwidth", "matmul", "processors")
+                if getattr(device, each) is None
+            ]
+            raise ConfigError(
+                f"the table of hardware does not say {', '.join(lacking)} of '{name}', which a "
+                "plan of layouts needs; add it, or choose another --device"
+            )
+        self._peak = device.peak(training.precision.peak)
+        self._products = self._peak * device.matmul
+        self._processors = device.processors
+        self._bytes = device.bandwidth * terms.MEMORY.value
+        self.size = training.precision.bytes
+        self._fused = training.compile is not None
+
+    def product(self, each: Product) -> float:
+        """The slower of its arithmetic, in whole rounds of tiles, and its memory."""
+        tall, wide = terms.TILE_ROWS.value, terms.TILE_COLUMNS.value
+        tiles = each.copies * math.ceil(each.rows / tall) * math.ceil(each.columns / wide)
+        rounds = math.ceil(tiles / self._processors)
+        filled = rounds * self._processors * tall * wide
+        moved = each.rows * each.inner + each.inner * each.columns + each.rows * each.columns
+        memory = self.size * each.copies * moved / self._bytes
+        return max(2.0 * filled * each.inner / self._products, memory)
+
+    def trained(self, each: Product) -> tuple[float, float]:
+        """Forward, and backward: the slopes of its input, and of its weights."""
+        of_input = Product(each.rows, each.inner, each.columns, each.copies)
+        of_weight = Product(each.columns, each.inner, math.ceil(each.rows), each.copies)
+        return self.product(each), self.product(of_input) + self.product(of_weight)
+
+    def attention(self, flops: float) -> tuple[float, float]:
+        """Of `flops` operations of the forward pass."""
+        forward = flops / (self._peak * terms.ATTENTION.value)
+        return forward, forward * terms.ATTENTION_BACKWARD.value
+
+    def moved(self, size: float) -> float:
+        """Of `size` bytes read or written."""
+        return size / self._bytes
+
+    def elementwise(self, size: float) -> tuple[float, float]:
+        """Of what moves `size` bytes forward, and twice that backward."""
+        return self.moved(size), BACKWARD * self.moved(size)
+
+    def layer(self, layer: LayerShape, model: DecoderConfig, tokens: float, split: int) -> Kernels:
+        """Of one layer cut for one device, without attention's own; see `attention_flops`."""
+        both = [self.trained(each) for each in products_of(layer, tokens, split)]
+        moved = self.size * tokens * _moved(layer, model, split, self._fused)
+        return Kernels(
+            products=(sum(f for f, _ in both), sum(b for _, b in both)),
+            elementwise=self.elementwise(moved),
+        )
+
+    def head(self, model: DecoderConfig, channels: int, tokens: float, predicted: float) -> Kernels:
+        """Of logits of a `predicted` share of `tokens`, and the loss, which reads and writes them
+        in float32."""
+        rows = tokens * predicted
+        forward, backward = self.trained(Product(rows, model.outputs, channels))
+        return Kernels(
+            products=(forward, backward),
+            elementwise=self.elementwise(2 * MASTER * rows * model.outputs),
+        )
+
+
+def attention_flops(
+    model: DecoderConfig, heads: int, length: int, layer: int, tokens: float
+) -> float:
+    """Operations of the forward pass of layer `layer` with `heads` of its heads, for `tokens` of
+    sequences of `length`, of which each device of a context group has as much to do."""
+    window = model.attention.window
+    local = window is not None and window.is_local(layer)
+    keys = mean_keys(length, window.size if window and local else None, True, model.bidirectional)
+    return 4.0 * heads * model.shape.head_channels * keys * tokens
+
+
+def _moved(layer: LayerShape, model: DecoderConfig, split: int, fused: bool) -> float:
+    """Numbers a token that what lies between products reads and writes in the forward pass.
+
+    `fused`, as compiled layers are: each norm reads and writes the stream, each of two sums reads
+    two and writes one, positions turn queries and keys, and the gated product reads two and writes
+    one. Else each operation is a kernel of its own: NORM numbers of a norm in float32, TURNED of
+    positions, and a write and a read more of the gate's activation.
+    """
+    norms = (
+        layer.attention_norm,
+        layer.attention_output_norm,
+        layer.feedforward_norm,
+        layer.feedforward_output_norm,
+    )
+    of_norm, of_turn = (2, 2) if fused else (NORM, TURNED)
+    normed = of_norm * sum(isinstance(each, NormShape) for each in norms)
+    stream = model.channels * (normed + 2 * 3) / split
+    turned = of_turn * (layer.attention.query.outputs + layer.attention.key.outputs)
+    return stream + turned + _between(layer.feedforward, 0 if fused else 2)
+
+
+def _between(part: FeedForwardShape | MixtureShape, apart: int) -> float:
+    """`apart`: of a gate's activation, written and read."""
+    if isinstance(part, MixtureShape):
+        up, copies = part.experts.up, 2 * 2 * part.experts.up.inputs * part.experts.up.active
+        wide = (3 + apart if part.experts.gate is not None else 2) * up.active * up.outputs
+        return copies + wide + (_between(part.shared, apart) if part.shared is not None else 0)
+    return (3 + apart if part.gate is not None else 2) * part.up.outputs

@@ -1,0 +1,210 @@
+"""What one device of a pipeline computes, sends and holds."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainrig.estimate.memory import (
+    HeldActivations,
+    HeldParameters,
+    Memory,
+    at_the_head,
+    peak_memory,
+    per_token_of,
+)
+from trainrig.models.architecture.shapes import DecoderShapes
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
+from trainrig.scaling.layout.compute import Kernels, Timer
+from trainrig.scaling.layout.layouts import Degrees, Layout
+from trainrig.scaling.layout.share import Parts, sliced
+from trainrig.scaling.layout.stages import in_flight
+from trainrig.scaling.layout.traffic import DataTraffic, Exchange, of_data
+from trainrig.train.run_file import Training
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """One layer of a cut model on one micro-batch."""
+
+    kernels: Kernels
+    again: tuple[float, float, float]  # seconds computed again: products, attention, elementwise
+    tensor: Exchange  # of both its parts
+    context: Exchange
+    expert: Exchange
+    repeats: bool  # whether what is sent forward is sent again when it is computed again
+
+    def waited(self) -> tuple[float, float]:
+        """Seconds sent, forward and backward."""
+        ahead = [each.forward.seconds for each in (self.tensor, self.context, self.expert)]
+        back = [each.backward.seconds for each in (self.tensor, self.context, self.expert)]
+        return sum(ahead), sum(back) + (sum(ahead) if self.repeats else 0.0)
+
+    @cached_property
+    def passes(self) -> tuple[float, float]:
+        """Seconds of the forward and of the backward pass."""
+        ahead, back = self.waited()
+        return self.kernels.forward + ahead, self.kernels.backward + sum(self.again) + back
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What does not hang on the pipeline or on the number of replicas."""
+
+    local: DecoderConfig  # as narrow as one device has it
+    shapes: DecoderShapes
+    layers: tuple[LayerPass, ...]
+    head: Kernels
+    ends: Exchange  # of the tensor group, at the embedding and at the head
+    stream: float  # bytes that flow from layer to layer, on one device
+    tokens: float  # of a micro-batch on one device of a context group
+
+
+class OfPipeline:
+    """One device of a pipeline, whatever the schedule and the number of replicas."""
+
+    def __init__(
+        self,
+        timer: Timer,
+        cluster: Cluster,
+        degrees: Degrees,
+        replica: Replica,
+        parts: Parts,
+        device: int,
+        ranges: tuple[range, ...],
+        stage: Exchange,
+    ) -> None:
+        """`device`: its place in the pipeline; `ranges`: the layers of its stages, in order;
+        `stage`: what goes to the next stage."""
+        self._timer, self._cluster, self._replica, self._parts = timer, cluster, replica, parts
+        self._device, self._stage = device, stage
+        self._numbers = [number for each in ranges for number in each]
+        self._layers = [replica.layers[number] for number in self._numbers]
+        first, last = ranges[0].start == 0, ranges[-1].stop == len(replica.layers)
+        self._last, self._ends = last, (first + last) / 2
+        # Stages that it sends from: all but the last of all forward, but the first of all backward.
+        alone = degrees.pipeline == 1
+        self._ahead = 0 if alone else len(ranges) - last
+        self._back = 0 if alone else len(ranges) - first
+        self.held, self._root = parts.held(ranges)
+        self._of_micro_batch: tuple[float, float, float] | None = None
+
+    @cached_property
+    def spent(self) -> tuple[float, float, float, float, float, float, float]:
+        """Seconds of a micro-batch: the first seven of StepSeconds."""
+        layers, head = self._layers, self._replica.head if self._last else Kernels()
+        products = sum(sum(e.kernels.products) + e.again[0] for e in layers) + sum(head.products)
+        attention = sum(sum(e.kernels.attention) + e.again[1] for e in layers)
+        elements = sum(sum(e.kernels.elementwise) + e.again[2] for e in layers)
+        tensor = sum(_waited(e.tensor, e.repeats) for e in layers)
+        between = self._stage.forward.seconds * self._ahead
+        return (
+            products,
+            attention,
+            elements + sum(head.elementwise),
+            tensor + self._replica.ends.waited * self._ends,
+            sum(_waited(e.context, e.repeats) for e in layers),
+            sum(_waited(e.expert, e.repeats) for e in layers),
+            between + self._stage.backward.seconds * self._back,
+        )
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of a micro-batch, forward and backward."""
+        return sum(self.spent)
+
+    @cached_property
+    def _passes(self) -> tuple[float, float]:
+        """Seconds of the forward and of the backward pass of a micro-batch."""
+        forward = sum(each.passes[0] for each in self._layers)
+        forward += self._stage.forward.seconds * self._ahead
+        forward += self._replica.head.forward if self._last else 0.0
+        forward += self._replica.ends.forward.seconds * self._ends
+        return forward, self.seconds - forward
+
+    @cached_property
+    def sent(self) -> tuple[Sent, Sent, Sent, Sent]:
+        """Of a micro-batch: the first four of StepTraffic."""
+        tensor = context = expert = NOTHING
+        for each in self._layers:
+            tensor += _sent(each.tensor, each.repeats)
+            context += _sent(each.context, each.repeats)
+            expert += _sent(each.expert, each.repeats)
+        ends = self._replica.ends
+        tensor += (ends.forward + ends.backward).times(self._ends)
+        between = self._stage.forward.times(self._ahead) + self._stage.backward.times(self._back)
+        return tensor, context, expert, between
+
+    def data(self, layout: Layout, turns: int) -> DataTraffic:
+        """Of parameters and gradients, in a step."""
+        size = self._timer.size
+        layers = len(self._layers)
+        return of_data(
+            self._cluster, layout, self.held, self._root, layers, turns, size, self._passes
+        )
+
+    def update(self, layout: Layout) -> float:
+        """Seconds of the optimizer: weights read and written, gradients read for their norm and for
+        the update, the optimizer's memory read and written."""
+        mine = sliced(self.held, *_slices(layout.degrees))
+        return self._timer.moved(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
+
+    def memory(self, layout: Layout, training: Training, turns: int) -> Memory:
+        """At the peak of a step of `turns` micro-batches."""
+        mine = sliced(self.held, *_slices(layout.degrees))
+        kept, in_a_layer, head = self._activations(training, layout.degrees)
+        activations = HeldActivations(
+            kept=kept * in_flight(self._device, layout, turns),
+            in_a_layer=in_a_layer,
+            at_the_head=head if self._last else 0.0,
+            buffers=self._buffers(layout.degrees),
+        )
+        parameters = HeldParameters(
+            total=self.held.total,
+            trained=self.held.trained,
+            root=self._root,
+            layer=max(self._parts.layer[number] for number in self._numbers),
+            layers=len(self._numbers),
+            weights=mine.weights,
+            optimizer=mine.optimizer,
+            gradients=mine.gradients,
+        )
+        return peak_memory(parameters, activations, training, layout.degrees.data, turns)
+
+    def _activations(self, training: Training, degrees: Degrees) -> tuple[float, float, float]:
+        """Bytes of one micro-batch: kept, for a moment in a layer, for a moment at the head; the
+        same for all layouts that have this device."""
+        if self._of_micro_batch is None:
+            replica, tokens = self._replica, self._replica.tokens
+            layers = [replica.shapes.layers[number] for number in self._numbers]
+            kept, in_a_layer = per_token_of(layers, replica.local, training, degrees.tensor)
+            head = at_the_head(replica.local, training.precision.bytes, round(tokens))
+            self._of_micro_batch = kept * tokens, in_a_layer * tokens, head
+        return self._of_micro_batch
+
+    def _buffers(self, degrees: Degrees) -> float:
+        """Bytes of what is received: the gathered stream of a tensor group and its slopes, the keys
+        and values of a context group and theirs, what comes from the stages beside."""
+        replica, found = self._replica, 0.0
+        if degrees.tensor > 1:
+            found += 2 * replica.stream
+        if degrees.context > 1:
+            shape = replica.local.shape
+            whole = replica.tokens * degrees.context
+            found += 2 * self._timer.size * 2 * shape.kv_heads * shape.head_channels * whole
+        if degrees.pipeline > 1:
+            found += 2 * replica.stream / degrees.tensor
+        return found
+
+
+def _slices(degrees: Degrees) -> tuple[int, int]:
+    """Over how many devices parameters are sliced, and how many have experts of their own."""
+    return degrees.shard * degrees.context * degrees.expert, degrees.expert
+
+
+def _waited(each: Exchange, repeats: bool) -> float:
+    return each.waited + (each.forward.seconds if repeats else 0.0)
+
+
+def _sent(each: Exchange, repeats: bool) -> Sent:
+    found = each.forward + each.backward + each.hidden
+    return found + each.forward if repeats else found

@@ -1,0 +1,266 @@
+"""What a layout takes: memory of a device, bytes that it sends, seconds of a step.
+
+A step of a replica is n micro-batches on each of P devices of a pipeline (P = 1: none). With f and
+b the slowest device's forward and backward pass of a micro-batch, all it computes and waits for
+included, a step takes (n + (P - 1) / chunks) (f + b), what it waits for parameters and gradients,
+and the optimizer. scaling/layout/terms.py states each term.
+"""
+
+from dataclasses import astuple, dataclass, replace
+from functools import lru_cache, partial
+from typing import Literal
+
+from trainrig.estimate.memory import Memory
+from trainrig.flops import token_flops
+from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.scaling.layout import traffic
+from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
+from trainrig.scaling.layout.compute import Kernels, Timer, attention_flops, products_of
+from trainrig.scaling.layout.layouts import RECOMPUTED, Again, BatchShape, Degrees, Layout
+from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
+from trainrig.scaling.layout.share import Parts, cut, cut_shapes
+from trainrig.scaling.layout.stages import cut_evenly, largest, waiting
+from trainrig.scaling.layout.traffic import Exchange
+from trainrig.train.run_file import Training
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Of a step, by what they are spent on."""
+
+    products: float
+    attention: float
+    elementwise: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float  # sent between stages
+    bubble: float  # waited for other stages, or for a slower device
+    data: float  # waited for parameters and gradients
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        parts: tuple[float, ...] = astuple(self)
+        return sum(parts)
+
+
+@dataclass(frozen=True)
+class StepTraffic:
+    """Bytes that the device which sends the most sends in a step, by why."""
+
+    tensor: Sent
+    context: Sent
+    expert: Sent
+    pipeline: Sent
+    gathered: Sent
+    reduced: Sent
+    replicated: Sent
+
+    @property
+    def total(self) -> Sent:
+        """All of them; its seconds are not waited for in full."""
+        parts = [getattr(self, name) for name in self.__dataclass_fields__]
+        return sum(parts, NOTHING)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What `layout` takes of each step."""
+
+    layout: Layout
+    memory: Memory  # of the device that needs the most
+    traffic: StepTraffic
+    seconds: StepSeconds
+    positions: int  # of a step
+    flops: float  # of a step, forward and backward, without what is computed again
+    peak: float  # FLOP/s of all devices
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices."""
+        return self.positions / self.seconds.total
+
+    @property
+    def mfu(self) -> float:
+        """Share of the peak, as runs log it (`speed/mfu`): a query is counted with the keys that it
+        sees."""
+        return self.flops / (self.seconds.total * self.peak)
+
+
+class Predictor:
+    """Predicts layouts of one run on one cluster."""
+
+    def __init__(
+        self,
+        model: DecoderConfig,
+        training: Training,
+        batch: BatchShape,
+        cluster: Cluster,
+        predicted: float = 1.0,
+    ) -> None:
+        """`predicted`: the share of tokens that logits are made for. Raises ConfigError where the
+        table of hardware lacks what is needed, or the vocabulary is not settled."""
+        self.model, self.training, self.batch, self.cluster = model, training, batch, cluster
+        self.timer = Timer(cluster.name, cluster.device, training)
+        self._predicted = predicted
+        each = token_flops(model, batch.sequence_length, predicted=predicted)
+        self._positions = batch.global_batch * batch.sequence_length
+        self._flops = each.training * self._positions
+        self._peak = cluster.device.peak(training.precision.peak) * cluster.devices
+        # A search asks for the same parts of many layouts.
+        self.cut = lru_cache(maxsize=None)(self._cut)
+        self._parts = lru_cache(maxsize=None)(partial(Parts.of, model, training))
+        self._replica = lru_cache(maxsize=None)(self._replica_of)
+        self._pipeline = lru_cache(maxsize=None)(self._pipeline_of)
+        self._training = lru_cache(maxsize=None)(self._training_of)
+
+    def of(self, layout: Layout) -> Prediction:
+        """The prediction for `layout`, which is legal."""
+        turns, degrees = layout.turns(self.batch.global_batch), layout.degrees
+        devices = self._pipeline(
+            replace(degrees, replicate=1, shard=1),
+            layout.micro_batch,
+            layout.recompute,
+            layout.chunks,
+        )
+        training = self.training_of(layout)
+        slowest = max(devices, key=lambda each: each.seconds)
+        memory = max(
+            (each.memory(layout, training, turns) for each in largest(devices)),
+            key=lambda each: each.total,
+        )
+        data = slowest.data(layout, turns)
+        return Prediction(
+            layout=layout,
+            memory=memory,
+            traffic=StepTraffic(
+                *(each.times(turns) for each in slowest.sent),
+                gathered=data.gathered,
+                reduced=data.reduced,
+                replicated=data.replicated,
+            ),
+            seconds=StepSeconds(
+                *(each * turns for each in slowest.spent),
+                bubble=waiting(layout) * slowest.seconds,
+                data=data.waited,
+                optimizer=slowest.update(layout),
+            ),
+            positions=self._positions,
+            flops=self._flops,
+            peak=self._peak,
+        )
+
+    def training_of(self, layout: Layout) -> Training:
+        """The run's own, laid out so; what is not exact is not deterministic."""
+        degrees = layout.degrees
+        sliced_over = degrees.shard * degrees.context * degrees.expert
+        return self._training(
+            degrees.replicate, degrees.data, sliced_over, layout.reshard, layout.recompute
+        )
+
+    def _training_of(
+        self,
+        replicate: int,
+        data: int,
+        sliced_over: int,
+        reshard: Literal["step", "layer"],
+        again: Again,
+    ) -> Training:
+        parallel: FSDP | HSDP | DDP = FSDP(reshard=reshard)
+        if replicate > 1:
+            parallel = HSDP(replicas=replicate, reshard=reshard) if sliced_over > 1 else DDP()
+        return self.training.model_copy(
+            update={
+                "parallel": parallel,
+                "recompute": RECOMPUTED[again],
+                "deterministic": self.training.deterministic and parallel.exact,
+                "virtual_workers": max(self.training.virtual_workers, data),
+            }
+        )
+
+    def _cut(self, tensor: int, expert: int) -> tuple[DecoderConfig, DecoderShapes]:
+        return cut(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
+
+    def _pipeline_of(
+        self, degrees: Degrees, micro_batch: int, again: Again, chunks: int
+    ) -> "tuple[OfPipeline, ...]":
+        replica = self._replica(degrees.tensor, degrees.context, degrees.expert, micro_batch, again)
+        costs = tuple(sum(each.passes) for each in replica.layers)
+        last = replica.head.forward + replica.head.backward + replica.ends.waited
+        ranges = cut_evenly(costs, last, degrees.pipeline * chunks)
+        stage = traffic.of_stages(self.cluster, degrees, replica.stream / degrees.tensor)
+        parts = self._parts(degrees.tensor, degrees.expert)
+        return tuple(
+            OfPipeline(
+                self.timer,
+                self.cluster,
+                degrees,
+                replica,
+                parts,
+                device,
+                ranges[device :: degrees.pipeline],
+                stage,
+            )
+            for device in range(degrees.pipeline)
+        )
+
+    def _replica_of(
+        self, tensor: int, context: int, expert: int, micro_batch: int, again: Again
+    ) -> Replica:
+        degrees = Degrees(1, 1, tensor, 1, context, expert)
+        length = self.batch.sequence_length
+        tokens = micro_batch * length / context
+        local, shapes = self.cut(tensor, expert)
+        size = self.training.precision.bytes
+        stream = size * tokens * self.model.channels
+        around = traffic.of_tensor(self.cluster, degrees, stream)
+        whole = size * 2 * local.shape.kv_heads * local.shape.head_channels * tokens * context
+        keys = traffic.of_context(self.cluster, degrees, whole)
+        layers = []
+        known: dict[object, LayerPass] = {}
+        for number, layer in enumerate(shapes.layers):
+            flops = attention_flops(self.model, local.shape.heads, length, number, tokens)
+            recomputed = again == "full" or again == "selective"
+            if (layer, flops) not in known:
+                kernels = self.timer.layer(layer, self.model, tokens, tensor)
+                seen = self.timer.attention(flops)
+                kernels = Kernels(kernels.products, seen, kernels.elementwise)
+                mixture = layer.feedforward
+                copies = 0.0
+                if isinstance(mixture, MixtureShape):
+                    copies = stream / tensor * mixture.experts.up.active
+                full = again == "full"
+                known[layer, flops] = LayerPass(
+                    kernels,
+                    again=(
+                        kernels.products[0] if full else 0.0,
+                        kernels.attention[0] if full else 0.0,
+                        kernels.elementwise[0] if recomputed else 0.0,
+                    ),
+                    tensor=_twice(around),
+                    context=keys,
+                    expert=traffic.of_experts(self.cluster, degrees, copies),
+                    repeats=full,
+                )
+            layers.append(known[layer, flops])
+        head = self.timer.head(local, self.model.channels, tokens, self._predicted)
+        after = [each for each in shapes.after_layers if each is not shapes.head]
+        both = [
+            self.timer.trained(each) for part in after for each in products_of(part, tokens, tensor)
+        ]
+        head = Kernels(
+            (
+                head.products[0] + sum(f for f, _ in both),
+                head.products[1] + sum(b for _, b in both),
+            ),
+            elementwise=head.elementwise,
+        )
+        return Replica(local, shapes, tuple(layers), head, around, stream, tokens)
+
+
+def _twice(each: Exchange) -> Exchange:
+    return Exchange(each.forward.times(2), each.backward.times(2), each.hidden.times(2))

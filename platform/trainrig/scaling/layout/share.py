@@ -1,0 +1,189 @@
+"""The share of a model that one device holds: its widths, its experts, its layers.
+
+A tensor group cuts heads, the width between the two products of the feed-forward part, and the
+vocabulary; an expert group cuts the list of experts; a pipeline cuts the list of layers. Norms and
+routers are alike on all of a tensor group, which each compute with on a part of the sequence.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Self
+
+from trainrig.estimate.memory import MASTER
+from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.shapes import (
+    DecoderShapes,
+    FeedForwardShape,
+    LayerShape,
+    MixtureShape,
+    count,
+    named_sizes,
+)
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.optim.named_groups import count_trained, state_bytes
+from trainrig.train.run_file import Training
+
+_EXPERTS = ".experts."  # in the names of parameters that an expert group cuts
+
+
+@cache
+def cut(model: DecoderConfig, tensor: int, expert: int) -> DecoderConfig:
+    """`model` as narrow as one of `tensor` devices has it, with one of `expert` parts of the
+    experts. A token still meets as many experts as it did: those of its own device's tokens are
+    elsewhere, and others' tokens come instead."""
+    shape, mixture = model.shape, model.feedforward
+    narrow: dict[str, object] = {
+        "heads": shape.heads // tensor,
+        "kv_heads": shape.kv_heads // tensor,
+        "head_channels": shape.head_channels,
+        "feedforward_channels": shape.feedforward_channels // tensor,
+        "vocabulary": shape.vocabulary // tensor,
+    }
+    if isinstance(mixture, MixtureOfExperts):
+        between = (mixture.expert_channels or shape.feedforward_channels) // tensor
+        narrow["feedforward"] = mixture.model_copy(
+            update={"experts": mixture.experts // expert, "expert_channels": between}
+        )
+    return model.model_copy(update=narrow)
+
+
+@cache
+def cut_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
+    """The sizes of every parameter of `cut`, the router's as the whole model has them."""
+    local = cut(model, tensor, expert).shapes
+    if expert == 1:
+        return local
+    layers = tuple(
+        _with_router(mine, whole)
+        for mine, whole in zip(local.layers, model.shapes.layers, strict=True)
+    )
+    return replace(local, layers=layers)
+
+
+def _with_router(mine: LayerShape, whole: LayerShape) -> LayerShape:
+    part, of_whole = mine.feedforward, whole.feedforward
+    if isinstance(part, FeedForwardShape) or isinstance(of_whole, FeedForwardShape):
+        return mine
+    router = replace(part, router=of_whole.router, balance_bias=of_whole.balance_bias)
+    assert isinstance(router, MixtureShape)
+    return replace(mine, feedforward=router)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Parameters of some part, and bytes that its optimizer keeps of them; those that an expert
+    group does not slice any further apart."""
+
+    total: int = 0
+    trained: int = 0
+    optimizer: int = 0
+    experts: int = 0
+    experts_trained: int = 0
+    experts_optimizer: int = 0
+
+    def __add__(self, other: "Counted") -> "Counted":
+        return Counted(
+            self.total + other.total,
+            self.trained + other.trained,
+            self.optimizer + other.optimizer,
+            self.experts + other.experts,
+            self.experts_trained + other.experts_trained,
+            self.experts_optimizer + other.experts_optimizer,
+        )
+
+    def __sub__(self, other: "Counted") -> "Counted":
+        return Counted(
+            self.total - other.total,
+            self.trained - other.trained,
+            self.optimizer - other.optimizer,
+            self.experts - other.experts,
+            self.experts_trained - other.experts_trained,
+            self.experts_optimizer - other.experts_optimizer,
+        )
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Bytes of what one device keeps of its part, and parameters of that part."""
+
+    weights: float
+    optimizer: float
+    gradients: float
+    counted: Counted
+
+
+def sliced(counted: Counted, over: int, expert: int) -> Slices:
+    """Of a part whose parameters are sliced over `over` devices, `expert` of which have experts of
+    their own."""
+    fewer = over // expert
+
+    def bytes_of(all_of: int, of_experts: int) -> float:
+        return (all_of - of_experts) / over + of_experts / fewer
+
+    return Slices(
+        weights=MASTER * bytes_of(counted.total, counted.experts),
+        optimizer=bytes_of(counted.optimizer, counted.experts_optimizer),
+        gradients=MASTER * bytes_of(counted.trained, counted.experts_trained),
+        counted=counted,
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of a cut model, what each of its pieces has: prefix sums over its layers, and the ends."""
+
+    layers: tuple[Counted, ...]  # up to, without, each layer; the last: all
+    before: Counted  # embedding
+    after: Counted  # last norm and head
+    tied: Counted  # the embedding again, where a tied head is on another device
+    layer: tuple[int, ...]  # parameters of each
+
+    @classmethod
+    def of(cls, model: DecoderConfig, training: Training, tensor: int, expert: int) -> Self:
+        """As `training` trains and keeps them."""
+        shapes = cut_shapes(model, tensor, expert)
+        by_layer = [Counted()] * len(shapes.layers)
+        before = after = embedding = Counted()
+        first = {name for name, _ in named_sizes(replace(shapes, layers=(), norm=None, head=None))}
+        for name, size in named_sizes(shapes):
+            found = _counted(name, size, training)
+            kind, _, rest = name.partition(".")
+            if kind == "layers":
+                by_layer[int(rest.partition(".")[0])] += found
+            elif name in first:
+                before += found
+                if kind == "embedding":
+                    embedding += found
+            else:
+                after += found
+        sums = tuple(itertools.accumulate(by_layer, initial=Counted()))
+        tied = embedding if shapes.head is None else Counted()
+        return cls(sums, before, after, tied, tuple(count(each) for each in shapes.layers))
+
+    def held(self, ranges: Sequence[range]) -> tuple[Counted, int]:
+        """Of a device with layers of these `ranges`; how many of it are gathered with the ends."""
+        total = root = Counted()
+        last = len(self.layers) - 1
+        for each in ranges:
+            total += self.layers[each.stop] - self.layers[each.start]
+            if each.start == 0:
+                root += self.before
+            if each.stop == last:
+                root += self.after
+        apart = not any(each.start == 0 for each in ranges)
+        if apart and any(each.stop == last for each in ranges):
+            root += self.tied
+        return total + root, root.total
+
+
+def _counted(name: str, size: tuple[int, ...], training: Training) -> Counted:
+    numbers = 1
+    for length in size:
+        numbers *= length
+    trained = count_trained({name: size}, training.groups)
+    kept = state_bytes({name: size}, training.optimizer, training.groups)
+    if _EXPERTS in name:
+        return Counted(numbers, trained, kept, numbers, trained, kept)
+    return Counted(numbers, trained, kept)

@@ -1,0 +1,85 @@
+"""A pipeline: its layers cut into stages of equal cost, who holds which, and what waits meanwhile.
+
+Stages go round the devices: device p of P has the stages p, p + P, … GPipe (Huang et al. 2019,
+arXiv:1811.06965) goes forward with all micro-batches of a step, then backward; 1F1B (Narayanan et
+al. 2021, arXiv:2104.04473, section 2.2.1) begins to go backward as soon as it can; interleaved
+(section 2.2.2) has several stages a device. A device waits for (P - 1) / chunks of its own
+micro-batches in each of the three.
+"""
+
+import math
+from functools import lru_cache
+from typing import TypeVar
+
+from trainrig.scaling.layout.layouts import Layout
+
+Device = TypeVar("Device")
+
+
+@lru_cache(maxsize=4096)
+def cut_evenly(costs: tuple[float, ...], last: float, parts: int) -> tuple[range, ...]:
+    """The ranges of layers of `parts` stages, the dearest of which is as cheap as can be.
+
+    `costs`: of each layer; `last`: what the last stage has beside. Each has a layer at least.
+    """
+    low, high = 0.0, (sum(costs) + last) * (1 + 1e-9)  # sums round by their order
+    best = _fill(costs, last, parts, high)
+    assert best is not None, "fewer layers than stages"
+    for _ in range(40):
+        middle = (low + high) / 2
+        found = _fill(costs, last, parts, middle)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, middle
+    return best
+
+
+def _fill(
+    costs: tuple[float, ...], last: float, parts: int, most: float
+) -> tuple[range, ...] | None:
+    """Stages that cost `most` at most, each filled from the end on; None: there are none."""
+    if parts > len(costs):
+        return None
+    ranges, end, room = [], len(costs), most - last
+    for left in range(parts - 1, -1, -1):
+        begin = end - 1
+        spent = costs[begin]
+        while begin > left and spent + costs[begin - 1] <= room:
+            begin -= 1
+            spent += costs[begin]
+        if spent > room:
+            return None
+        ranges.append(range(begin, end))
+        end, room = begin, most
+    return tuple(reversed(ranges)) if end == 0 else None
+
+
+def in_flight(device: int, layout: Layout, turns: int) -> float:
+    """Micro-batches whose activations `device` of the pipeline keeps at once, of all its layers."""
+    pipeline, chunks = layout.degrees.pipeline, layout.chunks
+    if layout.schedule is None:
+        return 1.0
+    if layout.schedule == "GPipe":
+        return float(turns)
+    if layout.schedule == "1F1B":
+        return float(min(turns, pipeline - device))
+    # Stages that it goes forward through before it first goes backward, and the one it is at.
+    warming = 2 * (pipeline - device - 1) + (chunks - 1) * pipeline + 1
+    return min(turns * chunks, warming) / chunks
+
+
+def waiting(layout: Layout) -> float:
+    """Micro-batches' time that a device waits in a step."""
+    return (layout.degrees.pipeline - 1) / layout.chunks
+
+
+def bubble(layout: Layout, turns: int) -> float:
+    """The share of a step's computing that a device waits beside it."""
+    return waiting(layout) / turns if turns else math.inf
+
+
+def largest(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Those of a pipeline that may need the most memory: the first keep the most micro-batches, the
+    last has the logits, and one of either may have a layer less than the one beside it."""
+    return devices if len(devices) <= 4 else devices[:2] + devices[-2:]

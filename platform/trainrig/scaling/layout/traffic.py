@@ -1,0 +1,117 @@
+"""What one device sends in a step, by why, and what of that a step waits for."""
+
+from dataclasses import dataclass
+
+from trainrig.estimate.memory import MASTER
+from trainrig.scaling.layout.cluster import NOTHING, Cluster, Group, Sent
+from trainrig.scaling.layout.layouts import Degrees, Layout
+from trainrig.scaling.layout.share import Counted
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a device sends for one micro-batch in a pass, per layer or stage."""
+
+    forward: Sent = NOTHING
+    backward: Sent = NOTHING
+    hidden: Sent = NOTHING  # of the backward pass, behind a product
+
+    @property
+    def waited(self) -> float:
+        """Seconds of both passes."""
+        return self.forward.seconds + self.backward.seconds
+
+
+def of_tensor(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
+    """Around one part of a layer (attention, feed-forward), of a stream of `stream` bytes.
+
+    With sequence parallel (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): gathered
+    before its first product, reduced and scattered after its last; backward likewise, and gathered
+    once more for the slopes of the first product's weights.
+    """
+    group = cluster.group(degrees, ["tensor"])
+    gather = cluster.send("all-gather", stream, group)
+    both = gather + cluster.send("reduce-scatter", stream, group)
+    return Exchange(both, both, gather)
+
+
+def of_context(cluster: Cluster, degrees: Degrees, keys_and_values: float) -> Exchange:
+    """Of one layer: keys and values of the whole sequence are `keys_and_values` bytes."""
+    group = cluster.group(degrees, ["context"])
+    return Exchange(
+        cluster.send("all-gather", keys_and_values, group),
+        cluster.send("reduce-scatter", keys_and_values, group),
+    )
+
+
+def of_experts(cluster: Cluster, degrees: Degrees, copies: float) -> Exchange:
+    """Of one layer with experts, whose tokens' copies are `copies` bytes: there and back."""
+    group = cluster.group(degrees, ["expert"])
+    both = cluster.send("all-to-all", copies, group).times(2)
+    return Exchange(both, both)
+
+
+def of_stages(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
+    """Between one stage and the next, of a part of the stream of `stream` bytes."""
+    sent = cluster.send("send", stream, cluster.group(degrees, ["pipeline"]))
+    return Exchange(sent, sent)
+
+
+@dataclass(frozen=True)
+class DataTraffic:
+    """Of parameters and gradients, in a step."""
+
+    gathered: Sent
+    reduced: Sent  # within a copy of the model
+    replicated: Sent  # between copies
+    waited: float  # seconds
+
+
+def of_data(
+    cluster: Cluster,
+    layout: Layout,
+    held: Counted,
+    root: int,
+    layers: int,
+    turns: int,
+    computed: int,
+    seconds: tuple[float, float],
+) -> DataTraffic:
+    """Of a device that holds `held`, `root` of it with the ends, in `layers` layers.
+
+    `computed`: bytes of a parameter as it is computed with; `seconds`: forward and backward of one
+    micro-batch. With `reshard` "step" parameters are gathered once, before the first micro-batch;
+    with "layer" those of the layers before each forward and each backward pass. Gradients are
+    reduced in float32 with the last backward pass.
+    """
+    degrees = layout.degrees
+    apart = cluster.group(degrees, ["context", "expert", "shard"])
+    experts = cluster.group(degrees, ["context", "shard"])
+    replicas = cluster.group(degrees, ["replicate"])
+    dense, of_experts = held.total - held.experts, held.experts
+    of_layers = dense - root
+    once = _gather(cluster, computed * root, apart, 1)
+    each = _gather(cluster, computed * of_layers, apart, layers)
+    each += _gather(cluster, computed * of_experts, experts, layers)
+    passes = 1 if layout.reshard == "step" else 2 * turns
+    trained, experts_trained = held.trained - held.experts_trained, held.experts_trained
+    reduced = cluster.send("reduce-scatter", MASTER * trained, apart)
+    reduced += cluster.send("reduce-scatter", MASTER * experts_trained, experts)
+    slices = trained / apart.size + experts_trained / experts.size
+    replicated = cluster.send("all-reduce", MASTER * slices, replicas)
+    forward, backward = seconds
+    first = once.seconds + each.seconds / layers
+    rest = each.seconds * (1 - 1 / layers)
+    waited = first + max(0.0, rest - forward)
+    if passes > 1:
+        waited = once.seconds + turns * (
+            2 * each.seconds / layers + max(0.0, rest - forward) + max(0.0, rest - backward)
+        )
+    sent = reduced.seconds + replicated.seconds
+    waited += sent / (layers + 1) + max(0.0, sent * layers / (layers + 1) - backward)
+    return DataTraffic(once + each.times(passes), reduced, replicated, waited)
+
+
+def _gather(cluster: Cluster, size: float, group: Group, calls: int) -> Sent:
+    """Of `size` bytes in all, in `calls` calls."""
+    return cluster.send("all-gather", size / calls, group).times(calls)
