@@ -58,6 +58,11 @@ def instances(ctx: typer.Context, incomplete: str) -> list[str]:
     return _in_table(ctx, "instances", incomplete)
 
 
+def interconnects(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Links of the table of hardware, or of the one that `--hardware` names."""
+    return _in_table(ctx, "links", incomplete)
+
+
 def _in_table(ctx: typer.Context, part: str, incomplete: str) -> list[str]:
     from trainrig import hardware
     from trainrig.errors import ConfigError

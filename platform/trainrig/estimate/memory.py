@@ -33,7 +33,7 @@ Shapes: C channels, H query heads, K key heads, D channels of a head, F between,
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from trainrig.models.architecture.shapes import (
     FeedForwardShape,
@@ -69,8 +69,8 @@ class Memory:
     @property
     def total(self) -> float:
         """The peak."""
-        held: tuple[float, ...] = astuple(self)
-        return sum(held)
+        held = self.weights + self.optimizer + self.gradients + self.gathered + self.summing
+        return held + self.activations + self.fleeting + self.passing
 
     def fits(self, device: float) -> bool:
         """Whether a device of so many bytes holds it, with `RESERVE` left."""

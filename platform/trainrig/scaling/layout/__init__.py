@@ -1,1 +1,1 @@
-"""Plans of layouts: which way to lay a run out over devices is the fastest, before any is rented."""
+"""Plans of layouts: which way to lay a run out over devices is fastest, before any is rented."""

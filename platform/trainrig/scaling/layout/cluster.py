@@ -66,6 +66,7 @@ class Cluster:
     of_a_machine: int
     inside: Link
     across: Link | None  # None: one machine
+    instance: str | None = None  # what is rented
 
     def group(self, degrees: Degrees, axes: Iterable[Axis]) -> Group:
         """Those that differ along `axes` alone."""

@@ -112,7 +112,8 @@ def _hindrances(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> It
         )
     experts = experts_of(model)
     if experts % degrees.expert:
-        yield f"expert = {degrees.expert} does not divide {experts} experts; {_divisors(experts)} do"
+        fitting = _divisors(experts)
+        yield f"expert = {degrees.expert} does not divide {experts} experts; {fitting} do"
     if degrees.data * degrees.expert > batch.global_batch:
         yield (
             f"{degrees.data * degrees.expert} devices share a global batch of "

@@ -53,10 +53,32 @@ class Replica:
     local: DecoderConfig  # as narrow as one device has it
     shapes: DecoderShapes
     layers: tuple[LayerPass, ...]
+    kinds: tuple[int, ...]  # of each layer: the first that has the same sizes
     head: Kernels
     ends: Exchange  # of the tensor group, at the embedding and at the head
     stream: float  # bytes that flow from layer to layer, on one device
     tokens: float  # of a micro-batch on one device of a context group
+    # Bytes a token of some layers, by their kinds, as they are asked for.
+    per_token: dict[tuple[int, ...], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class MicroBatchSeconds:
+    """Of one device of a pipeline, forward and backward, by what they are spent on."""
+
+    products: float
+    attention: float
+    elementwise: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float  # sent between stages
+
+    @cached_property
+    def total(self) -> float:
+        """All of them."""
+        computed = self.products + self.attention + self.elementwise
+        return computed + self.tensor + self.context + self.expert + self.pipeline
 
 
 class OfPipeline:
@@ -86,31 +108,25 @@ class OfPipeline:
         self._ahead = 0 if alone else len(ranges) - last
         self._back = 0 if alone else len(ranges) - first
         self.held, self._root = parts.held(ranges)
-        self._of_micro_batch: tuple[float, float, float] | None = None
 
     @cached_property
-    def spent(self) -> tuple[float, float, float, float, float, float, float]:
-        """Seconds of a micro-batch: the first seven of StepSeconds."""
+    def spent(self) -> "MicroBatchSeconds":
+        """Seconds of a micro-batch, forward and backward."""
         layers, head = self._layers, self._replica.head if self._last else Kernels()
         products = sum(sum(e.kernels.products) + e.again[0] for e in layers) + sum(head.products)
         attention = sum(sum(e.kernels.attention) + e.again[1] for e in layers)
         elements = sum(sum(e.kernels.elementwise) + e.again[2] for e in layers)
         tensor = sum(_waited(e.tensor, e.repeats) for e in layers)
         between = self._stage.forward.seconds * self._ahead
-        return (
-            products,
-            attention,
-            elements + sum(head.elementwise),
-            tensor + self._replica.ends.waited * self._ends,
-            sum(_waited(e.context, e.repeats) for e in layers),
-            sum(_waited(e.expert, e.repeats) for e in layers),
-            between + self._stage.backward.seconds * self._back,
+        return MicroBatchSeconds(
+            products=products,
+            attention=attention,
+            elementwise=elements + sum(head.elementwise),
+            tensor=tensor + self._replica.ends.waited * self._ends,
+            context=sum(_waited(e.context, e.repeats) for e in layers),
+            expert=sum(_waited(e.expert, e.repeats) for e in layers),
+            pipeline=between + self._stage.backward.seconds * self._back,
         )
-
-    @cached_property
-    def seconds(self) -> float:
-        """Of a micro-batch, forward and backward."""
-        return sum(self.spent)
 
     @cached_property
     def _passes(self) -> tuple[float, float]:
@@ -119,7 +135,7 @@ class OfPipeline:
         forward += self._stage.forward.seconds * self._ahead
         forward += self._replica.head.forward if self._last else 0.0
         forward += self._replica.ends.forward.seconds * self._ends
-        return forward, self.seconds - forward
+        return forward, self.spent.total - forward
 
     @cached_property
     def sent(self) -> tuple[Sent, Sent, Sent, Sent]:
@@ -155,7 +171,7 @@ class OfPipeline:
         activations = HeldActivations(
             kept=kept * in_flight(self._device, layout, turns),
             in_a_layer=in_a_layer,
-            at_the_head=head if self._last else 0.0,
+            at_the_head=head,
             buffers=self._buffers(layout.degrees),
         )
         parameters = HeldParameters(
@@ -173,13 +189,14 @@ class OfPipeline:
     def _activations(self, training: Training, degrees: Degrees) -> tuple[float, float, float]:
         """Bytes of one micro-batch: kept, for a moment in a layer, for a moment at the head; the
         same for all layouts that have this device."""
-        if self._of_micro_batch is None:
-            replica, tokens = self._replica, self._replica.tokens
+        replica, tokens = self._replica, self._replica.tokens
+        key = tuple(replica.kinds[number] for number in self._numbers)
+        if key not in replica.per_token:
             layers = [replica.shapes.layers[number] for number in self._numbers]
-            kept, in_a_layer = per_token_of(layers, replica.local, training, degrees.tensor)
-            head = at_the_head(replica.local, training.precision.bytes, round(tokens))
-            self._of_micro_batch = kept * tokens, in_a_layer * tokens, head
-        return self._of_micro_batch
+            replica.per_token[key] = per_token_of(layers, replica.local, training, degrees.tensor)
+        kept, in_a_layer = replica.per_token[key]
+        head = at_the_head(replica.local, self._timer.size, round(tokens)) if self._last else 0.0
+        return kept * tokens, in_a_layer * tokens, head
 
     def _buffers(self, degrees: Degrees) -> float:
         """Bytes of what is received: the gathered stream of a tensor group and its slopes, the keys

@@ -6,7 +6,7 @@ included, a step takes (n + (P - 1) / chunks) (f + b), what it waits for paramet
 and the optimizer. scaling/layout/terms.py states each term.
 """
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Literal
 
@@ -44,8 +44,9 @@ class StepSeconds:
     @property
     def total(self) -> float:
         """All of them."""
-        parts: tuple[float, ...] = astuple(self)
-        return sum(parts)
+        computed = self.products + self.attention + self.elementwise + self.optimizer
+        sent = self.tensor + self.context + self.expert + self.pipeline + self.data
+        return computed + sent + self.bubble
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Predictor:
         table of hardware lacks what is needed, or the vocabulary is not settled."""
         self.model, self.training, self.batch, self.cluster = model, training, batch, cluster
         self.timer = Timer(cluster.name, cluster.device, training)
-        self._predicted = predicted
+        self.predicted = predicted
         each = token_flops(model, batch.sequence_length, predicted=predicted)
         self._positions = batch.global_batch * batch.sequence_length
         self._flops = each.training * self._positions
@@ -128,24 +129,34 @@ class Predictor:
             layout.chunks,
         )
         training = self.training_of(layout)
-        slowest = max(devices, key=lambda each: each.seconds)
+        slowest = max(devices, key=lambda each: each.spent.total)
         memory = max(
             (each.memory(layout, training, turns) for each in largest(devices)),
             key=lambda each: each.total,
         )
-        data = slowest.data(layout, turns)
+        data, spent = slowest.data(layout, turns), slowest.spent
+        tensor, context, expert, between = slowest.sent
         return Prediction(
             layout=layout,
             memory=memory,
             traffic=StepTraffic(
-                *(each.times(turns) for each in slowest.sent),
-                gathered=data.gathered,
-                reduced=data.reduced,
-                replicated=data.replicated,
+                tensor.times(turns),
+                context.times(turns),
+                expert.times(turns),
+                between.times(turns),
+                data.gathered,
+                data.reduced,
+                data.replicated,
             ),
             seconds=StepSeconds(
-                *(each * turns for each in slowest.spent),
-                bubble=waiting(layout) * slowest.seconds,
+                products=turns * spent.products,
+                attention=turns * spent.attention,
+                elementwise=turns * spent.elementwise,
+                tensor=turns * spent.tensor,
+                context=turns * spent.context,
+                expert=turns * spent.expert,
+                pipeline=turns * spent.pipeline,
+                bubble=waiting(layout) * spent.total,
                 data=data.waited,
                 optimizer=slowest.update(layout),
             ),
@@ -220,8 +231,9 @@ class Predictor:
         around = traffic.of_tensor(self.cluster, degrees, stream)
         whole = size * 2 * local.shape.kv_heads * local.shape.head_channels * tokens * context
         keys = traffic.of_context(self.cluster, degrees, whole)
-        layers = []
+        layers, kinds = [], []
         known: dict[object, LayerPass] = {}
+        numbers: dict[object, int] = {}
         for number, layer in enumerate(shapes.layers):
             flops = attention_flops(self.model, local.shape.heads, length, number, tokens)
             recomputed = again == "full" or again == "selective"
@@ -247,7 +259,8 @@ class Predictor:
                     repeats=full,
                 )
             layers.append(known[layer, flops])
-        head = self.timer.head(local, self.model.channels, tokens, self._predicted)
+            kinds.append(numbers.setdefault(layer, number))
+        head = self.timer.head(local, self.model.channels, tokens, self.predicted)
         after = [each for each in shapes.after_layers if each is not shapes.head]
         both = [
             self.timer.trained(each) for part in after for each in products_of(part, tokens, tensor)
@@ -259,7 +272,7 @@ class Predictor:
             ),
             elementwise=head.elementwise,
         )
-        return Replica(local, shapes, tuple(layers), head, around, stream, tokens)
+        return Replica(local, shapes, tuple(layers), tuple(kinds), head, around, stream, tokens, {})
 
 
 def _twice(each: Exchange) -> Exchange:

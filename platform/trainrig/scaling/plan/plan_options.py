@@ -1,6 +1,7 @@
 """`trainrig plan`: its options. What they need is imported when it runs."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -8,16 +9,32 @@ import typer
 from trainrig.command_line import completion
 from trainrig.command_line.options import HardwareTable, Json, Utilisation
 from trainrig.command_line.quantity import quantity_of
+from trainrig.errors import ConfigError
+
+Degree = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="With --layout: this degree alone.  [default: any]"),
+]
 
 
 def plan(
     law: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="LAW.json|NAME",
+            metavar="[LAW.json|NAME]",
             help="Law of `trainrig fit`, or a published one, such as hoffmann.",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN.toml",
+            help="Instead of a law: find the fastest layouts of this run over --nodes or "
+            "--devices.",
+            autocompletion=completion.run_files,
+        ),
+    ] = None,
     flops: Annotated[
         float | None,
         typer.Option(
@@ -89,6 +106,22 @@ def plan(
             help="Number of devices.  [default: one machine's, or more to end in 30 days]",
         ),
     ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="With --layout: number of machines."),
+    ] = None,
+    interconnect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --layout: what joins machines.  [default: the machine's own]",
+            autocompletion=completion.interconnects,
+        ),
+    ] = None,
+    tensor: Degree = None,
+    pipeline: Degree = None,
+    context: Degree = None,
+    expert: Degree = None,
     instance: Annotated[
         str | None,
         typer.Option(
@@ -149,8 +182,10 @@ def plan(
 ) -> None:
     """Plan a training run by a scaling law: model size, tokens, loss, hardware, time and cost.
 
-    Give one of --flops, --gpu-days, --budget-usd, --parameters and --tokens.
+    Give one of --flops, --gpu-days, --budget-usd, --parameters and --tokens; or, without a law,
+    --layout RUN.toml to find the fastest way to lay that run out over devices.
     """
+    fixed = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
     request: dict[str, Any] = {
         "flops": flops,
         "gpu_days": gpu_days,
@@ -168,6 +203,16 @@ def plan(
         "rule": {"kind": rule} if rule else None,
         "assumptions": {"utilisation": mfu} if mfu is not None else None,
     }
+    given = {name: value for name, value in request.items() if value is not None}
+    by_layout = {"--nodes": nodes, "--interconnect": interconnect}
+    by_layout |= {f"--{name}": value for name, value in fixed.items()}
+    check_kind(law, layout, given, [name for name, value in by_layout.items() if value is not None])
+    if layout is not None:
+        wanted_of = {"device": device, "devices": devices, "instance": instance}
+        of_cluster = wanted_of | {"nodes": nodes, "interconnect": interconnect}
+        _print_layouts(layout, of_cluster, fixed, hardware, out, as_json)
+        return
+    assert law is not None  # `check_kind` asks for it
     from trainrig.scaling.plan.plan_verb import RunWanted, answer, sizes
 
     if table:
@@ -175,10 +220,51 @@ def plan(
             print(line)
         return
     wanted = RunWanted(out, tokens_folder, output)
-    given = {name: value for name, value in request.items() if value is not None}
     found, lines = answer(law, given, hardware, wanted)
     if as_json:
         print(json.dumps(found.model_dump(mode="json")))
+        return
+    for line in lines:
+        print(line)
+
+
+def check_kind(
+    law: str | None, layout: str | None, given: Mapping[str, Any], of_layouts: Sequence[str]
+) -> None:
+    """Raise ConfigError unless either a law or a run to lay out is named, each with options of its
+    own: `given` are those of laws by their names, `of_layouts` those of layouts."""
+    if layout is None and law is None:
+        raise ConfigError("plan: give LAW.json or NAME, such as hoffmann, or --layout RUN.toml")
+    if layout is not None and law is not None:
+        raise ConfigError(
+            f"plan: '{law}' is a law, and --layout plans a run that is written; give one"
+        )
+    shared = ("device", "devices", "instance")
+    of_laws = [f"--{name.replace('_', '-')}" for name in given if name not in shared]
+    if layout is not None and of_laws:
+        found = "--mfu" if of_laws[0] == "--assumptions" else of_laws[0]
+        raise ConfigError(f"plan: {found} is of plans by a law; leave it out with --layout")
+    if layout is None and of_layouts:
+        raise ConfigError(
+            f"plan: {of_layouts[0]} is of --layout RUN.toml; leave it out, or name one"
+        )
+
+
+def _print_layouts(
+    path: str,
+    cluster: Mapping[str, Any],
+    fixed: Mapping[str, int | None],
+    table: str | None,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    from trainrig.scaling.layout import layout_text
+    from trainrig.scaling.layout.layout_verb import ClusterWanted, answer
+    from trainrig.scaling.layout.search import Fixed
+
+    found, lines = answer(path, ClusterWanted(**cluster), Fixed(**fixed), table, out)
+    if as_json:
+        print(json.dumps(layout_text.as_data(found)))
         return
     for line in lines:
         print(line)

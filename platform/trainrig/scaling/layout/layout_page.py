@@ -1,0 +1,182 @@
+"""The page of a plan of layouts: the fastest ten, and what that hangs on."""
+
+from functools import partial
+
+from trainrig import figures, report
+from trainrig.estimate.memory import RESERVE
+from trainrig.report import Cell, Chart, KeyFigure, ReportTable, Section
+from trainrig.scaling.laws.figure_format import count, four_digits, usd
+from trainrig.scaling.layout import layout_text, terms
+from trainrig.scaling.layout.prediction import StepSeconds
+from trainrig.scaling.layout.search import GIB, Found, LayoutPlan
+from trainrig.scaling.plots.step_parts import StepParts, plot_step_parts
+
+_GROUPS = {
+    "products": ("products",),
+    "other": ("attention", "elementwise", "optimizer"),
+    "sent": ("tensor", "context", "expert", "pipeline"),
+    "bubble": ("bubble",),
+    "data": ("data",),
+}
+
+
+def layout_page(plan: LayoutPlan, run_file: str) -> str:
+    """The page as HTML text; `run_file` is what was written of the best that can be trained."""
+    page = report.ReportPage(
+        title="Layouts of a run",
+        verdict=_verdict(plan),
+        figures=_key_figures(plan),
+        sections=(
+            Section("layouts", "The fastest layouts", (_chart(plan), _table(plan))),
+            Section("memory", "What a device holds", (_memory(plan),)),
+            Section("traffic", "What a device sends", (_traffic(plan),)),
+            Section("terms", "What it hangs on", (_terms(), _constants())),
+        ),
+        commands=(
+            report.PageCommand(f"trainrig check {run_file}", "See what would run"),
+            report.PageCommand(f"trainrig pretrain {run_file}", "Train it"),
+        ),
+        provenance={
+            "Run": {"file": plan.subject.name, "steps": f"{plan.subject.training.steps:,}"},
+            "Links": {
+                "inside a machine": plan.cluster.inside.source,
+                "between machines": plan.cluster.across.source if plan.cluster.across else "none",
+            },
+        },
+    )
+    return page.html()
+
+
+def _verdict(plan: LayoutPlan) -> report.Verdict:
+    best = plan.best[0].prediction
+    sentence = (
+        f"The fastest of {plan.fitting:,} layouts that fit {plan.cluster.devices:,} "
+        f"{plan.cluster.name} ({plan.legal:,} are legal) is "
+        f"{layout_text.degrees_words(best.layout)}: {best.seconds.total:.4g} s a step, "
+        f"{best.mfu:.1%} of the peak."
+    )
+    return report.Verdict(sentence, "warning" if plan.warnings else "done", plan.warnings)
+
+
+def _key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
+    best, cost = plan.best[0].prediction, plan.cost
+    room = plan.cluster.device.memory * (1 - RESERVE) / GIB
+    machines = "no price" if cost.machines is None else f"{cost.machines:,} {cost.instance}"
+    return (
+        KeyFigure("Step", f"{best.seconds.total:.4g}", "s", f"{best.mfu:.1%} MFU"),
+        KeyFigure("Tokens", count(best.tokens_per_second), "a second", ""),
+        KeyFigure("Memory", f"{best.memory.total / GIB:.1f}", "GiB a device", f"of {room:.1f}"),
+        KeyFigure("Time", four_digits(cost.hours), "h", f"{cost.device_days:,.4g} device days"),
+        KeyFigure("Money", "–" if cost.usd is None else usd(cost.usd), "USD", machines),
+        KeyFigure("Energy", four_digits(cost.kwh), "kWh", ""),
+    )
+
+
+def _chart(plan: LayoutPlan) -> Chart:
+    steps = [StepParts(_name(n, each), _grouped(each)) for n, each in enumerate(plan.best, 1)]
+    return Chart(
+        f"{plan.best[0].prediction.seconds.total:.4g} s a step at best, "
+        f"{plan.best[-1].prediction.seconds.total:.4g} s in the last of those shown",
+        figures.draw(partial(plot_step_parts, steps=steps), 110 + 34 * len(steps)),
+        label="Seconds of a step of each of the fastest layouts, by what they are spent on.",
+        caption="The fastest of each choice of degrees: R replicate, S shard, T tensor, P pipeline, "
+        "C context, E expert. Other: attention, elementwise kernels, optimizer. Sent: within a "
+        "replica. Data: waited for parameters and gradients.",
+        table=ReportTable(
+            "Seconds of a step",
+            ("layout", *StepSeconds.__dataclass_fields__),
+            tuple(
+                (_name(n, each), *(float(v) for v in vars(each.prediction.seconds).values()))
+                for n, each in enumerate(plan.best, 1)
+            ),
+        ),
+    )
+
+
+def _name(number: int, found: Found) -> str:
+    degrees = found.prediction.layout.degrees
+    letters = [
+        f"{letter}{getattr(degrees, axis)}"
+        for letter, axis in zip("RSTPCE", layout_text.AXES, strict=True)
+        if getattr(degrees, axis) > 1
+    ]
+    return f"{number}  {' '.join(letters) or 'one device'}"
+
+
+def _grouped(found: Found) -> dict[str, float]:
+    seconds = found.prediction.seconds
+    return {name: sum(getattr(seconds, part) for part in parts) for name, parts in _GROUPS.items()}
+
+
+def _table(plan: LayoutPlan) -> ReportTable:
+    rows: list[tuple[Cell, ...]] = []
+    shown = list(enumerate(plan.best, 1))
+    if plan.runnable is not None and plan.runnable not in plan.best:
+        shown.append((0, plan.runnable))
+    for number, found in shown:
+        made, layout = found.prediction, found.prediction.layout
+        rows.append(
+            (
+                str(number or "best to be trained"),
+                *(getattr(layout.degrees, axis) for axis in layout_text.AXES),
+                layout.micro_batch,
+                layout_text.schedule_words(layout),
+                layout.recompute,
+                layout.reshard,
+                made.seconds.total,
+                f"{made.mfu:.1%}",
+                count(made.tokens_per_second),
+                ", ".join(found.needs) or "–",
+            )
+        )
+    columns = (
+        "",
+        *layout_text.AXES,
+        "micro-batch",
+        "schedule",
+        "recompute",
+        "reshard",
+        "s a step",
+        "MFU",
+        "tokens/s",
+        "needs",
+    )
+    return ReportTable("The fastest of each choice of degrees", columns, tuple(rows))
+
+
+def _memory(plan: LayoutPlan) -> ReportTable:
+    parts = tuple(plan.best[0].prediction.memory.__dataclass_fields__)
+    return ReportTable(
+        "GiB of the device that needs the most, at the peak of a step",
+        ("layout", "all", *parts),
+        tuple(
+            (
+                _name(number, each),
+                each.prediction.memory.total / GIB,
+                *(getattr(each.prediction.memory, part) / GIB for part in parts),
+            )
+            for number, each in enumerate(plan.best, 1)
+        ),
+    )
+
+
+def _traffic(plan: LayoutPlan) -> ReportTable:
+    rows: list[tuple[Cell, ...]] = []
+    for number, each in enumerate(plan.best, 1):
+        for name, sent in vars(each.prediction.traffic).items():
+            if sent.inside or sent.across:
+                rows.append(
+                    (_name(number, each), name, sent.inside / 1e9, sent.across / 1e9, sent.seconds)
+                )
+    columns = ("layout", "why", "GB in its machine", "GB to others", "s, hidden ones too")
+    return ReportTable("Of each step", columns, tuple(rows))
+
+
+def _terms() -> ReportTable:
+    rows = tuple((each.name, each.formula, each.hidden) for each in terms.TERMS)
+    return ReportTable("Terms of a step", ("term", "formula", "hidden behind"), rows)
+
+
+def _constants() -> ReportTable:
+    rows = tuple((c.name, f"{c.value:g}", c.unit, c.source) for c in terms.CONSTANTS)
+    return ReportTable("Constants, the same for all runs", ("", "value", "unit", "source"), rows)

@@ -1,0 +1,137 @@
+"""A plan of layouts as lines for a terminal, and as plain data."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainrig.estimate.memory import RESERVE
+from trainrig.scaling.laws.figure_format import count, four_digits, usd
+from trainrig.scaling.layout.layouts import Layout
+from trainrig.scaling.layout.search import GIB, Found, LayoutPlan
+
+AXES = ("replicate", "shard", "tensor", "pipeline", "context", "expert")
+
+
+def lines(plan: LayoutPlan) -> Iterator[str]:
+    """What was looked at, the best ten, the best to be trained, and what it costs."""
+    subject, cluster = plan.subject, plan.cluster
+    links = cluster.inside.bandwidth / 1e9
+    joined = f"{links:,.0f} GB/s inside a machine of {cluster.of_a_machine}"
+    if cluster.across is not None:
+        joined += f", {cluster.across.bandwidth / 1e9:,.0f} GB/s a machine between them"
+    yield (
+        f"{subject.name} on {cluster.devices:,} {cluster.name} ({joined}): {plan.legal:,} legal "
+        f"layouts, of which {plan.fitting:,} fit"
+    )
+    room = cluster.device.memory * (1 - RESERVE) / GIB
+    yield (
+        f"{'':>3}{'rep':>5}{'shard':>6}{'tens':>5}{'pipe':>5}{'ctx':>4}{'exp':>4}"
+        f"{'micro':>6}  {'schedule':<15}{'recompute':<10}{'reshard':<8}{'s/step':>8}{'MFU':>7}"
+        f"{'tokens/s':>10}{f'GiB/{room:.0f}':>8}  needs"
+    )
+    for number, found in enumerate(plan.best, 1):
+        yield _row(str(number), found)
+    if plan.runnable is not None and plan.runnable not in plan.best:
+        yield _row("*", plan.runnable)
+        yield "  * the best that can be trained as the run is"
+    yield from _spent(plan)
+    yield from _cost(plan)
+    for warning in plan.warnings:
+        yield f"warning: {warning}"
+
+
+def _row(mark: str, found: Found) -> str:
+    made, layout = found.prediction, found.prediction.layout
+    degrees = layout.degrees
+    wants = ", ".join(found.needs) or "-"
+    if found.spans is not None:
+        wants += f"; tensor across machines: {found.spans:.3g} s"
+    return (
+        f"{mark:>3}{degrees.replicate:>5}{degrees.shard:>6}{degrees.tensor:>5}"
+        f"{degrees.pipeline:>5}{degrees.context:>4}{degrees.expert:>4}{layout.micro_batch:>6}  "
+        f"{schedule_words(layout):<15}{layout.recompute:<10}{layout.reshard:<8}"
+        f"{made.seconds.total:>8.4g}{made.mfu:>7.1%}{count(made.tokens_per_second):>10}"
+        f"{made.memory.total / GIB:>8.1f}  {wants}"
+    )
+
+
+def schedule_words(layout: Layout) -> str:
+    """`1F1B`, `interleaved x4`, `-`."""
+    if layout.schedule is None:
+        return "-"
+    return layout.schedule + (f" x{layout.chunks}" if layout.chunks > 1 else "")
+
+
+def degrees_words(layout: Layout) -> str:
+    """The degrees above 1: `shard 32, tensor 8`."""
+    found = [
+        f"{axis} {getattr(layout.degrees, axis)}"
+        for axis in AXES
+        if getattr(layout.degrees, axis) > 1
+    ]
+    return ", ".join(found) or "one device"
+
+
+def _spent(plan: LayoutPlan) -> Iterator[str]:
+    best = plan.best[0].prediction
+    parts = {name: getattr(best.seconds, name) for name in best.seconds.__dataclass_fields__}
+    shares = [f"{k} {v / best.seconds.total:.1%}" for k, v in parts.items() if v > 0]
+    yield f"  the best spends its step on {', '.join(shares)}"
+    sent = best.traffic.total
+    yield (
+        f"  and sends a device and step {sent.inside / 1e9:,.4g} GB inside its machine, "
+        f"{sent.across / 1e9:,.4g} GB to others"
+    )
+
+
+def _cost(plan: LayoutPlan) -> Iterator[str]:
+    cost, steps = plan.cost, plan.subject.training.steps
+    watts = cost.kwh / cost.hours * 1000 if cost.hours else 0.0
+    price = "no price in the table of hardware"
+    if cost.usd is not None:
+        price = f"{usd(cost.usd)} USD ({cost.machines:,} {cost.instance}, price of {cost.as_of})"
+    yield (
+        f"  its {steps:,} steps: {four_digits(cost.hours)} h, {price}, {four_digits(cost.kwh)} kWh "
+        f"at {watts / 1e3:,.4g} kW"
+    )
+
+
+def as_data(plan: LayoutPlan) -> dict[str, Any]:
+    """The plan as JSON has it: seconds, bytes, shares."""
+    subject, cluster = plan.subject, plan.cluster
+    return {
+        "run": subject.name,
+        "device": cluster.name,
+        "devices": cluster.devices,
+        "of_a_machine": cluster.of_a_machine,
+        "legal": plan.legal,
+        "fitting": plan.fitting,
+        "layouts": [layout_data(each) for each in plan.best],
+        "runnable": None if plan.runnable is None else layout_data(plan.runnable),
+        "cost": plan.cost.model_dump(mode="json"),
+        "warnings": list(plan.warnings),
+    }
+
+
+def layout_data(found: Found) -> dict[str, Any]:
+    """One layout as JSON has it."""
+    made, layout = found.prediction, found.prediction.layout
+    return {
+        **{axis: getattr(layout.degrees, axis) for axis in AXES},
+        "micro_batch": layout.micro_batch,
+        "schedule": layout.schedule,
+        "stages_of_a_device": layout.chunks,
+        "recompute": layout.recompute,
+        "reshard": layout.reshard,
+        "step_seconds": made.seconds.total,
+        "seconds": dict(vars(made.seconds)),
+        "tokens_per_second": made.tokens_per_second,
+        "mfu": made.mfu,
+        "memory_bytes": made.memory.total,
+        "memory": dict(vars(made.memory)),
+        "sent_bytes": {
+            name: {"inside": sent.inside, "across": sent.across}
+            for name, sent in vars(made.traffic).items()
+        },
+        "needs": list(found.needs),
+        "seconds_of_spanning": found.spans,
+    }

@@ -1,0 +1,212 @@
+"""What `trainrig plan --layout` answers: the fastest layouts of a run, and a run file of one."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig import config, hardware, manifest, storage
+from trainrig.config import to_toml
+from trainrig.errors import ConfigError
+from trainrig.hardware import Hardware
+from trainrig.manifest import MANIFEST
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.objectives import MaskedLM
+from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.scaling.layout import layout_text
+from trainrig.scaling.layout.cluster import Cluster
+from trainrig.scaling.layout.layouts import RECOMPUTED, BatchShape
+from trainrig.scaling.layout.prediction import Prediction
+from trainrig.scaling.layout.search import Fixed, LayoutPlan, Subject, search
+from trainrig.storage.writable import check_file
+from trainrig.train.run_file import Pretraining
+from trainrig.train.worker_bounds import bounds
+
+
+@dataclass(frozen=True)
+class ClusterWanted:
+    """What a run is to be laid out over."""
+
+    device: str | None = None  # None: that of `instance`, or h100
+    nodes: int | None = None  # machines; None: by `devices`
+    devices: int | None = None  # None: by `nodes`, or as many as the run's workers
+    instance: str | None = None  # None: the cheapest with such devices
+    interconnect: str | None = None  # None: that of the instance
+
+
+USUAL_DEVICE = "h100"
+
+
+def answer(
+    path: str, wanted: ClusterWanted, fixed: Fixed, table: str | None, out: str | None
+) -> tuple[LayoutPlan, list[str]]:
+    """The plan of the run file at `path`, and lines that tell it; `out`: where to write the run
+    file of the best layout that can be trained, its page beside it.
+
+    Raises ConfigError, one line, for what cannot be, before anything is written.
+    """
+    if out is not None:
+        check_file(out)
+    run = config.load(Pretraining, path)
+    offers = hardware.load(table)
+    subject, notes = subject_of(run, path)
+    found = search(subject, cluster_of(wanted, offers, bounds(run.workers).most), fixed, offers)
+    lines = [*notes, *layout_text.lines(found)]
+    if out is not None:
+        lines += _write(out, run, found)
+    return found, lines
+
+
+def subject_of(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
+    """What of `run` is laid out, and what is to be said of that. Raises ConfigError if its model is
+    not known yet, or is none that layouts are planned for."""
+    model = run.model
+    if model is None:
+        raise ConfigError(f"plan: {name}: [model] is missing; a layout is planned for its sizes")
+    if isinstance(model, EncoderDecoderConfig):
+        raise ConfigError(
+            f"plan: {name}: layouts are planned for decoders and encoders; model.kind is "
+            f"'{model.kind}'"
+        )
+    notes = []
+    stages = run.batches.resolved()
+    ends = [run.batches.positions(min(stage.from_step, run.training.steps)) for stage in stages]
+    ends.append(run.batches.positions(run.training.steps))
+    positions = [end - begin for begin, end in itertools.pairwise(ends)]
+    stage = stages[positions.index(max(positions))]
+    if len(stages) > 1:
+        notes.append(
+            f"Planned for the batches from step {stage.from_step} on, of the {len(stages)} stages "
+            "the one with the most tokens."
+        )
+    objective = run.objective
+    rate = 1.0
+    if isinstance(objective, MaskedLM):
+        rate = objective.mean_rate(run.training.steps)
+    return Subject(
+        name=name,
+        model=_settled(model, run),
+        training=run.training,
+        batch=BatchShape(stage.global_batch, stage.sequence_length),
+        predicted=rate,
+    ), notes
+
+
+def _settled(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
+    """`model` with the vocabulary of the run's tokens, where it names none."""
+    if model.vocabulary is not None:
+        return model
+    if not storage.exists(storage.join(run.tokens, MANIFEST)):
+        raise ConfigError(
+            f"plan: model.vocabulary is not set, and {run.tokens} has no tokens yet; set it, or "
+            "run `trainrig tokenize` first"
+        )
+    counts = manifest.read_input(run.tokens, "tokenize").counts
+    return model.for_tokenizer(int(counts["vocabulary"]))
+
+
+def cluster_of(wanted: ClusterWanted, offers: Hardware, workers: int) -> Cluster:
+    """The devices that are `wanted`, `workers` of them where no number is.
+
+    Raises ConfigError, naming what would work.
+    """
+    name = _device(wanted, offers)
+    device, instance = offers.device(name), wanted.instance or offers.cheapest(name)
+    if device.link is None:
+        linked = ", ".join(sorted(n for n, each in offers.devices.items() if each.link))
+        raise ConfigError(
+            f"plan: the table of hardware names no link of '{name}', so there is no telling what "
+            f"layouts cost; add it, or choose --device {linked or 'that has one'}"
+        )
+    of_a_machine = offers.instance(instance).devices if instance else 1
+    devices = wanted.devices or (wanted.nodes * of_a_machine if wanted.nodes else workers)
+    if wanted.nodes and wanted.devices and wanted.nodes * of_a_machine != wanted.devices:
+        raise ConfigError(
+            f"plan: --nodes {wanted.nodes} of {of_a_machine} {name} are "
+            f"{wanted.nodes * of_a_machine} devices, not {wanted.devices}; leave out one of the two"
+        )
+    if devices > of_a_machine and devices % of_a_machine:
+        below = devices // of_a_machine * of_a_machine
+        raise ConfigError(
+            f"plan: {devices} {name} are no whole machines of {of_a_machine}; "
+            f"{below} or {below + of_a_machine} would do"
+        )
+    across = None
+    if wanted.interconnect is not None:
+        across = offers.interconnect(wanted.interconnect)
+    elif devices > of_a_machine:
+        across = offers.interconnect(_usual_interconnect(instance, offers))
+    inside = offers.links[device.link]
+    return Cluster(name, device, devices, of_a_machine, inside, across, instance)
+
+
+def _device(wanted: ClusterWanted, offers: Hardware) -> str:
+    if wanted.instance is None:
+        return wanted.device or USUAL_DEVICE
+    held = offers.instance(wanted.instance).device
+    if wanted.device not in (None, held):
+        raise ConfigError(
+            f"plan: --instance {wanted.instance} has devices '{held}', not '{wanted.device}'; "
+            "leave out one of the two"
+        )
+    return held
+
+
+def _usual_interconnect(instance: str | None, offers: Hardware) -> str:
+    own = offers.instances[instance].interconnect if instance else None
+    if own is None:
+        there = ", ".join(n for n, each in offers.links.items() if each.between == "machines")
+        raise ConfigError(
+            f"plan: the table of hardware does not say what joins machines of {instance}; give "
+            f"--interconnect, one of {there}"
+        )
+    return own
+
+
+def laid_out(run: Pretraining, prediction: Prediction) -> Pretraining:
+    """`run` with the workers, batches and layout of `prediction`, which the trainer can run."""
+    layout = prediction.layout
+    degrees = layout.degrees
+    axes = {
+        axis: getattr(degrees, axis)
+        for axis in ("tensor", "pipeline", "context", "expert")
+        if getattr(degrees, axis) > 1
+    }
+    parallel: dict[str, Any] = {"kind": "FSDP", "reshard": layout.reshard, **axes}
+    if degrees.replicate > 1:
+        sliced = degrees.shard * degrees.context * degrees.expert > 1
+        replicas = {"kind": "HSDP", "replicas": degrees.replicate}
+        parallel = parallel | replicas if sliced else {"kind": "DDP", **axes}
+    kinds: dict[str, type[FSDP] | type[HSDP] | type[DDP]] = {
+        "FSDP": FSDP,
+        "HSDP": HSDP,
+        "DDP": DDP,
+    }
+    training = run.training.model_copy(
+        update={
+            "parallel": kinds[parallel["kind"]].model_validate(parallel),
+            "recompute": RECOMPUTED[layout.recompute],
+            "virtual_workers": max(run.training.virtual_workers, degrees.data),
+        }
+    )
+    batches = run.batches.model_copy(update={"micro_batch": layout.micro_batch})
+    changes = {"workers": degrees.devices, "batches": batches, "training": training}
+    changed = Pretraining.model_validate(dict(run) | changes)
+    changed.training.check_workers(changed.workers)
+    return changed
+
+
+def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
+    """Write the run file and the page beside it; what to say of them."""
+    if found.runnable is None:
+        raise ConfigError(f"plan: no run file: {found.warnings[-1]}")
+    text = to_toml(laid_out(run, found.runnable.prediction)).encode()
+    if storage.exists(path) and storage.read(path) != text:
+        raise ConfigError(f"{path}: is there already, and another; remove it, or choose another")
+    # Here, as it draws: a refused plan should not wait for that.
+    from trainrig.scaling.layout.layout_page import layout_page
+
+    page = f"{path.removesuffix('.toml')}.layouts.html"
+    storage.write(path, text)
+    storage.write(page, layout_page(found, path).encode())
+    return [f"{path}: `trainrig pretrain` runs it; the layouts: {page}"]

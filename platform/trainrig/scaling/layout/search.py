@@ -1,0 +1,267 @@
+"""Finds the fastest layouts of a run on devices, and the fastest that its trainer can run today."""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from trainrig.errors import ConfigError
+from trainrig.estimate.cost import Assumptions, Cost, cost
+from trainrig.estimate.memory import RESERVE
+from trainrig.hardware import Hardware
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.parallel.layout import FSDP
+from trainrig.scaling.layout import layouts
+from trainrig.scaling.layout.cluster import Cluster
+from trainrig.scaling.layout.layouts import BatchShape, Degrees, Layout
+from trainrig.scaling.layout.prediction import Prediction, Predictor
+from trainrig.train.run_file import Training
+
+SHOWN = 10
+MOST_DEVICES = 65_536
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be laid out."""
+
+    name: str  # of its run file
+    model: DecoderConfig
+    training: Training
+    batch: BatchShape
+    predicted: float = 1.0  # share of tokens that logits are made for
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Degrees that are asked for; None: any."""
+
+    tensor: int | None = None
+    pipeline: int | None = None
+    context: int | None = None
+    expert: int | None = None
+
+    @property
+    def given(self) -> dict[str, int]:
+        """By name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def allows(self, degrees: Degrees) -> bool:
+        """Whether `degrees` are as asked for."""
+        return all(getattr(degrees, name) == value for name, value in self.given.items())
+
+
+@dataclass(frozen=True)
+class Found:
+    """One layout with what it takes, and what a run lacks to be trained so."""
+
+    prediction: Prediction
+    needs: tuple[str, ...]  # empty: the trainer runs it as it is
+    spans: float | None  # seconds a step that tensor groups across machines cost; None: they do not
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """The answer of a search."""
+
+    subject: Subject
+    cluster: Cluster
+    best: tuple[Found, ...]  # the fastest of each choice of degrees, ten at most, fastest first
+    runnable: Found | None  # the fastest that the trainer runs as it is
+    legal: int
+    fitting: int
+    cost: Cost  # of the whole run, laid out as the best
+    warnings: tuple[str, ...]
+
+
+def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -> LayoutPlan:
+    """The layouts of `subject` on `cluster`, fastest first.
+
+    Raises ConfigError, saying what would work, where none is legal or none fits.
+    """
+    predictor = Predictor(
+        subject.model, subject.training, subject.batch, cluster, subject.predicted
+    )
+    _check_fixed(subject, cluster.devices, fixed)
+    room = cluster.device.memory
+    fastest: dict[Degrees, Prediction] = {}
+    runnable: Prediction | None = None
+    nearest: Prediction | None = None
+    legal = fitting = 0
+    for layout in _of(subject, cluster.devices, fixed):
+        legal += 1
+        found = predictor.of(layout)
+        if nearest is None or found.memory.total < nearest.memory.total:
+            nearest = found
+        if not found.memory.fits(room):
+            continue
+        fitting += 1
+        best = fastest.get(layout.degrees)
+        if best is None or _rank(found) < _rank(best):
+            fastest[layout.degrees] = found
+        if not needs(layout, predictor) and (runnable is None or _rank(found) < _rank(runnable)):
+            runnable = found
+    if nearest is None:
+        raise ConfigError(_none_legal(subject, cluster, fixed))
+    if not fastest:
+        raise ConfigError(_none_fits(subject, cluster, fixed, nearest))
+    best_ones = heapq.nsmallest(SHOWN, fastest.values(), key=_rank)
+    shown = tuple(_found(each, predictor) for each in best_ones)
+    return LayoutPlan(
+        subject=subject,
+        cluster=cluster,
+        best=shown,
+        runnable=_found(runnable, predictor) if runnable else None,
+        legal=legal,
+        fitting=fitting,
+        cost=_cost(best_ones[0], subject, cluster, offers),
+        warnings=tuple(_warnings(shown, runnable, subject)),
+    )
+
+
+def needs(layout: Layout, predictor: Predictor) -> tuple[str, ...]:
+    """What the trainer, or the run, lacks for `layout`: axes that `training.parallel` has no key
+    for, or bits that do not depend on the number of workers, which the run asks for."""
+    lacking = [
+        axis
+        for axis in ("tensor", "pipeline", "context", "expert")
+        if getattr(layout.degrees, axis) > 1 and axis not in FSDP.model_fields
+    ]
+    if predictor.training.deterministic and not predictor.training_of(layout).deterministic:
+        lacking.append("deterministic = false")
+    return tuple(lacking)
+
+
+def _of(subject: Subject, devices: int, fixed: Fixed) -> Iterator[Layout]:
+    for layout in layouts.legal(subject.model, subject.batch, devices):
+        if fixed.allows(layout.degrees):
+            yield layout
+
+
+def _rank(found: Prediction) -> tuple[float, float]:
+    """Fastest first, then the least memory."""
+    return found.seconds.total, found.memory.total
+
+
+def _found(prediction: Prediction, predictor: Predictor) -> Found:
+    return Found(
+        prediction, needs(prediction.layout, predictor), _price_of_spanning(prediction, predictor)
+    )
+
+
+def _price_of_spanning(prediction: Prediction, predictor: Predictor) -> float | None:
+    """Seconds a step beyond those that tensor groups within a machine would take."""
+    cluster, layout = predictor.cluster, prediction.layout
+    if cluster.group(layout.degrees, ["tensor"]).machines == 1:
+        return None
+    whole = replace(cluster, of_a_machine=cluster.devices, across=None)
+    inside = Predictor(
+        predictor.model, predictor.training, predictor.batch, whole, predictor.predicted
+    ).of(layout)
+    turns = layout.turns(predictor.batch.global_batch)
+    share = 1 + (layout.degrees.pipeline - 1) / layout.chunks / turns
+    return (prediction.seconds.tensor - inside.seconds.tensor) * share
+
+
+def _check_fixed(subject: Subject, devices: int, fixed: Fixed) -> None:
+    """Raise ConfigError for degrees that are asked for and cannot be."""
+    asked = Degrees(1, 1, **fixed.given)
+    reason = layouts.why_not(subject.model, subject.batch, asked)
+    if reason is not None:
+        raise ConfigError(f"plan: {subject.name}: {reason}")
+    if devices % asked.of_a_replica:
+        several = asked.of_a_replica * max(1, devices // asked.of_a_replica)
+        raise ConfigError(
+            f"plan: {subject.name}: a replica takes {asked.of_a_replica} devices "
+            f"({_words(fixed)}), of which {devices} is no multiple; {several} would do"
+        )
+
+
+def _words(fixed: Fixed) -> str:
+    return " x ".join(f"{name} {value}" for name, value in fixed.given.items())
+
+
+def _none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str:
+    devices = cluster.devices
+    near = [
+        next((n for n in counts if next(_of(subject, n, fixed), None) is not None), None)
+        for counts in (range(devices - 1, 0, -1), range(devices + 1, 2 * devices + 1))
+    ]
+    would = " or ".join(f"{n:,}" for n in near if n is not None) or "no number near it"
+    return (
+        f"plan: {subject.name}: no layout shares {subject.batch.global_batch:,} sequences of "
+        f"{subject.batch.sequence_length:,} and the model among {devices:,} devices; {would} "
+        "would do"
+    )
+
+
+def _none_fits(subject: Subject, cluster: Cluster, fixed: Fixed, nearest: Prediction) -> str:
+    room = cluster.device.memory * (1 - RESERVE) / GIB
+    enough = _enough(subject, cluster, fixed)
+    would = (
+        f"{enough:,} devices would do"
+        if enough
+        else f"nor does it on more, to {MOST_DEVICES:,}; shorten batches.sequence_length, or "
+        "choose a device with more memory"
+    )
+    return (
+        f"plan: {subject.name}: no layout fits {cluster.devices:,} {cluster.name}: "
+        f"{nearest.memory.total / GIB:,.1f} GiB a device at least, of {room:,.1f}; {would}"
+    )
+
+
+def _enough(subject: Subject, cluster: Cluster, fixed: Fixed) -> int | None:
+    """The fewest devices, doubling whole machines, on which something fits."""
+    devices = cluster.devices
+    while devices < MOST_DEVICES:
+        devices = 2 * devices if devices >= cluster.of_a_machine else cluster.of_a_machine
+        across = cluster.across or cluster.inside
+        larger = replace(cluster, devices=devices, across=across)
+        predictor = Predictor(subject.model, subject.training, subject.batch, larger)
+        for layout in _of(subject, devices, fixed):
+            frugal = layout.micro_batch == 1 and layout.recompute == "full"
+            if frugal and predictor.of(layout).memory.fits(cluster.device.memory):
+                return devices
+    return None
+
+
+def _cost(best: Prediction, subject: Subject, cluster: Cluster, offers: Hardware) -> Cost:
+    """Of all steps at that pace."""
+    return cost(
+        best.flops * subject.training.steps,
+        offers,
+        cluster.name,
+        cluster.devices,
+        subject.training.precision.peak,
+        Assumptions(utilisation=best.mfu),
+        cluster.instance,
+    )
+
+
+def _warnings(
+    shown: tuple[Found, ...], runnable: Prediction | None, subject: Subject
+) -> Iterator[str]:
+    best = shown[0]
+    if best.spans is not None:
+        yield (
+            f"The best layout has tensor groups across machines, which costs {best.spans:.3g} s of "
+            f"each step of {best.prediction.seconds.total:.3g} s."
+        )
+    if best.needs and runnable is not None:
+        slower = runnable.seconds.total / best.prediction.seconds.total
+        yield (
+            f"The best layout needs {', '.join(best.needs)}, which this run has not; the best that "
+            f"it can be trained in takes {slower:.2f} times as long a step."
+        )
+    if runnable is None:
+        yield (
+            "Of those that fit, none can be trained yet: each needs an axis that training.parallel "
+            "has no key for, or deterministic = false."
+        )
+    if subject.training.deterministic and runnable is not None:
+        data = runnable.layout.degrees.data
+        if data > subject.training.virtual_workers:
+            yield (
+                f"training.virtual_workers rises from {subject.training.virtual_workers} to "
+                f"{data}: a new run, with other last bits."
+            )
