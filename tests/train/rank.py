@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from rollouts import Rollouts
+from sent import Sent
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from tuning_batches import Tuning
@@ -515,6 +516,16 @@ def mesh() -> tuple[tuple[str, ...] | None, int, int]:
     return made.mesh_dim_names, made.size(), made.get_local_rank()
 
 
+def sent_bytes(job: TrainingJob) -> dict[str, int]:
+    """What this rank sends in a step, by the name of the collective."""
+    counted = []
+    for count in (1, 2):
+        with Sent() as sent:
+            steps(job, count)
+        counted.append(sent.bytes)
+    return dict(counted[1] - counted[0])
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get between the answers
@@ -535,6 +546,7 @@ def main() -> None:
         under_way,
         agreed,
         mesh,
+        sent_bytes,
     )
     actions = {each.__name__: each for each in done}
     for action, arguments, join in iter(functools.partial(pickle.load, sys.stdin.buffer), None):

@@ -79,9 +79,9 @@ def _chart(plan: LayoutPlan) -> Chart:
         f"{plan.best[-1].prediction.seconds.total:.4g} s in the last of those shown",
         figures.draw(partial(plot_step_parts, steps=steps), 110 + 34 * len(steps)),
         label="Seconds of a step of each of the fastest layouts, by what they are spent on.",
-        caption="The fastest of each choice of degrees: R replicate, S shard, T tensor, P pipeline, "
-        "C context, E expert. Other: attention, elementwise kernels, optimizer. Sent: within a "
-        "replica. Data: waited for parameters and gradients.",
+        caption="The fastest of each choice of degrees: R replicate, S shard, T tensor, P "
+        "pipeline, C context, E expert. Other: attention, elementwise kernels, optimizer. Sent: "
+        "within a replica. Data: waited for parameters and gradients.",
         table=ReportTable(
             "Seconds of a step",
             ("layout", *StepSeconds.__dataclass_fields__),

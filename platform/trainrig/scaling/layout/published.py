@@ -4,7 +4,7 @@ Every run is predicted with the same constants, its device and links as publishe
 was published as FLOP/s, it is turned into a step's seconds by the authors' own count.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -234,3 +234,15 @@ def without(run: PublishedRun, term: str) -> float:
     """The error of `run` were `term` of StepSeconds dropped."""
     seconds = run.predicted.seconds
     return run.step_seconds / replace(seconds, **{term: 0.0}).total - 1
+
+
+def table_rows(runs: Sequence[PublishedRun]) -> Iterator[str]:
+    """A line of Markdown for each run: its step as published, as predicted, and the error of the
+    speed; the peak that each reaches as runs log it."""
+    for run in runs:
+        found = run.predicted
+        theirs = found.flops / (run.step_seconds * found.peak)
+        yield (
+            f"| {run.name} | {run.step_seconds:.3g} | {found.seconds.total:.3g} | {theirs:.1%} | "
+            f"{found.mfu:.1%} | {run.error:+.0%} |"
+        )

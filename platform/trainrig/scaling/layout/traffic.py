@@ -81,8 +81,8 @@ def of_data(
 
     `computed`: bytes of a parameter as it is computed with; `seconds`: forward and backward of one
     micro-batch. With `reshard` "step" parameters are gathered once, before the first micro-batch;
-    with "layer" those of the layers before each forward and each backward pass. Gradients are
-    reduced in float32 with the last backward pass.
+    with "layer" those of the layers before each forward and each backward pass, the ends before
+    each forward pass. Gradients are reduced in float32 with the last backward pass.
     """
     degrees = layout.degrees
     apart = cluster.group(degrees, ["context", "expert", "shard"])
@@ -93,7 +93,8 @@ def of_data(
     once = _gather(cluster, computed * root, apart, 1)
     each = _gather(cluster, computed * of_layers, apart, layers)
     each += _gather(cluster, computed * of_experts, experts, layers)
-    passes = 1 if layout.reshard == "step" else 2 * turns
+    by_layer = layout.reshard == "layer"
+    passes = 2 * turns if by_layer else 1
     trained, experts_trained = held.trained - held.experts_trained, held.experts_trained
     reduced = cluster.send("reduce-scatter", MASTER * trained, apart)
     reduced += cluster.send("reduce-scatter", MASTER * experts_trained, experts)
@@ -103,7 +104,8 @@ def of_data(
     first = once.seconds + each.seconds / layers
     rest = each.seconds * (1 - 1 / layers)
     waited = first + max(0.0, rest - forward)
-    if passes > 1:
+    if by_layer:
+        once = once.times(turns)
         waited = once.seconds + turns * (
             2 * each.seconds / layers + max(0.0, rest - forward) + max(0.0, rest - backward)
         )

@@ -12,6 +12,7 @@ from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.estimate.cost import Assumptions, Cost, Saving
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.optim import AdamW, Optimizer
 from trainrig.parallel.layout import Layout
 from trainrig.parallel.recompute import Recompute
 from trainrig.scaling.batch_rate_rules import Rule
@@ -77,6 +78,7 @@ class Recipe(Settings):
     micro_batch: int
     steps: int
     rate: float
+    optimizer: Optimizer = AdamW()  # its peak rate is `rate`
 
     @property
     def batch_tokens(self) -> int:

@@ -155,6 +155,14 @@ def plan(
             autocompletion=completion.words("DeepSeek", "Porian", "StepLaw", "Kaplan"),
         ),
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Optimizer of the run, such as Muon; the rate rules were fitted on AdamW.  "
+            "[default: AdamW]",
+        ),
+    ] = None,
     table: Annotated[
         bool, typer.Option("--table", help="Print the best tokens for a range of sizes instead.")
     ] = False,
@@ -201,6 +209,7 @@ def plan(
         "vocabulary": vocabulary,
         "sequence_length": sequence_length,
         "rule": {"kind": rule} if rule else None,
+        "optimizer": {"kind": optimizer} if optimizer else None,
         "assumptions": {"utilisation": mfu} if mfu is not None else None,
     }
     given = {name: value for name, value in request.items() if value is not None}

@@ -6,7 +6,6 @@ from trainrig import manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
 from trainrig.manifest import Manifest
-from trainrig.optim import AdamW
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.plan.plan import ScalingPlan, write_plan
 from trainrig.scaling.plan.planner import PlanRequest
@@ -62,7 +61,7 @@ def run_file(
         batches=batches,
         training=Training(
             steps=recipe.steps,
-            optimizer=AdamW(lr=recipe.rate),
+            optimizer=recipe.optimizer.model_copy(update={"lr": recipe.rate}),
             parallel=placement.parallel,
             precision=Precision.model_validate({"compute": compute}),
             recompute=placement.recompute,

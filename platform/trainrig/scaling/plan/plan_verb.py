@@ -112,7 +112,10 @@ def _request(given: Mapping[str, Any]) -> PlanRequest:
             kinds = [kind.strip("' ") for kind in first["ctx"]["expected_tags"].split(",")]
             near = difflib.get_close_matches(str(first["ctx"]["tag"]), kinds, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(kinds)}"
-            raise ConfigError(f"plan: --rule: no rule '{first['ctx']['tag']}'; {hint}") from None
+            what = str(first["loc"][0])
+            raise ConfigError(
+                f"plan: --{what}: no {what} '{first['ctx']['tag']}'; {hint}"
+            ) from None
         if not key:
             raise ConfigError(f"plan: {message}") from None
         option = _OPTIONS.get(key, key).replace("_", "-")

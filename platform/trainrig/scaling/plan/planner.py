@@ -17,7 +17,7 @@ from trainrig.estimate.memory import MASTER, slices
 from trainrig.flops import six_n_d, token_flops
 from trainrig.hardware import Compute, Hardware
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
-from trainrig.optim import AdamW
+from trainrig.optim import AdamW, Optimizer
 from trainrig.optim.named_groups import state_bytes
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, Rule, whole_sequences
@@ -70,6 +70,7 @@ class PlanRequest(Settings):
     vocabulary: int = Field(default=32_768, ge=2)
     sequence_length: int = Field(default=2048, ge=1)
     rule: Rule = DeepSeek()
+    optimizer: Optimizer = AdamW()  # its peak rate is the rule's
     assumptions: Assumptions = Assumptions()
 
     @model_validator(mode="after")
@@ -144,13 +145,14 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
             micro_batch=placed.micro_batch,
             steps=steps,
             rate=_two_digits(request.rule.rate(wanted.parameters, wanted.tokens)),
+            optimizer=request.optimizer,
         ),
         data=_data(form, request, counted, tokens),
         service=service,
         placement=placed.placement,
         cost=priced,
         saving=saving(
-            state=_saved_bytes(found) / placed.sliced,
+            state=_saved_bytes(found, request.optimizer) / placed.sliced,
             devices=placed.devices,
             step_seconds=priced.hours * 3600 / steps,
             steps=steps,
@@ -214,7 +216,8 @@ def _trained(law: Law, form: Form, request: PlanRequest, where: _Where) -> Alloc
     days = asked
     if target == "budget_usd":
         days = days_for(asked, where.hardware, where.device, where.instance, request.devices)
-    budget = affordable(days, where.hardware, where.device, request.compute, _share(request))
+    share = request.assumptions.utilisation
+    budget = affordable(days, where.hardware, where.device, request.compute, share)
     return _settled(law, form, request, budget)
 
 
@@ -261,9 +264,9 @@ class _Placed:
     placement: Placement
 
 
-def _saved_bytes(found: LadderModel) -> int:
-    """Of weights and what the optimizer of planned runs keeps."""
-    return MASTER * found.total + state_bytes(parameter_shapes(found.model), AdamW())
+def _saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
+    """Of weights and what `optimizer` keeps."""
+    return MASTER * found.total + state_bytes(parameter_shapes(found.model), optimizer)
 
 
 def _place(
@@ -274,7 +277,8 @@ def _place(
     room = where.hardware.device(where.device).memory
     offer = where.hardware.instance(where.instance) if where.instance else None
     per_machine = offer.devices if offer else 1
-    base = Training(steps=1, optimizer=AdamW(), precision=Precision(compute=request.compute))
+    precision = Precision(compute=request.compute)
+    base = Training(steps=1, optimizer=request.optimizer, precision=precision)
     needed = layouts.devices_needed(model, base, batch, per_machine, room)
     devices = request.devices or min(
         batch.global_batch,
@@ -317,13 +321,10 @@ def _quick(
     model: DecoderConfig, request: PlanRequest, where: _Where, batch: BatchShape, tokens: float
 ) -> int:
     """The fewest devices, a power of two, with which the run ends within MOST_DAYS."""
-    one = affordable(1.0, where.hardware, where.device, request.compute, _share(request))
+    share = request.assumptions.utilisation
+    one = affordable(1.0, where.hardware, where.device, request.compute, share)
     flops = token_flops(model, batch.sequence_length).training * tokens
     return int(2 ** max(0, math.ceil(math.log2(flops / one / MOST_DAYS))))
-
-
-def _share(request: PlanRequest) -> float:
-    return request.assumptions.utilisation
 
 
 def _cost(flops: float, where: _Where, request: PlanRequest, devices: int) -> Cost:

@@ -1,0 +1,64 @@
+"""Runs to lay out, and devices to lay them out over."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainrig import hardware
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.scaling.layout.cluster import Cluster
+from trainrig.scaling.layout.layouts import BatchShape
+from trainrig.scaling.layout.prediction import Predictor
+from trainrig.train.run_file import Training
+
+SIZES: dict[str, Any] = {
+    "layers": 8,
+    "channels": 1024,
+    "heads": 16,
+    "kv_heads": 8,
+    "feedforward_channels": 4096,
+    "vocabulary": 32_768,
+    "positions": 4096,
+}
+BATCH = BatchShape(64, 2048)
+
+
+@pytest.fixture
+def model() -> Callable[..., DecoderConfig]:
+    """`model(layers=4)`: a small decoder, changed so."""
+    return lambda **changes: DecoderConfig.model_validate(SIZES | changes)
+
+
+@pytest.fixture
+def cluster() -> Callable[..., Cluster]:
+    """`cluster(16)`: so many H100, 8 a machine."""
+
+    def make(devices: int, inside: float = 1.0, across: float = 1.0) -> Cluster:
+        table = hardware.load()
+        device, near, far = table.device("h100"), table.links["nvlink-4"], table.links["efa-3200"]
+        near = near.model_copy(update={"bandwidth": near.bandwidth * inside})
+        far = far.model_copy(update={"bandwidth": far.bandwidth * across})
+        return Cluster("h100", device, devices, 8, near, far)
+
+    return make
+
+
+@pytest.fixture
+def predictor(
+    model: Callable[..., DecoderConfig], cluster: Callable[..., Cluster]
+) -> Callable[..., Predictor]:
+    """`predictor(16, training={…}, layers=4)`: of a step of 64 sequences of 2,048 tokens."""
+
+    def make(
+        devices: int,
+        training: dict[str, Any] | None = None,
+        links: dict[str, float] | None = None,
+        batch: BatchShape = BATCH,
+        **changes: Any,
+    ) -> Predictor:
+        usual: dict[str, Any] = {"steps": 1, "precision": {"compute": "bfloat16"}}
+        settings = Training.model_validate(usual | (training or {}))
+        return Predictor(model(**changes), settings, batch, cluster(devices, **(links or {})))
+
+    return make

@@ -1,0 +1,204 @@
+"""`trainrig plan --layout`: what it prints and writes, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trainrig import config, hardware
+from trainrig.cli import app
+from trainrig.errors import ConfigError
+from trainrig.job import exit_codes
+from trainrig.parallel.layout import FSDP
+from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, cluster_of
+from trainrig.scaling.layout.search import Fixed
+from trainrig.train.run_file import Pretraining
+
+RUN = """
+stage = "pretrain"
+tokens = "tokens"
+output = "run"
+workers = 8
+[model]
+layers = 8
+channels = 1024
+heads = 16
+kv_heads = 8
+vocabulary = 32768
+[batches]
+sequence_length = 2048
+global_batch = 64
+micro_batch = 1
+[training]
+steps = 1000
+precision.compute = "bfloat16"
+"""
+MIXTURE = '[model.feedforward]\nkind = "MixtureOfExperts"\nexperts = 8\nactive = 2\n[batches]'
+TWO_NODES = ClusterWanted(device="h100", nodes=2)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN)
+    return path
+
+
+def plan(path, wanted=TWO_NODES, out=None, table=None, **fixed):
+    return answer(str(path), wanted, Fixed(**fixed), table, out)
+
+
+def test_the_ten_fastest_are_printed_fastest_first(run_file):
+    found, lines = plan(run_file)
+    assert len(found.best) == 10
+    seconds = [each.prediction.seconds.total for each in found.best]
+    assert seconds == sorted(seconds)
+    room = found.cluster.device.memory
+    assert all(each.prediction.memory.fits(room) for each in found.best)
+    degrees = [each.prediction.layout.degrees for each in found.best]
+    assert len(set(degrees)) == 10 and {each.devices for each in degrees} == {16}
+    assert "16 h100 (450 GB/s inside a machine of 8, 400 GB/s a machine" in lines[0]
+    assert sum(line.split()[0].isdigit() for line in lines) >= 10
+    assert any("USD" in line and "kWh" in line and "kW" in line for line in lines)
+
+
+def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_path):
+    run_file.write_text(RUN.replace("[batches]", MIXTURE))
+    out = tmp_path / "best.toml"
+    found, _ = plan(run_file, out=str(out))
+    for each in [*found.best, found.runnable]:
+        degrees = each.prediction.layout.degrees
+        for axis in ("pipeline", "expert", "tensor", "context"):
+            lacking = getattr(degrees, axis) > 1 and axis not in FSDP.model_fields
+            assert (axis in each.needs) == lacking
+        copies = degrees.replicate > 1
+        assert ("deterministic = false" in each.needs) == copies
+    assert found.runnable is not None and not found.runnable.needs
+    made = config.load(Pretraining, str(out))
+    layout = found.runnable.prediction.layout
+    assert made.workers == layout.degrees.devices == 16
+    assert made.batches.micro_batch == layout.micro_batch
+    assert made.training.deterministic
+    assert made.training.virtual_workers == max(8, layout.degrees.data)
+    assert made.training.parallel.kind == "FSDP"
+    assert made.training.parallel.reshard == layout.reshard
+    before = config.load(Pretraining, str(run_file))
+    assert made.model == before.model
+    page = (tmp_path / "best.layouts.html").read_text()
+    assert "Layouts of a run" in page and "<svg" in page and "Constants" in page
+
+
+def test_copies_of_the_model_are_written_where_bits_may_differ(run_file, tmp_path):
+    run_file.write_text(RUN.replace("steps = 1000", "steps = 1000\ndeterministic = false"))
+    out = tmp_path / "best.toml"
+    found, _ = plan(run_file, out=str(out))
+    degrees = found.runnable.prediction.layout.degrees
+    made = config.load(Pretraining, str(out)).training.parallel
+    kind = "FSDP" if degrees.replicate == 1 else "HSDP" if degrees.shard > 1 else "DDP"
+    assert made.kind == kind
+    assert all("deterministic = false" not in each.needs for each in found.best)
+
+
+def test_json_has_every_term(run_file):
+    options = ["--layout", str(run_file), "--device", "h100", "--nodes", "2", "--json"]
+    done = CliRunner().invoke(app, ["plan", *options])
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    best = found["layouts"][0]
+    assert sum(best["seconds"].values()) == pytest.approx(best["step_seconds"])
+    assert sum(best["memory"].values()) == pytest.approx(best["memory_bytes"])
+    tokens = 64 * 2048
+    assert best["tokens_per_second"] == pytest.approx(tokens / best["step_seconds"])
+    assert found["cost"]["hours"] == pytest.approx(1000 * best["step_seconds"] / 3600)
+
+
+def test_a_tensor_group_across_machines_is_allowed_and_priced(run_file):
+    run_file.write_text(RUN.replace("kv_heads = 8", "kv_heads = 16"))
+    found, lines = plan(run_file, tensor=16)
+    price = found.best[0].spans
+    assert price is not None and price > 0
+    assert any(line.startswith("warning: ") and "across machines" in line for line in lines)
+    near, _ = plan(run_file, tensor=8)
+    assert near.best[0].spans is None
+
+
+def test_the_clusters_own_links_are_used_unless_others_are_named(run_file):
+    own, _ = plan(run_file)
+    slow, _ = plan(run_file, ClusterWanted("h100", 2, interconnect="ethernet-100"))
+    assert own.cluster.across == hardware.load().links["efa-3200"]
+    assert slow.best[0].prediction.seconds.total > own.best[0].prediction.seconds.total
+    assert slow.cluster.across.bandwidth == 12.5e9
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (ClusterWanted("h20", 1), "no device 'h20' in the table of hardware; did you mean 'h200'?"),
+        (ClusterWanted("h100", 2, interconnect="efa-320"), "did you mean 'efa-3200'?"),
+        (ClusterWanted("h100", 2, interconnect="nvlink-4"), "there are: efa-3200, efa-400"),
+        (ClusterWanted("l4", 1), "no link of 'l4'"),
+        (ClusterWanted("h100", devices=12), "no whole machines of 8; 8 or 16 would do"),
+        (ClusterWanted("h100", 2, 8), "leave out one of the two"),
+        (ClusterWanted("h100", 1, instance="p4d.24xlarge"), "has devices 'a100-40gb'"),
+    ],
+)
+def test_clusters_that_cannot_be_are_one_line_with_what_could(wanted, said):
+    with pytest.raises(ConfigError) as refused:
+        cluster_of(wanted, hardware.load(), 8)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted", "fixed", "said"),
+    [
+        ("", TWO_NODES, {"tensor": 3}, "tensor = 3 does not divide"),
+        ("", TWO_NODES, {"tensor": 8, "pipeline": 3}, "of which 16 is no multiple; 24 would do"),
+        ("", ClusterWanted("h100", 16), {"tensor": 1, "pipeline": 1, "context": 1}, "would do"),
+        ("global_batch = 1", ClusterWanted("h100", 2048), {}, "would do"),
+        ("vocabulary", TWO_NODES, {}, "model.vocabulary is not set"),
+    ],
+)
+def test_runs_that_cannot_be_laid_out_so(run_file, change, wanted, fixed, said):
+    text = run_file.read_text()
+    if change == "vocabulary":
+        text = text.replace("vocabulary = 32768\n", "")
+    elif change:
+        text = text.replace("global_batch = 64", change)
+    run_file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        plan(run_file, wanted, **fixed)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_too_few_devices_say_the_smallest_number_that_works(run_file):
+    large = RUN.replace("layers = 8", "layers = 64").replace("channels = 1024", "channels = 8192")
+    run_file.write_text(large)
+    with pytest.raises(ConfigError) as refused:
+        plan(run_file, ClusterWanted("h100", devices=2))
+    line = str(refused.value)
+    assert "no layout fits 2 h100" in line and "GiB a device at least, of 67.1; " in line
+    enough = int(line.partition("of 67.1; ")[2].split()[0])
+    found, _ = plan(run_file, ClusterWanted("h100", devices=enough))
+    assert found.fitting
+    with pytest.raises(ConfigError, match="no layout fits"):
+        plan(run_file, ClusterWanted("h100", devices=enough // 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan"], "give LAW.json or NAME, such as hoffmann, or --layout RUN.toml"),
+        (["plan", "hoffmann", "--layout", "RUN"], "--layout plans a run that is written"),
+        (["plan", "--layout", "RUN", "--flops", "1e20"], "--flops is of plans by a law"),
+        (["plan", "--layout", "RUN", "--mfu", "0.4"], "--mfu is of plans by a law"),
+        (["plan", "hoffmann", "--flops", "1e20", "--nodes", "2"], "--nodes is of --layout"),
+        (["plan", "--layout", "RUN", "--device", "cpu-core"], "no link of 'cpu-core'"),
+    ],
+)
+def test_options_that_do_not_go_together(run_file, arguments, said, capsys):
+    given = [str(run_file) if each == "RUN" else each for each in arguments]
+    with pytest.raises(SystemExit) as left, exit_codes():
+        app(given, standalone_mode=False)
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""Legal layouts: all of them, and none that cannot be."""
+
+import pytest
+
+from trainrig.scaling.layout import layouts
+from trainrig.scaling.layout.layouts import BatchShape, Degrees, Layout
+from trainrig.scaling.layout.stages import bubble, cut_evenly, in_flight
+
+BATCH = BatchShape(64, 2048)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 64])
+def test_legal_layouts_multiply_to_the_devices(model, devices):
+    sizes = model(feedforward={"kind": "MixtureOfExperts", "experts": 12, "active": 2})
+    found = list(layouts.legal(sizes, BATCH, devices))
+    assert found and len(set(found)) == len(found)
+    for layout in found:
+        degrees = layout.degrees
+        assert degrees.devices == devices
+        assert layouts.why_not(sizes, BATCH, degrees) is None
+        assert layout.turns(64) * layout.micro_batch * degrees.expert * degrees.data >= 64
+        assert (layout.schedule is None) == (degrees.pipeline == 1)
+        assert layout.chunks == 1 or layout.turns(64) % degrees.pipeline == 0
+
+
+def test_every_choice_of_degrees_of_eight_devices_is_there(model):
+    """Of 8 layers, 8 key heads and a batch of 64 nothing hinders any: ordered factorisations."""
+    found = {each.degrees for each in layouts.legal(model(), BATCH, 8)}
+    assert len(found) == 35  # of 2^3 into five axes: (3 + 4 over 4)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "said"),
+    [
+        ({"tensor": 3}, "tensor = 3 does not divide model.feedforward_channels (4096)"),
+        ({"tensor": 16}, "tensor = 16 does not divide model.kv_heads (8); 1, 2, 4, 8 do"),
+        ({"pipeline": 9}, "pipeline = 9 is above the 8 layers"),
+        ({"context": 3}, "context must divide 1024"),
+        ({"expert": 2}, "expert = 2 does not divide 1 experts; 1 do"),
+        ({"shard": 65}, "65 devices share a global batch of 64 sequences"),
+    ],
+)
+def test_degrees_that_cannot_be_say_which_can(model, degrees, said):
+    assert said in (layouts.why_not(model(), BATCH, Degrees(**degrees)) or "")
+
+
+def test_stages_are_cut_by_cost():
+    assert cut_evenly((1.0,) * 8, 0.0, 4) == tuple(range(n, n + 2) for n in (0, 2, 4, 6))
+    assert cut_evenly((1.0,) * 8, 2.0, 2) == (range(0, 5), range(5, 8))  # 5, and 3 with the head
+    assert cut_evenly((5.0, 1.0, 1.0, 1.0), 0.0, 2) == (range(0, 1), range(1, 4))
+    assert cut_evenly((0.1,) * 7, 0.0, 1) == (range(0, 7),)
+
+
+def test_schedules_keep_and_wait_as_published():
+    """Narayanan et al. 2021, section 2.2: the bubble is (p - 1) / m, of v stages a device 1/v of
+    that; GPipe keeps all m micro-batches, 1F1B p at most."""
+    degrees = Degrees(pipeline=4)
+    gpipe, plain = (Layout(degrees, 1, schedule=each) for each in ("GPipe", "1F1B"))
+    interleaved = Layout(degrees, 1, schedule="interleaved", chunks=2)
+    assert [bubble(each, 8) for each in (gpipe, plain, interleaved)] == [3 / 8, 3 / 8, 3 / 16]
+    assert [in_flight(n, gpipe, 8) for n in range(4)] == [8, 8, 8, 8]
+    assert [in_flight(n, plain, 8) for n in range(4)] == [4, 3, 2, 1]
+    assert in_flight(0, interleaved, 8) == (2 * 3 + 4 + 1) / 2

@@ -1,0 +1,128 @@
+"""Predictions: equal to what is counted elsewhere, and monotone where physics is."""
+
+import pytest
+
+from trainrig.estimate.memory import step_memory
+from trainrig.flops import token_flops
+from trainrig.scaling.layout import layouts
+from trainrig.scaling.layout.compute import attention_flops, products_of
+from trainrig.scaling.layout.layouts import BatchShape, Degrees, Layout
+from trainrig.scaling.layout.share import cut, cut_shapes
+
+MIXTURE = {
+    "feedforward": {"kind": "MixtureOfExperts", "experts": 8, "active": 2, "shared_experts": 1}
+}
+
+
+@pytest.mark.parametrize("training", [
+    {},
+    {"deterministic": False},
+    {"precision": {"compute": "float32"}},
+    {"optimizer": {"kind": "Muon"}},
+    {"optimizer": {"kind": "Lion"}, "deterministic": False},
+    {"groups": ({"match": "embedding.*", "freeze": True},)},
+])  # fmt: skip
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False}, MIXTURE])
+@pytest.mark.parametrize("again", ["nothing", "selective", "full"])
+def test_memory_is_that_of_check(predictor, training, changes, again):
+    """Without an axis within the replica, for one device and for slices over several."""
+    for degrees in (Degrees(), Degrees(1, 4), Degrees(2, 4), Degrees(8, 1)):
+        made = predictor(degrees.devices, training, **changes)
+        for reshard in ("step", "layer") if degrees.shard > 1 else ("step",):
+            layout = Layout(degrees, 2, again, reshard)
+            settings = made.training_of(layout)
+            expected = step_memory(made.model, settings, degrees.devices, 64, 2, 2048)
+            found = made.of(layout).memory
+            for part, bytes_of in vars(expected).items():
+                assert getattr(found, part) == pytest.approx(bytes_of, rel=1e-12), part
+
+
+@pytest.mark.parametrize("changes", [{}, MIXTURE])
+@pytest.mark.parametrize("degrees", [
+    Degrees(), Degrees(tensor=4), Degrees(context=4), Degrees(tensor=2, context=2),
+])  # fmt: skip
+def test_operations_are_those_of_check(model, changes, degrees):
+    """Products and attention of all devices of a replica make up what `token_flops` counts."""
+    sizes = model(**changes)
+    length = 2048
+    tokens = length / degrees.context
+    local, shapes = cut(sizes, degrees.tensor, 1), cut_shapes(sizes, degrees.tensor, 1)
+    each = 2.0 * tokens * local.outputs * sizes.channels
+    for number, layer in enumerate(shapes.layers):
+        each += sum(p.flops for p in products_of(layer, tokens, degrees.tensor))
+        each += attention_flops(sizes, local.shape.heads, length, number, tokens)
+    assert each * degrees.of_a_replica == pytest.approx(token_flops(sizes, length).forward * length)
+
+
+def test_experts_that_are_apart_have_as_much_to_do(model):
+    sizes = model(**MIXTURE)
+    by_expert = [
+        sum(p.flops for layer in cut_shapes(sizes, 1, expert).layers
+            for p in products_of(layer, 2048.0, 1))
+        for expert in (1, 2, 8)
+    ]  # fmt: skip
+    assert by_expert[0] == by_expert[1] == by_expert[2]
+
+
+@pytest.mark.parametrize("axis", ["shard", "tensor", "context", "expert"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_memory_falls_with_every_cut(predictor, axis, deterministic):
+    changes = MIXTURE if axis == "expert" else {}
+    found = []
+    for size in (1, 2, 4, 8):
+        degrees = Degrees(**{axis: size})
+        made = predictor(size, {"deterministic": deterministic, "virtual_workers": 8}, **changes)
+        found.append(made.of(Layout(degrees, 1)).memory)
+    states = [each.weights + each.optimizer for each in found]
+    assert all(b < a for a, b in zip(states, states[1:], strict=False))
+    totals = [each.total for each in found]
+    assert all(b <= a for a, b in zip(totals, totals[1:], strict=False))
+
+
+def test_a_pipeline_cuts_weights_but_keeps_more_micro_batches(predictor):
+    """1F1B keeps as many activations as one device would; GPipe those of all micro-batches."""
+    found = {}
+    for size in (1, 2, 4):
+        made = predictor(size, {"deterministic": False}, tie_embeddings=False)
+        for schedule in ("GPipe", "1F1B") if size > 1 else (None,):
+            layout = Layout(Degrees(pipeline=size), 1, schedule=schedule)
+            found[size, schedule] = made.of(layout).memory
+    weights = [found[key].weights for key in ((1, None), (2, "1F1B"), (4, "1F1B"))]
+    assert all(b < 0.7 * a for a, b in zip(weights, weights[1:], strict=False))
+    assert found[4, "1F1B"].activations < 1.5 * found[1, None].activations
+    assert found[4, "GPipe"].activations > 10 * found[4, "1F1B"].activations
+
+
+def test_more_bandwidth_never_makes_a_step_slower(predictor):
+    slow = predictor(16, **MIXTURE)
+    for links in ({"inside": 2.0}, {"across": 2.0}, {"inside": 4.0, "across": 4.0}):
+        fast = predictor(16, links=links, **MIXTURE)
+        faster = 0
+        for layout in list(layouts.legal(slow.model, slow.batch, 16))[::7]:
+            before, after = slow.of(layout).seconds.total, fast.of(layout).seconds.total
+            assert after <= before
+            faster += after < before
+        assert faster
+
+
+def test_what_is_sent_is_counted_by_hand(predictor):
+    """Llama-like layers of 1,024 channels in bfloat16: bytes of one device and step."""
+    batch = BatchShape(2, 2048)
+    stream = 2 * 2048 * 1024  # bytes of one sequence
+
+    def sent(degrees: Degrees, **more: object):
+        return predictor(degrees.devices, {"deterministic": False}, batch=batch, **MIXTURE).of(
+            Layout(degrees, 1, schedule="1F1B" if degrees.pipeline > 1 else None)
+        ).traffic  # fmt: skip
+
+    # Two parts of 8 layers: three gathers and two scatters of half the stream each, and the ends'.
+    tensor = sent(Degrees(tensor=2)).tensor
+    assert tensor.inside == 2 * (8 * 2 * 5 + 4) * stream / 2
+    # Keys and values of 8 heads of 64 channels, of the whole sequence, there and back.
+    assert sent(Degrees(context=2)).context.inside == 2 * 8 * 2 * (2 * 2 * 2048 * 512) / 2
+    # Two experts a token: there and back, forward and backward, half of it to the other.
+    assert sent(Degrees(expert=2)).expert.inside == 8 * 4 * 2 * stream / 2
+    # One device sends forward, the other back.
+    assert sent(Degrees(pipeline=2)).pipeline.inside == 2 * stream
+    far = sent(Degrees(shard=2, replicate=1)).reduced
+    assert far.across == 0
