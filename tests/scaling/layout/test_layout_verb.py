@@ -172,7 +172,7 @@ def test_runs_that_cannot_be_laid_out_so(run_file, change, wanted, fixed, said):
 
 
 def test_too_few_devices_say_the_smallest_number_that_works(run_file):
-    large = RUN.replace("layers = 8", "layers = 64").replace("channels = 1024", "channels = 8192")
+    large = RUN.replace("layers = 8", "layers = 16").replace("channels = 1024", "channels = 8192")
     run_file.write_text(large)
     with pytest.raises(ConfigError) as refused:
         plan(run_file, ClusterWanted("h100", devices=2))

@@ -1,5 +1,7 @@
 """Predictions: equal to what is counted elsewhere, and monotone where physics is."""
 
+from itertools import pairwise
+
 import pytest
 
 from trainrig.estimate.memory import step_memory
@@ -74,9 +76,9 @@ def test_memory_falls_with_every_cut(predictor, axis, deterministic):
         made = predictor(size, {"deterministic": deterministic, "virtual_workers": 8}, **changes)
         found.append(made.of(Layout(degrees, 1)).memory)
     states = [each.weights + each.optimizer for each in found]
-    assert all(b < a for a, b in zip(states, states[1:], strict=False))
+    assert all(b < a for a, b in pairwise(states))
     totals = [each.total for each in found]
-    assert all(b <= a for a, b in zip(totals, totals[1:], strict=False))
+    assert all(b <= a for a, b in pairwise(totals))
 
 
 def test_a_pipeline_cuts_weights_but_keeps_more_micro_batches(predictor):
@@ -88,7 +90,7 @@ def test_a_pipeline_cuts_weights_but_keeps_more_micro_batches(predictor):
             layout = Layout(Degrees(pipeline=size), 1, schedule=schedule)
             found[size, schedule] = made.of(layout).memory
     weights = [found[key].weights for key in ((1, None), (2, "1F1B"), (4, "1F1B"))]
-    assert all(b < 0.7 * a for a, b in zip(weights, weights[1:], strict=False))
+    assert all(b < 0.7 * a for a, b in pairwise(weights))
     assert found[4, "1F1B"].activations < 1.5 * found[1, None].activations
     assert found[4, "GPipe"].activations > 10 * found[4, "1F1B"].activations
 

@@ -183,9 +183,11 @@ def _words(fixed: Fixed) -> str:
 
 def _none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str:
     devices = cluster.devices
+    fewer = [devices // 2**n for n in range(1, devices.bit_length())]
+    more = [devices * 2**n for n in range(1, 5)]
     near = [
         next((n for n in counts if next(_of(subject, n, fixed), None) is not None), None)
-        for counts in (range(devices - 1, 0, -1), range(devices + 1, 2 * devices + 1))
+        for counts in (fewer, more)
     ]
     would = " or ".join(f"{n:,}" for n in near if n is not None) or "no number near it"
     return (
@@ -211,15 +213,16 @@ def _none_fits(subject: Subject, cluster: Cluster, fixed: Fixed, nearest: Predic
 
 
 def _enough(subject: Subject, cluster: Cluster, fixed: Fixed) -> int | None:
-    """The fewest devices, doubling whole machines, on which something fits."""
+    """The fewest devices, by doubling, up to a machine and then in whole ones, that hold a step."""
     devices = cluster.devices
     while devices < MOST_DEVICES:
-        devices = 2 * devices if devices >= cluster.of_a_machine else cluster.of_a_machine
+        whole = 2 * devices if devices >= cluster.of_a_machine else cluster.of_a_machine
+        devices = min(2 * devices, whole)
         across = cluster.across or cluster.inside
         larger = replace(cluster, devices=devices, across=across)
         predictor = Predictor(subject.model, subject.training, subject.batch, larger)
         for layout in _of(subject, devices, fixed):
-            frugal = layout.micro_batch == 1 and layout.recompute == "full"
+            frugal = layout.recompute == "full"  # what needs less of it fits if anything does
             if frugal and predictor.of(layout).memory.fits(cluster.device.memory):
                 return devices
     return None

@@ -6,6 +6,7 @@ routers are alike on all of a tensor group, which each compute with on a part of
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,7 +23,7 @@ from trainrig.models.architecture.shapes import (
     named_sizes,
 )
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.optim.named_groups import count_trained, state_bytes
+from trainrig.optim.named_groups import assign
 from trainrig.train.run_file import Training
 
 _EXPERTS = ".experts."  # in the names of parameters that an expert group cuts
@@ -147,8 +148,12 @@ class Parts:
         by_layer = [Counted()] * len(shapes.layers)
         before = after = embedding = Counted()
         first = {name for name, _ in named_sizes(replace(shapes, layers=(), norm=None, head=None))}
+        assigned = assign((name for name, _ in named_sizes(shapes)), training.groups)
         for name, size in named_sizes(shapes):
-            found = _counted(name, size, training)
+            group = assigned.get(name)
+            frozen = group is not None and group.freeze
+            chosen = group.optimizer if group and group.optimizer else training.optimizer
+            found = _counted(name, size, 0 if frozen else chosen.state_bytes(name, size), frozen)
             kind, _, rest = name.partition(".")
             if kind == "layers":
                 by_layer[int(rest.partition(".")[0])] += found
@@ -178,12 +183,9 @@ class Parts:
         return total + root, root.total
 
 
-def _counted(name: str, size: tuple[int, ...], training: Training) -> Counted:
-    numbers = 1
-    for length in size:
-        numbers *= length
-    trained = count_trained({name: size}, training.groups)
-    kept = state_bytes({name: size}, training.optimizer, training.groups)
+def _counted(name: str, size: tuple[int, ...], kept: int, frozen: bool) -> Counted:
+    numbers = math.prod(size)
+    trained = 0 if frozen else numbers
     if _EXPERTS in name:
         return Counted(numbers, trained, kept, numbers, trained, kept)
     return Counted(numbers, trained, kept)
