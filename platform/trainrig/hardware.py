@@ -58,7 +58,7 @@ class Device(Settings):
         return self.flops[compute]
 
 
-class Link(Settings):
+class HardwareLink(Settings):
     """What devices of a machine, or machines, are joined by."""
 
     bandwidth: Positive  # bytes/s each way: of one device, or for `between` machines of one machine
@@ -95,7 +95,7 @@ class Hardware(Settings):
 
     devices: dict[str, Device] = Field(min_length=1)
     instances: dict[str, Instance] = Field({})
-    links: dict[str, Link] = Field({})
+    links: dict[str, HardwareLink] = Field({})
 
     @model_validator(mode="after")
     def _links_are_there(self) -> Self:
@@ -133,7 +133,7 @@ class Hardware(Settings):
             raise ConfigError(f"no instance '{name}' in the table of hardware{near}")
         return self.instances[name]
 
-    def interconnect(self, name: str) -> Link:
+    def interconnect(self, name: str) -> HardwareLink:
         """What joins machines. Raises ConfigError with the nearest name if there is none of it."""
         fitting = {each: link for each, link in self.links.items() if link.between == "machines"}
         if name not in fitting:

@@ -3,8 +3,9 @@
 import pytest
 
 from trainrig import hardware
+from trainrig.estimate.layouts import BatchShape
 from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.layouts import BatchShape, Degrees, Layout
+from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.prediction import Predictor
 
 
@@ -38,5 +39,5 @@ def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard,
     counted = ranks(world, "sent_bytes", job=job)[0]
     gathered = sum(n for name, n in counted.items() if "gather" in name)
     reduced = sum(n for name, n in counted.items() if "gather" not in name)
-    layout = Layout(Degrees(1, world), micro_batch, reshard=reshard)
+    layout = DeviceLayout(Degrees(1, world), micro_batch, reshard=reshard)
     assert (gathered, reduced) == sent(job, layout)

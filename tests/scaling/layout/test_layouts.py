@@ -2,8 +2,9 @@
 
 import pytest
 
+from trainrig.estimate.layouts import BatchShape
 from trainrig.scaling.layout import layouts
-from trainrig.scaling.layout.layouts import BatchShape, Degrees, Layout
+from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.stages import bubble, cut_evenly, in_flight
 
 BATCH = BatchShape(64, 2048)
@@ -55,8 +56,8 @@ def test_schedules_keep_and_wait_as_published():
     """Narayanan et al. 2021, section 2.2: the bubble is (p - 1) / m, of v stages a device 1/v of
     that; GPipe keeps all m micro-batches, 1F1B p at most."""
     degrees = Degrees(pipeline=4)
-    gpipe, plain = (Layout(degrees, 1, schedule=each) for each in ("GPipe", "1F1B"))
-    interleaved = Layout(degrees, 1, schedule="interleaved", chunks=2)
+    gpipe, plain = (DeviceLayout(degrees, 1, schedule=each) for each in ("GPipe", "1F1B"))
+    interleaved = DeviceLayout(degrees, 1, schedule="interleaved", chunks=2)
     assert [bubble(each, 8) for each in (gpipe, plain, interleaved)] == [3 / 8, 3 / 8, 3 / 16]
     assert [in_flight(n, gpipe, 8) for n in range(4)] == [8, 8, 8, 8]
     assert [in_flight(n, plain, 8) for n in range(4)] == [4, 3, 2, 1]

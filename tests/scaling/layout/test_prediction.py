@@ -4,11 +4,12 @@ from itertools import pairwise
 
 import pytest
 
+from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import step_memory
 from trainrig.flops import token_flops
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.compute import attention_flops, products_of
-from trainrig.scaling.layout.layouts import BatchShape, Degrees, Layout
+from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.share import cut, cut_shapes
 
 MIXTURE = {
@@ -31,7 +32,7 @@ def test_memory_is_that_of_check(predictor, training, changes, again):
     for degrees in (Degrees(), Degrees(1, 4), Degrees(2, 4), Degrees(8, 1)):
         made = predictor(degrees.devices, training, **changes)
         for reshard in ("step", "layer") if degrees.shard > 1 else ("step",):
-            layout = Layout(degrees, 2, again, reshard)
+            layout = DeviceLayout(degrees, 2, again, reshard)
             settings = made.training_of(layout)
             expected = step_memory(made.model, settings, degrees.devices, 64, 2, 2048)
             found = made.of(layout).memory
@@ -74,7 +75,7 @@ def test_memory_falls_with_every_cut(predictor, axis, deterministic):
     for size in (1, 2, 4, 8):
         degrees = Degrees(**{axis: size})
         made = predictor(size, {"deterministic": deterministic, "virtual_workers": 8}, **changes)
-        found.append(made.of(Layout(degrees, 1)).memory)
+        found.append(made.of(DeviceLayout(degrees, 1)).memory)
     states = [each.weights + each.optimizer for each in found]
     assert all(b < a for a, b in pairwise(states))
     totals = [each.total for each in found]
@@ -87,7 +88,7 @@ def test_a_pipeline_cuts_weights_but_keeps_more_micro_batches(predictor):
     for size in (1, 2, 4):
         made = predictor(size, {"deterministic": False}, tie_embeddings=False)
         for schedule in ("GPipe", "1F1B") if size > 1 else (None,):
-            layout = Layout(Degrees(pipeline=size), 1, schedule=schedule)
+            layout = DeviceLayout(Degrees(pipeline=size), 1, schedule=schedule)
             found[size, schedule] = made.of(layout).memory
     weights = [found[key].weights for key in ((1, None), (2, "1F1B"), (4, "1F1B"))]
     assert all(b < 0.7 * a for a, b in pairwise(weights))
@@ -114,7 +115,7 @@ def test_what_is_sent_is_counted_by_hand(predictor):
 
     def sent(degrees: Degrees, **more: object):
         return predictor(degrees.devices, {"deterministic": False}, batch=batch, **MIXTURE).of(
-            Layout(degrees, 1, schedule="1F1B" if degrees.pipeline > 1 else None)
+            DeviceLayout(degrees, 1, schedule="1F1B" if degrees.pipeline > 1 else None)
         ).traffic  # fmt: skip
 
     # Two parts of 8 layers: three gathers and two scatters of half the stream each, and the ends'.

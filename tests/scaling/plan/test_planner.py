@@ -159,3 +159,11 @@ def test_checkpoints_come_as_young_has_it() -> None:
     step = plan.cost.hours * 3600 / plan.recipe.steps
     assert saving.seconds == pytest.approx(best, abs=step)
     assert saving.hours_between_faults == 29_500 / plan.cost.devices
+
+
+def test_what_is_saved_and_held_is_that_of_the_optimizer() -> None:
+    """Muon keeps one moment of each matrix where AdamW keeps two."""
+    adamw, muon = planned(flops=1e20), planned(flops=1e20, optimizer={"kind": "Muon"})
+    assert muon.saving.stalled < 0.8 * adamw.saving.stalled
+    assert muon.placement.memory < adamw.placement.memory
+    assert (adamw.recipe.optimizer.kind, muon.recipe.optimizer.kind) == ("AdamW", "Muon")

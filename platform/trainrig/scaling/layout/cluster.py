@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from trainrig.hardware import Device, Link
+from trainrig.hardware import Device, HardwareLink
 from trainrig.scaling.layout import terms
 from trainrig.scaling.layout.layouts import Axis, Degrees
 
@@ -64,8 +64,8 @@ class Cluster:
     device: Device
     devices: int
     of_a_machine: int
-    inside: Link
-    across: Link | None  # None: one machine
+    inside: HardwareLink
+    across: HardwareLink | None  # None: one machine
     instance: str | None = None  # what is rented
 
     def group(self, degrees: Degrees, axes: Iterable[Axis]) -> Group:

@@ -5,7 +5,7 @@ from typing import Any
 
 from trainrig.estimate.memory import RESERVE
 from trainrig.scaling.laws.figure_format import count, four_digits, usd
-from trainrig.scaling.layout.layouts import Layout
+from trainrig.scaling.layout.layouts import DeviceLayout
 from trainrig.scaling.layout.search import GIB, Found, LayoutPlan
 
 AXES = ("replicate", "shard", "tensor", "pipeline", "context", "expert")
@@ -54,14 +54,14 @@ def _row(mark: str, found: Found) -> str:
     )
 
 
-def schedule_words(layout: Layout) -> str:
+def schedule_words(layout: DeviceLayout) -> str:
     """`1F1B`, `interleaved x4`, `-`."""
     if layout.schedule is None:
         return "-"
     return layout.schedule + (f" x{layout.chunks}" if layout.chunks > 1 else "")
 
 
-def degrees_words(layout: Layout) -> str:
+def degrees_words(layout: DeviceLayout) -> str:
     """The degrees above 1: `shard 32, tensor 8`."""
     found = [
         f"{axis} {getattr(layout.degrees, axis)}"

@@ -7,6 +7,7 @@ from typing import Any
 from trainrig import config, hardware, manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
+from trainrig.estimate.layouts import BatchShape
 from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig
@@ -15,8 +16,8 @@ from trainrig.objectives import MaskedLM
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.scaling.layout import layout_text
 from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.layouts import RECOMPUTED, BatchShape
-from trainrig.scaling.layout.prediction import Prediction
+from trainrig.scaling.layout.layouts import RECOMPUTED
+from trainrig.scaling.layout.prediction import StepPrediction
 from trainrig.scaling.layout.search import Fixed, LayoutPlan, Subject, search
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file import Pretraining
@@ -163,7 +164,7 @@ def _usual_interconnect(instance: str | None, offers: Hardware) -> str:
     return own
 
 
-def laid_out(run: Pretraining, prediction: Prediction) -> Pretraining:
+def laid_out(run: Pretraining, prediction: StepPrediction) -> Pretraining:
     """`run` with the workers, batches and layout of `prediction`, which the trainer can run."""
     layout = prediction.layout
     degrees = layout.degrees

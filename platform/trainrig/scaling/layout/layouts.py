@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from trainrig.estimate.layouts import BatchShape
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.recompute import Full, Recompute, Selective
@@ -61,7 +62,7 @@ class Degrees:
 
 
 @dataclass(frozen=True)
-class Layout:
+class DeviceLayout:
     """A way to train on some devices."""
 
     degrees: Degrees
@@ -80,14 +81,6 @@ class Layout:
         """Micro-batches that each replica takes in a step."""
         of_a_replica = self.micro_batch * self.degrees.expert
         return math.ceil(global_batch / of_a_replica / self.degrees.data)
-
-
-@dataclass(frozen=True)
-class BatchShape:
-    """Sequences of a step."""
-
-    global_batch: int
-    sequence_length: int
 
 
 def why_not(model: DecoderConfig, batch: BatchShape, degrees: Degrees) -> str | None:
@@ -150,7 +143,7 @@ def _divisors(size: int) -> str:
     return ", ".join(found)
 
 
-def legal(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[Layout]:
+def legal(model: DecoderConfig, batch: BatchShape, devices: int) -> Iterator[DeviceLayout]:
     """Each layout of `devices` that `model` and `batch` allow, in one order."""
     for degrees in _factorised(model, batch, devices):
         for micro_batch in _micro_batches(batch, degrees):
@@ -195,28 +188,28 @@ def _micro_batches(batch: BatchShape, degrees: Degrees) -> Iterator[int]:
 
 def _scheduled(
     model: DecoderConfig, batch: BatchShape, degrees: Degrees, micro_batch: int, again: Again
-) -> Iterator[Layout]:
+) -> Iterator[DeviceLayout]:
     if degrees.pipeline == 1:
-        yield from _resharded(Layout(degrees, micro_batch, again))
+        yield from _resharded(DeviceLayout(degrees, micro_batch, again))
         return
     schedules: tuple[Schedule, ...] = ("GPipe", "1F1B")
     for schedule in schedules:
-        yield from _resharded(Layout(degrees, micro_batch, again, schedule=schedule))
-    turns = Layout(degrees, micro_batch).turns(batch.global_batch)
+        yield from _resharded(DeviceLayout(degrees, micro_batch, again, schedule=schedule))
+    turns = DeviceLayout(degrees, micro_batch).turns(batch.global_batch)
     if turns % degrees.pipeline:  # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2
         return
     for chunks in range(2, min(MOST_CHUNKS, model.layers // degrees.pipeline) + 1):
         yield from _resharded(
-            Layout(degrees, micro_batch, again, schedule="interleaved", chunks=chunks)
+            DeviceLayout(degrees, micro_batch, again, schedule="interleaved", chunks=chunks)
         )
 
 
-def _resharded(layout: Layout) -> Iterator[Layout]:
+def _resharded(layout: DeviceLayout) -> Iterator[DeviceLayout]:
     """With what is gathered kept through the step, and let go layer by layer: where anything is
     sliced that is."""
     yield layout
     degrees = layout.degrees
     if degrees.shard * degrees.context * degrees.expert > 1:
-        yield Layout(
+        yield DeviceLayout(
             degrees, layout.micro_batch, layout.recompute, "layer", layout.schedule, layout.chunks
         )

@@ -15,8 +15,8 @@ from trainrig.models.architecture.shapes import DecoderShapes
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer
-from trainrig.scaling.layout.layouts import Degrees, Layout
-from trainrig.scaling.layout.share import Parts, sliced
+from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
+from trainrig.scaling.layout.share import ModelParts, sliced
 from trainrig.scaling.layout.stages import in_flight
 from trainrig.scaling.layout.traffic import DataTraffic, Exchange, of_data
 from trainrig.train.run_file import Training
@@ -90,7 +90,7 @@ class OfPipeline:
         cluster: Cluster,
         degrees: Degrees,
         replica: Replica,
-        parts: Parts,
+        parts: ModelParts,
         device: int,
         ranges: tuple[range, ...],
         stage: Exchange,
@@ -150,7 +150,7 @@ class OfPipeline:
         between = self._stage.forward.times(self._ahead) + self._stage.backward.times(self._back)
         return tensor, context, expert, between
 
-    def data(self, layout: Layout, turns: int) -> DataTraffic:
+    def data(self, layout: DeviceLayout, turns: int) -> DataTraffic:
         """Of parameters and gradients, in a step."""
         size = self._timer.size
         layers = len(self._layers)
@@ -158,13 +158,13 @@ class OfPipeline:
             self._cluster, layout, self.held, self._root, layers, turns, size, self._passes
         )
 
-    def update(self, layout: Layout) -> float:
+    def update(self, layout: DeviceLayout) -> float:
         """Seconds of the optimizer: weights read and written, gradients read for their norm and for
         the update, the optimizer's memory read and written."""
         mine = sliced(self.held, *_slices(layout.degrees))
         return self._timer.moved(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
 
-    def memory(self, layout: Layout, training: Training, turns: int) -> Memory:
+    def memory(self, layout: DeviceLayout, training: Training, turns: int) -> Memory:
         """At the peak of a step of `turns` micro-batches."""
         mine = sliced(self.held, *_slices(layout.degrees))
         kept, in_a_layer, head = self._activations(training, layout.degrees)

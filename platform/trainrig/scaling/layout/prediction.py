@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Literal
 
+from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import Memory
 from trainrig.flops import token_flops
 from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
@@ -18,9 +19,9 @@ from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.scaling.layout import traffic
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer, attention_flops, products_of
-from trainrig.scaling.layout.layouts import RECOMPUTED, Again, BatchShape, Degrees, Layout
+from trainrig.scaling.layout.layouts import RECOMPUTED, Again, Degrees, DeviceLayout
 from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
-from trainrig.scaling.layout.share import Parts, cut, cut_shapes
+from trainrig.scaling.layout.share import ModelParts, cut, cut_shapes
 from trainrig.scaling.layout.stages import cut_evenly, largest, waiting
 from trainrig.scaling.layout.traffic import Exchange
 from trainrig.train.run_file import Training
@@ -69,10 +70,10 @@ class StepTraffic:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StepPrediction:
     """What `layout` takes of each step."""
 
-    layout: Layout
+    layout: DeviceLayout
     memory: Memory  # of the device that needs the most
     traffic: StepTraffic
     seconds: StepSeconds
@@ -114,12 +115,12 @@ class Predictor:
         self._peak = cluster.device.peak(training.precision.peak) * cluster.devices
         # A search asks for the same parts of many layouts.
         self.cut = lru_cache(maxsize=None)(self._cut)
-        self._parts = lru_cache(maxsize=None)(partial(Parts.of, model, training))
+        self._parts = lru_cache(maxsize=None)(partial(ModelParts.of, model, training))
         self._replica = lru_cache(maxsize=None)(self._replica_of)
         self._pipeline = lru_cache(maxsize=None)(self._pipeline_of)
         self._training = lru_cache(maxsize=None)(self._training_of)
 
-    def of(self, layout: Layout) -> Prediction:
+    def of(self, layout: DeviceLayout) -> StepPrediction:
         """The prediction for `layout`, which is legal."""
         turns, degrees = layout.turns(self.batch.global_batch), layout.degrees
         devices = self._pipeline(
@@ -136,7 +137,7 @@ class Predictor:
         )
         data, spent = slowest.data(layout, turns), slowest.spent
         tensor, context, expert, between = slowest.sent
-        return Prediction(
+        return StepPrediction(
             layout=layout,
             memory=memory,
             traffic=StepTraffic(
@@ -165,7 +166,7 @@ class Predictor:
             peak=self._peak,
         )
 
-    def training_of(self, layout: Layout) -> Training:
+    def training_of(self, layout: DeviceLayout) -> Training:
         """The run's own, laid out so; what is not exact is not deterministic."""
         degrees = layout.degrees
         sliced_over = degrees.shard * degrees.context * degrees.expert

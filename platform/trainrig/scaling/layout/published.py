@@ -10,13 +10,14 @@ from functools import cache
 from typing import Any
 
 from trainrig import hardware
+from trainrig.estimate.layouts import BatchShape
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.optim import AdamW
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.layouts import Again, BatchShape, Degrees, Layout
-from trainrig.scaling.layout.prediction import Prediction, Predictor
+from trainrig.scaling.layout.layouts import Again, Degrees, DeviceLayout
+from trainrig.scaling.layout.prediction import Predictor, StepPrediction
 from trainrig.train.run_file import Training
 
 LLAMA = "Llama 3 (arXiv:2407.21783), table 4"
@@ -36,14 +37,14 @@ class PublishedRun:
     device: str
     interconnect: str
     batch: BatchShape
-    layout: Layout
+    layout: DeviceLayout
     step_seconds: float  # as published, or by the published FLOP/s
     assumed: str = ""  # what the source does not say
     compiled: bool = False
     memory_bandwidth: float | None = None  # bytes/s, where the devices were not the usual ones
 
     @property
-    def predicted(self) -> Prediction:
+    def predicted(self) -> StepPrediction:
         """By the planner."""
         table = hardware.load()
         device = table.device(self.device)
@@ -101,7 +102,7 @@ def _llama() -> Iterator[PublishedRun]:
             "h100",
             "roce-3200",
             BatchShape(sequences, length),
-            Layout(degrees, 1, "nothing", "step", "interleaved", 4),
+            DeviceLayout(degrees, 1, "nothing", "step", "interleaved", 4),
             flops / (devices * teraflops * 1e12),
             "micro-batch 1, 4 stages a device; attention counted causally",
         )
@@ -131,7 +132,7 @@ def _megatron() -> Iterator[PublishedRun]:
             "a100-80gb",
             "infiniband-hdr",
             BatchShape(sequences, length),
-            Layout(
+            DeviceLayout(
                 Degrees(data, 1, tensor, pipeline),
                 1,
                 "full",
@@ -159,7 +160,7 @@ def _torchtitan() -> Iterator[PublishedRun]:
             "h100",
             "roce-3200",
             batch,
-            Layout(Degrees(1, devices), 2, "selective", "layer"),
+            DeviceLayout(Degrees(1, devices), 2, "selective", "layer"),
             batch.global_batch * batch.sequence_length / (rate * devices),
             "power limited to 500 W: the peak is not known, and taken as that of 700 W",
             compiled,
@@ -180,7 +181,7 @@ def _torchtitan() -> Iterator[PublishedRun]:
             "h100",
             "roce-3200",
             batch,
-            Layout(degrees, micro_batch, "full", "layer", schedule, chunks),  # type: ignore[arg-type]
+            DeviceLayout(degrees, micro_batch, "full", "layer", schedule, chunks),  # type: ignore[arg-type]
             batch.global_batch * batch.sequence_length / (rate * devices),
             "published in float8, predicted in bfloat16; 500 W; T 8,192"
             + (", 4 stages a device" if chunks > 1 else ""),
@@ -208,7 +209,7 @@ def _mpt() -> Iterator[PublishedRun]:
             "h100",
             "infiniband-ndr",
             batch,
-            Layout(Degrees(1, devices), micro_batch, chosen, "layer"),
+            DeviceLayout(Degrees(1, devices), micro_batch, chosen, "layer"),
             batch.global_batch * length / (rate * devices),
         )
 

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.cost import Assumptions, Cost, cost
+from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.layouts import BatchShape, Degrees, Layout
-from trainrig.scaling.layout.prediction import Prediction, Predictor
+from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
+from trainrig.scaling.layout.prediction import Predictor, StepPrediction
 from trainrig.train.run_file import Training
 
 SHOWN = 10
@@ -55,7 +56,7 @@ class Fixed:
 class Found:
     """One layout with what it takes, and what a run lacks to be trained so."""
 
-    prediction: Prediction
+    prediction: StepPrediction
     needs: tuple[str, ...]  # empty: the trainer runs it as it is
     spans: float | None  # seconds a step that tensor groups across machines cost; None: they do not
 
@@ -84,9 +85,9 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
     )
     _check_fixed(subject, cluster.devices, fixed)
     room = cluster.device.memory
-    fastest: dict[Degrees, Prediction] = {}
-    runnable: Prediction | None = None
-    nearest: Prediction | None = None
+    fastest: dict[Degrees, StepPrediction] = {}
+    runnable: StepPrediction | None = None
+    nearest: StepPrediction | None = None
     legal = fitting = 0
     for layout in _of(subject, cluster.devices, fixed):
         legal += 1
@@ -119,7 +120,7 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
     )
 
 
-def needs(layout: Layout, predictor: Predictor) -> tuple[str, ...]:
+def needs(layout: DeviceLayout, predictor: Predictor) -> tuple[str, ...]:
     """What the trainer, or the run, lacks for `layout`: axes that `training.parallel` has no key
     for, or bits that do not depend on the number of workers, which the run asks for."""
     lacking = [
@@ -132,24 +133,24 @@ def needs(layout: Layout, predictor: Predictor) -> tuple[str, ...]:
     return tuple(lacking)
 
 
-def _of(subject: Subject, devices: int, fixed: Fixed) -> Iterator[Layout]:
+def _of(subject: Subject, devices: int, fixed: Fixed) -> Iterator[DeviceLayout]:
     for layout in layouts.legal(subject.model, subject.batch, devices):
         if fixed.allows(layout.degrees):
             yield layout
 
 
-def _rank(found: Prediction) -> tuple[float, float]:
+def _rank(found: StepPrediction) -> tuple[float, float]:
     """Fastest first, then the least memory."""
     return found.seconds.total, found.memory.total
 
 
-def _found(prediction: Prediction, predictor: Predictor) -> Found:
+def _found(prediction: StepPrediction, predictor: Predictor) -> Found:
     return Found(
         prediction, needs(prediction.layout, predictor), _price_of_spanning(prediction, predictor)
     )
 
 
-def _price_of_spanning(prediction: Prediction, predictor: Predictor) -> float | None:
+def _price_of_spanning(prediction: StepPrediction, predictor: Predictor) -> float | None:
     """Seconds a step beyond those that tensor groups within a machine would take."""
     cluster, layout = predictor.cluster, prediction.layout
     if cluster.group(layout.degrees, ["tensor"]).machines == 1:
@@ -197,7 +198,7 @@ def _none_legal(subject: Subject, cluster: Cluster, fixed: Fixed) -> str:
     )
 
 
-def _none_fits(subject: Subject, cluster: Cluster, fixed: Fixed, nearest: Prediction) -> str:
+def _none_fits(subject: Subject, cluster: Cluster, fixed: Fixed, nearest: StepPrediction) -> str:
     room = cluster.device.memory * (1 - RESERVE) / GIB
     enough = _enough(subject, cluster, fixed)
     would = (
@@ -228,7 +229,7 @@ def _enough(subject: Subject, cluster: Cluster, fixed: Fixed) -> int | None:
     return None
 
 
-def _cost(best: Prediction, subject: Subject, cluster: Cluster, offers: Hardware) -> Cost:
+def _cost(best: StepPrediction, subject: Subject, cluster: Cluster, offers: Hardware) -> Cost:
     """Of all steps at that pace."""
     return cost(
         best.flops * subject.training.steps,
@@ -242,7 +243,7 @@ def _cost(best: Prediction, subject: Subject, cluster: Cluster, offers: Hardware
 
 
 def _warnings(
-    shown: tuple[Found, ...], runnable: Prediction | None, subject: Subject
+    shown: tuple[Found, ...], runnable: StepPrediction | None, subject: Subject
 ) -> Iterator[str]:
     best = shown[0]
     if best.spans is not None:

@@ -73,7 +73,7 @@ def _with_router(mine: LayerShape, whole: LayerShape) -> LayerShape:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedParameters:
     """Parameters of some part, and bytes that its optimizer keeps of them; those that an expert
     group does not slice any further apart."""
 
@@ -84,8 +84,8 @@ class Counted:
     experts_trained: int = 0
     experts_optimizer: int = 0
 
-    def __add__(self, other: "Counted") -> "Counted":
-        return Counted(
+    def __add__(self, other: "CountedParameters") -> "CountedParameters":
+        return CountedParameters(
             self.total + other.total,
             self.trained + other.trained,
             self.optimizer + other.optimizer,
@@ -94,8 +94,8 @@ class Counted:
             self.experts_optimizer + other.experts_optimizer,
         )
 
-    def __sub__(self, other: "Counted") -> "Counted":
-        return Counted(
+    def __sub__(self, other: "CountedParameters") -> "CountedParameters":
+        return CountedParameters(
             self.total - other.total,
             self.trained - other.trained,
             self.optimizer - other.optimizer,
@@ -112,10 +112,10 @@ class Slices:
     weights: float
     optimizer: float
     gradients: float
-    counted: Counted
+    counted: CountedParameters
 
 
-def sliced(counted: Counted, over: int, expert: int) -> Slices:
+def sliced(counted: CountedParameters, over: int, expert: int) -> Slices:
     """Of a part whose parameters are sliced over `over` devices, `expert` of which have experts of
     their own."""
     fewer = over // expert
@@ -132,21 +132,21 @@ def sliced(counted: Counted, over: int, expert: int) -> Slices:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """Of a cut model, what each of its pieces has: prefix sums over its layers, and the ends."""
 
-    layers: tuple[Counted, ...]  # up to, without, each layer; the last: all
-    before: Counted  # embedding
-    after: Counted  # last norm and head
-    tied: Counted  # the embedding again, where a tied head is on another device
+    layers: tuple[CountedParameters, ...]  # up to, without, each layer; the last: all
+    before: CountedParameters  # embedding
+    after: CountedParameters  # last norm and head
+    tied: CountedParameters  # the embedding again, where a tied head is on another device
     layer: tuple[int, ...]  # parameters of each
 
     @classmethod
     def of(cls, model: DecoderConfig, training: Training, tensor: int, expert: int) -> Self:
         """As `training` trains and keeps them."""
         shapes = cut_shapes(model, tensor, expert)
-        by_layer = [Counted()] * len(shapes.layers)
-        before = after = embedding = Counted()
+        by_layer = [CountedParameters()] * len(shapes.layers)
+        before = after = embedding = CountedParameters()
         first = {name for name, _ in named_sizes(replace(shapes, layers=(), norm=None, head=None))}
         assigned = assign((name for name, _ in named_sizes(shapes)), training.groups)
         for name, size in named_sizes(shapes):
@@ -163,13 +163,13 @@ class Parts:
                     embedding += found
             else:
                 after += found
-        sums = tuple(itertools.accumulate(by_layer, initial=Counted()))
-        tied = embedding if shapes.head is None else Counted()
+        sums = tuple(itertools.accumulate(by_layer, initial=CountedParameters()))
+        tied = embedding if shapes.head is None else CountedParameters()
         return cls(sums, before, after, tied, tuple(count(each) for each in shapes.layers))
 
-    def held(self, ranges: Sequence[range]) -> tuple[Counted, int]:
+    def held(self, ranges: Sequence[range]) -> tuple[CountedParameters, int]:
         """Of a device with layers of these `ranges`; how many of it are gathered with the ends."""
-        total = root = Counted()
+        total = root = CountedParameters()
         last = len(self.layers) - 1
         for each in ranges:
             total += self.layers[each.stop] - self.layers[each.start]
@@ -183,9 +183,9 @@ class Parts:
         return total + root, root.total
 
 
-def _counted(name: str, size: tuple[int, ...], kept: int, frozen: bool) -> Counted:
+def _counted(name: str, size: tuple[int, ...], kept: int, frozen: bool) -> CountedParameters:
     numbers = math.prod(size)
     trained = 0 if frozen else numbers
     if _EXPERTS in name:
-        return Counted(numbers, trained, kept, numbers, trained, kept)
-    return Counted(numbers, trained, kept)
+        return CountedParameters(numbers, trained, kept, numbers, trained, kept)
+    return CountedParameters(numbers, trained, kept)

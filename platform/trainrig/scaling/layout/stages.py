@@ -11,7 +11,7 @@ import math
 from functools import lru_cache
 from typing import TypeVar
 
-from trainrig.scaling.layout.layouts import Layout
+from trainrig.scaling.layout.layouts import DeviceLayout
 
 Device = TypeVar("Device")
 
@@ -55,7 +55,7 @@ def _fill(
     return tuple(reversed(ranges)) if end == 0 else None
 
 
-def in_flight(device: int, layout: Layout, turns: int) -> float:
+def in_flight(device: int, layout: DeviceLayout, turns: int) -> float:
     """Micro-batches whose activations `device` of the pipeline keeps at once, of all its layers."""
     pipeline, chunks = layout.degrees.pipeline, layout.chunks
     if layout.schedule is None:
@@ -69,12 +69,12 @@ def in_flight(device: int, layout: Layout, turns: int) -> float:
     return min(turns * chunks, warming) / chunks
 
 
-def waiting(layout: Layout) -> float:
+def waiting(layout: DeviceLayout) -> float:
     """Micro-batches' time that a device waits in a step."""
     return (layout.degrees.pipeline - 1) / layout.chunks
 
 
-def bubble(layout: Layout, turns: int) -> float:
+def bubble(layout: DeviceLayout, turns: int) -> float:
     """The share of a step's computing that a device waits beside it."""
     return waiting(layout) / turns if turns else math.inf
 

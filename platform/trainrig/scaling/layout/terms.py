@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Constant:
+class PlanConstant:
     """A number that a term hangs on."""
 
     name: str
@@ -19,33 +19,33 @@ class Constant:
 
 CALCULON = "Calculon, systems/a100_80g.json (github.com/calculon-ai/calculon)"
 
-INSIDE = Constant(
+INSIDE = PlanConstant(
     "links in a machine", 0.65, "share of their bandwidth that collectives reach", CALCULON
 )
-ACROSS = Constant(
+ACROSS = PlanConstant(
     "links between machines", 0.9, "share of their bandwidth that collectives reach", CALCULON
 )
-MEMORY = Constant(
+MEMORY = PlanConstant(
     "memory", 0.9, "share of its bandwidth that what is read and written reaches", CALCULON
 )
-ATTENTION = Constant(
+ATTENTION = PlanConstant(
     "attention",
     0.34,
     "share of the peak that the seen part of causal attention reaches",
     "FlashAttention-2, forward, heads of 128, on an H100: 335 of 989 TFLOP/s, figure 5 of "
     "FlashAttention-3 (arXiv:2407.08608)",
 )
-ATTENTION_BACKWARD = Constant(
+ATTENTION_BACKWARD = PlanConstant(
     "attention backward",
     2.5,
     "operations of the backward pass for one of the forward pass: its scores are made again",
     "FlashAttention-2 (arXiv:2307.08691), section 4.1",
 )
-TILE_ROWS = Constant(
+TILE_ROWS = PlanConstant(
     "tile, rows", 128, "rows of a product that one processor makes at a time", "NVIDIA, Matrix "
     "Multiplication Background User's Guide: 256 x 128 is the most efficient",
 )  # fmt: skip
-TILE_COLUMNS = Constant("tile, columns", 256, "columns of the same", TILE_ROWS.source)
+TILE_COLUMNS = PlanConstant("tile, columns", 256, "columns of the same", TILE_ROWS.source)
 
 CONSTANTS = (
     INSIDE,
@@ -59,7 +59,7 @@ CONSTANTS = (
 
 
 @dataclass(frozen=True)
-class Term:
+class StepTerm:
     """A part of a step's time."""
 
     name: str
@@ -68,59 +68,59 @@ class Term:
 
 
 TERMS = (
-    Term(
+    StepTerm(
         "products",
         "2 M N K / (peak x matmul), M and N filled up to tiles and the tiles to rounds of all "
         "processors; or the bytes of its three matrices over the memory's bandwidth, if that is "
         "more; forward once, backward twice, once more where recomputed in full",
         "nothing",
     ),
-    Term(
+    StepTerm(
         "attention",
         "4 heads x channels x keys seen a token over (peak x attention), backward 2.5 times that",
         "nothing",
     ),
-    Term(
+    StepTerm(
         "elementwise",
         "bytes that norms, residual sums, rotations and the gated product read and write, each "
         "fused into one kernel, over the memory's bandwidth; backward twice that",
         "nothing",
     ),
-    Term(
+    StepTerm(
         "tensor",
         "all-gather and reduce-scatter of tokens x channels x bytes around attention and around "
         "the feed-forward part, forward and backward",
         "nothing; the second all-gather of the backward pass behind the product beside it",
     ),
-    Term(
+    StepTerm(
         "context",
         "all-gather of keys and values forward, reduce-scatter of their slopes backward",
         "nothing",
     ),
-    Term(
+    StepTerm(
         "expert",
         "all-to-all of each token to its experts and back, forward and backward, evenly",
         "nothing",
     ),
-    Term(
+    StepTerm(
         "pipeline",
         "what flows between stages, sent once forward and once backward for each micro-batch and "
         "stage, 1 / tensor of it by each device",
         "nothing",
     ),
-    Term(
+    StepTerm(
         "bubble",
         "(pipeline - 1) / chunks times the slowest device's micro-batch, forward and backward",
         "nothing",
     ),
-    Term(
+    StepTerm(
         "data",
         "all-gather of parameters in the computed format, reduce-scatter of float32 gradients, "
         "all-reduce of its slices over replicas",
         "the forward pass of one micro-batch for each gather, the backward pass of the last for "
         "the gradients; but for the first part gathered and the last part sent",
     ),
-    Term(
+    StepTerm(
         "optimizer",
         "weights read and written, gradients read twice, its memory read and written, over the "
         "memory's bandwidth",

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from trainrig.estimate.memory import MASTER
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Group, Sent
-from trainrig.scaling.layout.layouts import Degrees, Layout
-from trainrig.scaling.layout.share import Counted
+from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
+from trainrig.scaling.layout.share import CountedParameters
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class DataTraffic:
 
 def of_data(
     cluster: Cluster,
-    layout: Layout,
-    held: Counted,
+    layout: DeviceLayout,
+    held: CountedParameters,
     root: int,
     layers: int,
     turns: int,

@@ -22,7 +22,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[LAW.json|NAME]",
-            help="Law of `trainrig fit`, or a published one, such as hoffmann.",
+            help="Law of `trainrig fit`, or a published one (hoffmann); or --layout instead.",
             show_default=False,
         ),
     ] = None,
@@ -30,8 +30,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="RUN.toml",
-            help="Instead of a law: find the fastest layouts of this run over --nodes or "
-            "--devices.",
+            help="Run file to find the fastest layouts of over --nodes or --devices, instead.",
             autocompletion=completion.run_files,
         ),
     ] = None,
@@ -108,7 +107,7 @@ def plan(
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="With --layout: number of machines."),
+        typer.Option(metavar="N", min=1, help="With --layout: machines.  [default: by --devices]"),
     ] = None,
     interconnect: Annotated[
         str | None,
