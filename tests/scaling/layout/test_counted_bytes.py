@@ -20,10 +20,9 @@ def sent(job, layout):
     return found.gathered.inside, found.reduced.inside
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(
-    ("deterministic", "reshard", "micro_batch"),
-    [(False, "step", 1), (False, "layer", 1), (True, "step", 2)],
+    ("world", "deterministic", "reshard", "micro_batch"),
+    [(2, False, "step", 1), (4, False, "step", 1), (4, False, "layer", 1), (2, True, "step", 2)],
 )
 def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard, micro_batch):
     job = make_job(

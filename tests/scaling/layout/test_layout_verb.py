@@ -66,7 +66,7 @@ def test_the_ten_fastest_are_printed_fastest_first(run_file):
 def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_path):
     run_file.write_text(RUN.replace("[batches]", MIXTURE))
     out = tmp_path / "best.toml"
-    found, _ = plan(run_file, out=str(out))
+    found, _ = plan(run_file, ClusterWanted("h100", 1), out=str(out))
     for each in [*found.best, found.runnable]:
         degrees = each.prediction.layout.degrees
         for axis in ("pipeline", "expert", "tensor", "context"):
@@ -77,7 +77,7 @@ def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_pat
     assert found.runnable is not None and not found.runnable.needs
     made = config.load(Pretraining, str(out))
     layout = found.runnable.prediction.layout
-    assert made.workers == layout.degrees.devices == 16
+    assert made.workers == layout.degrees.devices == 8
     assert made.batches.micro_batch == layout.micro_batch
     assert made.training.deterministic
     assert made.training.virtual_workers == max(8, layout.degrees.data)
@@ -124,8 +124,9 @@ def test_a_tensor_group_across_machines_is_allowed_and_priced(run_file):
 
 
 def test_the_clusters_own_links_are_used_unless_others_are_named(run_file):
-    own, _ = plan(run_file)
-    slow, _ = plan(run_file, ClusterWanted("h100", 2, interconnect="ethernet-100"))
+    own, _ = plan(run_file, pipeline=1, context=1)
+    far = ClusterWanted("h100", 2, interconnect="ethernet-100")
+    slow, _ = plan(run_file, far, pipeline=1, context=1)
     assert own.cluster.across == hardware.load().links["efa-3200"]
     assert slow.best[0].prediction.seconds.total > own.best[0].prediction.seconds.total
     assert slow.cluster.across.bandwidth == 12.5e9

@@ -101,7 +101,7 @@ def test_more_bandwidth_never_makes_a_step_slower(predictor):
     for links in ({"inside": 2.0}, {"across": 2.0}, {"inside": 4.0, "across": 4.0}):
         fast = predictor(16, links=links, **MIXTURE)
         faster = 0
-        for layout in list(layouts.legal(slow.model, slow.batch, 16))[::7]:
+        for layout in list(layouts.legal(slow.model, slow.batch, 16))[::29]:
             before, after = slow.of(layout).seconds.total, fast.of(layout).seconds.total
             assert after <= before
             faster += after < before
