@@ -138,10 +138,7 @@ class Hardware(Settings):
         fitting = {each: link for each, link in self.links.items() if link.between == "machines"}
         if name not in fitting:
             near = config.did_you_mean(name, fitting)
-            raise ConfigError(
-                f"no interconnect '{name}' in the table of hardware{near}; "
-                f"there are: {', '.join(sorted(fitting)) or 'none'}"
-            )
+            raise ConfigError(f"no interconnect '{name}' in the table of hardware{near}")
         return fitting[name]
 
     def price(self, instance: str, market: str) -> Price | None:

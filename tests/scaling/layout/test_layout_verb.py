@@ -137,7 +137,7 @@ def test_the_clusters_own_links_are_used_unless_others_are_named(run_file):
     [
         (ClusterWanted("h20", 1), "no device 'h20' in the table of hardware; did you mean 'h200'?"),
         (ClusterWanted("h100", 2, interconnect="efa-320"), "did you mean 'efa-3200'?"),
-        (ClusterWanted("h100", 2, interconnect="nvlink-4"), "there are: efa-3200, efa-400"),
+        (ClusterWanted("h100", 2, interconnect="zz"), "efa-3200, efa-400"),
         (ClusterWanted("l4", 1), "no link of 'l4'"),
         (ClusterWanted("h100", devices=12), "no whole machines of 8; 8 or 16 would do"),
         (ClusterWanted("h100", 2, 8), "leave out one of the two"),
