@@ -70,7 +70,7 @@ class OneBatch:
 @pytest.fixture(scope="module")
 def rows():
     """`rows(objective)`: a batch of random bytes as it makes them."""
-    settings = ByteLevelBPE(vocabulary=400, sentinels=100, extra=("<|mask|>",))
+    settings = ByteLevelBPE(vocabulary=364, sentinels=100, extra=("<|mask|>",))
     encoder = Encoder(settings.train([]).decode())
 
     def make(objective):
@@ -139,7 +139,7 @@ def tokens(micro):
 
 @pytest.mark.parametrize("kind", ["MaskedLM", "SpanCorruption"])
 def test_a_token_costs_about_what_one_of_next_token_prediction_does(alone, rows, kind):
-    """Layers and widths alike: a token of either goes through as many layers."""
+    """Layers and widths alike; those of a decoder beside an encoder also look at what was read."""
     chosen = {
         "MaskedLM": (EncoderConfig(**SIZES), MaskedLM()),
         "SpanCorruption": (EncoderDecoderConfig(**SIZES, encoder_layers=4), SpanCorruption()),
@@ -155,7 +155,7 @@ def test_a_token_costs_about_what_one_of_next_token_prediction_does(alone, rows,
         rounds=ROUNDS,
     )
     print(f"{kind}: {ratio * share:.3f} of the CPU seconds of CausalLM a token")
-    assert ratio * share < {"MaskedLM": 1.1, "SpanCorruption": 1.6}[kind]
+    assert ratio * share < {"MaskedLM": 1.1, "SpanCorruption": 1.35}[kind]
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])
