@@ -1,4 +1,4 @@
-"""Operations counted from sizes, against torch's own count of a real decoder."""
+"""Operations counted from sizes, against torch's own count of real models."""
 
 from typing import Any
 
@@ -7,13 +7,16 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainrig.flops import six_n_d, token_flops
+from trainrig.flops import encoder_decoder_flops, six_n_d, token_flops
 from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.feedforward import GELU, MixtureOfExperts
 from trainrig.models.architecture.gated_attention import GatedAttention
 from trainrig.models.architecture.norms import LayerNorm, ParallelBlock
 from trainrig.models.architecture.positions import LearnedPositions
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
 SIZES: dict[str, Any] = {
     "layers": 2, "channels": 64, "heads": 4, "vocabulary": 128, "positions": 64,
@@ -45,6 +48,34 @@ def test_counts_are_torchs(changes: dict[str, Any]) -> None:
     expected = token_flops(config, 32, causal=False)
     assert forward == 64 * expected.forward
     assert counter.get_total_flops() == 64 * expected.training
+
+
+@pytest.mark.parametrize("transform", [{}, {"transform": None, "tie_embeddings": False}])
+def test_counts_of_an_encoder_are_torchs(transform: dict[str, Any]) -> None:
+    """With logits at an eighth of the places, those that are predicted."""
+    config = EncoderConfig(**SIZES | transform)
+    model = build_model(config)
+    initialise(model, 0)
+    ids, places = torch.zeros(2, 32, dtype=torch.int64), torch.arange(0, 64, 8)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(ids, places_N=places).logits.sum().backward()
+    found = token_flops(config, 32, predicted=1 / 8)
+    before_logits = 0.0 if config.transform is None else 2.0 * 64 * 64
+    not_there = before_logits * (1 - 1 / 8) * 3  # which is made at these places alone
+    assert counter.get_total_flops() == 64 * (found.training - not_there)
+
+
+def test_counts_of_an_encoder_decoder_are_torchs() -> None:
+    """A text of 32 tokens is read and one of 12 written: each layer by its own tokens."""
+    config = EncoderDecoderConfig(**SIZES, encoder_layers=3, feedforward_channels=96)
+    model = build_model(config)
+    initialise(model, 0)
+    read, written = torch.zeros(1, 32, dtype=torch.int64), torch.zeros(1, 12, dtype=torch.int64)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(read, written).logits.sum().backward()
+    # Torch's plain kernel also computes what a token that is written may not see.
+    unseen = 3 * 4.0 * 64 * config.layers * 12 * (12 - (12 + 1) / 2)
+    assert counter.get_total_flops() == encoder_decoder_flops(config, 32, 12) + unseen
 
 
 def test_causal_attention_is_the_mean_over_a_sequence() -> None:

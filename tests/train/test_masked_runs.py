@@ -1,5 +1,5 @@
-"""Masked prediction in runs: the same bits at any number of ranks and after a kill, and decoders
-that become encoders."""
+"""Masked prediction in runs: the same bits at any number of ranks and after a kill (of span
+corruption, too), and decoders that become encoders."""
 
 import logging
 import signal
@@ -15,6 +15,13 @@ from trainrig.train.run.run_folder import RunFolder
 
 ENCODER = {"kind": "Encoder", "attention": {"window": {"size": 9, "pattern": ("global", "local")}}}
 MASKED = {"model": ENCODER, "objective": {"kind": "MaskedLM", "unit": "word"}}
+SPANS = {
+    "model": {
+        "kind": "EncoderDecoder", "layers": 2, "channels": 32, "heads": 4, "positions": 48,
+        "feedforward_channels": 64, "kv_heads": None,
+    },
+    "objective": {"kind": "SpanCorruption"},
+}  # fmt: skip
 BY_DOCUMENT = {"batches": {"attend": "document"}}
 
 
@@ -47,12 +54,15 @@ def weights(job) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in opened.weights.items()}
 
 
+@pytest.mark.parametrize(
+    ("changes", "own"), [({}, "head_bias"), (SPANS, "encoder_bias.weight")], ids=["masked", "spans"]
+)
 def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
-    mortal_ranks, ranks, make_masked
+    changes, own, mortal_ranks, ranks, make_masked
 ):
     """Two ranks, one of which dies between checkpoints; three go on."""
-    training = {"steps": 6, "checkpoints": {"every": 2}}
-    whole, cut = make_masked("whole", training=training), make_masked("cut", training=training)
+    changes = {**changes, "training": {"steps": 6, "checkpoints": {"every": 2}}}
+    whole, cut = make_masked("whole", **changes), make_masked("cut", **changes)
     ranks(1, "train", job=whole, attempt=RunFolder(whole.folder).take_attempt(0))
     attempt = RunFolder(cut.folder).take_attempt(0)
     processes = mortal_ranks.start(2, "train", job=cut, attempt=attempt, fault=(1, "die", 5))
@@ -64,7 +74,7 @@ def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
     attempt = RunFolder(cut.folder).take_attempt(step)
     ranks(3, "train", job=cut, attempt=attempt, resume_from=path)
     expected, found = weights(whole), weights(cut)
-    assert "head_bias" in expected
+    assert own in expected
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
 

@@ -1,0 +1,190 @@
+"""Steps of masked prediction and span corruption, against causal ones and Transformers'."""
+
+import importlib.util
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainrig.models.decoder import DecoderConfig
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.families import read_config
+from trainrig.objectives import CausalLM, MaskedLM, SpanCorruption
+from trainrig.objectives.contract import find_corruption
+from trainrig.optim import Constant
+from trainrig.parallel import numerics
+from trainrig.parallel.mesh import join_group, local_device
+from trainrig.parallel.precision import set_products
+from trainrig.tokens.batches import (
+    DECODER_IDS,
+    IDS,
+    IGNORE,
+    TARGETS,
+    TOKENS,
+    MicroBatch,
+    read_local_batch,
+    token_arrays,
+)
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.train.job import TrainingJob
+from trainrig.train.run_file import Training
+from trainrig.train.state import fresh_state
+from trainrig.train.step import Stepper
+
+pytestmark = pytest.mark.bench
+SEQUENCES, LENGTH, VOCABULARY, ROUNDS = 8, 256, 4096, 5
+SIZES = {"layers": 4, "channels": 256, "heads": 4, "vocabulary": VOCABULARY, "positions": LENGTH}
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+side_by_side = _load("side_by_side")
+
+
+class OneBatch:
+    """The same micro-batch at every step."""
+
+    def __init__(self, micro):
+        self._micro = micro
+
+    def micro_batches(self, step):
+        return 1
+
+    def denominators(self, step):
+        return {TOKENS: int((self._micro.targets != IGNORE).sum())}
+
+    def micro_batch(self, step, index):
+        return self._micro
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """`rows(objective)`: a batch of random bytes as it makes them."""
+    settings = ByteLevelBPE(vocabulary=364, sentinels=100, extra=("<|mask|>",))
+    encoder = Encoder(settings.train([]).decode())
+
+    def make(objective):
+        ids = np.random.default_rng(0).integers(0, 256, (SEQUENCES, LENGTH + 1))
+        numbers = np.arange(SEQUENCES)
+        pieces = np.stack([numbers, numbers * 0, numbers], axis=1)
+        arrays = token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy())
+        micro = MicroBatch(arrays, numbers, numbers * 0, pieces)
+        corruption = find_corruption(objective, encoder, LENGTH)
+        return corruption.apply(micro, 0) if corruption else micro
+
+    return make
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """This process as the only rank of a group."""
+    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+    numerics.settle(1, deterministic=False)
+
+
+def ours(model, objective, micro):
+    """A step as the training loop takes it: sharded, deterministic, clipped."""
+    training = Training(steps=10**6, schedule=Constant(warmup=0))
+    numerics.settle(training.threads, training.deterministic)
+    set_products(training.precision)
+    batches = OneBatch(micro)
+    job = TrainingJob(
+        folder="",
+        model=model,
+        training=training,
+        make_batches=lambda: batches,
+        tokenizer="",
+        objective=objective,
+    )
+    stepper = Stepper(job, ("web",), fresh_state(job, local_device()), lambda: False)
+    share = read_local_batch(batches, 0, 1, 0, virtual=training.virtual_workers)
+    return lambda: stepper.take(share)
+
+
+def theirs(model, micro):
+    """A step of a plain loop around a model of Transformers', with torch's fused AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
+    names = {"input_ids": IDS, "labels": TARGETS, "decoder_input_ids": DECODER_IDS}
+    given = {
+        theirs: torch.from_numpy(micro.arrays[name])
+        for theirs, name in names.items()
+        if name in micro.arrays
+    }
+
+    def step():
+        model(**given).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def tokens(micro):
+    """Tokens that a model reads of a batch, encoder and decoder together."""
+    return sum(micro.arrays[name].size for name in (IDS, DECODER_IDS) if name in micro.arrays)
+
+
+@pytest.mark.parametrize("kind", ["MaskedLM", "SpanCorruption"])
+def test_a_token_costs_about_what_one_of_next_token_prediction_does(alone, rows, kind):
+    """Layers and widths alike; those of a decoder beside an encoder also look at what was read."""
+    chosen = {
+        "MaskedLM": (EncoderConfig(**SIZES), MaskedLM()),
+        "SpanCorruption": (EncoderDecoderConfig(**SIZES, encoder_layers=4), SpanCorruption()),
+    }
+    model, objective = chosen[kind]
+    micro, plain = rows(objective), rows(CausalLM())
+    share = tokens(plain) / tokens(micro)
+    ratio = side_by_side.compare(
+        f"training step of {kind}, of {tokens(micro):,} tokens, against one of CausalLM, of "
+        f"{tokens(plain):,}",
+        ours(model, objective, micro),
+        ours(DecoderConfig(**SIZES), CausalLM(), plain),
+        rounds=ROUNDS,
+    )
+    print(f"{kind}: {ratio * share:.3f} of the CPU seconds of CausalLM a token")
+    assert ratio * share < {"MaskedLM": 1.1, "SpanCorruption": 1.35}[kind]
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_a_step_is_no_slower_than_transformers(alone, rows, kind):
+    import transformers
+
+    common = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa"}
+    if kind == "bert":
+        objective = MaskedLM()
+        config = transformers.BertConfig(
+            **common, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
+            intermediate_size=1024, max_position_embeddings=LENGTH, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0, architectures=["BertForMaskedLM"],
+        )  # fmt: skip
+        peer = transformers.BertForMaskedLM(config)
+    else:
+        objective = SpanCorruption()
+        config = transformers.T5Config(
+            vocab_size=VOCABULARY, d_model=256, d_kv=64, d_ff=640, num_layers=4, num_heads=4,
+            dropout_rate=0.0, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+            architectures=["T5ForConditionalGeneration"],
+        )  # fmt: skip
+        peer = transformers.T5ForConditionalGeneration(config)
+    _, model = read_config(config.to_dict(), "config.json")
+    micro = rows(objective)
+    ratio = side_by_side.compare(
+        f"training step of {kind}, of {tokens(micro):,} tokens, against Transformers'",
+        ours(model, objective, micro),
+        theirs(peer.train(), micro),
+        rounds=ROUNDS,
+    )
+    assert ratio < 1.1
