@@ -5,7 +5,7 @@ OUT ?= quickstart
 # Processes that test: much of a test is waiting, but each starts Ray and ranks of its own.
 TESTERS ?= 2
 
-.PHONY: quickstart test check lint types floors tests chaos bench soak docs clean
+.PHONY: quickstart test check lint types floors tests chaos bench soak gpu docs clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -36,6 +36,9 @@ bench: .venv/installed ## Measurements: minutes, on an idle machine
 
 soak: .venv/installed ## The long forms of the fault tests: hours
 	$(BIN)/python -m pytest -m soak -s
+
+gpu: ## Tests that need a GPU, by PYTHON's own torch, without Ray: exits 2 where there is none
+	$(PYTHON) tests/gpu/run.py
 
 docs: .venv/installed ## docs/run-files.md and the schemas of run files, from the sources
 	$(BIN)/python -m trainrig.run_file_pages

@@ -43,14 +43,6 @@ def test_numpy_and_torch_draw_the_same_bits(draw) -> None:
     np.testing.assert_array_equal(by_numpy, by_torch.numpy())
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("draw", DRAWS)
-def test_a_gpu_draws_the_same_bits(draw) -> None:
-    at = torch.arange(1 << 20)
-    assert torch.equal(draw(KEY, at), draw(KEY, at.cuda()).cpu())
-
-
 @pytest.mark.parametrize("draw", DRAWS)
 def test_any_slice_is_that_of_the_whole(draw) -> None:
     whole = draw(KEY, places(5_000))

@@ -84,15 +84,6 @@ def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(cuts):
     assert torch.equal(updated_in_pieces(start, steps, cuts), whole)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_the_fused_update_of_a_piece_is_the_piece_of_the_fused_update():
-    start = torch.randn(1009, 3).cuda()
-    steps = [[slope.cuda()] for (slope,) in slopes([(1009, 3)], 20)]
-    (whole,) = trained([start], steps, AdamW())
-    assert torch.equal(updated_in_pieces(start, steps, [0, 1, 2, 9, 100, 513, 1009]), whole)
-
-
 def test_a_run_file_gives_it_its_numbers_and_torch_gets_them():
     settings = run_files.build(AdamW, {"kind": "AdamW", "betas": [0.5, 0.6]}, "run.toml")
     optimizer = settings.build([{"params": [("w", nn.Parameter(torch.ones(2, 2)))]}])

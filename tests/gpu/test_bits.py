@@ -1,0 +1,52 @@
+"""What must be the same bits on a GPU: run by `make gpu`, with torch and without Ray."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from trainrig.optim import AdamW
+from trainrig.optim.groups import group_by_decay
+from trainrig.parallel import norm
+from trainrig.randomness import RandomKey, normals, uniforms, words
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; run by `make gpu`"),
+]
+
+
+@pytest.mark.parametrize("draw", [words, uniforms, normals])
+def test_a_gpu_draws_the_same_bits(draw) -> None:
+    at, key = torch.arange(1 << 20), RandomKey(0, "test")
+    assert torch.equal(draw(key, at), draw(key, at.cuda()).cpu())
+
+
+def trained(start, slopes):
+    parameter = nn.Parameter(start.clone())
+    settings = AdamW()
+    optimizer = settings.build(group_by_decay([("matrix.weight", parameter)], 0.1))
+    for slope in slopes:
+        parameter.grad = slope.clone()
+        optimizer.step()
+    return parameter.detach()
+
+
+def test_the_fused_update_of_a_piece_is_the_piece_of_the_fused_update() -> None:
+    generator = torch.Generator().manual_seed(5)
+    start, *slopes = (torch.randn(1009, 3, generator=generator).cuda() for _ in range(21))
+    whole = trained(start, slopes)
+    pieces = [
+        trained(start[low:high], [slope[low:high] for slope in slopes])
+        for low, high in itertools.pairwise([0, 1, 2, 9, 100, 513, 1009])
+    ]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_the_sums_of_a_gradient_are_the_same_in_small_and_in_large_pieces(monkeypatch) -> None:
+    gradient = torch.randn(4096, 1001, generator=torch.Generator().manual_seed(1)).cuda()
+    at_once = norm.row_sums(gradient)
+    monkeypatch.setitem(norm.CHUNK_ELEMENTS, "cuda", 2**14)
+    assert torch.equal(norm.row_sums(gradient), at_once)
+    assert torch.equal(norm.row_sums(gradient.cpu()), at_once.cpu())
