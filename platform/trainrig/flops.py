@@ -39,14 +39,19 @@ class TokenFlops:
 
 
 def token_flops(
-    model: DecoderConfig, sequence_length: int, causal: bool = True, predicted: float = 1.0
+    model: DecoderConfig,
+    sequence_length: int,
+    causal: bool = True,
+    predicted: float = 1.0,
+    keys_ahead: float = 0.0,
 ) -> TokenFlops:
     """Of a token of `model`, the mean over a sequence of `sequence_length`.
 
     `causal`: a query meets only the (T + 1) / 2 keys, on average, that it may see; without, all T,
     as kernels that skip nothing compute it and as PaLM's utilisation counts it (arXiv:2204.02311,
     appendix B). An encoder's query may see all T, or those within a window on either side.
-    `predicted`: the share of tokens that logits are made for. Raises ConfigError while the
+    `predicted`: the share of tokens that logits are made for. `keys_ahead`: keys after it that a
+    query of a decoder sees in each layer, on average, as in a prefix. Raises ConfigError while the
     vocabulary is not settled.
     """
     shape = model.shape
@@ -56,6 +61,7 @@ def token_flops(
         local = window is not None and window.is_local(layer)
         size = window.size if window and local else None
         keys += mean_keys(sequence_length, size, causal, model.bidirectional)
+        keys += keys_ahead if causal else 0
     logits = model.outputs * shape.channels
     products = multiplications((model.shapes.layers, model.shapes.after_layers))
     if model.shapes.head is not None:

@@ -11,7 +11,7 @@ from trainrig.config import to_toml
 from trainrig.errors import DataError
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.training_facts import estimate_pretraining
-from trainrig.flops import encoder_decoder_flops
+from trainrig.flops import encoder_decoder_flops, token_flops
 from trainrig.models.decoder_config import count_parameters
 from trainrig.models.sampling import Sampling
 from trainrig.objectives.contract import find_corruption
@@ -34,9 +34,11 @@ OBJECTIVES = {
     "SpanCorruption": {"objective": {"kind": "SpanCorruption"}, **T5},
 }
 KINDS = tuple(OBJECTIVES)
+PREFIX = {"objective": {"kind": "PrefixLM"}}
+OBJECTIVES["PrefixLM"] = PREFIX  # which needs no special token, and fills no gap
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OBJECTIVES)
 def test_denominators_are_the_targets_of_the_rows_before_any_is_read(
     kind, make_job, corrupted_tokens, tmp_path
 ):
@@ -50,7 +52,7 @@ def test_denominators_are_the_targets_of_the_rows_before_any_is_read(
         assert batches.data_before(3)["corruption"]["kind"] == kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OBJECTIVES)
 def test_the_same_bits_at_any_number_of_workers(kind, ranks, make_job, corrupted_tokens, tmp_path):
     training = {"held_out": {"every": 2, "rows": 3}, "steps": 4}
     changes = {"tokens": corrupted_tokens, "training": training, **OBJECTIVES[kind]}
@@ -63,7 +65,7 @@ def test_the_same_bits_at_any_number_of_workers(kind, ranks, make_job, corrupted
     assert held_out.total > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_trace_shows_the_rows_that_were_trained_on(
     kind, ranks, make_run, corrupted_tokens, tmp_path
 ):
@@ -150,6 +152,36 @@ def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_toke
     of_row = encoder_decoder_flops(model, micro.ids.shape[1], micro.targets.shape[1])
     assert facts["flops"] == pytest.approx(rows * of_row)
     assert facts["parameters"] == count_parameters(model).total
+
+
+def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
+    make_run, corrupted_tokens, tmp_path
+):
+    run = make_run(tmp_path, tokens=corrupted_tokens, objective={"kind": "PrefixLM"})
+    facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
+    positions, length = facts["positions"], 32
+    cuts = [  # of prefixes of 1 to 32 tokens, each as likely: keys seen, and logits made
+        (p * p + sum(range(p + 1, length + 1)), length - p + 1) for p in range(1, length + 1)
+    ]
+    keys, predicted = (sum(each) / length / length for each in zip(*cuts, strict=True))
+    plain = token_flops(model, length)
+    causal = (length + 1) / 2
+    of_token = plain.projections + plain.attention * keys / causal + plain.head * predicted
+    assert facts["flops"] == pytest.approx(3 * of_token * positions, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": {"kind": "PrefixLM", "prefix_tokens": 32}}, "set 31 at most"),
+        ({**PREFIX, "model": {"attention": {"window": {"size": 5}}}}, "model.attention.window is"),
+        ({**PREFIX, "model": {"position_embedding": {"kind": "Alibi"}}}, r"\(Alibi\) is computed"),
+        ({**PREFIX, "model": {"kind": "Encoder"}}, "an encoder sees"),
+    ],
+)
+def test_prefixes_that_cannot_be_are_refused(changes, message, make_run, tmp_path):
+    with pytest.raises(ValidationError, match=message):
+        make_run(tmp_path, **changes)
 
 
 def corruption_of(run):

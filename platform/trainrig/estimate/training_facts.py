@@ -12,7 +12,7 @@ from trainrig.flops import encoder_decoder_flops, six_n_d, token_flops
 from trainrig.manifest import MANIFEST
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.objectives import MaskedLM, SpanCorruption
+from trainrig.objectives import MaskedLM, PrefixLM, SpanCorruption
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run_file import Pretraining
@@ -114,6 +114,9 @@ def _position_flops(run: Pretraining, model: DecoderConfig, length: int, predict
     """Of one position of rows of `length`; see `token_flops` for `predicted`."""
     if isinstance(model, EncoderDecoderConfig) and isinstance(run.objective, SpanCorruption):
         return encoder_decoder_flops(model, *run.objective.lengths(length)) / length
+    if isinstance(run.objective, PrefixLM):
+        predicted, ahead = run.objective.trained_share(length), run.objective.keys_ahead(length)
+        return token_flops(model, length, predicted=predicted, keys_ahead=ahead).training
     return token_flops(model, length, predicted=predicted).training
 
 

@@ -225,16 +225,22 @@ def document_numbers(positions_BT: Tensor) -> Tensor:
     return (positions_BT == 0).cumsum(dim=1)
 
 
-def document_mask(documents_BS: Tensor, new: int, causal: bool = True) -> Tensor:
+def document_mask(
+    documents_BS: Tensor, new: int, causal: bool = True, prefixes_BS: Tensor | None = None
+) -> Tensor:
     """[B, 1, T, S], true where one of the last `new` positions may look: at itself and before it,
-    in its own document; not `causal`, anywhere in it.
+    in its own document; not `causal`, anywhere in it. `prefixes_BS` [B, S]: which positions all of
+    their document may look at.
 
     Takes B * T * S bytes, and attention is computed over whole rows, of which it drops most.
     """
     own_BT = documents_BS[:, documents_BS.shape[1] - new :]
     together_BTS = own_BT[:, :, None] == documents_BS[:, None, :]
     if causal:
-        together_BTS = together_BTS.tril(documents_BS.shape[1] - new)
+        seen_BTS = together_BTS.tril(documents_BS.shape[1] - new)
+        if prefixes_BS is not None:
+            seen_BTS = seen_BTS | (together_BTS & prefixes_BS[:, None])
+        together_BTS = seen_BTS
     return together_BTS[:, None]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from trainrig.models.architecture.attention import takes_no_mask
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.norms import PostNorm
 from trainrig.models.architecture.positions import Alibi, Rope
@@ -119,6 +120,7 @@ class Decoder(nn.Module):
         positions_BT: Tensor | None = None,
         documents_BS: Tensor | None = None,
         places_N: Tensor | None = None,
+        prefixes_BT: Tensor | None = None,
     ) -> ModelOutput:
         """What gives the logits [B, T, V] of the token after each of `ids_BT` [B, T].
 
@@ -129,6 +131,9 @@ class Decoder(nn.Module):
         documents: a new one begins at each 0, and no token sees another's. With caches, where a row
         may begin with padding, say, `documents_BS` [B, S] numbers the documents of all positions,
         those that the caches have read first.
+
+        `prefixes_BT` [B, T], true for tokens that all of their document sees, those before them
+        too. Raises ValueError for it beside caches, or where attention takes no such mask.
         """
         past = len(caches[0]) if caches else 0
         last = past + ids_BT.shape[1]
@@ -142,8 +147,16 @@ class Decoder(nn.Module):
             positions = positions_BT
             if documents_BS is None:
                 documents_BS = document_numbers(positions_BT)
+        if prefixes_BT is not None:
+            if caches:
+                raise ValueError("prefixes are read whole, so they have no use for caches")
+            setting = takes_no_mask(self.config.attention, self.config.position_embedding)
+            if setting:
+                raise ValueError(f"{setting} is computed by a kernel that takes no prefixes")
+            if documents_BS is None:
+                documents_BS = torch.ones_like(ids_BT)
         x_BTC = self._embed(ids_BT, positions)
-        return self._predict(x_BTC, positions, documents_BS, caches, places_N)
+        return self._predict(x_BTC, positions, documents_BS, caches, places_N, prefixes_BT)
 
     def _predict(
         self,
@@ -152,9 +165,10 @@ class Decoder(nn.Module):
         documents_BS: Tensor | None,
         caches: Sequence[Cache] | None,
         places_N: Tensor | None,
+        prefixes_BT: Tensor | None = None,
     ) -> ModelOutput:
         """What gives the logits, from the embedded tokens `x_BTC` on: see `forward`."""
-        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, caches)
+        x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, caches, prefixes_BT)
         if places_N is not None:
             x_BTC = x_BTC.flatten(0, 1)[places_N]
         x_BTC = self._before_head(_normed(self.norm, x_BTC))
@@ -174,9 +188,10 @@ class Decoder(nn.Module):
         positions: Tensor,
         documents_BS: Tensor | None,
         caches: Sequence[Cache] | None,
+        prefixes_BT: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """[B, T, C] to [B, T, C], and what the routers of its layers add to the loss."""
-        sights = self._sights(positions, documents_BS)
+        sights = self._sights(positions, documents_BS, prefixes_BT)
         routers: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             sight = sights[self._local[index]]
@@ -205,11 +220,15 @@ class Decoder(nn.Module):
             x_BTC = x_BTC + self.position_embedding(positions)
         return x_BTC
 
-    def _sights(self, positions: Tensor, documents_BS: Tensor | None) -> dict[bool, Sight]:
+    def _sights(
+        self, positions: Tensor, documents_BS: Tensor | None, prefixes_BT: Tensor | None
+    ) -> dict[bool, Sight]:
         """What is seen in global (False) and in local layers (True)."""
         new, width = positions.shape[-1], self.shape.head_channels
         causal = not self.config.bidirectional
-        mask_B1TS = None if documents_BS is None else document_mask(documents_BS, new, causal)
+        mask_B1TS = None
+        if documents_BS is not None:
+            mask_B1TS = document_mask(documents_BS, new, causal, prefixes_BT)
         rope, window = self.config.position_embedding, self.config.attention.window
         rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None
         sights = {False: Sight(rotation, documents_BS, None, mask_B1TS, causal)}

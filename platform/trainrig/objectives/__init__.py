@@ -8,6 +8,7 @@ from trainrig.config.field_marks import FitsSeveral, without_kind
 from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
+from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.distillation import Distillation
 from trainrig.objectives.kto import KTO
@@ -36,7 +37,7 @@ from trainrig.objectives.reward import ProcessReward, Reward
 from trainrig.objectives.sft import SFT
 
 # Of text. Those beside CausalLM may corrupt rows first: see `Corrupting` in contract.py.
-OfText = CausalLM | FillInTheMiddle | MaskedLM | SpanCorruption
+OfText = CausalLM | FillInTheMiddle | MaskedLM | PrefixLM | SpanCorruption
 PretrainingObjective = Annotated[
     OfText, Field(discriminator="kind"), without_kind("CausalLM"), FitsSeveral()
 ]
@@ -80,6 +81,7 @@ __all__ = [
     "Objective",
     "Pairwise",
     "Policy",
+    "PrefixLM",
     "PretrainingObjective",
     "ProcessReward",
     "Referenced",

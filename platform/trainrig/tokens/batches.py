@@ -22,6 +22,7 @@ IGNORE = -100  # a target that is not trained on
 IDS = "ids"  # [B, T]
 TARGETS = "targets"  # [B, T], IGNORE where not trained on
 POSITIONS = "positions"  # [B, T] place of each id in its own document
+PREFIXES = "prefixes"  # [B, T] whether all of its own document sees each id
 # Denominator that every batch has: targets trained on. Progress and tokens/s count by it.
 TOKENS = "tokens"
 # Of batches of conversations: what each target counts, in hundredths, and the sum of that.

@@ -16,11 +16,18 @@ from trainrig.config import (
 )
 from trainrig.errors import ConfigError
 from trainrig.models import ENCODER_DECODER, Model
+from trainrig.models.architecture.attention import takes_no_mask
 from trainrig.models.architecture.positions import ContextStage, LearnedPositions, Rope
 from trainrig.models.architecture.width_transfer import roles_of
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, SpanCorruption
+from trainrig.objectives import (
+    CausalLM,
+    MaskedLM,
+    PrefixLM,
+    PretrainingObjective,
+    SpanCorruption,
+)
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
@@ -220,6 +227,9 @@ class Pretraining(TrainingRunFile):
                 "convert makes an encoder of the decoder to `continue_from`, for objective "
                 "MaskedLM; leave it out"
             )
+        if isinstance(self.objective, PrefixLM):
+            stages = self.batches.resolved()
+            self.objective.check_length(min(each.sequence_length for each in stages))
         if self.model is not None:
             self.check_positions(self.model)
             self.check_objective(self.model)
@@ -250,6 +260,12 @@ class Pretraining(TrainingRunFile):
             raise ValueError(
                 f"objective {self.objective.kind} predicts the next token, which an encoder sees; "
                 'set objective.kind = "MaskedLM"'
+            )
+        setting = takes_no_mask(model.attention, model.position_embedding)
+        if isinstance(self.objective, PrefixLM) and setting:
+            raise ValueError(
+                f"objective PrefixLM: model.{setting} is computed by a kernel that takes no mask "
+                "of prefixes; leave it out, or choose another objective"
             )
 
     def check_positions(self, model: DecoderConfig) -> None:

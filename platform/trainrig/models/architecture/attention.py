@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.models.architecture.positions import Rope
+from trainrig.models.architecture.positions import Alibi, PositionEmbedding, Rope
 from trainrig.models.architecture.shapes import AttentionShape
 
 if TYPE_CHECKING:
@@ -69,6 +69,18 @@ class AttentionSettings(Settings):
         three, `see` gives what each query sees by the softmax over what it may look at.
         """
         return see(query_BHTD, key_BKSD, value_BKSD)
+
+
+def takes_no_mask(attention: AttentionSettings, positions: PositionEmbedding) -> str | None:
+    """The setting of a model for which a kernel that takes no mask of its own computes some layer
+    at least; None: there is none."""
+    settings = {
+        "attention.window": attention.window is not None,
+        "attention.logit_cap": attention.logit_cap is not None,
+        "attention.sinks": attention.sinks,
+        "position_embedding (Alibi)": isinstance(positions, Alibi),
+    }
+    return next((name for name, there in settings.items() if there), None)
 
 
 class Biases(Settings):

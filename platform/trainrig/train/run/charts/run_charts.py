@@ -37,7 +37,7 @@ Line = Mapping[str, Any]
 FORGETTING_ROWS = 12  # sources that are drawn: those that changed most
 TABLE_ROWS = 50  # about a screenful folded below a chart; metrics.jsonl holds every step
 # Objectives whose loss is of tokens.
-PER_TOKEN = ("", "CausalLM", "FillInTheMiddle", "MaskedLM", "SFT", "SpanCorruption")
+PER_TOKEN = ("", "CausalLM", "FillInTheMiddle", "MaskedLM", "PrefixLM", "SFT", "SpanCorruption")
 SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines than these cannot be told apart
 
 

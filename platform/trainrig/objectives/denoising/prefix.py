@@ -1,0 +1,126 @@
+"""Prefix language modelling: a decoder reads the beginning of a text whole and writes the rest.
+
+Raffel et al. 2019, arXiv:1910.10683, section 3.2.1 and figure 4, right: the tokens of a prefix see
+one another on both sides, those after it what is before them, and the loss is of those alone.
+
+Shapes: B rows of a micro-batch, T positions, R rows, N targets of a row, P documents in one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.contract import DeviceBatch, Output
+from trainrig.randomness import RandomKey, uniforms
+from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, PREFIXES, TARGETS, TOKENS, MicroBatch
+from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.permutation import Integers
+
+if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+    from torch import nn
+
+
+class PrefixLM(CausalLM):
+    """Cross-entropy of each next token after a prefix that is read from both sides, a mean over
+    those targets of the global batch.
+
+    All documents of a row are cut at one share of their length, each by itself where attention
+    keeps them apart; else the row is one text.
+    """
+
+    kind: Literal["PrefixLM"] = "PrefixLM"  # type: ignore[assignment]  # what tells the two apart
+    # Targets of each row that prefixes take, of which nothing is learnt; None: drawn for each row,
+    # every number that leaves one as likely.
+    prefix_tokens: int | None = Field(default=None, ge=0)
+    corruption_seed: int = 0  # random seed of where rows are cut
+
+    def corruption(self, encoder: Encoder) -> Prefixes:
+        """What cuts rows; needs no special token."""
+        return Prefixes(self.prefix_tokens, self.corruption_seed)
+
+    def check_length(self, shortest: int) -> None:
+        """Raise ValueError if rows of `shortest` tokens have nothing after their prefix."""
+        if self.prefix_tokens is not None and self.prefix_tokens >= shortest:
+            raise ValueError(
+                f"objective.prefix_tokens ({self.prefix_tokens}) leaves nothing to learn of rows "
+                f"of {shortest} tokens; set {shortest - 1} at most, or leave it out"
+            )
+
+    def trained_share(self, length: int) -> float:
+        """Share of the targets of rows of `length` that the loss is of, on average."""
+        return 1 - self._mean_prefix(length) / length
+
+    def keys_ahead(self, length: int) -> float:
+        """Keys after itself that a query sees in rows of `length` that are one text, on average."""
+        if self.prefix_tokens is None:  # p (p - 1) / 2 in all, p = 1 … T each as likely
+            return (length**2 - 1) / (6 * length)
+        return self.prefix_tokens * (self.prefix_tokens + 1) / (2 * length)
+
+    def _mean_prefix(self, length: int) -> float:
+        return (length - 1) / 2 if self.prefix_tokens is None else self.prefix_tokens
+
+    def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
+        """What gives the logits of the targets of `batch`, place by place."""
+        arrays = batch.arrays
+        output: Output = model(
+            arrays[IDS], positions_BT=arrays.get(POSITIONS), prefixes_BT=arrays[PREFIXES]
+        )
+        return output
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Rows whose documents begin with a prefix that has no targets of its own."""
+
+    tokens: int | None
+    seed: int
+
+    def identity(self) -> dict[str, Any]:
+        """See Corruption."""
+        return {"kind": "PrefixLM", **asdict(self)}
+
+    def counts(self, samples: Integers, targets: Integers) -> Integers:
+        """[R] how many targets of each row, of `targets`, its prefixes take; one is left at least,
+        of a row that has any."""
+        if self.tokens is not None:
+            return np.minimum(self.tokens, np.maximum(targets - 1, 0))
+        drawn = uniforms(RandomKey(self.seed, "prefixes"), np.zeros_like(samples), samples)
+        return np.floor(drawn * targets).astype(np.int64)
+
+    def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
+        """See Corruption."""
+        return {TOKENS: int((targets - self.counts(samples, targets)).sum())}
+
+    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+        """`micro`, of the same shape, with PREFIXES."""
+        targets_BT = micro.targets.copy()
+        prefixes_BT = np.zeros(targets_BT.shape, dtype=np.bool_)
+        counts_B = self.counts(micro.samples, (targets_BT != IGNORE).sum(1))
+        length = targets_BT.shape[1]
+        for row, count in enumerate(counts_B.tolist()):
+            trained = np.flatnonzero(targets_BT[row] != IGNORE)
+            begins = np.zeros(1, dtype=np.int64)
+            if micro.positions is not None:
+                begins = micro.pieces[micro.pieces[:, 0] == row, 1]
+            ends = np.append(begins[1:], length)
+            past = np.searchsorted(trained, ends)  # [P] targets up to the end of each document
+            first = np.searchsorted(trained, begins)
+            # Each has its part of `count` by its targets: rounded so that the parts add up to it.
+            whole = max(len(trained), 1)
+            taken = count * past // whole - count * first // whole
+            for begin, end, at, prefix in zip(
+                begins.tolist(), ends.tolist(), first.tolist(), taken.tolist(), strict=True
+            ):
+                if prefix:
+                    left_out = trained[at : at + prefix]
+                    targets_BT[row, left_out] = IGNORE
+                    # The last target left out is the id one place later, the prefix's last.
+                    prefixes_BT[row, begin : min(int(left_out[-1]) + 2, end)] = True
+        arrays = {**micro.arrays, TARGETS: targets_BT, PREFIXES: prefixes_BT}
+        return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
