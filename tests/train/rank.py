@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from context_rows import attended
 from rollouts import Rollouts
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -535,6 +536,7 @@ def main() -> None:
         under_way,
         agreed,
         mesh,
+        attended,
     )
     actions = {each.__name__: each for each in done}
     for action, arguments, join in iter(functools.partial(pickle.load, sys.stdin.buffer), None):

@@ -176,7 +176,7 @@ class Decoder(nn.Module):
         caches: Sequence[Cache] | None,
     ) -> tuple[Tensor, list[Tensor]]:
         """[B, T, C] to [B, T, C], and what the routers of its layers add to the loss."""
-        sights = self._sights(positions, documents_BS)
+        sights = self.sights(positions, documents_BS)
         routers: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             sight = sights[self._local[index]]
@@ -205,8 +205,11 @@ class Decoder(nn.Module):
             x_BTC = x_BTC + self.position_embedding(positions)
         return x_BTC
 
-    def _sights(self, positions: Tensor, documents_BS: Tensor | None) -> dict[bool, Sight]:
-        """What is seen in global (False) and in local layers (True)."""
+    def sights(self, positions: Tensor, documents_BS: Tensor | None) -> dict[bool, Sight]:
+        """What is seen in global (False) and in local layers (True).
+
+        Apart so that another way to lay out rows (over devices, say) can take its place.
+        """
         new, width = positions.shape[-1], self.shape.head_channels
         causal = not self.config.bidirectional
         mask_B1TS = None if documents_BS is None else document_mask(documents_BS, new, causal)
