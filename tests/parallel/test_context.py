@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from trainrig.parallel.context.zigzag import chunks_of, cut, join, part_of
 
-# Uneven documents: some end inside a chunk, some hold several, one is a row; of 16 and of 48 places.
+# Uneven documents, of 16 and of 48 places: they end inside chunks, fill several, or a row.
 SHORT = [[3, 1, 12], [16]]
 LONG = [[5, 20, 1, 1, 21], [48], [47, 1]]
 KINDS = {

@@ -383,9 +383,7 @@ def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     virtual = training.virtual_workers if training.deterministic else None
     losses = []
     for step in range(count):
-        share = read_local_batch(
-            batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual
-        )
+        share = read_local_batch(batches, *state.split.worker, step, virtual=virtual)
         losses.append(stepper.take(share).loss)
     whole = _whole(state)
     digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
@@ -445,9 +443,7 @@ def pace(
     batches = MadeUp(count, shape, job.model.shape.vocabulary)
     found = []
     for step in range(steps + 1):
-        share = read_local_batch(
-            batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual
-        )
+        share = read_local_batch(batches, *state.split.worker, step, virtual=virtual)
         dist.barrier()
         began = time.perf_counter(), time.process_time()
         stepper.take(share)

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.errors import ConfigError
+from trainrig.parallel.context.settings import Context
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +24,18 @@ class _Layout(Settings):
     # Whether gradients can be added in an order that does not depend on the number of workers.
     exact: ClassVar[bool] = False
 
+    # Workers that share each row, for sequences that one has no room for; None: each has whole
+    # rows.
+    context: Context | None = None
+
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if a model cannot be laid out over `workers` workers."""
+        if self.context is not None:
+            self.context.check_workers(workers)
+
+    def data_workers(self, workers: int) -> int:
+        """Among how many of `workers` data is divided: those that share rows are one."""
+        return workers if self.context is None else workers // self.context.ranks
 
 
 class FSDP(_Layout):
@@ -55,6 +66,7 @@ class HSDP(_Layout):
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError unless `workers` make groups of equal size."""
+        super().check_workers(workers)
         if workers % self.replicas:
             fitting = [str(n) for n in range(1, workers + 1) if workers % n == 0]
             raise ConfigError(

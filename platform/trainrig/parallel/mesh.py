@@ -14,6 +14,7 @@ from trainrig.errors import ClusterError
 
 DATA_AXIS = "data"
 REPLICA_AXIS = "replica"
+CONTEXT_AXIS = "context"
 PROBE_SECONDS = 0.005  # s between the first two of the rendezvous endpoint; then ever longer,
 LONGEST_PROBE = 0.2  # up to this
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

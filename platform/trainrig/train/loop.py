@@ -109,8 +109,7 @@ def train(
         )
     else:
         batches, online = made, None
-    ranks = (dist.get_rank(), dist.get_world_size())
-    read = functools.partial(read_local_batch, batches, *ranks, virtual=virtual)
+    read = functools.partial(read_local_batch, batches, *state.split.worker, virtual=virtual)
     saved, stopped, rolled_back, then = state.step, False, False, Next.GO_ON
     # The attempt that saved this step may have ended before it had measured it. What a run knew
     # when it began is what it may forget.
@@ -169,17 +168,22 @@ def _measure_held_out(
     """The held-out loss of the weights, and of each of their averages by its horizon. None: all
     agreed to stop instead."""
     measure = functools.partial(
-        evaluate, job.objective, state.model, sets, agreed_to_stop, state.others
+        evaluate,
+        job.objective,
+        state.model,
+        agreed_to_stop=agreed_to_stop,
+        others=state.others,
+        split=state.split,
     )
-    loss, averaged = measure(), dict[int, float]()
+    loss, averaged = measure(sets), dict[int, float]()
     if loss and sets.beside:
-        remembered = evaluate(job.objective, state.model, sets.beside, agreed_to_stop, state.others)
+        remembered = measure(sets.beside)
         if remembered is None:
             return None
         loss = replace(loss, by_source={**loss.by_source, **remembered.by_source})
     for horizon in state.averages.horizons if loss else ():
         with state.averages.swapped_in(horizon):
-            of_average = measure()
+            of_average = measure(sets)
         if of_average is None:
             return None
         averaged[horizon] = of_average.total

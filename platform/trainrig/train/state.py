@@ -20,6 +20,8 @@ from trainrig.objectives.contract import Carrying
 from trainrig.optim.named_groups import build_optimizer, freeze
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.compiled import compile_layers
+from trainrig.parallel.context.attention import split_attention
+from trainrig.parallel.context.row_split import RowSplit
 from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.fsdp import shard
 from trainrig.parallel.precision import LossScale
@@ -56,6 +58,7 @@ class TrainState:
     # Numbers that the objective carries from batch to batch (objectives/contract.py).
     carried: dict[str, float] = field(default_factory=dict)
     adapted: bool = False  # whether an adapter is trained, not the model's own weights
+    split: RowSplit = field(default_factory=RowSplit)  # which parts of rows this rank reads
 
     averages: WeightAverages = field(default_factory=lambda: WeightAverages(nn.Module()))
 
@@ -114,7 +117,8 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
     any number of ranks. `draw` false: weights are noise, for a checkpoint to be read over them.
     """
     mesh = job.training.parallel.mesh(device)
-    model = _sharded(job, job.model, mesh, job.adapter)
+    split = RowSplit.over(job.training.parallel.context, device)
+    model = _sharded(job, job.model, mesh, job.adapter, split=split)
     seed, adapted = job.training.seed, job.adapter is not None
     for name, parameter in model.named_parameters() if draw else ():
         part, first = local_slice(parameter)
@@ -143,6 +147,7 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
         carried=dict(job.objective.first_carried()) if isinstance(job.objective, Carrying) else {},
         adapted=adapted,
         averages=WeightAverages(model, training.averaging.horizons),
+        split=split,
     )
 
 
@@ -153,6 +158,7 @@ def _sharded(
     adapter: Adapter | None = None,
     beside: bool = False,
     frozen: bool = False,
+    split: RowSplit | None = None,
 ) -> Decoder:
     """A decoder over `mesh` whose parameters have room, and no values yet."""
     training = job.training
@@ -164,6 +170,8 @@ def _sharded(
     if not (adapter or beside):
         freeze(model, training.groups)
         use_float8(model.layers, training.precision)
+    if split and split.group and training.parallel.context:
+        split_attention(model, split.group, training.parallel.context.keys)
     recompute(model.layers, training.recompute)
     compile_layers(model.layers, training.compile)
     gather_once = training.parallel.reshard == "step"

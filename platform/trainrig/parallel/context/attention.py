@@ -94,7 +94,7 @@ def _attend_gathered(
     size = query_BHtD.shape[2] // 2
     found = []
     for query, number, chunk in zip(
-        query_BHtD.split(size, dim=2),
+        torch.split(query_BHtD, size, dim=2),
         chunks_of(group.rank(), group.size()),
         sight.chunks,
         strict=True,

@@ -78,7 +78,7 @@ class Ring:
         theirs = chunks_of(source, self.group.size())
         size = query_BHtD.shape[2] // 2
         here = [slice(0, size), slice(size, 2 * size)]
-        documents = self.documents_BT.split(size, dim=1)
+        documents = torch.split(self.documents_BT, size, dim=1)
         for queries, chunk in zip(here, own, strict=True):
             for keys, other in zip(here, theirs, strict=True):
                 if other <= chunk:

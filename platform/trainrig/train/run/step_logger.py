@@ -58,7 +58,8 @@ class StepLogger:
     def log_step(self, local: LocalBatch, figures: StepFigures, clock: PhaseClock) -> None:
         """An update was made, of which this rank had `local`, and whose phases `clock` timed."""
         step = self._state.step
-        self._samples.write(step, (micro for micro, real in local.assigned if real))
+        if self._state.split.rank == 0:  # of those that share its rows
+            self._samples.write(step, (micro for micro, real in local.assigned if real))
         self._began, seconds = time.perf_counter(), time.perf_counter() - self._began
         phases = clock.take()
         if self._metrics:
