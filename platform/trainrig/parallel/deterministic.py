@@ -29,6 +29,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from trainrig.parallel.fsdp import units
+from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.norm import exact_norm
 from trainrig.parallel.tree import Span, TreeSum, largest_subtrees
 from trainrig.tokens.batches import MicroBatchSlot, virtual_workers
@@ -45,16 +46,16 @@ class SummedInTree:
         models: Sequence[FSDPModule],
         parameters: Sequence[nn.Parameter],
         gather_once: bool,
-        context: int = 1,
+        mesh: WorkerMesh,
     ) -> None:
         """`parameters`: all of `models` that are trained; one backward pass goes through all.
-        `context`: neighbouring ranks that share each row, of which each has a part of what a
-        virtual worker adds to the sum."""
+        `mesh`: over whose `slices` they are sliced. Of ranks that share rows each has a part of
+        what a virtual worker adds to the sum."""
         self._models, self._parameters = tuple(models), tuple(parameters)
-        self._gather_once, self._context = gather_once, context
-        self._now = _Now(1, dist.get_world_size(), context)
+        self._gather_once, self._mesh = gather_once, mesh
+        self._now = _Now(1, mesh)
         self._units: list[_Unit] = []
-        if dist.get_world_size() > 1:  # else FSDP has nothing to scatter
+        if mesh.slices.size > 1:  # else FSDP has nothing to scatter
             for module in (unit for model in self._models for unit in units(model)):
                 self._units.append(_Unit())
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
@@ -67,7 +68,7 @@ class SummedInTree:
 
     def begin(self, virtual: int, measured: bool = False) -> None:
         """See parallel.fsdp.Gradients."""
-        self._now = _Now(virtual, dist.get_world_size(), self._context, measured)
+        self._now = _Now(virtual, self._mesh, measured)
         self._alone = [TreeSum(virtual) for _ in self._parameters]
         for unit in self._units:
             unit.begin(self._now)
@@ -95,7 +96,7 @@ class SummedInTree:
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See parallel.fsdp.Gradients."""
-        return exact_norm(parameters)
+        return exact_norm(parameters, self._mesh)
 
     def part_squared(self) -> float | None:
         """See parallel.fsdp.Gradients."""
@@ -133,12 +134,13 @@ def _like(parameter: nn.Parameter, local: Tensor) -> DTensor:
 class _Now:
     """Where a step has got to; all units look at the same."""
 
-    def __init__(self, virtual: int, world: int, context: int = 1, measured: bool = False) -> None:
+    def __init__(self, virtual: int, mesh: WorkerMesh, measured: bool = False) -> None:
+        context, world = mesh.context.size, mesh.slices.size
         # Parts of virtual workers are not whole gradients, so their norms say nothing.
         self.virtual, self.measured = virtual, measured and context == 1
         # First come the leaves of the first of the ranks that share rows, then those of the second,
         # so that what a rank adds up itself are neighbours.
-        self.leaves, self._part = virtual * context, virtual * (dist.get_rank() % context)
+        self.leaves, self._part = virtual * context, virtual * mesh.context.rank
         # Of the norms of what was added up; added themselves in the order of their keys.
         self.squares: dict[tuple[int, int], Tensor] = {}
         self.under_way: deque[_Unit] = deque()  # units that were not added up yet, oldest first

@@ -37,7 +37,7 @@ from trainrig.train.sinks import Sink
 if TYPE_CHECKING:
     import torch
 
-    from trainrig.parallel.context.row_split import RowSplit
+    from trainrig.parallel.mesh import WorkerMesh
     from trainrig.train.loss_table import Loss
 
 log = logging.getLogger(__name__)
@@ -119,14 +119,14 @@ def evaluate(
     model: "torch.nn.Module",
     sets: HeldOutSets,
     agreed_to_stop: Callable[[], bool],
+    mesh: "WorkerMesh",
     others: "Mapping[str, torch.nn.Module] | None" = None,
-    split: "RowSplit | None" = None,
 ) -> "Loss | None":
     """The loss of `model` on `sets`; every rank calls it.
 
     `agreed_to_stop` is called before each micro-batch and answers all ranks alike: None is returned
-    as soon as it says so. `others`: the run's other models, by name. `split`: `model` reads
-    parts of rows; None: whole ones.
+    as soon as it says so. `mesh`: the ranks that hold `model`. `others`: the run's other
+    models, by name.
     """
     import torch
 
@@ -135,10 +135,9 @@ def evaluate(
     from trainrig.train.loss_table import LossTable, measure_statistics
 
     count, device = sets.micro_batches(), local_device()
-    split = split or RowSplit()
+    split = RowSplit(mesh.context)
     table = LossTable(objective, sets.sources, count, device, double=True, split=split)
-    worker, workers = split.worker
-    slots = assign_micro_batches(count, workers, worker, workers)
+    slots = assign_micro_batches(count, mesh.data_size, mesh.data_rank, mesh.data_size)
 
     def batches() -> "Iterator[tuple[MicroBatchSlot, DeviceBatch]]":
         return (

@@ -157,9 +157,12 @@ class Training(Settings):
                 transfer.share(chosen, name, shape)
 
     def check_workers(self, workers: int | tuple[int, int]) -> None:
-        """Raise ConfigError if any number of workers within `workers` cannot share in a step."""
+        """Raise ConfigError if any number of whole replicas within `workers` cannot share in a
+        step."""
         wanted = bounds(workers)
-        for count in range(wanted.least, wanted.most + 1):
+        for count in {wanted.least, wanted.most}:
+            self.parallel.check_workers(count)
+        for count in range(wanted.least, wanted.most, self.parallel.replica):
             self.parallel.check_workers(count)
         sharing = self.parallel.data_workers(wanted.most)
         if self.deterministic and sharing > self.virtual_workers:

@@ -10,7 +10,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh
 
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder.model import build_model
@@ -24,6 +23,7 @@ from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.row_split import RowSplit
 from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.fsdp import shard
+from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.precision import LossScale
 from trainrig.parallel.recompute import recompute
 from trainrig.parallel.slices import local_slice
@@ -42,6 +42,7 @@ class TrainState:
 
     model: Decoder
     optimizer: OptimizerSet
+    mesh: WorkerMesh  # the ranks that hold it
     step: int = 0
     data_step: int = 0
     tokens: int = 0  # targets trained on so far
@@ -58,9 +59,13 @@ class TrainState:
     # Numbers that the objective carries from batch to batch (objectives/contract.py).
     carried: dict[str, float] = field(default_factory=dict)
     adapted: bool = False  # whether an adapter is trained, not the model's own weights
-    split: RowSplit = field(default_factory=RowSplit)  # which parts of rows this rank reads
 
     averages: WeightAverages = field(default_factory=lambda: WeightAverages(nn.Module()))
+
+    @property
+    def split(self) -> RowSplit:
+        """Which parts of rows this rank reads."""
+        return RowSplit(self.mesh.context)
 
     def is_to_skip(self) -> bool:
         """Whether the next batch is one to go past."""
@@ -117,8 +122,7 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
     any number of ranks. `draw` false: weights are noise, for a checkpoint to be read over them.
     """
     mesh = job.training.parallel.mesh(device)
-    split = RowSplit.over(job.training.parallel.context, device)
-    model = _sharded(job, job.model, mesh, job.adapter, split=split)
+    model = _sharded(job, job.model, mesh, job.adapter)
     seed, adapted = job.training.seed, job.adapter is not None
     for name, parameter in model.named_parameters() if draw else ():
         part, first = local_slice(parameter)
@@ -141,24 +145,23 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
     return TrainState(
         model,
         optimizer,
+        mesh,
         loss_scale=training.precision.first_scale(),
         others=others,
         other_optimizers=other_optimizers,
         carried=dict(job.objective.first_carried()) if isinstance(job.objective, Carrying) else {},
         adapted=adapted,
         averages=WeightAverages(model, training.averaging.horizons),
-        split=split,
     )
 
 
 def _sharded(
     job: TrainingJob,
     config: DecoderConfig,
-    mesh: DeviceMesh,
+    mesh: WorkerMesh,
     adapter: Adapter | None = None,
     beside: bool = False,
     frozen: bool = False,
-    split: RowSplit | None = None,
 ) -> Decoder:
     """A decoder over `mesh` whose parameters have room, and no values yet."""
     training = job.training
@@ -170,11 +173,11 @@ def _sharded(
     if not (adapter or beside):
         freeze(model, training.groups)
         use_float8(model.layers, training.precision)
-    if split and split.group and training.parallel.context:
-        split_attention(model, split.group, training.parallel.context.keys)
+    if mesh.context.group and training.parallel.context and not beside:
+        split_attention(model, mesh.context.group, training.parallel.context.keys)
     recompute(model.layers, training.recompute)
     compile_layers(model.layers, training.compile)
     gather_once = training.parallel.reshard == "step"
-    shard(model, model.layers, mesh, gather_once, training.precision)
-    model.to_empty(device=torch.device(mesh.device_type))
+    shard(model, model.layers, mesh.sharding, gather_once, training.precision)
+    model.to_empty(device=torch.device(mesh.devices.device_type))
     return model

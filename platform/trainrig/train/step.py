@@ -89,7 +89,7 @@ class Stepper:
         gather_once = training.parallel.reshard == "step"
         every = [*self._parameters, *itertools.chain(*self._others.values())]
         self._gradients: Gradients = (
-            SummedInTree(self._models, every, gather_once, state.split.degree)
+            SummedInTree(self._models, every, gather_once, state.mesh)
             if training.deterministic
             else SummedByRank(self._models, gather_once)
         )
@@ -160,7 +160,7 @@ class Stepper:
         """What passes through the model, of this rank's first micro-batch; {} of parts of rows,
         which are not what a row is like."""
         due = self._training.metrics.layers_due(self._state.step + 1)
-        if not due or self._state.split.group:
+        if not due or self._state.mesh.context.group:
             return {}
         batch = self._copy(local.assigned[0][0], self._parameters[0].device)
         try:
