@@ -69,7 +69,7 @@ def test_values_and_slopes_are_those_of_attention_all_at_once(monkeypatch, windo
 def test_only_keys_near_a_block_are_touched(monkeypatch):
     monkeypatch.setattr(module, "QUERIES", 4)
     query = torch.zeros(1, 1, 16, 2)
-    blocks = module._Blocks(query, query, None, None, 1.0, 3, None)
+    blocks = module.Blocks(query, query, None, None, 1.0, 3, None)
     assert [(keys.start, keys.stop) for _, keys in blocks.ranges()] == [
         (0, 4),
         (2, 8),

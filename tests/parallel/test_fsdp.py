@@ -5,7 +5,7 @@ from torch import nn
 
 from trainrig.parallel.deterministic import UNITS_UNDER_WAY, SummedInTree
 from trainrig.parallel.fsdp import shard
-from trainrig.parallel.mesh import data_mesh, local_device
+from trainrig.parallel.mesh import build_mesh, local_device
 from trainrig.parallel.tree import TreeSum
 from trainrig.tokens.batches import MicroBatchSlot
 
@@ -41,9 +41,10 @@ def test_a_rank_alone_adds_up_each_gradient_as_soon_as_it_is_there(virtual, alon
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(6, 6, bias=False) for _ in range(3)])
     model = nn.Sequential(*layers)
-    root = shard(model, layers, data_mesh(local_device()))
+    mesh = build_mesh(local_device())
+    root = shard(model, layers, mesh.sharding)
     parameters = list(model.parameters())
-    gradients = SummedInTree(root, parameters, gather_once=True)
+    gradients = SummedInTree([root], parameters, True, mesh)
     inputs = torch.randn(virtual, 5, 6)
     gradients.begin(virtual)
     for number in range(virtual):

@@ -56,7 +56,61 @@ def test_where_nobody_ever_listens_torch_says_so(door, joined):
 
 
 def test_all_ranks_lie_along_one_axis(ranks):
-    assert ranks(3, "mesh") == [(("data",), 3, rank) for rank in range(3)]
+    alone = {"speaks": True, "context": (0, 1), "tensor": (0, 1)}
+    assert ranks(3, "mesh") == [
+        {"axes": ("data_shard",), "sharding": (3,), "data": (rank, 3), "slices": (rank, 3)} | alone
+        for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "axes", "sharding", "data", "slices"),
+    [
+        ({"tensor": 2}, ("data_shard", "tensor"), (2,), [0, 0, 1, 1], [0, 0, 1, 1]),
+        ({"tensor": 4}, ("data_shard", "tensor"), (1,), [0] * 4, [0] * 4),
+        ({"context": 2}, ("data_shard", "context"), (4,), [0, 0, 1, 1], [0, 1, 2, 3]),
+        (
+            {"context": 2, "tensor": 2},
+            ("data_shard", "context", "tensor"),
+            (2,),
+            [0] * 4,
+            [0, 0, 1, 1],
+        ),
+        ({"copies": 2}, ("data_replicate", "data_shard"), (2, 2), [0, 1, 2, 3], [0, 1, 0, 1]),
+        (
+            {"copies": 2, "tensor": 2},  # each has a whole part of each layer
+            ("data_replicate", "data_shard", "tensor"),
+            (2, 1),
+            [0, 0, 1, 1],
+            [0] * 4,
+        ),
+        (
+            {"copies": 4, "context": 2},  # ranks that share rows hold the same
+            ("data_replicate", "context", "data_shard"),
+            (4, 1),
+            [0, 0, 1, 1],
+            [0] * 4,
+        ),
+        (
+            {"copies": 2, "context": 2},  # and here each other's slices
+            ("data_replicate", "data_shard", "context"),
+            (2, 2),
+            [0, 0, 1, 1],
+            [0, 1, 0, 1],
+        ),
+    ],
+)
+def test_neighbours_are_a_replica(degrees, axes, sharding, data, slices, ranks):
+    """Data is divided among replicas, and one rank of each speaks for it."""
+    found = ranks(4, "mesh", **degrees)
+    assert [each["sharding"] for each in found] == [sharding] * 4
+    kept = found[0]["axes"]
+    assert kept == tuple(name for name in axes if name in kept)
+    assert [each["data"] for each in found] == [(rank, max(data) + 1) for rank in data]
+    assert [each["slices"][0] for each in found] == slices
+    assert [each["speaks"] for each in found] == [
+        rank == 0 or data[rank] != data[rank - 1] for rank in range(4)
+    ]
 
 
 def test_a_process_without_a_gpu_works_on_its_cpu(monkeypatch):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from trainrig.parallel.fsdp import shard
-from trainrig.parallel.mesh import data_mesh, local_device
+from trainrig.parallel.mesh import build_mesh, local_device
 from trainrig.parallel.parameter_norms import ParameterNorms, groups_of
 
 NAMES = [
@@ -40,7 +40,7 @@ class Model(nn.Module):
 
 def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(alone):
     model = Model()
-    shard(model, model.layers, data_mesh(local_device()))
+    shard(model, model.layers, build_mesh(local_device()).sharding)
     norms, parameters = ParameterNorms(model), list(model.parameters())
     model(torch.ones(1, 3)).backward()
     norms.begin()

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from context_rows import attended
 from rollouts import Rollouts
 from sent import Sent
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, T
 from trainrig.parallel import deterministic, numerics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, shard
-from trainrig.parallel.mesh import data_mesh, join_group, local_device
+from trainrig.parallel.mesh import build_mesh, join_group, local_device
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus
 from trainrig.processes.heartbeats import UNSUPERVISED
@@ -320,8 +321,10 @@ def held_out_loss(job: TrainingJob, stop_before: int | None = None) -> Loss | No
     sets = job.make_held_out()
     assert sets is not None
     asked = itertools.count()
-    model = fresh_state(job, local_device()).model
-    return evaluate(job.objective, model, sets, lambda: next(asked) == stop_before)
+    state = fresh_state(job, local_device())
+    return evaluate(
+        job.objective, state.model, sets, lambda: next(asked) == stop_before, state.mesh
+    )
 
 
 class Spread:
@@ -384,7 +387,7 @@ def steps(job: TrainingJob, count: int) -> dict[str, Any]:
     losses = []
     for step in range(count):
         share = read_local_batch(
-            batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual
+            batches, state.mesh.data_rank, state.mesh.data_size, step, virtual=virtual
         )
         losses.append(stepper.take(share).loss)
     whole = _whole(state)
@@ -446,7 +449,7 @@ def pace(
     found = []
     for step in range(steps + 1):
         share = read_local_batch(
-            batches, dist.get_rank(), dist.get_world_size(), step, virtual=virtual
+            batches, state.mesh.data_rank, state.mesh.data_size, step, virtual=virtual
         )
         dist.barrier()
         began = time.perf_counter(), time.process_time()
@@ -461,10 +464,11 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(6, 6, bias=False) for _ in range(2)])
     model = nn.Sequential(*layers)
-    root = shard(model, layers, data_mesh(local_device()))
+    made = build_mesh(local_device())
+    root = shard(model, layers, made.sharding)
     parameters = list(model.parameters())
     gradients: Gradients = (
-        SummedInTree([root], parameters, gather_once=True)
+        SummedInTree([root], parameters, True, made)
         if deterministic
         else SummedByRank([root], gather_once=True)
     )
@@ -491,8 +495,9 @@ def under_way(layers: int) -> tuple[int, int, int]:
 
     made = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(layers)])
     model = nn.Sequential(*made)
-    root = shard(model, made, data_mesh(local_device()), gather_once=False)
-    gradients = SummedInTree(root, list(model.parameters()), gather_once=False)
+    mesh = build_mesh(local_device())
+    root = shard(model, made, mesh.sharding, gather_once=False)
+    gradients = SummedInTree([root], list(model.parameters()), False, mesh)
     rank, world = dist.get_rank(), dist.get_world_size()
     try:
         deterministic._Unit._send = send  # type: ignore[method-assign]
@@ -510,10 +515,18 @@ def agreed(mine: tuple[bool, ...]) -> bool:
     return StopConsensus(TIMEOUT).any(mine[dist.get_rank()])
 
 
-def mesh() -> tuple[tuple[str, ...] | None, int, int]:
-    """Names, size and this rank's place of the mesh of all ranks."""
-    made = data_mesh(local_device())
-    return made.mesh_dim_names, made.size(), made.get_local_rank()
+def mesh(**degrees: int) -> dict[str, Any]:
+    """What the mesh of all ranks says of this one."""
+    made = build_mesh(local_device(), **degrees)
+    return {
+        "axes": made.devices.mesh_dim_names,
+        "sharding": tuple(made.sharding.shape),
+        "data": (made.data_rank, made.data_size),
+        "speaks": made.speaks,
+        "slices": (made.slices.rank, made.slices.size),
+        "context": (made.context.rank, made.context.size),
+        "tensor": (made.tensor.rank, made.tensor.size),
+    }
 
 
 def sent_bytes(job: TrainingJob) -> dict[str, int]:
@@ -547,6 +560,7 @@ def main() -> None:
         agreed,
         mesh,
         sent_bytes,
+        attended,
     )
     actions = {each.__name__: each for each in done}
     for action, arguments, join in iter(functools.partial(pickle.load, sys.stdin.buffer), None):

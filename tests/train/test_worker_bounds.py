@@ -32,8 +32,10 @@ def test_what_is_no_number_or_pair_is_refused(written):
         config.build(Part, {"workers": written}, "run.toml")
 
 
-@given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 50))
-def test_the_size_is_the_largest_that_fits_and_is_allowed(least, more, room):
-    allowed = WorkerBounds(least, least + more)
-    fitting = [size for size in range(least, least + more + 1) if size <= room]
+@given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 50), st.integers(1, 4))
+def test_the_size_is_the_largest_that_fits_and_is_allowed(least, more, room, multiple):
+    """Workers that compute a micro-batch together come and go together."""
+    least, most = multiple * least, multiple * (least + more)
+    allowed = bounds((least, most), multiple)
+    fitting = [size for size in range(least, most + 1, multiple) if size <= room]
     assert allowed.within(room) == (max(fitting) if fitting else None)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, library
 
 QUERIES = 128  # of a block: its logits fit a core's cache for heads and windows of usual size
+_LEAST = torch.finfo(torch.float32).min  # a sum to take from logits where nothing may be seen
 
 
 def blocked_attention(
@@ -44,7 +45,7 @@ def blocked_attention(
     return seen
 
 
-class _Blocks:
+class Blocks:
     """The logits of each block of queries, the same way forward and backward."""
 
     def __init__(
@@ -57,7 +58,12 @@ class _Blocks:
         window: int | None,
         cap: float | None,
         causal: bool = True,
+        past: int | None = None,
+        own_BT: Tensor | None = None,
     ) -> None:
+        """`past`: how many places the first query is behind the first key, which may be more than
+        there are keys; None: the queries are the last. `own_BT`: the documents of the queries;
+        None: they are among `documents_BS`."""
         batch, heads, self.new, width = query_BHTD.shape
         self.kv_heads, self.seen = key_BKSD.shape[1:3]
         self.groups = heads // self.kv_heads
@@ -65,7 +71,10 @@ class _Blocks:
         self.key_BKSD, self.documents_BS = key_BKSD, documents_BS
         self.slopes_KG11 = None if slopes_H is None else slopes_H.view(self.kv_heads, -1, 1, 1)
         self.scale, self.cap, self.causal = scale, cap, causal
-        self.past = self.seen - self.new
+        self.past = self.seen - self.new if past is None else past
+        if own_BT is None and documents_BS is not None:
+            own_BT = documents_BS[:, self.past : self.past + self.new]
+        self.own_BT = own_BT
         # How far one may look back, and ahead; None: to the end.
         self.back = None if window is None else window - 1 if causal else (window - 1) // 2
         self.ahead = 0 if causal else self.back
@@ -78,7 +87,8 @@ class _Blocks:
             last = self.seen
             if self.ahead is not None:
                 last = min(last, end + self.past + self.ahead)
-            yield slice(begin, end), slice(first, last)
+            if first < last:
+                yield slice(begin, end), slice(first, last)
 
     def logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
         """[B, K, G, t, s], minus infinity where nothing may be seen; and tanh's value, if capped,
@@ -100,11 +110,76 @@ class _Blocks:
             hidden_ts = distance_ts < -self.ahead
         if self.back is not None:
             hidden_ts = hidden_ts | (distance_ts > self.back)
-        if self.documents_BS is None:
+        if self.documents_BS is None or self.own_BT is None:
             return x_BKGts.masked_fill(hidden_ts, -torch.inf), bent
-        own = self.documents_BS[:, queries.start + self.past : queries.stop + self.past]
-        hidden_Bts = hidden_ts | (own[:, :, None] != self.documents_BS[:, None, keys])
+        own_Bt = self.own_BT[:, queries]
+        hidden_Bts = hidden_ts | (own_Bt[:, :, None] != self.documents_BS[:, None, keys])
         return x_BKGts.masked_fill(hidden_Bts[:, None, None], -torch.inf), bent
+
+
+def look(
+    blocks: Blocks, value_BKSD: Tensor, sinks_H: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What is seen, [B, H, T, D] as queries have it, and the logarithm of the sum of exponentials,
+    [B, H, T] float32: minus infinity, and zeros are seen, where nothing may be."""
+    seen_BKGTD = torch.zeros_like(blocks.query_BKGTD)
+    sums_BKGT = seen_BKGTD.new_full(seen_BKGTD.shape[:-1], -torch.inf, dtype=torch.float32)
+    sinks_KG1 = None if sinks_H is None else sinks_H.float().view(blocks.kv_heads, -1, 1)
+    for queries, keys in blocks.ranges():
+        x_BKGts, _ = blocks.logits(queries, keys)
+        sums = x_BKGts.logsumexp(-1)
+        if sinks_KG1 is not None:
+            sums = torch.logaddexp(sums, sinks_KG1)
+        shares = (x_BKGts - sums[..., None].clamp(min=_LEAST)).exp()
+        seen = torch.matmul(shares.flatten(2, 3), value_BKSD[:, :, keys].float())
+        seen_BKGTD[:, :, :, queries] = _split_rows(seen, blocks.groups).to(seen_BKGTD.dtype)
+        sums_BKGT[..., queries] = sums
+    return seen_BKGTD.flatten(1, 2), sums_BKGT.flatten(1, 2)
+
+
+def mean_slopes(slope_BHTD: Tensor, seen_BHTD: Tensor) -> Tensor:
+    """[B, H, T] of each row of the softmax: the sum over keys of share times its slope."""
+    return (slope_BHTD.float() * seen_BHTD.float()).sum(-1)
+
+
+def slopes_of_sinks(sinks_H: Tensor, sums_BHT: Tensor, mean_BHT: Tensor) -> Tensor:
+    """[H]."""
+    shares_BHT = (sinks_H.float()[:, None] - sums_BHT).exp()
+    return -(shares_BHT * mean_BHT).sum((0, 2)).to(sinks_H.dtype)
+
+
+def differentiate(
+    blocks: Blocks,
+    value_BKSD: Tensor,
+    slope_BHTD: Tensor,
+    mean_BHT: Tensor,
+    sums_BHT: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What these keys add to the slopes of queries, keys and values; the latter two in float32.
+
+    `sums_BHT`: over all that a query sees, these keys or others; so is `mean_BHT`.
+    """
+    key_BKSD, kv_heads = blocks.key_BKSD, blocks.kv_heads
+    slope_BKGTD = _split_heads(slope_BHTD, kv_heads)
+    sums_BKGT, mean_BKGT = _split_heads(sums_BHT, kv_heads), _split_heads(mean_BHT, kv_heads)
+    of_query = torch.zeros_like(blocks.query_BKGTD)
+    of_key = torch.zeros(key_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
+    of_value = torch.zeros(value_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
+    for queries, keys in blocks.ranges():
+        x_BKGts, bent = blocks.logits(queries, keys)
+        shares = (x_BKGts - sums_BKGT[..., queries, None]).exp()
+        slope = slope_BKGTD[:, :, :, queries].float().flatten(2, 3)
+        of_value[:, :, keys] += torch.matmul(shares.flatten(2, 3).mT, slope)
+        of_shares = torch.matmul(slope, value_BKSD[:, :, keys].float().mT)
+        of_x = shares * (_split_rows(of_shares, blocks.groups) - mean_BKGT[..., queries, None])
+        if bent is not None:
+            of_x = of_x * (1 - bent * bent)
+        of_x = of_x.flatten(2, 3) * blocks.scale
+        found = torch.matmul(of_x, key_BKSD[:, :, keys].float())
+        of_query[:, :, :, queries] = _split_rows(found, blocks.groups).to(of_query.dtype)
+        query = blocks.query_BKGTD[:, :, :, queries].float().flatten(2, 3)
+        of_key[:, :, keys] += torch.matmul(of_x.mT, query)
+    return of_query.flatten(1, 2), of_key, of_value
 
 
 def _split_heads(x_BHT: Tensor, kv_heads: int) -> Tensor:
@@ -131,20 +206,8 @@ def _attention(
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """What is seen, [B, H, T, D], and the logarithm of the sum of exponentials, [B, H, T]."""
-    blocks = _Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap, causal)
-    seen_BKGTD = torch.empty_like(blocks.query_BKGTD)
-    sums_BKGT = seen_BKGTD.new_empty(seen_BKGTD.shape[:-1], dtype=torch.float32)
-    sinks_KG1 = None if sinks_H is None else sinks_H.float().view(blocks.kv_heads, -1, 1)
-    for queries, keys in blocks.ranges():
-        x_BKGts, _ = blocks.logits(queries, keys)
-        sums = x_BKGts.logsumexp(-1)
-        if sinks_KG1 is not None:
-            sums = torch.logaddexp(sums, sinks_KG1)
-        shares = (x_BKGts - sums[..., None]).exp()
-        seen = torch.matmul(shares.flatten(2, 3), value_BKSD[:, :, keys].float())
-        seen_BKGTD[:, :, :, queries] = _split_rows(seen, blocks.groups).to(query_BHTD.dtype)
-        sums_BKGT[..., queries] = sums
-    return seen_BKGTD.flatten(1, 2), sums_BKGT.flatten(1, 2)
+    blocks = Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap, causal)
+    return look(blocks, value_BKSD, sinks_H)
 
 
 @_attention.register_fake
@@ -181,36 +244,14 @@ def _attention_backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, keys, values and sinks (empty without sinks)."""
-    blocks = _Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap, causal)
-    kv_heads = blocks.kv_heads
-    slope_BKGTD = _split_heads(slope_BHTD, kv_heads)
-    sums_BKGT = _split_heads(sums_BHT, kv_heads)
-    # Of a row of the softmax: sum over keys of share times the share's gradient.
-    mean_BHT = (slope_BHTD.float() * seen_BHTD.float()).sum(-1)
-    mean_BKGT = _split_heads(mean_BHT, kv_heads)
-    of_query = torch.empty_like(blocks.query_BKGTD)
-    of_key = torch.zeros(key_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
-    of_value = torch.zeros(value_BKSD.shape, dtype=torch.float32, device=key_BKSD.device)
-    for queries, keys in blocks.ranges():
-        x_BKGts, bent = blocks.logits(queries, keys)
-        shares = (x_BKGts - sums_BKGT[..., queries, None]).exp()
-        slope = slope_BKGTD[:, :, :, queries].float().flatten(2, 3)
-        of_value[:, :, keys] += torch.matmul(shares.flatten(2, 3).mT, slope)
-        of_shares = torch.matmul(slope, value_BKSD[:, :, keys].float().mT)
-        of_x = shares * (_split_rows(of_shares, blocks.groups) - mean_BKGT[..., queries, None])
-        if bent is not None:
-            of_x = of_x * (1 - bent * bent)
-        of_x = of_x.flatten(2, 3) * scale
-        found = torch.matmul(of_x, key_BKSD[:, :, keys].float())
-        of_query[:, :, :, queries] = _split_rows(found, blocks.groups).to(of_query.dtype)
-        query = blocks.query_BKGTD[:, :, :, queries].float().flatten(2, 3)
-        of_key[:, :, keys] += torch.matmul(of_x.mT, query)
+    blocks = Blocks(query_BHTD, key_BKSD, documents_BS, slopes_H, scale, window, cap, causal)
+    mean_BHT = mean_slopes(slope_BHTD, seen_BHTD)
+    found = differentiate(blocks, value_BKSD, slope_BHTD, mean_BHT, sums_BHT)
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
-        shares_BHT = (sinks_H.float()[:, None] - sums_BHT).exp()
-        of_sinks = -(shares_BHT * mean_BHT).sum((0, 2)).to(sinks_H.dtype)
-    dtype = query_BHTD.dtype
-    return of_query.flatten(1, 2), of_key.to(dtype), of_value.to(dtype), of_sinks
+        of_sinks = slopes_of_sinks(sinks_H, sums_BHT, mean_BHT)
+    of_query, of_key, of_value = (each.to(query_BHTD.dtype) for each in found)
+    return of_query, of_key, of_value, of_sinks
 
 
 @_attention_backward.register_fake

@@ -191,7 +191,7 @@ class Decoder(nn.Module):
         prefixes_BT: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """[B, T, C] to [B, T, C], and what the routers of its layers add to the loss."""
-        sights = self._sights(positions, documents_BS, prefixes_BT)
+        sights = self.sights(positions, documents_BS, prefixes_BT)
         routers: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             sight = sights[self._local[index]]
@@ -220,10 +220,16 @@ class Decoder(nn.Module):
             x_BTC = x_BTC + self.position_embedding(positions)
         return x_BTC
 
-    def _sights(
-        self, positions: Tensor, documents_BS: Tensor | None, prefixes_BT: Tensor | None
+    def sights(
+        self,
+        positions: Tensor,
+        documents_BS: Tensor | None,
+        prefixes_BT: Tensor | None = None,
     ) -> dict[bool, Sight]:
-        """What is seen in global (False) and in local layers (True)."""
+        """What is seen in global (False) and in local layers (True).
+
+        Apart so that another way to lay out rows (over devices, say) can take its place.
+        """
         new, width = positions.shape[-1], self.shape.head_channels
         causal = not self.config.bidirectional
         mask_B1TS = None

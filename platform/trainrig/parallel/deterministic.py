@@ -29,6 +29,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from trainrig.parallel.fsdp import units
+from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.norm import exact_norm
 from trainrig.parallel.tree import Span, TreeSum, largest_subtrees
 from trainrig.tokens.batches import MicroBatchSlot, virtual_workers
@@ -45,13 +46,16 @@ class SummedInTree:
         models: Sequence[FSDPModule],
         parameters: Sequence[nn.Parameter],
         gather_once: bool,
+        mesh: WorkerMesh,
     ) -> None:
-        """`parameters`: all of `models` that are trained; one backward pass goes through all."""
+        """`parameters`: all of `models` that are trained; one backward pass goes through all.
+        `mesh`: over whose `slices` they are sliced. Of ranks that share rows each has a part of
+        what a virtual worker adds to the sum."""
         self._models, self._parameters = tuple(models), tuple(parameters)
-        self._gather_once = gather_once
-        self._now = _Now(1, dist.get_world_size())
+        self._gather_once, self._mesh = gather_once, mesh
+        self._now = _Now(1, mesh)
         self._units: list[_Unit] = []
-        if dist.get_world_size() > 1:  # else FSDP has nothing to scatter
+        if mesh.slices.size > 1:  # else FSDP has nothing to scatter
             for module in (unit for model in self._models for unit in units(model)):
                 self._units.append(_Unit())
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
@@ -64,7 +68,7 @@ class SummedInTree:
 
     def begin(self, virtual: int, measured: bool = False) -> None:
         """See parallel.fsdp.Gradients."""
-        self._now = _Now(virtual, dist.get_world_size(), measured)
+        self._now = _Now(virtual, self._mesh, measured)
         self._alone = [TreeSum(virtual) for _ in self._parameters]
         for unit in self._units:
             unit.begin(self._now)
@@ -92,7 +96,7 @@ class SummedInTree:
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See parallel.fsdp.Gradients."""
-        return exact_norm(parameters)
+        return exact_norm(parameters, self._mesh)
 
     def part_squared(self) -> float | None:
         """See parallel.fsdp.Gradients."""
@@ -130,18 +134,31 @@ def _like(parameter: nn.Parameter, local: Tensor) -> DTensor:
 class _Now:
     """Where a step has got to; all units look at the same."""
 
-    def __init__(self, virtual: int, world: int, measured: bool = False) -> None:
-        self.virtual, self.measured = virtual, measured
+    def __init__(self, virtual: int, mesh: WorkerMesh, measured: bool = False) -> None:
+        context, world = mesh.context.size, mesh.slices.size
+        # Parts of virtual workers are not whole gradients, so their norms say nothing.
+        self.virtual, self.measured = virtual, measured and context == 1
+        # First come the leaves of the first of the ranks that share rows, then those of the second,
+        # so that what a rank adds up itself are neighbours.
+        self.leaves, self._part = virtual * context, virtual * mesh.context.rank
         # Of the norms of what was added up; added themselves in the order of their keys.
         self.squares: dict[tuple[int, int], Tensor] = {}
         self.under_way: deque[_Unit] = deque()  # units that were not added up yet, oldest first
         self.sent = 0  # units
         self.spans: list[list[Span]] = [
-            largest_subtrees(*virtual_workers(virtual, rank, world), virtual)
+            self._owned(virtual_workers(virtual, rank // context, world // context), rank % context)
             for rank in range(world)
         ]
         self.slot = MicroBatchSlot(0, False, 0, closes=False)
         self.last = False
+
+    def leaf(self, virtual: int) -> Span:
+        """That of this rank's part of virtual worker `virtual`."""
+        return self._part + virtual, self._part + virtual + 1
+
+    def _owned(self, workers: Span, part: int) -> list[Span]:
+        first = part * self.virtual
+        return largest_subtrees(first + workers[0], first + workers[1], self.leaves)
 
     def measure(self, gradient: Tensor, key: tuple[int, int] | None = None) -> None:
         """`gradient` is part of what a virtual worker adds to the sum."""
@@ -164,7 +181,7 @@ class _Unit:
 
     def begin(self, now: _Now) -> None:
         """A step begins."""
-        self._now, self._mine, self._pending = now, TreeSum(now.virtual), None
+        self._now, self._mine, self._pending = now, TreeSum(now.leaves), None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for what FSDP hands over and takes back."""
@@ -186,9 +203,8 @@ class _Unit:
         if input_tensor.is_cuda:  # used on FSDP's stream for longer than FSDP knows of
             input_tensor.record_stream(torch.cuda.current_stream())
         if self._now.slot.real:
-            virtual = self._now.slot.virtual
             self._now.measure(input_tensor)
-            self._mine.add((virtual, virtual + 1), input_tensor)
+            self._mine.add(self._now.leaf(self._now.slot.virtual), input_tensor)
         # Whoever takes it before `finish` has filled it shall see.
         output_tensor.fill_(torch.nan)
         if self._now.last:
@@ -223,7 +239,7 @@ class _Unit:
         """Add up what came, into what FSDP was given."""
         assert self._pending is not None and self._now is not None
         self._pending.work.wait()
-        tree: TreeSum[Tensor] = TreeSum(self._now.virtual)
+        tree: TreeSum[Tensor] = TreeSum(self._now.leaves)
         spans = [span for each in self._now.spans for span in each]
         for span, piece in zip(spans, self._pending.incoming, strict=True):
             tree.add(span, piece)

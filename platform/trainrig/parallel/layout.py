@@ -6,10 +6,12 @@ from pydantic import Field
 
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.errors import ConfigError
+from trainrig.parallel.context.settings import Context
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
+
+    from trainrig.parallel.mesh import WorkerMesh
 
 # When gathered parameters are let go. "step": once a step, after its last micro-batch, so that each
 # is sent once a step however many micro-batches there are, for the memory of one whole model.
@@ -23,8 +25,35 @@ class _Layout(Settings):
     # Whether gradients can be added in an order that does not depend on the number of workers.
     exact: ClassVar[bool] = False
 
+    # Workers that share each row, for sequences that one has no room for; None: each has whole
+    # rows.
+    context: Context | None = None
+
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if a model cannot be laid out over `workers` workers."""
+        if self.context is not None:
+            self.context.check_workers(workers)
+
+    @property
+    def replica(self) -> int:
+        """Workers that compute a micro-batch together, and come and go together."""
+        return 1 if self.context is None else self.context.ranks
+
+    def data_workers(self, workers: int) -> int:
+        """Among how many of `workers` data is divided: a replica is one."""
+        return workers // self.replica
+
+    def mesh(self, device: "torch.device") -> "WorkerMesh":
+        """All ranks of the process group, as they are laid out; each calls it."""
+        import torch.distributed as dist  # torch, which run files do without
+
+        from trainrig.parallel.mesh import build_mesh
+
+        return build_mesh(device, self._copies(dist.get_world_size()), self.replica)
+
+    def _copies(self, workers: int) -> int | None:
+        """How many of `workers` hold the same slices; None: one holds each."""
+        return None
 
 
 class FSDP(_Layout):
@@ -36,12 +65,6 @@ class FSDP(_Layout):
     # When gathered parameters are freed: `step` keeps them through a step, `layer` gathers them
     # again for each pass.
     reshard: Reshard = "step"
-
-    def mesh(self, device: "torch.device") -> "DeviceMesh":
-        """All workers along one axis, over which parameters are sliced."""
-        from trainrig.parallel.mesh import data_mesh  # torch, which run files do without
-
-        return data_mesh(device)
 
 
 class HSDP(_Layout):
@@ -55,18 +78,26 @@ class HSDP(_Layout):
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError unless `workers` make groups of equal size."""
-        if workers % self.replicas:
-            fitting = [str(n) for n in range(1, workers + 1) if workers % n == 0]
+        super().check_workers(workers)
+        if not self._fits(workers, self.replicas):
+            fitting = [str(n) for n in range(1, workers + 1) if self._fits(workers, n)]
             raise ConfigError(
-                f"training.parallel.replicas ({self.replicas}) does not divide {workers} workers; "
-                f"for so many it may be {', '.join(fitting)}"
+                f"training.parallel.replicas ({self.replicas}) does not divide {workers} workers"
+                f"{self._in_groups()}; for so many it may be {', '.join(fitting)}"
             )
 
-    def mesh(self, device: "torch.device") -> "DeviceMesh":
-        """Groups along one axis, workers of a group along the other."""
-        from trainrig.parallel.mesh import replica_mesh
+    def _fits(self, workers: int, copies: int) -> bool:
+        """Whether `workers` can hold so many copies: the slices of one lie with whole replicas, or
+        each worker holds a whole one."""
+        return workers % copies == 0 and (
+            workers // copies % self.replica == 0 or copies == workers
+        )
 
-        return replica_mesh(device, self.replicas)
+    def _in_groups(self) -> str:
+        return "" if self.replica == 1 else f" that work in groups of {self.replica}"
+
+    def _copies(self, workers: int) -> int | None:
+        return self.replicas
 
 
 class DDP(_Layout):
@@ -79,13 +110,8 @@ class DDP(_Layout):
         """Nothing is ever sent but gradients, so there is nothing to let go."""
         return "step"
 
-    def mesh(self, device: "torch.device") -> "DeviceMesh":
-        """Each worker is a group of its own."""
-        import torch.distributed as dist
-
-        from trainrig.parallel.mesh import replica_mesh
-
-        return replica_mesh(device, dist.get_world_size())
+    def _copies(self, workers: int) -> int | None:
+        return workers
 
 
 Layout = Annotated[FSDP | HSDP | DDP, Field(discriminator="kind")]

@@ -1,8 +1,14 @@
-"""The devices of a run, as axes with names."""
+"""The devices of a run, as axes with names: the one place that says what each rank is for.
+
+A *replica* is the ranks that compute a micro-batch together, neighbours of each other. Data is
+divided among replicas, so what asks for a share of it, or adds up over it, asks for `data_rank` and
+`data_size`, never for the rank in the process group.
+"""
 
 import os
 import socket
 import time
+from dataclasses import dataclass, field
 from datetime import timedelta
 from urllib.parse import urlsplit
 
@@ -12,8 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainrig.errors import ClusterError
 
-DATA_AXIS = "data"
-REPLICA_AXIS = "replica"
+# The axes of a mesh, the outermost first: ranks next to each other differ in the last.
+REPLICATE, SHARD, CONTEXT, TENSOR = "data_replicate", "data_shard", "context", "tensor"
+SLICES, COPIES = "slices", "copies"  # SHARD and CONTEXT, or REPLICATE and CONTEXT, as one axis
 PROBE_SECONDS = 0.005  # s between the first two of the rendezvous endpoint; then ever longer,
 LONGEST_PROBE = 0.2  # up to this
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -44,15 +51,91 @@ def use_device(number: int | None) -> None:
     torch.cuda.set_device(number)
 
 
-def data_mesh(device: torch.device) -> DeviceMesh:
-    """All processes of the group along one axis."""
-    return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(DATA_AXIS,))
+@dataclass(frozen=True)
+class Axis:
+    """This rank and its peers along one axis."""
+
+    size: int = 1
+    rank: int = 0  # this one's place among them
+    group: dist.ProcessGroup | None = None  # they; None: this rank alone
 
 
-def replica_mesh(device: torch.device, replicas: int) -> DeviceMesh:
-    """All processes of the group as `replicas` groups of neighbours, which must be of one size."""
-    sizes = (replicas, dist.get_world_size() // replicas)
-    return init_device_mesh(device.type, sizes, mesh_dim_names=(REPLICA_AXIS, DATA_AXIS))
+@dataclass(frozen=True)
+class WorkerMesh:
+    """All ranks of a run, as this one sees them. An axis of one rank has no group, sends nothing
+    and is no axis of any tensor."""
+
+    devices: DeviceMesh  # of all axes that are longer than 1, and SHARD
+    sharding: DeviceMesh  # along whose last axis FSDP slices; along one before it, alike
+    slices: Axis = field(default_factory=Axis)  # the last of `sharding`
+    context: Axis = field(default_factory=Axis)  # ranks that share each row
+    tensor: Axis = field(default_factory=Axis)  # ranks that share each layer
+
+    @property
+    def data_rank(self) -> int:
+        """Which replica this rank is part of, as data is divided among them."""
+        return dist.get_rank() // self._replica
+
+    @property
+    def data_size(self) -> int:
+        """How many replicas there are."""
+        return dist.get_world_size() // self._replica
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank says, once for its replica, what all of that know."""
+        return dist.get_rank() % self._replica == 0
+
+    @property
+    def _replica(self) -> int:
+        return self.context.size * self.tensor.size
+
+
+def build_mesh(
+    device: torch.device, copies: int | None = None, context: int = 1, tensor: int = 1
+) -> WorkerMesh:
+    """The mesh of all ranks of the process group, which all call it.
+
+    `copies`: groups of ranks that hold a whole model each (a whole part of each layer, where
+    `tensor` ranks share one), in slices within the group; None: one, and `sharding` has one axis.
+    """
+    slices = dist.get_world_size() // tensor // (copies or 1)
+    whole = copies is not None and slices == 1  # then ranks that share rows are copies as well
+    shared = context if whole else 1
+    sizes = {
+        REPLICATE: (copies or 1) // shared,
+        SHARD: slices * shared // context,
+        CONTEXT: context,
+        TENSOR: tensor,
+    }
+    always = {SHARD} if copies is None else {REPLICATE, SHARD}
+    order = (REPLICATE, CONTEXT, SHARD, TENSOR) if whole else (REPLICATE, SHARD, CONTEXT, TENSOR)
+    names = tuple(name for name in order if sizes[name] > 1 or name in always)
+    lengths = tuple(sizes[name] for name in names)
+    devices = init_device_mesh(device.type, lengths, mesh_dim_names=names)
+    outer, inner = REPLICATE, SHARD
+    if context > 1 and whole:
+        outer = _flatten(devices, (REPLICATE, CONTEXT), COPIES)
+    elif context > 1:
+        inner = _flatten(devices, (SHARD, CONTEXT), SLICES)
+    sharding = devices[inner] if copies is None else devices[outer, inner]
+    return WorkerMesh(
+        devices, sharding, _axis(sharding, inner), _axis(devices, CONTEXT), _axis(devices, TENSOR)
+    )
+
+
+def _flatten(devices: DeviceMesh, names: tuple[str, str], name: str) -> str:
+    """Have two axes of `devices` be known as one of that `name`, too."""
+    devices[names]._flatten(name)
+    return name
+
+
+def _axis(devices: DeviceMesh, name: str) -> Axis:
+    """The axis of `devices` that has that `name`, if one has."""
+    names = devices.mesh_dim_names or ()
+    if name not in names or (size := devices.size(names.index(name))) == 1:
+        return Axis()
+    return Axis(size, devices.get_local_rank(name), devices.get_group(name))
 
 
 def join_group(rank: int, world: int, rendezvous: str, timeout: timedelta) -> None:

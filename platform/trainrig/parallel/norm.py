@@ -7,20 +7,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainrig.parallel.mesh import WorkerMesh
+
 # Of a gradient at once: 2 MiB of float64 stay in a core's cache. An accelerator is rather asked for
 # few large things: half a GiB, for as short as one parameter takes.
 CHUNK_ELEMENTS = {"cpu": 2**18}
 ELSEWHERE = 2**26
 
 
-def exact_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """The norm of the gradients of all `parameters`, each sliced along dim 0 over all ranks.
+def exact_norm(parameters: Sequence[nn.Parameter], mesh: WorkerMesh) -> float:
+    """The norm of the gradients of all `parameters`, each sliced along dim 0 over the `slices` of
+    `mesh`.
 
     A slice holds whole rows. The squares of a row are added in float64 in one order, which depends
     on its length alone; then every rank adds the rows' sums of all ranks in one order. Every rank
     must call it; it sends 8 bytes a row.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank, world = mesh.slices.rank, mesh.slices.size
     device = parameters[0].device
     rows = torch.zeros(
         sum(parameter.shape[0] for parameter in parameters), dtype=torch.float64, device=device

@@ -37,6 +37,7 @@ from trainrig.train.sinks import Sink
 if TYPE_CHECKING:
     import torch
 
+    from trainrig.parallel.mesh import WorkerMesh
     from trainrig.train.loss_table import Loss
 
 log = logging.getLogger(__name__)
@@ -118,27 +119,30 @@ def evaluate(
     model: "torch.nn.Module",
     sets: HeldOutSets,
     agreed_to_stop: Callable[[], bool],
+    mesh: "WorkerMesh",
     others: "Mapping[str, torch.nn.Module] | None" = None,
 ) -> "Loss | None":
     """The loss of `model` on `sets`; every rank calls it.
 
     `agreed_to_stop` is called before each micro-batch and answers all ranks alike: None is returned
-    as soon as it says so. `others`: the run's other models, by name.
+    as soon as it says so. `mesh`: the ranks that hold `model`. `others`: the run's other
+    models, by name.
     """
     import torch
-    import torch.distributed as dist
 
+    from trainrig.parallel.context.row_split import RowSplit
     from trainrig.parallel.mesh import local_device
     from trainrig.train.loss_table import LossTable, measure_statistics
 
     count, device = sets.micro_batches(), local_device()
-    table = LossTable(objective, sets.sources, count, device, double=True)
-    world = dist.get_world_size()
-    slots = assign_micro_batches(count, world, dist.get_rank(), world)
+    split = RowSplit(mesh.context)
+    table = LossTable(objective, sets.sources, count, device, double=True, split=split)
+    slots = assign_micro_batches(count, mesh.data_size, mesh.data_rank, mesh.data_size)
 
     def batches() -> "Iterator[tuple[MicroBatchSlot, DeviceBatch]]":
         return (
-            (slot, DeviceBatch.copy(sets.micro_batch(slot.index), device, others)) for slot in slots
+            (slot, split.part(DeviceBatch.copy(sets.micro_batch(slot.index), device, others)))
+            for slot in slots
         )
 
     try:

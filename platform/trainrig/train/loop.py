@@ -105,12 +105,19 @@ def train(
     batches: Batches
     if isinstance(made, BatchMaker):
         batches = online = OnlineBatches(
-            made, RunFolder(job.folder), attempt, virtual, training.parallel.reshard == "step"
+            made,
+            RunFolder(job.folder),
+            attempt,
+            virtual,
+            training.parallel.reshard == "step",
+            state.mesh,
         )
     else:
         batches, online = made, None
-    ranks = (dist.get_rank(), dist.get_world_size())
-    read = functools.partial(read_local_batch, batches, *ranks, virtual=virtual)
+    mesh = state.mesh
+    read = functools.partial(
+        read_local_batch, batches, mesh.data_rank, mesh.data_size, virtual=virtual
+    )
     saved, stopped, rolled_back, then = state.step, False, False, Next.GO_ON
     # The attempt that saved this step may have ended before it had measured it. What a run knew
     # when it began is what it may forget.
@@ -118,7 +125,7 @@ def train(
     if held_out and (begins or wanted.due(state.step, training.steps)):
         missing = dist.get_rank() == 0 and not metrics.is_measured(job.folder, state.step)
         stopped = agreement.any(missing) and not measured()
-    comparison = RunComparison(job.folder, job.make_comparison(), agreement, agreed_to_stop)
+    comparison = RunComparison(job.folder, job.make_comparison(), agreement, agreed_to_stop, mesh)
     stopped = stopped or not comparison.before(state.model, state.step)
     ahead = 0 if online else training.prefetch_steps
     with Prefetch(read, ahead) as prefetch, saver.kept_if_diverged():
@@ -169,17 +176,22 @@ def _measure_held_out(
     """The held-out loss of the weights, and of each of their averages by its horizon. None: all
     agreed to stop instead."""
     measure = functools.partial(
-        evaluate, job.objective, state.model, sets, agreed_to_stop, state.others
+        evaluate,
+        job.objective,
+        state.model,
+        agreed_to_stop=agreed_to_stop,
+        others=state.others,
+        mesh=state.mesh,
     )
-    loss, averaged = measure(), dict[int, float]()
+    loss, averaged = measure(sets), dict[int, float]()
     if loss and sets.beside:
-        remembered = evaluate(job.objective, state.model, sets.beside, agreed_to_stop, state.others)
+        remembered = measure(sets.beside)
         if remembered is None:
             return None
         loss = replace(loss, by_source={**loss.by_source, **remembered.by_source})
     for horizon in state.averages.horizons if loss else ():
         with state.averages.swapped_in(horizon):
-            of_average = measure()
+            of_average = measure(sets)
         if of_average is None:
             return None
         averaged[horizon] = of_average.total

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Objective
+from trainrig.parallel.context.row_split import RowSplit
 from trainrig.tokens.batches import MicroBatchSlot
 
 
@@ -47,10 +48,12 @@ class LossTable:
         micro_batches: int,
         device: torch.device,
         double: bool = False,
+        split: RowSplit | None = None,
     ) -> None:
         """`sources`: the names that the rows' sources number. `double`: a micro-batch's sum is
-        taken in float64, where it is not the very sum that goes backward."""
-        self._double = double
+        taken in float64, where it is not the very sum that goes backward. `split`: each rank has
+        parts of rows; None: whole ones."""
+        self._double, self._split = double, split or RowSplit()
         self._terms, self._sources = tuple(objective.terms), tuple(sources)
         # Of each term: its sum, then its sum by source, then its count by source.
         shape = (micro_batches, len(self._terms), 1 + 2 * len(sources))
@@ -110,6 +113,8 @@ class LossTable:
         `denominators`: those that went into the gradient; None: as the rows were counted.
         """
         tables = (self._sums_MNK, self._auxiliary_MA, self._diagnostics_MD2)
+        for table in tables:
+            self._split.add(table)
         squares_M1 = self._squares_over_counts()
         parts = [*(each.flatten(1) for each in tables), squares_M1]
         sums_K = add_rows(torch.cat(parts, dim=1))

@@ -29,6 +29,7 @@ from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.objectives.contract import Carrying, Objective
 from trainrig.parallel.fsdp import gathered, units
+from trainrig.parallel.mesh import WorkerMesh
 from trainrig.tokens.batches import BatchMaker, MicroBatch, assign_micro_batches
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.stored_batches import FOLDER, RECORD, StoredBatch
@@ -44,13 +45,14 @@ class OnlineBatches:
         folder: RunFolder,
         attempt: TrainingAttempt,
         virtual: int | None,
-        gather_once: bool = True,
+        gather_once: bool,
+        mesh: WorkerMesh,
     ) -> None:
         """Collective. `virtual`: virtual workers at most; None: as many as ranks. `gather_once`: as
-        the model was sharded."""
+        the model was sharded, over `mesh`."""
         self.maker, self.sources = maker, maker.sources
         self._folder, self._attempt, self._virtual = folder, attempt, virtual
-        self._gather_once = gather_once
+        self._gather_once, self._mesh = gather_once, mesh
         self._group = dist.new_group(backend="gloo")
         self._stored: StoredBatch | None = None
 
@@ -110,15 +112,15 @@ class OnlineBatches:
         return storage.join(self._folder.path, FOLDER, f"batch_{number:08d}-{key}")
 
     def _make(self, state: TrainState, number: int, folder: str) -> StoredBatch:
-        count, world = self.maker.micro_batches(number), dist.get_world_size()
-        virtual = min(self._virtual or world, count)
+        count, mesh = self.maker.micro_batches(number), self._mesh
+        virtual = min(self._virtual or mesh.data_size, count)
         mine: dict[int, tuple[Mapping[str, str], Mapping[str, int]]] = {}
         self.maker.carried = state.carried
         try:
             with torch.no_grad(), gathered(state.model, self._gather_once):
-                for slot in assign_micro_batches(count, virtual, dist.get_rank(), world):
+                for slot in assign_micro_batches(count, virtual, mesh.data_rank, mesh.data_size):
                     micro = self.maker.make(state.model, state.others, number, slot.index)
-                    if slot.real:
+                    if slot.real and mesh.speaks:
                         denominators = dict(self.maker.denominators(micro))
                         mine[slot.index] = self._write(micro, folder, slot.index), denominators
         finally:
@@ -126,7 +128,7 @@ class OnlineBatches:
             for model in (state.model, *state.others.values()):
                 for unit in units(model):
                     unit.reshard()
-        parts: list[Any] = [None] * world
+        parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, mine, group=self._group)
         if dist.get_rank():
             return self._recorded(None)

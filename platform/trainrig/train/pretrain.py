@@ -141,6 +141,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
         raise ConfigError(f"batches: {error}") from None
     try:
         run.check_objective(begun.model)
+        run.check_row_split(begun.model)
     except ValueError as error:
         raise ConfigError(f"continue_from: {begun.path}: {error}") from None
     if not run.convert:

@@ -17,6 +17,7 @@ from trainrig.config import (
 from trainrig.errors import ConfigError
 from trainrig.models import ENCODER_DECODER, Model
 from trainrig.models.architecture.attention import takes_no_mask
+from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.positions import ContextStage, LearnedPositions, Rope
 from trainrig.models.architecture.width_transfer import roles_of
 from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
@@ -114,6 +115,15 @@ class Training(Settings):
         return self
 
     @model_validator(mode="after")
+    def _plain_layers_when_rows_are_split(self) -> Self:
+        if self.parallel.context and self.compile:
+            raise ValueError(
+                "parallel.context sends keys and values from within layers, which cannot be "
+                "compiled then; leave out [training.compile] or [training.parallel.context]"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _skipped_ranges_are_ranges(self) -> Self:
         for begin, end in self.skip_data:
             if not 0 <= begin < end:
@@ -154,16 +164,21 @@ class Training(Settings):
                 transfer.share(chosen, name, shape)
 
     def check_workers(self, workers: int | tuple[int, int]) -> None:
-        """Raise ConfigError if any number of workers within `workers` cannot share in a step."""
+        """Raise ConfigError if any number of whole replicas within `workers` cannot share in a
+        step."""
         wanted = bounds(workers)
-        if self.deterministic and wanted.most > self.virtual_workers:
-            raise ConfigError(
-                f"training.virtual_workers ({self.virtual_workers}) is below the {wanted.most} "
-                f"workers; set it to {wanted.most} (a new run: it changes the last bits), or use "
-                f"at most {self.virtual_workers} workers"
-            )
-        for count in range(wanted.least, wanted.most + 1):
+        for count in {wanted.least, wanted.most}:
             self.parallel.check_workers(count)
+        for count in range(wanted.least, wanted.most, self.parallel.replica):
+            self.parallel.check_workers(count)
+        sharing = self.parallel.data_workers(wanted.most)
+        if self.deterministic and sharing > self.virtual_workers:
+            most = self.virtual_workers * wanted.most // sharing
+            raise ConfigError(
+                f"training.virtual_workers ({self.virtual_workers}) is below the {sharing} "
+                f"workers; set it to {sharing} (a new run: it changes the last bits), or use "
+                f"at most {most} workers"
+            )
 
 
 class TrainingRunFile(RunFile):
@@ -172,10 +187,20 @@ class TrainingRunFile(RunFile):
     resumes: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "steps"
+    splits_rows: ClassVar[bool] = False  # whether workers can share rows
     if TYPE_CHECKING:  # each declares its own, among its other fields
         output: str
         workers: Workers
         training: Training
+
+    @model_validator(mode="after")
+    def _whole_rows_unless_it_splits_them(self) -> Self:
+        if self.training.parallel.context and not self.splits_rows:
+            raise ValueError(
+                f"training.parallel.context: `{self.verb}` reads whole rows; leave it out (rows "
+                "are shared in `pretrain`)"
+            )
+        return self
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
         """Its workers, each with a GPU where there are any."""
@@ -193,6 +218,7 @@ class Pretraining(TrainingRunFile):
     output_format: ClassVar[int] = 2  # fresh weights are drawn by place
     estimate: ClassVar[str] = "trainrig.estimate.training_facts:estimate_pretraining"
     estimates_cost: ClassVar[bool] = True
+    splits_rows: ClassVar[bool] = True
 
     stage: Literal["pretrain"] = "pretrain"
     tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
@@ -233,6 +259,7 @@ class Pretraining(TrainingRunFile):
         if self.model is not None:
             self.check_positions(self.model)
             self.check_objective(self.model)
+            self.check_row_split(self.model)
             if self.model.head == "score":
                 raise ValueError(
                     'model.head: a "score" is learnt of preferences; pretrain with "tokens", and '
@@ -267,6 +294,24 @@ class Pretraining(TrainingRunFile):
                 f"objective PrefixLM: model.{setting} is computed by a kernel that takes no mask "
                 "of prefixes; leave it out, or choose another objective"
             )
+
+    def check_row_split(self, model: DecoderConfig) -> None:
+        """Raise ValueError if workers are to share rows, and cannot share these."""
+        context = self.training.parallel.context
+        if context is None:
+            return
+        if not isinstance(self.objective, CausalLM):
+            raise ValueError(
+                f"training.parallel.context: objective {self.objective.kind} looks at whole rows; "
+                'leave it out, or set objective.kind = "CausalLM"'
+            )
+        if isinstance(model.feedforward, MixtureOfExperts):
+            raise ValueError(
+                "training.parallel.context: a mixture of experts balances whole rows; leave it "
+                "out, or choose a dense model.feedforward"
+            )
+        for stage in self.batches.resolved():
+            context.check_length(stage.sequence_length)
 
     def check_positions(self, model: DecoderConfig) -> None:
         """Raise ValueError if a stage's sequences are longer than `model` can tell apart then."""

@@ -10,7 +10,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh
 
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder.model import build_model
@@ -20,8 +19,11 @@ from trainrig.objectives.contract import Carrying
 from trainrig.optim.named_groups import build_optimizer, freeze
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.compiled import compile_layers
+from trainrig.parallel.context.attention import split_attention
+from trainrig.parallel.context.row_split import RowSplit
 from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.fsdp import shard
+from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.precision import LossScale
 from trainrig.parallel.recompute import recompute
 from trainrig.parallel.slices import local_slice
@@ -40,6 +42,7 @@ class TrainState:
 
     model: Decoder
     optimizer: OptimizerSet
+    mesh: WorkerMesh  # the ranks that hold it
     step: int = 0
     data_step: int = 0
     tokens: int = 0  # targets trained on so far
@@ -58,6 +61,11 @@ class TrainState:
     adapted: bool = False  # whether an adapter is trained, not the model's own weights
 
     averages: WeightAverages = field(default_factory=lambda: WeightAverages(nn.Module()))
+
+    @property
+    def split(self) -> RowSplit:
+        """Which parts of rows this rank reads."""
+        return RowSplit(self.mesh.context)
 
     def is_to_skip(self) -> bool:
         """Whether the next batch is one to go past."""
@@ -137,6 +145,7 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
     return TrainState(
         model,
         optimizer,
+        mesh,
         loss_scale=training.precision.first_scale(),
         others=others,
         other_optimizers=other_optimizers,
@@ -149,7 +158,7 @@ def fresh_state(job: TrainingJob, device: torch.device, draw: bool = True) -> Tr
 def _sharded(
     job: TrainingJob,
     config: DecoderConfig,
-    mesh: DeviceMesh,
+    mesh: WorkerMesh,
     adapter: Adapter | None = None,
     beside: bool = False,
     frozen: bool = False,
@@ -164,9 +173,11 @@ def _sharded(
     if not (adapter or beside):
         freeze(model, training.groups)
         use_float8(model.layers, training.precision)
+    if mesh.context.group and training.parallel.context and not beside:
+        split_attention(model, mesh.context.group, training.parallel.context.keys)
     recompute(model.layers, training.recompute)
     compile_layers(model.layers, training.compile)
     gather_once = training.parallel.reshard == "step"
-    shard(model, model.layers, mesh, gather_once, training.precision)
-    model.to_empty(device=torch.device(mesh.device_type))
+    shard(model, model.layers, mesh.sharding, gather_once, training.precision)
+    model.to_empty(device=torch.device(mesh.devices.device_type))
     return model

@@ -24,7 +24,7 @@ from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, units
 from trainrig.parallel.parameter_norms import ParameterNorms
 from trainrig.parallel.phase_clock import PhaseClock
-from trainrig.tokens.batches import TOKENS, LocalBatch
+from trainrig.tokens.batches import TOKENS, LocalBatch, MicroBatch
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss, LossTable, measure_statistics
 from trainrig.train.state import TrainState
@@ -89,7 +89,7 @@ class Stepper:
         gather_once = training.parallel.reshard == "step"
         every = [*self._parameters, *itertools.chain(*self._others.values())]
         self._gradients: Gradients = (
-            SummedInTree(self._models, every, gather_once)
+            SummedInTree(self._models, every, gather_once, state.mesh)
             if training.deterministic
             else SummedByRank(self._models, gather_once)
         )
@@ -139,7 +139,7 @@ class Stepper:
         gradients; {} if it needs none. None: all agreed to stop."""
         device = self._parameters[0].device
         batches = (
-            (slot, DeviceBatch.copy(micro, device, self._state.others))
+            (slot, self._copy(micro, device))
             for slot, (micro, _) in zip(local.slots, local.assigned, strict=True)
         )
         try:
@@ -157,11 +157,12 @@ class Stepper:
     def _measure_activations(
         self, local: LocalBatch, statistics: Mapping[str, float]
     ) -> dict[str, float]:
-        """What passes through the model, of this rank's first micro-batch."""
-        if not self._training.metrics.layers_due(self._state.step + 1):
+        """What passes through the model, of this rank's first micro-batch; {} of parts of rows,
+        which are not what a row is like."""
+        due = self._training.metrics.layers_due(self._state.step + 1)
+        if not due or self._state.mesh.context.group:
             return {}
-        device = self._parameters[0].device
-        batch = DeviceBatch.copy(local.assigned[0][0], device, self._state.others)
+        batch = self._copy(local.assigned[0][0], self._parameters[0].device)
         try:
             return self._activations.measure(
                 lambda: self._objective.compute(self._state.model, batch, statistics)
@@ -203,7 +204,8 @@ class Stepper:
         """
         objective, model = self._objective, self._state.model
         device = self._parameters[0].device
-        table = LossTable(objective, self._sources, local.micro_batches, device)
+        split = self._state.split
+        table = LossTable(objective, self._sources, local.micro_batches, device, split=split)
         equal_parts = local.micro_batches % local.virtual == 0
         measured = self._training.metrics.due(self._state.step + 1)
         self._gradients.begin(local.virtual, measured and equal_parts and local.virtual > 1)
@@ -211,7 +213,7 @@ class Stepper:
         for slot, (micro, _) in zip(local.slots, local.assigned, strict=True):
             if self._agreed_to_stop():
                 return None
-            batch = DeviceBatch.copy(micro, device, self._state.others)
+            batch = self._copy(micro, device)
             for each in self._dropouts:
                 each.samples_B = batch.samples_B
             with self.clock.phase("forward"):
@@ -228,6 +230,10 @@ class Stepper:
         with self.clock.phase("communication"):
             self._gradients.finish()
         return table
+
+    def _copy(self, micro: MicroBatch, device: torch.device) -> DeviceBatch:
+        """What this rank reads of `micro`, on `device`."""
+        return self._state.split.part(DeviceBatch.copy(micro, device, self._state.others))
 
     def _update(self, figures: StepFigures, virtual: int) -> dict[str, float]:
         """Make the update; what was measured of it."""

@@ -10,23 +10,26 @@ from trainrig.config import NOT_IDENTITY
 
 @dataclass(frozen=True)
 class WorkerBounds:
-    """The fewest and the most workers of a run."""
+    """The fewest and the most workers of a run, both multiples of `multiple`."""
 
     least: int
     most: int
+    multiple: int = 1  # workers that come and go together
 
     def within(self, room: int) -> int | None:
         """The most workers that `room` for so many leaves; None if there is too little."""
-        return min(self.most, room) if room >= self.least else None
+        whole = min(self.most, room) // self.multiple * self.multiple
+        return whole if whole >= self.least else None
 
     def __str__(self) -> str:
         """As a run file says it."""
         return str(self.least) if self.least == self.most else f"[{self.least}, {self.most}]"
 
 
-def bounds(workers: int | tuple[int, int]) -> WorkerBounds:
-    """What the `workers` of a run file mean."""
-    return WorkerBounds(*workers) if isinstance(workers, tuple) else WorkerBounds(workers, workers)
+def bounds(workers: int | tuple[int, int], multiple: int = 1) -> WorkerBounds:
+    """What the `workers` of a run file mean, of which `multiple` come and go together."""
+    least, most = workers if isinstance(workers, tuple) else (workers, workers)
+    return WorkerBounds(least, most, multiple)
 
 
 def _number_or_pair(written: Any) -> Any:

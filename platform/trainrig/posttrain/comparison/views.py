@@ -20,6 +20,8 @@ from trainrig.train.held_out import RowSizes, evaluate, open_held_out, reshard
 if TYPE_CHECKING:  # a run file is checked without torch
     from torch import nn
 
+    from trainrig.parallel.mesh import WorkerMesh
+
 
 @dataclass(frozen=True)
 class TuningComparison:
@@ -35,14 +37,14 @@ class TuningComparison:
     cache: BlockCache | None = None
 
     def view(
-        self, model: "nn.Module", step: int, agreed_to_stop: Callable[[], bool]
+        self, model: "nn.Module", mesh: "WorkerMesh", step: int, agreed_to_stop: Callable[[], bool]
     ) -> ModelView | None:
         """See ModelComparison."""
         losses: dict[str, float] = {}
         if self.text is not None:
             shards = TokenShards.open(storage.join(self.text, HELD_OUT), self.cache)
             sizes = RowSizes(self.settings.rows, self.sequence_length, 1, by_document=False)
-            found = evaluate(CausalLM(), model, open_held_out(shards, sizes), agreed_to_stop)
+            found = evaluate(CausalLM(), model, open_held_out(shards, sizes), agreed_to_stop, mesh)
             if found is None:
                 return None
             losses = dict(found.by_source)

@@ -80,7 +80,7 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     the job allows, Unfinished when asked to stop.
     """
     check_fit(workers)
-    wanted = bounds(workers)
+    wanted = bounds(workers, job.training.parallel.replica)
     with (
         StopRequests(job.folder) as stop,
         contextlib.closing(RayCluster(wanted)) as cluster,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:  # a run file is checked without torch
     from torch import nn
 
+    from trainrig.parallel.mesh import WorkerMesh
+
 
 @dataclass(frozen=True)
 class GivenAnswer:
@@ -31,10 +33,10 @@ class ModelComparison(Protocol):
     """What is asked of a model."""
 
     def view(
-        self, model: "nn.Module", step: int, agreed_to_stop: Callable[[], bool]
+        self, model: "nn.Module", mesh: "WorkerMesh", step: int, agreed_to_stop: Callable[[], bool]
     ) -> ModelView | None:
-        """What `model` is like after `step`; all ranks call it and get the same. None: all agreed
-        to stop instead."""
+        """What `model`, held by `mesh`, is like after `step`; all ranks call it and get the same.
+        None: all agreed to stop instead."""
 
 
 def nothing_compared() -> ModelComparison | None:

@@ -43,7 +43,8 @@ class StepLogger:
         self._folder = RunFolder(job.folder)
         first = dist.get_rank() == 0
         self._metrics = MetricsWriter(job.folder, attempt.number, state.step) if first else None
-        self._samples = SampleLog(job.folder, attempt.number, dist.get_rank())
+        speaks = state.mesh.speaks
+        self._samples = SampleLog(job.folder, attempt.number, dist.get_rank()) if speaks else None
         self._began = time.perf_counter()
         self._stepped = False  # in this attempt
         self._noise = RunningNoiseScale()
@@ -58,7 +59,8 @@ class StepLogger:
     def log_step(self, local: LocalBatch, figures: StepFigures, clock: PhaseClock) -> None:
         """An update was made, of which this rank had `local`, and whose phases `clock` timed."""
         step = self._state.step
-        self._samples.write(step, (micro for micro, real in local.assigned if real))
+        if self._samples:
+            self._samples.write(step, (micro for micro, real in local.assigned if real))
         self._began, seconds = time.perf_counter(), time.perf_counter() - self._began
         phases = clock.take()
         if self._metrics:
@@ -163,13 +165,15 @@ class StepLogger:
 
     def flush(self) -> None:
         """Return once all of it lies in the run folder. Raises ClusterError."""
-        self._samples.flush()
+        if self._samples:
+            self._samples.flush()
         if self._metrics:
             self._metrics.flush()
 
     def close(self) -> None:
         """Flush, and write no more."""
-        self._samples.close()
+        if self._samples:
+            self._samples.close()
         if self._metrics:
             self._metrics.close()
 

@@ -11,6 +11,7 @@ from trainrig.train.run.compared.records import view_path, write_view
 if TYPE_CHECKING:
     from torch import nn
 
+    from trainrig.parallel.mesh import WorkerMesh
     from trainrig.parallel.stop_consensus import StopConsensus
 
 
@@ -23,10 +24,11 @@ class RunComparison:
         asked: ModelComparison | None,
         agreement: "StopConsensus",
         agreed_to_stop: Callable[[str], bool],
+        mesh: "WorkerMesh",
     ) -> None:
         """`folder`: the run's. `agreed_to_stop` is told what is being done, and answers all ranks
-        alike."""
-        self._folder, self._asked = folder, asked
+        alike. `mesh`: the ranks that hold its model."""
+        self._folder, self._asked, self._mesh = folder, asked, mesh
         self._agreement, self._agreed_to_stop = agreement, agreed_to_stop
 
     def before(self, model: "nn.Module", step: int) -> bool:
@@ -51,7 +53,7 @@ class RunComparison:
         known = first and storage.exists(view_path(self._folder, step))
         if self._agreement.any(known):
             return True
-        view = self._asked.view(model, step, agreed_to_stop)
+        view = self._asked.view(model, self._mesh, step, agreed_to_stop)
         if view and first:
             write_view(self._folder, view)
         return view is not None

@@ -1,0 +1,1 @@
+"""Context parallelism: the ranks of an axis each have a part of every row."""

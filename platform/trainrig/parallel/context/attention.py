@@ -1,0 +1,129 @@
+"""Attention of a decoder whose rows are split over the ranks of a context axis.
+
+All else in a decoder treats each place by itself; only attention, and what says which places a
+query may see, look at whole rows. These are put in their place from outside.
+
+Shapes: B rows, T places of a row, t = T / c of them on each of c ranks, n = t / 2 of a chunk, H
+query heads, K key heads, D channels of a head.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainrig.models.attention import Attention, Sight, document_mask, document_numbers
+from trainrig.models.decoder import Decoder
+from trainrig.models.positions import alibi_slopes
+from trainrig.parallel.context.gathered import gather_parts, gather_row
+from trainrig.parallel.context.ring import Ring
+from trainrig.parallel.context.zigzag import chunks_of, join
+
+Attend = Callable[[Tensor, Tensor, Tensor, Sight], Tensor]
+
+
+class PartSight(Sight):
+    """What the places of a rank may see of the whole row."""
+
+    def __init__(self, whole: Sight, documents_BT: Tensor, chunks: tuple[Sight, ...]) -> None:
+        """`whole` turns the places of this rank; `documents_BT`: of all places of the row.
+        `chunks`: what each chunk of this rank may see of the keys up to its own end."""
+        super().__init__(whole.rotation, documents_BT, whole.window)
+        self.chunks = chunks
+
+
+def split_attention(
+    model: Decoder, group: dist.ProcessGroup, keys: Literal["gather", "ring"]
+) -> None:
+    """Have `model` read parts of rows: each rank of `group` the places that
+    `trainrig.parallel.context.zigzag` says, and their positions. In place, for good.
+
+    `keys`: how keys and values get to the ranks that need them. Before `recompute` and `shard`.
+    """
+    vars(model)["sights"] = functools.partial(_part_sights, model.sights, group, keys)
+    for layer in model.layers:
+        attention = layer.attention
+        assert isinstance(attention, Attention)
+        if keys == "ring":
+            attend: Attend = functools.partial(_attend_in_ring, attention, group)
+        else:
+            attend = functools.partial(_attend_gathered, attention.attend, group)
+        vars(attention)["attend"] = attend
+
+
+def _part_sights(
+    sights: Callable[[Tensor, Tensor | None], dict[bool, Sight]],
+    group: dist.ProcessGroup,
+    keys: str,
+    positions_Bt: Tensor,
+    documents_Bt: Tensor | None,
+    prefixes_Bt: Tensor | None = None,
+) -> dict[bool, Sight]:
+    """In place of the decoder's own. Where documents begin in a row is asked of all ranks: what
+    `documents_Bt` counts begins anew on each."""
+    assert prefixes_Bt is None  # PrefixLM is refused with shared rows
+    positions_BT = join(gather_parts(positions_Bt, group), dim=1)
+    documents_BT = document_numbers(positions_BT)
+    size = positions_Bt.shape[1] // 2
+    ends = [(number + 1) * size for number in chunks_of(group.rank(), group.size())]
+    seen = [documents_BT[:, :end] for end in ends] if keys == "gather" else []
+    masks = [document_mask(documents, size) for documents in seen]
+    found = {}
+    for local, whole in sights(positions_Bt, None).items():
+        chunks = tuple(
+            Sight(None, documents, whole.window, mask)
+            for documents, mask in zip(seen, masks, strict=True)
+        )
+        found[local] = PartSight(whole, documents_BT, chunks)
+    return dict(found)
+
+
+def _attend_gathered(
+    attend: Attend,
+    group: dist.ProcessGroup,
+    query_BHtD: Tensor,
+    key_BKtD: Tensor,
+    value_BKtD: Tensor,
+    sight: Sight,
+) -> Tensor:
+    """By `attend`, each chunk of queries with all keys up to its end."""
+    assert isinstance(sight, PartSight)
+    key_BKTD, value_BKTD = gather_row(torch.stack((key_BKtD, value_BKtD)), group)
+    size = query_BHtD.shape[2] // 2
+    found = []
+    for query, number, chunk in zip(
+        torch.split(query_BHtD, size, dim=2),
+        chunks_of(group.rank(), group.size()),
+        sight.chunks,
+        strict=True,
+    ):
+        end = (number + 1) * size
+        found.append(attend(query, key_BKTD[:, :, :end], value_BKTD[:, :, :end], chunk))
+    return torch.cat(found, dim=2)
+
+
+def _attend_in_ring(
+    attention: Attention,
+    group: dist.ProcessGroup,
+    query_BHtD: Tensor,
+    key_BKtD: Tensor,
+    value_BKtD: Tensor,
+    sight: Sight,
+) -> Tensor:
+    assert sight.documents_BS is not None
+    slopes_H = None
+    if attention.alibi:
+        slopes_H = torch.tensor(alibi_slopes(query_BHtD.shape[1]), device=query_BHtD.device)
+    ring = Ring(
+        group,
+        sight.documents_BS,
+        attention.query_scale or 1 / math.sqrt(attention.head_channels),
+        sight.window,
+        attention.logit_cap,
+        slopes_H,
+    )
+    return ring.attend(query_BHtD, key_BKtD, value_BKtD, attention.sinks)

@@ -1,0 +1,46 @@
+"""Keys and values of whole rows, gathered from the parts that the ranks of a context axis have.
+
+Forward each rank is sent the others' keys and values; backward their slopes go back to whoever has
+those places, and are added in the order of ranks, so that the same layout gives the same bits.
+Each way a rank is sent (c - 1) / c of the keys and values of the row: 2 B K T D (c - 1) / c
+elements, for B rows, K key heads of D channels, T places of a row and c ranks.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainrig.parallel.context.zigzag import cut, join
+
+
+def gather_row(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[…, T, D] whole rows in their order, of the `part` […, t, D] of each rank. Collective,
+    forward and backward."""
+    whole: Tensor = _GatherRow.apply(part, group)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def gather_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[c, …] the `part` […] of each rank of `group`, in their order; no slopes go back."""
+    parts = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
+    dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
+    return parts.view(group.size(), *part.shape)
+
+
+class _GatherRow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return join(gather_parts(part, group), dim=-2)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        outgoing = cut(slope, ctx.group.size(), dim=-2)
+        incoming = torch.empty_like(outgoing)
+        dist.all_to_all_single(incoming, outgoing, group=ctx.group)
+        total = incoming[0].float()
+        for piece in incoming[1:]:
+            total = total + piece
+        return total.to(slope.dtype), None

@@ -1,0 +1,183 @@
+"""Ring attention: keys and values go round the ranks of a context axis, and none has all of them.
+
+Liu et al. 2023, arXiv:2310.01889. At each of c turns a rank looks at the keys and values of one
+rank, while they are on their way to the next. What its queries see of them is merged into what they
+saw so far by the logarithms of the sums of exponentials, as FlashAttention merges blocks (Dao et
+al. 2022, arXiv:2205.14135). Backward keys and values go round once more, and their slopes with
+them, in float32, from the rank after the one that has them up to that one, which adds its own last:
+one order for each layout.
+
+Forward a rank is sent 2 B K T D (c - 1) / c elements, as if they were gathered; backward as many
+again, and as many slopes of 4 bytes. What it holds of them is two parts of c, not all.
+
+Shapes: B rows, H query heads, K key heads, t places of a rank, n = t / 2 of a chunk, D channels.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainrig.models.blocked_attention import (
+    Blocks,
+    differentiate,
+    look,
+    mean_slopes,
+    slopes_of_sinks,
+)
+from trainrig.parallel.context.zigzag import chunks_of
+
+_LEAST = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The ranks, and what their attention is like beside queries, keys and values."""
+
+    group: dist.ProcessGroup
+    documents_BT: Tensor  # of the whole row
+    scale: float
+    window: int | None = None
+    cap: float | None = None
+    slopes_H: Tensor | None = None
+
+    def attend(
+        self,
+        query_BHtD: Tensor,
+        key_BKtD: Tensor,
+        value_BKtD: Tensor,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """What the queries of this rank see of the whole row, [B, H, t, D]. Collective, forward
+        and backward."""
+        keys_2BKtD = torch.stack((key_BKtD, value_BKtD))
+        seen: Tensor = _Look.apply(  # type: ignore[no-untyped-call]
+            query_BHtD, keys_2BKtD, sinks_H, self
+        )
+        return seen
+
+    def turns(self, keys_2BKtD: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The keys and values of each rank, this one's first, and whose they are; while they are
+        looked at, the next are on their way."""
+        rank, degree = self.group.rank(), self.group.size()
+        for turn in range(degree):
+            coming = _Coming(keys_2BKtD, self.group) if turn + 1 < degree else None
+            yield (rank - turn) % degree, keys_2BKtD
+            if coming:
+                keys_2BKtD = coming.wait()
+
+    def pairs(
+        self, query_BHtD: Tensor, keys_2BKtD: Tensor, source: int
+    ) -> Iterator[tuple[slice, slice, Blocks]]:
+        """Each chunk of this rank's queries with each of the keys of rank `source` of which it
+        sees any: where they are in their parts, and their logits."""
+        own = chunks_of(self.group.rank(), self.group.size())
+        theirs = chunks_of(source, self.group.size())
+        size = query_BHtD.shape[2] // 2
+        here = [slice(0, size), slice(size, 2 * size)]
+        documents = torch.split(self.documents_BT, size, dim=1)
+        for queries, chunk in zip(here, own, strict=True):
+            for keys, other in zip(here, theirs, strict=True):
+                if other <= chunk:
+                    yield (
+                        queries,
+                        keys,
+                        Blocks(
+                            query_BHtD[:, :, queries],
+                            keys_2BKtD[0][:, :, keys],
+                            documents[other],
+                            self.slopes_H,
+                            self.scale,
+                            self.window,
+                            self.cap,
+                            past=(chunk - other) * size,
+                            own_BT=documents[chunk],
+                        ),
+                    )
+
+
+class _Look(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query_BHtD: Tensor, keys_2BKtD: Tensor, sinks_H: Tensor | None, ring: Ring
+    ) -> Tensor:
+        query = query_BHtD.float()
+        seen = torch.zeros_like(query)
+        sums = query.new_full(query.shape[:-1], -torch.inf)
+        for source, turned_2BKtD in ring.turns(keys_2BKtD):
+            for queries, keys, blocks in ring.pairs(query, turned_2BKtD, source):
+                found = look(blocks, turned_2BKtD[1][:, :, keys])
+                _merge(seen[:, :, queries], sums[:, :, queries], *found)
+        if sinks_H is not None:
+            nothing = torch.zeros_like(seen), sinks_H.float()[:, None].expand_as(sums)
+            _merge(seen, sums, *nothing)
+        ctx.ring = ring
+        seen_BHtD = seen.to(query_BHtD.dtype)
+        ctx.save_for_backward(query_BHtD, keys_2BKtD, sinks_H, seen_BHtD, sums)
+        return seen_BHtD
+
+    @staticmethod
+    def backward(ctx: Any, slope_BHtD: Tensor) -> tuple[Tensor | None, ...]:
+        query_BHtD, keys_2BKtD, sinks_H, seen_BHtD, sums = ctx.saved_tensors
+        ring: Ring = ctx.ring
+        query, mean = query_BHtD.float(), mean_slopes(slope_BHtD, seen_BHtD)
+        of_query = torch.zeros_like(query)
+        own = torch.zeros_like(keys_2BKtD, dtype=torch.float32)
+        travelling = torch.zeros_like(own)
+        for turn, (source, turned_2BKtD) in enumerate(ring.turns(keys_2BKtD)):
+            if turn > 1:
+                travelling = _Coming(travelling, ring.group).wait()
+            of_keys = travelling if turn else own
+            for queries, keys, blocks in ring.pairs(query, turned_2BKtD, source):
+                of_query[:, :, queries] += _add_slopes(
+                    blocks,
+                    turned_2BKtD[1][:, :, keys],
+                    of_keys[..., keys, :],
+                    *(each[:, :, queries] for each in (slope_BHtD, mean, sums)),
+                )
+        own = _Coming(travelling, ring.group).wait() + own
+        of_sinks = None if sinks_H is None else slopes_of_sinks(sinks_H, sums, mean)
+        return of_query.to(query_BHtD.dtype), own.to(keys_2BKtD.dtype), of_sinks, None
+
+
+def _merge(seen: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> None:
+    """Merge what was seen of other keys, `more`, into what was `seen`, in place."""
+    whole = torch.logaddexp(sums, more_sums)
+    floor = whole.clamp(min=_LEAST)  # nothing seen at all: no share of it, rather than none at all
+    seen.mul_((sums - floor).exp()[..., None])
+    seen.add_(more * (more_sums - floor).exp()[..., None])
+    sums.copy_(whole)
+
+
+def _add_slopes(
+    blocks: Blocks, value: Tensor, of_keys: Tensor, slope: Tensor, mean: Tensor, sums: Tensor
+) -> Tensor:
+    """The slopes of the queries; those of keys and values are added to `of_keys`."""
+    of_query, of_key, of_value = differentiate(blocks, value, slope, mean, sums)
+    of_keys[0].add_(of_key)
+    of_keys[1].add_(of_value)
+    return of_query
+
+
+class _Coming:
+    """A tensor goes to the rank after this one, and that of the rank before is on its way."""
+
+    def __init__(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
+        rank, degree = group.rank(), group.size()
+        self._going, self._coming = tensor.contiguous(), torch.empty_like(tensor)
+        after, before = (rank + 1) % degree, (rank - 1) % degree
+        self._works: Sequence[dist.Work] = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, self._going, group=group, group_peer=after),
+                dist.P2POp(dist.irecv, self._coming, group=group, group_peer=before),
+            ]
+        )
+
+    def wait(self) -> Tensor:
+        """It is here."""
+        for work in self._works:
+            work.wait()
+        return self._coming

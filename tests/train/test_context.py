@@ -1,0 +1,116 @@
+"""Rows that are shared by workers: the run of one process that reads whole rows."""
+
+import numpy as np
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
+
+STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def trained(make_job, ranks, tmp_path_factory):
+    """`trained(world, context)`: a run of 10 steps; its job, and all that its last
+    checkpoint holds."""
+    known = {}
+
+    def train(world, context=None):
+        key = repr((world, context))
+        if key not in known:
+            training = {"steps": STEPS}
+            if context is not None:
+                training["parallel"] = {"kind": "FSDP", "context": context}
+            folder, batches = tmp_path_factory.mktemp("run"), {"attend": "document"}
+            job = make_job(folder, world, training=training, batches=batches)
+            attempt = RunFolder(job.folder).take_attempt(0)
+            ranks(world, "train", job=job, attempt=attempt)
+            found, damages = newest_valid(RunFolder(job.folder))
+            assert not damages
+            (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
+            known[key] = job, whole
+        return known[key]
+
+    return train
+
+
+def plain(job):
+    """`job` as one process reads its checkpoints."""
+    import dataclasses
+
+    from trainrig.parallel.layout import FSDP
+
+    training = job.training.model_copy(update={"parallel": FSDP()})
+    return dataclasses.replace(job, training=training)
+
+
+def losses(job, name="train/loss"):
+    return [line[name] for line in metrics.series(job.folder)]
+
+
+def held_out(job):
+    lines = metrics.held_out_series(job.folder)
+    return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
+
+
+def assert_close(found, expected):
+    (job, whole), (alone, expected_whole) = found, expected
+    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
+    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    np.testing.assert_allclose(*norms, rtol=1e-4)
+    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-4)
+    assert held_out(job)
+    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+    weights = [name for name in whole if name.startswith("model.")]
+    assert weights
+    for name in weights:
+        np.testing.assert_allclose(
+            whole[name], expected_whole[name], rtol=0, atol=1e-4, err_msg=name
+        )
+
+
+@pytest.mark.parametrize(("world", "ranks_of_a_row"), [(2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
+def test_workers_that_share_rows_train_as_one_process_does(world, ranks_of_a_row, kind, trained):
+    """Context 2, context 2 x FSDP 2, and context 4; with several documents a row."""
+    assert_close(trained(world, {"kind": kind, "ranks": ranks_of_a_row}), trained(1))
+
+
+@pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
+def test_the_number_of_data_workers_does_not_change_a_bit(kind, trained):
+    (job, whole), (other, others) = (trained(world, {"kind": kind, "ranks": 2}) for world in (2, 4))
+    assert losses(job) == losses(other)
+    assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
+    assert held_out(job) == held_out(other)
+    assert whole.keys() == others.keys()
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, others[name], err_msg=name)
+
+
+SHARED = {"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 3}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "sequences of 32 tokens are not a multiple of 6.*the nearest: 30 or 36"),
+        (
+            {"model": {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 1}}},
+            "mixture of experts",
+        ),
+        ({"training": {"compile": {}}}, "cannot be compiled"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+    training = {"parallel": SHARED, **changes.pop("training", {})}
+    with pytest.raises(ValueError, match=said):
+        make_run(tmp_path, 3, training=training, **changes)
+
+
+def test_workers_that_are_no_whole_groups_are_refused(make_run, tmp_path):
+    run = make_run(tmp_path, 4, training={"parallel": SHARED}, batches={"sequence_length": 36})
+    with pytest.raises(ConfigError, match=r"does not divide 4 workers.*use 3 or 6"):
+        run.training.check_workers(4)
