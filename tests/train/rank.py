@@ -185,8 +185,8 @@ def train(
         elif how == "die before training":
             prepare = OnlineBatches.prepare
 
-            def prepare_and_die(batches: OnlineBatches, state: TrainState) -> None:
-                prepare(batches, state)
+            def prepare_and_die(batches: OnlineBatches, state: TrainState, *more: Any) -> None:
+                prepare(batches, state, *more)
                 if state.data_step == step:
                     os.kill(os.getpid(), signal.SIGKILL)
 
