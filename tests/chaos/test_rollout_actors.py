@@ -82,17 +82,18 @@ def rollouts(job):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize(("lag", "how"), [(0, signal.SIGKILL), (2, signal.SIGSTOP)])
 def test_an_actor_a_rank_and_the_driver_are_killed(
-    lag, make_job, straight, start_driver, assert_equal, chaos, tmp_path
+    lag, how, make_job, straight, start_driver, assert_equal, chaos, tmp_path
 ):
     job = make_job(tmp_path / "run", lag=lag, actors=1)
     events = chaos.events(job.folder)
     first = start_driver(job, 1)
     events.wait_for_a_step()
-    os.kill(events.wait("rollout_actor_started")["pid"], signal.SIGKILL)
+    os.kill(events.wait("rollout_actor_started")["pid"], how)
     events.wait("rollout_actor_started", 2)
-    assert len(events.all("rollout_actor_lost")) == 1
+    (lost,) = events.all("rollout_actor_lost")
+    assert ("no unit for" in lost["problem"]) == (how == signal.SIGSTOP), lost
     events.wait("checkpoint", len(events.all("checkpoint")) + 1)
     os.kill(events.ranks()[0], signal.SIGKILL)
     events.wait("attempt_failed")

@@ -158,7 +158,7 @@ class RolloutPool:
             try:
                 answer = ray.get(reference)
             except ray.exceptions.RayActorError as error:
-                self._lose(actor, last_line(error)[:LONGEST_PROBLEM])
+                self._lose(actor, last_line(error).partition(". ")[0].partition(" Worker exit")[0])
                 continue
             except ray.exceptions.RayError as error:
                 answer = ClusterError(last_line(error)[:LONGEST_PROBLEM])
