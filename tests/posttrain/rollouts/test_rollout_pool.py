@@ -43,7 +43,7 @@ LIMIT = 1.01  # low, so that steep steps are beyond it
 
 
 def run_of(make_run, output, **rollouts):
-    training = {"steps": STEPS, "checkpoints": {"every": 2}}
+    training = {"steps": STEPS, "checkpoints": {"every": 2, "keep": 9}}
     return make_run(output, rollouts=rollouts, training=training)
 
 
