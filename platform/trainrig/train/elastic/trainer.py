@@ -100,7 +100,7 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     wanted = bounds(workers)
     with (
         StopRequests(job.folder) as stop,
-        contextlib.closing(RayCluster(wanted)) as cluster,
+        contextlib.closing(RayCluster(wanted, bounds(job.rollout_actors).most)) as cluster,
         RolloutPool(job, _need(known_pools()), cluster.room_beside),
         ScoringTasks(job) as scoring,
     ):
@@ -130,8 +130,9 @@ def fork_servers() -> dict[str, str]:
 class RayCluster:
     """The Ray that this process is connected to, and the one that follows it if it is lost."""
 
-    def __init__(self, wanted: WorkerBounds) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: WorkerBounds, beside: int = 0) -> None:
+        """`beside`: actors of rollouts, at the most, which need nodes as well."""
+        self._wanted, self._beside = wanted, beside
         self._lost: ClusterLost | None = None  # until there is another
         self._ours = False  # that one: it was started for this process
         self._attempt: RayAttempt | None = None  # of the last attempt
@@ -230,7 +231,7 @@ class RayCluster:
         self._fit = frozenset(node.id for node in nodes if not node.draining)
         beyond = set[str]()
         if self._scaled:
-            self._autoscaler_request.request(self._most, self._need)
+            self._autoscaler_request.request(self._most + self._beside, self._need)
             beyond = find_idle_surplus(nodes, ours, self._most)
             self._warm_actors.fork_servers.leave(beyond)
         self._warm_actors.fork_servers.serve(node.id for node in nodes if node.id not in beyond)
