@@ -17,6 +17,8 @@ from trainrig.tokens.batches import (
     FLAT,
     IDS,
     IGNORE,
+    IMPORTANCE,
+    IMPORTANCE_LIMIT,
     LIMIT_TOKENS,
     OLD,
     REFERENCE_TOKENS,
@@ -77,6 +79,23 @@ def test_divergences_have_their_known_values(difference, k1, k2, k3):
     for name, expected in {"k1": k1, "k2": k2, "k3": k3}.items():
         found = divergence(name, torch.tensor(float(difference)))
         assert found.item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        (GRPO(), [1.648721, 2.0, 0.0, 0.606531]),  # e^.5, e^1 beyond the limit, no token, e^-.5
+        (GSPO(), [1.395612, 1.395612, 0.0, 1.395612]),  # e^(1/3), of the mean of three
+        (RLOO(), [2.0, 2.0, 0.0, 2.0]),  # e^1, of their sum
+    ],
+    ids=lambda each: getattr(each, "kind", ""),
+)
+def test_importance_weights_have_their_known_values(objective, expected):
+    change = np.array([[0.5, 1.0, 7.0, -0.5]], dtype=np.float32)
+    mask = np.array([[True, True, False, True]])
+    found = objective.importance(change, mask, 2.0)
+    np.testing.assert_allclose(found, [expected], atol=1e-6)
+    assert found.dtype == np.float32
 
 
 def test_k1_and_k3_are_the_divergence_on_average_and_k2_is_not():
@@ -210,3 +229,30 @@ def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device
     watched = DAPO().compute(model, device_batch(**arrays), {}).diagnostics
     for name in ("clipped_high", "clipped_low", "policy_change"):
         assert float(watched[name].rows_B().abs().sum()) < 1e-6
+
+
+def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_batch):
+    """Twice the weight is twice the loss, of the policy and of what holds it; what weighs nothing
+    teaches nothing."""
+    objective, arrays, model = (
+        GRPO(reference=ReferenceDivergence(weight=0.3)),
+        rollouts(completions),
+        decoder(),
+    )
+    arrays[IMPORTANCE_LIMIT] = np.full(len(arrays[IDS]), 2.0, dtype=np.float32)
+    first = np.arange(len(arrays[IDS]))[:, None] == 0  # the first row alone
+
+    def loss(weights):
+        given = arrays | {IMPORTANCE: np.broadcast_to(weights, arrays[IDS].shape).copy()}
+        found = computed_loss(objective, model, device_batch, given, []).item()
+        watched = objective.compute(model, device_batch(**given), {}).diagnostics
+        share = (
+            watched["importance_truncated"].rows_B().sum() / watched["importance"].counts_B.sum()
+        )
+        return found, float(share)
+
+    plain = computed_loss(objective, model, device_batch, arrays, []).item()
+    assert loss(np.float32(1)) == (pytest.approx(plain), 0)
+    assert loss(np.float32(2)) == (pytest.approx(2 * plain), 1)
+    one, others = loss(first.astype(np.float32))[0], loss((~first).astype(np.float32))[0]
+    assert one + others == pytest.approx(plain) and abs(one) > 1e-3

@@ -67,12 +67,12 @@ def test_a_second_pretrain_of_a_live_run_is_refused_before_workers_start(
     hold, make_run, monkeypatch, tmp_path
 ):
     run = make_run(tmp_path / "run")
-    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(trainer, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         pretrain(run)  # begun, and let go of
     hold(run.output)
-    monkeypatch.setattr(trainer, "check_fit", lambda workers: pytest.fail("workers were asked for"))
+    monkeypatch.setattr(trainer, "check_fit", lambda *_: pytest.fail("workers were asked for"))
     with pytest.raises(OutputTaken, match="in use by a live run"):
         pretrain(run)
     assert (tmp_path / "run" / "stage.json").exists()

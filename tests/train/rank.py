@@ -59,6 +59,8 @@ from trainrig.train.held_out import evaluate
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss
 from trainrig.train.online_batches import OnlineBatches
+from trainrig.train.rollout_pool.requests import find_open, rollouts_of
+from trainrig.train.rollout_pool.sampler import RolloutSampler
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file import Training
 from trainrig.train.state import TrainState, fresh_state
@@ -187,8 +189,8 @@ def train(
         elif how == "die before training":
             prepare = OnlineBatches.prepare
 
-            def prepare_and_die(batches: OnlineBatches, state: TrainState) -> None:
-                prepare(batches, state)
+            def prepare_and_die(batches: OnlineBatches, state: TrainState, *more: Any) -> None:
+                prepare(batches, state, *more)
                 if state.data_step == step:
                     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -205,6 +207,22 @@ def train(
         objective: Any = Poisoned(job.objective, poison)
         job = dataclasses.replace(job, objective=objective)
     return loop.train(job, attempt, resume_from, heartbeats).step
+
+
+def sample_for(job: TrainingJob, until: str, last: int | None = None) -> int:
+    """Sample what the ranks of `job` ask for, of batches up to `last`, until there is a file
+    `until`; how many units. Alone in its group, as an actor is."""
+    sampler, sampled = RolloutSampler(job), 0
+    while not Path(until).exists():
+        found = find_open(rollouts_of(RunFolder(job.folder)))
+        wanted = [each for each in found if last is None or each[0].number <= last]
+        if not wanted:
+            time.sleep(0.005)
+            continue
+        request, missing = wanted[0]
+        sampler.sample(request, missing[-1])
+        sampled += 1
+    return sampled
 
 
 def tensors(
@@ -544,6 +562,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not get between the answers
     done = (
         train,
+        sample_for,
         tensors,
         saved,
         read_back,

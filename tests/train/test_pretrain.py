@@ -69,7 +69,7 @@ def test_a_second_copy_that_cannot_be_written_is_refused_before_the_start(make_r
 def test_a_finished_run_is_not_made_again(finished, monkeypatch):
     run, manifest = finished
     monkeypatch.setattr(trainer, "run", refuse_to_train)
-    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     assert pretrain(run) == manifest
     assert pretrain(run.model_copy(update={"workers": 7})) == manifest  # where, not what
 
@@ -77,7 +77,7 @@ def test_a_finished_run_is_not_made_again(finished, monkeypatch):
 def test_a_folder_of_another_run_is_refused_by_what_differs(finished, make_run, monkeypatch):
     run, _ = finished
     monkeypatch.setattr(trainer, "run", refuse_to_train)
-    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     other = make_run(run.output, training={"optimizer": {"kind": "AdamW", "lr": 0.02}})
     with pytest.raises(OutputTaken, match=r"optimizer\.lr: 0.01 there, 0.02 here"):
         pretrain(other)
@@ -86,7 +86,7 @@ def test_a_folder_of_another_run_is_refused_by_what_differs(finished, make_run, 
 def test_a_folder_of_a_run_on_other_tokens_is_refused(finished, make_tokens, monkeypatch, tmp_path):
     run, _ = finished
     monkeypatch.setattr(trainer, "run", refuse_to_train)
-    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     other = make_tokens(tmp_path, held_out=0.4)
     with pytest.raises(OutputTaken, match="input `tokens` has other contents"):
         pretrain(run.model_copy(update={"tokens": other}))
@@ -112,7 +112,7 @@ def test_a_run_whose_metrics_are_gone_is_not_called_finished(without_ray, make_r
 
 def test_what_cannot_work_is_refused_before_any_worker_starts(make_run, monkeypatch, tmp_path):
     monkeypatch.setattr(trainer, "run", refuse_to_train)
-    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     cases = {
         r"schedule.warmup \(12 steps\) must end": {
             "training": {"schedule": {"kind": "Cosine", "warmup": 12}}

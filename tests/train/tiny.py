@@ -227,7 +227,7 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
         return trainer.TrainingResult(last, restarts=len(folder.attempts()) - 1)
 
     monkeypatch.setattr(trainer, "run", run)
-    monkeypatch.setattr(trainer, "check_fit", lambda workers: None)
+    monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, T
 from trainrig.objectives.divergence import ReferenceDivergence, divergence
 from trainrig.tokens.batches import (
     ADVANTAGES,
+    BEHAVIOUR,
     DIVERGENCE_WEIGHT,
     ENTRIES,
     EXAMPLES,
@@ -31,6 +32,8 @@ from trainrig.tokens.batches import (
     FLAT,
     IDS,
     IGNORE,
+    IMPORTANCE,
+    IMPORTANCE_LIMIT,
     LIMIT_TOKENS,
     OLD,
     REFERENCE_TOKENS,
@@ -145,6 +148,19 @@ class PolicyGradient(Settings):
         """[B, T] probability ratios by the change of log-probabilities since they were sampled."""
         return change_BT.exp()
 
+    def importance(
+        self, change_BT: NDArray[np.float32], mask_BT: NDArray[np.bool_], limit: float
+    ) -> NDArray[np.float32]:
+        """[B, T] truncated importance weights by the change of log-probabilities from the weights
+        that sampled to those that training begins with: the ratio, `limit` at most; 0 outside the
+        mask (Espeholt et al. 2018, arXiv:1802.01561, section 4.1)."""
+        import torch
+
+        mask = torch.from_numpy(mask_BT).float()
+        ratio_BT = self.ratios(torch.from_numpy(change_BT) * mask, mask)
+        weights_BT: NDArray[np.float32] = (ratio_BT.clamp(max=limit) * mask).numpy()
+        return weights_BT
+
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
@@ -160,6 +176,8 @@ class PolicyGradient(Settings):
         ratio_BT = self.ratios(change_BT, mask_BT)
         advantages = self.advantages_of(arrays, statistics)
         losses_BT = self.losses(ratio_BT, log_BT, advantages)
+        if IMPORTANCE in arrays:
+            losses_BT = losses_BT * arrays[IMPORTANCE]
         count_B = (targets_BT != IGNORE).sum(1)
         counts_B = self._counts(count_B, arrays)
         terms = {POLICY: Contributions(self.weigh(losses_BT, mask_BT).float(), counts_B)}
@@ -169,6 +187,8 @@ class PolicyGradient(Settings):
                 estimate_BT = estimate_BT * change_BT.exp()
             if self.reference.adaptive:
                 estimate_BT = estimate_BT * arrays[DIVERGENCE_WEIGHT][:, None]
+            if IMPORTANCE in arrays:
+                estimate_BT = estimate_BT * arrays[IMPORTANCE]
             terms[DIVERGENCE] = Contributions(self.weigh(estimate_BT, mask_BT).float(), counts_B)
         watched = self._watch(batch, ratio_BT, advantages, read.entropy_BT, change_BT, log_BT)
         return Computed(terms, read.auxiliary, watched)
@@ -227,8 +247,13 @@ class PolicyGradient(Settings):
             "clipped_high": of_tokens(high),
             "clipped_low": of_tokens(low),
             "policy_change": of_tokens(divergence("k3", -change_BT)),
-            "sampler_gap": of_tokens((arrays[SAMPLED] - arrays[OLD]).abs()),
+            "sampler_gap": of_tokens((arrays[SAMPLED] - arrays.get(BEHAVIOUR, arrays[OLD])).abs()),
         }
+        if IMPORTANCE in arrays:
+            weight_BT = arrays[IMPORTANCE]
+            found["importance"] = of_tokens(weight_BT)
+            at_limit_BT = weight_BT >= arrays[IMPORTANCE_LIMIT][:, None]
+            found["importance_truncated"] = of_tokens(at_limit_BT)
         if REFERENCE_TOKENS in arrays:
             away_BT = log_BT.detach() - arrays[REFERENCE_TOKENS]
             found["reference_divergence"] = of_tokens(divergence("k3", away_BT))

@@ -74,6 +74,10 @@ FINISHED = "finished"  # [B] 1 where the model ended its answer, 0 where the lim
 # [B, T] float32 log-probabilities of the targets, 0 where there is none: by the weights that
 # sampled, read as training reads; as they were when sampled; and under the reference.
 OLD, SAMPLED, REFERENCE_TOKENS = "old", "sampled", "reference_tokens"
+# [B, T] float32, where the weights that sampled are not those of the update: log-probabilities by
+# the former, read as training reads (OLD is by the weights when the batch was made), and what the
+# loss of each token is weighed with for it, which is [B] IMPORTANCE_LIMIT at most.
+BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT = "behaviour", "importance", "importance_limit"
 LIMIT_TOKENS = "limit_tokens"  # [B] tokens that each may have; also a denominator
 TEMPERATURE = "temperature"  # [B] float32, that all were sampled with
 ENTRIES = "entries"  # [B] entries of the vocabulary that are drawn from; later ones only pad it
@@ -223,6 +227,33 @@ class BatchMaker(ABC):
         """The cursor that a checkpoint holds, and what it counts: see DataHistory."""
         batch, update = divmod(step, self.updates)
         return {"online": dict(self.identity()), "batch": batch, "update": update}
+
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class RolloutMaker(BatchMaker):
+    """Batches in two parts: what is sampled, by whoever has the weights, be it a process of its own
+    (train/rollout_pool/), and what the trainer's workers make of it."""
+
+    # Batches by which sampling is ahead: batch n is sampled from the weights that batch n - lag is
+    # trained on from; the first ones from those of the beginning.
+    lag: int = 0
+
+    @abstractmethod
+    def sample(self, model: Any, number: int, index: int) -> Arrays:
+        """What `model` says for micro-batch `index` of batch `number`: the unit of sampling, a
+        function of these and the weights alone. Runs without gradients, with `model` gathered."""
+
+    @abstractmethod
+    def complete(
+        self, model: Any, others: Mapping[str, Any], number: int, index: int, sampled: Arrays
+    ) -> MicroBatch:
+        """The micro-batch that `sampled` becomes; otherwise as `make`."""
+
+    def make(self, model: Any, others: Mapping[str, Any], number: int, index: int) -> MicroBatch:
+        """See BatchMaker."""
+        return self.complete(model, others, number, index, self.sample(model, number, index))
 
 
 @dataclass(frozen=True)

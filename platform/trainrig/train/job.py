@@ -72,6 +72,8 @@ class TrainingJob:
     epochs: Mapping[str, float] = field(default_factory=dict)
     # What each rank measures the held-out loss on; None of it: the run has no held-out loss.
     make_held_out: Callable[[], HeldOutSets | None] = nothing_held_out
+    # Actors on Ray that sample beside the workers (train/rollout_pool/); 0: the workers do.
+    rollout_actors: int | tuple[int, int] = 0
     # What each rank asks the model before the first step and after the last; None of it: nothing.
     make_comparison: Callable[[], ModelComparison | None] = nothing_compared
 

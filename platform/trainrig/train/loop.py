@@ -109,8 +109,9 @@ def train(
             RunFolder(job.folder),
             attempt,
             virtual,
-            training.parallel.reshard == "step",
-            state.mesh,
+            mesh=state.mesh,
+            gather_once=training.parallel.reshard == "step",
+            actors=job.rollout_actors != 0,
         )
     else:
         batches, online = made, None
@@ -139,7 +140,7 @@ def train(
                 continue
             with stepper.clock.phase("data"):
                 if online:
-                    online.prepare(state)
+                    online.prepare(state, lambda: heartbeats.heartbeat(state.step, "sample"))
                 local = prefetch.at(state.data_step)
             state.model.config = job.model_after(state.data_step + 1)
             figures = stepper.take(local)

@@ -1,7 +1,8 @@
 """Batches that are made while a run goes on, each from the weights that the step before left.
 
 A batch is made by all ranks, one micro-batch after another by whose turn it is, and stored whole
-before anything is trained on it. From then on it is a batch like any other: read from the run
+before anything is trained on it. What of it is sampled may come from elsewhere, and from weights of
+before (rollout_pool/asking.py). From then on it is a batch like any other: read from the run
 folder, by whichever ranks there are. A run that resumes reads what is stored and makes nothing
 again; so what is random or costly about a batch happens once.
 
@@ -13,11 +14,12 @@ late. The second part of the name is of the data that the run went past before: 
 that leaves data out, a batch made from the weights of before is not met again.
 """
 
+import functools
 import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,14 @@ from trainrig.manifest import digest
 from trainrig.objectives.contract import Carrying, Objective
 from trainrig.parallel.fsdp import gathered, units
 from trainrig.parallel.mesh import WorkerMesh
-from trainrig.tokens.batches import BatchMaker, MicroBatch, assign_micro_batches
+from trainrig.tokens.batches import (
+    BatchMaker,
+    MicroBatch,
+    MicroBatchSlot,
+    RolloutMaker,
+    assign_micro_batches,
+)
+from trainrig.train.rollout_pool.asking import RolloutsAhead
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.stored_batches import FOLDER, RECORD, StoredBatch
 from trainrig.train.state import TrainState
@@ -45,34 +54,48 @@ class OnlineBatches:
         folder: RunFolder,
         attempt: TrainingAttempt,
         virtual: int | None,
-        gather_once: bool,
+        *,
         mesh: WorkerMesh,
+        gather_once: bool = True,
+        actors: bool = False,
     ) -> None:
         """Collective. `virtual`: virtual workers at most; None: as many as ranks. `gather_once`: as
-        the model was sharded, over `mesh`."""
+        the model was sharded, over `mesh`. `actors`: there are some that sample."""
         self.maker, self.sources = maker, maker.sources
         self._folder, self._attempt, self._virtual = folder, attempt, virtual
         self._gather_once, self._mesh = gather_once, mesh
         self._group = dist.new_group(backend="gloo")
         self._stored: StoredBatch | None = None
+        self._ahead: RolloutsAhead | None = None
+        if isinstance(maker, RolloutMaker) and (actors or maker.lag):
+            self._ahead = RolloutsAhead(maker, folder, attempt, self._group, actors)
 
-    def prepare(self, state: TrainState) -> None:
-        """See that the batch of the next step of `state` is stored. Collective.
+    def prepare(self, state: TrainState, alive: Callable[[], None] = lambda: None) -> None:
+        """See that the batch of the next step of `state` is stored; calls `alive` while it waits
+        for actors. Collective.
 
-        Raises DataError if it was begun to be trained on and is gone.
+        Raises DataError if it was begun to be trained on and is gone, and where what is left to be
+        sampled can't be any more.
         """
         number, update = divmod(state.data_step, self.maker.updates)
         if self._stored and self._stored.number == number and update:
             return
         folder = self._folder_of(number, state)
         stored = self._told(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
+        if self._ahead and not update and (stored is None or self._ahead.lag):
+            is_stored = functools.partial(self._is_stored, state)
+            self._ahead.ask(state, number, is_stored, self._slots, self._gather_once)
         if stored is None:
             if update:
                 raise DataError(
                     f"{folder}: gone, and the run is {update} of {self.maker.updates} updates into "
                     "it; restore that folder, or remove the checkpoints after it"
                 )
-            stored = self._make(state, number, folder)
+            if self._ahead:
+                self._ahead.check_asked(number)
+            stored = self._make(state, number, folder, alive)
+        if self._ahead:
+            self._ahead.forget(number)
         self._stored = stored
 
     def carry(
@@ -111,16 +134,27 @@ class OnlineBatches:
         key = digest([self.maker.identity(), past])[:8]
         return storage.join(self._folder.path, FOLDER, f"batch_{number:08d}-{key}")
 
-    def _make(self, state: TrainState, number: int, folder: str) -> StoredBatch:
-        count, mesh = self.maker.micro_batches(number), self._mesh
+    def _is_stored(self, state: TrainState, number: int) -> bool:
+        return storage.exists(storage.join(self._folder_of(number, state), RECORD))
+
+    def _slots(self, count: int) -> list[MicroBatchSlot]:
+        mesh = self._mesh
         virtual = min(self._virtual or mesh.data_size, count)
+        return assign_micro_batches(count, virtual, mesh.data_rank, mesh.data_size)
+
+    def _make(
+        self, state: TrainState, number: int, folder: str, alive: Callable[[], None]
+    ) -> StoredBatch:
+        count = self.maker.micro_batches(number)
         mine: dict[int, tuple[Mapping[str, str], Mapping[str, int]]] = {}
         self.maker.carried = state.carried
+        slots = self._slots(count)
+        make = self._begin(state, number, slots, alive)
         try:
             with torch.no_grad(), gathered(state.model, self._gather_once):
-                for slot in assign_micro_batches(count, virtual, mesh.data_rank, mesh.data_size):
-                    micro = self.maker.make(state.model, state.others, number, slot.index)
-                    if slot.real and mesh.speaks:
+                for slot in slots:
+                    micro = make(slot.index)
+                    if slot.real and self._mesh.speaks:
                         denominators = dict(self.maker.denominators(micro))
                         mine[slot.index] = self._write(micro, folder, slot.index), denominators
         finally:
@@ -148,6 +182,24 @@ class OnlineBatches:
         # Not created: another attempt was the first, and what it stored is the batch.
         storage.create(storage.join(folder, RECORD), json.dumps(record, indent=1).encode())
         return self._recorded(StoredBatch.read(folder))
+
+    def _begin(
+        self,
+        state: TrainState,
+        number: int,
+        slots: Sequence[MicroBatchSlot],
+        alive: Callable[[], None],
+    ) -> Callable[[int], MicroBatch]:
+        """What makes the micro-batches of `slots`, once all that it is going to need is there."""
+        models, ahead = (state.model, state.others), self._ahead
+        if ahead is None:
+            return functools.partial(self.maker.make, *models, number)
+        maker, sampled = ahead.maker, ahead.wait(number, [each.index for each in slots], alive)
+
+        def complete(index: int) -> MicroBatch:
+            return maker.complete(*models, number, index, sampled[index])
+
+        return complete
 
     def _write(self, micro: MicroBatch, folder: str, index: int) -> dict[str, str]:
         arrays = {f"array.{name}": array for name, array in micro.arrays.items()}

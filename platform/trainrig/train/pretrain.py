@@ -281,7 +281,7 @@ def drive(
             check_compiler(job.training.compile)
             for sink in job.training.metrics.sinks:
                 sink.check(job.folder)
-            trainer.check_fit(workers)
+            trainer.check_fit(workers, job.rollout_actors)
             trainer.warn_of_emulation(job.training.precision)
         storage.write(stage.path("run.toml"), to_toml(with_absolute_paths(run)).encode())
         # Here, as each worker imports this module and would load matplotlib for it.

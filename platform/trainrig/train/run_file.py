@@ -300,7 +300,7 @@ class Pretraining(TrainingRunFile):
         context = self.training.parallel.context
         if context is None:
             return
-        if not isinstance(self.objective, CausalLM):
+        if type(self.objective) is not CausalLM:  # others that derive from it mask or move tokens
             raise ValueError(
                 f"training.parallel.context: objective {self.objective.kind} looks at whole rows; "
                 'leave it out, or set objective.kind = "CausalLM"'

@@ -44,3 +44,15 @@ def _number_or_pair(written: Any) -> Any:
 
 
 Workers = Annotated[int | tuple[int, int], NOT_IDENTITY, BeforeValidator(_number_or_pair)]
+
+
+def _nothing_or_workers(written: Any) -> Any:
+    if written == 0 and type(written) is int:
+        return written
+    try:
+        return _number_or_pair(written)
+    except ValueError as error:
+        raise ValueError(f"{error}; 0 for none") from None
+
+
+ExtraWorkers = Annotated[int | tuple[int, int], NOT_IDENTITY, BeforeValidator(_nothing_or_workers)]

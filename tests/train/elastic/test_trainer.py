@@ -120,3 +120,13 @@ def test_more_workers_than_there_are_cpus_are_refused(cluster, make_job, tmp_pat
     with pytest.raises(ConfigError, match="workers: 999 workers of 1 CPU each, but Ray has"):
         run(make_job(tmp_path), workers=999)
     assert RunFolder(str(tmp_path)).attempts() == []
+
+
+@pytest.mark.ray
+def test_more_actors_than_there_are_cpus_beside_the_workers_are_refused(
+    cluster, make_job, tmp_path
+):
+    job = dataclasses.replace(make_job(tmp_path), rollout_actors=(998, 1200))
+    with pytest.raises(ConfigError, match=r"^rollouts.actors: 998 beside 1 workers, and Ray has"):
+        run(job)
+    assert RunFolder(str(tmp_path)).attempts() == []

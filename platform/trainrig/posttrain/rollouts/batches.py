@@ -28,6 +28,7 @@ from trainrig.posttrain.rollouts.prompts import PromptSet, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
 from trainrig.tokens.batches import (
+    BEHAVIOUR,
     DIVERGENCE_WEIGHT,
     ENTRIES,
     EXAMPLES,
@@ -35,6 +36,8 @@ from trainrig.tokens.batches import (
     FLAT,
     IDS,
     IGNORE,
+    IMPORTANCE,
+    IMPORTANCE_LIMIT,
     LIMIT_TOKENS,
     OLD,
     REFERENCE_TOKENS,
@@ -45,14 +48,17 @@ from trainrig.tokens.batches import (
     TEMPERATURE,
     TOKENS,
     TURNS,
-    BatchMaker,
+    Arrays,
     MicroBatch,
+    RolloutMaker,
 )
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor, nn
 
 SOURCE = "rollouts"
+# Beside the arrays of a batch, of what was sampled: weighted rewards, and numbers of prompts' rows.
+TOTALS, PROMPTS = "totals", "prompts"  # [G, S] float64, [B]
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,13 @@ class _Group:
         return len(self.scores.totals) > 1 and len(set(self.scores.totals)) == 1
 
 
-class RolloutBatches(BatchMaker):
+class RolloutBatches(RolloutMaker):
     """What a run's batches are made by."""
 
     def __init__(self, run: ReinforcementLearning, encoder: PromptEncoder, prompts: str) -> None:
         """`prompts`: the fingerprint of their files."""
         self.sources = (SOURCE,)
-        self.updates = run.rollouts.updates
+        self.updates, self.lag = run.rollouts.updates, run.rollouts.lag
         self._run, self._encoder, self._fingerprint = run, encoder, prompts
 
     def identity(self) -> dict[str, Any]:
@@ -83,7 +89,7 @@ class RolloutBatches(BatchMaker):
         return {
             "prompts": self._fingerprint,
             "asked": run.prompts.model_dump(mode="json", exclude={"paths"}),
-            "rollouts": run.rollouts.model_dump(mode="json"),
+            "rollouts": identity(run.rollouts),
             "rewards": [identity(part) for part in run.rewards],
             **({"environment": identity(run.environment)} if run.environment else {}),
             "objective": run.objective.model_dump(mode="json"),
@@ -103,8 +109,9 @@ class RolloutBatches(BatchMaker):
             LIMIT_TOKENS: int(micro.arrays[LIMIT_TOKENS].sum()),
         }
 
-    def make(self, model: Any, others: Mapping[str, Any], number: int, index: int) -> MicroBatch:
-        """See BatchMaker. Raises DataError if what was sampled is not what training reads."""
+    def sample(self, model: Any, number: int, index: int) -> Arrays:
+        """See RolloutMaker. Raises DataError where there is a lag and what was sampled is not what
+        training reads of the same weights."""
         wanted = self._run.rollouts
         each = wanted.micro_batch // wanted.samples  # prompts of a micro-batch
         first = number * wanted.prompts + index * each
@@ -116,7 +123,11 @@ class RolloutBatches(BatchMaker):
             again = self._draw(model, [first + place for place in flat], draw)
             for place, group in zip(flat, again, strict=True):
                 groups[place] = group
-        return self._batch(model, others, groups, first)
+        arrays = self._arrays(groups)
+        if self.lag:
+            arrays[BEHAVIOUR] = self._read(model, *_on_device(model, arrays))
+            self._check_gap(arrays[BEHAVIOUR], arrays)
+        return arrays
 
     def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[_Group]:
         """The groups of the prompts at `places`, sampled together. `draw`: times that they were
@@ -136,11 +147,8 @@ class RolloutBatches(BatchMaker):
             for begin in range(0, len(said), samples)
         ]
 
-    def _batch(
-        self, model: "nn.Module", others: Mapping[str, Any], groups: list[_Group], first: int
-    ) -> MicroBatch:
-        from torch import from_numpy
-
+    def _arrays(self, groups: Sequence[_Group]) -> dict[str, NDArray[Any]]:
+        """What was sampled, and what it is worth, as it is handed to `complete`."""
         run, samples = self._run, self._run.rollouts.samples
         rows = [each for group in groups for each in group.transcripts]
         width = max(len(each.prompt.ids) + len(each.ids) for each in rows) - 1
@@ -155,47 +163,62 @@ class RolloutBatches(BatchMaker):
             # What an environment said is read, and not learnt.
             targets_BT[row, begin:end] = np.where(said.drawn, said.ids, IGNORE)
             sampled_BT[row, begin:end] = said.log_probabilities
-        device = next(model.parameters()).device
-        read = (from_numpy(ids_BT).to(device), from_numpy(targets_BT).to(device))
-        old_BT = self._read(model, *read)
-        self._check_gap(old_BT, sampled_BT, targets_BT != IGNORE)
-        arrays: dict[str, NDArray[Any]] = {IDS: ids_BT, TARGETS: targets_BT}
-        arrays |= {OLD: old_BT, SAMPLED: sampled_BT}
-        arrays |= self._credited(others, groups, arrays, read)
-        names = groups[0].scores.parts
         faults = [sum(group.scores.faults.values()) / len(rows) for group in groups]
-        arrays |= {
+        arrays: dict[str, NDArray[Any]] = {
+            IDS: ids_BT,
+            TARGETS: targets_BT,
+            SAMPLED: sampled_BT,
             FLAT: np.repeat(np.array([group.flat for group in groups], dtype=np.int64), samples),
             REWARD_FAULTS: np.repeat(np.array(faults, dtype=np.float32), samples),
             FINISHED: np.array([each.finished for each in rows], dtype=np.int64),
             LIMIT_TOKENS: np.full(len(rows), run.rollouts.maximum_tokens, dtype=np.int64),
             TEMPERATURE: np.full(len(rows), run.rollouts.temperature, dtype=np.float32),
             ENTRIES: np.full(len(rows), self._encoder.encoder.vocabulary_size, dtype=np.int64),
+            TOTALS: np.array([group.scores.totals for group in groups], dtype=np.float64),
+            PROMPTS: np.array([each.prompt.number for each in rows]),
         }
         if run.environment:
             arrays[TURNS] = np.array([each.turns for each in rows], dtype=np.int64)
-        for name in names:
+        for name in groups[0].scores.parts:
             of_part = [score for group in groups for score in group.scores.parts[name]]
             arrays[REWARD_PART + name] = np.array(of_part, dtype=np.float32)
-        numbers = np.array([each.prompt.number for each in rows])
-        places = np.arange(len(rows))
+        return arrays
+
+    def complete(
+        self, model: Any, others: Mapping[str, Any], number: int, index: int, sampled: Arrays
+    ) -> MicroBatch:
+        """See RolloutMaker. Raises DataError if what was sampled is not what training reads."""
+        wanted, arrays = self._run.rollouts, dict(sampled)
+        rewards_GS, numbers_B = arrays.pop(TOTALS), arrays.pop(PROMPTS)
+        read = _on_device(model, arrays)
+        arrays[OLD] = self._read(model, *read)
+        if self.lag:
+            change_BT, mask_BT = arrays[OLD] - arrays[BEHAVIOUR], arrays[TARGETS] != IGNORE
+            limit = np.full(len(mask_BT), wanted.importance_limit, dtype=np.float32)
+            arrays[IMPORTANCE_LIMIT] = limit
+            weights_BT = self._run.objective.importance(change_BT, mask_BT, float(limit[0]))
+            arrays[IMPORTANCE] = weights_BT
+        else:
+            self._check_gap(arrays[OLD], arrays)
+        arrays |= self._credited(others, rewards_GS, arrays, read)
+        places = np.arange(len(numbers_B))
+        first = number * wanted.prompts * wanted.samples + index * wanted.micro_batch
         return MicroBatch(
             arrays,
-            samples=first * samples + places,
-            sources=np.zeros(len(rows), dtype=np.int64),
-            pieces=np.stack([places, np.zeros_like(places), numbers], axis=1),
+            samples=first + places,
+            sources=np.zeros(len(places), dtype=np.int64),
+            pieces=np.stack([places, np.zeros_like(places), numbers_B], axis=1),
         )
 
     def _credited(
         self,
         others: Mapping[str, Any],
-        groups: Sequence[_Group],
+        rewards_GS: Floats,
         arrays: Mapping[str, NDArray[Any]],
         read: "tuple[Tensor, Tensor]",
     ) -> dict[str, NDArray[Any]]:
-        """The arrays that say what the completions of `groups` are worth; `read`: their ids and
-        targets, on the device of the model."""
-        rewards_GS = np.array([group.scores.totals for group in groups], dtype=np.float64)
+        """The arrays that say what the completions of G prompts, with those rewards, are worth;
+        `read`: their ids and targets, on the device of the model."""
         mask_BT, objective = arrays[TARGETS] != IGNORE, self._run.objective
         found: dict[str, NDArray[Any]] = {}
         penalties_BT: Floats | None = None
@@ -225,13 +248,9 @@ class RolloutBatches(BatchMaker):
         found: NDArray[np.float32] = read.log_probabilities_BT.cpu().numpy()
         return found
 
-    def _check_gap(
-        self,
-        old_BT: NDArray[np.float32],
-        sampled_BT: NDArray[np.float32],
-        mask_BT: NDArray[np.bool_],
-    ) -> None:
-        gap = float(np.abs(old_BT - sampled_BT)[mask_BT].mean())
+    def _check_gap(self, read_BT: NDArray[np.float32], arrays: Arrays) -> None:
+        mask_BT = arrays[TARGETS] != IGNORE
+        gap = float(np.abs(read_BT - arrays[SAMPLED])[mask_BT].mean())
         most = self._run.rollouts.largest_gap
         if not gap <= most:
             raise DataError(
@@ -263,6 +282,14 @@ def open_rollouts(
 ) -> RolloutBatches:
     """The batches of `run`; `prompts`: the fingerprint of their files."""
     return RolloutBatches(run, encoder, prompts)
+
+
+def _on_device(model: "nn.Module", arrays: Arrays) -> "tuple[Tensor, Tensor]":
+    """The ids and targets of `arrays`, on the device of `model`."""
+    from torch import from_numpy
+
+    device = next(model.parameters()).device
+    return from_numpy(arrays[IDS]).to(device), from_numpy(arrays[TARGETS]).to(device)
 
 
 def _cut(scores: RewardScores, begin: int, end: int) -> RewardScores:

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import field_validator, model_validator
 
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
+from trainrig.config.resource_request import ResourceRequest
 from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.templates import template
 from trainrig.models.lora.settings import LoRA
@@ -15,7 +16,7 @@ from trainrig.posttrain.rewards import RewardSettings
 from trainrig.tokens.batches import check_divides
 from trainrig.train.run_file import Training, TrainingRunFile
 from trainrig.train.spikes import Spikes
-from trainrig.train.worker_bounds import Workers
+from trainrig.train.worker_bounds import ExtraWorkers, Workers, bounds
 
 
 class PromptFiles(Settings):
@@ -63,6 +64,15 @@ class Rollouts(Settings):
     # another model than it samples from.
     largest_gap: float = Field(default=0.02, gt=0, allow_inf_nan=False)
     seed: int = 0  # random seed of the order of prompts and of what is sampled
+    # Ray actors that sample beside the workers: a number, or [fewest, most] to take what room there
+    # is; 0: the workers sample, between steps. The same bytes, whatever the number.
+    actors: ExtraWorkers = 0
+    # Batches by which sampling is ahead, so that actors sample while workers train: batch n is
+    # sampled from the weights before batch n - lag. 0: on-policy.
+    lag: int = Field(default=0, ge=0)
+    # With a lag, the most that a token's loss is weighed with: how much likelier the weights of now
+    # make it than those that sampled it (Espeholt et al. 2018, arXiv:1802.01561, section 4.1).
+    importance_limit: float = Field(default=2.0, ge=1, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:
@@ -123,6 +133,22 @@ class ReinforcementLearning(TrainingRunFile):
     def settled_critic(self) -> Critic | None:
         """The critic of the objective; None: it has none."""
         return (self.critic or Critic()) if isinstance(self.objective, PPO) else None
+
+    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+        """Its workers and its actors, each with a GPU where there are any."""
+        both = [bounds(each) for each in (self.workers, self.rollouts.actors)]
+        total = sum(each.least for each in both), sum(each.most for each in both)
+        return ResourceRequest.on_devices(total, there_are_gpus)
+
+    @model_validator(mode="after")
+    def _a_lag_is_kept(self) -> Self:
+        for name in ("spikes", "skip_data"):
+            if self.rollouts.lag and getattr(self.training, name):
+                raise ValueError(
+                    f"rollouts.lag and training.{name}: weights from before data that is gone past "
+                    "are no longer there to sample with; leave one of them out"
+                )
+        return self
 
     @model_validator(mode="after")
     def _groups_are_groups(self) -> Self:

@@ -80,6 +80,7 @@ def prepare(
         adapter=Adapter(run.lora, path, checkpoint.manifest_sum(path)) if run.lora else None,
         frozen=frozen,
         trained={} if critic is None else {CRITIC_MODEL: critic},
+        rollout_actors=run.rollouts.actors,
     )
     inputs = {
         "checkpoint": checkpoint.content_key(path),

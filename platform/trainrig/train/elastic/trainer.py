@@ -25,7 +25,14 @@ from trainrig.ray_runtime.ray_local import (
     reachable,
     while_ray_lives,
 )
-from trainrig.ray_runtime.ray_pools import ON_HEAD, Need, NodePool, has_gpus, known_pools
+from trainrig.ray_runtime.ray_pools import (
+    ON_HEAD,
+    Need,
+    NodePool,
+    find_capacity,
+    has_gpus,
+    known_pools,
+)
 from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
 from trainrig.train.elastic.autoscaler_request import AutoscalerRequest
@@ -33,6 +40,7 @@ from trainrig.train.elastic.coordinator import Coordinator
 from trainrig.train.elastic.ipc import RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
 from trainrig.train.elastic.restart_policy import Failure, WorkerNode
+from trainrig.train.elastic.rollout_actors import RolloutPool
 from trainrig.train.elastic.scoring_tasks import ScoringTasks
 from trainrig.train.elastic.supervise import AttemptHandle, TrainingResult, supervise
 from trainrig.train.elastic.warm_actors import find_idle_surplus, fork_servers_of, warm_actors_of
@@ -50,12 +58,21 @@ MAX_CONCURRENT_CALLS = 100_000  # calls of the coordinator: two of each agent
 CONCURRENT_PROBES = 64  # endpoints probed together
 
 
-def check_fit(workers: int | tuple[int, int]) -> None:
+def check_fit(workers: int | tuple[int, int], actors: int | tuple[int, int] = 0) -> None:
     """Raise ConfigError if Ray, which is joined or started for it, has no room for the fewest, and
-    will have none."""
+    will have none; `actors`: of rollouts, beside."""
     join()
     pools = known_pools()
-    check_capacity(bounds(workers).least, _need(pools), "workers", pools)
+    least, beside, need = bounds(workers).least, bounds(actors).least, _need(pools)
+    check_capacity(least, need, "workers", pools)
+    found = find_capacity(need, {}, pools)
+    room = max(found.live, found.later or 0)
+    if beside and found.later is not None and least + beside > room:
+        left = f"set rollouts.actors = {room - least} or fewer" if room > least else "leave it out"
+        raise ConfigError(
+            f"rollouts.actors: {beside} beside {least} workers, and Ray has room for {room} in "
+            f"all; {left}, or add nodes"
+        )
 
 
 def warn_of_emulation(precision: Precision) -> None:
@@ -79,11 +96,12 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     Raises InputError for what the user must fix, ClusterError when workers fail more often than
     the job allows, Unfinished when asked to stop.
     """
-    check_fit(workers)
+    check_fit(workers, job.rollout_actors)
     wanted = bounds(workers, job.training.parallel.replica)
     with (
         StopRequests(job.folder) as stop,
-        contextlib.closing(RayCluster(wanted)) as cluster,
+        contextlib.closing(RayCluster(wanted, bounds(job.rollout_actors).most)) as cluster,
+        RolloutPool(job, _need(known_pools()), cluster.room_beside),
         ScoringTasks(job) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
@@ -112,8 +130,9 @@ def fork_servers() -> dict[str, str]:
 class RayCluster:
     """The Ray that this process is connected to, and the one that follows it if it is lost."""
 
-    def __init__(self, wanted: WorkerBounds) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: WorkerBounds, beside: int = 0) -> None:
+        """`beside`: actors of rollouts, at the most, which need nodes as well."""
+        self._wanted, self._beside = wanted, beside
         self._lost: ClusterLost | None = None  # until there is another
         self._ours = False  # that one: it was started for this process
         self._attempt: RayAttempt | None = None  # of the last attempt
@@ -176,6 +195,15 @@ class RayCluster:
         with contextlib.suppress(ClusterLost):
             while_ray_lives(self._close)
 
+    def room_beside(self) -> int:
+        """Places that are free, less those that the most workers still lack."""
+        draining, free = ray_private.draining_nodes(), ray_private.free_resources_by_node()
+        places = [
+            int(each.get(self._what, 0)) for node, each in free.items() if node not in draining
+        ]
+        ours = sum(self._group.agents_by_node().values()) if self._group else 0
+        return sum(places) - (self._most - ours)
+
     def _nodes(self) -> Sequence[WorkerNode]:
         """Those that answer now, with a place for a worker in each whole CPU or GPU that is free
         or ours."""
@@ -203,7 +231,7 @@ class RayCluster:
         self._fit = frozenset(node.id for node in nodes if not node.draining)
         beyond = set[str]()
         if self._scaled:
-            self._autoscaler_request.request(self._most, self._need)
+            self._autoscaler_request.request(self._most + self._beside, self._need)
             beyond = find_idle_surplus(nodes, ours, self._most)
             self._warm_actors.fork_servers.leave(beyond)
         self._warm_actors.fork_servers.serve(node.id for node in nodes if node.id not in beyond)

@@ -120,7 +120,7 @@ def _rank_info(rendezvous: str) -> RankInfo:
     return RankInfo(
         rank=context.get_world_rank(),
         world=context.get_world_size(),
-        device=_device(),
+        device=given_device(),
         rendezvous=rendezvous,
         node=ray.get_runtime_context().get_node_id(),
         agent=os.getpid(),
@@ -134,7 +134,7 @@ def free_endpoint() -> str:
     return f"tcp://{host}:{port}"
 
 
-def _device() -> int | None:
+def given_device() -> int | None:
     """Ray has given this worker a GPU of its own, and sight of its neighbours'; None: it has none.
 
     Raises ClusterError if the one it was given cannot be seen.

@@ -1,0 +1,127 @@
+"""What is to be sampled for a batch, as it lies in the run folder: so workers and actors, which may
+die at any time, know nothing of each other.
+
+    online/rollouts/batch_00000007-c0ffee01/            where there is a lag
+    online/rollouts/batch_00000007-c0ffee01/attempt-2/  else: on-policy, an attempt has its own
+        weights-attempt-2/  to sample with, in files as a checkpoint has them
+        request.json        once they are whole
+        00001.npz           a unit of what was sampled: whole or not there
+        failed.json         why there will be none
+
+All of it is deleted once the batch is stored whole.
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from trainrig import errors, storage
+from trainrig.errors import TrainrigError
+from trainrig.tokens.batches import Arrays
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.stored_batches import FOLDER
+
+ROLLOUTS = "rollouts"
+REQUEST, FAILED, UNIT = "request.json", "failed.json", ".npz"
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """Units that are to be sampled with certain weights."""
+
+    folder: str
+    number: int  # of the batch
+    units: int  # of it, numbered from 0
+    weights: str  # folder
+    attempt: int  # that asks
+
+    def write(self) -> None:
+        """Put it where samplers look, in place of an earlier attempt's."""
+        entries = {name: value for name, value in asdict(self).items() if name != "folder"}
+        storage.write(storage.join(self.folder, REQUEST), json.dumps(entries, indent=1).encode())
+
+    @classmethod
+    def read(cls, folder: str) -> "RolloutRequest":
+        """The one in `folder`. Raises FileNotFoundError."""
+        return cls(folder, **json.loads(storage.read(storage.join(folder, REQUEST))))
+
+
+def rollouts_of(folder: RunFolder) -> str:
+    """Where all requests of a run lie."""
+    return storage.join(folder.path, FOLDER, ROLLOUTS)
+
+
+def look_often(folder: str) -> float:
+    """Seconds between two looks at `folder`: in a bucket, each is a request."""
+    return 1.0 if folder.startswith(storage.S3) else 0.01
+
+
+def find_open(rollouts: str) -> list[tuple[RolloutRequest, list[int]]]:
+    """The requests below `rollouts` that lack units, and which, the batch to be trained on first
+    first."""
+    by_folder: dict[str, set[str]] = {}
+    for path in storage.list_files(rollouts):
+        folder, _, name = path.rpartition("/")
+        by_folder.setdefault(folder, set()).add(name)
+    found = []
+    for folder, names in by_folder.items():
+        if REQUEST not in names or FAILED in names:
+            continue
+        try:
+            request = RolloutRequest.read(folder)
+        except FileNotFoundError:  # its batch was stored just now
+            continue
+        if missing := [n for n in range(request.units) if unit_name(n) not in names]:
+            found.append((request, missing))
+    return sorted(found, key=lambda each: (each[0].number, -each[0].attempt))
+
+
+def unit_name(index: int) -> str:
+    """The file of unit `index`."""
+    return f"{index:05d}{UNIT}"
+
+
+def missing_units(folder: str, units: int) -> list[int]:
+    """Those of so many that `folder` lacks."""
+    names = {path.rpartition("/")[2] for path in storage.list_files(folder, UNIT)}
+    return [n for n in range(units) if unit_name(n) not in names]
+
+
+def write_unit(folder: str, index: int, arrays: Arrays) -> None:
+    """Put unit `index` into `folder`, whole."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    storage.write(storage.join(folder, unit_name(index)), file.getvalue())
+
+
+def read_unit(folder: str, index: int) -> Arrays | None:
+    """Unit `index` of `folder`; None: it is not there yet."""
+    try:
+        data = storage.read(storage.join(folder, unit_name(index)))
+    except FileNotFoundError:
+        return None
+    with np.load(io.BytesIO(data), allow_pickle=False) as held:
+        return {name: held[name] for name in held.files}
+
+
+def write_failure(folder: str, error: TrainrigError) -> None:
+    """Have those who wait for what `folder` lacks raise `error`."""
+    entries = {"kind": type(error).__name__, "problem": str(error)}
+    storage.write(storage.join(folder, FAILED), json.dumps(entries).encode())
+
+
+def raise_failure(folder: str) -> None:
+    """Raise what whoever sampled for `folder` failed by, if so."""
+    try:
+        entries: Mapping[str, Any] = json.loads(storage.read(storage.join(folder, FAILED)))
+    except FileNotFoundError:
+        return
+    _raise(entries)
+
+
+def _raise(entries: Mapping[str, Any]) -> NoReturn:
+    raise getattr(errors, entries["kind"])(entries["problem"])

@@ -1,0 +1,76 @@
+"""Samples units of rollouts in a process of its own, as a rank of the trainer would.
+
+The model is built, sharded (over this one process), cast and adapted as a rank does it, and called
+by the same kernels with as many threads. So what is sampled is the same, bit for bit, whoever
+samples it.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from trainrig.parallel import numerics
+from trainrig.parallel.fsdp import gathered, units
+from trainrig.parallel.layout import FSDP
+from trainrig.parallel.mesh import join_group, local_device, use_device
+from trainrig.parallel.precision import set_products
+from trainrig.tokens.batches import RolloutMaker
+from trainrig.train.averaging import Averaging
+from trainrig.train.checkpoint.adapter import load_base
+from trainrig.train.job import TrainingJob
+from trainrig.train.rollout_pool.requests import RolloutRequest, write_unit
+from trainrig.train.rollout_pool.weights import read_weights
+from trainrig.train.state import fresh_state
+
+TIMEOUT = timedelta(seconds=60)  # of a group of one process: it waits for nobody
+
+
+class RolloutSampler:
+    """A model with a version of the weights, ready to sample."""
+
+    def __init__(self, job: TrainingJob, device: int | None = None) -> None:
+        """`device`: the GPU of this process; None: it has none. Forms a process group of its own,
+        unless this process has one, which must be of it alone."""
+        training = job.training
+        numerics.settle(training.threads, training.deterministic)
+        set_products(training.precision)
+        use_device(device)
+        if not dist.is_initialized():
+            with tempfile.TemporaryDirectory(prefix="trainrig-sampler-") as folder:
+                join_group(0, 1, Path(folder, "store").as_uri(), TIMEOUT)
+        # The model alone, over one process: no model beside it, no average, no optimizer's memory.
+        alone = training.model_copy(update={"parallel": FSDP(), "averaging": Averaging()})
+        job = dataclasses.replace(job, training=alone, frozen={}, trained={})
+        self._state = fresh_state(job, local_device(), draw=False)
+        if job.adapter:
+            load_base(self._state, job)
+        self._state.model.config = job.model_after(0)
+        self._maker = cast(RolloutMaker, job.make_batches())
+        self._loaded = ""  # the version of the weights that is in the model
+
+    def sample(self, request: RolloutRequest, index: int) -> None:
+        """Sample unit `index` of `request`, and put it where that is. Raises ClusterError if its
+        weights are gone: then nobody asks any more."""
+        if request.weights != self._loaded:
+            self._loaded = ""
+            read_weights(request.weights, self._state)
+            self._loaded = request.weights
+        with self._gathered():
+            arrays = self._maker.sample(self._state.model, request.number, index)
+        write_unit(request.folder, index, arrays)
+
+    @contextlib.contextmanager
+    def _gathered(self) -> Iterator[None]:
+        try:
+            with torch.no_grad(), gathered(self._state.model, gather_once=True):
+                yield
+        finally:  # for a backward pass that does not come
+            for unit in units(self._state.model):
+                unit.reshard()

@@ -1,0 +1,134 @@
+"""Actors that sample are killed, come and go; so are a rank and the driver: the same rollouts and
+weights as of a run that samples by itself."""
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
+from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.train.checkpoint import write_model
+from trainrig.train.elastic import trainer
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.stored_batches import stored_batches
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def make_job(tokens, tmp_path_factory):
+    """`make_job(folder, lag=1)`: reinforcement learning of a tiny model."""
+    base = tmp_path_factory.mktemp("rl")
+    path, fresh = base / "prompts.jsonl", str(base / "fresh")
+    rows = [{"prompt": f"the sea {n}"} for n in range(16)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = Decoder(DecoderConfig(layers=2, channels=64, heads=4, positions=128, vocabulary=320))
+    initialise(model, seed=1)
+    write_model(fresh, model.config, TokenizerFiles.read(tokens).tokenizer, model.state_dict())
+
+    def make(folder, **rollouts):
+        run = ReinforcementLearning.model_validate(
+            {
+                "checkpoint": fresh,
+                "output": str(folder),
+                "prompts": {"paths": (str(path),)},
+                "rollouts": {
+                    **{"prompts": 6, "samples": 4, "micro_batch": 4},
+                    **{"prompt_tokens": 32, "maximum_tokens": 90, **rollouts},
+                },
+                "rewards": ({"kind": "PatternShape", "pattern": "e", "whole": False},),
+                "training": {
+                    "steps": STEPS,
+                    "optimizer": {"kind": "AdamW", "lr": 0.003},
+                    "checkpoints": {"every": 4, "keep": 2},
+                    "faults": {"hang_seconds": 10.0, "max_restarts": 9},
+                },
+            }
+        )
+        return prepare(run)[0]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def straight(make_job, ranks, tmp_path_factory):
+    """`straight(lag)`: a run of one rank, without Ray, that nothing disturbed."""
+    made = {}
+
+    def run(lag):
+        if lag not in made:
+            job = make_job(tmp_path_factory.mktemp("straight") / "run", lag=lag)
+            ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+            made[lag] = job
+        return made[lag]
+
+    return run
+
+
+def rollouts(job):
+    """The bytes of each micro-batch that was trained on."""
+    return {
+        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
+        for batch in stored_batches(RunFolder(job.folder))
+        for index, file in enumerate(batch.files)
+    }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("lag", "how"), [(0, signal.SIGKILL), (2, signal.SIGSTOP)])
+def test_an_actor_a_rank_and_the_driver_are_killed(
+    lag, how, make_job, straight, start_driver, assert_equal, chaos, tmp_path
+):
+    job = make_job(tmp_path / "run", lag=lag, actors=1)
+    events = chaos.events(job.folder)
+    first = start_driver(job, 1)
+    events.wait_for_a_step()
+    os.kill(events.wait("rollout_actor_started")["pid"], how)
+    events.wait("rollout_actor_started", 2)
+    (lost,) = events.all("rollout_actor_lost")
+    assert ("no unit for" in lost["problem"]) == (how == signal.SIGSTOP), lost
+    events.wait("checkpoint", len(events.all("checkpoint")) + 1)
+    os.kill(events.ranks()[0], signal.SIGKILL)
+    events.wait("attempt_failed")
+    events.wait_for_a_step()
+    events.wait("checkpoint", len(events.all("checkpoint")) + 1)
+    first.kill()
+    first.wait()
+    assert not events.all("finished")
+    second = start_driver(job, 1)
+    assert second.wait(timeout=300) == 0, second.stderr.read()
+    assert events.folder.attempts()[-1].resumed_step >= 4
+    assert rollouts(job) == rollouts(straight(lag))
+    assert_equal(job, straight(lag))
+
+
+@pytest.mark.timeout(600)
+def test_one_actor_three_and_two_sample_the_same(
+    several_raylets, make_job, straight, assert_equal, chaos, tmp_path
+):
+    """Two nodes of one CPU each hold the worker and an actor; two come, and one of them dies."""
+    job = make_job(tmp_path / "run", actors=(1, 3))
+    job = dataclasses.replace(job, training=job.training.model_copy(update={"steps": STEPS}))
+    events = chaos.events(job.folder)
+    aside = chaos.aside(lambda: trainer.run(job, 1))
+    events.wait_for_a_step()
+    assert len(events.all("rollout_actor_started")) == 1
+    several_raylets.come()
+    several_raylets.come()
+    events.wait("rollout_actor_started", 3)
+    assert not events.all("finished")
+    several_raylets.die()
+    events.wait("rollout_actor_lost")
+    assert not events.all("finished")
+    aside.end()
+    assert len(events.all("rollout_actor_started")) == 3
+    assert len(events.all("attempt_started")) == 1
+    assert rollouts(job) == rollouts(straight(0))
+    assert_equal(job, straight(0))
