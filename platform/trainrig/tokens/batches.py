@@ -73,6 +73,7 @@ FINISHED = "finished"  # [B] 1 where the model ended its answer, 0 where the lim
 # [B, T] float32 log-probabilities of the targets, 0 where there is none: by the weights that
 # sampled, read as training reads; as they were when sampled; and under the reference.
 OLD, SAMPLED, REFERENCE_TOKENS = "old", "sampled", "reference_tokens"
+TEACHER_TOKENS = "teacher_tokens"  # [B, T] the same under the teacher, where tokens learn of one
 LIMIT_TOKENS = "limit_tokens"  # [B] tokens that each may have; also a denominator
 TEMPERATURE = "temperature"  # [B] float32, that all were sampled with
 ENTRIES = "entries"  # [B] entries of the vocabulary that are drawn from; later ones only pad it
