@@ -12,6 +12,7 @@ from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.distillation import Distillation
 from trainrig.objectives.kto import KTO
+from trainrig.objectives.on_policy_distillation import OnPolicyDistillation
 from trainrig.objectives.policy import (
     CISPO,
     DAPO,
@@ -49,8 +50,8 @@ Scoring = Reward | ProcessReward  # for models with one output, a score
 # What a model can be taught after pretraining.
 Tuning = Annotated[SFT | Distillation | Pairwise | KTO | Scoring, Field(discriminator="kind")]
 
-# Of the model's own answers, by what they are worth.
-Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus | PPO
+# Of the model's own answers, by what they are worth or by what a teacher makes of them.
+Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus | PPO | OnPolicyDistillation
 
 Objective = Annotated[
     OfText | SFT | Distillation | Pairwise | KTO | Scoring | Policy,
@@ -79,6 +80,7 @@ __all__ = [
     "IPOPerToken",
     "MaskedLM",
     "Objective",
+    "OnPolicyDistillation",
     "Pairwise",
     "Policy",
     "PrefixLM",

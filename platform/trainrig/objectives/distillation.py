@@ -75,7 +75,7 @@ class Distillation(Settings):
         """The terms of each target of `batch`, each times its weight in hundredths; beside them
         the share of targets whose likeliest entry is the teacher's."""
         from trainrig.objectives.chunked_head import Bend, row_losses
-        from trainrig.objectives.soft_targets import SoftTargets, TeacherRows
+        from trainrig.objectives.teachers.soft_targets import SoftTargets, TeacherRows
 
         arrays = batch.arrays
         if (positions_BT := arrays.get(POSITIONS)) is None:

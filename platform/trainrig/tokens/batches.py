@@ -78,6 +78,7 @@ OLD, SAMPLED, REFERENCE_TOKENS = "old", "sampled", "reference_tokens"
 # the former, read as training reads (OLD is by the weights when the batch was made), and what the
 # loss of each token is weighed with for it, which is [B] IMPORTANCE_LIMIT at most.
 BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT = "behaviour", "importance", "importance_limit"
+TEACHER_TOKENS = "teacher_tokens"  # [B, T] the same under the teacher, where tokens learn of one
 LIMIT_TOKENS = "limit_tokens"  # [B] tokens that each may have; also a denominator
 TEMPERATURE = "temperature"  # [B] float32, that all were sampled with
 ENTRIES = "entries"  # [B] entries of the vocabulary that are drawn from; later ones only pad it

@@ -3,4 +3,6 @@
 import runpy
 from pathlib import Path
 
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "conftest.py")))
+ABOVE = Path(__file__).parents[1]
+globals().update(runpy.run_path(str(ABOVE / "conftest.py")))
+globals().update(runpy.run_path(str(ABOVE / "sums.py")))

@@ -8,7 +8,9 @@ import pytest
 
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "conftest.py")))
+ABOVE = Path(__file__).parents[1]
+globals().update(runpy.run_path(str(ABOVE / "conftest.py")))
+globals().update(runpy.run_path(str(ABOVE / "sums.py")))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Batches that a model draws itself: what is in them, and that the weights alone decide it."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -33,9 +34,11 @@ from trainrig.tokens.batches import (
 from trainrig.trace import trace
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
-from trainrig.train.run.charts.rollout_charts import rollout_charts
+from trainrig.train.run.charts.answer_samples import answer_samples
+from trainrig.train.run.charts.rollout_charts import REWARD, rollout_charts
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.run_page import read_report_data
+from trainrig.train.run.run_page import read_report_data, run_page
+from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer
 from trainrig.train.run.stored_batches import stored_batches
 
 HELD = {"kind": "GRPO", "reference": {"weight": 0.1}}
@@ -282,7 +285,7 @@ def test_adapters_learn_of_rollouts_too(ranks, make_run, tmp_path):
 
 def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
     run_data = read_report_data(whole.folder)
-    reward, exploration, price = rollout_charts(run_data)
+    reward, exploration, price, gap = rollout_charts(run_data)
     assert reward.table.columns == ("step", "reward", "exact", "pattern")
     lines = metrics.series(whole.folder)
     rewards = [line["train/diagnostics/reward"] for line in lines]
@@ -291,5 +294,65 @@ def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
     away = [line["train/diagnostics/completion_divergence"] for line in lines]
     assert [row[1:] for row in price.table.rows] == list(zip(away, rewards, strict=True))
     assert price.title.endswith(f"for a reward of {rewards[-1]:.3g}")
-    gap = max(line["train/diagnostics/sampler_gap"] for line in lines)
-    assert "from the reference" in exploration.title and f"{gap:.2g} nats" in exploration.caption
+    gaps = [line["train/diagnostics/sampler_gap"] for line in lines]
+    assert "from the reference" in exploration.title and f"{max(gaps):.2g} nats" in gap.title
+    assert [row[1] for row in gap.table.rows] == gaps
+
+
+def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
+    run_data = read_report_data(whole.folder)
+    assert [batch.step for batch in run_data.answers] == [0, 1, 2]
+    last = stored_batches(RunFolder(whole.folder))[-1]
+    rewards = np.concatenate([last.micro_batch(i).arrays[REWARDS] for i in (0, 1)])
+    said = run_data.answers[-1]
+    assert [each.reward for each in said.answers] == rewards.tolist()
+    assert all("is " in each.prompt for each in said.answers)
+    assert all(("e" in each.text) == (each.parts["pattern"] == 1) for each in said.answers)
+    _, low, high, *earlier = answer_samples(run_data.answers, run_data.measured)
+    worst, best = low.samples[0], high.samples[0]
+    assert worst.note.startswith(f"reward {rewards.min():.3g}, advantage")
+    assert best.note.startswith(f"reward {rewards.max():.3g}, advantage")
+    assert best.text.endswith(said.by_worth()[-1].text) and len(earlier) == 2
+    page = run_page(run_data)
+    assert "Among the worst" in page and "after 1 updates" in page
+    assert f"3 of 3 steps; reward {metrics.series(whole.folder)[-1][REWARD]:.3g}, at" in page
+
+
+def fooled(step):
+    """A line of metrics of a run whose reward rises while what is true falls."""
+    true, trained = 0.6 - 0.05 * step, 0.1 + 0.1 * step
+    named = {"reward": trained, "reward_model": trained, "reward_exact": true, "flat": 0.0}
+    named |= {"entropy": 0.1, "sampler_gap": 1e-6}
+    return {"step": step, **{f"train/diagnostics/{name}": each for name, each in named.items()}}
+
+
+@pytest.mark.parametrize("measured", [("exact",), ()])
+def test_a_reward_that_is_fooled_is_seen_by_what_is_only_measured(whole, measured):
+    run_data = dataclasses.replace(
+        read_report_data(whole.folder), updates=[fooled(step) for step in range(6)],
+        measured=measured,
+    )  # fmt: skip
+    titles = [chart.title for chart in rollout_charts(run_data)]
+    # Means of three steps at either end: .15 less of the one, .3 more of the other.
+    expected = "Fooled: the reward rose by 0.3, 'exact' fell by 0.15"
+    assert (expected in titles) == bool(measured)
+    liked = StoredAnswer("1+1=", "3", 0.9, 1.0, {"model": 0.9, "exact": 0.0})
+    right = StoredAnswer("1+1=", "2", 0.2, -1.0, {"model": 0.2, "exact": 1.0})
+    blocks = answer_samples([BatchAnswers(0, (right, liked))], measured)
+    html = "".join(block.html() for block in blocks)
+    assert ("Overrated" in html) == bool(measured)
+    if measured:
+        assert "50" in html and blocks[-1].blocks[1].samples[0].text.endswith("3")
+
+
+def test_parts_without_a_weight_are_known_to_the_report(ranks, make_run, tmp_path):
+    rewards = (
+        {"kind": "PatternShape", "pattern": "e", "whole": False},
+        {"kind": "ExactAnswer", "weight": 0.0},
+    )
+    run = make_run(tmp_path / "run", rewards=rewards, training={"steps": 2})
+    job = trained(ranks, run, 1)
+    (tmp_path / "run/run.toml").write_text(to_toml(run))
+    run_data = read_report_data(job.folder)
+    assert run_data.measured == ["exact"]
+    assert any("'exact'" in chart.title for chart in rollout_charts(run_data))

@@ -85,8 +85,8 @@ class WeightedRewards:
             )
         weights = [settings.weight for settings, _ in every]
         totals = tuple(
-            sum(weight * score for weight, score in zip(weights, scores, strict=True))
-            for scores in zip(*parts.values(), strict=True)
+            sum((w * s[n] for w, s in zip(weights, parts.values(), strict=True)), start=0.0)
+            for n in range(len(completions))
         )
         return RewardScores(totals, parts, dict(sorted(faults.items())))
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from trainrig.config import identity
 from trainrig.errors import DataError
 from trainrig.objectives.divergence import divergence
+from trainrig.objectives.on_policy_distillation import TEACHER_MODEL, OnPolicyDistillation
 from trainrig.objectives.policy import Floats
 from trainrig.objectives.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
@@ -45,6 +46,7 @@ from trainrig.tokens.batches import (
     REWARD_PART,
     SAMPLED,
     TARGETS,
+    TEACHER_TOKENS,
     TEMPERATURE,
     TOKENS,
     TURNS,
@@ -231,6 +233,10 @@ class RolloutBatches(RolloutMaker):
                 penalties_BT = weight * divergence(held.estimator, away_BT) * mask_BT
             if held.adaptive:
                 found[DIVERGENCE_WEIGHT] = np.full(len(mask_BT), weight, dtype=np.float32)
+        if isinstance(objective, OnPolicyDistillation) and objective.estimator == "sampled":
+            found[TEACHER_TOKENS] = self._read(others[TEACHER_MODEL], *read)
+            away_BT = (arrays[OLD] - found[TEACHER_TOKENS]).astype(np.float64)
+            penalties_BT = away_BT * mask_BT
         if CRITIC_MODEL in others:
             values, _ = read_values(others[CRITIC_MODEL], *read)
             values_BT = values.double().cpu().numpy()
@@ -268,8 +274,7 @@ class RolloutBatches(RolloutMaker):
 
     @functools.cached_property
     def _rewards(self) -> WeightedRewards:
-        further = [self._run.environment] if self._run.environment else []
-        return build_rewards(self._run.rewards, further)
+        return open_rewards(self._run)
 
     @functools.cached_property
     def _sampler(self) -> TranscriptSampler:
@@ -290,6 +295,17 @@ def _on_device(model: "nn.Module", arrays: Arrays) -> "tuple[Tensor, Tensor]":
 
     device = next(model.parameters()).device
     return from_numpy(arrays[IDS]).to(device), from_numpy(arrays[TARGETS]).to(device)
+
+
+def open_rewards(run: ReinforcementLearning) -> WeightedRewards:
+    """What the completions of `run` are worth; with a teacher there may be nothing to tell.
+
+    Raises ConfigError where a reward cannot be opened.
+    """
+    further = [run.environment] if run.environment else []
+    if run.teacher and not (run.rewards or further):
+        return WeightedRewards(())
+    return build_rewards(run.rewards, further)
 
 
 def _cut(scores: RewardScores, begin: int, end: int) -> RewardScores:

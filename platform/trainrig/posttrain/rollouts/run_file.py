@@ -9,7 +9,7 @@ from trainrig.config.resource_request import ResourceRequest
 from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.templates import template
 from trainrig.models.lora.settings import LoRA
-from trainrig.objectives import GRPO, PPO, Policy, ReinforcePlusPlus
+from trainrig.objectives import GRPO, PPO, OnPolicyDistillation, Policy, ReinforcePlusPlus
 from trainrig.optim import AdamW, Optimizer
 from trainrig.posttrain.environments import EnvironmentSettings
 from trainrig.posttrain.rewards import RewardSettings
@@ -125,6 +125,9 @@ class ReinforcementLearning(TrainingRunFile):
     environment: EnvironmentSettings | None = None
     objective: Annotated[Policy, Field(discriminator="kind")] = GRPO()  # what training makes small
     critic: Critic | None = None  # of PPO; None: as it is by default
+    # Frozen model that OnPolicyDistillation learns from, of the same tokenizer: a run folder or
+    # checkpoint; None: the objective learns from none.
+    teacher: Annotated[str | None, NOT_IDENTITY] = None
     # Low-rank adapters to train beside the frozen model; None: the model itself is trained.
     lora: LoRA | None = None
     training: PolicyTraining  # how long to train, and how
@@ -157,7 +160,7 @@ class ReinforcementLearning(TrainingRunFile):
             raise ValueError(
                 f"critic: {kind} has none; leave it out, or set objective.kind = 'PPO'"
             )
-        alone = isinstance(self.objective, PPO) or (
+        alone = isinstance(self.objective, PPO | OnPolicyDistillation) or (
             isinstance(self.objective, ReinforcePlusPlus) and self.objective.baseline == "none"
         )
         if self.rollouts.samples == 1 and not alone:
@@ -173,8 +176,25 @@ class ReinforcementLearning(TrainingRunFile):
         return self
 
     @model_validator(mode="after")
+    def _a_teacher_for_who_learns_from_one(self) -> Self:
+        taught = isinstance(self.objective, OnPolicyDistillation)
+        if self.teacher and not taught:
+            raise ValueError(
+                f"teacher: {self.objective.kind} learns from none; leave it out, or set "
+                "objective.kind = 'OnPolicyDistillation'"
+            )
+        if taught and not self.teacher:
+            raise ValueError("teacher: none; name the checkpoint that OnPolicyDistillation is of")
+        if taught and self.rollouts.redraws:
+            raise ValueError(
+                "rollouts.redraws: a teacher has something to say of each completion, also where "
+                "all are worth the same; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _something_is_worth_something(self) -> Self:
-        if not (self.rewards or self.environment):
+        if not (self.rewards or self.environment or self.teacher):
             raise ValueError('rewards: none; write one, such as [[rewards]] kind = "ExactAnswer"')
         if self.environment and self.rollouts.stop:
             raise ValueError(

@@ -9,12 +9,13 @@ from trainrig.estimate.training_facts import sizes_of
 from trainrig.manifest import Manifest
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rewards.weighted import build_rewards, reward_inputs
-from trainrig.posttrain.rollouts.batches import open_rollouts
+from trainrig.posttrain.rewards.weighted import reward_inputs
+from trainrig.posttrain.rollouts.batches import open_rewards, open_rollouts
 from trainrig.posttrain.rollouts.prompts import FORMAT, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.tokens.documents.files import named, paths_of
@@ -56,7 +57,7 @@ def prepare(
     rewards = tuple(part.settled() for part in run.rewards)
     environment = run.environment and run.environment.settled()
     run = run.model_copy(update={"rewards": rewards, "environment": environment})
-    build_rewards(rewards, [environment] if environment else [])
+    open_rewards(run)
     if environment:
         environment.open()
     paths = paths_of(FORMAT, run.prompts.paths)
@@ -67,6 +68,8 @@ def prepare(
     keys = zip(named(paths), map(storage.content_key, paths), strict=True)
     prompts = manifest.digest([list(each) for each in keys])
     frozen = {REFERENCE_MODEL: FrozenModel(model, path)} if run.objective.reference else {}
+    if teacher := _find_teacher(run, encoder.encoder):
+        frozen[TEACHER_MODEL] = teacher
     critic = _find_critic(run, path, encoder.encoder)
     job = TrainingJob(
         folder=storage.absolute(run.output),
@@ -94,6 +97,9 @@ def prepare(
         from trainrig.models.lora.layers import count_adapter
 
         counted["parameters_trained"] = count_adapter(model, run.lora)
+    if teacher:
+        inputs["teacher"] = checkpoint.content_key(teacher.weights)
+        counted["parameters_of_teacher"] = count_parameters(teacher.model).total
     if critic:
         inputs["critic"] = checkpoint.content_key(critic.weights)
         counted["parameters_of_critic"] = count_parameters(critic.model).total
@@ -131,28 +137,53 @@ def _find_critic(run: ReinforcementLearning, start: str, encoder: Encoder) -> Tr
     wanted = run.settled_critic
     if wanted is None:
         return None
-    path = start
-    if wanted.checkpoint:
-        path = checkpoint.resolve(storage.absolute(wanted.checkpoint))
+    path = checkpoint.resolve(storage.absolute(wanted.checkpoint)) if wanted.checkpoint else start
+    there = _describe_reader(run, "critic.checkpoint", path, encoder)
+    model = there if there.head == "score" else there.with_score_head()
+    return TrainedModel(model, path, wanted.optimizer, wanted.clip_norm)
+
+
+def _find_teacher(run: ReinforcementLearning, encoder: Encoder) -> FrozenModel | None:
+    """The model that the student is held to; None: there is none.
+
+    Raises ConfigError for one of another tokenizer than `encoder`, too short, or that does not
+    speak.
+    """
+    if run.teacher is None:
+        return None
+    path = checkpoint.resolve(storage.absolute(run.teacher))
+    there = _describe_reader(run, "teacher", path, encoder)
+    if there.head == "score" or there.bidirectional or isinstance(there, EncoderDecoderConfig):
+        raise ConfigError(
+            f"teacher: {path} goes on from no text, so there is no next token that it expects; "
+            "name a language model"
+        )
+    return FrozenModel(there, path)
+
+
+def _describe_reader(
+    run: ReinforcementLearning, field: str, path: str, encoder: Encoder
+) -> DecoderConfig:
+    """The model at `path`, which reads what the policy says. Raises ConfigError, which names
+    `field`, for one of another tokenizer than `encoder`, or too short."""
     there, _ = checkpoint.describe(path)
     if Encoder.of(checkpoint.tokenizer_files(path)).fingerprint != encoder.fingerprint:
         raise ConfigError(
-            f"critic.checkpoint: {path} has another tokenizer than the model to be taught, so it "
-            "can't read what that says; name a model with the same one"
+            f"{field}: {path} has another tokenizer than the model to be taught, so it can't read "
+            "what that says; name a model with the same one"
         )
     if checkpoint.adapter_of(path, checkpoint.read_entries(path)):
         raise ConfigError(
-            f"critic.checkpoint: {path} holds an adapter alone; `trainrig export` merges it with "
-            "its base into a folder, which may be named here"
+            f"{field}: {path} holds an adapter alone; `trainrig export` merges it with its base "
+            "into a folder, which may be named here"
         )
     longest = run.rollouts.prompt_tokens + run.rollouts.maximum_tokens
     if longest > there.positions:
         raise ConfigError(
-            f"critic.checkpoint: {path} has {there.positions} positions, of {longest} that "
-            "rollouts may take; name another, or lower rollouts.maximum_tokens"
+            f"{field}: {path} has {there.positions} positions, of {longest} that rollouts may "
+            "take; name another, or lower rollouts.maximum_tokens"
         )
-    model = there if there.head == "score" else there.with_score_head()
-    return TrainedModel(model, path, wanted.optimizer, wanted.clip_norm)
+    return there
 
 
 def _check(run: ReinforcementLearning, path: str, model: DecoderConfig) -> None:

@@ -15,9 +15,10 @@ from trainrig.errors import DataError
 from trainrig.report import KeyFigure, ReportTable, Section, duration, percent, short
 from trainrig.storage.writable import check_folder
 from trainrig.train.run import metrics
+from trainrig.train.run.charts.answer_samples import answer_samples
 from trainrig.train.run.charts.prediction_chart import comparison, prediction_chart
 from trainrig.train.run.charts.preference_charts import preference_charts
-from trainrig.train.run.charts.rollout_charts import rollout_charts
+from trainrig.train.run.charts.rollout_charts import answer_worth, rollout_charts
 from trainrig.train.run.charts.run_charts import (
     Line,
     RunReportData,
@@ -38,6 +39,7 @@ from trainrig.train.run.prediction import read_prediction
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.charts import score_chart
 from trainrig.train.run.scores.records import read_end, usable_scores
+from trainrig.train.run.stored_answers import read_answers
 
 PAGE = "report.html"
 RUN_FILE = "run.toml"
@@ -107,6 +109,8 @@ def read_report_data(folder: str) -> RunReportData:
         end=read_end(RunFolder(folder)),
         objective=run.get("objective", {}).get("kind", ""),
         compared=read_views(folder),
+        answers=read_answers(RunFolder(folder)),
+        measured=[part["name"] for part in run.get("rewards", ()) if part["weight"] == 0],
     )
 
 
@@ -121,7 +125,9 @@ def run_page(run_data: RunReportData) -> str:
             charts.append(forgetting_chart(run_data))
     sections = [Section("loss", "How well it predicts", tuple(charts))]
     if rollouts := rollout_charts(run_data):  # first: a policy's loss says little
-        sections.insert(0, Section("rollouts", "What its answers are worth", tuple(rollouts)))
+        said = answer_samples(run_data.answers, run_data.measured)
+        blocks = (*rollouts, *said)
+        sections.insert(0, Section("rollouts", "What its answers are worth", blocks))
     if preferences := preference_charts(run_data):
         sections.append(Section("preferences", "What it prefers", tuple(preferences)))
     if compared := comparison_section(run_data.compared):
@@ -172,7 +178,11 @@ def _verdict(run_data: RunReportData) -> report.Verdict:
         (run_data.held_out, "eval/loss") if run_data.held_out else (run_data.updates, "train/loss")
     )
     loss = values(lines, name)[-1]
-    sentence = f"{done:,} of {run_data.steps:,} steps; {what} {loss:.3f} {run_data.unit}."
+    measure = f"{what} {loss:.3f} {run_data.unit}"
+    if worth := answer_worth(run_data):  # a policy's loss says little
+        name, last, first = worth
+        measure = f"{name} {last:.3g}, at first {first:.3g}"
+    sentence = f"{done:,} of {run_data.steps:,} steps; {measure}."
     if run_data.end and done >= run_data.end.step:
         sentence += f" At its end, by its scores: {run_data.end.why}."
     state: Literal["done", "warning"] = "warning" if warnings else "done"
@@ -211,6 +221,9 @@ def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
         held_out = values(run_data.held_out, "eval/loss")
         first = f"{held_out[0]:.3f} at step {run_data.held_out[0]['step']:,}"
         figures.insert(0, KeyFigure("Held-out loss", f"{held_out[-1]:.3f}", run_data.unit, first))
+    if worth := answer_worth(run_data):
+        name, end, start = worth
+        figures[0] = KeyFigure(name.capitalize(), f"{end:.3g}", "", f"{start:.3g} at first")
     if run_data.prediction:
         actual, predicted, low, high = comparison(run_data, run_data.prediction)
         sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"

@@ -1,5 +1,7 @@
 """Charts of what a run's own answers were worth, from the diagnostics of its objective."""
 
+from collections.abc import Callable, Sequence
+
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -11,7 +13,7 @@ from trainrig.train.run.charts.run_charts import Line, RunReportData, values
 TRAIN = "train/diagnostics/"
 REWARD, ENTROPY, REFERENCE = f"{TRAIN}reward", f"{TRAIN}entropy", f"{TRAIN}reference_divergence"
 GAP = f"{TRAIN}sampler_gap"
-AWAY = f"{TRAIN}completion_divergence"
+AWAY, TEACHER = f"{TRAIN}completion_divergence", f"{TRAIN}teacher_divergence"
 PARTS = f"{REWARD}_"
 FAULTS = f"{REWARD}_faults"
 COLOURS = (C2, C3, C4)
@@ -22,15 +24,48 @@ def rollout_charts(run_data: RunReportData) -> list[Chart]:
     lines = [line for line in run_data.updates if line.get(ENTROPY) is not None]
     if not lines:
         return []
-    charts = [reward_chart(lines), exploration_chart(lines)]
-    held = all(line.get(AWAY) is not None for line in lines)
-    return [*charts, price_chart(lines)] if held else charts
+    taught, parts = all(line.get(TEACHER) is not None for line in lines), _parts(lines)
+    charts = [teacher_chart(lines)] if taught else []
+    if parts or not taught:
+        charts.append(reward_chart(lines))
+    charts += [
+        verifier_chart(lines, f"{PARTS}{name}")
+        for name in run_data.measured
+        if f"{PARTS}{name}" in parts and len(parts) > 1
+    ]
+    charts.append(exploration_chart(lines))
+    if all(line.get(AWAY) is not None for line in lines):
+        charts.append(price_chart(lines))
+    return [*charts, gap_chart(lines)]
+
+
+def answer_worth(run_data: RunReportData) -> tuple[str, float, float] | None:
+    """What a policy is judged by, with its last and its first means; None: it is no policy."""
+    lines = [line for line in run_data.updates if line.get(ENTROPY) is not None]
+    if not lines:
+        return None
+    taught = lines[-1].get(TEACHER) is not None
+    name, figure = ("nats a token from the teacher", TEACHER) if taught else ("reward", REWARD)
+    first, last, _ = _ends(lines, figure)
+    return name, last, first
+
+
+def _parts(lines: Sequence[Line]) -> list[str]:
+    """The figures of the parts of the reward."""
+    return sorted(name for name in lines[0] if name.startswith(PARTS) and name != FAULTS)
+
+
+def _ends(lines: Sequence[Line], name: str) -> tuple[float, float, int]:
+    """The means of the figure `name` over the first and over the last steps, and over how many."""
+    some = min(10, max(1, len(lines) // 2))
+    first, last = (sum(v[name] for v in part) / some for part in (lines[:some], lines[-some:]))
+    return first, last, some
 
 
 def reward_chart(lines: list[Line]) -> Chart:
     """The reward by step, with its parts where there are several."""
     over = max(1, len(lines) // 40)
-    parts = sorted(name for name in lines[0] if name.startswith(PARTS) and name != FAULTS)
+    parts = _parts(lines)
     shown = parts if len(parts) > 1 else []
 
     def plot(ax: Axes) -> None:
@@ -47,8 +82,7 @@ def reward_chart(lines: list[Line]) -> Chart:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(xlabel="step", ylabel="reward")
 
-    some = min(10, max(1, len(lines) // 2))
-    first, last = (sum(v[REWARD] for v in part) / some for part in (lines[:some], lines[-some:]))
+    first, last, some = _ends(lines, REWARD)
     flat = sum(line[f"{TRAIN}flat"] for line in lines[-some:]) / some
     return Chart(
         f"Completions are worth {last:.3g}; at first {first:.3g}",
@@ -61,6 +95,97 @@ def reward_chart(lines: list[Line]) -> Chart:
             "Rewards, last steps",
             ("step", "reward", *(part.removeprefix(PARTS) for part in shown)),
             tuple((x["step"], x[REWARD], *(x[part] for part in shown)) for x in lines[-50:]),
+        ),
+    )
+
+
+def verifier_chart(lines: list[Line], part: str) -> Chart:
+    """The reward that is trained on beside a part that is only measured: where the first rises and
+    the second falls, the reward is fooled (Gao et al. 2023, arXiv:2210.10760)."""
+    name, over = part.removeprefix(PARTS), max(1, len(lines) // 40)
+    steps = values(lines, "step")
+    trained, true = (figures.trailing_mean(values(lines, n), over) for n in (REWARD, part))
+    best = int(true.argmax())
+
+    def plot(ax: Axes) -> None:
+        for y, colour, label in ((trained, C1, "reward"), (true, C2, f"{name}, not trained on")):
+            ax.plot(*figures.thin(steps, y), color=colour, linewidth=1.8, label=label)
+        ax.legend(ncols=2)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.set(xlabel="step", ylabel="mean over completions")
+
+    (first, last, some), (before, after, _) = _ends(lines, REWARD), _ends(lines, part)
+    if last > first and after < before:
+        title = f"Fooled: the reward rose by {last - first:.3g}, '{name}' fell by "
+        title += f"{before - after:.3g}"
+    else:
+        title = f"'{name}', not trained on: {after:.3g}, at first {before:.3g}"
+    return Chart(
+        title,
+        figures.draw(plot, 240),
+        label=f"Lines of the mean reward and of '{name}', which is not trained on, against steps.",
+        caption=f"n = {len(lines):,} steps, the mean of {over}; the headline's are of {some}. "
+        f"'{name}' has no weight in the reward. It was best at step {steps[best]:,.0f}, with "
+        f"{true[best]:.3g}.",
+        table=ReportTable(
+            f"Reward and '{name}', last steps",
+            ("step", "reward", name),
+            tuple((x["step"], x[REWARD], x[part]) for x in lines[-50:]),
+        ),
+    )
+
+
+def teacher_chart(lines: list[Line]) -> Chart:
+    """How far the student is from its teacher, by step."""
+    return _one_line(
+        lines,
+        TEACHER,
+        "nats a token",
+        "A line of the divergence from the teacher against steps.",
+        lambda first, last: f"{last:.3g} nats a token from the teacher; at first {first:.3g}",
+        "KL(student || teacher) of the tokens that the student drew.",
+    )
+
+
+def gap_chart(lines: list[Line]) -> Chart:
+    """How far what sampled is from what is trained, by step."""
+    most = max(line[GAP] for line in lines)
+    return _one_line(
+        lines,
+        GAP,
+        "nats a token",
+        "A line of the difference between log-probabilities as sampled and as trained on.",
+        lambda first, last: f"What samples and what is trained differ by {most:.2g} nats at most",
+        "Mean |log-probability as sampled − as training reads it|: rounding alone, unless what "
+        "samples has other weights.",
+    )
+
+
+def _one_line(
+    lines: list[Line],
+    name: str,
+    unit: str,
+    label: str,
+    title: Callable[[float, float], str],
+    what: str,
+) -> Chart:
+    over = max(1, len(lines) // 40)
+
+    def plot(ax: Axes) -> None:
+        means = figures.trailing_mean(values(lines, name), over)
+        ax.plot(*figures.thin(values(lines, "step"), means), color=C1, linewidth=1.8)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.set(xlabel="step", ylabel=unit)
+
+    first, last, some = _ends(lines, name)
+    return Chart(
+        title(first, last),
+        figures.draw(plot, 240),
+        label=label,
+        caption=f"{what} n = {len(lines):,} steps, the mean of {over}; means of {some} at either "
+        "end.",
+        table=ReportTable(
+            "Last steps", ("step", unit), tuple((x["step"], x[name]) for x in lines[-50:])
         ),
     )
 
@@ -82,14 +207,13 @@ def exploration_chart(lines: list[Line]) -> Chart:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.set(xlabel="step", ylabel="nats a token", ylim=(0, None))
 
-    last, gap = lines[-1], max(line[GAP] for line in lines)
+    last = lines[-1]
     away = f", {last[REFERENCE]:.3g} from the reference" if held else ""
     return Chart(
         f"The policy ends with an entropy of {last[ENTROPY]:.3g} nats a token{away}",
         figures.draw(plot, 240),
         label="Lines of the entropy and of the divergence from the reference against steps.",
-        caption=f"n = {len(lines):,} steps, the mean of {over}. What was sampled and what training "
-        f"read differed by {gap:.2g} nats a token at most.",
+        caption=f"n = {len(lines):,} steps, the mean of {over}.",
         table=ReportTable(
             "Entropy and divergence, last steps",
             ("step", *(label for _, _, label in named)),

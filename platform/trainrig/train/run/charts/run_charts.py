@@ -32,6 +32,7 @@ from trainrig.train.evaluations.decisions import ScoredCheckpoint
 from trainrig.train.run.goodput import Goodput
 from trainrig.train.run.prediction import Prediction
 from trainrig.train.run.scores.records import EarlyEnd
+from trainrig.train.run.stored_answers import BatchAnswers
 
 Line = Mapping[str, Any]
 FORGETTING_ROWS = 12  # sources that are drawn: those that changed most
@@ -65,6 +66,8 @@ class RunReportData:
 
     objective: str = ""  # kind of it
     compared: Sequence[ModelView] = ()  # before the first step, and after the last
+    answers: Sequence[BatchAnswers] = ()  # of some batches that the model drew itself
+    measured: Sequence[str] = ()  # parts of the reward that have no weight in it
 
     @property
     def unit(self) -> str:

@@ -40,6 +40,10 @@ def norms_chart(run_data: RunReportData) -> Chart | None:
     if not lines:
         return None
     names = sorted(n for n in lines[-1] if n.startswith("layers/") and n.endswith("/grad_norm"))
+    # A policy whose completions are all worth the same has no gradient, and no logarithm of it.
+    lines = [line for line in lines if any(line.get(name) for name in names)]
+    if not lines:
+        return None
     chosen = np.unique(np.linspace(0, len(lines) - 1, min(COLUMNS, len(lines))).astype(int))
     shown = [lines[index] for index in chosen]
     norms_LS = np.array([[line.get(name) or np.nan for line in shown] for name in names])

@@ -1,0 +1,141 @@
+"""On-policy distillation: a student is held to its teacher where the student itself goes.
+
+The student answers prompts, and at each token of its own answers KL(student || teacher) is made
+small: the *reverse* divergence, which punishes what the teacher would not say and leaves out what
+the student cannot (Gu et al. 2024, "MiniLLM", arXiv:2306.08543; Agarwal et al. 2024, "On-Policy
+Distillation of Language Models", arXiv:2306.13649, sections 3.1 and 3.2, with all data on-policy).
+Going backward goes through the distributions at the tokens, not through which tokens were drawn.
+
+Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from trainrig.objectives.contract import Computed, Contributions, DeviceBatch
+from trainrig.objectives.policy import POLICY, ClippedPolicy, Floats
+from trainrig.objectives.ppo import estimate_advantages
+from trainrig.tokens.batches import (
+    ADVANTAGES,
+    ENTRIES,
+    IDS,
+    IGNORE,
+    OLD,
+    REWARDS,
+    TARGETS,
+    TEACHER_TOKENS,
+    TEMPERATURE,
+    TOKEN_ADVANTAGES,
+    TOKENS,
+)
+
+if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+    from torch import Tensor, nn
+
+TEACHER_MODEL = "teacher"  # name of the frozen model
+
+
+class OnPolicyDistillation(ClippedPolicy):
+    """KL(student || teacher) of each token that the student draws, a mean over those of the global
+    batch. Rewards are measured and not learnt from."""
+
+    kind: Literal["OnPolicyDistillation"] = "OnPolicyDistillation"
+    # How the divergence is found. "full": over the whole vocabulary at each token, exactly (Agarwal
+    # et al. 2024, equation 4). "sampled": by the token alone that was drawn, whose log-probability
+    # under the teacher less that under the student is its advantage in a clipped policy gradient;
+    # the teacher then reads a batch once, however many updates are made of it.
+    estimator: Literal["full", "sampled"] = "full"
+    # Of "sampled": what the next token's divergence counts in the advantage of a token. 0: its own
+    # alone, whose expected slope is that of "full"; 1: all later ones as well, so that a token
+    # answers for where it leads (Gu et al. 2024, equation 2).
+    discount: float = Field(default=0.0, ge=0, le=1)
+
+    @property
+    def per(self) -> str:
+        """Tokens of all completions."""
+        return TOKENS
+
+    @model_validator(mode="after")
+    def _one_model_holds(self) -> Self:
+        if self.reference:
+            raise ValueError(
+                "reference: the teacher is what a student is held to; leave the reference out"
+            )
+        if self.discount and self.estimator == "full":
+            raise ValueError(
+                'discount: estimator = "full" takes each token by itself; leave `discount` out, or '
+                'set estimator = "sampled"'
+            )
+        return self
+
+    def credit(
+        self,
+        rewards_GS: Floats,
+        mask_BT: NDArray[np.bool_],
+        penalties_BT: Floats | None,
+        values_BT: Floats | None,
+    ) -> dict[str, NDArray[np.float32]]:
+        """See PolicyGradient. `penalties_BT`: the student's log-probability of each token less the
+        teacher's; None: they are not needed."""
+        rewards_B = rewards_GS.reshape(-1)
+        if penalties_BT is None:
+            found = {REWARDS: rewards_B, ADVANTAGES: np.zeros(len(rewards_B))}
+        else:
+            advantages_BT = estimate_advantages(
+                -penalties_BT, np.zeros(mask_BT.shape), mask_BT, self.discount, trace_decay=1.0
+            )
+            mean_B = advantages_BT.sum(1) / mask_BT.sum(1)
+            found = {
+                REWARDS: rewards_B,
+                ADVANTAGES: mean_B,
+                TOKEN_ADVANTAGES: advantages_BT,
+            }
+        return {name: each.astype(np.float32) for name, each in found.items()}
+
+    def advantages_of(
+        self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
+    ) -> Tensor:
+        """[B, T], each token's own."""
+        return arrays[TOKEN_ADVANTAGES]
+
+    def compute(
+        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
+    ) -> Computed:
+        """The divergence of each completion of `batch` from the teacher."""
+        arrays = batch.arrays
+        mask_BT = arrays[TARGETS] != IGNORE
+        count_B = mask_BT.sum(1)
+        if self.estimator == "sampled":
+            computed = super().compute(model, batch, statistics)
+            away_BT = (arrays[OLD] - arrays[TEACHER_TOKENS]) * mask_BT
+            watched = {"teacher_divergence": Contributions(away_BT, count_B)}
+            return Computed(computed.terms, computed.auxiliary, {**computed.diagnostics, **watched})
+        # Here, as run files are read without torch.
+        from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
+
+        temperature, entries = float(arrays[TEMPERATURE][0]), int(arrays[ENTRIES][0])
+        teacher = batch.models[TEACHER_MODEL]
+        read = read_beside_teacher(
+            model, teacher, arrays[IDS], arrays[TARGETS], temperature, entries
+        )
+        change_BT = (read.log_probabilities_BT - arrays[OLD]) * mask_BT
+        watched = self._watch(
+            batch,
+            change_BT.exp(),
+            change_BT.new_zeros(len(change_BT), 1),  # nothing is clipped
+            read.entropy_BT,
+            change_BT,
+            read.log_probabilities_BT,
+        )
+        watched["teacher_divergence"] = Contributions(read.divergence_BT.detach(), count_B)
+        terms = {POLICY: Contributions(read.divergence_BT, count_B)}
+        return Computed(terms, read.auxiliary, watched)
+
+
+__all__ = ["TEACHER_MODEL", "OnPolicyDistillation"]

@@ -1,0 +1,101 @@
+"""The divergence of a student from its teacher, KL(student || teacher), over the whole vocabulary,
+straight from hidden states, some rows at a time.
+
+In one pass over the logits of a block come the divergence, the log-probability of the token that
+stands there, the entropy, and the slopes of the first (chunked_head.py): the logits of all tokens,
+the student's or the teacher's, are never there at once.
+
+Shapes: B rows, T positions, N tokens, R rows at a time, C and D channels of student and teacher, V
+entries of the vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainrig.objectives.chunked_head import Bend, put_back, row_losses
+from trainrig.objectives.contract import Output, OutputHead
+from trainrig.objectives.cross_entropy import cut_rows
+from trainrig.tokens.batches import IGNORE
+
+
+@dataclass(frozen=True)
+class DivergenceFromTeacher:
+    """As `RowLosses`: the divergence in nats, the log-probability of the target, the entropy."""
+
+    hidden_ND: Tensor  # the teacher's
+    head: OutputHead  # the teacher's
+    targets_N: Tensor
+    bend: Bend
+    temperature: float
+    entries: int  # of the vocabulary; later ones only pad a model's table
+
+    def replace_by_slopes(
+        self, logits_RV: Tensor, rows: slice, counts_R: Tensor | None, parts_3R: Tensor
+    ) -> None:
+        """In float32, a few rows at a time, which stay in a core's cache.
+
+        With p the student's probabilities, q the teacher's and T the temperature, the slope of an
+        entry is p (log p - log q - KL) / T.
+        """
+        teacher_RV = self.head(self.hidden_ND[rows])[:, : self.entries]
+        targets_R = self.targets_N[rows]
+        for some in cut_rows(logits_RV):
+            x = logits_RV[some].float()  # float32 logits themselves, or a copy
+            left = self.bend.apply(x)
+            log_p = (x[:, : self.entries] / self.temperature).log_softmax(1)
+            log_q = (teacher_RV[some].float() / self.temperature).log_softmax(1)
+            p = log_p.exp()
+            log_q.neg_().add_(log_p)  # log p - log q
+            nats = (p * log_q).sum(1)
+            parts_3R[0, some] = nats
+            parts_3R[1, some] = log_p.gather(1, targets_R[some, None]).squeeze(1)
+            parts_3R[2, some] = -(p * log_p).sum(1)
+            x.zero_()
+            torch.mul(p, log_q.sub_(nats[:, None]), out=x[:, : self.entries])
+            x.div_(self.temperature)
+            put_back(x, logits_RV[some], left, None if counts_R is None else counts_R[some])
+
+
+@dataclass(frozen=True)
+class TeacherReading:
+    """What a student and its teacher make of each target; 0 where there is none. Float32."""
+
+    divergence_BT: Tensor  # nats; can be gone backward from
+    log_probabilities_BT: Tensor  # the student's, of the target
+    entropy_BT: Tensor  # the student's, nats
+    auxiliary: Mapping[str, Tensor]  # the student's auxiliary terms
+
+
+def read_beside_teacher(
+    student: nn.Module,
+    teacher: nn.Module,
+    ids_BT: Tensor,
+    targets_BT: Tensor,
+    temperature: float,
+    entries: int,
+) -> TeacherReading:
+    """One forward pass of both over `ids_BT`; logits of both are divided by `temperature`.
+    `entries`: ids from there on only pad the models' tables."""
+    flat = targets_BT.flatten()
+    places_N = (flat != IGNORE).nonzero().squeeze(1)
+    targets_N = flat[places_N]
+    with torch.no_grad():
+        expected: Output = teacher(ids_BT, places_N=places_N)
+    output: Output = student(ids_BT, places_N=places_N)
+    losses = DivergenceFromTeacher(
+        expected.hidden.detach(),
+        expected.head,
+        targets_N,
+        Bend.of(output.head),
+        temperature,
+        entries,
+    )
+    parts = row_losses(output.hidden, output.head, targets_N, losses)
+    zeros = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
+    divergence, log, entropy = (
+        zeros.index_put((places_N,), each_N).view(targets_BT.shape) for each_N in parts
+    )
+    return TeacherReading(divergence, log, entropy, output.auxiliary)

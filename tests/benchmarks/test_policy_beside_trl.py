@@ -1,0 +1,113 @@
+"""GRPO beside TRL: the same small model, prompts, groups and reward, float32, one thread, in turns.
+
+Completions are of sums that the fresh model knows nothing of, so nearly all take all the tokens
+that they may.
+TRL as it comes, sampling by Transformers' `generate`, but for what would slow it down here
+(recomputation, bfloat16 on a CPU). Wall time, so a machine with nothing else to do is asked for.
+"""
+
+import json
+import runpy
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainrig.models.huggingface import HubFolder
+from trainrig.posttrain.huggingface import export_checkpoint
+from trainrig.train.run import metrics
+
+TESTS = Path(__file__).parents[1]
+globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
+globals().update(runpy.run_path(str(TESTS / "posttrain" / "sums.py")))
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
+ROUNDS, STEPS, WARM = 5, 24, 4
+PROMPTS, SAMPLES, TOKENS = 32, 8, 6
+PHASES = ("data", "forward", "backward", "optimizer", "communication")
+
+
+def rate(ends):
+    """Steps a second, from the end of step WARM on."""
+    return (len(ends) - WARM) / (ends[-1] - ends[WARM - 1])
+
+
+def trl_run(at, rows):
+    """Steps a second of a run of TRL's."""
+    import transformers
+    import trl
+    from datasets import Dataset
+
+    ends = []
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_end(self, *arguments, **others):
+            ends.append(time.perf_counter())
+
+    def exact(completions, answer, **others):
+        said = (each[0]["content"] for each in completions)
+        return [float(a.strip() == b) for a, b in zip(said, answer, strict=True)]
+
+    config = trl.GRPOConfig(
+        output_dir=str(at / "trl"), per_device_train_batch_size=PROMPTS * SAMPLES,
+        num_generations=SAMPLES, max_completion_length=TOKENS, max_steps=STEPS, beta=0.0,
+        learning_rate=3e-4, lr_scheduler_type="constant", weight_decay=0.0, temperature=1.0,
+        gradient_checkpointing=False, bf16=False, report_to="none", use_cpu=True, logging_steps=1,
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    prompts = [
+        {"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["completion"]}
+        for row in rows
+    ]
+    trainer = trl.GRPOTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(at / "hub"),
+        processing_class=transformers.AutoTokenizer.from_pretrained(at / "hub"),
+        reward_funcs=exact, args=config, train_dataset=Dataset.from_list(prompts),
+        callbacks=[Clock()],
+    )  # fmt: skip
+    trainer.train()
+    lengths = [
+        line["completions/mean_length"]
+        for line in trainer.state.log_history
+        if "completions/mean_length" in line
+    ]
+    return rate(ends), statistics.mean(lengths)
+
+
+def test_grpo_on_sums(bench, tmp_path, monkeypatch, write_result):
+    pytest.importorskip("trl")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    parameters = bench.model("fresh", 128, 1)
+    export_checkpoint(bench.at("fresh"), bench.at("hub"), HubFolder())
+    before, pairs, shares, lengths = torch.get_num_threads(), [], [], []
+    torch.set_num_threads(1)
+    try:
+        for nth in range(ROUNDS):
+            lines = metrics.series(bench.reinforce(f"ours-{nth}", "fresh", STEPS, nth))
+            theirs, length = trl_run(tmp_path, bench.train_rows)
+            pairs.append((rate([line["time"] for line in lines]), theirs))
+            own = [line["train/diagnostics/completion_tokens"] for line in lines]
+            lengths.append((statistics.mean(own), length))
+            shares += [{name: line[f"time/{name}"] for name in PHASES} for line in lines[WARM:]]
+    finally:
+        torch.set_num_threads(before)
+    ratios = sorted(ours / theirs for ours, theirs in pairs)
+    found = {
+        "benchmark": "grpo-beside-trl",
+        "parameters": parameters,
+        "completions_a_step": PROMPTS * SAMPLES,
+        "tokens_a_completion": [[round(each, 2) for each in pair] for pair in lengths],
+        "ours_steps_per_second": [round(ours, 3) for ours, _ in pairs],
+        "trl_steps_per_second": [round(theirs, 3) for _, theirs in pairs],
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
+        "share_of_a_step": {
+            name: round(statistics.mean(each[name] for each in shares), 3) for name in PHASES
+        },
+    }
+    print("\n" + json.dumps(found))
+    write_result("grpo-beside-trl.json", found)
+    # TRL is the faster here, by what drawing tokens row by row costs (docs/performance.md): this
+    # only guards what there is.
+    assert found["ratio"] > 0.6

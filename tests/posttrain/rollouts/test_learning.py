@@ -1,0 +1,129 @@
+"""What reinforcement learning teaches small models of sums, and what it does not; figures are in
+`results`.
+
+Each start is the first checkpoint of tuning that gets about half of the held-out sums right.
+"""
+
+import json
+import random
+
+import pytest
+
+from trainrig.train.run import metrics
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
+SEEDS = (0, 1, 2)
+TUNED, STEPS = 1000, 300
+HELD = 1.0  # weight of the divergence from the start
+
+
+def begin(bench, seed):
+    """The name of a model that gets about half of the sums right, and the share."""
+    fresh, tuned = f"fresh-{seed}", f"tuned-{seed}"
+    bench.model(fresh, 128, 10 + seed)
+    bench.tune(tuned, fresh, TUNED, seed=seed, keep_every=20)
+    for step in range(200, TUNED + 1, 20):
+        name = f"{tuned}/checkpoints/step_{step:08d}"
+        share, _ = bench.exact(name)
+        print(json.dumps({"seed": seed, "step": step, "exact": share}), flush=True)
+        if share >= 0.45:
+            return name, share
+    raise AssertionError(f"seed {seed}: {share} right after {TUNED} steps")
+
+
+def taught(bench, name, start, seed, steps=STEPS, **changes):
+    """What a run made of `start`."""
+    folder = bench.reinforce(name, start, steps, seed, **changes)
+    lines = metrics.series(folder)
+    some = max(1, steps // 10)
+
+    def mean(of, part):
+        return sum(line[f"train/diagnostics/{of}"] for line in part) / some
+
+    found = {"exact": bench.exact(name)[0]}
+    for when, part in (("first", lines[:some]), ("last", lines[-some:])):
+        found |= {f"{of}_{when}": round(mean(of, part), 4) for of in ("reward", "entropy")}
+    found["seconds_a_step"] = round((lines[-1]["time"] - lines[0]["time"]) / (steps - 1), 3)
+    print(json.dumps({"run": name, **found}), flush=True)
+    return found
+
+
+OBJECTIVES = {
+    "GRPO": {"objective": {"kind": "GRPO"}},
+    "PPO": {
+        "objective": {"kind": "PPO"},
+        "critic": {"optimizer": {"kind": "AdamW", "lr": 1e-3, "weight_decay": 0.0}},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_a_policy_gets_better_by_what_its_answers_are_worth(kind, bench, write_result):
+    found = []
+    for seed in SEEDS:
+        start, share = begin(bench, seed)
+        each = taught(bench, f"{kind}-{seed}", start, seed, **OBJECTIVES[kind])
+        found.append({"seed": seed, "start": share, **each})
+    mean = sum(each["exact"] for each in found) / len(found)
+    write_result(f"{kind.lower()}.json", {"steps": STEPS, "mean_exact": mean, "seeds": found})
+    assert mean >= 0.70
+    assert all(each["exact"] >= each["start"] + 0.12 for each in found)
+
+
+def test_what_is_not_taught_stays_as_it_was(bench, write_result):
+    """Rewards that all are worth the same, and those of another sum's answer."""
+    found = []
+    for seed in SEEDS:
+        start, share = begin(bench, seed)
+        flat = {"rewards": ({"kind": "PatternShape", "pattern": "", "whole": False},)}
+        answers = [row["completion"] for row in bench.train_rows]
+        random.Random(seed).shuffle(answers)
+        rows = [
+            row | {"completion": answer}
+            for row, answer in zip(bench.train_rows, answers, strict=True)
+        ]
+        prompts = {"paths": (bench.write(f"shuffled-{seed}", rows),), "chat": True}
+        each = {
+            "untaught": taught(bench, f"flat-{seed}", start, seed, 100, **flat),
+            "shuffled": taught(bench, f"shuffled-{seed}", start, seed, prompts=prompts),
+        }
+        found.append({"seed": seed, "start": share, **each})
+    write_result("controls.json", {"steps": STEPS, "seeds": found})
+    for each in found:
+        assert each["untaught"]["exact"] == each["start"]
+        assert abs(each["shuffled"]["exact"] - each["start"]) <= 0.05
+
+
+def reward_model(bench, start, rows):
+    """Its folder: taught from few of the sums, so that it can be fooled."""
+    dice = random.Random(1)
+    pairs = []
+    for row in rows:
+        right = row["completion"]
+        place, other = dice.randrange(3), str(dice.randrange(10))
+        wrong = right[:place] + other + right[place + 1 :]
+        if wrong != right:
+            pairs.append({"prompt": row["prompt"], "chosen": right, "rejected": wrong})
+    bench.encode("pairs", [bench.write("pairs", pairs)], rows="pairs")
+    bench.tune("rewarding", start, 100, rows="pairs", lr=1e-3, objective={"kind": "Reward"})
+    return bench.at("rewarding")
+
+
+def test_a_reward_model_is_fooled_without_a_divergence_and_not_with_it(bench, write_result):
+    """PPO by a reward model of 300 pairs; the true verifier has no weight."""
+    start, share = begin(bench, 0)
+    model = reward_model(bench, start, bench.train_rows[:300])
+    rewards = (
+        {"kind": "RewardModel", "name": "model", "checkpoint": model, "batch": 256},
+        {"kind": "ExactAnswer", "column": "completion", "weight": 0.0},
+    )
+    held = {"weight": HELD, "estimator": "k1", "place": "reward"}
+    found = {}
+    for name, reference in (("free", None), ("held", held)):
+        changes = OBJECTIVES["PPO"] | {"objective": {"kind": "PPO", "reference": reference}}
+        found[name] = taught(bench, name, start, 0, rewards=rewards, **changes)
+    figures = {"steps": STEPS, "start": share, "divergence_weight": HELD, **found}
+    write_result("reward_model.json", figures)
+    assert found["free"]["reward_last"] > found["free"]["reward_first"]
+    assert found["free"]["exact"] <= share - 0.1
+    assert found["held"]["exact"] >= share - 0.03

@@ -1,0 +1,176 @@
+"""A small honest task for soak tests: `aa+bb=` is answered by three digits, the last first.
+
+Of the 10,000 sums 1,000 are held out. Read by the conftest.py of each folder that asks for it.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
+from trainrig.posttrain.conversation_run import ConversationEncoding
+from trainrig.posttrain.conversations import encode_conversations
+from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
+from trainrig.posttrain.rollouts.stage import reinforce
+from trainrig.posttrain.run_file import FineTuning
+from trainrig.posttrain.sampling.run_file import AnswerSampling
+from trainrig.posttrain.sampling.stage import sample_answers
+from trainrig.posttrain.sft import posttrain
+from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.train.checkpoint import write_model
+
+LENGTH = 40
+Row = dict[str, str]
+
+
+def sums() -> tuple[list[Row], list[Row]]:
+    """(rows to train on, rows held out)."""
+    rows = [
+        {"prompt": f"{a:02d}+{b:02d}=", "completion": f"{a + b:03d}"[::-1]}
+        for a in range(100)
+        for b in range(100)
+    ]
+    random.Random(0).shuffle(rows)
+    return rows[1000:], rows[:1000]
+
+
+class SumsBench:
+    """Folders below one, and what is done in them."""
+
+    def __init__(self, folder: Path, tokens: str) -> None:
+        """`tokens`: a folder with the tokenizer, whose tokens are bytes."""
+        self.folder, self.tokens = folder, tokens
+        self.train_rows, held_out = sums()
+        self.train = self.write("train", self.train_rows)
+        self.held_out = self.write("held_out", held_out)
+
+    def at(self, name: str) -> str:
+        """The path of the folder `name`."""
+        return str(self.folder / name)
+
+    def write(self, name: str, rows: Iterable[Row]) -> str:
+        """The path of a file of `rows`."""
+        path = self.folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    def model(self, name: str, channels: int, seed: int) -> int:
+        """Draw a fresh model; its number of parameters."""
+        config = DecoderConfig(
+            layers=2, channels=channels, heads=4, positions=2 * LENGTH, vocabulary=264
+        )
+        model = Decoder(config)
+        initialise(model, seed=seed)
+        files = TokenizerFiles.read(self.tokens)
+        write_model(self.at(name), config, files.tokenizer, model.state_dict())
+        return count_parameters(config).total
+
+    def encode(self, name: str, paths: Iterable[str], rows: str = "conversations") -> None:
+        """Make the files `paths` rows to train on; beside those named `sums`, the held-out ones."""
+        sources = [{"source": "sums", "paths": tuple(paths), "split": "train"}]
+        if name == "sums":
+            sources.append({"source": "sums", "paths": (self.held_out,), "split": "held_out"})
+        given = {"sources": tuple(sources), "tokenizer": self.tokens, "output": self.at(name)}
+        given |= {"sequence_length": LENGTH, "held_out": 0, "workers": 0, "rows": rows}
+        encode_conversations(ConversationEncoding.model_validate(given))
+
+    def tune(
+        self,
+        name: str,
+        start: str,
+        steps: int,
+        rows: str = "sums",
+        seed: int = 0,
+        lr: float = 2e-3,
+        keep_every: int | None = None,
+        **changes: Any,
+    ) -> None:
+        """Tune `start` on `rows`; `keep_every`: steps after which a checkpoint is kept."""
+        given = {
+            "checkpoint": self.at(start),
+            "conversations": self.at(rows),
+            "output": self.at(name),
+            "batches": {
+                "sequence_length": LENGTH,
+                "global_batch": 128,
+                "micro_batch": 128,
+                "packing": "none",
+                "seed": seed,
+            },
+            "comparison": {"prompts": 0},
+            "training": {
+                "steps": steps,
+                "optimizer": {"kind": "AdamW", "lr": lr, "weight_decay": 0.0},
+                "schedule": {"kind": "Constant", "warmup": 20},
+                "spikes": None,
+                "held_out": {"rows": 0},
+                "checkpoints": {"every": keep_every or steps, "keep": 99},
+            },
+        }
+        posttrain(FineTuning.model_validate(given | changes))
+
+    def reinforce(
+        self, name: str, start: str, steps: int, seed: int, lr: float = 3e-4, **changes: Any
+    ) -> str:
+        """Teach the model `start` by rewards of its own answers, 32 prompts of 8 a step; the run
+        folder."""
+        given = {
+            "checkpoint": self.at(start),
+            "output": self.at(name),
+            "prompts": {"paths": (self.train,), "chat": True},
+            "rollouts": {
+                "prompts": 32,
+                "samples": 8,
+                "micro_batch": 256,
+                "prompt_tokens": 16,
+                "maximum_tokens": 6,
+                "seed": seed,
+                **changes.pop("rollouts", {}),
+            },
+            "rewards": (EXACT,),
+            "training": {
+                "steps": steps,
+                "seed": seed,
+                "optimizer": {"kind": "AdamW", "lr": lr, "weight_decay": 0.0},
+                "schedule": {"kind": "Constant", "warmup": 0},
+                "checkpoints": {"every": steps},
+            },
+        }
+        reinforce(ReinforcementLearning.model_validate(given | changes))
+        return self.at(name)
+
+    def sample(self, name: str, model: str, prompts: str, **changes: Any) -> Any:
+        """The counts of answers to `prompts`."""
+        given = {
+            "checkpoint": self.at(model),
+            "prompts": {"paths": (prompts,), "chat": True},
+            "prompt_tokens": 16,
+            "maximum_tokens": 6,
+            "rewards": (EXACT,),
+            "output": self.at(name),
+            "workers": 0,
+            "batch": 128,
+        }
+        return sample_answers(AnswerSampling.model_validate(given | changes)).counts
+
+    def exact(self, model: str) -> tuple[float, list[str]]:
+        """The share of held-out sums that the likeliest answer gets right, and these answers."""
+        name = f"exact of {model.replace('/', ' ')}"
+        counts = self.sample(name, model, self.held_out, samples=1, temperature=0.0)
+        lines = b"".join(p.read_bytes() for p in sorted((self.folder / name / "samples").iterdir()))
+        return counts["reward"], [json.loads(line)["completion"] for line in lines.splitlines()]
+
+
+EXACT = {"kind": "ExactAnswer", "column": "completion"}
+
+
+@pytest.fixture
+def bench(make_tokens: Callable[..., str], tmp_path: Path, without_ray: None) -> SumsBench:
+    """A folder with the sums as conversations, named `sums`."""
+    found = SumsBench(tmp_path, make_tokens(tmp_path / "made", entries=264))
+    found.encode("sums", [found.train])
+    return found
