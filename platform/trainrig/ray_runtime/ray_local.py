@@ -282,7 +282,8 @@ def sweep() -> None:
     their processes."""
     folder = ray_private.sessions_folder()
     for path in folder.glob(f"session_*/{OWNER}"):
-        if _is_dead(path):
+        # Ray's link `session_latest` leads to a folder that is found by its own name.
+        if not path.parent.is_symlink() and _is_dead(path):
             began = time.monotonic()
             _remove_with_users(path.parent)
             log.warning(
