@@ -91,7 +91,8 @@ def test_what_is_not_taught_stays_as_it_was(bench, write_result):
     write_result("controls.json", {"steps": STEPS, "seeds": found})
     for each in found:
         assert each["untaught"]["exact"] == each["start"]
-        assert abs(each["shuffled"]["exact"] - each["start"]) <= 0.05
+        # Not within 5 points: answers of other sums are wrong ones, and what is right is unlearnt.
+        assert each["shuffled"]["exact"] <= each["start"] + 0.05
 
 
 def reward_model(bench, start, rows):
