@@ -171,7 +171,7 @@ class RolloutPool:
                 self._longest = max(self._longest, time.monotonic() - actor.since)
         now = time.monotonic()
         for actor in [each for each in self._actors if each.unit]:
-            if now - actor.since > self._patience():
+            if now - actor.since > self._unit_timeout():
                 self._lose(actor, f"no unit for {now - actor.since:.0f} s")
 
     def _begun(self, actor: _Actor, answer: str | TrainrigError) -> None:
@@ -192,7 +192,7 @@ class RolloutPool:
         del self._tries[unit]
         write_failure(request.folder, error)
 
-    def _patience(self) -> float:
+    def _unit_timeout(self) -> float:
         """Seconds that a unit may take. The first may compile and allocate."""
         faults = self._faults
         if not self._longest:
@@ -232,18 +232,18 @@ class RolloutPool:
                 self._leave(actor)
             if actor.leaving and not actor.asked:
                 self._end(actor)
-        staying = [each for each in self._actors if not each.leaving]
-        wanted, starting = self._wanted.least, any(not each.node for each in staying)
-        if self._wanted.most > wanted and len(staying) >= wanted and not starting:
+        surviving = [each for each in self._actors if not each.leaving]
+        wanted, starting = self._wanted.least, any(not each.node for each in surviving)
+        if self._wanted.most > wanted and len(surviving) >= wanted and not starting:
             room = self._room()
-            wanted = max(wanted, min(self._wanted.most, len(staying) + room))
+            wanted = max(wanted, min(self._wanted.most, len(surviving) + room))
             self._short_since = (self._short_since or time.monotonic()) if room < 0 else None
             short = self._short_since
             if short is not None and time.monotonic() - short > YIELD_AFTER:
                 self._short_since = None
-                for actor in staying[wanted:]:
+                for actor in surviving[wanted:]:
                     self._leave(actor)
-        for _ in range(wanted - len(staying)):
+        for _ in range(wanted - len(surviving)):
             self._actors.append(self._start())
 
     def _leave(self, actor: _Actor) -> None:
