@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from trainrig import storage
 from trainrig.errors import ClusterError, DataError
 from trainrig.objectives.token_log_probabilities import read_tokens
 from trainrig.posttrain.rollouts.stage import prepare
@@ -26,11 +27,13 @@ from trainrig.tokens.batches import (
 from trainrig.train import checkpoint
 from trainrig.train.rollout_pool.requests import (
     RolloutRequest,
+    delete_requests,
     find_open,
     missing_units,
     raise_failure,
     read_unit,
     rollouts_of,
+    unit_name,
     write_failure,
     write_unit,
 )
@@ -112,7 +115,7 @@ def test_what_another_process_samples_is_what_ranks_sample(
     run = run_of(make_run, tmp_path / "run", actors=1)
     with sampler(revived_ranks, run) as sampled:
         job = trained(ranks, run, 2)
-    assert sampled[0] >= 2 * STEPS  # one that is being read may be sampled again: the same bytes
+    assert sampled == [2 * STEPS]
     assert stored(job) == stored(on_policy)
     assert came_to(job) == came_to(on_policy)
     assert not list(Path(rollouts_of(RunFolder(job.folder))).iterdir())
@@ -181,6 +184,26 @@ def test_rollouts_that_are_gone_with_their_weights_are_asked_for(lagged, ranks, 
         shutil.rmtree(path)
     with pytest.raises(AssertionError, match=r"gone, and so are the weights of 2 batches ago"):
         trained(ranks, lagging(make_run, tmp_path / "run"), 1)
+
+
+def test_what_is_being_deleted_is_not_sampled_again(tmp_path, monkeypatch):
+    """A sampler looks while the units are gone, and the folder not yet."""
+    rollouts = str(tmp_path)
+    folder = f"{rollouts}/batch_00000000-aa/attempt-1"
+    RolloutRequest(folder, 0, 2, "weights", 1).write()
+    for index in range(2):
+        write_unit(folder, index, {"ids": np.zeros(1)})
+    delete_folder, seen = storage.delete_folder, []
+
+    def delete_slowly(path):
+        storage.delete(f"{folder}/{unit_name(0)}")
+        seen.append(find_open(rollouts))
+        delete_folder(path)
+
+    monkeypatch.setattr(storage, "delete_folder", delete_slowly)
+    delete_requests(f"{rollouts}/batch_00000000-aa")
+    assert seen == [[]]
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_asked_for_is_found_until_it_is_there_or_failed(tmp_path):

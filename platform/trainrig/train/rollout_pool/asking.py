@@ -22,6 +22,7 @@ from trainrig.train.rollout_pool.requests import (
     FAILED,
     REQUEST,
     RolloutRequest,
+    delete_requests,
     look_often,
     missing_units,
     raise_failure,
@@ -131,7 +132,7 @@ class RolloutsAhead:
         """Delete what was sampled for batch `number`, which is stored."""
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # an actor that was given up may still write there
-                storage.delete_folder(self._of_batch(number))
+                delete_requests(self._of_batch(number))
 
     def _sample(
         self, state: TrainState, number: int, indices: Sequence[int], gather_once: bool
@@ -159,7 +160,7 @@ class RolloutsAhead:
         """What earlier attempts failed by; and without a lag, all that they asked for."""
         if not self.lag:
             with contextlib.suppress(OSError):  # an actor may still write for the attempt before
-                storage.delete_folder(self._rollouts)
+                delete_requests(self._rollouts)
         for path in storage.list_files(self._rollouts, FAILED):
             storage.delete(path)
 

@@ -80,6 +80,16 @@ def find_open(rollouts: str) -> list[tuple[RolloutRequest, list[int]]]:
     return sorted(found, key=lambda each: (each[0].number, -each[0].attempt))
 
 
+def delete_requests(folder: str) -> None:
+    """Delete `folder`, with all below it that was asked for and sampled.
+
+    The requests go first: else a sampler that looks meanwhile sees one that lacks units.
+    """
+    for path in storage.list_files(folder, REQUEST):
+        storage.delete(path)
+    storage.delete_folder(folder)
+
+
 def unit_name(index: int) -> str:
     """The file of unit `index`."""
     return f"{index:05d}{UNIT}"
