@@ -88,11 +88,10 @@ def test_what_is_not_taught_stays_as_it_was(bench, write_result):
             "shuffled": taught(bench, f"shuffled-{seed}", start, seed, prompts=prompts),
         }
         found.append({"seed": seed, "start": share, **each})
-    write_result("controls.json", {"steps": STEPS, "seeds": found})
+        write_result("controls.json", {"steps": STEPS, "seeds": found})
     for each in found:
         assert each["untaught"]["exact"] == each["start"]
-        # Not within 5 points: answers of other sums are wrong ones, and what is right is unlearnt.
-        assert each["shuffled"]["exact"] <= each["start"] + 0.05
+        assert abs(each["shuffled"]["exact"] - each["start"]) <= 0.05
 
 
 def reward_model(bench, start, rows):
