@@ -234,8 +234,8 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class RolloutMaker(BatchMaker):
-    """Batches in two parts: what is sampled, by whoever has the weights, be it a process of its own
-    (train/rollout_pool/), and what the trainer's workers make of it."""
+    """Batches in two parts: what is sampled, by the trainer's workers or by processes beside them
+    (train/rollout_pool/), and what the workers make of it."""
 
     # Batches by which sampling is ahead: batch n is sampled from the weights that batch n - lag is
     # trained on from; the first ones from those of the beginning.

@@ -1,7 +1,8 @@
 """Keys and values of whole rows, gathered from the parts that the ranks of a context axis have.
 
-Forward each rank is sent the others' keys and values; backward their slopes go back to whoever has
-those places, and are added in the order of ranks, so that the same layout gives the same bits.
+In the forward pass each rank is sent the others' keys and values. In the backward pass their slopes
+go to the ranks that have those places, which add them in the order of ranks: so the same layout
+gives the same bits.
 Each way a rank is sent (c - 1) / c of the keys and values of the row: 2 B K T D (c - 1) / c
 elements, for B rows, K key heads of D channels, T places of a row and c ranks.
 """

@@ -116,8 +116,8 @@ def cluster_of(wanted: ClusterWanted, offers: Hardware, workers: int) -> Cluster
     if device.link is None:
         linked = ", ".join(sorted(n for n, each in offers.devices.items() if each.link))
         raise ConfigError(
-            f"plan: the table of hardware names no link of '{name}', so there is no telling what "
-            f"layouts cost; add it, or choose --device {linked or 'that has one'}"
+            f"plan: the table of hardware names no link of '{name}', and layouts are "
+            f"priced by it; add it, or choose --device {linked or 'that has one'}"
         )
     of_a_machine = offers.instance(instance).devices if instance else 1
     devices = wanted.devices or (wanted.nodes * of_a_machine if wanted.nodes else workers)

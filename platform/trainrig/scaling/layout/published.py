@@ -29,7 +29,7 @@ OF_A_MACHINE = 8
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One line of somebody's table."""
+    """One row of a published table."""
 
     name: str
     source: str

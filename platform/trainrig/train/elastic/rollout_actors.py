@@ -102,7 +102,7 @@ class RolloutPool:
             try:
                 while_ray_lives(self._look_on, self._turn)
                 continue
-            except ClusterLost:  # whoever drives the run has another begun, or ends
+            except ClusterLost:  # the supervisor of the run starts another, or ends
                 self._actors = []
             except Exception as error:  # raised by the ranks, who wait
                 log.exception("rollout actors")

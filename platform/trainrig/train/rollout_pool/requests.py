@@ -125,7 +125,7 @@ def write_failure(folder: str, error: TrainrigError) -> None:
 
 
 def raise_failure(folder: str) -> None:
-    """Raise what whoever sampled for `folder` failed by, if so."""
+    """Raise what sampling for `folder` failed by, if it did."""
     try:
         entries: Mapping[str, Any] = json.loads(storage.read(storage.join(folder, FAILED)))
     except FileNotFoundError:

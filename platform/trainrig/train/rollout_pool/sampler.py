@@ -1,8 +1,7 @@
 """Samples units of rollouts in a process of its own, as a rank of the trainer would.
 
 The model is built, sharded (over this one process), cast and adapted as a rank does it, and called
-by the same kernels with as many threads. So what is sampled is the same, bit for bit, whoever
-samples it.
+by the same kernels with as many threads. So every process samples the same, bit for bit.
 """
 
 import contextlib
