@@ -14,16 +14,17 @@ STEPS = 10
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained(world, context)`: a run of 10 steps; its job, and all that its last
+    """`trained(world, context, layout)`: a run of 10 steps; its job, and all that its last
     checkpoint holds."""
     known = {}
 
-    def train(world, context=None):
-        key = repr((world, context))
+    def train(world, context=None, layout=None):
+        key = repr((world, context, layout))
         if key not in known:
             training = {"steps": STEPS}
             if context is not None:
-                training["parallel"] = {"kind": "FSDP", "context": context}
+                training["parallel"] = {"kind": "FSDP", "context": context} | (layout or {})
+                training["deterministic"] = layout is None
             folder, batches = tmp_path_factory.mktemp("run"), {"attend": "document"}
             job = make_job(folder, world, training=training, batches=batches)
             attempt = RunFolder(job.folder).take_attempt(0)
@@ -79,6 +80,11 @@ def test_workers_that_share_rows_train_as_one_process_does(world, ranks_of_a_row
     assert_close(trained(world, {"kind": kind, "ranks": ranks_of_a_row}), trained(1))
 
 
+@pytest.mark.parametrize("layout", [{"kind": "HSDP", "replicas": 2}, {"kind": "DDP"}])
+def test_copies_of_the_model_share_rows_too(layout, trained):
+    assert_close(trained(4, {"kind": "Gathered", "ranks": 2}, layout), trained(1))
+
+
 @pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
 def test_the_number_of_data_workers_does_not_change_a_bit(kind, trained):
     (job, whole), (other, others) = (trained(world, {"kind": kind, "ranks": 2}) for world in (2, 4))
@@ -102,6 +108,8 @@ SHARED = {"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 3}}
             "mixture of experts",
         ),
         ({"training": {"compile": {}}}, "cannot be compiled"),
+        ({"objective": {"kind": "FillInTheMiddle"}}, "objective FillInTheMiddle looks at whole"),
+        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM looks at whole rows"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
