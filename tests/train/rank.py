@@ -261,6 +261,7 @@ def read_back(job: TrainingJob, attempt: TrainingAttempt, spoilt_by: int) -> tup
     saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
     saver_here.save(state)
     saver_here.finish()
+    dist.barrier()  # the first rank still looks at the sizes of all files, to clean up
     if dist.get_rank() == spoilt_by:
         (path,) = Path(job.folder).glob(f"checkpoints/*/*/{tensor_file_name(spoilt_by)}")
         data = path.read_bytes()
