@@ -79,10 +79,10 @@ class SignDescent(Settings):
 
 from typing import ClassVar, Literal
 
-from trainrig.config import Settings
+from trainrig.parallel.layout_contract import WorkerLayout
 
 
-class FurtherAxis(Settings):
+class FurtherAxis(WorkerLayout):
     """Slices over the data axis of a mesh that has another one, of size 1."""
 
     exact: ClassVar[bool] = True
@@ -90,17 +90,17 @@ class FurtherAxis(Settings):
     kind: Literal["FurtherAxis"] = "FurtherAxis"
     reshard: Literal["step", "layer"] = "step"
 
-    def check_workers(self, workers):
-        """Any number will do."""
-
     def mesh(self, device):
         """The data axis."""
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
-        sizes = (1, dist.get_world_size())
-        whole = init_device_mesh(device.type, sizes, mesh_dim_names=("further", "data"))
-        return whole["data"]
+        from trainrig.parallel.mesh import Axis, WorkerMesh
+
+        rank, world = dist.get_rank(), dist.get_world_size()
+        whole = init_device_mesh(device.type, (1, world), mesh_dim_names=("further", "data"))
+        slices = Axis(world, rank, whole.get_group("data"))
+        return WorkerMesh(whole, whole["data"], slices)
 ''',
     "objectives/two_terms.py": '''"""A toy objective."""
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainrig.parallel.precision import FLOAT32, Precision, policy
 from trainrig.tokens.batches import MicroBatchSlot
@@ -65,6 +66,19 @@ def gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[None]
     finally:
         for unit in found:  # the root, first among them, never reshards after a forward pass
             unit.set_reshard_after_forward(not gather_once and unit is not model, recurse=False)
+
+
+def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """What of `tensor` this rank holds, not a copy, and where in the whole that begins, by
+    dimension. Along an axis of size 1 nothing is cut."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach(), (0,) * tensor.ndim
+    local = tensor.to_local().detach()
+    size, first = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    assert local.shape == size, f"{tuple(local.shape)}: not the {tuple(size)} expected"
+    return local, tuple(first)
 
 
 class Gradients(Protocol):

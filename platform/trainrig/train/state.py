@@ -22,11 +22,10 @@ from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.row_split import RowSplit
 from trainrig.parallel.float8 import use_float8
-from trainrig.parallel.fsdp import shard
+from trainrig.parallel.fsdp import local_slice, shard
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.precision import LossScale
 from trainrig.parallel.recompute import recompute
-from trainrig.parallel.slices import local_slice
 from trainrig.train.averaging import WeightAverages
 from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.run_file import width_transfer

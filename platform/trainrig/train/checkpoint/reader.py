@@ -14,7 +14,7 @@ from trainrig.errors import ConfigError, InputError, TrainrigError
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
-from trainrig.parallel.slices import local_slice
+from trainrig.parallel.fsdp import local_slice
 from trainrig.tokens.batches import DataHistory
 from trainrig.train.checkpoint.adapter_entries import check_adapter
 from trainrig.train.checkpoint.chunks import (

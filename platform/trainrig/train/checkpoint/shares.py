@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainrig.parallel.slices import local_slice
+from trainrig.parallel.fsdp import local_slice
 from trainrig.train.checkpoint.index import IndexedTensor, partitions_of
 from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 
