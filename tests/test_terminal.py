@@ -229,9 +229,9 @@ def metrics_line(step: int, loss: float | None, attempt: int = 1) -> str:
 @pytest.mark.parametrize(
     ("attempts", "loss", "note"),
     [
-        (1, 6.4702, "loss 6.470, 12,346 tokens/s, 2 workers, 0.0 s left"),
-        (2, 6.4702, "loss 6.470, 12,346 tokens/s, 2 workers, 1 restart, 0.0 s left"),
-        (4, None, "loss NaN, 12,346 tokens/s, 2 workers, 3 restarts, 0.0 s left"),
+        (1, 6.4702, "loss 6.470, 12,346 tokens/s (6,173 each), 2 workers, 0.0 s left"),
+        (2, 6.4702, "loss 6.470, 12,346 tokens/s (6,173 each), 2 workers, 1 restart, 0.0 s left"),
+        (4, None, "loss NaN, 12,346 tokens/s (6,173 each), 2 workers, 3 restarts, 0.0 s left"),
     ],
 )
 def test_training_is_followed_by_what_it_writes(
@@ -266,8 +266,28 @@ def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None
     )
     seen = COLOUR.sub("", shown.err)
     assert "0/5000 steps, starting" in seen
-    line = "120/5000 steps, loss 2.310, 12,346 tokens/s, 2 workers, 40 min 40 s left"
+    line = "120/5000 steps, loss 2.310, 12,346 tokens/s (6,173 each), 2 workers, 40 min 40 s left"
     assert line in seen  # on one line: nothing of it is wrapped or cut
+
+
+def test_what_of_a_line_does_not_fit_the_terminal_is_cut_off_its_end(tmp_path: Path) -> None:
+    measured = {"speed/mfu": 0.41, "time/data": 0.02, "memory/peak_gib": 61.3}
+    line = json.dumps(json.loads(metrics_line(39, 2.5)) | measured) + "\n"
+    shown = in_a_terminal(
+        f"""
+        import time
+        from pathlib import Path
+        from trainrig.terminal import Terminal
+
+        with Terminal().training("pretrain", {str(tmp_path)!r}, 40):
+            Path({str(tmp_path)!r}, "metrics.jsonl").write_text({line!r})
+            time.sleep(1.5)
+        """,
+        COLUMNS="100",
+    )
+    seen = COLOUR.sub("", shown.err)
+    assert "39/40 steps, loss 2.500, 12,346 tokens/s (6,173 each) at 41% MFU, 2 workers" in seen
+    assert "waits" in seen and "61.3 GiB" not in seen
 
 
 @pytest.mark.parametrize("steps", [40, 20])

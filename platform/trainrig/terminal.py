@@ -24,7 +24,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from trainrig.config import RunFile
@@ -135,11 +135,12 @@ class Terminal:
         if not self.live:
             yield _Lines(self, title, "steps").advance
             return
+        name, rest = Column(no_wrap=True, min_width=len(title)), Column(no_wrap=True)
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=name),
             BarColumn(bar_width=BAR),
-            TextColumn("{task.completed}/{task.total} {task.fields[note]}"),
+            TextColumn("{task.completed}/{task.total} {task.fields[note]}", table_column=rest),
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(title, total=steps, note="steps, starting")

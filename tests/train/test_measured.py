@@ -98,7 +98,7 @@ def test_every_figure_is_in_the_table_and_shares_are_shares(measured):
     (*_, line) = metrics.series(measured[2].folder)
     assert {"noise/trace", "cluster/slowest_rank", "memory/peak_gib"} <= set(line)
     shares = [value for name, value in line.items() if name.startswith("time/")]
-    assert len(shares) == 6 and 0.3 < sum(shares) <= 1.01
+    assert len(shares) == 5 and 0.3 < sum(shares) <= 1.01
     none = metrics.series(measured[0].folder)[-1]
     assert not [n for n in none if n.startswith(("layers/", "noise/", "memory/", "cluster/slow"))]
 

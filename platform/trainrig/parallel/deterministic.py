@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 from trainrig.parallel.fsdp import units
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.norm import exact_norm
+from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.parallel.tree import Span, TreeSum, largest_subtrees
 from trainrig.tokens.batches import MicroBatchSlot, virtual_workers
 
@@ -47,17 +48,19 @@ class SummedInTree:
         parameters: Sequence[nn.Parameter],
         gather_once: bool,
         mesh: WorkerMesh,
+        clock: PhaseClock | None = None,
     ) -> None:
         """`parameters`: all of `models` that are trained; one backward pass goes through all.
         `mesh`: over whose `slices` they are sliced. Of ranks that share rows each has a part of
-        what a virtual worker adds to the sum."""
+        what a virtual worker adds to the sum. `clock`: times what is waited for."""
         self._models, self._parameters = tuple(models), tuple(parameters)
         self._gather_once, self._mesh = gather_once, mesh
         self._now = _Now(1, mesh)
         self._units: list[_Unit] = []
+        clock = clock or PhaseClock(parameters[0].device)
         if mesh.slices.size > 1:  # else FSDP has nothing to scatter
             for module in (unit for model in self._models for unit in units(model)):
-                self._units.append(_Unit())
+                self._units.append(_Unit(clock))
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
         # A rank alone is sent nothing: each parameter's gradient is added up as soon as it is there
         # and never waits for those of the other units.
@@ -174,7 +177,8 @@ class _Unit:
     gradients of the whole group, laid out as [world, slice].
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: PhaseClock) -> None:
+        self._clock = clock
         self._mine: TreeSum[Tensor] = TreeSum(1)
         self._pending: _Pending | None = None
         self._now: _Now | None = None
@@ -238,7 +242,8 @@ class _Unit:
     def finish(self) -> None:
         """Add up what came, into what FSDP was given."""
         assert self._pending is not None and self._now is not None
-        self._pending.work.wait()
+        with self._clock.waiting():
+            self._pending.work.wait()
         tree: TreeSum[Tensor] = TreeSum(self._now.leaves)
         spans = [span for each in self._now.spans for span in each]
         for span, piece in zip(spans, self._pending.incoming, strict=True):

@@ -61,7 +61,7 @@ def listed_run(folder: str) -> ListedRun:
         if line["eval/loss"] is not None
     ]
     last: dict[str, Any] = updates[-1] if updates else {}
-    seconds = sum(line["speed/step_seconds"] * line["cluster/workers"] for line in lines)
+    seconds = sum(metrics.wall_seconds(line) * line["cluster/workers"] for line in lines)
     best = min(measured, default=(None, None))
     return ListedRun(
         folder=folder,

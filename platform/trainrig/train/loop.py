@@ -1,6 +1,7 @@
 """The training loop. It knows no Ray: only ranks, batches and storage."""
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -73,15 +74,18 @@ def train(
         stop = functools.partial(agreed_to_stop, "evaluate")
         if held_out is None:
             return True
+        began = time.perf_counter()
         found = _measure_held_out(job, state, held_out, lambda: stop() and not last)
         if found:
-            logger.log_held_out(*found)
+            logger.log_held_out(*found, seconds=time.perf_counter() - began)
         return found is not None
 
     def save() -> int:
         logger.flush()
         heartbeats.heartbeat(state.step, "save")
+        began = time.perf_counter()
         saver.save(state)
+        logger.log_save(time.perf_counter() - began)
         return state.step
 
     def gone_back() -> bool:
@@ -138,6 +142,7 @@ def train(
             if state.is_to_skip():
                 state.skip()
                 continue
+            logger.begin_step()
             with stepper.clock.phase("data"):
                 if online:
                     online.prepare(state, lambda: heartbeats.heartbeat(state.step, "sample"))
@@ -155,8 +160,7 @@ def train(
                 if held_out and wanted.due(state.step, training.steps):
                     stopped = not measured()
                 if stopped or saver.due(state.step):
-                    with stepper.clock.phase("checkpoint"):
-                        saved = save()
+                    saved = save()
     if saved < state.step and not rolled_back:
         save()
     saver.finish()

@@ -23,7 +23,7 @@ from trainrig.parallel.activations import ActivationStatistics
 from trainrig.parallel.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, units
 from trainrig.parallel.parameter_norms import ParameterNorms
-from trainrig.parallel.phase_clock import PhaseClock
+from trainrig.parallel.phase_clock import PhaseClock, time_collectives
 from trainrig.tokens.batches import TOKENS, LocalBatch, MicroBatch
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss, LossTable, measure_statistics
@@ -88,15 +88,19 @@ class Stepper:
             self._models.append(model)
         gather_once = training.parallel.reshard == "step"
         every = [*self._parameters, *itertools.chain(*self._others.values())]
+        device = self._parameters[0].device
+        self.clock = PhaseClock(device)
+        if state.mesh.slices.size > 1:
+            parts = [unit for model in self._models for unit in units(model)]
+            time_collectives(parts, self.clock, device, reduces=not training.deterministic)
         self._gradients: Gradients = (
-            SummedInTree(self._models, every, gather_once, state.mesh)
+            SummedInTree(self._models, every, gather_once, state.mesh, self.clock)
             if training.deterministic
             else SummedByRank(self._models, gather_once)
         )
         self._norms = ParameterNorms(state.model)
         self._activations = ActivationStatistics(state.model)
         self._dropouts = dropouts(state.model)
-        self.clock = PhaseClock(self._parameters[0].device)
         self._some_frozen = any(not each.requires_grad for each in state.model.parameters())
 
     def take(self, local: LocalBatch) -> StepFigures | None:

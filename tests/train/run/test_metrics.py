@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,10 @@ from trainrig.train.run.metrics import (
 )
 
 # Names of figures that not every line of every run has.
-UNUSUAL = ("eval/", "noise/", "memory/", "cluster/slowest", "experts/")
+UNUSUAL = (
+    *("eval/", "noise/", "memory/", "cluster/slowest", "experts/"),
+    *("speed/held_out_seconds", "speed/save_seconds"),
+)
 
 
 def write(folder, attempt, resumed_step, losses):
@@ -151,6 +155,26 @@ def test_a_run_logs_every_figure_that_has_a_name(straight):
         there = set(line) - several - {"step", "attempt", "time"}
         assert NAMES.keys() - sampled <= there <= NAMES.keys()
         assert line["speed/tokens_per_second"] * line["speed/step_seconds"] == pytest.approx(256)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_steps_time_has_no_held_out_loss_and_no_save_in_it(world, straight):
+    """Between two updates lie the second's step and, if there were any, those: none overlap."""
+    lines = [
+        json.loads(line)
+        for line in (Path(straight(world).folder) / METRICS).read_text().split("\n")[:-1]
+    ]
+    beside, kinds = 0.0, set()
+    for line in lines:
+        if "train/loss" in line:
+            assert 0 < line["speed/step_seconds"] + beside <= line["speed/wall_seconds"] + 1e-6
+            per_worker = line["speed/worker_tokens_per_second"] * world
+            assert per_worker == pytest.approx(line["speed/tokens_per_second"])
+            beside = 0.0
+        for name in {"speed/held_out_seconds", "speed/save_seconds"} & line.keys():
+            beside += line[name]
+            kinds.add(name)
+    assert len(kinds) == 2
 
 
 def test_a_folder_without_metrics_has_none(tmp_path):

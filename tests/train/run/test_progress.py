@@ -28,7 +28,12 @@ TOLD = TrainingProgress(
         ({"loss": None}, "loss NaN, 41,200 tokens/s, 1 worker"),
         (
             {"held_out": 2.5, "workers": 16, "restarts": 2, "seconds_left": 7_980.0},
-            "loss 2.314, held-out 2.500, 41,200 tokens/s, 16 workers, 2 restarts, 2 h 13 min left",
+            "loss 2.314, held-out 2.500, 41,200 tokens/s (2,575 each), 16 workers, 2 restarts, "
+            "2 h 13 min left",
+        ),
+        (
+            {"mfu": 0.412, "data_wait": 0.004, "ranks_wait": 0.031, "peak_gib": 61.27},
+            "loss 2.314, 41,200 tokens/s at 41% MFU, 1 worker, waits 3% ranks, 61.3 GiB",
         ),
         (
             {"restarts": 1, "seconds_left": 9.0, "waiting": "waiting for nodes"},

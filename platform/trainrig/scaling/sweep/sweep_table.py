@@ -115,7 +115,7 @@ def _failed_row(name: str, length: TrialLength, reason: str) -> Row:
 
 def _seconds(updates: Sequence[Row], step: int) -> float:
     """That the first `step` updates took."""
-    return float(sum(line["speed/step_seconds"] for line in updates if line["step"] <= step))
+    return float(sum(metrics.wall_seconds(line) for line in updates if line["step"] <= step))
 
 
 def _by_source(line: Row) -> dict[str, float]:

@@ -118,7 +118,7 @@ def _account_steps(book: _Book, span: _Span, newest: Mapping[int, int]) -> None:
     cursor, first = span.begin, True
     for line in span.lines:
         end = min(max(_time(line), cursor), span.end)
-        began = min(max(end - line["speed/step_seconds"], cursor), end)
+        began = min(max(end - metrics.wall_seconds(line), cursor), end)
         book.enter("restart" if first else "stall", cursor, began)
         held_up = sum(seconds for at, seconds in span.stalls if began <= at < end)
         working = max(began, end - held_up)

@@ -64,14 +64,38 @@ TABLE = (
     Metric("scores/EVALUATION/TASK/METRIC/error", "", "`training.evaluations`", "standard error"),
     Metric("scores/EVALUATION/TASK/METRIC", "", "`training.evaluations`", "of a checkpoint"),
     Metric("speed/tokens_per_second", "targets/s", "rank 0, every step", "of the whole run"),
-    Metric("speed/step_seconds", "s", "rank 0, every step", "wall time of the step"),
+    Metric("speed/worker_tokens_per_second", "targets/s", "rank 0, every step", "of one worker"),
+    Metric(
+        "speed/step_seconds",
+        "s",
+        "rank 0, every step",
+        "from asking for the batch until the update is made; no held-out loss, no save",
+    ),
+    Metric(
+        "speed/wall_seconds",
+        "s",
+        "rank 0, every step",
+        "since the update before, or since the state was loaded: with all that was between",
+    ),
+    Metric("speed/held_out_seconds", "s", "`training.held_out`", "that measuring took"),
+    Metric(
+        "speed/save_seconds", "s", "rank 0, every save", "that no step was taken; writing goes on"
+    ),
     Metric(
         "speed/mfu",
         "share of 1",
         "rank 0, every step",
-        "model FLOPs of the step over what its devices could do (`hardware.toml`) in its time",
+        "model FLOPs of the step over what its devices could do (`hardware.toml`) in its time, by "
+        "PaLM's rule (arXiv:2204.02311, app. B): forward and twice it backward, nothing that is "
+        "recomputed; of attention only keys that a query sees",
     ),
-    Metric("time/PHASE", "share of 1", "rank 0; on accelerators " + SAMPLED, "of the step's time"),
+    Metric(
+        "time/PHASE",
+        "share of 1",
+        "rank 0; on accelerators " + SAMPLED,
+        "of the step: waiting for data, forward, backward, waiting for other ranks "
+        "(communication: on accelerators only what is left after the backward pass), optimizer",
+    ),
     Metric("memory/peak_gib", "GiB", "rank 0, " + SAMPLED, "most that was held at a time"),
     Metric("cluster/workers", "", "rank 0, every step", "workers of the attempt"),
     Metric("cluster/slowest_rank", "", "all ranks, " + SAMPLED, "rank that computed for longest"),
@@ -302,6 +326,12 @@ def held_out_series(folder: str) -> list[dict[str, Any]]:
     return _newest(line for line in _all_lines(folder) if "eval/loss" in line)
 
 
+def wall_seconds(line: Mapping[str, Any]) -> float:
+    """What the update of `line` took with all that came between it and the one before. Runs of
+    earlier versions have it under the step's name."""
+    return float(line.get("speed/wall_seconds", line["speed/step_seconds"]))
+
+
 def attempt_seconds(folder: str, attempt: int) -> float:
     """What an attempt trained for: from the beginning of its first update to the end of its last,
     or of the held-out loss after it; 0 if it made none."""
@@ -309,7 +339,7 @@ def attempt_seconds(folder: str, attempt: int) -> float:
     if not updates:
         return 0.0
     measured = [line for line in held_out_series(folder) if line["attempt"] == attempt]
-    began = updates[0]["time"] - updates[0]["speed/step_seconds"]
+    began = updates[0]["time"] - wall_seconds(updates[0])
     return float(max(line["time"] for line in updates + measured) - began)
 
 

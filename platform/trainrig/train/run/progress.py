@@ -5,7 +5,7 @@ It reads the run folder and nothing else, so it can follow a run that another pr
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from trainrig.report import duration
 from trainrig.train.run.metrics import METRICS
 from trainrig.train.run.run_folder import EVENTS
 
+SAMPLED = {"time/data", "time/communication", "memory/peak_gib"}  # not of every update
+LEAST_WAIT = 0.01  # share of a step that is worth a word
 RECENT = 50  # updates whose pace says how long the others will take
 
 
@@ -30,20 +32,43 @@ class TrainingProgress:
     restarts: int
     seconds_left: float | None  # None before the attempt has a pace
     waiting: str | None  # for what, while no update is being made
+    mfu: float | None = None  # share of what the devices could do; None: it is not known
+    data_wait: float | None = None  # share of the step; this and the next of rank 0, as last timed
+    ranks_wait: float | None = None  # for other ranks
+    peak_gib: float | None = None  # of memory, of rank 0, as last measured
 
     def note(self) -> str:
         """All but the step, in words."""
         parts = [f"loss {'NaN' if self.loss is None else f'{self.loss:.3f}'}"]
         if self.held_out is not None:
             parts.append(f"held-out {self.held_out:.3f}")
-        parts += [f"{self.tokens_per_second:,.0f} tokens/s", _counted(self.workers, "worker")]
+        parts += [self._speed(), _counted(self.workers, "worker")]
         if self.restarts:
             parts.append(_counted(self.restarts, "restart"))
         if self.waiting:
             parts.append(self.waiting)
         elif self.seconds_left is not None:
             parts.append(f"{duration(self.seconds_left)} left".replace("\u00a0", " "))
-        return ", ".join(parts)
+        # Last, as a narrow terminal cuts off what is there.
+        return ", ".join([*parts, *self._limits()])
+
+    def _speed(self) -> str:
+        """How fast it is, and what of that is of each worker."""
+        speed = f"{self.tokens_per_second:,.0f} tokens/s"
+        if self.workers > 1:
+            speed += f" ({self.tokens_per_second / self.workers:,.0f} each)"
+        if self.mfu is not None:
+            speed += f" at {self.mfu:.0%} MFU"
+        return speed
+
+    def _limits(self) -> Iterator[str]:
+        """What it waits for, and what it holds."""
+        waits = [("data", self.data_wait), ("ranks", self.ranks_wait)]
+        told = [f"{share:.0%} {name}" for name, share in waits if share and share >= LEAST_WAIT]
+        if told:
+            yield f"waits {' and '.join(told)}"
+        if self.peak_gib is not None:
+            yield f"{self.peak_gib:.3g} GiB"
 
 
 def _counted(count: int, noun: str) -> str:
@@ -59,6 +84,7 @@ class ProgressFollower:
         self._events = Tail(storage.join(folder, EVENTS))
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)  # updates of one attempt
         self._held_out: float | None = None
+        self._sampled: dict[str, float] = {}  # by name, as last measured
         self._attempts = 0  # the number of the newest
         self._waiting, self._awaited = "", 0  # for what; and whose update ends it
 
@@ -83,6 +109,10 @@ class ProgressFollower:
             restarts=max(0, self._attempts - 1),
             seconds_left=self._seconds_left(),
             waiting=self._waiting if self._waits(newest) else None,
+            mfu=newest.get("speed/mfu"),
+            data_wait=self._sampled.get("time/data"),
+            ranks_wait=self._sampled.get("time/communication"),
+            peak_gib=self._sampled.get("memory/peak_gib"),
         )
 
     def _waits(self, newest: Mapping[str, Any]) -> bool:
@@ -94,6 +124,8 @@ class ProgressFollower:
         if self._recent and update["attempt"] > self._recent[-1]["attempt"]:
             self._recent.clear()
         self._recent.append(update)
+        for name in SAMPLED & update.keys():
+            self._sampled[name] = update[name]
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "attempt_started":

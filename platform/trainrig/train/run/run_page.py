@@ -208,7 +208,7 @@ def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
             "Speed",
             short(float(np.median(speeds))),
             "tokens/s",
-            f"the median; workers in the end: {last['cluster/workers']:.0f}",
+            _speed_note(run_data),
         ),
         KeyFigure(
             "Goodput",
@@ -232,6 +232,17 @@ def _key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
         )
         figures.insert(1, KeyFigure("Predicted loss", f"{predicted:.3f}", run_data.unit, against))
     return tuple(figures)
+
+
+def _speed_note(run_data: RunReportData) -> str:
+    """What a step takes, without held-out losses and saves, and of what its devices could do."""
+    seconds = values(run_data.updates, "speed/step_seconds")
+    workers = values(run_data.updates, "cluster/workers")
+    each = np.median(values(run_data.updates, "speed/tokens_per_second") / workers)
+    note = f"medians: {np.median(seconds):.3g} s a step, {short(float(each))} tokens/s a worker"
+    if shares := [line["speed/mfu"] for line in run_data.updates if line.get("speed/mfu")]:
+        note += f", {percent(float(np.median(shares)), 1)} MFU (PaLM's rule, causal)"
+    return f"{note}; workers in the end: {workers[-1]:.0f}"
 
 
 def _events(run_data: RunReportData) -> ReportTable:

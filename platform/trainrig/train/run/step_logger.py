@@ -45,7 +45,8 @@ class StepLogger:
         self._metrics = MetricsWriter(job.folder, attempt.number, state.step) if first else None
         speaks = state.mesh.speaks
         self._samples = SampleLog(job.folder, attempt.number, dist.get_rank()) if speaks else None
-        self._began = time.perf_counter()
+        # When the step under way began; and where the wall time of the update before it ended.
+        self._began = self._ended = time.perf_counter()
         self._stepped = False  # in this attempt
         self._noise = RunningNoiseScale()
         if first:
@@ -56,12 +57,17 @@ class StepLogger:
         self._newest: deque[Mapping[str, float]] = deque(maxlen=WATCHED_STEPS)  # diagnostics
         self._warned = False  # by the objective, in this attempt
 
+    def begin_step(self) -> None:
+        """A step begins: what came before it was something else."""
+        self._began = time.perf_counter()
+
     def log_step(self, local: LocalBatch, figures: StepFigures, clock: PhaseClock) -> None:
         """An update was made, of which this rank had `local`, and whose phases `clock` timed."""
         step = self._state.step
         if self._samples:
             self._samples.write(step, (micro for micro, real in local.assigned if real))
-        self._began, seconds = time.perf_counter(), time.perf_counter() - self._began
+        now = time.perf_counter()
+        seconds, wall, self._ended = now - self._began, now - self._ended, now
         phases = clock.take()
         if self._metrics:
             if not self._stepped:
@@ -75,7 +81,9 @@ class StepLogger:
                 "train/tokens": self._state.tokens,
                 "train/data_step": self._state.data_step - 1,
                 "speed/step_seconds": seconds,
+                "speed/wall_seconds": wall,
                 "speed/tokens_per_second": figures.tokens / seconds,
+                "speed/worker_tokens_per_second": figures.tokens / seconds / dist.get_world_size(),
                 "cluster/workers": dist.get_world_size(),
                 **figures.measured,
             }
@@ -132,12 +140,18 @@ class StepLogger:
                 "training.optimizer.lr, or see with `trainrig trace` what data it was"
             )
 
-    def log_held_out(self, loss: Loss, averaged: Mapping[int, float]) -> None:
-        """The held-out loss was measured; `averaged`: that of each average, by its horizon."""
+    def log_held_out(self, loss: Loss, averaged: Mapping[int, float], seconds: float) -> None:
+        """The held-out loss was measured, in `seconds`; `averaged`: that of each average, by its
+        horizon."""
         if self._metrics:
-            values = metrics.loss_values("eval", loss)
+            values = metrics.loss_values("eval", loss) | {"speed/held_out_seconds": seconds}
             values |= {f"averages/{horizon}/loss": each for horizon, each in averaged.items()}
             self._metrics.write(self._state.step, values)
+
+    def log_save(self, seconds: float) -> None:
+        """The state was taken for a checkpoint, in `seconds` in which no step was taken."""
+        if self._metrics:
+            self._metrics.write(self._state.step, {"speed/save_seconds": seconds})
 
     def log_numerics(self) -> None:
         """Note what the bits depend on, and say so if it is not what it was; every rank calls it.

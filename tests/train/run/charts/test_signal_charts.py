@@ -35,7 +35,7 @@ def test_a_run_that_measured_nothing_has_none():
 
 def test_each_says_what_it_shows_and_tells_its_numbers():
     shares = {"time/forward": 0.2, "time/backward": 0.5, "time/data": 0.0}
-    shares |= {"time/communication": 0.1, "time/optimizer": 0.1, "time/checkpoint": 0.0}
+    shares |= {"time/communication": 0.1, "time/optimizer": 0.1}
     scale = {"noise/scale": 1024.0, "memory/peak_gib": 1.5}
     heat, noise, phases, memory = charts_of(
         [line(s, **norms(s), **shares, **scale) for s in (1, 2)]

@@ -17,9 +17,8 @@ PHASES = {
     "data": "waiting for data",
     "forward": "forward",
     "backward": "backward",
-    "communication": "waiting for gradients",
+    "communication": "waiting for other ranks",
     "optimizer": "optimizer",
-    "checkpoint": "saving",
 }
 
 
@@ -142,9 +141,16 @@ def phases_chart(run_data: RunReportData) -> Chart | None:
         f"Steps spend most of their time on: {most}, {percent(spent[most], whole)}",
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of seconds by phase of a step.",
-        caption=f"n = {len(lines):,} steps of rank 0, all attempts that count.",
+        caption=f"n = {len(lines):,} steps of rank 0, all attempts that count. Beside the steps of "
+        f"the run: {_beside(run_data)}.",
         table=ReportTable("Seconds by phase", ("phase", "seconds"), tuple(spent.items())),
     )
+
+
+def _beside(run_data: RunReportData) -> str:
+    measuring = sum(line.get("speed/held_out_seconds", 0.0) for line in run_data.held_out)
+    saves = [e["stall_seconds"] for e in run_data.events if e["event"] == "checkpoint"]
+    return f"{measuring:.3g} s for held-out losses, {sum(saves):.3g} s held up by saves"
 
 
 def memory_chart(run_data: RunReportData) -> Chart | None:
