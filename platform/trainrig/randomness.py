@@ -71,6 +71,13 @@ def uniforms(key: RandomKey, places: Numbers, samples: Numbers | None = None) ->
     return drawn
 
 
+def uniforms_of_streams(streams: Numbers, places: Numbers) -> Numbers:
+    """The number of each pair of a stream (`RandomKey.stream`) and a place, as `uniforms` draws
+    it: for many keys at once."""
+    drawn: Numbers = _float64(_shifted(_mixed(streams + (places + 1) * _STEP), 11)) * 2.0**-53
+    return drawn
+
+
 def normals(key: RandomKey, places: Numbers, samples: Numbers | None = None) -> Numbers:
     """Standard normal numbers of float64, by inversion: of +, -, x and / alone, each rounded as
     IEEE 754 says, so that every library and device computes the same bits."""

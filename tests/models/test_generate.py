@@ -5,7 +5,7 @@ import torch
 
 from trainrig.errors import DataError
 from trainrig.models.generate import Generation, generate
-from trainrig.models.sampling import Sampling, draw
+from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
 
 GREEDY = Sampling(temperature=0.0, maximum_tokens=10)
 PROMPT = [3, 14, 15]
@@ -78,7 +78,9 @@ def test_ids_that_only_pad_the_table_are_never_drawn(build):
 
 
 def frequencies(logits, sampling, draws=4000):
-    counts = Counter(draw(torch.tensor(logits), sampling, place) for place in range(draws))
+    stream = sampling_stream(sampling)
+    tokens = [NextToken(sampling, stream, place) for place in range(draws)]
+    counts = Counter(draw(torch.tensor(logits).expand(draws, -1), tokens))
     return {each: count / draws for each, count in counts.items()}
 
 

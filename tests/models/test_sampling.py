@@ -1,9 +1,12 @@
 """Which tokens may be drawn, against Transformers, and how often."""
 
+from itertools import product
+
 import pytest
 import torch
 
-from trainrig.models.sampling import Sampling, draw
+from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
+from trainrig.randomness import RandomKey, uniforms
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 3
 SAID = [3, 9, 9, 21]
@@ -32,7 +35,9 @@ def test_what_may_be_drawn_is_what_transformers_leaves(settings):
         logits = step(ids, logits)
     shares = logits.softmax(-1)[0]
     sampling = Sampling.model_validate(settings)
-    drawn = [draw(LOGITS, sampling, place, SAID) for place in range(4000)]
+    stream = sampling_stream(sampling)
+    tokens = [NextToken(sampling, stream, place, SAID) for place in range(4000)]
+    drawn = draw(LOGITS.expand(4000, -1), tokens)
     counts = torch.bincount(torch.tensor(drawn), minlength=40) / 4000
     assert set(drawn) <= set(shares.nonzero().flatten().tolist())
     assert (counts - shares).abs().max() < 0.04
@@ -41,6 +46,35 @@ def test_what_may_be_drawn_is_what_transformers_leaves(settings):
 def test_a_penalty_moves_the_likeliest_too():
     likeliest = int(LOGITS.argmax())
     greedy = Sampling(temperature=0.0, repetition_penalty=50.0)
-    assert draw(LOGITS, greedy, 0, [likeliest]) != likeliest
-    assert draw(LOGITS, greedy, 0, []) == likeliest
+    said, fresh = (NextToken(greedy, 0, 0, ids) for ids in ([likeliest], []))
+    without, with_it = draw(LOGITS.expand(2, -1), [said, fresh])
+    assert without != likeliest
+    assert with_it == likeliest
     assert not greedy.plain
+
+
+def test_rows_that_are_drawn_together_get_what_each_gets_alone():
+    settings = [{}, {"temperature": 0.0}, {"temperature": 0.7}, *SETTINGS]
+    kinds = [Sampling(**each, seed=seed) for each, seed in product(settings, (0, 7, 2**40))]
+    tokens = [
+        NextToken(kind, sampling_stream(kind), place, SAID[: place + 1])
+        for place in range(4)
+        for kind in kinds
+    ]
+    rows = torch.randn(len(tokens), 40, generator=torch.Generator().manual_seed(6)) * 3
+    together = draw(rows, tokens)
+    alone = [draw(row[None], [token])[0] for row, token in zip(rows, tokens, strict=True)]
+    assert together == alone
+    assert len(set(together)) > 20
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**62])
+def test_a_plain_draw_by_hand(seed):
+    """The first entry at which the shares that are added up pass the seed's number."""
+    sampling = Sampling(temperature=0.8, seed=seed)
+    shares = (LOGITS.double() / 0.8).softmax(-1).tolist()
+    for place in range(50):
+        luck = float(uniforms(RandomKey(seed, "sampling"), torch.tensor([place])))
+        expected = next(i for i in range(40) if sum(shares[: i + 1]) > luck)
+        drawn = draw(LOGITS[None], [NextToken(sampling, sampling_stream(sampling), place)])
+        assert drawn == [expected]

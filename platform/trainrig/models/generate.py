@@ -18,7 +18,7 @@ from trainrig.models.attention import Cache
 from trainrig.models.decoder import Decoder
 from trainrig.models.kv_cache import PreallocatedCache, WindowCache
 from trainrig.models.output import ModelOutput
-from trainrig.models.sampling import Sampling, draw
+from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
 
 Stopped = Literal["end", "stop", "length", "positions"]
 
@@ -139,6 +139,7 @@ class _Row:
     stopped: Stopped | None = None
     stop_id: int | None = None
     last: int = 0
+    stream: int = field(init=False)  # of the numbers that it is drawn by
 
     def __post_init__(self) -> None:
         length = len(self.request.prompt)
@@ -148,12 +149,21 @@ class _Row:
                 + ("shorten it" if length else "begin with the end-of-text token")
             )
         self._check_room()
+        self.stream = sampling_stream(self.request.sampling)
 
     @property
     def most(self) -> int:
         """New tokens, at most."""
         room = self.positions - len(self.request.prompt)
         return min(self.request.sampling.maximum_tokens, room)
+
+    @property
+    def next(self) -> NextToken:
+        """The token that is drawn next."""
+        sampling, said = self.request.sampling, tuple[int, ...]()
+        if sampling.repetition_penalty != 1:
+            said = (*self.request.prompt, *self.new)
+        return NextToken(sampling, self.stream, len(self.new), said)
 
     def padded(self, width: int) -> list[int]:
         """The prompt, filled up on the left."""
@@ -229,12 +239,12 @@ def _drawn(logits_BV: Tensor, rows: Sequence[_Row]) -> list[int]:
     """The next id of each row; of complete ones, any."""
     if all(row.request.sampling.plain for row in rows):
         return [int(each) for each in logits_BV.argmax(-1).tolist()]
-    return [
-        row.last
-        if row.stopped
-        else draw(logits_V, row.request.sampling, len(row.new), (*row.request.prompt, *row.new))
-        for logits_V, row in zip(logits_BV, rows, strict=True)
-    ]
+    going = [index for index, row in enumerate(rows) if not row.stopped]
+    going_BV = logits_BV if len(going) == len(rows) else logits_BV[going]
+    drawn_B = [row.last for row in rows]
+    for index, drawn in zip(going, draw(going_BV, [rows[i].next for i in going]), strict=True):
+        drawn_B[index] = drawn
+    return drawn_B
 
 
 def _log_probabilities(

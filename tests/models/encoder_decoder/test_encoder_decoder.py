@@ -16,7 +16,7 @@ from trainrig.models.encoder.model import build_model
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
 from trainrig.models.encoder_decoder.generate import write_answer
 from trainrig.models.encoder_decoder.model import CrossCache, find_buckets
-from trainrig.models.sampling import Sampling, draw
+from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
 from trainrig.objectives.denoising.span_corruption import shifted
 from trainrig.parallel.activations import ActivationStatistics
 
@@ -206,7 +206,8 @@ def test_an_answer_is_what_whole_passes_would_give(temperature):
     written: list[int] = []
     for place in range(12):
         logits = model(IDS[:1], torch.tensor([[0, 7, *written]])).logits[0, -1, :60]
-        written.append(draw(logits, sampling, place))
+        token = NextToken(sampling, sampling_stream(sampling), place)
+        written += draw(logits[None], [token])
     assert list(found.ids) == written
     assert found.stopped == "length"
     ended = write_answer(model, read, (0, 7), sampling, stop=(written[5],), entries=60)

@@ -11,7 +11,7 @@ from trainrig.errors import DataError
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.encoder_decoder.model import CrossCache, EncoderDecoder
 from trainrig.models.generate import Generation, Stopped
-from trainrig.models.sampling import Sampling, draw
+from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
 
 
 @torch.inference_mode()
@@ -40,14 +40,15 @@ def write_answer(
     segments_1S = torch.ones_like(ids_1S)
     memory_1SC = model.read(ids_1S, segments_1S)
     caches = [CrossCache(KeyValueCache()) for _ in range(model.config.layers)]
-    new, written = list(begin), list[int]()
+    new, written, stream = list(begin), list[int](), sampling_stream(sampling)
     stopped: Stopped = "length"
     while True:
         ids_1T = torch.tensor([new], device=device)
         ones_1T = torch.ones_like(ids_1T)
         output = model.write(memory_1SC, segments_1S, ids_1T, ones_1T, caches)
         logits_V = output.head(output.hidden[0, -1])[:entries]
-        drawn = draw(logits_V, sampling, len(written), (*read, *written))
+        token = NextToken(sampling, stream, len(written), (*read, *written))
+        drawn = draw(logits_V[None], [token])[0]
         if drawn in stop:
             return Generation(tuple(written), "end", drawn)
         written.append(drawn)
