@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainrig.errors import DataError
-from trainrig.models.generate import Generation, generate
+from trainrig.models.generate import Generation, Request, generate, generate_batch
 from trainrig.models.sampling import NextToken, Sampling, draw, sampling_stream
 
 GREEDY = Sampling(temperature=0.0, maximum_tokens=10)
@@ -106,3 +106,24 @@ def test_tokens_are_drawn_as_often_as_their_shares_say(temperature, top_k, expec
 
 def test_top_k_keeps_the_ids_of_the_likeliest_wherever_they_stand():
     assert frequencies([0.0, 5.0, 0.0, 5.0], Sampling(top_k=2)).keys() == {1, 3}
+
+
+SHARED = [(3, 14, 15), (9,), (3, 14, 15), (3, 14, 15), (2, 6, 5, 3, 5), (9,)]
+
+
+@pytest.mark.parametrize("attention", [{}, {"window": {"size": 4, "pattern": ("local", "global")}}])
+@pytest.mark.parametrize("prompts", [SHARED, [(3, 14, 15)] * 5], ids=["some", "one"])
+def test_a_prompt_that_requests_share_is_read_once_and_each_goes_its_own_way(
+    build, attention, prompts
+):
+    model, read = build(attention=attention), []
+    model.register_forward_pre_hook(lambda _, inputs: read.append(tuple(inputs[0].shape)))
+    requests = [
+        Request(prompt, Sampling(temperature=1.5, maximum_tokens=9, seed=seed))
+        for seed, prompt in enumerate(prompts)
+    ]
+    found = generate_batch(model, requests, stop=())
+    assert read[0] == (len(set(prompts)), max(map(len, prompts)))
+    assert set(read[1:]) == {(len(prompts), 1)}
+    assert found == [generate_batch(model, [each], stop=())[0] for each in requests]
+    assert len({each.ids for each in found}) == len(found)

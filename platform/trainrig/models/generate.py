@@ -1,9 +1,10 @@
 """Writing on from prompts, one token at a time, many prompts at once.
 
-Prompts of different length are filled up on the left; what fills them is seen by no token. What
-a request draws is keyed by its seed and the place, so it depends on its own logits alone.
+Prompts of different length are filled up on the left; what fills them is seen by no token. A prompt
+that several requests share is read once. What a request draws is keyed by its seed and the place,
+so it depends on its own logits alone.
 
-Shapes: B batch, T positions of the longest prompt, V entries of the vocabulary.
+Shapes: B batch, P different prompts, T positions of the longest, V entries of the vocabulary.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import DataError
-from trainrig.models.attention import Cache
 from trainrig.models.decoder import Decoder
 from trainrig.models.kv_cache import PreallocatedCache, WindowCache
 from trainrig.models.output import ModelOutput
@@ -115,7 +115,7 @@ def _write_on(
     if not rows:
         return []
     batch = _Batch(model, rows)
-    logits_BV = batch.read(torch.tensor([row.padded(batch.width) for row in rows]))
+    logits_BV = batch.read_prompts()
     while True:
         logits_BV = logits_BV[:, :entries]
         drawn_B = _drawn(logits_BV, rows)
@@ -165,11 +165,6 @@ class _Row:
             said = (*self.request.prompt, *self.new)
         return NextToken(sampling, self.stream, len(self.new), said)
 
-    def padded(self, width: int) -> list[int]:
-        """The prompt, filled up on the left."""
-        prompt = self.request.prompt
-        return [prompt[0]] * (width - len(prompt)) + list(prompt)
-
     def generation(self) -> Generation:
         """What came of it."""
         return Generation(tuple(self.new), self.stopped or "end", self.stop_id)
@@ -201,21 +196,38 @@ class _Batch:
 
     def __init__(self, model: Decoder, rows: Sequence[_Row]) -> None:
         self._model, self._device = model, model.embedding.weight.device
-        lengths = torch.tensor([len(row.request.prompt) for row in rows])
-        self.width = int(lengths.max())
+        first: dict[tuple[int, ...], int] = {}  # of each prompt, its place among those read
+        self._prompt_of = [first.setdefault(row.request.prompt, len(first)) for row in rows]
+        self._prompts = list(first)
+        lengths = torch.tensor([len(prompt) for prompt in self._prompts])
+        self._width = int(lengths.max())
         # The last token that is drawn is not read.
-        capacity = self.width + max(max(row.most for row in rows) - 1, 0)
+        capacity = self._width + max(max(row.most for row in rows) - 1, 0)
         self._read = 0
         self._pads_B1: Tensor | None = None
-        if int(lengths.min()) < self.width:
-            self._pads_B1 = (self.width - lengths).to(self._device)[:, None]
+        if int(lengths.min()) < self._width:
+            self._pads_B1 = (self._width - lengths).to(self._device)[:, None]
         window = model.config.attention.window
-        self._caches: list[Cache] = [
+        self._caches: list[PreallocatedCache | WindowCache] = [
             WindowCache(window.size, capacity)
             if window is not None and window.is_local(layer)
             else PreallocatedCache(capacity)
             for layer in range(model.config.layers)
         ]
+
+    def read_prompts(self) -> Tensor:
+        """The logits [B, V] after each prompt."""
+        padded = [
+            [prompt[0]] * (self._width - len(prompt)) + list(prompt) for prompt in self._prompts
+        ]
+        logits_PV = self.read(torch.tensor(padded))
+        if len(self._prompts) == len(self._prompt_of):
+            return logits_PV
+        rows_B = torch.tensor(self._prompt_of, device=self._device)
+        self._caches = [cache.select(rows_B) for cache in self._caches]
+        if self._pads_B1 is not None:
+            self._pads_B1 = self._pads_B1[rows_B]
+        return logits_PV[rows_B]
 
     def read(self, ids_BT: Tensor) -> Tensor:
         """The logits [B, V] after the last of `ids_BT`, which follow what was read before."""

@@ -3,6 +3,8 @@
 Shapes: B batch, K key and value heads, T new positions, S positions held, D channels of one head.
 """
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,13 @@ class PreallocatedCache:
         self._values[:, :, begin:end] = values_BKTD
         self._length = end
         return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def select(self, rows_R: Tensor) -> "PreallocatedCache":
+        """A cache of the rows `rows_R`, each as often as it is named."""
+        chosen = copy.copy(self)
+        chosen._keys = self._keys.index_select(0, rows_R)
+        chosen._values = self._values.index_select(0, rows_R)
+        return chosen
 
 
 class WindowCache:
@@ -72,6 +81,13 @@ class WindowCache:
         self._values[:, :, begin:end] = values_BKTD
         self._held = end
         return self._last(self._keys, seen + new), self._last(self._values, seen + new)
+
+    def select(self, rows_R: Tensor) -> "WindowCache":
+        """A cache of the rows `rows_R`, each as often as it is named."""
+        chosen = copy.copy(self)
+        chosen._keys = self._keys.index_select(0, rows_R)
+        chosen._values = self._values.index_select(0, rows_R)
+        return chosen
 
     def _last(self, held_BKSD: Tensor, count: int) -> Tensor:
         return held_BKSD[:, :, self._held - count : self._held]
