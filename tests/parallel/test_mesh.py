@@ -56,11 +56,10 @@ def test_where_nobody_ever_listens_torch_says_so(door, joined):
 
 
 def test_all_ranks_lie_along_one_axis(ranks):
-    alone = {"speaks": True, "context": (0, 1), "tensor": (0, 1)}
-    assert ranks(3, "mesh") == [
-        {"axes": ("data_shard",), "sharding": (3,), "data": (rank, 3), "slices": (rank, 3)} | alone
-        for rank in range(3)
-    ]
+    alone = {"speaks": True, "context": (0, 1), "tensor": (0, 1), "expert": (0, 1)}
+    for rank, found in enumerate(ranks(3, "mesh")):
+        along = {name: (rank, 3) for name in ("data", "slices", "expert_slices")}
+        assert found == {"axes": ("data_shard",), "sharding": (3,)} | along | alone
 
 
 @pytest.mark.parametrize(
@@ -76,6 +75,7 @@ def test_all_ranks_lie_along_one_axis(ranks):
             [0] * 4,
             [0, 0, 1, 1],
         ),
+        ({"expert": 2}, ("data_shard", "expert"), (4,), [0, 0, 1, 1], [0, 1, 2, 3]),
         ({"copies": 2}, ("data_replicate", "data_shard"), (2, 2), [0, 1, 2, 3], [0, 1, 0, 1]),
         (
             {"copies": 2, "tensor": 2},  # each has a whole part of each layer
@@ -87,6 +87,13 @@ def test_all_ranks_lie_along_one_axis(ranks):
         (
             {"copies": 4, "context": 2},  # ranks that share rows hold the same
             ("data_replicate", "context", "data_shard"),
+            (4, 1),
+            [0, 0, 1, 1],
+            [0] * 4,
+        ),
+        (
+            {"copies": 4, "expert": 2},
+            ("data_replicate", "expert", "data_shard"),
             (4, 1),
             [0, 0, 1, 1],
             [0] * 4,
@@ -110,6 +117,23 @@ def test_neighbours_are_a_replica(degrees, axes, sharding, data, slices, ranks):
     assert [each["slices"][0] for each in found] == slices
     assert [each["speaks"] for each in found] == [
         rank == 0 or data[rank] != data[rank - 1] for rank in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "slices"),
+    [
+        ({"expert": 2}, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        ({"expert": 4}, [(0, 1)] * 4),
+        ({"expert": 2, "copies": 2}, [(0, 1)] * 4),
+        ({"expert": 2, "copies": 4}, [(0, 1)] * 4),
+    ],
+)
+def test_experts_are_sliced_over_replicas_alone(degrees, slices, ranks):
+    found = ranks(4, "mesh", **degrees)
+    assert [each["expert_slices"] for each in found] == slices
+    assert [each["expert"] for each in found] == [
+        (rank % degrees["expert"], degrees["expert"]) for rank in range(4)
     ]
 
 

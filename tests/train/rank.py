@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from context_rows import attended
+from expert_rows import dispatched
 from rollouts import Rollouts
 from sent import Sent
 from torch import Tensor, nn
@@ -545,6 +546,8 @@ def mesh(**degrees: int) -> dict[str, Any]:
         "slices": (made.slices.rank, made.slices.size),
         "context": (made.context.rank, made.context.size),
         "tensor": (made.tensor.rank, made.tensor.size),
+        "expert": (made.expert.rank, made.expert.size),
+        "expert_slices": (made.expert_slices.rank, made.expert_slices.size),
     }
 
 
@@ -581,6 +584,7 @@ def main() -> None:
         mesh,
         sent_bytes,
         attended,
+        dispatched,
     )
     actions = {each.__name__: each for each in done}
     for action, arguments, join in iter(functools.partial(pickle.load, sys.stdin.buffer), None):

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Of an operator's arguments: which are sent, and the share of it that others get of W ranks.
 _GATHERS = ("_allgather_base_", "allgather_")
 _SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_", "alltoall_base_", "alltoall_")
 
@@ -27,12 +26,18 @@ class Sent(TorchDispatchMode):
         return found
 
     def _count(self, name: str, args: Any) -> None:
-        world = dist.get_world_size()
         if name not in (*_GATHERS, *_SCATTERS):
+            return
+        group = dist.ProcessGroup.unbox(args[2])
+        if name == "alltoall_base_" and args[4]:  # rows of the input that each rank is sent
+            rows = args[4]
+            elements = args[1][:1].numel() * (sum(rows) - rows[group.rank()])
+            self.bytes[name] += elements * args[1].element_size()
             return
         size = sum(
             each.numel() * each.element_size()
             for each in tree_leaves(args[1])  # the output comes first
             if isinstance(each, Tensor)
         )
-        self.bytes[name] += size * (world - 1) // (1 if name in _GATHERS else world)
+        others = group.size() - 1
+        self.bytes[name] += size * others // (1 if name in _GATHERS else group.size())

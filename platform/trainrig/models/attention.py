@@ -130,6 +130,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None) -> Tensor:
         """[B, T, C] to [B, T, C]; `cache`, if given, is extended by these T positions."""
+        if x_BTC.shape[0] == 0:  # of rows that ranks divide one may have none; kernels take some
+            return x_BTC
         query_BHTD = self._heads(self.query(x_BTC), self.query_norm)
         key_BKSD = self._heads(self.key(x_BTC), self.key_norm)
         if sight.rotation is not None:

@@ -9,7 +9,7 @@ token and expert, F channels between, O outputs of a product.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,12 +41,28 @@ class Experts(nn.Module):
     def forward(self, x_MC: Tensor, counts_E: Tensor) -> Tensor:
         """[M, C] to [M, C]; of the rows, in order, each expert takes as many as `counts_E` says,
         and what is left is 0."""
-        if self.gate is None:
-            between_MF = activate(self.network, grouped_product(x_MC, self.up, counts_E))
+        return self.products(x_MC, counts_E, self.gate, self.up, self.down)
+
+    def products(
+        self, x_MC: Tensor, counts_E: Tensor, gate: Tensor | None, up: Tensor, down: Tensor
+    ) -> Tensor:
+        """The forward pass with the matrices of E experts: all of the layer, or some."""
+        if gate is None:
+            between_MF = activate(self.network, grouped_product(x_MC, up, counts_E))
         else:
-            gate_MF = activate(self.network, grouped_product(x_MC, self.gate, counts_E))
-            between_MF = gate_MF * grouped_product(x_MC, self.up, counts_E)
-        return grouped_product(between_MF, self.down, counts_E)
+            gate_MF = activate(self.network, grouped_product(x_MC, gate, counts_E))
+            between_MF = gate_MF * grouped_product(x_MC, up, counts_E)
+        return grouped_product(between_MF, down, counts_E)
+
+
+class Routed(NamedTuple):
+    """Where a router sends the tokens of a micro-batch, or of some of its rows."""
+
+    logits_NE: Tensor
+    scores_NE: Tensor
+    chosen_NA: Tensor  # experts of each token
+    weights_NA: Tensor  # factors on what they give
+    counts_E: Tensor  # tokens of each expert
 
 
 class ExpertFeedForward(nn.Module):
@@ -73,11 +89,23 @@ class ExpertFeedForward(nn.Module):
         scores_NE = self._scores(logits_NE)
         chosen_NA, weights_NA = self._choose(scores_NE)
         counts_E = _count(chosen_NA, self.settings.experts)
-        terms = self._terms(logits_NE, scores_NE, counts_E / chosen_NA.numel())
-        changed_NC = self._through_experts(x_NC, chosen_NA, weights_NA, counts_E)
+        routed = Routed(logits_NE, scores_NE, chosen_NA, weights_NA, counts_E)
+        changed_NC, terms = self.pass_experts(x_NC, routed)
         if self.shared is not None:
             changed_NC = changed_NC + self.shared(x_NC)
         return changed_NC.view_as(x_BTC), torch.cat((terms, counts_E.to(terms.dtype)))
+
+    def pass_experts(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
+        """[N, C] to what the experts of each token give, weighted, [N, C]; and `terms`.
+
+        Apart so that another way to lay out experts (over devices) can take its place.
+        """
+        pairs = routed.chosen_NA.numel()
+        kept_E = self.kept(routed.counts_E, pairs)
+        order_M = sort_pairs(routed, kept_E)
+        given_MC = self.experts(self.copies(x_NC, order_M), kept_E)
+        terms = self.terms(routed, routed.counts_E / pairs)
+        return self.mix(given_MC, order_M, routed.weights_NA, x_NC), terms
 
     def _scores(self, logits_NE: Tensor) -> Tensor:
         return logits_NE.sigmoid() if self.settings.scores == "sigmoid" else logits_NE.softmax(-1)
@@ -93,27 +121,31 @@ class ExpertFeedForward(nn.Module):
             weights_NA = weights_NA / (weights_NA.sum(-1, keepdim=True) + 1e-20)
         return chosen_NA, weights_NA * self.settings.scale
 
-    def _through_experts(
-        self, x_NC: Tensor, chosen_NA: Tensor, weights_NA: Tensor, counts_E: Tensor
-    ) -> Tensor:
-        active, experts_M = self.settings.active, chosen_NA.flatten()
-        order_M = experts_M.argsort(stable=True)
-        if self.settings.capacity is not None:
-            most = math.ceil(self.settings.capacity * len(experts_M) / self.settings.experts)
-            places_M = torch.arange(len(order_M), device=order_M.device)
-            first_E = counts_E.cumsum(0) - counts_E
-            late_M = places_M - first_E[experts_M[order_M]] >= most
-            order_M = order_M[late_M.to(torch.uint8).argsort(stable=True)]
-            counts_E = counts_E.clamp(max=most)
+    def kept(self, counts_E: Tensor, pairs: int) -> Tensor:
+        """[…, E] how many of `counts_E` tokens the experts take, of `pairs` in a micro-batch."""
+        if self.settings.capacity is None:
+            return counts_E
+        most = math.ceil(self.settings.capacity * pairs / self.settings.experts)
+        return counts_E.clamp(max=most)
+
+    def copies(self, x_NC: Tensor, order_M: Tensor) -> Tensor:
+        """[len(order), C] rows of the tokens' copies, one for each of their experts, in order."""
         # Rows are repeated before they are sorted, so that a gradient is a sum over A, and what is
         # gathered is gathered once.
-        x_MC = x_NC[:, None].expand(-1, active, -1).flatten(0, 1).index_select(0, order_M)
-        given_MC = self.experts(x_MC, counts_E).index_select(0, order_M.argsort())
-        given_NAC = given_MC.view(len(x_NC), active, -1)
+        active = self.settings.active
+        return x_NC[:, None].expand(-1, active, -1).flatten(0, 1).index_select(0, order_M)
+
+    def mix(self, given_MC: Tensor, order_M: Tensor, weights_NA: Tensor, x_NC: Tensor) -> Tensor:
+        """[N, C] what the experts gave to each token, in the order of `copies`, times weights."""
+        given_MC = given_MC.index_select(0, order_M.argsort())
+        given_NAC = given_MC.view(*weights_NA.shape, given_MC.shape[1])
         mixed_NC: Tensor = (given_NAC * weights_NA[..., None]).sum(1).to(x_NC.dtype)
         return mixed_NC
 
-    def _terms(self, logits_NE: Tensor, scores_NE: Tensor, share_E: Tensor) -> Tensor:
+    def terms(self, routed: Routed, share_E: Tensor) -> Tensor:
+        """[3] what the router adds to the loss, weighted, if each expert is sent `share_E` of all
+        pairs."""
+        logits_NE, scores_NE = routed.logits_NE, routed.scores_NE
         settings, zero = self.settings, logits_NE.new_zeros(())
         balance = z = excess = zero
         if settings.balance_loss:
@@ -136,6 +168,20 @@ def _count(chosen_NA: Tensor, experts: int) -> Tensor:
     """[E], tokens of each expert; by comparison, as its size depends on no value."""
     numbers_E = torch.arange(experts, device=chosen_NA.device)
     return (chosen_NA.flatten()[:, None] == numbers_E).sum(0)
+
+
+def sort_pairs(routed: Routed, kept_E: Tensor) -> Tensor:
+    """[M] the pairs of token and expert by expert, the earlier tokens first; behind all, those
+    beyond the `kept_E` that an expert takes."""
+    experts_M = routed.chosen_NA.flatten()
+    order_M = experts_M.argsort(stable=True)
+    if kept_E is routed.counts_E:
+        return order_M
+    places_M = torch.arange(len(order_M), device=order_M.device)
+    first_E = routed.counts_E.cumsum(0) - routed.counts_E
+    sorted_M = experts_M[order_M]
+    late_M = places_M - first_E[sorted_M] >= kept_E[sorted_M]
+    return order_M[late_M.to(torch.uint8).argsort(stable=True)]
 
 
 def grouped_product(x_MC: Tensor, weights_EOC: Tensor, counts_E: Tensor) -> Tensor:

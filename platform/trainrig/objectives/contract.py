@@ -80,7 +80,10 @@ class Contributions:
 
     def rows_B(self) -> Tensor:
         """[B] sum of each row, float64, without a gradient."""
-        return self.values.detach().double().reshape(len(self.values), -1).sum(1)
+        values = self.values.detach().double()
+        if not len(values):
+            return values.new_zeros(0)
+        return values.reshape(len(values), -1).sum(1)
 
 
 @dataclass(frozen=True)

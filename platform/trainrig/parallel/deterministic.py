@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from trainrig.models.moe import Experts
 from trainrig.parallel.fsdp import units
-from trainrig.parallel.mesh import WorkerMesh
+from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.norm import exact_norm
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.parallel.tree import Span, TreeSum, largest_subtrees
@@ -40,7 +41,12 @@ UNITS_UNDER_WAY = 2
 
 
 class SummedInTree:
-    """See the module. For parameters that are sliced over all ranks."""
+    """See the module. For parameters that are sliced over all ranks.
+
+    A parameter of experts that are divided is sliced over the replicas, and its gradient is that of
+    the whole micro-batch: a virtual worker is one leaf of its tree. Of others, each rank of a
+    replica has a part, and a virtual worker as many leaves.
+    """
 
     def __init__(
         self,
@@ -51,28 +57,35 @@ class SummedInTree:
         clock: PhaseClock | None = None,
     ) -> None:
         """`parameters`: all of `models` that are trained; one backward pass goes through all.
-        `mesh`: over whose `slices` they are sliced. Of ranks that share rows each has a part of
-        what a virtual worker adds to the sum. `clock`: times what is waited for."""
+        `mesh`: over whose `slices` they are sliced. Of ranks that share micro-batches each has a
+        part of what a virtual worker adds to the sum. `clock`: times what is waited for."""
         self._models, self._parameters = tuple(models), tuple(parameters)
         self._gather_once, self._mesh = gather_once, mesh
         self._now = _Now(1, mesh)
         self._units: list[_Unit] = []
         clock = clock or PhaseClock(parameters[0].device)
-        if mesh.slices.size > 1:  # else FSDP has nothing to scatter
-            for module in (unit for model in self._models for unit in units(model)):
-                self._units.append(_Unit(clock))
+        whole: set[int] = set()
+        for module in (unit for model in self._models for unit in units(model)):
+            divided = mesh.experts is not None and isinstance(module, Experts)
+            slices = mesh.expert_slices if divided else mesh.slices
+            if slices.size > 1:
+                self._units.append(_Unit(divided, clock))
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
-        # A rank alone is sent nothing: each parameter's gradient is added up as soon as it is there
-        # and never waits for those of the other units.
+            else:  # FSDP has nothing to scatter
+                assert isinstance(module, nn.Module)
+                whole |= {id(each) for each in module.parameters()}
+        # What a rank has whole it is not sent: each parameter's gradient is added up as soon as it
+        # is there and never waits for those of the other units.
+        self._whole = [each for each in parameters if id(each) in whole]
         self._alone: list[TreeSum[Tensor]] = []
-        for number, parameter in enumerate([] if self._units else parameters):
+        for number, parameter in enumerate(self._whole):
             take = functools.partial(self._take_own, number)
             parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def begin(self, virtual: int, measured: bool = False) -> None:
         """See parallel.fsdp.Gradients."""
         self._now = _Now(virtual, self._mesh, measured)
-        self._alone = [TreeSum(virtual) for _ in self._parameters]
+        self._alone = [TreeSum(virtual) for _ in self._whole]
         for unit in self._units:
             unit.begin(self._now)
 
@@ -92,10 +105,9 @@ class SummedInTree:
         assert self._now.sent or not self._units, "torch asks for no reduce-scatter any more"
         while self._now.under_way:
             self._now.under_way.popleft().finish()
-        if not self._units:
-            for parameter, tree in zip(self._parameters, self._alone, strict=True):
-                parameter.grad = _like(parameter, tree.whole())
-            self._alone = []
+        for parameter, tree in zip(self._whole, self._alone, strict=True):
+            parameter.grad = _like(parameter, tree.whole())
+        self._alone = []
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See parallel.fsdp.Gradients."""
@@ -134,34 +146,41 @@ def _like(parameter: nn.Parameter, local: Tensor) -> DTensor:
     )
 
 
+class _Leaves:
+    """What is added up in one tree over `slices`, where each of `parts` has a part of what a
+    virtual worker adds."""
+
+    def __init__(self, virtual: int, slices: Axis, parts: Axis) -> None:
+        # First come the leaves of the first of the parts, then those of the second, so that what a
+        # rank adds up itself are neighbours.
+        self.count, self._virtual, self._part = virtual * parts.size, virtual, parts.rank
+        self.spans: list[list[Span]] = []  # of each rank of `slices`
+        for rank in range(slices.size):
+            replica, part = divmod(rank, parts.size)
+            own = virtual_workers(virtual, replica, slices.size // parts.size)
+            first = part * virtual
+            self.spans.append(largest_subtrees(first + own[0], first + own[1], self.count))
+
+    def of(self, virtual: int) -> Span:
+        """That of this rank's part of virtual worker `virtual`."""
+        first = self._part * self._virtual + virtual
+        return first, first + 1
+
+
 class _Now:
     """Where a step has got to; all units look at the same."""
 
     def __init__(self, virtual: int, mesh: WorkerMesh, measured: bool = False) -> None:
-        context, world = mesh.context.size, mesh.slices.size
         # Parts of virtual workers are not whole gradients, so their norms say nothing.
-        self.virtual, self.measured = virtual, measured and context == 1
-        # First come the leaves of the first of the ranks that share rows, then those of the second,
-        # so that what a rank adds up itself are neighbours.
-        self.leaves, self._part = virtual * context, virtual * mesh.context.rank
+        self.virtual, self.measured = virtual, measured and mesh.parts.size == 1
+        self.leaves = _Leaves(virtual, mesh.slices, mesh.parts)
+        self.of_experts = _Leaves(virtual, mesh.expert_slices, Axis())
         # Of the norms of what was added up; added themselves in the order of their keys.
         self.squares: dict[tuple[int, int], Tensor] = {}
         self.under_way: deque[_Unit] = deque()  # units that were not added up yet, oldest first
         self.sent = 0  # units
-        self.spans: list[list[Span]] = [
-            self._owned(virtual_workers(virtual, rank // context, world // context), rank % context)
-            for rank in range(world)
-        ]
         self.slot = MicroBatchSlot(0, False, 0, closes=False)
         self.last = False
-
-    def leaf(self, virtual: int) -> Span:
-        """That of this rank's part of virtual worker `virtual`."""
-        return self._part + virtual, self._part + virtual + 1
-
-    def _owned(self, workers: Span, part: int) -> list[Span]:
-        first = part * self.virtual
-        return largest_subtrees(first + workers[0], first + workers[1], self.leaves)
 
     def measure(self, gradient: Tensor, key: tuple[int, int] | None = None) -> None:
         """`gradient` is part of what a virtual worker adds to the sum."""
@@ -177,15 +196,17 @@ class _Unit:
     gradients of the whole group, laid out as [world, slice].
     """
 
-    def __init__(self, clock: PhaseClock) -> None:
-        self._clock = clock
+    def __init__(self, experts: bool, clock: PhaseClock) -> None:
+        self._experts, self._clock = experts, clock  # whether they are experts that are divided
         self._mine: TreeSum[Tensor] = TreeSum(1)
+        self._leaves = _Leaves(1, Axis(), Axis())
         self._pending: _Pending | None = None
         self._now: _Now | None = None
 
     def begin(self, now: _Now) -> None:
         """A step begins."""
-        self._now, self._mine, self._pending = now, TreeSum(now.leaves), None
+        self._leaves = now.of_experts if self._experts else now.leaves
+        self._now, self._mine, self._pending = now, TreeSum(self._leaves.count), None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for what FSDP hands over and takes back."""
@@ -208,7 +229,7 @@ class _Unit:
             input_tensor.record_stream(torch.cuda.current_stream())
         if self._now.slot.real:
             self._now.measure(input_tensor)
-            self._mine.add(self._now.leaf(self._now.slot.virtual), input_tensor)
+            self._mine.add(self._leaves.of(self._now.slot.virtual), input_tensor)
         # Whoever takes it before `finish` has filled it shall see.
         output_tensor.fill_(torch.nan)
         if self._now.last:
@@ -220,14 +241,13 @@ class _Unit:
                 self._now.under_way.popleft().finish()
 
     def _send(self, output: Tensor, like: Tensor, group: dist.ProcessGroup) -> "_Pending":
-        assert self._now is not None
         world, slice_ = group.size(), output.numel()
         pieces = [value.view(world, slice_) for _, value in self._mine.parts()]
         # [world, pieces, slice]: what each rank is sent lies together.
         outgoing = pieces[0] if len(pieces) == 1 else like.new_empty(world, len(pieces), slice_)
         for number, piece in enumerate(pieces if len(pieces) > 1 else ()):
             outgoing[:, number] = piece
-        counts = [len(spans) for spans in self._now.spans]
+        counts = [len(spans) for spans in self._leaves.spans]
         incoming = like.new_empty(sum(counts), slice_)
         work = dist.all_to_all_single(
             incoming.view(-1),
@@ -241,11 +261,11 @@ class _Unit:
 
     def finish(self) -> None:
         """Add up what came, into what FSDP was given."""
-        assert self._pending is not None and self._now is not None
+        assert self._pending is not None
         with self._clock.waiting():
             self._pending.work.wait()
-        tree: TreeSum[Tensor] = TreeSum(self._now.leaves)
-        spans = [span for each in self._now.spans for span in each]
+        tree: TreeSum[Tensor] = TreeSum(self._leaves.count)
+        spans = [span for each in self._leaves.spans for span in each]
         for span, piece in zip(spans, self._pending.incoming, strict=True):
             tree.add(span, piece)
         self._pending.output.copy_(tree.whole())

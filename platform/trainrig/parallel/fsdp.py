@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from trainrig.models.moe import Experts
+from trainrig.parallel.expert.dispatch import expert_layers
 from trainrig.parallel.precision import FLOAT32, Precision, policy
 from trainrig.tokens.batches import MicroBatchSlot
 
@@ -25,21 +28,28 @@ def shard(
     mesh: DeviceMesh,
     gather_once: bool = True,
     precision: Precision = FLOAT32,
+    experts: DeviceMesh | None = None,
 ) -> FSDPModule:
-    """Shard `model` in place: each of `layers` gathers by itself, the rest together.
+    """Shard `model` in place: each of `layers` gathers by itself, the rest together; experts that
+    are divided over ranks, over the mesh `experts`, apart from the rest of their layer.
 
     Gradients are *summed* over ranks: the loss of a micro-batch is already divided by the global
     batch's number of targets, so a mean over ranks would depend on how many there are.
     `gather_once`: a forward pass leaves its parameters gathered, for a backward pass to let go.
     """
     casts = policy(precision)
+    for each in expert_layers(model) if experts else ():
+        fully_shard(
+            each.experts, mesh=experts, reshard_after_forward=not gather_once, mp_policy=casts
+        )
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=not gather_once, mp_policy=casts)
     # The rest is needed again at once.
     root = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=casts)
     for module in units(model):
         module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
-        if mesh.size() > 1:  # one rank alone would divide by it, for nothing
+        over = experts if experts and isinstance(module, Experts) else mesh
+        if over.size() > 1:  # one rank alone would divide by it, for nothing
             module.set_gradient_divide_factor(1.0)
     return root
 
@@ -79,6 +89,15 @@ def local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     )
     assert local.shape == size, f"{tuple(local.shape)}: not the {tuple(size)} expected"
     return local, tuple(first)
+
+
+def copies(tensor: DTensor) -> int:
+    """How many ranks hold the same slice of `tensor`."""
+    mesh = tensor.device_mesh
+    count = 1
+    for axis, placement in enumerate(tensor.placements):
+        count *= mesh.size(axis) if placement.is_replicate() else 1
+    return count
 
 
 class Gradients(Protocol):
@@ -130,9 +149,23 @@ class SummedByRank:
     def norm(self, parameters: Sequence[nn.Parameter]) -> float:
         """See Gradients."""
         gradients = [each.grad for each in parameters if each.grad is not None]
+        if len({each.device_mesh for each in gradients if isinstance(each, DTensor)}) > 1:
+            return _norm_of_slices(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def part_squared(self) -> float | None:
         """See Gradients. A rank's part is added to the others' as soon as it is there."""
         return None
+
+
+def _norm_of_slices(gradients: Sequence[Tensor]) -> float:
+    """The norm of all `gradients`, sliced over ranks in several ways; its last bits depend on how.
+    Every rank must call it; it sends 8 bytes."""
+    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+    for each in gradients:
+        assert isinstance(each, DTensor)
+        norm = torch.linalg.vector_norm(each.to_local(), dtype=torch.float64)
+        total += norm.square() / copies(each)
+    dist.all_reduce(total)
+    return float(total.sqrt())

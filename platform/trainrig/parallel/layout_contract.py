@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from trainrig.config import Settings
 from trainrig.parallel.context.settings import Context
+from trainrig.parallel.expert.settings import Expert
 
 if TYPE_CHECKING:
     import torch
@@ -20,16 +21,58 @@ class WorkerLayout(Settings):
     # Workers that share each row, for sequences that one has no room for; None: each has whole
     # rows.
     context: Context | None = None
+    # Workers that divide the experts of each layer among them, and the rows of a micro-batch; None:
+    # each has all of both.
+    expert: Expert | None = None
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if a model cannot be laid out over `workers` workers."""
+        for axis in (self.context, self.expert):
+            if axis is not None:
+                axis.check_workers(workers)
+
+    def check_beside(self, compiled: bool, recompute: str | None) -> None:
+        """Raise ValueError for axes that do not go together, or not with `compiled` layers, or with
+        that kind of recomputation."""
+        if self.expert is not None and self.context is not None:
+            raise ValueError(
+                "parallel.expert divides whole rows, which parallel.context cuts; leave out one of "
+                "the two"
+            )
+        if self.expert is not None and compiled:
+            raise ValueError(
+                "parallel.expert sends tokens from within layers, which cannot be compiled then; "
+                "leave out [training.compile] or [training.parallel.expert]"
+            )
+
+        if self.expert is not None and recompute == "Selective":
+            raise ValueError(
+                "parallel.expert gathers experts within layers, of which recompute.kind = "
+                "'Selective' loses count; set recompute.kind = 'Full', or leave out "
+                "[training.recompute]"
+            )
+
+    def check_apart(self, verb: str) -> None:
+        """Raise ValueError for axes that the verb `verb`, of other stages than `pretrain`, has
+        not."""
         if self.context is not None:
-            self.context.check_workers(workers)
+            raise ValueError(
+                f"training.parallel.context: `{verb}` reads whole rows; leave it out (rows are "
+                "shared in `pretrain`)"
+            )
+        if self.expert is not None:
+            raise ValueError(
+                f"training.parallel.expert: `{verb}` has all experts on each worker; leave it out "
+                "(they are divided in `pretrain`)"
+            )
 
     @property
     def replica(self) -> int:
         """Workers that compute a micro-batch together, and come and go together."""
-        return 1 if self.context is None else self.context.ranks
+        ranks = 1
+        for axis in (self.context, self.expert):
+            ranks *= 1 if axis is None else axis.ranks
+        return ranks
 
     def data_workers(self, workers: int) -> int:
         """Among how many of `workers` data is divided: a replica is one."""
@@ -41,7 +84,9 @@ class WorkerLayout(Settings):
 
         from trainrig.parallel.mesh import build_mesh
 
-        return build_mesh(device, self.copies(dist.get_world_size()), self.replica)
+        context = 1 if self.context is None else self.context.ranks
+        expert = 1 if self.expert is None else self.expert.ranks
+        return build_mesh(device, self.copies(dist.get_world_size()), context, expert=expert)
 
     def copies(self, workers: int) -> int | None:
         """How many of `workers` hold the same slices; None: one holds each."""

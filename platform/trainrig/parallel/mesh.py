@@ -20,7 +20,9 @@ from trainrig.errors import ClusterError
 
 # The axes of a mesh, the outermost first: ranks next to each other differ in the last.
 REPLICATE, SHARD, CONTEXT, TENSOR = "data_replicate", "data_shard", "context", "tensor"
-SLICES, COPIES = "slices", "copies"  # SHARD and CONTEXT, or REPLICATE and CONTEXT, as one axis
+EXPERT = "expert"  # where CONTEXT is: no mesh has both
+# SHARD and CONTEXT or EXPERT as one axis, or REPLICATE and one of these.
+SLICES, COPIES = "slices", "copies"
 PROBE_SECONDS = 0.005  # s between the first two of the rendezvous endpoint; then ever longer,
 LONGEST_PROBE = 0.2  # up to this
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -70,6 +72,15 @@ class WorkerMesh:
     slices: Axis = field(default_factory=Axis)  # the last of `sharding`
     context: Axis = field(default_factory=Axis)  # ranks that share each row
     tensor: Axis = field(default_factory=Axis)  # ranks that share each layer
+    expert: Axis = field(default_factory=Axis)  # ranks that share experts, and each micro-batch
+    # `sharding` and `slices` of experts that are divided; None: they are not.
+    experts: DeviceMesh | None = None
+    expert_slices: Axis = field(default_factory=Axis)
+
+    @property
+    def parts(self) -> Axis:
+        """The ranks that have a part each of the same micro-batches: of rows, or some rows."""
+        return self.expert if self.expert.group else self.context
 
     @property
     def data_rank(self) -> int:
@@ -88,39 +99,56 @@ class WorkerMesh:
 
     @property
     def _replica(self) -> int:
-        return self.context.size * self.tensor.size
+        return self.parts.size * self.tensor.size
 
 
 def build_mesh(
-    device: torch.device, copies: int | None = None, context: int = 1, tensor: int = 1
+    device: torch.device,
+    copies: int | None = None,
+    context: int = 1,
+    tensor: int = 1,
+    expert: int = 1,
 ) -> WorkerMesh:
-    """The mesh of all ranks of the process group, which all call it.
+    """The mesh of all ranks of the process group, which all call it; `context` or `expert` is 1.
 
     `copies`: groups of ranks that hold a whole model each (a whole part of each layer, where
     `tensor` ranks share one), in slices within the group; None: one, and `sharding` has one axis.
     """
+    assert context == 1 or expert == 1, "a mesh has one axis of parts of micro-batches"
+    within, parts = (EXPERT, expert) if expert > 1 else (CONTEXT, context)
     slices = dist.get_world_size() // tensor // (copies or 1)
-    whole = copies is not None and slices == 1  # then ranks that share rows are copies as well
-    shared = context if whole else 1
+    whole = copies is not None and slices == 1  # then ranks of a replica are copies as well
+    shared = parts if whole else 1
     sizes = {
         REPLICATE: (copies or 1) // shared,
-        SHARD: slices * shared // context,
-        CONTEXT: context,
+        SHARD: slices * shared // parts,
+        within: parts,
         TENSOR: tensor,
     }
     always = {SHARD} if copies is None else {REPLICATE, SHARD}
-    order = (REPLICATE, CONTEXT, SHARD, TENSOR) if whole else (REPLICATE, SHARD, CONTEXT, TENSOR)
+    order = (REPLICATE, within, SHARD, TENSOR) if whole else (REPLICATE, SHARD, within, TENSOR)
     names = tuple(name for name in order if sizes[name] > 1 or name in always)
     lengths = tuple(sizes[name] for name in names)
     devices = init_device_mesh(device.type, lengths, mesh_dim_names=names)
     outer, inner = REPLICATE, SHARD
-    if context > 1 and whole:
-        outer = _flatten(devices, (REPLICATE, CONTEXT), COPIES)
-    elif context > 1:
-        inner = _flatten(devices, (SHARD, CONTEXT), SLICES)
-    sharding = devices[inner] if copies is None else devices[outer, inner]
+    if parts > 1 and whole:
+        outer = _flatten(devices, (REPLICATE, within), COPIES)
+    elif parts > 1:
+        inner = _flatten(devices, (SHARD, within), SLICES)
+
+    def slicing(outer: str, inner: str) -> DeviceMesh:
+        return devices[inner] if copies is None else devices[outer, inner]
+
+    sharding = slicing(outer, inner)
     return WorkerMesh(
-        devices, sharding, _axis(sharding, inner), _axis(devices, CONTEXT), _axis(devices, TENSOR)
+        devices,
+        sharding,
+        _axis(sharding, inner),
+        _axis(devices, CONTEXT),
+        _axis(devices, TENSOR),
+        _axis(devices, EXPERT),
+        slicing(REPLICATE, SHARD) if expert > 1 else None,
+        _axis(devices, SHARD),
     )
 
 

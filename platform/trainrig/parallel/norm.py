@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainrig.parallel.fsdp import local_slice
 from trainrig.parallel.mesh import WorkerMesh
 
 # Of a gradient at once: 2 MiB of float64 stay in a core's cache. An accelerator is rather asked for
@@ -17,13 +18,12 @@ ELSEWHERE = 2**26
 
 def exact_norm(parameters: Sequence[nn.Parameter], mesh: WorkerMesh) -> float:
     """The norm of the gradients of all `parameters`, each sliced along dim 0 over the `slices` of
-    `mesh`.
+    `mesh`, or, of experts that are divided, over its ranks in another order.
 
     A slice holds whole rows. The squares of a row are added in float64 in one order, which depends
     on its length alone; then every rank adds the rows' sums of all ranks in one order. Every rank
     must call it; it sends 8 bytes a row.
     """
-    rank, world = mesh.slices.rank, mesh.slices.size
     device = parameters[0].device
     rows = torch.zeros(
         sum(parameter.shape[0] for parameter in parameters), dtype=torch.float64, device=device
@@ -31,11 +31,10 @@ def exact_norm(parameters: Sequence[nn.Parameter], mesh: WorkerMesh) -> float:
     begin = 0
     for parameter in parameters:
         assert isinstance(parameter.grad, DTensor)
-        local = parameter.grad.to_local()
-        first = min(parameter.shape[0], rank * -(-parameter.shape[0] // world))
-        rows[begin + first : begin + first + local.shape[0]] = row_sums(local)
+        local, first = local_slice(parameter.grad)
+        rows[begin + first[0] : begin + first[0] + local.shape[0]] = row_sums(local)
         begin += parameter.shape[0]
-    if world > 1:
+    if mesh.slices.size > 1:
         dist.all_reduce(rows)  # all but one of what is added in each place are zeros
     return float(rows.sum().sqrt())
 

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainrig.parallel.fsdp import copies
+
 LAYER = re.compile(r"layers\.(\d+)\.(.*)")
 
 
@@ -89,10 +91,4 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _copies(parameter: Tensor) -> int:
     """How many ranks hold the same slice of `parameter`."""
-    if not isinstance(parameter, DTensor):
-        return dist.get_world_size()
-    mesh = parameter.device_mesh
-    copies = 1
-    for axis, placement in enumerate(parameter.placements):
-        copies *= mesh.size(axis) if placement.is_replicate() else 1
-    return copies
+    return copies(parameter) if isinstance(parameter, DTensor) else dist.get_world_size()

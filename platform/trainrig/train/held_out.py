@@ -130,12 +130,12 @@ def evaluate(
     """
     import torch
 
-    from trainrig.parallel.context.row_split import RowSplit
+    from trainrig.parallel.expert.row_division import split_of
     from trainrig.parallel.mesh import local_device
     from trainrig.train.loss_table import LossTable, measure_statistics
 
     count, device = sets.micro_batches(), local_device()
-    split = RowSplit(mesh.context)
+    split = split_of(mesh)
     table = LossTable(objective, sets.sources, count, device, double=True, split=split)
     slots = assign_micro_batches(count, mesh.data_size, mesh.data_rank, mesh.data_size)
 

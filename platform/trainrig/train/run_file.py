@@ -116,6 +116,8 @@ class Training(Settings):
 
     @model_validator(mode="after")
     def _plain_layers_when_rows_are_split(self) -> Self:
+        again = None if self.recompute is None else self.recompute.kind
+        self.parallel.check_beside(compiled=self.compile is not None, recompute=again)
         if self.parallel.context and self.compile:
             raise ValueError(
                 "parallel.context sends keys and values from within layers, which cannot be "
@@ -156,6 +158,8 @@ class Training(Settings):
         """Raise ConfigError if `groups` or optimizers do not fit the parameters of `model`."""
         shapes, transfer = parameter_shapes(model), width_transfer(model)
         assigned = assign(shapes, self.groups)
+        if self.parallel.expert:
+            self.parallel.expert.check_optimizers(shapes, assigned, self.optimizer)
         for name, shape in shapes.items() if transfer else ():
             assert transfer is not None
             group = assigned.get(name)
@@ -187,7 +191,7 @@ class TrainingRunFile(RunFile):
     resumes: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     progress: ClassVar[ProgressUnit] = "steps"
-    splits_rows: ClassVar[bool] = False  # whether workers can share rows
+    splits_rows: ClassVar[bool] = False  # whether workers can share rows, or micro-batches
     if TYPE_CHECKING:  # each declares its own, among its other fields
         output: str
         workers: Workers
@@ -195,11 +199,8 @@ class TrainingRunFile(RunFile):
 
     @model_validator(mode="after")
     def _whole_rows_unless_it_splits_them(self) -> Self:
-        if self.training.parallel.context and not self.splits_rows:
-            raise ValueError(
-                f"training.parallel.context: `{self.verb}` reads whole rows; leave it out (rows "
-                "are shared in `pretrain`)"
-            )
+        if not self.splits_rows:
+            self.training.parallel.check_apart(self.verb)
         return self
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
@@ -296,8 +297,10 @@ class Pretraining(TrainingRunFile):
             )
 
     def check_row_split(self, model: DecoderConfig) -> None:
-        """Raise ValueError if workers are to share rows, and cannot share these."""
-        context = self.training.parallel.context
+        """Raise ValueError if workers are to share rows or divide them, and cannot."""
+        context, expert = self.training.parallel.context, self.training.parallel.expert
+        if expert is not None:
+            expert.check_run(model, self.objective.kind, self.batches.resolved())
         if context is None:
             return
         if type(self.objective) is not CausalLM:  # others that derive from it mask or move tokens

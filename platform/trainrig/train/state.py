@@ -21,9 +21,11 @@ from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.compiled import compile_layers
 from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.row_split import RowSplit
+from trainrig.parallel.expert.dispatch import divide_experts
+from trainrig.parallel.expert.row_division import split_of
 from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.fsdp import local_slice, shard
-from trainrig.parallel.mesh import WorkerMesh
+from trainrig.parallel.mesh import EXPERT, WorkerMesh
 from trainrig.parallel.precision import LossScale
 from trainrig.parallel.recompute import recompute
 from trainrig.train.averaging import WeightAverages
@@ -64,7 +66,7 @@ class TrainState:
     @property
     def split(self) -> RowSplit:
         """Which parts of rows this rank reads."""
-        return RowSplit(self.mesh.context)
+        return split_of(self.mesh)
 
     def is_to_skip(self) -> bool:
         """Whether the next batch is one to go past."""
@@ -174,9 +176,11 @@ def _sharded(
         use_float8(model.layers, training.precision)
     if mesh.context.group and training.parallel.context and not beside:
         split_attention(model, mesh.context.group, training.parallel.context.keys)
+    if mesh.expert.group:
+        divide_experts(model, mesh.devices[EXPERT])
     recompute(model.layers, training.recompute)
     compile_layers(model.layers, training.compile)
     gather_once = training.parallel.reshard == "step"
-    shard(model, model.layers, mesh.sharding, gather_once, training.precision)
+    shard(model, model.layers, mesh.sharding, gather_once, training.precision, mesh.experts)
     model.to_empty(device=torch.device(mesh.devices.device_type))
     return model

@@ -161,10 +161,10 @@ class Stepper:
     def _measure_activations(
         self, local: LocalBatch, statistics: Mapping[str, float]
     ) -> dict[str, float]:
-        """What passes through the model, of this rank's first micro-batch; {} of parts of rows,
-        which are not what a row is like."""
+        """What passes through the model, of this rank's first micro-batch; {} of parts of one,
+        which are not what a whole one is like."""
         due = self._training.metrics.layers_due(self._state.step + 1)
-        if not due or self._state.mesh.context.group:
+        if not due or self._state.mesh.parts.group:
             return {}
         batch = self._copy(local.assigned[0][0], self._parameters[0].device)
         try:

@@ -86,21 +86,22 @@ def in_order(index: Index) -> list[str]:
     return sorted(index, key=lambda name: (-WIDTHS[index[name].type], name))
 
 
-def partitions_of(files: Sequence[int], rows: int) -> tuple[Partition, ...]:
+def partitions_of(files: Sequence[int], rows: int, parts: int = 1) -> tuple[Partition, ...]:
     """Where `rows` rows lie that are cut over `files` as `torch.chunk` cuts: equal parts, the last
-    of them shorter or missing."""
-    if not rows:
-        return ()
-    each = -(-rows // len(files))
-    whole = rows // each
+    of them shorter or missing. In `parts` equal parts, each so over its share of the files."""
     found: list[Partition] = []
-    for place, file in enumerate(files[:whole]):
-        if found and file == found[-1].file + found[-1].files:
-            found[-1] = found[-1]._replace(files=found[-1].files + 1)
+    own, share = rows // parts, len(files) // parts
+    each = -(-own // share)
+    for place, file in enumerate(files):
+        part, at = divmod(place, share)
+        count = min(each, own - at * each)
+        if count <= 0:
+            continue
+        last = found[-1] if found else None
+        if last and file == last.file + last.files and count == last.rows:
+            found[-1] = last._replace(files=last.files + 1)
         else:
-            found.append(Partition(file, place * each, each, 1))
-    if rest := rows - whole * each:
-        found.append(Partition(files[whole], whole * each, rest, 1))
+            found.append(Partition(file, part * own + at * each, count, 1))
     return tuple(found)
 
 

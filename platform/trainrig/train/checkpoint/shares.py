@@ -43,16 +43,15 @@ def index_all(tensors: Mapping[str, Tensor]) -> dict[str, IndexedTensor]:
     Every rank knows it without asking another: it follows from how the tensors are cut.
     """
     writers = _writers(tensors)
-    return {
-        name: IndexedTensor(
+    found = {}
+    for name, tensor in tensors.items():
+        ranks, parts = _ranks_of(tensor, writers[name])
+        found[name] = IndexedTensor(
             type=TYPE_NAMES[tensor.dtype],
             shape=tuple(tensor.shape),
-            partitions=partitions_of(
-                _ranks_of(tensor, writers[name]), tensor.shape[0] if tensor.ndim else 1
-            ),
+            partitions=partitions_of(ranks, tensor.shape[0] if tensor.ndim else 1, parts),
         )
-        for name, tensor in tensors.items()
-    }
+    return found
 
 
 def _writers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -71,19 +70,24 @@ def _writers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return writers
 
 
-def _ranks_of(tensor: Tensor, replica: int) -> list[int]:
-    """The ranks that hold the rows of a replica of `tensor`, in the order of rows."""
+def _ranks_of(tensor: Tensor, replica: int) -> tuple[list[int], int]:
+    """The ranks that hold the rows of a replica of `tensor`, in the order of rows, and in how many
+    equal parts the rows are cut before each part is cut over its ranks."""
     if not isinstance(tensor, DTensor):
-        return [replica]
+        return [replica], 1
     places: list[int | slice] = []
+    sliced = 0  # axes
     for axis in reversed(range(tensor.device_mesh.ndim)):
         if tensor.placements[axis].is_replicate():
             replica, place = divmod(replica, tensor.device_mesh.size(axis))
             places.insert(0, place)
         else:
             places.insert(0, slice(None))
-    found: list[int] = tensor.device_mesh.mesh[tuple(places)].flatten().tolist()
-    return found
+            sliced += 1
+    ranks = tensor.device_mesh.mesh[tuple(places)]
+    # Of experts that are divided, the last axis cuts first, and the one before it what is left.
+    ranks, parts = (ranks.T, ranks.shape[1]) if sliced == 2 else (ranks, 1)
+    return ranks.flatten().tolist(), parts
 
 
 def _replica(tensor: Tensor) -> tuple[int, int]:

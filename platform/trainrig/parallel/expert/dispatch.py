@@ -1,0 +1,157 @@
+"""Experts that are divided over the ranks of an axis, and the tokens that are sent to them.
+
+As GShard divides them (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2), without its fixed
+buffers: a rank sends each other just the copies of its tokens whose experts that one has, and is
+sent back what they give. The tokens that come are put in the order of the micro-batch, so that each
+expert sees the rows that it would see on one rank: a gradient of an expert is that of the whole
+micro-batch, and no rank adds to it but the one that has it.
+
+All that depends on the whole micro-batch is computed of it: the shares of tokens in the loss of
+balance, and which tokens are beyond a capacity. Every rank knows how many tokens each sends to each
+expert.
+
+Shapes: R ranks, N tokens of this one, C channels, E experts, e = E / R of them here, A active ones
+of a token, M = N A pairs of token and expert, S of them within capacity, Q pairs that come here.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from trainrig.models.decoder import Decoder
+from trainrig.models.moe import ExpertFeedForward, Experts, Routed, sort_pairs
+from trainrig.parallel.context.gathered import gather_parts
+
+
+def expert_layers(model: nn.Module) -> list[ExpertFeedForward]:
+    """The parts of `model` that have experts, in the order of layers."""
+    return [each for each in model.modules() if isinstance(each, ExpertFeedForward)]
+
+
+def divide_experts(model: Decoder, ranks: DeviceMesh) -> None:
+    """Have this rank keep its e experts of every layer of `model`, and send tokens to the others'.
+    In place, for good.
+
+    `ranks`: one axis; each has as many experts, the first the first. The parameters stay those of
+    all experts, cut along dim 0. On the meta device, before `recompute` and `shard`.
+    """
+    for layer in expert_layers(model):
+        for name, whole in list(layer.experts.named_parameters(recurse=False)):
+            here = whole.new_empty(whole.shape[0] // ranks.size(), *whole.shape[1:])
+            cut = DTensor.from_local(
+                here, ranks, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+            setattr(layer.experts, name, nn.Parameter(cut, requires_grad=whole.requires_grad))
+        vars(layer.experts)["forward"] = _OwnExperts(layer.experts)
+        vars(layer)["pass_experts"] = _Dispatch(layer, ranks.get_group())
+
+
+class _OwnExperts:
+    """In place of the forward pass of `Experts`, with the parameters of this rank's."""
+
+    def __init__(self, experts: Experts) -> None:
+        self._experts = experts
+
+    def __call__(self, x_QC: Tensor, counts_e: Tensor) -> Tensor:
+        experts = self._experts
+        gate, up, down = (
+            each.to_local() if isinstance(each, DTensor) else each
+            for each in (experts.gate, experts.up, experts.down)
+        )
+        assert up is not None and down is not None
+        return experts.products(x_QC, counts_e, gate, up, down)
+
+
+class _Dispatch:
+    """In place of `pass_experts` of one layer."""
+
+    def __init__(self, layer: ExpertFeedForward, group: dist.ProcessGroup) -> None:
+        self._layer, self._group = layer, group
+        self._rank, self._ranks = group.rank(), group.size()
+
+    def __call__(self, x_NC: Tensor, routed: Routed) -> tuple[Tensor, Tensor]:
+        """See `ExpertFeedForward.pass_experts`; of the terms this rank's part. Collective, forward
+        and backward."""
+        layer = self._layer
+        counts_RE = gather_parts(routed.counts_E[None], self._group)[:, 0].cpu()
+        kept_RE = self._kept(counts_RE)
+        all_kept = layer.settings.capacity is None
+        kept_E = routed.counts_E if all_kept else kept_RE[self._rank].to(x_NC.device)
+        order_M = sort_pairs(routed, kept_E)
+        within = int(kept_RE[self._rank].sum())
+        copies_SC = layer.copies(x_NC, order_M[:within])
+        given_SC = self._through_experts(copies_SC, kept_RE)
+        beyond = given_SC.new_zeros(len(order_M) - within, given_SC.shape[1])
+        given_MC = torch.cat((given_SC, beyond)) if len(beyond) else given_SC
+        mixed_NC = layer.mix(given_MC, order_M, routed.weights_NA, x_NC)
+        return mixed_NC, self._own_terms(routed, counts_RE)
+
+    def _kept(self, counts_RE: Tensor) -> Tensor:
+        """[R, E] how many of the tokens that each rank sends are within the experts' capacity: the
+        tokens of the first rank come first in the micro-batch."""
+        whole_E = counts_RE.sum(0)
+        most_E = self._layer.kept(whole_E, int(whole_E.sum()))
+        before_RE = counts_RE.cumsum(0) - counts_RE
+        return torch.minimum((most_E - before_RE).clamp(min=0), counts_RE)
+
+    def _through_experts(self, copies_SC: Tensor, kept_RE: Tensor) -> Tensor:
+        """[S, C] what the experts of all ranks give to the `copies` [S, C] of this rank's tokens,
+        which are in the order of experts."""
+        of_ranks_RRe = kept_RE.view(self._ranks, self._ranks, -1)
+        sent = of_ranks_RRe[self._rank].sum(1).tolist()
+        here_Re = of_ranks_RRe[:, self._rank]
+        coming = here_Re.sum(1).tolist()
+        # They come rank by rank, in the order of experts from each.
+        numbers_e = torch.arange(here_Re.shape[1]).repeat(self._ranks)
+        by_expert_Q = numbers_e.repeat_interleave(here_Re.flatten()).argsort(stable=True)
+        by_rank_Q = by_expert_Q.argsort()
+        device = copies_SC.device
+        come_QC = exchange(copies_SC, sent, coming, self._group)
+        given_QC = self._layer.experts(
+            come_QC.index_select(0, by_expert_Q.to(device)), here_Re.sum(0)
+        )
+        given_QC = given_QC.index_select(0, by_rank_Q.to(device))
+        return exchange(given_QC, coming, sent, self._group)
+
+    def _own_terms(self, routed: Routed, counts_RE: Tensor) -> Tensor:
+        """[3] of the terms of the whole micro-batch what this rank adds: its tokens' share of the
+        means over tokens, and on the last rank, which always has some, what no token adds to."""
+        own, every = int(counts_RE[self._rank].sum()), int(counts_RE.sum())
+        if not own:  # rows that are held out may be too few for all ranks
+            return routed.logits_NE.new_zeros(3)
+        share_E = counts_RE.sum(0).to(routed.logits_NE.device) / every
+        parts = [own / every, own / every, float(self._rank == self._ranks - 1)]
+        return self._layer.terms(routed, share_E) * routed.logits_NE.new_tensor(parts)
+
+
+def exchange(rows: Tensor, sent: list[int], coming: list[int], group: dist.ProcessGroup) -> Tensor:
+    """[sum(coming), C] of the `rows` [sum(sent), C], of which each rank of `group` is sent as many
+    as `sent` says, what they send to this one. Collective, forward and backward."""
+    come: Tensor = _Exchange.apply(rows, sent, coming, group)  # type: ignore[no-untyped-call]
+    return come
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sent: list[int], coming: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.splits = sent, coming, group
+        return _all_to_all(rows, sent, coming, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        sent, coming, group = ctx.splits
+        return _all_to_all(gradient, coming, sent, group), None, None, None
+
+
+def _all_to_all(
+    rows: Tensor, sent: list[int], coming: list[int], group: dist.ProcessGroup
+) -> Tensor:
+    come = rows.new_empty(sum(coming), *rows.shape[1:])
+    dist.all_to_all_single(come, rows.contiguous(), coming, sent, group=group)
+    return come

@@ -1,0 +1,27 @@
+"""Micro-batches whose rows are divided over the ranks of an expert axis."""
+
+from dataclasses import replace
+
+from trainrig.objectives.contract import DeviceBatch
+from trainrig.parallel.context.row_split import RowSplit
+from trainrig.parallel.mesh import WorkerMesh
+
+
+class RowDivision(RowSplit):
+    """Which rows of a micro-batch this rank has: neighbours, the first rank the first ones."""
+
+    def part(self, batch: DeviceBatch) -> DeviceBatch:
+        """This rank's rows of `batch`: as many on each rank, or nearly."""
+        rows, rank, ranks = len(batch.samples_B), self.over.rank, self.over.size
+        own = slice(rows * rank // ranks, rows * (rank + 1) // ranks)
+        return replace(
+            batch,
+            arrays={name: array[own] for name, array in batch.arrays.items()},
+            samples_B=batch.samples_B[own],
+            sources_B=batch.sources_B[own],
+        )
+
+
+def split_of(mesh: WorkerMesh) -> RowSplit:
+    """Which part of the micro-batches of its replica this rank of `mesh` has."""
+    return RowDivision(mesh.expert) if mesh.expert.group else RowSplit(mesh.context)

@@ -1,0 +1,83 @@
+"""How a run file says that experts are divided: over how many workers."""
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
+
+from trainrig.config import Settings
+from trainrig.errors import ConfigError
+from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.decoder_config import DecoderConfig
+from trainrig.optim import Adafactor, Muon, Optimizer
+from trainrig.optim.named_groups import NamedGroup
+from trainrig.tokens.mixing.stages import StageSizes
+
+EXPERTS = ".experts."  # in the names of parameters that are divided
+
+
+class Expert(Settings):
+    """Workers that divide experts among them; each has some of every layer, and some rows of each
+    micro-batch, whose tokens it sends to the workers that have their experts."""
+
+    # Workers that divide experts and rows; the number divides both.
+    ranks: int = Field(ge=2)
+
+    def check_workers(self, workers: int) -> None:
+        """Raise ConfigError unless `workers` are whole groups of `ranks`."""
+        if workers % self.ranks:
+            below = workers - workers % self.ranks
+            nearest = [str(n) for n in (below, below + self.ranks) if n]
+            raise ConfigError(
+                f"training.parallel.expert.ranks ({self.ranks}) does not divide {workers} workers: "
+                f"they divide experts in groups of {self.ranks}; use {' or '.join(nearest)}"
+            )
+
+    def check_run(
+        self, model: DecoderConfig, objective: str, batches: Sequence[StageSizes]
+    ) -> None:
+        """Raise ValueError unless `model` has as many experts for each worker, and micro-batches of
+        `batches`, in stages, as many rows, of which the `objective` of that kind asks nothing."""
+        mixture = model.feedforward
+        if not isinstance(mixture, MixtureOfExperts):
+            raise ValueError(
+                "training.parallel.expert: the model has no experts to divide; leave it out, or "
+                'set model.feedforward.kind = "MixtureOfExperts"'
+            )
+        if mixture.experts % self.ranks:
+            fitting = [str(n) for n in range(2, mixture.experts + 1) if mixture.experts % n == 0]
+            raise ValueError(
+                f"training.parallel.expert.ranks ({self.ranks}) does not divide the "
+                f"{mixture.experts} experts of a layer; use {', '.join(fitting)}"
+            )
+        if objective != "CausalLM":
+            raise ValueError(
+                f"training.parallel.expert: objective {objective} is not known to train with "
+                'divided rows; leave it out, or set objective.kind = "CausalLM"'
+            )
+        for stage in batches:
+            if stage.micro_batch % self.ranks:
+                above = stage.micro_batch + self.ranks - stage.micro_batch % self.ranks
+                raise ValueError(
+                    f"training.parallel.expert.ranks ({self.ranks}) does not divide the "
+                    f"{stage.micro_batch} rows of a micro-batch, of which each worker has as many; "
+                    f"set batches.micro_batch to {above}"
+                )
+
+    @staticmethod
+    def check_optimizers(
+        shapes: Mapping[str, tuple[int, ...]],
+        groups: Mapping[str, NamedGroup],
+        optimizer: Optimizer,
+    ) -> None:
+        """Raise ConfigError if experts among parameters of such `shapes` have an optimizer that
+        gathers whole tensors: `optimizer`, or that of their group."""
+        for name in shapes:
+            group = groups.get(name)
+            chosen = (group and group.optimizer) or optimizer
+            frozen = group is not None and group.freeze
+            if EXPERTS in name and isinstance(chosen, Muon | Adafactor) and not frozen:
+                raise ConfigError(
+                    f"training.parallel.expert: {chosen.kind} gathers whole tensors, and those of "
+                    f"experts are divided; give them another, as [[training.groups]] with match = "
+                    f"'*{EXPERTS}*' and optimizer.kind = 'AdamW'"
+                )

@@ -1,0 +1,338 @@
+"""Experts that are divided over workers: the run of one process that has all of them."""
+
+import dataclasses
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from trainrig.errors import ConfigError
+from trainrig.parallel.layout import FSDP
+from trainrig.posttrain.run_file import FineTuning
+from trainrig.train.checkpoint import newest_valid
+from trainrig.train.run import metrics
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.sample_log import trained_samples
+
+STEPS = 10
+MIXTURES = {
+    "softmax": {"experts": 4, "active": 2, "shared_experts": 1, "dense_layers": 1},
+    "sigmoid": {"experts": 4, "active": 2, "scores": "sigmoid", "balance_bias": True},
+    "capacity": {"experts": 4, "active": 2, "capacity": 0.8, "router_z_loss": 0.01},
+}
+
+
+MIXTURE = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
+EXPERT = {"kind": "FSDP", "expert": {"ranks": 2}}
+
+
+@pytest.fixture(scope="module")
+def contents(ranks):
+    """`contents(job)`: all whole tensors of its last checkpoint, as one process reads them."""
+
+    def read(job):
+        found, damages = newest_valid(RunFolder(job.folder))
+        assert not damages
+        return ranks(1, "tensors", job=plain(job), resume_from=found.path)[0]
+
+    return read
+
+
+@pytest.fixture(scope="module")
+def trained(make_job, ranks, contents, tmp_path_factory):
+    """`trained(world, expert, mixture, layout)`: a run of 10 steps; its job, and all that its last
+    checkpoint holds."""
+    known = {}
+
+    def train(world, expert=None, mixture="softmax", layout=None):
+        key = repr((world, expert, mixture, layout))
+        if key not in known:
+            parallel = {"kind": "FSDP"} | (layout or {})
+            if expert is not None:
+                parallel["expert"] = {"ranks": expert}
+            job = make_job(
+                tmp_path_factory.mktemp("run"),
+                world,
+                training={
+                    "steps": STEPS,
+                    "parallel": parallel,
+                    "deterministic": layout is None,
+                    "held_out": {"rows": 7, "every": 5},
+                    "checkpoints": {"every": 2},
+                },
+                model={"feedforward": {"kind": "MixtureOfExperts"} | MIXTURES[mixture]},
+                batches={"micro_batch": 4, "global_batch": 16},
+            )
+            ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+            known[key] = job, contents(job)
+        return known[key]
+
+    return train
+
+
+def plain(job):
+    """`job` as one process reads its checkpoints."""
+    training = job.training.model_copy(update={"parallel": FSDP()})
+    return dataclasses.replace(job, training=training)
+
+
+def losses(job, name="train/loss"):
+    return [line[name] for line in metrics.series(job.folder)]
+
+
+def held_out(job):
+    lines = metrics.held_out_series(job.folder)
+    return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
+
+
+def assert_close(found, expected):
+    (job, whole), (alone, expected_whole) = found, expected
+    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
+    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    np.testing.assert_allclose(*norms, rtol=1e-4)
+    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
+    assert held_out(job)
+    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(alone.folder))
+    weights = [name for name in whole if name.startswith("model.")]
+    assert any("experts" in name for name in weights)
+    for name in weights:
+        np.testing.assert_allclose(
+            whole[name], expected_whole[name], rtol=0, atol=1e-4, err_msg=name
+        )
+
+
+def soak(*values):
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize(
+    ("world", "expert", "mixture"),
+    [
+        (2, 2, "softmax"),
+        (4, 2, "capacity"),
+        (4, 4, "sigmoid"),
+        *(soak(2, 2, mixture) for mixture in ("sigmoid", "capacity")),
+        *(soak(4, 2, mixture) for mixture in ("softmax", "sigmoid")),
+        *(soak(4, 4, mixture) for mixture in ("softmax", "capacity")),
+    ],
+)
+def test_workers_that_divide_experts_train_as_one_process_does(world, expert, mixture, trained):
+    """Expert 2, expert 2 x FSDP 2, and expert 4; of 7 rows held out, 3 are of 4 workers."""
+    assert_close(trained(world, expert, mixture), trained(1, None, mixture))
+
+
+@pytest.mark.parametrize(
+    "layout", [soak({"kind": "HSDP", "replicas": 2}), {"kind": "DDP"}, soak({"kind": "FSDP"})]
+)
+def test_copies_of_the_model_divide_experts_too(layout, trained):
+    """And so does FSDP whose gradients are added as they come."""
+    assert_close(trained(4, 2, "softmax", layout), trained(1))
+
+
+@pytest.mark.parametrize("mixture", ["capacity", soak("softmax"), soak("sigmoid")])
+def test_the_number_of_data_workers_does_not_change_a_bit(mixture, trained):
+    assert_same(trained(2, 2, mixture), trained(4, 2, mixture))
+
+
+def assert_same(found, expected):
+    (job, whole), (other, others) = found, expected
+    assert losses(job) == losses(other)
+    assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
+    assert held_out(job) == held_out(other)
+    assert trained_samples(RunFolder(job.folder)) == trained_samples(RunFolder(other.folder))
+    assert whole.keys() == others.keys()
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, others[name], err_msg=name)
+
+
+def go_on(job, world, group, until=STEPS):
+    """One attempt of `world` ranks, from where the run is; rank 0 is told to stop in the step after
+    `until`."""
+    found, damages = newest_valid(RunFolder(job.folder))
+    assert not damages
+    begun = found.step if found else 0
+    # There is so little time that ranks ask each other before each micro-batch.
+    faults = job.training.faults.model_copy(update={"grace": 1e-6})
+    job = dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
+    asked = (until - begun) * (4 * job.training.parallel.replica // world) + 1
+    reached = group(
+        world,
+        "train",
+        job=job,
+        attempt=RunFolder(job.folder).take_attempt(begun),
+        resume_from=found.path if found else None,
+        told=(0, "train", asked),
+    )
+    assert reached == [until] * world
+
+
+CHANGES = {
+    "recompute": {"recompute": {"kind": "Full"}},
+    "averages": {"averaging": {"horizons": (4,)}},
+    "frozen experts": {"groups": ({"match": "*.experts.*", "freeze": True},)},
+    "lion": {"optimizer": {"kind": "Lion", "lr": 0.001}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_path):
+    """And give the weights that they give without."""
+    found, reshard = {}, {"reshard": "layer" if change == "recompute" else "step"}
+    for world, parallel in ((1, {"kind": "FSDP"}), (2, EXPERT)):
+        job = make_job(
+            tmp_path / f"{world}",
+            world,
+            model={"feedforward": MIXTURE},
+            training={"steps": 4} | CHANGES[change] | {"parallel": parallel | reshard},
+        )
+        found[world] = ranks(world, "steps", job=job, count=4)[0]["losses"]
+    np.testing.assert_allclose(found[2], found[1], rtol=0, atol=1e-5)
+
+
+def test_data_workers_may_come_and_go(trained, ranks, contents, tmp_path):
+    """One replica, two, and one again."""
+    job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
+    go_on(job, 2, ranks, until=3)
+    go_on(job, 4, ranks, until=7)
+    go_on(job, 2, ranks)
+    assert_same((job, contents(job)), trained(2, 2, "capacity"))
+
+
+@pytest.mark.chaos
+def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
+    """Each in turn hangs on the data of a step until it is killed; the run goes on."""
+    job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
+    for world, target, step in ((4, 3, 3), (2, 0, 5), (4, 1, 9)):
+        found, _ = newest_valid(RunFolder(job.folder))
+        processes = mortal_ranks.start(
+            world,
+            "train",
+            job=job,
+            attempt=RunFolder(job.folder).take_attempt(found.step if found else 0),
+            resume_from=found.path if found else None,
+            fault=(target, "stall", step),
+        )
+        until = time.monotonic() + 120
+        while len(losses(job)) != step:
+            assert time.monotonic() < until and processes[target].poll() is None
+            time.sleep(0.01)
+        processes[target].send_signal(signal.SIGKILL)
+        mortal_ranks.end()
+        assert newest_valid(RunFolder(job.folder))[0].step == step // 2 * 2
+    go_on(job, 2, mortal_ranks)
+    assert_same((job, contents(job)), trained(2, 2, "capacity"))
+
+
+LAYOUTS = {
+    "one process": (1, {}),
+    "FSDP 2": (2, {}),
+    "expert 2": (2, {"expert": {"ranks": 2}}),
+    "expert 2 x FSDP 2": (4, {"expert": {"ranks": 2}}),
+    "expert 4": (4, {"expert": {"ranks": 4}}),
+    "expert 2 x DDP 2": (4, {"kind": "DDP", "expert": {"ranks": 2}}),
+}
+
+
+def laid_out(job, layout):
+    """`job` in that layout, and the number of its workers."""
+    world, parallel = LAYOUTS[layout]
+    settings = job.training.model_dump() | {"parallel": {"kind": "FSDP"} | parallel}
+    settings["deterministic"] = settings["parallel"]["kind"] == "FSDP"
+    training = type(job.training).model_validate(settings)
+    return dataclasses.replace(job, training=training), world
+
+
+@pytest.mark.parametrize(
+    "wrote", ["expert 2 x FSDP 2", *(soak(name) for name in LAYOUTS if "x FSDP" not in name)]
+)
+def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_path):
+    """It holds whole tensors, whoever has a part of them: also the optimizer's."""
+    job, world = laid_out(trained(1)[0], wrote)
+    job = dataclasses.replace(job, folder=str(tmp_path))
+    go_on(job, world, ranks, until=2)
+    found, _ = newest_valid(RunFolder(job.folder))
+    read = {}
+    for layout in LAYOUTS:
+        another, size = laid_out(job, layout)
+        read[layout] = ranks(size, "tensors", job=another, resume_from=found.path)
+    (expected,) = read["one process"]
+    assert any(name.startswith("optimizer.") and "experts" in name for name in expected)
+    for layout, wholes in read.items():
+        for whole in wholes:
+            assert whole.keys() == expected.keys()
+            for name, value in whole.items():
+                np.testing.assert_array_equal(value, expected[name], err_msg=f"{layout}: {name}")
+
+
+def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
+    """One process, then experts over 2 and over 4, then FSDP: as one process to the end."""
+    straight = trained(1)
+    for layout, stop in (
+        ("one process", 2),
+        ("expert 2", 4),
+        ("expert 4", 6),
+        ("expert 2 x FSDP 2", 8),
+        ("FSDP 2", STEPS),
+    ):
+        job, world = laid_out(dataclasses.replace(straight[0], folder=str(tmp_path)), layout)
+        go_on(job, world, ranks, until=stop)
+    assert_close((job, contents(job)), straight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {}}, "the model has no experts to divide; leave it out"),
+        (
+            {"training": {"parallel": {"kind": "FSDP", "expert": {"ranks": 3}}}},
+            r"ranks \(3\) does not divide the 4 experts of a layer; use 2, 4",
+        ),
+        (
+            {"batches": {"micro_batch": 1}},
+            "does not divide the 1 rows of a micro-batch.*set batches.micro_batch to 2",
+        ),
+        ({"training": {"compile": {}}}, r"cannot be compiled.*leave out \[training.compile\]"),
+        (
+            {"training": {"parallel": EXPERT | {"context": {"kind": "Gathered", "ranks": 2}}}},
+            "divides whole rows, which parallel.context cuts",
+        ),
+        ({"training": {"recompute": {"kind": "Selective"}}}, "set recompute.kind = 'Full'"),
+        ({"objective": {"kind": "FillInTheMiddle"}}, "objective FillInTheMiddle is not known"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+    model = changes.pop("model", {"feedforward": MIXTURE})
+    training = {"parallel": EXPERT} | changes.pop("training", {})
+    with pytest.raises(ValueError, match=said):
+        make_run(tmp_path, 2, training=training, model=model, **changes)
+
+
+def test_optimizers_that_gather_whole_tensors_are_not_for_experts(make_run, tmp_path):
+    training = {"parallel": EXPERT, "optimizer": {"kind": "Muon"}}
+    run = make_run(tmp_path, 2, training=training, model={"feedforward": MIXTURE})
+    model = run.model.for_tokenizer(320)
+    with pytest.raises(ConfigError, match=r"Muon gathers whole.*match = '\*.experts.\*'"):
+        run.training.check_parameters(model)
+    training["groups"] = ({"match": "*.experts.*", "optimizer": {"kind": "AdamW"}},)
+    run = make_run(tmp_path, 2, training=training, model={"feedforward": MIXTURE})
+    run.training.check_parameters(model)
+
+
+@pytest.mark.parametrize(("workers", "said"), [(1, "use 2"), (3, "use 2 or 4")])
+def test_workers_that_are_no_whole_groups_are_refused(workers, said, make_run, tmp_path):
+    training = {"parallel": EXPERT}
+    run = make_run(tmp_path, workers, training=training, model={"feedforward": MIXTURE})
+    with pytest.raises(ConfigError, match=f"does not divide {workers} workers.*{said}"):
+        run.training.check_workers(workers)
+
+
+def test_what_does_not_pretrain_has_all_experts_on_each_worker(tmp_path):
+    with pytest.raises(ValueError, match="`posttrain` has all experts on each worker; leave it"):
+        FineTuning(
+            conversations=str(tmp_path),
+            checkpoint=str(tmp_path),
+            output=str(tmp_path),
+            batches={"sequence_length": 8, "global_batch": 2, "micro_batch": 2},
+            training={"steps": 1, "parallel": EXPERT},
+        )
