@@ -169,9 +169,7 @@ class Decoder(nn.Module):
     ) -> ModelOutput:
         """What gives the logits, from the embedded tokens `x_BTC` on: see `forward`."""
         x_BTC, routers = self._pass_layers(x_BTC, positions, documents_BS, caches, prefixes_BT)
-        if places_N is not None:
-            x_BTC = x_BTC.flatten(0, 1)[places_N]
-        x_BTC = self._before_head(_normed(self.norm, x_BTC))
+        x_BTC = self._before_head(self._read_places(x_BTC, places_N, documents_BS))
         layer = self.embedding if self.head is None else self.head
         # A layer with an adapter, or whose weight is held in other numbers, says what it comes to.
         whole_weight = getattr(layer, "whole_weight", None)
@@ -200,6 +198,14 @@ class Decoder(nn.Module):
                 routers.append(router)
         return x_BTC, routers
 
+    def _read_places(
+        self, x_BTC: Tensor, places_N: Tensor | None, documents_BS: Tensor | None
+    ) -> Tensor:
+        """The last hidden states: [B, T, C], or [N, C] of the places asked for."""
+        if places_N is not None:
+            x_BTC = x_BTC.flatten(0, 1)[places_N]
+        return _normed(self.norm, x_BTC)
+
     def _before_head(self, x_BTC: Tensor) -> Tensor:
         """What the head makes logits of: here the stream itself."""
         return x_BTC
@@ -208,8 +214,8 @@ class Decoder(nn.Module):
         return None if self.head is None else self.head.bias
 
     def _output_head(self, weight_VC: Tensor, bias_V: Tensor | None) -> Head:
-        if self.config.head == "score":  # of a score, nothing is capped: what it is worth would go
-            return Head(weight_VC)
+        if self.config.head != "tokens":  # of a score, nothing is capped: what it is worth would go
+            return Head(weight_VC, bias_V)
         return Head(weight_VC, bias_V, self.config.logit_cap, self._logit_multiplier)
 
     def _embed(self, ids_BT: Tensor, positions: Tensor) -> Tensor:

@@ -51,6 +51,8 @@ from trainrig.models.architecture.shapes import (
 )
 from trainrig.models.architecture.width_transfer import MuP
 
+Head = Literal["tokens", "score", "classes", "spans"]
+
 # Matrix kernels work in tiles of up to 64 rows; a dim that does not fill its last one wastes it.
 ALIGNMENT = 64
 
@@ -128,8 +130,10 @@ class DecoderConfig(Settings):
     block: Block = PreNorm()  # where in a layer norms are, and whether its parts are parallel
     biases: Biases = Biases()  # which products have a vector added
     # What the head makes of each place: logits of the next token, or one score, as reward models
-    # have; those are made by `posttrain`, and neither tie nor cap it.
-    head: Literal["tokens", "score"] = "tokens"
+    # have; of a whole text a logit of each class, or of each place two, of a span's first and last
+    # token. All but the first are made by `posttrain`, and neither tied nor capped.
+    head: Head = "tokens"
+    labels: tuple[str, ...] = ()  # names of the classes, in the order of the head's outputs
     tie_embeddings: bool = True  # whether the output head uses the embedding's weights
     # Factor on the embedding; Gemma's is sqrt(channels).
     embedding_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -207,6 +211,13 @@ class DecoderConfig(Settings):
     def _check_what_would_do_nothing(self) -> Self:
         if self.biases.head and self.head == "score":
             raise ValueError("biases.head: a score has none; leave it out")
+        if bool(self.labels) != (self.head == "classes") or len(self.labels) == 1:
+            raise ValueError(
+                f'labels names {len(self.labels)} classes, but the head is "{self.head}"; there are '
+                'two or more where it is "classes", and none elsewhere'
+            )
+        if self.head == "spans" and not self.bidirectional:
+            raise ValueError('head = "spans": a decoder has not read what follows; take an encoder')
         if self.biases.head and self.tie_embeddings and not self.biased_when_tied:
             raise ValueError("biases.head needs a head of its own: set tie_embeddings = false")
         mixture = self.feedforward
@@ -276,15 +287,23 @@ class DecoderConfig(Settings):
             )
         return self
 
+    def with_head(self, head: Head, labels: tuple[str, ...] = ()) -> Self:
+        """The same with a head of another kind."""
+        update: dict[str, Any] = {"head": head, "labels": labels}
+        if not self.bidirectional:  # an encoder's setting is that of its logits of tokens alone
+            update["biases"] = self.biases.model_copy(update={"head": False})
+        return self.model_copy(update=update)
+
     def with_score_head(self) -> Self:
         """The same with one score of each place instead of logits."""
-        biases = self.biases.model_copy(update={"head": False})
-        return self.model_copy(update={"head": "score", "biases": biases})
+        return self.with_head("score")
 
     @property
     def outputs(self) -> int:
-        """Numbers that the head makes of a place."""
-        return 1 if self.head == "score" else self.shape.vocabulary
+        """Numbers that the head makes of a place, or of a text."""
+        if self.head == "tokens":
+            return self.shape.vocabulary
+        return {"score": 1, "classes": len(self.labels), "spans": 2}[self.head]
 
     @property
     def shape(self) -> Shape:
@@ -320,8 +339,8 @@ class DecoderConfig(Settings):
         )
 
     def _head_shape(self, shape: Shape) -> ProjectionShape | None:
-        if self.head == "score":
-            return ProjectionShape(shape.channels, 1)
+        if self.head != "tokens":
+            return ProjectionShape(shape.channels, self.outputs, self.bidirectional)
         if self.tie_embeddings:
             return None
         return ProjectionShape(shape.channels, shape.vocabulary, self.biases.head)

@@ -23,7 +23,7 @@ from trainrig.errors import DataError, OutputTaken
 from trainrig.models.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.families import Family, bare, find_family, read_config
-from trainrig.models.families.mapping import HubConfig
+from trainrig.models.families.mapping import HubConfig, read_labels, write_labels
 from trainrig.models.families.safetensors_files import (
     INDEX,
     PlannedTensor,
@@ -59,7 +59,14 @@ REPEATING = ("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jso
 SENTENCEPIECE = "tokenizer.model"  # binary: carried in base64
 BASE64 = "base64:"
 CARD = "README.md"
-ONE_SCORE = {"id2label": {"0": "score"}, "label2id": {"score": 0}}  # Transformers counts by these
+ONE_SCORE = ("score",)  # Transformers counts outputs by the names of classes
+# Of heads that say nothing of tokens: the Hub's names of what they do, and ours.
+TASKS = {
+    "score": "text-classification",
+    "classes": "text-classification",
+    "spans": "question-answering",
+}
+DESCRIPTIONS = {"tokens": "model", "score": "reward model", "classes": "classifier"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -208,7 +215,9 @@ def _config_text(
     told = {"dtype": dtype, "torch_dtype": dtype}
     brought_as = kept.get("architectures") or [family.architecture]
     as_brought = kept and brought_as == [family.architecture_of(config)]
-    there = config.model_copy(update={"head": "tokens"})
+    if config.head == "classes":
+        as_brought = as_brought and read_labels(kept) == config.labels
+    there = config.with_head("tokens")
     if as_brought and bare(family.read(HubConfig(kept, MODEL_CONFIG))) == bare(there):
         if kept.get("dtype", kept.get("torch_dtype")) == dtype:
             return files.beside[MODEL_CONFIG]
@@ -226,8 +235,10 @@ def _config_text(
         written = {**written, "decoder_start_token_id": special.padding}
     own = {key: value for key, value in own.items() if key not in written}
     head = {"architectures": [family.architecture_of(config)], "model_type": family.model_type}
-    score = head | ONE_SCORE if config.head == "score" else {}
-    return _json({**head, **kept, **written, **own, **told, **score})
+    outputs = head
+    if config.head in ("score", "classes"):
+        outputs = head | write_labels(config.labels or ONE_SCORE)
+    return _json({**head, **kept, **written, **own, **told, **outputs})
 
 
 def _texts(
@@ -286,7 +297,7 @@ def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[st
 def _card(family: Family, config: DecoderConfig, dtype: str, settings: HubFolder) -> str:
     task = "fill-mask" if config.bidirectional else "text-generation"
     task = "text2text-generation" if isinstance(config, EncoderDecoderConfig) else task
-    task = "text-classification" if config.head == "score" else task
+    task = TASKS.get(config.head, task)
     about: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": task}
     about |= {
         key: value
@@ -300,17 +311,14 @@ def _card(family: Family, config: DecoderConfig, dtype: str, settings: HubFolder
     # JSON values are YAML values, with nothing left to escape.
     lines = [f"{key}: {json.dumps(value)}" for key, value in about.items()]
     shape, parameters = config.shape, count_parameters(config).total
-    name = family.architecture
-    for suffix in ("ForCausalLM", "LMHeadModel", "ForMaskedLM"):
-        name = name.removesuffix(suffix)
+    what = DESCRIPTIONS.get(config.head, "model that finds answers")
     return "\n".join(
         [
             "---",
             *lines,
             "---",
             "",
-            f"A {name} {'reward model' if config.head == 'score' else 'model'} of {parameters:,} "
-            "parameters, trained with trainrig.",
+            f"A {family.stem} {what} of {parameters:,} parameters, trained with trainrig.",
             "",
             f"{shape.layers} layers, {shape.channels} channels, {shape.heads} heads "
             f"({shape.kv_heads} for keys and values), {shape.vocabulary:,} entries of vocabulary, "

@@ -194,7 +194,7 @@ def test_a_model_of_our_own_finds_its_family(name, transformers, tmp_path):
         ({"hidden_act": "relu"}, "hidden_act is 'relu', which no model here does"),
         ({"is_decoder": True}, "is_decoder is True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
-        ({"architectures": ["BertForSequenceClassification"]}, "those that can be imported"),
+        ({"architectures": ["BertForTokenClassification"]}, "those that can be imported"),
     ],
 )
 def test_an_encoder_that_we_would_compute_otherwise_is_refused(changes, message):

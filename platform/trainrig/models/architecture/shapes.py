@@ -182,11 +182,13 @@ class TransformShape:
 
 @dataclass(frozen=True)
 class EncoderShapes(DecoderShapes):
-    """A whole encoder. `head_bias` is added to the logits of a tied head."""
+    """A whole encoder. `head_bias` is added to the logits of a tied head; the first place goes
+    through the `pooler` before a text's classes are told."""
 
     segment_embedding: TableShape | None
     embedding_norm: NormShape | None
     transform: TransformShape | None
+    pooler: ProjectionShape | None
     head_bias: VectorShape | None
 
     @property
@@ -197,7 +199,7 @@ class EncoderShapes(DecoderShapes):
     @property
     def after_layers(self) -> tuple[object, ...]:
         """See DecoderShapes."""
-        return (self.transform, *super().after_layers, self.head_bias)
+        return (self.transform, self.pooler, *super().after_layers, self.head_bias)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from trainrig.config import Settings
 from trainrig.models.architecture.attention import Biases, SlidingWindow
 from trainrig.models.architecture.feedforward import GEGLU, FeedForward
-from trainrig.models.architecture.norms import LayerNorm, Normalisation, PreNorm
+from trainrig.models.architecture.norms import LayerNorm, Normalisation, PostNorm, PreNorm
 from trainrig.models.architecture.positions import LearnedPositions
 from trainrig.models.architecture.shapes import (
     EncoderShapes,
@@ -51,11 +51,13 @@ class EncoderConfig(DecoderConfig):
     positions_offset: int = Field(default=0, ge=0)
     # What each place goes through before its logits; None: nothing.
     transform: HeadTransform | None = HeadTransform()
+    # What of a text its classes are told by: its first token, or the mean of all.
+    pooling: Literal["first", "mean"] = "first"
 
     @model_validator(mode="after")
     def _check_encoder(self) -> Self:
         if self.head == "score":
-            raise ValueError('head = "score": an encoder gives logits alone; leave it out')
+            raise ValueError('head = "score": no reward model is an encoder; leave it out')
         if self.positions_offset and not isinstance(self.position_embedding, LearnedPositions):
             raise ValueError(
                 f"positions_offset is set, but the position_embedding is "
@@ -87,6 +89,13 @@ class EncoderConfig(DecoderConfig):
         return cls.model_validate({**written, "embedding_norm": False, "transform": None})
 
     @property
+    def tells_from_stream(self) -> bool:
+        """Whether classes and spans are told from the last hidden states as BERT does: classes
+        through its pooler, a product and tanh, and spans as they are. Else both are told from what
+        `transform` makes, as ModernBERT does."""
+        return self.head != "tokens" and isinstance(self.block, PostNorm)
+
+    @property
     def shapes(self) -> EncoderShapes:
         """The sizes of every parameter. Raises ConfigError while the vocabulary is not settled."""
         found = super().shapes
@@ -97,9 +106,10 @@ class EncoderConfig(DecoderConfig):
         shape, plain = self.shape, super()._declare_shapes()
         channels = shape.channels
         norm, transform = self._norm_shape(channels), None
-        if self.transform is not None:
+        if self.transform is not None and not self.tells_from_stream:
             dense = ProjectionShape(channels, channels, self.transform.bias)
             transform = TransformShape(dense, norm)
+        pooled = self.tells_from_stream and self.head == "classes"
         parts = {each.name: getattr(plain, each.name) for each in dataclasses.fields(plain)}
         if isinstance(self.position_embedding, LearnedPositions):
             entries = self.positions + self.positions_offset
@@ -109,8 +119,9 @@ class EncoderConfig(DecoderConfig):
             segment_embedding=TableShape(self.segments, channels) if self.segments else None,
             embedding_norm=norm if self.embedding_norm else None,
             transform=transform,
+            pooler=ProjectionShape(channels, channels, bias=True) if pooled else None,
             head_bias=VectorShape(shape.vocabulary)
-            if self.tie_embeddings and self.biases.head
+            if self.head == "tokens" and self.tie_embeddings and self.biases.head
             else None,
         )
 

@@ -60,6 +60,7 @@ class BidirectionalEncoder(Decoder):
             if shapes.transform is None
             else Transform(shapes.transform, config.network, config.norm)
         )
+        self.pooler = None if shapes.pooler is None else projection(shapes.pooler)
         self.head_bias = (
             None
             if shapes.head_bias is None
@@ -78,7 +79,8 @@ class BidirectionalEncoder(Decoder):
     ) -> ModelOutput:
         """What gives the logits [B, T, V] of the token at each place of `ids_BT` [B, T].
 
-        With `places_N`, indices into the B * T places, only those of these: [N, V]. With
+        With `places_N`, indices into the B * T places, only those of these: [N, V]; of a head for
+        classes [N, K], those of the document that each place is of, with `pooling` "mean". With
         `positions_BT` [B, T], each token's place in its own document, rows hold several documents
         and no token sees another's; `documents_BS` [B, T] numbers them instead, where rows hold
         padding, say. `segments_BT` [B, T]: in which text of a pair each is; None: in the first.
@@ -128,7 +130,23 @@ class BidirectionalEncoder(Decoder):
             x_BTC = self.embedding_norm(x_BTC)
         return x_BTC, positions, documents_BS
 
+    def _read_places(
+        self, x_BTC: Tensor, places_N: Tensor | None, documents_BS: Tensor | None
+    ) -> Tensor:
+        if self.config.head != "classes" or self.config.pooling == "first" or places_N is None:
+            return super()._read_places(x_BTC, places_N, documents_BS)
+        x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
+        rows_N, length = places_N // x_BTC.shape[1], x_BTC.shape[1]
+        there_NT = x_BTC.new_ones(len(places_N), length)
+        if documents_BS is not None:
+            document_N = documents_BS.flatten()[places_N]
+            there_NT = (documents_BS[rows_N] == document_N[:, None]).to(x_BTC.dtype)
+        sums_NC = (x_BTC[rows_N] * there_NT[:, :, None]).sum(1)
+        return sums_NC / there_NT.sum(1, keepdim=True)
+
     def _before_head(self, x_BTC: Tensor) -> Tensor:
+        if self.pooler is not None:
+            return torch.tanh(self.pooler(x_BTC))
         return x_BTC if self.transform is None else self.transform(x_BTC)
 
     def _head_bias(self) -> Tensor | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainrig.errors import DataError
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig, Head
 from trainrig.models.families.encoders.bert import BERT
 from trainrig.models.families.encoders.modernbert import MODERNBERT
 from trainrig.models.families.encoders.roberta import ROBERTA
@@ -15,7 +15,7 @@ from trainrig.models.families.gemma2 import GEMMA2
 from trainrig.models.families.gemma3 import GEMMA3
 from trainrig.models.families.gpt2 import GPT2
 from trainrig.models.families.llama import LLAMA
-from trainrig.models.families.mapping import Family, HubConfig, bare
+from trainrig.models.families.mapping import ENDINGS, Family, HubConfig, bare, read_labels
 from trainrig.models.families.mistral import MISTRAL
 from trainrig.models.families.mixtral import MIXTRAL
 from trainrig.models.families.olmo2 import OLMO2
@@ -55,27 +55,43 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
             continue
         if architectures in (None, [family.architecture]):
             return family, family.read(HubConfig(given, path))
-        scored = family.read(HubConfig(given, path)).with_score_head()
-        if architectures == [family.architecture_of(scored)]:
-            _check_one_score(given, path)
-            return family, scored
+        config = family.read(HubConfig(given, path))
+        for head in ENDINGS:
+            if architectures == [family.architecture_of(config.with_head(head))]:
+                return family, _with_head(config, head, given, path)
     raise DataError(
         f"{path}: model_type {kind!r} and architectures {architectures!r}; those that can be "
         f"imported: {NAMES}"
     )
 
 
-def _check_one_score(given: Mapping[str, Any], path: str) -> None:
-    """Raise DataError for a classifier of several classes. Transformers counts them by `id2label`,
-    and takes two where nothing is said."""
-    classes = len(given.get("id2label") or (0, 1))
-    if "num_labels" in given and "id2label" not in given:
-        classes = given["num_labels"]
-    if classes != 1:
+def _with_head(
+    config: DecoderConfig, head: Head, given: Mapping[str, Any], path: str
+) -> DecoderConfig:
+    """`config` with the head that `given` describes: of a decoder with one class, a score. Raises
+    DataError for what no head here does."""
+    if head == "spans":
+        if not config.bidirectional:
+            raise DataError(
+                f"{path}: finds spans by a decoder, which has not read what follows a token; only "
+                "encoders that do can be imported"
+            )
+        return config.with_head(head)
+    labels = read_labels(given)
+    kind = given.get("problem_type")
+    if kind not in (None, "single_label_classification"):
         raise DataError(
-            f"{path}: {given['architectures'][0]} of {classes} classes; only reward models, "
-            "which have one score, can be imported"
+            f"{path}: problem_type is {kind!r}; only classifiers of one class for each text "
+            "(single_label_classification) can be imported"
         )
+    if len(labels) > 1:
+        return config.with_head("classes", labels)
+    if config.bidirectional:
+        raise DataError(
+            f"{path}: {given['architectures'][0]} of one output, which tells a number; only "
+            "classifiers of two classes or more can be imported"
+        )
+    return config.with_score_head()
 
 
 def find_family(config: DecoderConfig, brought: Mapping[str, Any]) -> Family:

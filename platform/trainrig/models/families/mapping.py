@@ -16,15 +16,19 @@ from trainrig.models.architecture.positions import (
     RopeScaling,
     YaRN,
 )
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig, Head
 
 LAYER = "{layer}"  # in names of tensors: the number of the layer, from 0
 # In those of a decoder beside an encoder: the number of its layer, after the encoder's in ours.
 WRITING_LAYER = "{writing_layer}"
 EXPERT = "{expert}"  # in their names: the number of the expert, from 0
-# How architectures are called by what they make of a place: logits, or one score.
-CAUSAL, SCORE = "ForCausalLM", "ForSequenceClassification"
-SCORE_WEIGHT = "score.weight"
+# How architectures are called by their heads; those of tokens have several endings.
+ENDINGS: Mapping[Head, str] = {
+    "score": "ForSequenceClassification",
+    "classes": "ForSequenceClassification",
+    "spans": "ForQuestionAnswering",
+}
+OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 # Tables of rotary rates, causal masks and places in old checkpoints: they follow from settings.
 DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|position_ids)")
 
@@ -61,16 +65,35 @@ class Family:
     write: Callable[[DecoderConfig], dict[str, Any] | None]
     # What stands before all names but the head's, and is left out in some files.
     prefix: str = "model."
-    # That of its models with one score instead of logits; "": named as most are.
+    # That of its models with a score or classes instead of logits of tokens; "": named as most are.
     score_architecture: str = ""
+    # What stands in place of the logits of tokens in models with other heads, by head; None: of a
+    # decoder, a product without a bias.
+    heads: Mapping[Head, tuple[TensorName, ...]] | None = None
     # Pattern of the names of tensors in published files that a model has no use for.
     surplus: str = ""
 
     def architecture_of(self, config: DecoderConfig) -> str:
         """The architecture of a model of `config`."""
-        if config.head != "score":
+        if config.head == "tokens":
             return self.architecture
-        return self.score_architecture or f"{self.architecture.removesuffix(CAUSAL)}{SCORE}"
+        if self.score_architecture:
+            return self.score_architecture
+        return f"{self.stem}{ENDINGS[config.head]}"
+
+    @property
+    def stem(self) -> str:
+        """What its architectures' names begin with."""
+        stem = self.architecture
+        for ending in OF_TOKENS:
+            stem = stem.removesuffix(ending)
+        return stem
+
+    def head_tensors(self, head: Head) -> tuple[TensorName, ...]:
+        """Those that a model with a `head` of another kind than tokens has for it."""
+        if self.heads is None:
+            return (one("head.weight", "score.weight"),)
+        return self.heads.get(head, ())
 
     def holds(self, config: DecoderConfig) -> bool:
         """Whether a model of `config` can be written as one of this family's."""
@@ -81,7 +104,7 @@ class Family:
             again = self.read(HubConfig(written, "config.json"))
         except (DataError, ConfigError):
             return False
-        return bare(again) == bare(config.model_copy(update={"head": "tokens"}))
+        return bare(again) == bare(config.with_head("tokens"))
 
 
 def bare(config: DecoderConfig) -> dict[str, Any]:
@@ -151,6 +174,23 @@ class HubConfig:
             where = ".".join(str(part) for part in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
             raise DataError(f"{self.path}: as a model's {where or 'sizes'}: {what}") from None
+
+
+def read_labels(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes of the config.json `given`, in the order of their ids: Transformers
+    counts them by `id2label`, and takes two where nothing is said."""
+    named = given.get("id2label")
+    if named is None:
+        return tuple(f"LABEL_{number}" for number in range(given.get("num_labels", 2)))
+    return tuple(str(named[key]) for key in sorted(named, key=int))
+
+
+def write_labels(labels: tuple[str, ...]) -> dict[str, Any]:
+    """The keys of a config.json that say so."""
+    return {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
 
 
 def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.0) -> Rope:

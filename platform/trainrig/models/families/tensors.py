@@ -15,7 +15,6 @@ from trainrig.models.families.mapping import (
     DERIVED,
     EXPERT,
     LAYER,
-    SCORE_WEIGHT,
     WRITING_LAYER,
     Family,
     TensorName,
@@ -36,9 +35,9 @@ def table_of(family: Family, config: DecoderConfig, shapes: Mapping[str, Size]) 
     """The tensors of one model of `family`, from the embedding to the head."""
     found, covered = list[TensorName](), set[str]()
     table = family.tensors
-    if config.head == "score":
+    if config.head != "tokens":
         table = tuple(entry for entry in table if entry.ours != HEAD)
-        table = (*table, TensorName(HEAD, SCORE_WEIGHT))
+        table = (*table, *family.head_tensors(config.head))
     for entry in _by_layer(table, config):
         if all(name in shapes for name in entry.ours):
             found.append(entry)

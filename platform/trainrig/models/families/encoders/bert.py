@@ -7,7 +7,7 @@ from trainrig.models.architecture.attention import Biases
 from trainrig.models.architecture.feedforward import GELU
 from trainrig.models.architecture.norms import LayerNorm, PostNorm
 from trainrig.models.architecture.positions import LearnedPositions
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig, Head
 from trainrig.models.encoder.config import EncoderConfig, HeadTransform
 from trainrig.models.families.mapping import Family, HubConfig, TensorName, one
 
@@ -49,6 +49,25 @@ TENSORS = (
     ),
     one("head_bias", "cls.predictions.bias"),
 )
+
+
+def head_of(pooler: str, classes: str, spans: str) -> dict[Head, tuple[TensorName, ...]]:
+    """The tensors of heads for classes and spans by their names; the pooler is before the first."""
+    names: dict[Head, dict[str, str]] = {
+        "classes": {"pooler": pooler, "head": classes},
+        "spans": {"head": spans},
+    }
+    return {
+        head: tuple(
+            one(f"{ours}.{part}", f"{theirs}.{part}")
+            for ours, theirs in named.items()
+            for part in PARTS
+        )
+        for head, named in names.items()
+    }
+
+
+HEADS = head_of("bert.pooler.dense", "classifier", "qa_outputs")
 # What stands beside masked prediction in published files: the head of next-sentence prediction,
 # and the tied weight and bias again.
 SURPLUS = r"(bert\.)?pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.decoder\..*"
@@ -113,4 +132,13 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     return write_settings(config)
 
 
-BERT = Family("bert", "BertForMaskedLM", TENSORS, _read, _write, prefix="bert.", surplus=SURPLUS)
+BERT = Family(
+    "bert",
+    "BertForMaskedLM",
+    TENSORS,
+    _read,
+    _write,
+    prefix="bert.",
+    heads=HEADS,
+    surplus=SURPLUS,
+)

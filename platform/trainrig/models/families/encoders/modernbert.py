@@ -1,6 +1,7 @@
 """ModernBERT: rotary positions, GEGLU, most layers local (Warner et al. 2024, arXiv:2412.13663)."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.feedforward import GEGLU
@@ -44,12 +45,14 @@ TENSORS = (
 )
 SURPLUS = r"decoder\.weight"  # the tied one again
 THETA, LOCAL_THETA = 160_000.0, 10_000.0
+POOLINGS: Mapping[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.only("hidden_activation", "gelu")
     config.only("classifier_activation", "gelu")
+    config.only("classifier_pooling", *POOLINGS)
     config.only("tie_word_embeddings", True)
     layers, positions = (
         config.need("num_hidden_layers"),
@@ -84,6 +87,7 @@ def _read(config: HubConfig) -> DecoderConfig:
             qkv=biased, output=biased, feedforward=wide, head=config.get("decoder_bias", True)
         ),
         transform=HeadTransform(bias=config.get("classifier_bias", False)),
+        pooling=POOLINGS[config.get("classifier_pooling", "cls")],
     )
 
 
@@ -112,6 +116,7 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
         "max_position_embeddings": config.positions,
         "hidden_activation": "gelu",
         "classifier_activation": "gelu",
+        "classifier_pooling": "cls" if config.pooling == "first" else "mean",
         "norm_eps": config.norm.epsilon,
         "norm_bias": config.norm.bias,
         "attention_bias": config.biases.qkv,
@@ -139,4 +144,13 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-MODERNBERT = Family("modernbert", "ModernBertForMaskedLM", TENSORS, _read, _write, surplus=SURPLUS)
+CLASSIFIER = tuple(one(f"head.{part}", f"classifier.{part}") for part in PARTS)
+MODERNBERT = Family(
+    "modernbert",
+    "ModernBertForMaskedLM",
+    TENSORS,
+    _read,
+    _write,
+    heads={"classes": CLASSIFIER, "spans": CLASSIFIER},
+    surplus=SURPLUS,
+)

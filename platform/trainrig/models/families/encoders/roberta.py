@@ -4,7 +4,13 @@ from typing import Any
 
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.families.encoders.bert import PARTS, body, read_settings, write_settings
+from trainrig.models.families.encoders.bert import (
+    PARTS,
+    body,
+    head_of,
+    read_settings,
+    write_settings,
+)
 from trainrig.models.families.mapping import Family, HubConfig, one
 
 TENSORS = (
@@ -33,5 +39,12 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
 
 
 ROBERTA = Family(
-    "roberta", "RobertaForMaskedLM", TENSORS, _read, _write, prefix="roberta.", surplus=SURPLUS
+    "roberta",
+    "RobertaForMaskedLM",
+    TENSORS,
+    _read,
+    _write,
+    prefix="roberta.",
+    heads=head_of("classifier.dense", "classifier.out_proj", "qa_outputs"),
+    surplus=SURPLUS,
 )

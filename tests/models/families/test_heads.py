@@ -1,0 +1,184 @@
+"""Classifiers and finders of answers against random models of Transformers': logits and files."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainrig.errors import DataError
+from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.models.encoder.model import build_model
+from trainrig.models.families import read_config
+from trainrig.models.huggingface import open_folder, write_folder
+
+BROUGHT = runpy.run_path(str(Path(__file__).parents[2] / "tokens" / "brought.py"))
+SMALL = {
+    "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 66, "initializer_range": 0.2,
+    "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1,
+}  # fmt: skip
+MODERN = {"cls_token_id": None, "sep_token_id": None, "local_attention": 8}
+LABELS = ("sport", "politics", "weather")
+CLASSIFIERS = {
+    "bert": ("Bert", {}),
+    "roberta": ("Roberta", {"type_vocab_size": 1}),
+    "modernbert": ("ModernBert", MODERN),
+    "modernbert-mean": (
+        "ModernBert",
+        MODERN | {"classifier_pooling": "mean", "norm_bias": True, "classifier_bias": True},
+    ),
+    "llama": ("Llama", {"num_key_value_heads": 2}),
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}),
+}
+FINDERS = {name: CLASSIFIERS[name] for name in ("bert", "roberta", "modernbert")}
+LENGTHS = (20, 13, 7)  # of three rows, padded to the longest
+IDS = torch.randint(2, 331, (3, 20), generator=torch.Generator().manual_seed(1))
+THERE = (torch.arange(20) < torch.tensor(LENGTHS)[:, None]).long()
+IDS = torch.where(THERE > 0, IDS, 1)
+BOUND = 1e-5
+
+
+def make(transformers, name, ending, folder):
+    """A random model of Transformers', saved to `folder`, and ours of that."""
+    kind, settings = {**CLASSIFIERS, **FINDERS}[name]
+    labels = {"id2label": dict(enumerate(LABELS))} if ending == "SequenceClassification" else {}
+    small = {"vocab_size": 331, "pad_token_id": 1} if kind == "GPT2" else SMALL
+    config = getattr(transformers, f"{kind}Config")(**small | settings | labels)
+    config._attn_implementation = "eager"
+    torch.manual_seed(7)
+    theirs = getattr(transformers, f"{kind}For{ending}")(config).eval()
+    with torch.no_grad():  # norms and biases are born as ones and zeros, which would hide mistakes
+        for parameter in theirs.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs.save_pretrained(folder)
+    BROUGHT["write"]("llama3", folder)
+    if kind == "Roberta":
+        (folder / "roles.json").write_text(json.dumps({"pad": second_token(folder)}))
+    hub = open_folder(str(folder))
+    ours = build_model(hub.config)
+    ours.load_state_dict(hub.state())
+    return theirs, ours.eval(), hub
+
+
+def second_token(folder: Path) -> str:
+    """The token of id 1 of the tokenizer in `folder`."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    return next(token for token, number in vocabulary.items() if number == 1)
+
+
+def inputs(config, segments):
+    """What ours is asked with: a place of each row, and which text each token is of."""
+    places = torch.tensor(LENGTHS) - 1
+    if config.bidirectional:
+        places = torch.zeros(3, dtype=torch.long)
+    given = {"places_N": torch.arange(3) * 20 + places} if config.head == "classes" else {}
+    if config.bidirectional:
+        given["documents_BS"] = THERE
+        if segments is not None:
+            given["segments_BT"] = segments
+    return given
+
+
+def reads_segments(config):
+    return getattr(config, "segments", 0) > 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classes_are_transformers_and_keep_their_names(name, transformers, tmp_path):
+    theirs, ours, hub = make(transformers, name, "SequenceClassification", tmp_path)
+    assert (hub.config.head, hub.config.labels) == ("classes", LABELS)
+    segments = (torch.arange(20) >= 5).long().expand(3, -1) if reads_segments(hub.config) else None
+    more = {} if segments is None else {"token_type_ids": segments}
+    expected = theirs(IDS, attention_mask=THERE, **more).logits
+    assert expected.std() > 0.05
+    found = ours(IDS, **inputs(hub.config, segments)).logits
+    assert found.shape == (3, 3)
+    assert (found - expected).abs().max() <= BOUND
+    out = tmp_path / "out"
+    family = write_folder(str(out), hub.config, ours.state_dict().__getitem__, hub.files)
+    assert (out / "config.json").read_bytes() == (tmp_path / "config.json").read_bytes()
+    assert 'pipeline_tag: "text-classification"' in (out / "README.md").read_text()
+    back, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        out, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert (back(IDS, attention_mask=THERE, **more).logits - found).abs().max() <= BOUND
+    assert back.config.id2label == dict(enumerate(LABELS))
+    # With classes of other names, all else as it was.
+    renamed = hub.config.with_head("classes", ("a", "b", "c"))
+    write_folder(str(tmp_path / "renamed"), renamed, ours.state_dict().__getitem__, hub.files)
+    written = json.loads((tmp_path / "renamed" / "config.json").read_text())
+    assert written["id2label"] == {"0": "a", "1": "b", "2": "c"}
+    assert read_config(written, "config.json") == (family, renamed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FINDERS)
+def test_spans_are_transformers(name, transformers, tmp_path):
+    theirs, ours, hub = make(transformers, name, "QuestionAnswering", tmp_path)
+    assert hub.config.head == "spans"
+    segments = (torch.arange(20) >= 5).long().expand(3, -1) if reads_segments(hub.config) else None
+    more = {} if segments is None else {"token_type_ids": segments}
+    there = theirs(IDS, attention_mask=THERE, **more)
+    expected = torch.stack([there.start_logits, there.end_logits], dim=-1)
+    assert expected.std() > 0.05
+    found = ours(IDS, **inputs(hub.config, segments)).logits
+    assert ((found - expected) * THERE[:, :, None]).abs().max() <= BOUND
+    out = tmp_path / "out"
+    write_folder(str(out), hub.config, ours.state_dict().__getitem__, hub.files)
+    back, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
+        out, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    again = back(IDS, attention_mask=THERE, **more)
+    assert ((again.start_logits - found[:, :, 0]) * THERE).abs().max() <= BOUND
+    assert 'pipeline_tag: "question-answering"' in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", FINDERS)
+def test_a_model_of_masked_prediction_is_written_as_a_classifier(name, transformers, tmp_path):
+    """What a run of `posttrain` exports, whose config.json was that of another head."""
+    *_, hub = make(transformers, name, "MaskedLM", tmp_path)
+    config = hub.config.with_head("classes", LABELS)
+    generator = torch.Generator().manual_seed(3)
+    state = {n: torch.randn(s, generator=generator) for n, s in parameter_shapes(config).items()}
+    out = tmp_path / "out"
+    write_folder(str(out), config, state.__getitem__, hub.files)
+    theirs, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        out, output_loading_info=True
+    )
+    assert not any(report[each] for each in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert theirs.config.id2label == dict(enumerate(LABELS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label"),
+        ({"id2label": {"0": "LABEL_0"}}, "of one output, which tells a number"),
+    ],
+)
+def test_a_classifier_that_we_would_compute_otherwise_is_refused(changes, message):
+    given = {
+        "model_type": "bert", "hidden_size": 32, "intermediate_size": 48, "vocab_size": 331,
+        "num_hidden_layers": 2, "num_attention_heads": 4,
+        "architectures": ["BertForSequenceClassification"],
+    }  # fmt: skip
+    assert read_config(given, "x/config.json")[1].labels == ("LABEL_0", "LABEL_1")
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_config(given | changes, "x/config.json")
+
+
+def test_a_head_without_the_names_that_it_needs_is_refused():
+    sizes = {"layers": 1, "channels": 8, "heads": 1, "vocabulary": 64}
+    for head, labels in (("classes", ()), ("classes", ("a",)), ("tokens", ("a", "b"))):
+        with pytest.raises(ValueError, match="labels names"):
+            DecoderConfig.model_validate(sizes | {"head": head, "labels": labels})
+    with pytest.raises(ValueError, match="take an encoder"):
+        DecoderConfig.model_validate(sizes | {"head": "spans"})
+
