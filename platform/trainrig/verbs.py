@@ -82,7 +82,7 @@ VERBS = {
         "trainrig.posttrain.conversations:encode_conversations",
         "trainrig.posttrain.conversation_run:ConversationEncoding",
         "data",
-        "Turn conversations, or pairs of answers, into token shards with a mask.",
+        "Turn conversations, pairs of answers, or texts with labels into token shards.",
     ),
     "pretrain": Verb(
         "trainrig.train.pretrain:pretrain",
@@ -128,7 +128,7 @@ VERBS = {
         "trainrig.posttrain.score.stage:score_rows",
         "trainrig.posttrain.score.run_file:AnswerScoring",
         "models",
-        "Score answers in files by a reward model, row by row.",
+        "Score answers in files by a reward model, or label texts, row by row.",
         example="preferences",
     ),
     "evaluate": Verb(

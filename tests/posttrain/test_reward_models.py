@@ -180,7 +180,7 @@ def test_what_a_reward_model_cannot_do_is_refused(encode_rows, tuning, fresh, tm
     with pytest.raises(ConfigError, match=r"is a reward model, .* so DPO can't teach it"):
         prepare(tuning(objective={"kind": "DPO"}, checkpoint=reward))
     assert prepare(tuning(checkpoint=reward))[0].model == model.config
-    with pytest.raises(DataError, match="scores and does not speak"):
+    with pytest.raises(DataError, match="which does not speak"):
         TextGenerator.open(reward)
     with pytest.raises(ValueError, match="Reward compares with no other model"):
         tuning(reference=fresh)

@@ -213,8 +213,8 @@ class DecoderConfig(Settings):
             raise ValueError("biases.head: a score has none; leave it out")
         if bool(self.labels) != (self.head == "classes") or len(self.labels) == 1:
             raise ValueError(
-                f'labels names {len(self.labels)} classes, but the head is "{self.head}"; there are '
-                'two or more where it is "classes", and none elsewhere'
+                f'labels names {len(self.labels)} classes, but the head is "{self.head}"; there '
+                'are two or more where it is "classes", and none elsewhere'
             )
         if self.head == "spans" and not self.bidirectional:
             raise ValueError('head = "spans": a decoder has not read what follows; take an encoder')
@@ -297,6 +297,16 @@ class DecoderConfig(Settings):
     def with_score_head(self) -> Self:
         """The same with one score of each place instead of logits."""
         return self.with_head("score")
+
+    @property
+    def description(self) -> str:
+        """What a model is by its head, for errors."""
+        return {
+            "tokens": "a language model",
+            "score": "a reward model",
+            "classes": "a classifier",
+            "spans": "a model that finds answers",
+        }[self.head]
 
     @property
     def outputs(self) -> int:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from trainrig.config.field_marks import FitsSeveral, without_kind
 from trainrig.objectives.causal import CausalLM
+from trainrig.objectives.classification import AnswerSpan, Classification
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.prefix import PrefixLM
@@ -47,14 +48,17 @@ PretrainingObjective = Annotated[
 Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
 Pairwise = Referenced | ORPO | SimPO
 Scoring = Reward | ProcessReward  # for models with one output, a score
+OfLabels = Classification | AnswerSpan  # for whole texts: models with a head for each
 # What a model can be taught after pretraining.
-Tuning = Annotated[SFT | Distillation | Pairwise | KTO | Scoring, Field(discriminator="kind")]
+Tuning = Annotated[
+    SFT | Distillation | Pairwise | KTO | Scoring | OfLabels, Field(discriminator="kind")
+]
 
 # Of the model's own answers, by what they are worth or by what a teacher makes of them.
 Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus | PPO | OnPolicyDistillation
 
 Objective = Annotated[
-    OfText | SFT | Distillation | Pairwise | KTO | Scoring | Policy,
+    OfText | SFT | Distillation | Pairwise | KTO | Scoring | OfLabels | Policy,
     Field(discriminator="kind"),
 ]
 
@@ -72,7 +76,9 @@ __all__ = [
     "SFT",
     "APODown",
     "APOZero",
+    "AnswerSpan",
     "CausalLM",
+    "Classification",
     "Distillation",
     "DrGRPO",
     "FillInTheMiddle",
@@ -80,6 +86,7 @@ __all__ = [
     "IPOPerToken",
     "MaskedLM",
     "Objective",
+    "OfLabels",
     "OnPolicyDistillation",
     "Pairwise",
     "Policy",

@@ -202,6 +202,15 @@ class Watchful(Protocol):
 
 
 @runtime_checkable
+class Deriving(Protocol):
+    """An objective some of whose diagnostics follow from others over the whole global batch."""
+
+    def derive(self, diagnostics: Mapping[str, float]) -> Mapping[str, float]:
+        """Those, by name, from the means of the others."""
+        ...
+
+
+@runtime_checkable
 class Carrying(Protocol):
     """An objective with numbers that go on from batch to batch of online ones: the weight of a
     divergence, say. They are in every checkpoint; a `BatchMaker` has them as `carried`."""

@@ -72,10 +72,7 @@ def open_chat_tokenizer(
     `template`: a file to take in place of the template that lies there. Raises DataError for a
     tokenizer that is not there, ConfigError for a template that is not or that cannot work.
     """
-    if storage.exists(storage.join(path, TOKENIZER)):
-        files = TokenizerFiles.read(path)
-    else:
-        files = checkpoint.tokenizer_files(checkpoint.resolve(path))
+    files = tokenizer_files_at(path)
     if template is not None:
         if not storage.exists(template):
             raise ConfigError(f"template: {template}: no such file; name a file of Jinja")
@@ -84,3 +81,11 @@ def open_chat_tokenizer(
     found = ChatTokenizer(files, dict(variables or {}))
     found.renderer()  # a template that cannot work is refused before any row is read
     return found
+
+
+def tokenizer_files_at(path: str) -> TokenizerFiles:
+    """The tokenizer at `path`: a folder with a tokenizer.json, a run folder or a checkpoint. Raises
+    DataError for one that is not there."""
+    if storage.exists(storage.join(path, TOKENIZER)):
+        return TokenizerFiles.read(path)
+    return checkpoint.tokenizer_files(checkpoint.resolve(path))

@@ -1,9 +1,9 @@
 """What the stage `conversations` is told."""
 
 import datetime
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from trainrig.config import (
     NOT_IDENTITY,
@@ -45,8 +45,15 @@ class ConversationEncoding(RunFile):
 
     stage: Literal["conversations"] = "conversations"
     # What a row becomes: a conversation to imitate, a pair of answers of which one was chosen, an
-    # answer with a label, or a solution with a label of each of its steps.
-    rows: Literal["conversations", "pairs", "labelled", "steps"] = "conversations"
+    # answer with a label, or a solution with a label of each of its steps; for objectives of whole
+    # texts, a text or a pair of texts with its class, or a question with the text that answers it.
+    rows: Literal["conversations", "pairs", "labelled", "steps", "classified", "questions"] = (
+        "conversations"
+    )
+    # Of "classified", names of the classes in the order of their numbers; (): those that rows have,
+    # names by the alphabet. They are written to the manifest, and into every model that learns
+    # them.
+    labels: tuple[str, ...] = ()
     sources: Annotated[tuple[RowFiles, ...], Field(min_length=1)]  # files to read
     # Tokenizer of the model to be tuned: a folder that `tokenizer` wrote, a run folder, a
     # checkpoint, or a folder of Hugging Face.
@@ -62,8 +69,9 @@ class ConversationEncoding(RunFile):
     sequence_length: int = Field(ge=2)
     # What is done about a longer one: "refuse" puts it into quarantine; "drop_turns" leaves out its
     # last turns, of pairs and labelled answers the first turns of the prompt after a system turn.
-    # An answer is never cut.
-    too_long: Literal["refuse", "drop_turns"] = "refuse"
+    # An answer is never cut. "cut" is for texts alone: one token at a time goes from the end of the
+    # longer text of a pair, as Transformers cuts; of a question, from the end of its context.
+    too_long: Literal["refuse", "drop_turns", "cut"] = "refuse"
     # Share of rows to hold out for evaluation, by the hash of the prompt.
     held_out: float = Field(default=0.01, ge=0, lt=1)
     output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
@@ -79,6 +87,29 @@ class ConversationEncoding(RunFile):
             return datetime.date.fromisoformat(given).isoformat()
         except ValueError:
             raise ValueError(f"'{given}' is no day; write it as {TODAY.isoformat()}") from None
+
+    @model_validator(mode="after")
+    def _settings_are_of_these_rows(self) -> Self:
+        texts = self.rows in ("classified", "questions")
+        if self.labels and self.rows != "classified":
+            raise ValueError(f'labels: rows = "{self.rows}" have no classes; leave it out')
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
+            raise ValueError("labels: two or more, each once")
+        if self.too_long == ("drop_turns" if texts else "cut"):
+            fitting = '"refuse" or "cut"' if texts else '"refuse" or "drop_turns"'
+            raise ValueError(f'too_long = "{self.too_long}": rows = "{self.rows}" take {fitting}')
+        if texts and (self.template or self.variables or self.train_on != "all"):
+            raise ValueError(
+                f'template, variables and train_on are of conversations; rows = "{self.rows}" are '
+                "read as they are; leave them out"
+            )
+        formats = [source.format for source in self.sources if source.format]
+        if texts and formats:
+            raise ValueError(
+                f'sources: format = "{formats[0]}" is of conversations; leave it out for '
+                f'rows = "{self.rows}", and say in `columns` where fields lie'
+            )
+        return self
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
         """Its workers, on cores."""

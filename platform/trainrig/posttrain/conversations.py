@@ -23,7 +23,13 @@ import numpy as np
 from trainrig import manifest, storage
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.chat_source import ChatTokenizer, open_chat_tokenizer
+from trainrig.posttrain.chat_source import (
+    ChatTokenizer,
+    open_chat_tokenizer,
+    tokenizer_files_at,
+)
+from trainrig.posttrain.classification.encoding import TEXT_ROWS, TextRows, count_labels
+from trainrig.posttrain.classification.rows import settle_labels
 from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, total
@@ -73,9 +79,10 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
     what is no file of rows, and if nothing is left to train on.
     """
     sources = tuple(_found(source) for source in run.sources)
-    variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
-    chat = open_chat_tokenizer(run.tokenizer, run.template, variables)
-    inputs = {"tokenizer": chat.encoder.fingerprint, "template": chat.fingerprint}
+    chat = _open_tokenizer(run)
+    inputs = {"tokenizer": chat.encoder.fingerprint}
+    if run.rows not in TEXT_ROWS:
+        inputs["template"] = chat.fingerprint
     for number, source in enumerate(sources):
         keys = zip(named(source.paths), map(storage.content_key, source.paths), strict=True)
         inputs[f"sources[{number}]"] = manifest.digest([list(each) for each in keys])
@@ -84,11 +91,12 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
         return stage.finished
     with stage.undone_if_refused():
         splits = split_rows(sources, run.shard_bytes)
-        phase = Phase(
-            stage.path(manifest.SCRATCH), functools.partial(_encoding, run, sources, chat)
-        )
         if run.workers:
             connect(run.workers, "workers")
+        labels = _find_labels(run, sources, stage.path(manifest.SCRATCH), splits)
+        phase = Phase(
+            stage.path(manifest.SCRATCH), functools.partial(_encoding, run, sources, chat, labels)
+        )
         map_splits(phase, splits, run.workers, progress)
         records = phase.results(splits)
         counts = total(record.counts for record in records)
@@ -103,7 +111,28 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
         storage.write(stage.path(name), data)
         files[name] = manifest.file_sum(stage.path(name))
     rest = {"vocabulary": chat.encoder.vocabulary_size, "plans": plans}
+    if run.rows == "classified":
+        rest["labels"] = list(labels)
     return stage.finish(counts | rest, files)
+
+
+def _open_tokenizer(run: ConversationEncoding) -> ChatTokenizer:
+    if run.rows in TEXT_ROWS:  # whose tokenizer may know of no conversations
+        return ChatTokenizer(tokenizer_files_at(run.tokenizer))
+    variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
+    return open_chat_tokenizer(run.tokenizer, run.template, variables)
+
+
+def _find_labels(
+    run: ConversationEncoding, sources: Sequence[RowFiles], scratch: str, splits: Sequence[Split]
+) -> tuple[str, ...]:
+    """Names of the classes of rows that have some: as given, or by a first pass over all rows."""
+    if run.labels or run.rows != "classified":
+        return run.labels
+    phase = Phase(storage.join(scratch, "labels"), functools.partial(count_labels, sources))
+    map_splits(phase, splits, run.workers, None)
+    counts = total(record.counts for record in phase.results(splits))
+    return settle_labels(counts.get("numbers", {}), counts.get("names", {}))
 
 
 def _found(source: RowFiles) -> RowFiles:
@@ -133,9 +162,18 @@ def _parts(number: int, source: RowFiles, path: str, name: str, size: int) -> li
     ]
 
 
-def _encoding(run: ConversationEncoding, sources: Sequence[RowFiles], chat: ChatTokenizer) -> Work:
+def _encoding(
+    run: ConversationEncoding,
+    sources: Sequence[RowFiles],
+    chat: ChatTokenizer,
+    labels: tuple[str, ...],
+) -> Work:
     """The work on one split of the rows: a shard to train on, and one held out."""
-    renderer = chat.renderer()
+    rows: TextRows | _ChatRows
+    if run.rows in TEXT_ROWS:
+        rows = TextRows.make(run, chat.encoder, labels)
+    else:
+        rows = _ChatRows(run, chat.renderer())
     vocabulary = ShardVocabulary(chat.encoder.vocabulary_size, chat.encoder.fingerprint)
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -147,24 +185,41 @@ def _encoding(run: ConversationEncoding, sources: Sequence[RowFiles], chat: Chat
             for place, row in FORMATS[source.kind].read(part, ()):
                 counts["rows"] += 1
                 try:
-                    example = _example(row, source, run)
-                    render = functools.partial(render_example, renderer, example)
-                    fitted, dropped = _fitted(example.chats, render, run)
+                    if isinstance(row, str):
+                        raise BadRow(row)
+                    split, documents, dropped = rows.documents(row, source, part, place)
                 except BadRow as why:
                     bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
                     continue
                 counts["turns_dropped"] += dropped
-                split = source.split or _split(example, run.held_out)
-                for document in _documents(example, fitted, source, part, place):
+                for document in documents:
                     shards[split].add(document)
         return _written(run, task["name"], shards, bad, counts)
 
     return encode
 
 
-def _example(row: Mapping[str, Any] | str, source: RowFiles, run: ConversationEncoding) -> Example:
-    if isinstance(row, str):
-        raise BadRow(row)
+@dataclass(frozen=True)
+class _ChatRows:
+    """What makes documents of rows of conversations and of answers."""
+
+    run: ConversationEncoding
+    renderer: ChatRenderer
+
+    def documents(
+        self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
+    ) -> tuple[str, list[EncodedDocument], int]:
+        """Whether `row` is to train on or held out, its documents, and how many turns were left
+        out. Raises BadRow."""
+        example = _example(row, source, self.run)
+        render = functools.partial(render_example, self.renderer, example)
+        fitted, dropped = _fitted(example.chats, render, self.run)
+        split = source.split or _split(example, self.run.held_out)
+        return split, list(_documents(example, fitted, source, part, place)), dropped
+
+
+def _example(row: Mapping[str, Any], source: RowFiles, run: ConversationEncoding) -> Example:
+    assert run.rows not in TEXT_ROWS
     example = example_of(row, source.columns, run.rows, source.format)
     if run.rows == "steps" and not example.step_labels:
         raise BadRow("missing_field", "no labels, which tell right steps from wrong ones")

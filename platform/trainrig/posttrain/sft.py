@@ -1,8 +1,8 @@
 """Tuning by conversations and by preferences: the same loop as pretraining, on their rows."""
 
 import functools
-from collections.abc import Callable
-from typing import get_args
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
@@ -11,12 +11,20 @@ from trainrig.manifest import Manifest
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.objectives import SFT, Distillation, Scoring
+from trainrig.objectives import (
+    SFT,
+    AnswerSpan,
+    Classification,
+    Distillation,
+    OfLabels,
+    Scoring,
+)
 from trainrig.posttrain.batches import (
     ConversationBatches,
     ConversationBatching,
     PretrainingShare,
 )
+from trainrig.posttrain.classification.batches import labels_of, open_texts
 from trainrig.posttrain.comparison.views import TuningComparison
 from trainrig.posttrain.distillation.batches import HeldOutTaught, open_taught
 from trainrig.posttrain.distillation.parts import check_teacher
@@ -68,7 +76,7 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
             f"checkpoint: {path} holds an adapter alone; `trainrig export` merges it with its base "
             "into a folder, which may be named here"
         )
-    model = _taught(run, path, model)
+    model = _taught(run, path, model, written.counts)
     _check(run, model)
     folder = storage.absolute(run.conversations)
     pretraining = run.pretraining and run.pretraining.model_copy(
@@ -115,24 +123,44 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
     return job, inputs, counted
 
 
-def _taught(run: FineTuning, path: str, model: DecoderConfig) -> DecoderConfig:
-    """What becomes of `model`: one that is to score has a head for that, drawn anew if it had none
-    before. Raises ConfigError for a reward model that is to speak."""
+def _taught(
+    run: FineTuning, path: str, model: DecoderConfig, counts: Mapping[str, Any]
+) -> DecoderConfig:
+    """What becomes of `model`: one that is to score, or to say something of whole texts, has a head
+    for that, drawn anew if it had none before. `counts`: of the rows, with their labels.
+
+    Raises ConfigError for a model that can't learn it.
+    """
     if isinstance(model, EncoderDecoderConfig):
         raise ConfigError(
             f"checkpoint: {path} reads a text and writes another, so {run.objective.kind} can't "
             "teach it; name a decoder"
         )
+    if isinstance(run.objective, AnswerSpan):
+        if not model.bidirectional:
+            raise ConfigError(
+                f"checkpoint: {path} is a decoder, whose tokens have not read what follows, so "
+                "AnswerSpan can't teach it; name an encoder"
+            )
+        return model.with_head("spans")
+    if isinstance(run.objective, Classification):
+        labels = labels_of(counts)
+        if not labels:
+            raise ConfigError(
+                f"conversations: {run.conversations} has no labels; run `trainrig conversations` "
+                'with rows = "classified"'
+            )
+        return model.with_head("classes", labels)
     if isinstance(run.objective, get_args(Scoring)) and not model.bidirectional:
-        return model if model.head == "score" else model.with_score_head()
+        return model.with_score_head()
     if model.bidirectional:
         raise ConfigError(
             f"checkpoint: {path} is an encoder, which goes on from no text, so "
             f"{run.objective.kind} can't teach it; name a decoder"
         )
-    if model.head == "score":
+    if model.head != "tokens":
         raise ConfigError(
-            f"checkpoint: {path} is a reward model, which scores and does not speak, so "
+            f"checkpoint: {path} is {model.description}, which does not speak, so "
             f"{run.objective.kind} can't teach it; name a language model"
         )
     return model
@@ -161,6 +189,8 @@ def _open_rows(
         teacher, sizes = storage.absolute(run.teacher), run.batches
         taught = functools.partial(open_taught, folder, sizes, padding, teacher, run.cache)
         return TuningRows("conversations", taught, _held_out(run, folder, padding, teacher))
+    if isinstance(run.objective, OfLabels):
+        return open_texts(run, folder, padding)
     if not isinstance(run.objective, SFT):
         return open_rows(run, folder, padding, _reference(run, start, encoder))
     make = functools.partial(
@@ -174,7 +204,7 @@ def _comparison(
 ) -> Callable[[], ModelComparison | None]:
     """What the model is asked before and after; a model that scores says nothing, and text of
     another tokenizer is refused by ConfigError."""
-    if isinstance(run.objective, get_args(Scoring)):
+    if isinstance(run.objective, (*get_args(Scoring), *get_args(OfLabels))):
         return nothing_compared
     asked, text = run.comparison, run.comparison.text
     if text is None and run.pretraining:
@@ -213,7 +243,9 @@ def estimate_tuning(run: FineTuning, _: object) -> dict[str, int]:
         return {}
     if not storage.exists(storage.join(run.conversations, manifest.MANIFEST)):
         path = checkpoint.resolve(run.checkpoint)
-        model = _taught(run, path, checkpoint.describe(path)[0])
+        model = checkpoint.describe(path)[0]
+        if not isinstance(run.objective, OfLabels):  # whose head is as large as there are labels
+            model = _taught(run, path, model, {})
         _check(run, model)
         return sizes_of(model)
     job, _inputs, counted = prepare(run)

@@ -57,10 +57,10 @@ class TextGenerator:
         Raises DataError if there is none.
         """
         opened = checkpoint.open_model(path)
-        if opened.config.head == "score":
+        if opened.config.head != "tokens":
             raise DataError(
-                f"{opened.path}: a reward model, which scores and does not speak; `trainrig score` "
-                "asks it"
+                f"{opened.path}: {opened.config.description}, which does not speak; "
+                "`trainrig score` asks it"
             )
         if opened.config.bidirectional:
             raise DataError(

@@ -52,6 +52,12 @@ EXAMPLES = "examples"  # denominator
 STEP_LABELS = "step_labels"  # [B, T]
 STEPS = "steps"  # denominator
 
+# Of batches of whole texts, alone or in pairs, beside IDS and SEGMENTS, which is 1 where there is a
+# token: which text of a pair each is of, and the class of each row. EXAMPLES is their denominator.
+TEXTS, CLASSES = "texts", "classes"  # [B, T], [B]
+# Of questions, each with a text: whether a place is of that, and the answer's first and last place.
+CONTEXT = "context"  # [B, T]
+ANSWER_STARTS, ANSWER_ENDS = "answer_starts", "answer_ends"  # [B]
 
 # Of batches of conversations that a teacher has read: what it expects at each place that has a
 # target, E entries of the vocabulary, the likeliest first; 0 elsewhere.

@@ -17,7 +17,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Objective
+from trainrig.objectives.contract import (
+    Computed,
+    Contributions,
+    Deriving,
+    DeviceBatch,
+    Objective,
+)
 from trainrig.parallel.context.row_split import RowSplit
 from trainrig.tokens.batches import MicroBatchSlot
 
@@ -55,6 +61,7 @@ class LossTable:
         parts of rows; None: whole ones."""
         self._double, self._split = double, split or RowSplit()
         self._terms, self._sources = tuple(objective.terms), tuple(sources)
+        self._derive = objective.derive if isinstance(objective, Deriving) else None
         # Of each term: its sum, then its sum by source, then its count by source.
         shape = (micro_batches, len(self._terms), 1 + 2 * len(sources))
         self._sums_MNK = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -138,6 +145,8 @@ class LossTable:
             for name, (value, count) in zip(self._diagnostics, diagnostics_D2, strict=True)
             if count
         }
+        if self._derive:
+            diagnostics |= self._derive(diagnostics)
         variance = None
         if terms_N == 1 and counted_N[0]:
             mean = float(sums_NK[0, 0] / counted_N[0])

@@ -155,8 +155,10 @@ def _converted(path: str, model: DecoderConfig) -> EncoderConfig:
         raise ConfigError(f"convert: {path} is an encoder already; leave it out")
     if isinstance(model, EncoderDecoderConfig):
         raise ConfigError(f"convert: {path} has an encoder and a decoder; name a decoder's")
-    if model.head == "score":
-        raise ConfigError(f"convert: {path} is a reward model; name the decoder it was made of")
+    if model.head != "tokens":
+        raise ConfigError(
+            f"convert: {path} is {model.description}; name the decoder it was made of"
+        )
     window = model.attention.window
     local = "" if window is None else f", as far as {window.size - 1} places in local layers"
     log.warning(

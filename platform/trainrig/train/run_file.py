@@ -261,10 +261,10 @@ class Pretraining(TrainingRunFile):
             self.check_positions(self.model)
             self.check_objective(self.model)
             self.check_row_split(self.model)
-            if self.model.head == "score":
+            if self.model.head != "tokens":
                 raise ValueError(
-                    'model.head: a "score" is learnt of preferences; pretrain with "tokens", and '
-                    '`posttrain` the model with objective.kind = "Reward"'
+                    f'model.head: "{self.model.head}" is what `posttrain` teaches, by Reward, '
+                    'Classification or AnswerSpan; pretrain with "tokens"'
                 )
         return self
 

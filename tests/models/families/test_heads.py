@@ -181,4 +181,3 @@ def test_a_head_without_the_names_that_it_needs_is_refused():
             DecoderConfig.model_validate(sizes | {"head": head, "labels": labels})
     with pytest.raises(ValueError, match="take an encoder"):
         DecoderConfig.model_validate(sizes | {"head": "spans"})
-

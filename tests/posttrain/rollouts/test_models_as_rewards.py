@@ -66,7 +66,7 @@ def test_what_a_reward_model_cannot_read_is_a_fault(reward_model):
 def test_a_model_of_the_wrong_kind_is_refused_in_one_line(reward_model, fresh, tmp_path):
     with pytest.raises(ConfigError, match="is a language model, which scores nothing"):
         RewardModel(checkpoint=fresh).open()
-    with pytest.raises(ConfigError, match="is a reward model, which scores and does not speak"):
+    with pytest.raises(ConfigError, match="is a reward model, which does not speak"):
         JudgeModel(checkpoint=reward_model, question="?").open()
     with pytest.raises(DataError, match="no whole checkpoint there"):
         RewardModel(checkpoint=str(tmp_path)).open()

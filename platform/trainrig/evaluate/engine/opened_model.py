@@ -28,10 +28,10 @@ class OpenedModel:
         torch.set_num_threads(run.threads)
         device = local_device() if run.device == "auto" else torch.device(run.device)
         opened = checkpoint.open_model(run.checkpoint)
-        if opened.config.head == "score":
+        if opened.config.head != "tokens":
             raise ConfigError(
-                f"checkpoint: {opened.path} is a reward model, which gives no text a probability; "
-                "`trainrig score` asks it"
+                f"checkpoint: {opened.path} is {opened.config.description}, which gives no text a "
+                "probability; `trainrig score` asks it"
             )
         if isinstance(opened.config, EncoderDecoderConfig):
             raise ConfigError(

@@ -67,6 +67,7 @@ class BidirectionalEncoder(Decoder):
             else nn.Parameter(torch.zeros(shapes.head_bias.channels))
         )
         self._offset = config.positions_offset
+        self._pools_all = config.head == "classes" and config.pooling == "mean"
 
     def forward(
         self,
@@ -133,7 +134,7 @@ class BidirectionalEncoder(Decoder):
     def _read_places(
         self, x_BTC: Tensor, places_N: Tensor | None, documents_BS: Tensor | None
     ) -> Tensor:
-        if self.config.head != "classes" or self.config.pooling == "first" or places_N is None:
+        if not self._pools_all or places_N is None:
             return super()._read_places(x_BTC, places_N, documents_BS)
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
         rows_N, length = places_N // x_BTC.shape[1], x_BTC.shape[1]

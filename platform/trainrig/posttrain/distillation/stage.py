@@ -88,9 +88,9 @@ def _check(run: TeacherScoring, model: str, longest: int) -> None:
     shards = _open(storage.absolute(run.conversations), TRAIN)
     check_rows(shards, "conversations")
     config, _ = checkpoint.describe(model)
-    if config.head == "score":
+    if config.head != "tokens":
         raise ConfigError(
-            f"checkpoint: {model} is a reward model, which scores and expects no token; name a "
+            f"checkpoint: {model} is {config.description}, which expects no token; name a "
             "language model"
         )
     encoder = Encoder.of(checkpoint.tokenizer_files(model))

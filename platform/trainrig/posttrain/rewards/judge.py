@@ -66,9 +66,9 @@ class JudgeModel(RewardPart):
     def open(self) -> "JudgeScorer":
         """What asks it. Raises DataError if there is none, ConfigError for a reward model."""
         path = checkpoint.resolve(self.checkpoint)
-        if checkpoint.describe(path)[0].head == "score":
+        if (found := checkpoint.describe(path)[0]).head != "tokens":
             raise ConfigError(
-                f"rewards: '{self.name}': {path} is a reward model, which scores and does not "
+                f"rewards: '{self.name}': {path} is {found.description}, which does not "
                 'speak; set kind = "RewardModel"'
             )
         return JudgeScorer(self)

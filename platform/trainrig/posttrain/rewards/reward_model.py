@@ -45,10 +45,10 @@ class RewardModel(RewardPart):
         """What asks it. Raises DataError if there is none, ConfigError for a model that does not
         score, or has no chat template."""
         path = checkpoint.resolve(self.checkpoint)
-        if checkpoint.describe(path)[0].head != "score":
+        if (found := checkpoint.describe(path)[0]).head != "score":
             raise ConfigError(
-                f"rewards: '{self.name}': {path} is a language model, which scores nothing; train "
-                'one that does by `trainrig posttrain` with objective.kind = "Reward"'
+                f"rewards: '{self.name}': {path} is {found.description}, which scores nothing; "
+                'train one that does by `trainrig posttrain` with objective.kind = "Reward"'
             )
         return ModelScorer(self.name, path, self.batch, open_renderer(path))
 

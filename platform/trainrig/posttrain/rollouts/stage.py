@@ -153,7 +153,7 @@ def _find_teacher(run: ReinforcementLearning, encoder: Encoder) -> FrozenModel |
         return None
     path = checkpoint.resolve(storage.absolute(run.teacher))
     there = _describe_reader(run, "teacher", path, encoder)
-    if there.head == "score" or there.bidirectional or isinstance(there, EncoderDecoderConfig):
+    if there.head != "tokens" or there.bidirectional or isinstance(there, EncoderDecoderConfig):
         raise ConfigError(
             f"teacher: {path} goes on from no text, so there is no next token that it expects; "
             "name a language model"
@@ -187,9 +187,9 @@ def _describe_reader(
 
 
 def _check(run: ReinforcementLearning, path: str, model: DecoderConfig) -> None:
-    if model.head == "score":
+    if model.head != "tokens":
         raise ConfigError(
-            f"checkpoint: {path} is a reward model, which scores and does not speak; name a "
+            f"checkpoint: {path} is {model.description}, which does not speak; name a "
             "language model"
         )
     if isinstance(model, EncoderDecoderConfig):

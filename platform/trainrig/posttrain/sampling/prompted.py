@@ -58,9 +58,9 @@ def open_asked(run: PromptedRunFile, model: str, columns: Sequence[str] = ()) ->
     one row can be asked.
     """
     config, _ = checkpoint.describe(model)
-    if config.head == "score":
+    if config.head != "tokens":
         raise ConfigError(
-            f"checkpoint: {model} is a reward model, which scores and does not speak; name a "
+            f"checkpoint: {model} is {config.description}, which does not speak; name a "
             "language model"
         )
     if run.prompt_tokens + run.maximum_tokens > config.positions:

@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainrig import manifest, storage
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.chat_source import ChatTokenizer, open_chat_tokenizer
+from trainrig.posttrain.classification.encoding import TEXT_ROWS
 from trainrig.posttrain.conversation_run import RowFiles
 from trainrig.posttrain.conversations import (
     QUARANTINE,
@@ -61,21 +62,19 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
     paths = tuple(paths_of(run.kind, run.paths))
     files = RowFiles(kind=run.kind, paths=paths, source="rows")
     model = checkpoint.resolve(storage.absolute(run.checkpoint))
-    variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
-    chat = open_chat_tokenizer(model, run.template, variables)
+    texts, inputs = run.rows in TEXT_ROWS, {"checkpoint": checkpoint.content_key(model)}
+    chat = None
+    if not texts:
+        variables = {**run.variables, DATE: datetime.date.fromisoformat(run.date)}
+        chat = open_chat_tokenizer(model, run.template, variables)
+        inputs["template"] = chat.fingerprint
     keys = zip(named(paths), map(storage.content_key, paths), strict=True)
-    inputs = {
-        "checkpoint": checkpoint.content_key(model),
-        "template": chat.fingerprint,
-        "rows": manifest.digest([list(each) for each in keys]),
-    }
+    inputs["rows"] = manifest.digest([list(each) for each in keys])
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
     with stage.undone_if_refused():
-        from trainrig.posttrain.score.answer_scorer import AnswerScorer
-
-        AnswerScorer.open(model)  # a model that scores nothing is refused before workers start
+        labels = _check_model(run, model)  # one that can't is refused before workers start
         splits = split_rows((files,), run.shard_bytes)
         make = functools.partial(_scoring, run, model, chat)
         phase = Phase(stage.path(manifest.SCRATCH), make)
@@ -87,7 +86,21 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         if not counts["scored"]:
             told = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
             raise DataError(f"paths: not one row to score, of {counts['rows']:,}: {told or 'none'}")
+    if labels:
+        counts["labels"] = list(labels)  # in the order of their probabilities
     return stage.finish(counts, {n: entry for each in records for n, entry in each.files.items()})
+
+
+def _check_model(run: AnswerScoring, model: str) -> tuple[str, ...]:
+    """The names of its classes, if it is a classifier. Raises as `score_rows`."""
+    if run.rows in TEXT_ROWS:
+        from trainrig.posttrain.classification.predictor import TextPredictor
+
+        return TextPredictor.open(model, run.rows, run.too_long == "cut").labels
+    from trainrig.posttrain.score.answer_scorer import AnswerScorer
+
+    AnswerScorer.open(model)
+    return ()
 
 
 @dataclass
@@ -103,28 +116,65 @@ class _ScoredRows:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Answers of a row that are yet to be scored, two of a pair."""
+    """What of a row is yet to be scored."""
 
     row: int  # its number in the split
-    answers: tuple[tuple[Rendered, Integers], ...]
+    asked: Any
 
 
-def _scoring(run: AnswerScoring, model: str, chat: ChatTokenizer) -> Work:
-    """The work on one split of the rows."""
+class _Asked(Protocol):
+    """A model that gives the new columns of rows."""
+
+    def read(self, row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
+        """What is asked of `row`. Raises BadRow."""
+        ...
+
+    def tell(self, rows: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """What the new columns of each hold, by one forward pass."""
+        ...
+
+
+@dataclass(frozen=True)
+class _AskedScorer:
+    """A reward model; what is asked of a row are its answers, two of a pair."""
+
+    run: AnswerScoring
+    renderer: ChatRenderer
+    scorer: "AnswerScorer"
+
+    def read(
+        self, row: Mapping[str, Any], columns: Mapping[str, str]
+    ) -> list[tuple[Rendered, Integers]]:
+        run, steps = self.run, self.run.rows == "steps"
+        assert run.rows not in TEXT_ROWS
+        example = example_of(row, columns, run.rows, run.format)
+        rendered = [render_example(self.renderer, example, each) for each in example.chats]
+        return [(each, self.scorer.places(each, steps)) for each in rendered]
+
+    def tell(self, rows: Sequence[list[tuple[Rendered, Integers]]]) -> list[tuple[Any, ...]]:
+        found = iter(self.scorer.score([answer for answers in rows for answer in answers]))
+        return [_values(self.run, [next(found) for _ in answers]) for answers in rows]
+
+
+def _scoring(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Work:
+    """The work on one split of the rows; `chat`: of conversations."""
+    from trainrig.posttrain.classification.predictor import TextPredictor
     from trainrig.posttrain.score.answer_scorer import AnswerScorer, threads
 
-    renderer, scorer = chat.renderer(), AnswerScorer.open(model)
+    asked: _Asked
+    if chat is None:
+        asked = TextPredictor.open(model, run.rows, run.too_long == "cut")
+    else:
+        asked = _AskedScorer(run, chat.renderer(), AnswerScorer.open(model))
 
     def score(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         done = _ScoredRows()
-        waiting = _read(run, [StagePart(**each) for each in task["parts"]], renderer, scorer, done)
+        waiting = _read(run, [StagePart(**each) for each in task["parts"]], asked, done)
         with threads(run.threads):
             while together := list(islice(waiting, run.batch)):
-                flat = scorer.score([answer for each in together for answer in each.answers])
-                found = iter(flat)
-                for each in together:
-                    scores = [next(found) for _ in each.answers]
-                    done.scores[each.row] = _values(run, scores)
+                told = asked.tell([each.asked for each in together])
+                for each, values in zip(together, told, strict=True):
+                    done.scores[each.row] = values
         return _written(run, task["name"], done)
 
     return score
@@ -138,8 +188,7 @@ def _values(run: AnswerScoring, scores: "Sequence[Scores]") -> tuple[Any, ...]:
 def _read(
     run: AnswerScoring,
     parts: Sequence[StagePart],
-    renderer: ChatRenderer,
-    scorer: "AnswerScorer",
+    asked: _Asked,
     done: _ScoredRows,
 ) -> Iterator[_Waiting]:
     """The rows of `parts` that can be scored; all are entered in `done`."""
@@ -157,13 +206,11 @@ def _read(
             done.rows.append(row)
             done.scores.append(None)
             try:
-                example = example_of(row, run.columns, run.rows, run.format)
-                rendered = [render_example(renderer, example, each) for each in example.chats]
-                answers = [(each, scorer.places(each, run.rows == "steps")) for each in rendered]
+                wanted = asked.read(row, run.columns)
             except BadRow as why:
                 done.bad.append(QuarantinedRow(part.file, place, why.reason, why.detail))
                 continue
-            yield _Waiting(len(done.rows) - 1, tuple(answers))
+            yield _Waiting(len(done.rows) - 1, wanted)
 
 
 def _rows(run: AnswerScoring, part: StagePart, done: _ScoredRows) -> Iterable[tuple[int, Row]]:
@@ -220,8 +267,13 @@ def _write_parquet(run: AnswerScoring, path: str, done: _ScoredRows) -> None:
     import pyarrow.parquet as pq
 
     table = pa.Table.from_batches(done.tables)
-    kind = pa.list_(pa.float64()) if run.rows == "steps" else pa.float64()
-    for number, name in enumerate(run.new_columns):
+    one, each = pa.float64(), pa.list_(pa.float64())
+    kinds = {
+        "steps": (each,),
+        "classified": (pa.string(), each),
+        "questions": (pa.string(), one),
+    }.get(run.rows, (one, one))
+    for number, (name, kind) in enumerate(zip(run.new_columns, kinds, strict=False)):
         column = [None if scores is None else scores[number] for scores in done.scores]
         table = table.append_column(name, pa.array(column, type=kind))
     with storage.atomic_file(path) as local:

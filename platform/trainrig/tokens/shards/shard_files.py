@@ -13,6 +13,7 @@ Shards of conversations (`rows` of the head) have arrays beside these, each with
     NAME.targets        [documents] int32: ids that count at all
     NAME.weight         [documents] int64: sum of the weights
     NAME.labels         [documents] uint8: 1 where an answer was liked, 0 where it was not
+    NAME.classes        [documents] int32: the number of the label, of texts that are classified
 
 The first two are flat little-endian arrays that can be memory-mapped, ids in uint16 for a
 vocabulary of up to 65,536 entries, else in uint32. The index holds what training never asks for, in
@@ -47,17 +48,24 @@ ENDINGS = (TOKENS, ENDS, TOKENS + SUMS, ENDS + SUMS, INDEX, HEAD)
 ENDS_DTYPE = np.dtype("<i8")
 # Of rows in steps, the weight of the last token of each is 1 if it is wrong, 2 if it is right.
 WRONG_STEP, RIGHT_STEP = 1, 2
+# Of whole texts, the weight of each token is 1, and more where one of these is true of it: it is in
+# the second segment, it is of the text that has the answer, it is of the answer.
+SECOND_SEGMENT, IN_CONTEXT, IN_ANSWER = 2, 4, 8
 WEIGHTS, DOCUMENT_TARGETS, DOCUMENT_WEIGHT, LABELS = "weights", "targets", "weight", "labels"
+CLASSES = "classes"
 TOKEN_ARRAYS: Mapping[str, np.dtype[Any]] = {WEIGHTS: np.dtype("u1")}
 DOCUMENT_ARRAYS: Mapping[str, np.dtype[Any]] = {
     DOCUMENT_TARGETS: np.dtype("<i4"),
     DOCUMENT_WEIGHT: np.dtype("<i8"),
     LABELS: np.dtype("u1"),
+    CLASSES: np.dtype("<i4"),
 }
 FULL_WEIGHT = 100  # hundredths: the weight of an id that counts as one target
 
 # What the documents of a shard are. "pairs": the chosen answer, then the rejected one, of one row.
-RowKind = Literal["documents", "conversations", "pairs", "labelled", "steps"]
+RowKind = Literal[
+    "documents", "conversations", "pairs", "labelled", "steps", "classified", "questions"
+]
 
 Ids = NDArray[np.unsignedinteger[Any]]
 

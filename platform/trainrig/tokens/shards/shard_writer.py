@@ -16,6 +16,7 @@ from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.block_sums import SUMS, block_sums
 from trainrig.tokens.shards.shard_files import (
+    CLASSES,
     DOCUMENT_TARGETS,
     DOCUMENT_WEIGHT,
     ENDS,
@@ -61,7 +62,7 @@ class EncodedDocument(NamedTuple):
     corpus_row: int
     # [tokens] uint8, what each id counts as a target in hundredths; None: of documents, all count.
     weights: NDArray[np.uint8] | None = None
-    label: int = 0  # 1: the answer was liked
+    label: int = 0  # 1: the answer was liked; of a classified text: the number of its class
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ class _Run:
             sums = {
                 DOCUMENT_TARGETS: np.count_nonzero(document.weights),
                 DOCUMENT_WEIGHT: document.weights.sum(dtype=np.int64),
-                LABELS: document.label,
+                LABELS: bool(document.label),
+                CLASSES: document.label,
             }
             self.arrays[WEIGHTS].append(document.weights.astype(array_dtype(WEIGHTS)).tobytes())
             for name, value in sums.items():
@@ -199,8 +201,9 @@ class ShardBuilder:
         if self._rows == "documents":
             return {}
         arrays = [WEIGHTS, DOCUMENT_TARGETS, DOCUMENT_WEIGHT]
+        arrays += {"labelled": [LABELS], "classified": [CLASSES]}.get(self._rows, [])
         files: dict[str, FileSum] = {}
-        for array in [*arrays, LABELS] if self._rows == "labelled" else arrays:
+        for array in arrays:
             pieces = [data for run in runs for data in run.arrays[array]]
             files |= _write_summed(folder, f"{name}.{array}", pieces)
         return files

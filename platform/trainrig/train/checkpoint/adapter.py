@@ -25,10 +25,9 @@ from trainrig.parallel.norm import row_sums
 from trainrig.train.checkpoint.adapter_entries import check_base
 from trainrig.train.checkpoint.found import OpenedCheckpoint
 from trainrig.train.checkpoint.reader import (
-    HEAD,
     check_start,
-    draw_head,
-    lacks_head,
+    draw_parameter,
+    fresh_parameters,
     read_tensors,
     read_together,
     told_by_first,
@@ -54,9 +53,9 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
 
     def read() -> None:
         check_start(adapter.base, opened.entries, job.model)
-        fresh = {HEAD} if lacks_head(opened.entries, job.model) else set()
-        if fresh:
-            draw_head(state.model, job.model, job.training.seed)
+        fresh = fresh_parameters(opened.entries, job.model)
+        for name in fresh:
+            draw_parameter(state.model, name, job.model, job.training.seed)
         for names in _by_layer(state.model).values():
             read_names = [name for name in names if name not in fresh]
             _read_frozen(opened, state.model, read_names)

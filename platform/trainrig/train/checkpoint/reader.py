@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from trainrig import storage
 from trainrig.errors import ConfigError, InputError, TrainrigError
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
 from trainrig.parallel.fsdp import local_slice
@@ -37,7 +37,7 @@ from trainrig.train.job import FrozenModel, TrainedModel, TrainingJob
 from trainrig.train.state import TrainState
 
 Result = TypeVar("Result")
-HEAD = "head.weight"
+HEADS = ("head", "pooler")  # modules that a head of another kind lacks
 
 
 def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHistory) -> None:
@@ -90,24 +90,28 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
         check_start(checkpoint, opened.entries, job.model)
         check_adapter(checkpoint, opened.entries, None)
         wanted = state.weights()
-        if lacks_head(opened.entries, job.model):
-            draw_head(state.model, job.model, job.training.seed)
-            del wanted[f"model.{HEAD}"]
+        for name in fresh_parameters(opened.entries, job.model):
+            draw_parameter(state.model, name, job.model, job.training.seed)
+            del wanted[f"model.{name}"]
         read_tensors(checkpoint, wanted, opened.manifest)
 
     read_together(checkpoint, read)
 
 
-def lacks_head(entries: Mapping[str, Any], model: DecoderConfig) -> bool:
-    """Whether `model` gives scores, and the one that `entries` are of gives none yet."""
-    return model.head == "score" and entries["model"].get("head", "tokens") != "score"
+def fresh_parameters(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[str, ...]:
+    """Names of the parameters of `model` that are still to be drawn: those of its head, if that
+    says something else than the head of the model that `entries` are of."""
+    there = entries["model"].get("head", "tokens"), tuple(entries["model"].get("labels", ()))
+    if model.head == "tokens" or there == (model.head, model.labels):
+        return ()
+    return tuple(n for n in parameter_shapes(model) if n.partition(".")[0] in HEADS)
 
 
 def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
     """Raise ConfigError unless `model` may begin with the weights of `checkpoint`, whose `entries`
     were read: the same, but for a head that is still to be drawn."""
-    if lacks_head(entries, model):
-        there = read_settings(entries, checkpoint).with_score_head()
+    if fresh_parameters(entries, model):
+        there = read_settings(entries, checkpoint).with_head(model.head, model.labels)
         entries = {**entries, "model": there.model_dump(mode="json")}
     there = read_settings(entries, checkpoint)
     if isinstance(model, EncoderConfig) and not there.bidirectional:
@@ -116,11 +120,11 @@ def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
     check_model(checkpoint, entries, model)
 
 
-def draw_head(model: nn.Module, config: DecoderConfig, seed: int) -> None:
-    """Give the head of `model` its fresh values; each rank its own slice."""
-    parameter = model.get_parameter(HEAD)
+def draw_parameter(model: nn.Module, name: str, config: DecoderConfig, seed: int) -> None:
+    """Give the parameter `name` of `model` its fresh values; each rank its own slice."""
+    parameter = model.get_parameter(name)
     part, first = local_slice(parameter)
-    fill_fresh(part, HEAD, parameter.shape, first, config, seed)
+    fill_fresh(part, name, parameter.shape, first, config, seed)
 
 
 def load_frozen(state: TrainState, job: TrainingJob) -> None:
@@ -143,9 +147,9 @@ def _load_trained(model: nn.Module, trained: TrainedModel, seed: int) -> None:
         check_start(trained.weights, opened.entries, trained.model)
         check_adapter(trained.weights, opened.entries, None)
         wanted = {f"model.{name}": each for name, each in model.named_parameters()}
-        if lacks_head(opened.entries, trained.model):
-            draw_head(model, trained.model, seed)
-            del wanted[f"model.{HEAD}"]
+        for name in fresh_parameters(opened.entries, trained.model):
+            draw_parameter(model, name, trained.model, seed)
+            del wanted[f"model.{name}"]
         read_tensors(trained.weights, wanted, opened.manifest)
 
     read_together(trained.weights, read)

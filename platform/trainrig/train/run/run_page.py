@@ -16,6 +16,7 @@ from trainrig.report import KeyFigure, ReportTable, Section, duration, percent, 
 from trainrig.storage.writable import check_folder
 from trainrig.train.run import metrics
 from trainrig.train.run.charts.answer_samples import answer_samples
+from trainrig.train.run.charts.labelling_charts import labelling_charts
 from trainrig.train.run.charts.prediction_chart import comparison, prediction_chart
 from trainrig.train.run.charts.preference_charts import preference_charts
 from trainrig.train.run.charts.rollout_charts import answer_worth, rollout_charts
@@ -130,6 +131,8 @@ def run_page(run_data: RunReportData) -> str:
         sections.insert(0, Section("rollouts", "What its answers are worth", blocks))
     if preferences := preference_charts(run_data):
         sections.append(Section("preferences", "What it prefers", tuple(preferences)))
+    if labelled := labelling_charts(run_data):
+        sections.append(Section("labels", "How often it is right", tuple(labelled)))
     if compared := comparison_section(run_data.compared):
         sections.append(compared)
     if run_data.evaluated:

@@ -77,7 +77,7 @@ class RunReportData:
     @property
     def scores(self) -> bool:
         """Whether the model is to score, not to speak."""
-        return self.objective in ("Reward", "ProcessReward")
+        return self.objective in ("Reward", "ProcessReward", "Classification", "AnswerSpan")
 
     @property
     def moves(self) -> list[Line]:

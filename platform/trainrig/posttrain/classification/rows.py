@@ -1,0 +1,144 @@
+"""Rows of files as texts with labels, and as questions with answers in a text.
+
+    classified    {"text", "text_pair"?, "label"}
+    questions     {"question", "context", "answers": {"text": [...], "answer_start": [...]}}
+
+A label is a name or, where names are known, a number that counts them from 0. The second is what
+SQuAD's rows are (Rajpurkar et al. 2016, arXiv:1606.05250); where `answers` has none, the question
+has no answer in its context (Rajpurkar et al. 2018, arXiv:1806.03822).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainrig.errors import DataError
+from trainrig.tokens.chat.messages import BadRow, check_unicode
+from trainrig.tokens.chat.rows import field_of
+
+MOST_LABELS = 1_000  # more is a text of its own in each row
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where an answer stands in its context, in characters."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """What a classifier reads of one row, and what it is to say."""
+
+    first: str
+    second: str | None = None
+    label: str | int | None = None  # None: not asked for, or not there
+    answer: Answer | None = None
+
+    @property
+    def prompt(self) -> str:
+        """By it a row falls to training or to what is held out."""
+        return self.first if self.second is None else f"{self.first}\0{self.second}"
+
+
+def text_of(row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool = True) -> TextRow:
+    """The text of `row`, whose fields lie in `columns`; `labelled`: with its label, which must be
+    there. Raises BadRow."""
+    first = _text(_field(row, columns, "text"), "text")
+    second = _field(row, columns, "text_pair")
+    pair = None if second is None else _text(second, "text_pair")
+    label = _field(row, columns, "label")
+    if label is None and labelled:
+        raise BadRow("no_label", f"no label in `{columns.get('label', 'label')}`")
+    return TextRow(first, pair, None if label is None else _label(label))
+
+
+def question_of(
+    row: Mapping[str, Any], columns: Mapping[str, str], labelled: bool = True
+) -> TextRow:
+    """The question of `row` with its context; `labelled`: with the first of its answers. Raises
+    BadRow."""
+    question = _text(_field(row, columns, "question"), "question")
+    context = _text(_field(row, columns, "context"), "context")
+    if not labelled:
+        return TextRow(question, context)
+    answers = _field(row, columns, "answers")
+    if not isinstance(answers, Mapping) or not {"text", "answer_start"} <= set(answers):
+        raise BadRow("no_label", "`answers` is no object with `text` and `answer_start`")
+    texts, starts = answers["text"], answers["answer_start"]
+    if not isinstance(texts, Sequence) or not isinstance(starts, Sequence):
+        raise BadRow("bad_label", "`text` and `answer_start` of `answers` are no lists")
+    if len(texts) != len(starts):
+        raise BadRow("bad_label", f"`answers` has {len(texts)} texts and {len(starts)} starts")
+    if not texts:
+        return TextRow(question, context)
+    text, begin = texts[0], starts[0]
+    if not isinstance(text, str) or not text.strip() or not isinstance(begin, int):
+        raise BadRow("bad_label", f"answer {text!r} at {begin!r}")
+    if context[begin : begin + len(text)] != text or begin < 0:
+        raise BadRow("bad_label", f"the context has not {text!r} at character {begin}")
+    begin += len(text) - len(text.lstrip())
+    return TextRow(question, context, answer=Answer(begin, begin + len(text.strip())))
+
+
+def _field(row: Mapping[str, Any], columns: Mapping[str, str], name: str) -> Any:
+    return field_of(row, columns.get(name, name))
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        found = "no text" if value is None else type(value).__name__
+        raise BadRow("missing_field" if value is None else "not_text", f"`{name}` is {found}")
+    if not value.strip():
+        raise BadRow("empty_text", f"`{name}` has no letters")
+    check_unicode([value])
+    return value
+
+
+def _label(value: Any) -> str | int:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        if value < 0:  # -1 is how some files say that there is none
+            raise BadRow("no_label", f"label {value}; numbers of labels begin at 0")
+        return value
+    if not isinstance(value, str) or not value:
+        raise BadRow("bad_label", f"label {value!r}; a label is a name or a whole number")
+    check_unicode([value])
+    return value
+
+
+def number_of(label: str | int, labels: Sequence[str], named: bool) -> int:
+    """Which of `labels` is meant; `named`: they were given, so a number counts them. Raises BadRow
+    for none of them."""
+    if isinstance(label, int) and named and str(label) not in labels:
+        if label < len(labels):
+            return label
+    elif str(label) in labels:
+        return labels.index(str(label))
+    shown = ", ".join(labels[:12])
+    raise BadRow("unknown_label", f"label {label!r}; there are: {shown}")
+
+
+def settle_labels(numbers: Mapping[str, int], names: Mapping[str, int]) -> tuple[str, ...]:
+    """The labels that rows have, in order: numbers by size, names by the alphabet.
+
+    `numbers` and `names` count how often each is there. Raises DataError for both kinds at once,
+    for one label alone and for so many that they are none.
+    """
+    if numbers and names:
+        raise DataError(
+            f"labels: some rows have numbers ({min(numbers)}), others names ({min(names)}); name "
+            "the labels in the run file, in the order of their numbers"
+        )
+    found = tuple(sorted(numbers, key=int)) if numbers else tuple(sorted(names))
+    if len(found) < 2:
+        told = f"but one label, {found[0]!r}" if found else "no label"
+        raise DataError(f"labels: rows have {told}; two are the fewest there is a choice between")
+    if len(found) > MOST_LABELS:
+        raise DataError(
+            f"labels: {len(found):,} different ones, such as {found[0]!r}; above {MOST_LABELS:,} "
+            "they must be named in the run file"
+        )
+    return found

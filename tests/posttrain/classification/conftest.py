@@ -1,0 +1,64 @@
+"""The fixtures of post-training, and small encoders with tokenizers of their own."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+globals().update(runpy.run_path(str(Path(__file__).parents[1] / "conftest.py")))
+
+WORDS = """
+    the sea is grey calm and cold a storm ship sails north goal match team wins loses by two
+    three one who when where was built in harbour london 1870 ? . , ##s ##ly un ##known
+"""
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of Hugging Face with a random BERT of masked prediction and a tokenizer like its."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("bert")
+    letters = [*"abcdefghijklmnopqrstuvwxyz0123456789", *(f"##{c}" for c in "abcdefghijklmnopqrst")]
+    vocabulary = {
+        word: n for n, word in enumerate(dict.fromkeys([*SPECIAL, *WORDS.split(), *letters]))
+    }
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=ends
+    )
+    tokenizer.add_special_tokens(list(SPECIAL))
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]", model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )  # fmt: skip
+    fast.save_pretrained(folder)
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=48, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path):
+    """`write_rows("name", rows)`: the path of a file of them."""
+
+    def write(name, rows):
+        path = tmp_path / f"{name}.jsonl"
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return str(path)
+
+    return write
