@@ -20,8 +20,9 @@ from rich.text import Text
 from trainrig import config, manifest, storage
 from trainrig.config import did_you_mean
 from trainrig.errors import ConfigError, DataError
-from trainrig.objectives import SFT, Distillation
+from trainrig.objectives import SFT, Distillation, OfLabels
 from trainrig.objectives.contract import find_corruption
+from trainrig.posttrain.classification.batches import open_text_batches, row_kind
 from trainrig.posttrain.preference_rows import kind_of, open_answers
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import open_conversations
@@ -240,9 +241,11 @@ def _batches(run: Traced, encoder: Encoder) -> PretrainBatches:
         corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
         return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
     padding = encoder.special_tokens.padding
+    if isinstance(run.objective, OfLabels):
+        kind = row_kind(run.objective)
+        return open_text_batches(tokens, kind, run.batches, padding, run.cache)
     if not isinstance(run.objective, SFT | Distillation):  # references aren't looked at
-        kind = kind_of(run.objective)
-        return open_answers(kind, tokens, run.batches, padding, run.cache)
+        return open_answers(kind_of(run.objective), tokens, run.batches, padding, run.cache)
     return open_conversations(tokens, run.batches, padding, run.cache, run.pretraining)
 
 
@@ -391,6 +394,8 @@ def _answers(micro: MicroBatch) -> dict[str, tuple[Integers, Integers]]:
         targets = np.full_like(ids, IGNORE)
         targets[:, :-1] = np.where(labels[:, 1:] == IGNORE, IGNORE, ids[:, 1:])
         return {"": (ids, targets)}
+    if TARGETS not in arrays:  # of whole texts, no token is trained on
+        return {"": (micro.ids, np.full_like(micro.ids, IGNORE))}
     return {"": (micro.ids, micro.targets)}
 
 
