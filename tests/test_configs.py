@@ -72,7 +72,9 @@ def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None
     assert stems["classification"] == {"conversations", "posttrain", "score"}
     assert stems["distillation"] == {"teacher", "posttrain", "sample", "rl"}
     assert stems["constitutional"] == {"constitutional"}
-    assert stems["encoder"] == {"tokenizer", "tokenize", "pretrain", "evaluate", "embed"}
+    assert stems["encoder"] == {
+        *("tokenizer", "tokenize", "pretrain", "evaluate", "embed", "vectors")
+    }
     assert stems["crawl"] == {"curate", "classifier", "ngrams"}
     assert stems["sweep"] == {"isoflop", "ladder"}
 

@@ -36,6 +36,8 @@ class Evaluation(RunFile):
     # Folder that `conversations` wrote, of whose held-out rows the answers are scored; None: none.
     conversations: Annotated[str | None, NOT_IDENTITY] = None
     tasks: tuple[TaskChoice, ...] = ()  # benchmarks to ask
+    # Task files of vectors: linear probes and retrieval, of encoders too.
+    vector_tasks: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
     # Folder of the tasks' row files; None: task files name them by whole paths.
     task_rows: Annotated[str | None, NOT_IDENTITY] = None
     # Folder that `curate` wrote with [decontamination], of what the checkpoint was trained on: the
@@ -65,8 +67,10 @@ class Evaluation(RunFile):
 
     @model_validator(mode="after")
     def _something_to_score(self) -> Self:
-        if not (self.tokens or self.conversations or self.tasks):
-            raise ValueError("nothing to score; give `tokens`, `conversations` or `[[tasks]]`")
+        if not (self.tokens or self.conversations or self.tasks or self.vector_tasks):
+            raise ValueError(
+                "nothing to score; give `tokens`, `conversations`, `[[tasks]]` or `vector_tasks`"
+            )
         if (self.tokens or self.conversations) and self.sequence_length is None:
             raise ValueError("`sequence_length` is missing; `tokens` and `conversations` need it")
         names = [choice.task for choice in self.tasks]

@@ -25,6 +25,8 @@ from trainrig.evaluate.scores.card import SCORECARD, Scorecard, SourceScore
 from trainrig.evaluate.scores.task_score import TaskScore, score_task
 from trainrig.evaluate.tasks.scoring import PreferredAnswer
 from trainrig.evaluate.tasks.shipped import load_task
+from trainrig.evaluate.vectors.definition import LinearProbe, Retrieval
+from trainrig.evaluate.vectors.work import VectorPlan, content_of, vector_tasks
 from trainrig.flops import six_n_d
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.decoder_config import count_parameters
@@ -42,23 +44,25 @@ def evaluate(run: Evaluation) -> Manifest:
 
     path = checkpoint.resolve(run.checkpoint)
     run = run.model_copy(update={"checkpoint": path})  # workers must not find a newer one
-    tasks = task_runs(run)
-    stage = claim(run, tasks)
+    tasks, of_vectors = task_runs(run), vector_tasks(run)
+    stage = claim(run, tasks, of_vectors)
     if stage.finished:
         return stage.finished
     with stage.undone_if_refused():
         held_out = _held_out_scores(run, stage)
-        files = _ask(run, stage, tasks)
+        files = _ask(run, stage, TaskPlan(run, tasks), "tasks")
+        files |= _ask(run, stage, VectorPlan(run, of_vectors), "vectors")
         entries = read_entries(path)
         card = Scorecard(
             checkpoint=path,
             step=int(entries["step"]),
             training_flops=_training_flops(path, entries),
             scores=held_out,
-            tasks=_task_scores(run, stage, tasks),
+            tasks=_task_scores(run, stage, tasks)
+            | {t.name: score_task(read_scored(run.output, t.name), 0, False) for t in of_vectors},
         )
     storage.write(stage.path(SCORECARD), card.model_dump_json(indent=1).encode())
-    page = scorecard_page(card, {t.task.name: read_scored(run.output, t.task.name) for t in tasks})
+    page = scorecard_page(card, {name: read_scored(run.output, name) for name in card.tasks})
     storage.write(stage.path(REPORT), page.html().encode())
     files |= {name: manifest.file_sum(stage.path(name)) for name in (SCORECARD, REPORT)}
     return stage.finish(_counts(card), files)
@@ -74,10 +78,15 @@ def _training_flops(path: str, entries: Mapping[str, Any]) -> float | None:
     return six_n_d(count.layers - count.idle, entries["tokens"])
 
 
-def claim(run: Evaluation, tasks: tuple[TaskRun, ...]) -> Stage:
+def claim(
+    run: Evaluation, tasks: tuple[TaskRun, ...], of_vectors: Sequence[LinearProbe | Retrieval] = ()
+) -> Stage:
     """Claim the output of `run`, whose checkpoint is the folder of one."""
-    check_tasks(run, tasks)
-    return manifest.claim(run.output, run, _inputs(run, tasks))
+    check_tasks(run, tasks, [task.name for task in of_vectors])
+    inputs = _inputs(run, tasks)
+    for task in of_vectors:
+        inputs[f"task '{task.name}'"] = manifest.digest(content_of(task))
+    return manifest.claim(run.output, run, inputs)
 
 
 def task_runs(run: Evaluation) -> tuple[TaskRun, ...]:
@@ -89,10 +98,10 @@ def task_runs(run: Evaluation) -> tuple[TaskRun, ...]:
     return tuple(found)
 
 
-def check_tasks(run: Evaluation, tasks: Sequence[TaskRun]) -> None:
+def check_tasks(run: Evaluation, tasks: Sequence[TaskRun], others: Sequence[str] = ()) -> None:
     """Raise ConfigError where programs would be run without consent, or cannot be confined, and
-    for two tasks of one name."""
-    names = [task.task.name for task in tasks]
+    for two tasks of one name, `others` among them."""
+    names = [*(task.task.name for task in tasks), *others]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"tasks: {names.count(name)} of them are named '{name}'")
@@ -152,11 +161,12 @@ def _held_out_scores(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
     }
 
 
-def _ask(run: Evaluation, stage: Stage, tasks: tuple[TaskRun, ...]) -> dict[str, FileSum]:
+def _ask(
+    run: Evaluation, stage: Stage, plan: TaskPlan | VectorPlan, records: str
+) -> dict[str, FileSum]:
     """Ask all tasks; the files of scored rows."""
-    plan = TaskPlan(run, tasks)
     splits = plan.splits()
-    phase = Phase(stage.path(manifest.SCRATCH, "tasks"), plan.make_work)
+    phase = Phase(stage.path(manifest.SCRATCH, records), plan.make_work)
     _map(run, phase, splits)
     return {name: entry for record in phase.results(splits) for name, entry in record.files.items()}
 

@@ -5,6 +5,7 @@ Shapes: B pieces of a batch, T positions, C channels, D texts.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -12,13 +13,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainrig.errors import ConfigError
-from trainrig.evaluate.embed.run_file import DocumentEmbedding
 from trainrig.models.decoder import Decoder
 from trainrig.models.encoder.model import BidirectionalEncoder
 from trainrig.parallel.mesh import local_device
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
 from trainrig.train import checkpoint
+
+
+class Pooling(Protocol):
+    """How a text becomes a vector: see `DocumentEmbedding`."""
+
+    @property
+    def pooling(self) -> Literal["mean", "first"]:
+        """What of the last hidden states is the vector."""
+        ...
+
+    @property
+    def normalise(self) -> bool:
+        """Whether vectors are of length 1."""
+        ...
+
+    @property
+    def pieces(self) -> int | None:
+        """Pieces of one text to read."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Pieces of a forward pass."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +63,7 @@ class TextEmbedder:
     length: int  # tokens that are read together
 
     @classmethod
-    def open(cls, path: str, sequence_length: int | None) -> "TextEmbedder":
+    def open(cls, path: str, sequence_length: int | None, device: str = "auto") -> "TextEmbedder":
         """That of the newest checkpoint at `path`. Raises DataError if there is none, ConfigError
         for a reward model and for a length that it cannot read."""
         opened = checkpoint.open_model(path)
@@ -52,7 +76,7 @@ class TextEmbedder:
                 "lower it, or leave it out"
             )
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
-        model = opened.build().to(local_device())
+        model = opened.build().to(local_device() if device == "auto" else torch.device(device))
         return cls(model, encoder, sequence_length or positions)
 
     @property
@@ -61,7 +85,7 @@ class TextEmbedder:
         return self.model.config.channels
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str], run: DocumentEmbedding) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], run: Pooling) -> NDArray[np.float32]:
         """[D, C] the vector of each of `texts`, as `run` says."""
         sums_DC = np.zeros((len(texts), self.channels), dtype=np.float64)
         counts_D = np.zeros(len(texts), dtype=np.int64)
@@ -81,7 +105,7 @@ class TextEmbedder:
             vectors_DC = vectors_DC / np.where(lengths_D1 > 0, lengths_D1, 1.0)
         return vectors_DC.astype(np.float32)
 
-    def _pieces(self, texts: Sequence[str], run: DocumentEmbedding) -> Iterator[_Piece]:
+    def _pieces(self, texts: Sequence[str], run: Pooling) -> Iterator[_Piece]:
         before = np.array(self.encoder.special_tokens.prefix, dtype=np.int64)
         room = self.length - len(before)
         most = 1 if run.pooling == "first" else run.pieces

@@ -1,0 +1,197 @@
+"""The tasks of vectors, each done by one worker: its texts embedded, its rows scored.
+
+Rows are written as those of other tasks are, one for each text that is told apart or each query.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import manifest, storage
+from trainrig.errors import DataError
+from trainrig.evaluate.engine.shards import ROWS
+from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.tasks.rows import TaskRow, read_rows
+from trainrig.evaluate.vectors.definition import FILES, LinearProbe, Retrieval, load_vector_task
+from trainrig.evaluate.vectors.probe import fit_classifier
+from trainrig.evaluate.vectors.ranking import ranks_of, scores_of
+from trainrig.manifest import FileSum
+from trainrig.splits import Split, Work
+from trainrig.tokens.permutation import Integers
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from trainrig.evaluate.embed.embedder import TextEmbedder
+
+Task = LinearProbe | Retrieval
+Rows = list[dict[str, Any]]
+
+
+def vector_tasks(run: Evaluation) -> tuple[Task, ...]:
+    """Those of `run`. Raises ConfigError for one that is not there."""
+    return tuple(load_vector_task(path, run.task_rows) for path in run.vector_tasks)
+
+
+def content_of(task: Task) -> list[str]:
+    """What its rows depend on beside the model. Raises DataError for a file that is not there."""
+    files = [getattr(task, name) for name in FILES[task.kind]]
+    for path in files:
+        if not storage.exists(path):
+            raise DataError(f"{path}: no such file; task '{task.name}' has its rows there")
+    said = task.model_dump_json(exclude=set(FILES[task.kind]))
+    return [said, *map(storage.content_key, files)]
+
+
+@dataclass(frozen=True)
+class VectorPlan:
+    """What is asked. Plain data, so it travels."""
+
+    run: Evaluation
+    tasks: tuple[Task, ...]
+
+    def splits(self) -> list[Split]:
+        """One for each task."""
+        return [Split(task.name, {"task": n}) for n, task in enumerate(self.tasks)]
+
+    def make_work(self) -> Work:
+        """The work of one worker."""
+        import torch
+
+        torch.set_num_threads(self.run.threads)
+        return functools.partial(_do, self)
+
+
+def _do(plan: VectorPlan, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    from trainrig.evaluate.embed.embedder import TextEmbedder
+
+    task = plan.tasks[given["task"]]
+    embedder = TextEmbedder.open(plan.run.checkpoint, task.sequence_length, plan.run.device)
+    rows = _probe(task, embedder) if isinstance(task, LinearProbe) else _retrieve(task, embedder)
+    name = f"{ROWS}/{task.name}/00000.jsonl"
+    path = storage.join(plan.run.output, name)
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    storage.write(path, lines.encode("utf-8", "surrogatepass"))
+    return {"rows": len(rows)}, {name: manifest.file_sum(path)}
+
+
+def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
+    fitted, measured = read_rows(task.train), read_rows(task.rows)
+    labels = sorted({_label(row, task, task.train) for row in fitted})
+    if len(labels) < 2:
+        raise DataError(f"{task.train}: all rows have the label {labels[0]!r}; two are the fewest")
+    numbers = {label: number for number, label in enumerate(labels)}
+    right = [_label(row, task, task.rows) for row in measured]
+    for row, label in zip(measured, right, strict=True):
+        if label not in numbers:
+            raise DataError(
+                f"{task.rows}: row {row.number}: label {label!r}, which no row of {task.train} has"
+            )
+    train_NC = _embed(embedder, [_text(row, task.text, task.train) for row in fitted], task)
+    texts = [_text(row, task.text, task.rows) for row in measured]
+    test_NC = _embed(embedder, texts, task)
+    classes_N = np.array([numbers[_label(row, task, task.train)] for row in fitted])
+    classifier = fit_classifier(
+        train_NC.astype(np.float64), classes_N, len(labels), task.penalty, task.standardise
+    )
+    told = [labels[number] for number in classifier.tell(test_NC.astype(np.float64)).tolist()]
+    return [
+        {
+            "row": row.number,
+            "prompt": text,
+            "expected": wanted,
+            "given": said,
+            "scores": {"accuracy": float(said == wanted)},
+        }
+        for row, text, wanted, said in zip(measured, texts, right, told, strict=True)
+    ]
+
+
+def _retrieve(task: Retrieval, embedder: "TextEmbedder") -> Rows:
+    queries, documents = (_named(task, path) for path in (task.queries, task.documents))
+    belong = _belonging(task, queries, documents)
+    if not belong:
+        raise DataError(f"{task.relevance}: no document belongs to any query of {task.queries}")
+    asked = [name for name in queries if name in belong]
+    numbers = {name: number for number, name in enumerate(documents)}
+    names = list(documents)
+    wanted: list[Integers] = [np.array([numbers[d] for d in belong[q]]) for q in asked]
+    texts = [_text(queries[name], task.text, task.queries) for name in asked]
+    queries_QC = _embed(embedder, texts, task)
+    all_texts = [_text(row, task.text, task.documents) for row in documents.values()]
+    documents_DC = _embed(embedder, all_texts, task)
+    ranks = ranks_of(queries_QC, documents_DC, wanted)
+    rows: Rows = []
+    for name, text, ranks_R, numbers_R in zip(asked, texts, ranks, wanted, strict=True):
+        grades = list(belong[name].values())
+        best = int(ranks_R.argmin())
+        rows.append(
+            {
+                "row": queries[name].number,
+                "prompt": text,
+                "expected": ", ".join(belong[name]),
+                "given": f"{names[int(numbers_R[best])]} at place {int(ranks_R[best])}",
+                "ranks": ranks_R.tolist(),
+                "scores": scores_of(ranks_R, grades, task.recall_at),
+            }
+        )
+    return rows
+
+
+def _named(task: Retrieval, path: str) -> dict[str, TaskRow]:
+    """The rows of a file by their names. Raises DataError for two of one name."""
+    found: dict[str, TaskRow] = {}
+    for row in read_rows(path):
+        name = row.fields.get(task.id)
+        if name is None or str(name) in found:
+            what = f"no `{task.id}`" if name is None else f"`{task.id}` {name!r} a second time"
+            raise DataError(f"{path}: row {row.number}: {what}")
+        found[str(name)] = row
+    return found
+
+
+def _belonging(
+    task: Retrieval, queries: Mapping[str, TaskRow], documents: Mapping[str, TaskRow]
+) -> dict[str, dict[str, float]]:
+    """Of each query that has any, the grades above 0 of its documents. Raises DataError for names
+    of nothing."""
+    found: dict[str, dict[str, float]] = {}
+    for row in read_rows(task.relevance):
+        where = f"{task.relevance}: row {row.number}"
+        query, document = (str(row.fields.get(each)) for each in (task.query, task.document))
+        if query not in queries:
+            raise DataError(f"{where}: no query {query!r} in {task.queries}")
+        if document not in documents:
+            raise DataError(f"{where}: no document {document!r} in {task.documents}")
+        grade = row.fields.get(task.grade, 1)
+        if isinstance(grade, bool) or not isinstance(grade, int | float) or grade != grade:
+            raise DataError(f"{where}: `{task.grade}` is {grade!r}, which is no number")
+        if document in found.get(query, {}):
+            raise DataError(f"{where}: query {query!r} with document {document!r} a second time")
+        if grade > 0:
+            found.setdefault(query, {})[document] = float(grade)
+    return found
+
+
+def _text(row: TaskRow, field: str, path: str) -> str:
+    value = row.fields.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{path}: row {row.number}: `{field}` is {value!r}, which is no text")
+    return value
+
+
+def _label(row: TaskRow, task: LinearProbe, path: str) -> str:
+    value = row.fields.get(task.label)
+    if isinstance(value, float) or not isinstance(value, str | int):
+        raise DataError(
+            f"{path}: row {row.number}: `{task.label}` is {value!r}; a label is a text or a whole "
+            "number"
+        )
+    return str(value)
+
+
+def _embed(embedder: "TextEmbedder", texts: Sequence[str], task: Task) -> NDArray[np.float32]:
+    return embedder.embed(texts, task)

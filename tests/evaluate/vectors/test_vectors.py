@@ -1,0 +1,205 @@
+"""Linear probes and retrieval: against brute force, a torch twin, and whole evaluations."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.comparison import compare
+from trainrig.evaluate.embed.embedder import TextEmbedder
+from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.scorecard import evaluate
+from trainrig.evaluate.scores.card import read_scorecard
+from trainrig.evaluate.vectors.definition import LinearProbe, load_vector_task
+from trainrig.evaluate.vectors.probe import fit_classifier
+from trainrig.evaluate.vectors.ranking import ranks_of, scores_of
+from trainrig.models.decoder import initialise
+from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.encoder.model import build_model
+from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.train import checkpoint
+
+TOKENIZER = ByteLevelBPE(vocabulary=264, extra=("<|mask|>",)).train([]).decode()
+SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 320, "positions": 32}
+WORDS = {"sea": "the sea is grey {}", "sum": "1 + {} = 7"}
+ROWS = [{"text": text.format(n), "label": label} for n in range(8) for label, text in WORDS.items()]
+PROBE = 'kind = "LinearProbe"\nname = "probe"\ntrain = "train.jsonl"\nrows = "test.jsonl"\n'
+RETRIEVAL = (
+    'kind = "Retrieval"\nname = "search"\nqueries = "queries.jsonl"\n'
+    'documents = "documents.jsonl"\nrelevance = "relevance.jsonl"\nrecall_at = [1, 3]\n'
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The run folder of an encoder that nobody taught."""
+    config = EncoderConfig.model_validate(SIZES)
+    network = build_model(config)
+    initialise(network, 3)
+    folder = str(tmp_path_factory.mktemp("models") / "encoder")
+    checkpoint.write_model(folder, config, TOKENIZER, network.state_dict())
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Rows and task files, and `files(name, rows)` that writes others in their place."""
+
+    def write(name, rows):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+
+    write("train", ROWS[4:])
+    write("test", ROWS[:4])
+    write("queries", [{"id": n, "text": f"sea {n} sea"} for n in range(3)])
+    write("documents", [{"id": f"d{n}", "text": f"{'grey ' * (n % 3)}sea {n}"} for n in range(9)])
+    pairs = [(0, "d0", 2), (0, "d4", 1), (1, "d1", 1), (1, "d2", 0)]
+    write("relevance", [{"query": q, "document": d, "relevance": g} for q, d, g in pairs])
+    (tmp_path / "probe.toml").write_text(PROBE)
+    (tmp_path / "search.toml").write_text(RETRIEVAL)
+    return write
+
+
+@pytest.fixture
+def evaluation(model, files, tmp_path):
+    def make(*tasks, output="scores", **settings):
+        given = {
+            "checkpoint": model, "output": str(tmp_path / output), "task_rows": str(tmp_path),
+            "vector_tasks": tuple(str(tmp_path / f"{task}.toml") for task in tasks),
+        }  # fmt: skip
+        return Evaluation.model_validate(given | settings)
+
+    return make
+
+
+@pytest.mark.parametrize("standardise", [True, False])
+def test_a_probe_is_at_the_minimum_that_torch_finds(standardise):
+    generator = np.random.default_rng(5)
+    vectors = generator.normal(size=(60, 6)) * [1, 2, 3, 0.5, 1, 0] + 1
+    classes = (vectors[:, 0] + generator.normal(size=60) > 1).astype(np.int64) + (vectors[:, 1] > 2)
+    found = fit_classifier(vectors, classes, 3, 0.5, standardise)
+    scaled = torch.from_numpy((vectors - found.means_C) / found.scales_C)
+    assert (np.abs(scaled.std(0, unbiased=False) - 1)[:5] < 1e-9).all() == standardise
+    weights = torch.zeros(3, 7, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [weights], max_iter=500, tolerance_grad=1e-10, line_search_fn="strong_wolfe"
+    )
+
+    def loss():
+        optimizer.zero_grad()
+        logits = scaled @ weights[:, :6].T + weights[:, 6]
+        nats = torch.nn.functional.cross_entropy(logits, torch.from_numpy(classes), reduction="sum")
+        total = nats + 0.25 * weights[:, :6].square().sum()
+        total.backward()
+        return total
+
+    for _ in range(5):
+        optimizer.step(loss)
+    theirs = weights.detach().numpy()
+    np.testing.assert_allclose(found.weights_KC, theirs[:, :6], atol=1e-4)
+    # Biases are told up to a number that is added to all.
+    ours = found.bias_K - found.bias_K.mean()
+    np.testing.assert_allclose(ours, theirs[:, 6] - theirs[:, 6].mean(), atol=1e-4)
+    again = fit_classifier(vectors, classes, 3, 0.5, standardise)
+    assert (again.weights_KC == found.weights_KC).all()
+
+
+def brute(queries, documents, wanted, grades, at):
+    """Ranks and scores by sorting all documents of each query."""
+    found = []
+    for query, numbers, own in zip(queries, wanted, grades, strict=True):
+        products = [float(np.float32(query @ d)) for d in documents]
+        order = sorted(range(len(documents)), key=lambda n: (-products[n], n))
+        gain = dict(zip(numbers.tolist(), own, strict=True))
+        reached = sum(gain.get(d, 0) / math.log2(p + 2) for p, d in enumerate(order[:10]))
+        ideal = sum(g / math.log2(p + 2) for p, g in enumerate(sorted(own, reverse=True)[:10]))
+        first = next(p for p, d in enumerate(order) if d in gain)
+        recalls = {f"recall@{k}": len(set(order[:k]) & set(gain)) / len(gain) for k in at}
+        found.append({"ndcg@10": reached / ideal, "mrr": 1 / (first + 1)} | recalls)
+    return found
+
+
+def test_ranks_and_scores_are_those_of_sorting_all():
+    generator = np.random.default_rng(2)
+    # Small whole numbers: products are exact, and many are equal.
+    queries = generator.integers(-2, 3, (70, 4)).astype(np.float32)
+    documents = generator.integers(-2, 3, (40, 4)).astype(np.float32)
+    wanted = [generator.choice(40, size=n % 14 + 1, replace=False) for n in range(70)]
+    grades = [generator.integers(1, 4, len(each)).tolist() for each in wanted]
+    ranks = ranks_of(queries, documents, wanted)
+    found = [scores_of(r, g, (1, 5)) for r, g in zip(ranks, grades, strict=True)]
+    for ours, theirs in zip(found, brute(queries, documents, wanted, grades, (1, 5)), strict=True):
+        assert ours == pytest.approx(theirs)
+
+
+def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, tmp_path):
+    assert evaluate(evaluation("probe", "search")).counts["tasks"]["probe"] >= 0.5
+    card = read_scorecard(str(tmp_path / "scores"))
+    probe, search = card.tasks["probe"], card.tasks["search"]
+    assert (probe.metric, probe.rows) == ("accuracy", 4)
+    assert list(search.metrics) == ["ndcg@10", "mrr", "recall@1", "recall@3"]
+    assert search.rows == 2 and search.headline.error is not None  # the third has no document
+    page = (tmp_path / "scores/report.html").read_text()
+    assert "accuracy" in page and "ndcg@10" in page
+    # By hand: the vectors of `embed`, all documents sorted.
+    task = load_vector_task(str(tmp_path / "search.toml"), str(tmp_path))
+    embedder = TextEmbedder.open(model, None)
+    queries = embedder.embed(["sea 0 sea", "sea 1 sea"], task)
+    documents = embedder.embed([f"{'grey ' * (n % 3)}sea {n}" for n in range(9)], task)
+    wanted = [np.array([0, 4]), np.array([1])]
+    by_hand = brute(queries, documents, wanted, [[2, 1], [1]], (1, 3))
+    for name, score in search.metrics.items():
+        assert score.value == pytest.approx(np.mean([each[name] for each in by_hand]))
+    again = evaluation("probe", "search", output="again")
+    evaluate(again)
+    for name in ("probe", "search"):
+        rows = [tmp_path / out / "rows" / name / "00000.jsonl" for out in ("scores", "again")]
+        assert rows[0].read_bytes() == rows[1].read_bytes()
+    (pair,) = compare([str(tmp_path / "scores"), str(tmp_path / "again")])
+    assert {each.task for each in pair.tasks} == {"probe", "search"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("test", [{"text": "a", "label": "new"}], "label 'new', which no row of"),
+        ("test", [{"text": "", "label": "sea"}], "row 1: `text` is '', which is no text"),
+        ("train", [{"text": "a", "label": 0.5}], "`label` is 0.5; a label is a text or a whole"),
+        ("train", [{"text": "a", "label": "x"}], "all rows have the label 'x'"),
+        ("queries", [{"text": "a"}], "row 1: no `id`"),
+        ("documents", [{"id": 1, "text": "a"}] * 2, "`id` 1 a second time"),
+        ("relevance", [{"query": 9, "document": "d0"}], "no query '9'"),
+        ("relevance", [{"query": 0, "document": "d99"}], "no document 'd99'"),
+        ("relevance", [{"query": 0, "document": "d0"}] * 2, "with document 'd0' a second time"),
+        ("relevance", [{"query": 0, "document": "d0", "relevance": "x"}], "which is no number"),
+        ("relevance", [{"query": 0, "document": "d0", "relevance": 0}], "no document belongs to"),
+    ],
+)
+def test_rows_that_cannot_be_asked_are_refused_with_their_place(
+    name, rows, message, evaluation, files
+):
+    files(name, rows)
+    task = "probe" if name in ("train", "test") else "search"
+    with pytest.raises(DataError, match=message):
+        evaluate(evaluation(task))
+
+
+def test_task_files_that_are_none_are_refused(evaluation, files, tmp_path):
+    (tmp_path / "odd.toml").write_text('kind = "Probe"\n')
+    with pytest.raises(ConfigError, match="a task of vectors is LinearProbe or Retrieval"):
+        evaluate(evaluation("odd"))
+    with pytest.raises(ConfigError, match="name the folder of it as `task_rows`"):
+        load_vector_task(str(tmp_path / "probe.toml"), None)
+    with pytest.raises(ConfigError, match="2 of them are named 'probe'"):
+        evaluate(evaluation("probe", "probe"))
+    with pytest.raises(ValueError, match="nothing to score"):
+        evaluation()
+    (tmp_path / "test.jsonl").unlink()
+    with pytest.raises(DataError, match="no such file; task 'probe' has its rows there"):
+        evaluate(evaluation("probe"))
+    assert LinearProbe.model_validate(
+        {"name": "a", "train": "t", "rows": "r"}
+    ).penalty == pytest.approx(1)
