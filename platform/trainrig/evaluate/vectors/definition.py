@@ -35,7 +35,8 @@ class LinearProbe(_VectorTask):
     rows: str  # file of the rows to measure
     text: str = "text"  # field of a row with its text
     label: str = "label"  # field with its label: a text or a whole number
-    # Weight of half the squared coefficients beside the sum of the losses; scikit-learn's 1 / C.
+    # Weight of half the squared coefficients beside the sum of the losses; scikit-learn's 1 / C, of
+    # two classes its 2 / C.
     penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     # Whether each channel is brought to mean 0 and deviation 1 over the rows to fit.
     standardise: bool = True

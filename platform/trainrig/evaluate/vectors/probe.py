@@ -36,7 +36,8 @@ def fit_classifier(
     vectors_NC: Floats, classes_N: Integers, classes: int, penalty: float, standardise: bool
 ) -> LinearClassifier:
     """The minimum of the sum of the cross-entropies and `penalty` / 2 times the squared weights,
-    biases not among them: scikit-learn's LogisticRegression with C = 1 / `penalty`.
+    biases not among them: scikit-learn's LogisticRegression with C = 1 / `penalty`, or 2 /
+    `penalty` for two classes, of which that has one vector of weights.
 
     The minimum is one, and it is found from zeros without anything random.
     """

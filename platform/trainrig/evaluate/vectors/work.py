@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import manifest, storage
-from trainrig.errors import DataError
+from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.shards import ROWS
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.tasks.rows import TaskRow, read_rows
@@ -66,8 +66,12 @@ class VectorPlan:
 
 
 def _do(plan: VectorPlan, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    import torch
+
     from trainrig.evaluate.embed.embedder import TextEmbedder
 
+    if plan.run.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda', but there is no GPU; leave `device` out")
     task = plan.tasks[given["task"]]
     embedder = TextEmbedder.open(plan.run.checkpoint, task.sequence_length, plan.run.device)
     rows = _probe(task, embedder) if isinstance(task, LinearProbe) else _retrieve(task, embedder)
@@ -194,4 +198,7 @@ def _label(row: TaskRow, task: LinearProbe, path: str) -> str:
 
 
 def _embed(embedder: "TextEmbedder", texts: Sequence[str], task: Task) -> NDArray[np.float32]:
-    return embedder.embed(texts, task)
+    vectors = embedder.embed(texts, task)
+    if not np.isfinite(vectors).all():  # which would rank everything first
+        raise DataError(f"task '{task.name}': the checkpoint's vectors are not finite numbers")
+    return vectors

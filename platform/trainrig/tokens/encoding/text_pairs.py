@@ -15,7 +15,9 @@ from tokenizers.processors import TemplateProcessing
 
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.special_tokens import parse_tokenizer
+from trainrig.tokens.special_tokens import MAP, TOKENIZER_CONFIG, parse_tokenizer
+
+BROUGHT_BY = {TOKENIZER_CONFIG, MAP}  # files that a tokenizer of Transformers comes with
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class TextPairEncoder:
         token at a time of the one that has more left, or "only_second"; None: neither, it is
         refused."""
         whole = parse_tokenizer(encoder.text, encoder.files.where)
-        if not encoder.files.beside:
+        if not BROUGHT_BY & set(encoder.files.beside):
             whole.post_processor = _ends_around(encoder)
         self._whole, self._longest, self._cut = whole, longest, cut
         self._truncating: tokenizers.Tokenizer | None = None
