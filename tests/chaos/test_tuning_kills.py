@@ -20,7 +20,7 @@ from trainrig.train.run.run_folder import RunFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
-ANSWERS = {"pairs": ("chosen", "rejected"), "conversations": ("completion",)}
+ANSWERS = {"pairs": ("chosen", "rejected"), "conversations": ("completion",), "classified": ()}
 
 
 @pytest.fixture
@@ -33,6 +33,8 @@ def tuning_job(tokens, tmp_path):
             {"prompt": f"the sea {n}", **{name: text.format(n) for name, text in said.items()}}
             for n in range(32)
         ]
+        if rows == "classified":
+            given = [{"text": f"the sea {'is ' * (n % 7)}{n}", "label": n % 3} for n in range(32)]
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in given))
         encoded, base = str(tmp_path / "encoded"), str(tmp_path / "base")
@@ -83,8 +85,9 @@ def tuning_job(tokens, tmp_path):
     [
         ("conversations", {"lora": {"rank": 4, "base": "int8"}}),
         ("pairs", {"objective": {"kind": "DPO"}}),
+        ("classified", {"objective": {"kind": "Classification"}}),
     ],
-    ids=["lora", "dpo"],
+    ids=["lora", "dpo", "classes"],
 )
 def test_tuning_comes_to_the_same_after_kills_and_with_fewer_workers(
     rows, changes, tuning_job, ranks, start_driver, assert_equal, chaos, tmp_path
