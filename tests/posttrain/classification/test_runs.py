@@ -20,7 +20,7 @@ from trainrig.posttrain.huggingface import export_checkpoint
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows
-from trainrig.posttrain.sft import estimate_tuning, posttrain, prepare
+from trainrig.posttrain.sft import posttrain, prepare
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.trace import trace
 from trainrig.train import checkpoint
@@ -110,7 +110,7 @@ def test_a_classifier_learns_is_the_same_with_two_workers_and_in_transformers(
     text = Path(write_report(str(tmp_path / "run"))).read_text()
     assert "How often it is right" in text and "trainrig score" in text
     assert trace(str(tmp_path / "run"), 3).log == "agrees"
-    assert estimate_tuning(run, None)["classified"] > 20
+    assert prepare(run)[2]["classified"] > 20
     # What `score` says is what Transformers says of the exported model.
     bad = [{"text": ""}, {"text": "the " * 60}]
     file = write_rows("asked", [*ROWS[:7], *bad])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainrig.posttrain.classification.rows import (
-    Answer,
+    AnswerPlace,
     TextRow,
     number_of,
     question_of,
@@ -104,7 +104,7 @@ class TextRows:
         return source.split or (HELD_OUT if out else TRAIN), [document], 0
 
 
-def weights_of(encoded: EncodedTexts, answer: Answer | None, questions: bool) -> Integers:
+def weights_of(encoded: EncodedTexts, answer: AnswerPlace | None, questions: bool) -> Integers:
     """[T] what shard_files.py says of each token. Raises BadRow for an answer that was cut off."""
     weights: Integers = 1 + SECOND_SEGMENT * (encoded.segments == 1)
     if not questions:

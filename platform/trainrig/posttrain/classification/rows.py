@@ -20,7 +20,7 @@ MOST_LABELS = 1_000  # more is a text of its own in each row
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerPlace:
     """Where an answer stands in its context, in characters."""
 
     begin: int
@@ -34,7 +34,7 @@ class TextRow:
     first: str
     second: str | None = None
     label: str | int | None = None  # None: not asked for, or not there
-    answer: Answer | None = None
+    answer: AnswerPlace | None = None
 
     @property
     def prompt(self) -> str:
@@ -79,7 +79,7 @@ def question_of(
     if context[begin : begin + len(text)] != text or begin < 0:
         raise BadRow("bad_label", f"the context has not {text!r} at character {begin}")
     begin += len(text) - len(text.lstrip())
-    return TextRow(question, context, answer=Answer(begin, begin + len(text.strip())))
+    return TextRow(question, context, answer=AnswerPlace(begin, begin + len(text.strip())))
 
 
 def _field(row: Mapping[str, Any], columns: Mapping[str, str], name: str) -> Any:
