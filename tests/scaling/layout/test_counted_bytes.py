@@ -9,15 +9,14 @@ from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.prediction import Predictor
 
 
-def sent(job, layout):
-    """Bytes that one device gathers for others and reduces, by the planner."""
+def predicted(job, layout):
+    """What one device sends in a step, by the planner."""
     table = hardware.load()
     device = table.device("h100")
     devices = layout.degrees.devices
     cluster = Cluster("h100", device, devices, devices, table.links["nvlink-4"], None)
     batch = BatchShape(8, 16)
-    found = Predictor(job.model, job.training, batch, cluster).of(layout).traffic
-    return found.gathered.inside, found.reduced.inside
+    return Predictor(job.model, job.training, batch, cluster).of(layout).traffic
 
 
 @pytest.mark.parametrize(
@@ -39,4 +38,37 @@ def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard,
     gathered = sum(n for name, n in counted.items() if "gather" in name)
     reduced = sum(n for name, n in counted.items() if "gather" not in name)
     layout = DeviceLayout(Degrees(1, world), micro_batch, reshard=reshard)
-    assert (gathered, reduced) == sent(job, layout)
+    sent = predicted(job, layout)
+    assert (gathered, reduced) == (sent.gathered.inside, sent.reduced.inside)
+
+
+@pytest.mark.parametrize(
+    ("world", "expert", "recompute"), [(2, 2, "nothing"), (4, 2, "nothing"), (2, 2, "full")]
+)
+def test_bytes_of_divided_experts(ranks, make_job, tmp_path, world, expert, recompute):
+    """Every token goes to all experts, so that each rank gets an equal share, as is planned."""
+    job = make_job(
+        tmp_path,
+        world,
+        model={"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 4}},
+        training={
+            "steps": 10,
+            "deterministic": False,
+            "virtual_workers": world,
+            "parallel": {"kind": "FSDP", "expert": {"ranks": expert}},
+            "recompute": {"nothing": None, "full": {"kind": "Full"}}[recompute],
+        },
+        batches={"global_batch": 8, "micro_batch": 4, "sequence_length": 16},
+    )
+    counted = ranks(world, "sent_bytes", job=job)[0]
+    layout = DeviceLayout(
+        Degrees(1, world // expert, expert=expert), 4 // expert, recompute=recompute
+    )
+    sent = predicted(job, layout)
+    # What the run counts for its log: of 2 micro-batches a loss, of all and by source and count of
+    # 2 sources, and 2 terms of the router, of 8 bytes.
+    logged = 2 * (1 + 2 * 2 + 2) * 8 * (expert - 1)
+    assert counted["alltoall_base_"] + logged < sum(counted.values())
+    assert sum(counted.values()) - logged == (
+        sent.gathered.inside + sent.reduced.inside + sent.expert.inside
+    )

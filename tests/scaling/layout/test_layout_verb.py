@@ -78,7 +78,7 @@ def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_pat
     made = config.load(Pretraining, str(out))
     layout = found.runnable.prediction.layout
     assert made.workers == layout.degrees.devices == 8
-    assert made.batches.micro_batch == layout.micro_batch
+    assert made.batches.micro_batch == layout.micro_batch * layout.degrees.expert
     assert made.training.deterministic
     assert made.training.virtual_workers == max(8, layout.degrees.data)
     assert made.training.parallel.kind == "FSDP"
@@ -87,6 +87,18 @@ def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_pat
     assert made.model == before.model
     page = (tmp_path / "best.layouts.html").read_text()
     assert "Layouts of a run" in page and "<svg" in page and "Constants" in page
+
+
+def test_divided_experts_are_written_as_the_trainer_reads_them(run_file, tmp_path):
+    run_file.write_text(RUN.replace("[batches]", MIXTURE))
+    out = tmp_path / "best.toml"
+    found, _ = plan(run_file, ClusterWanted("h100", 1), out=str(out), expert=4, context=1)
+    layout = found.runnable.prediction.layout
+    made = config.load(Pretraining, str(out))
+    assert made.training.parallel.expert.ranks == layout.degrees.expert == 4
+    assert made.batches.micro_batch == 4 * layout.micro_batch
+    assert layout.recompute != "selective"
+    made.training.check_workers(made.workers)
 
 
 def test_copies_of_the_model_are_written_where_bits_may_differ(run_file, tmp_path):

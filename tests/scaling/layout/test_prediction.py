@@ -124,7 +124,8 @@ def test_what_is_sent_is_counted_by_hand(predictor):
     # Keys and values of 8 heads of 64 channels, of the whole sequence, there and back.
     assert sent(Degrees(context=2)).context.inside == 2 * 8 * 2 * (2 * 2 * 2048 * 512) / 2
     # Two experts a token: there and back, forward and backward, half of it to the other.
-    assert sent(Degrees(expert=2)).expert.inside == 8 * 4 * 2 * stream / 2
+    # And once, forward, the numbers of tokens of its 8 experts, of 8 bytes.
+    assert sent(Degrees(expert=2)).expert.inside == 8 * (4 * 2 * stream / 2 + 8 * 8)
     # One device sends forward, the other back.
     assert sent(Degrees(pipeline=2)).pipeline.inside == 2 * stream
     far = sent(Degrees(shard=2, replicate=1)).reduced

@@ -168,11 +168,13 @@ def laid_out(run: Pretraining, prediction: StepPrediction) -> Pretraining:
     """`run` with the workers, batches and layout of `prediction`, which the trainer can run."""
     layout = prediction.layout
     degrees = layout.degrees
-    axes = {
-        axis: getattr(degrees, axis)
+    axes: dict[str, Any] = {
+        axis: {"ranks": getattr(degrees, axis)}
         for axis in ("tensor", "pipeline", "context", "expert")
         if getattr(degrees, axis) > 1
     }
+    if "context" in axes:
+        axes["context"]["kind"] = "Gathered"  # what the planner counts
     parallel: dict[str, Any] = {"kind": "FSDP", "reshard": layout.reshard, **axes}
     if degrees.replicate > 1:
         sliced = degrees.shard * degrees.context * degrees.expert > 1
@@ -190,7 +192,8 @@ def laid_out(run: Pretraining, prediction: StepPrediction) -> Pretraining:
             "virtual_workers": max(run.training.virtual_workers, degrees.data),
         }
     )
-    batches = run.batches.model_copy(update={"micro_batch": layout.micro_batch})
+    micro_batch = layout.micro_batch * degrees.expert  # of all workers that divide its rows
+    batches = run.batches.model_copy(update={"micro_batch": micro_batch})
     changes = {"workers": degrees.devices, "batches": batches, "training": training}
     changed = Pretraining.model_validate(dict(run) | changes)
     changed.training.check_workers(changed.workers)

@@ -19,7 +19,13 @@ from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.scaling.layout import traffic
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer, attention_flops, products_of
-from trainrig.scaling.layout.layouts import RECOMPUTED, Again, Degrees, DeviceLayout
+from trainrig.scaling.layout.layouts import (
+    RECOMPUTED,
+    Again,
+    Degrees,
+    DeviceLayout,
+    experts_of,
+)
 from trainrig.scaling.layout.pipeline_device import LayerPass, OfPipeline, Replica
 from trainrig.scaling.layout.share import ModelParts, cut, cut_shapes
 from trainrig.scaling.layout.stages import cut_evenly, largest, waiting
@@ -256,7 +262,9 @@ class Predictor:
                     ),
                     tensor=_twice(around),
                     context=keys,
-                    expert=traffic.of_experts(self.cluster, degrees, copies),
+                    expert=traffic.of_experts(
+                        self.cluster, degrees, copies, experts_of(self.model)
+                    ),
                     repeats=full,
                 )
             layers.append(known[layer, flops])

@@ -9,7 +9,9 @@ from trainrig.estimate.cost import Assumptions, Cost, cost
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
+from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
+from trainrig.optim import Adafactor, Muon
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.cluster import Cluster
@@ -122,12 +124,22 @@ def search(subject: Subject, cluster: Cluster, fixed: Fixed, offers: Hardware) -
 
 def needs(layout: DeviceLayout, predictor: Predictor) -> tuple[str, ...]:
     """What the trainer, or the run, lacks for `layout`: axes that `training.parallel` has no key
-    for, or bits that do not depend on the number of workers, which the run asks for."""
+    for, or that do not go together or with other settings, or bits that do not depend on the number
+    of workers, which the run asks for."""
     lacking = [
         axis
         for axis in ("tensor", "pipeline", "context", "expert")
         if getattr(layout.degrees, axis) > 1 and axis not in FSDP.model_fields
     ]
+    degrees = layout.degrees
+    if degrees.context > 1 and isinstance(predictor.model.feedforward, MixtureOfExperts):
+        lacking.append("context for experts")
+    if degrees.expert > 1 and layout.recompute == "selective":
+        lacking.append("expert with selective recomputation")
+    if degrees.expert > 1 and isinstance(predictor.training.optimizer, Muon | Adafactor):
+        lacking.append(f"expert with {predictor.training.optimizer.kind}")
+    if degrees.context * degrees.expert > 1 and predictor.training.compile:
+        lacking.append("compiled layers that send")
     if predictor.training.deterministic and not predictor.training_of(layout).deterministic:
         lacking.append("deterministic = false")
     return tuple(lacking)

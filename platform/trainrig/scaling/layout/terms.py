@@ -99,7 +99,8 @@ TERMS = (
     ),
     StepTerm(
         "expert",
-        "all-to-all of each token to its experts and back, forward and backward, evenly",
+        "all-to-all of each token to its experts and back, forward and backward, evenly; before it "
+        "an all-gather of how many tokens each expert gets, 8 bytes each",
         "nothing",
     ),
     StepTerm(

@@ -7,6 +7,8 @@ from trainrig.scaling.layout.cluster import NOTHING, Cluster, Group, Sent
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.share import CountedParameters
 
+COUNT = 8  # bytes of a number of tokens
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -44,11 +46,13 @@ def of_context(cluster: Cluster, degrees: Degrees, keys_and_values: float) -> Ex
     )
 
 
-def of_experts(cluster: Cluster, degrees: Degrees, copies: float) -> Exchange:
-    """Of one layer with experts, whose tokens' copies are `copies` bytes: there and back."""
+def of_experts(cluster: Cluster, degrees: Degrees, copies: float, experts: int) -> Exchange:
+    """Of one layer with `experts`, whose tokens' copies are `copies` bytes: there and back; before
+    that, each tells the others how many of its tokens each expert gets."""
     group = cluster.group(degrees, ["expert"])
     both = cluster.send("all-to-all", copies, group).times(2)
-    return Exchange(both, both)
+    counts = cluster.send("all-gather", COUNT * experts * group.size, group)
+    return Exchange(both + counts if copies else both, both)
 
 
 def of_stages(cluster: Cluster, degrees: Degrees, stream: float) -> Exchange:
