@@ -1,6 +1,7 @@
 """One rank of a process group, for tests: `python rank.py` does what standard input tells it.
 
-Started once and told many times, because importing torch takes longer than what is tested.
+Started once and told many times, because importing torch takes longer than what is tested. Those
+that may die are forked instead, of a process that has imported this file (`serve`).
 """
 
 import dataclasses
@@ -18,8 +19,9 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -564,6 +566,20 @@ def sent_bytes(job: TrainingJob) -> dict[str, int]:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get between the answers
+    answer_tasks(sys.stdin.buffer, answers)
+
+
+def serve(channel: Connection) -> None:
+    """What `python rank.py` does, in a process forked by a fork server: to both ends of `channel`
+    it is a stream of bytes."""
+    os.dup2(2, 1)
+    channel.recv()  # who forks has to say something first
+    with os.fdopen(os.dup(channel.fileno()), "rb") as tasks:
+        answer_tasks(tasks, os.fdopen(os.dup(channel.fileno()), "wb"))
+
+
+def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
+    """Do each of `tasks`, until they end."""
     done = (
         train,
         sample_for,
@@ -587,7 +603,7 @@ def main() -> None:
         dispatched,
     )
     actions = {each.__name__: each for each in done}
-    for action, arguments, join in iter(functools.partial(pickle.load, sys.stdin.buffer), None):
+    for action, arguments, join in iter(functools.partial(pickle.load, tasks), None):
         join_group(*join, TIMEOUT)
         try:
             answer = (True, actions[action](**arguments))

@@ -8,12 +8,14 @@ import json
 import os
 import pickle
 import random
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +27,7 @@ from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.run_file import CurationSource
 from trainrig.parallel.mesh import join_group
+from trainrig.processes.fork_server import ForkedProcess, ForkServer
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
@@ -180,14 +183,73 @@ class Ranks:
             process.stdout.close()
         self._processes = []
 
-    @staticmethod
-    def _spawn() -> subprocess.Popen[bytes]:
+    def _spawn(self) -> Any:
         return subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("rank.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | ONE_THREAD,
         )
+
+
+class ForkedRank(ForkedProcess):
+    """A rank that has imported everything when it starts, and is held like a `Popen`."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "rank:serve", None)
+        self.stdin = os.fdopen(os.dup(self._channel.fileno()), "wb")
+        self.stdout = os.fdopen(os.dup(self._channel.fileno()), "rb")
+        self._channel.close()
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        """Have it killed."""
+        if self.returncode is None:
+            self.ask_to_end()
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """How it ended, as a `Popen` says it; None while it lives."""
+        if self.returncode is None and select.select([self._control], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self) -> int:
+        """How it ended, once it has."""
+        if self.returncode is None:
+            self.returncode = int(self._lines.readline())
+            self.close()
+        return self.returncode
+
+
+class ForkedRanks(Ranks):
+    """Ranks that may die, as they take no time to start again.
+
+    They share the seed by which Python hashes text, as those of one node do; `Ranks` do not.
+    """
+
+    def __init__(self, stores: Path, server: ForkServer) -> None:
+        super().__init__(stores)
+        self._server = server
+
+    def _spawn(self) -> Any:
+        return ForkedRank(self._server.address())
+
+
+def start_fork_server() -> ForkServer:
+    """One that has imported `rank.py`, and what torch imports at a first step; single-threaded."""
+    path = [str(Path(__file__).parent), *sys.path]
+    with mock.patch.dict(os.environ, ONE_THREAD), mock.patch.object(sys, "path", path):
+        return ForkServer("rank", "torch._inductor")
+
+
+@pytest.fixture(scope="session")
+def fork_server(once: Callable[..., ForkServer]) -> ForkServer:
+    """Of ranks that may die."""
+    return once("fork server", start_fork_server)
 
 
 @pytest.fixture(scope="session")
@@ -197,17 +259,21 @@ def ranks(once: Callable[..., Ranks], tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def mortal_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def mortal_ranks(
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ranks]:
     """Ranks of this test alone, which may die."""
-    pool = Ranks(tmp_path_factory.mktemp("stores"))
+    pool = ForkedRanks(tmp_path_factory.mktemp("stores"), fork_server)
     yield pool
     pool.end()
 
 
 @pytest.fixture(scope="module")
-def revived_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def revived_ranks(
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ranks]:
     """Ranks of this file alone, which may die: of two that were told, the other serves again."""
-    pool = Ranks(tmp_path_factory.mktemp("stores"))
+    pool = ForkedRanks(tmp_path_factory.mktemp("stores"), fork_server)
     yield pool
     pool.end()
 
