@@ -1,5 +1,7 @@
 """The command line: what it prints where, and how it ends."""
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.main import get_command
 
 from trainrig import cli, config
@@ -63,6 +66,25 @@ def trainrig(capsys: pytest.CaptureFixture[str]) -> Iterator[Trainrig]:
     before = logger.handlers, logger.level, logger.propagate
     yield call
     logger.handlers, logger.level, logger.propagate = before
+
+
+def call_aside(*arguments: str | Path) -> Ended:
+    """A command in this process, for fixtures of a whole file; it changes nothing that is left.
+
+    As processes of their own, tests/smoke/test_quickstart.py runs all that are called so.
+    """
+    logger, threads = logging.getLogger("trainrig"), torch.get_num_threads()
+    before = list(logger.handlers), logger.level, logger.propagate
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return Ended(end.code, out.getvalue(), err.getvalue())
+    finally:
+        logger.handlers[:], logger.level, logger.propagate = before
+        torch.set_num_threads(threads)
+    raise AssertionError("a command ends with its exit code")
 
 
 def script(*arguments: str | Path, **environment: str) -> Ended:
@@ -351,7 +373,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     (at / "principles.txt").write_text("Answer the question that was asked.\n")
     ended = {}
     for verb in ("curate", "tokenizer", "tokenize"):
-        ended[verb] = script(verb, at / f"{verb}.toml", "--json")
+        ended[verb] = call_aside(verb, at / f"{verb}.toml", "--json")
         assert ended[verb].code == 0, ended[verb].err
     sizes = DecoderConfig(**MODEL, vocabulary=320)
     model = Decoder(sizes)
@@ -362,9 +384,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     model = Decoder(scored)
     initialise(model, seed=1)
     write_model(str(at / "reward"), scored, tokenizer, model.state_dict())
-    ended["conversations"] = script("conversations", at / "conversations.toml", "--json")
+    ended["conversations"] = call_aside("conversations", at / "conversations.toml", "--json")
     assert ended["conversations"].code == 0, ended["conversations"].err
-    ended["evaluate"] = script("evaluate", at / "evaluate.toml", "--json")
+    ended["evaluate"] = call_aside("evaluate", at / "evaluate.toml", "--json")
     return Made(at, ended)
 
 
