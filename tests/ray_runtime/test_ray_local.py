@@ -53,14 +53,15 @@ ray_session.Session.of_this_process = begun_but_not_owned
 ray_session.join()
 """
 LOSES = """
-actor, found = begun()
-say(found)
-os.kill(found["daemons"][sys.argv[1]], signal.SIGKILL)
-try:
-    ray_local.while_ray_lives(time.sleep, 600)
-except ray_local.ClusterLost as lost:
-    say(str(lost))
-assert ray_local.end_own()
+for daemon in sys.argv[1:]:
+    actor, found = begun()
+    say(found)
+    os.kill(found["daemons"][daemon], signal.SIGKILL)
+    try:
+        ray_local.while_ray_lives(time.sleep, 600)
+    except ray_local.ClusterLost as lost:
+        say(str(lost))
+    assert ray_local.end_own()
 another, found = begun()
 say(found)
 """
@@ -111,25 +112,27 @@ def gone(pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("daemon", "called"), [("raylet", "raylet"), ("gcs_server", "GCS")])
 def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
-    start: Callable[..., Any], temporary: Path, daemon: str, called: str
+    start: Callable[..., Any], temporary: Path
 ) -> None:
     killed = start(KILLED)
     first = said(killed)
     assert "dashboard" not in first["daemons"] and "monitor" not in first["daemons"]
     killed.kill()
-    process = start(LOSES, daemon)
-    lost = said(process)
-    assert not Path(first["session"]).exists()  # the next one has removed it
-    pid = lost["daemons"][daemon]
-    problem = f"the {called} of this machine's Ray (process {pid}) was killed by SIGKILL"
-    assert said(process) == problem
-    another = said(process)
-    assert another["session"] != lost["session"]
-    assert gone(lost["actor"]) and gone(first["actor"])
+    called = {"raylet": "raylet", "gcs_server": "GCS"}
+    process = start(LOSES, *called)
+    begun = [first]
+    for daemon, name in called.items():
+        lost = said(process)
+        pid = lost["daemons"][daemon]
+        problem = f"the {name} of this machine's Ray (process {pid}) was killed by SIGKILL"
+        assert said(process) == problem
+        begun.append(lost)
+        assert not Path(first["session"]).exists()  # the next one has removed it
+    begun.append(said(process))
+    assert len({each["session"] for each in begun}) == 4
     assert process.wait(LONG) == 0
-    assert gone(another["actor"])
+    assert all(gone(each["actor"]) for each in begun)
     assert list(temporary.iterdir()) == []
 
 
@@ -186,3 +189,25 @@ def test_a_session_of_nobody_we_know_is_left_alone(
     assert [path.exists() for path in (others, live, dead)] == [True, True, False]
     (said,) = caplog.messages
     assert str(dead) in said and "s for that to end" in said
+
+
+def test_the_link_to_the_latest_session_is_no_session_of_its_own(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(temporary))
+    dead = temporary / "ray/session_dead"
+    dead.mkdir(parents=True)
+    gone = Process.here().model_copy(update={"process_began": "1"})
+    (dead / ray_local.OWNER).write_text(gone.model_dump_json())
+    (temporary / "ray/session_latest").symlink_to(dead)
+    glob = Path.glob
+
+    def link_first(folder: Path, pattern: str) -> list[Path]:
+        """A file system may name them in any order; by names backwards, the link is first."""
+        return sorted(glob(folder, pattern), reverse=True)
+
+    monkeypatch.setattr(Path, "glob", link_first)
+    ray_local.sweep()
+    (told,) = caplog.messages
+    assert f"left its Ray in {dead}:" in told
+    assert list(temporary.iterdir()) == []
