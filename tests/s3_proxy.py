@@ -109,7 +109,7 @@ def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     handler = type("Handler", (SpoilingHandler,), {"proxy": proxy})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.0)

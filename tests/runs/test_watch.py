@@ -22,7 +22,7 @@ DRAWN = (
 def server() -> Iterator[PageServer]:
     pages = iter(f"page {number}" for number in range(9))
     with PageServer(lambda: next(pages)) as made:
-        thread = threading.Thread(target=made.serve_forever)
+        thread = threading.Thread(target=made.serve_forever, args=(0.02,))
         thread.start()
         yield made
         made.shutdown()

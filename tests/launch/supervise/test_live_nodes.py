@@ -29,10 +29,11 @@ def test_nodes_are_told_by_their_labels_while_they_live_and_no_answer_is_no_news
         assert nodes.look() == [unlabelled]
     finally:
         cluster.shutdown()
-    assert nodes.look() is None
     # One that never reached it: its process neither waits for Ray's own patience, nor dies of it.
     code = "import sys; from trainrig.launch.supervise.live_nodes import LiveNodes; "
     code += "print(LiveNodes(sys.argv[1]).look())"
     command = [sys.executable, "-c", code, address]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=25, check=True)
-    assert found.stdout == "None\n"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as another:
+        assert nodes.look() is None
+        assert another.communicate(timeout=25)[0] == "None\n"
+    assert another.returncode == 0
