@@ -1,21 +1,28 @@
 """Experts that are divided over workers: the run of one process that has all of them."""
 
 import dataclasses
+import json
+import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
+from trainrig.config import to_toml
 from trainrig.errors import ConfigError
 from trainrig.parallel.layout import FSDP
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.train.checkpoint import newest_valid
+from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import trained_samples
 
 STEPS = 10
+COMMAND = "from trainrig.cli import main; main()"
 MIXTURES = {
     "softmax": {"experts": 4, "active": 2, "shared_experts": 1, "dense_layers": 1},
     "sigmoid": {"experts": 4, "active": 2, "scores": "sigmoid", "balance_bias": True},
@@ -222,6 +229,34 @@ def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
         assert newest_valid(RunFolder(job.folder))[0].step == step // 2 * 2
     go_on(job, 2, mortal_ranks)
     assert_same((job, contents(job)), trained(2, 2, "capacity"))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_workers_of_ray_divide_experts(ranks, contents, make_run, tmp_path):
+    """The command, with two workers of Ray's; the bits of two ranks of ours."""
+    run = make_run(
+        tmp_path / "run",
+        2,
+        model={"feedforward": MIXTURE},
+        training={"steps": 4, "parallel": EXPERT},
+    )
+    (tmp_path / "run.toml").write_text(to_toml(run))
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "pretrain", str(tmp_path / "run.toml"), "--json"],
+        capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    counts = json.loads(done.stdout)
+    assert (counts["steps"], counts["restarts"]) == (4, 0)
+    plainly = tmp_path / "ranks"
+    plainly.mkdir()
+    job = dataclasses.replace(prepare(run), folder=str(plainly))
+    ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
+    by_ray = dataclasses.replace(job, folder=run.output)
+    assert_same((by_ray, contents(by_ray)), (job, contents(job)))
 
 
 LAYOUTS = {
