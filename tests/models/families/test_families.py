@@ -165,7 +165,7 @@ REFUSED = {
     "auto_map": ({"auto_map": {"AutoModel": "x.Y"}}, "wants code of its own to be run"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
     "unknown": ({"model_type": "mamba"}, "model_type 'mamba' .*can be imported: llama, mistral"),
-    "classifier": ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassif"),
+    "classifier": ({"architectures": ["LlamaForTokenClassification"]}, "TokenClassification"),
     "rope": ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'; those that can be"),
     "factor": ({"rope_parameters": {"rope_type": "linear"}}, "type 'linear' without 'factor'"),
     "two types": ({"rope_scaling": {"type": "linear"}}, "types of rotary .*: default and linear"),
