@@ -67,7 +67,11 @@ def what_came_of(job: TrainingJob) -> dict[str, Any]:
     return {
         "updates": [[line[name] for name in names] for line in metrics.series(job.folder)],
         "held out": [
-            {name: value for name, value in line.items() if name not in ("time", "attempt")}
+            {
+                name: value
+                for name, value in line.items()
+                if name not in ("time", "attempt") and not name.startswith("speed/")
+            }
             for line in metrics.held_out_series(job.folder)
         ],
         "samples": trained_samples(folder),
