@@ -1,6 +1,32 @@
 """Tiny tokens and runs, as the tests of training have them."""
 
+import json
 import runpy
 from pathlib import Path
 
+import pytest
+
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
+
+
+@pytest.fixture(scope="session")
+def riddles(tmp_path_factory) -> str:
+    """The file of a task of twelve rows with two choices each."""
+    folder = tmp_path_factory.mktemp("riddles")
+    words = ["sea", "grey", "mirror", "stone", "because"]
+    rows = [
+        {"query": f"The {words[n % 5]} is", "choices": [words[n % 4], words[-1]], "gold": n % 2}
+        for n in range(12)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = f"""
+name = "riddles"
+rows = "{folder}/rows.jsonl"
+prompt = "{{{{ query }}}}"
+[scoring]
+kind = "MultipleChoice"
+choices = "choices"
+gold = "gold"
+"""
+    (folder / "riddles.toml").write_text(task)
+    return str(folder / "riddles.toml")

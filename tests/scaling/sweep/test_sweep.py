@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -51,10 +52,13 @@ def timeless(run: Sweep) -> bytes:
 
 
 @pytest.mark.ray
-def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(local_ray, make_sweep):
+def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(
+    local_ray, make_sweep, riddles
+):
     shown = []
-    one = make_sweep("one", trials={"at_once": 1}, along=2)
-    two = make_sweep("two", trials={"cpus": 0.5, "at_once": 2}, along=2)
+    asked = {"along": 2, "tasks": [{"task": riddles}]}
+    one = make_sweep("one", trials={"at_once": 1}, **asked)
+    two = make_sweep("two", trials={"cpus": 0.5, "at_once": 2}, **asked)
     manifest = sweep(one)
     sweep(two, show=lambda done, of, rows: shown.append((done, of)))
     assert timeless(one) == timeless(two)
@@ -63,7 +67,9 @@ def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(local_ray,
     ends = runs.select(runs.state == "end")
     assert ends.trial.tolist() == [name for name in ("n5968-s0", "n11920-s0") for _ in range(2)]
     assert (ends.loss < 5.5).all() and set(ends.losses) == {"books", "web"}
-    assert (runs.state == "along").sum() == 4
+    along = runs.select(runs.state == "along")
+    assert len(along) == 4 and np.isnan(along.task_scores["riddles"]).all()
+    assert (ends.task_losses["riddles"] > 0).all() and (ends.task_chances["riddles"] == 0.5).all()
     assert manifest.counts["points"] == 4 and manifest.counts["diverged"] == 0
     # It is finished: nothing of it is done again.
     attempts = [len(RunFolder(str(f)).attempts()) for f in Path(one.output).glob("trials/*/*")]

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 
 from trainrig import config, storage
-from trainrig.errors import ClusterError, Unfinished
+from trainrig.errors import ClusterError, ConfigError, Unfinished
+from trainrig.evaluate.engine.shards import read_scored
+from trainrig.evaluate.run_file import TaskChoice
+from trainrig.scaling.sweep import task_scores
 from trainrig.scaling.sweep import trial as trial_module
 from trainrig.scaling.sweep.designs import DesignPoint
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateBatchPair
 from trainrig.scaling.sweep.sweep_table import noise, stated, summary, table
-from trainrig.scaling.sweep.trial import Alone, StopFile, read_diverged, train_trial
+from trainrig.scaling.sweep.task_scores import check_tasks
+from trainrig.scaling.sweep.trial import Alone, StopFile, is_complete, read_diverged, train_trial
 from trainrig.scaling.sweep.trials import folder_of, look_at, plan
 from trainrig.train.loop import train
 from trainrig.train.run import metrics
@@ -158,3 +162,41 @@ def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
     assert spread == pytest.approx(abs(runs.loss[0] - runs.loss[1]) / math.sqrt(2))
     named = json.loads(stated(sweep, trials))
     assert [each["trial"] for each in named] == [trial.name for trial in trials]
+
+
+def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
+    alone, sweep, riddles, tmp_path, monkeypatch
+):
+    asking = sweep.model_copy(update={"tasks": (TaskChoice(task=riddles),)})
+    check_tasks(asking)
+    trial, data = planned(asking, 1_024, 2_048)
+    train_trial(asking, trial, data, Alone())
+    whole = table(asking, [trial], data)
+    for length in trial.lengths:
+        folder = folder_of(asking, trial, length)
+        rows = read_scored(f"{folder}/tasks/riddles", "riddles")
+        nats = [-r["log_likelihoods"][r["gold"]] / len(r["choices"][r["gold"]]) for r in rows]
+        score = [r["scores"]["acc"] for r in rows]
+        at = list(whole.name).index(f"{trial.name}-d{length.tokens}")
+        assert whole.task_losses["riddles"][at] == pytest.approx(np.mean(nats))
+        assert whole.task_scores["riddles"][at] == pytest.approx(np.mean(score))
+
+    other = asking.model_copy(update={"output": str(tmp_path / "cut")})
+    with monkeypatch.context() as cut:
+        cut.setattr(task_scores, "evaluate", lambda run: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train_trial(other, trial, data, Alone())
+    assert not is_complete(other, folder_of(other, trial, trial.trunk))
+    assert len(table(other, [trial], data)) == 0
+    train_trial(other, trial, data, Alone())
+    again = table(other, [trial], data)
+    assert rows_of(again) == rows_of(whole)
+    assert again.task_losses["riddles"].tolist() == whole.task_losses["riddles"].tolist()
+    attempts = RunFolder(folder_of(other, trial, trial.trunk)).attempts()
+    assert len(attempts) == 1  # what was trained was not trained again
+
+
+def test_tasks_whose_right_answers_have_no_likelihood_are_refused(sweep):
+    asking = sweep.model_copy(update={"tasks": (TaskChoice(task="svamp"),), "task_rows": "/no"})
+    with pytest.raises(ConfigError, match=r"'svamp' is scored by GeneratedAnswer, which gives its"):
+        check_tasks(asking)

@@ -92,6 +92,7 @@ class Examination:
             right = float(score.greedy)
             row = _row(question, {"acc": right}, question.expected if score.greedy else "")
             row |= {"log_likelihood": score.log_likelihood, "tokens": score.tokens}
+            row["answer_bytes"] = len(question.answers[0].encode())
             rows.append(row | {"confidence": math.exp(score.log_likelihood)} | _truncation(asked))
         return rows
 
@@ -260,4 +261,6 @@ def _choice_row(
     row = _row(question, scores, labels[chosen[headline]])
     row |= {"choices": list(labels), "gold": question.gold, "chosen": chosen}
     row |= {"log_likelihoods": nats, "confidence": float(shares.max() / shares.sum())}
+    if question.gold is not None:
+        row["answer_bytes"] = len(question.answers[question.gold].encode())
     return row | ({"unconditional": without} if without else {})

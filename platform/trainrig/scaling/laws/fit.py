@@ -42,6 +42,7 @@ from trainrig.scaling.laws.regression.minimise import Huber, Loss
 from trainrig.scaling.laws.regression.profile import Profile, profiles, with_profiles
 from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, together
 from trainrig.scaling.laws.screening import Exclusions, Screened, screen
+from trainrig.scaling.laws.tasks.fit_tasks import fit_tasks
 
 LAW_FILE = "law.json"
 
@@ -112,6 +113,8 @@ def fit_law(
     told.stage("profiles")
     profiled = profiles(fit, quantities, settings.bootstrap.level, told.count)
     estimates = with_profiles(_estimates(drawn, quantities), profiled)
+    told.stage("tasks")
+    tasks, tasks_refused = fit_tasks(screened.runs, settings.bootstrap)
     told.stage("other approaches")
     law = Law(
         name=name,
@@ -129,6 +132,8 @@ def fit_law(
         not_judged=not_judged,
         compared=forms.compared(),
         approaches=_approaches(screened, forms.chosen, estimates, settings),
+        tasks=tasks,
+        tasks_refused=tasks_refused,
         source=source,
         made_by=made_by(),
     )

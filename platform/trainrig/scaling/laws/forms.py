@@ -246,6 +246,44 @@ class OverTraining(Constants):
 Form = Annotated[Parametric | Kaplan | DataConstrained | OverTraining, Field(discriminator="kind")]
 
 
+class TaskForm(Constants):
+    """What a task scores after C FLOPs (6ND), in two steps.
+
+    Loss of the right answers l = E + A (C/unit)^-alpha, nats per byte; score = chance +
+    (1 - chance) / (1 + exp((l - middle) / width)).
+    """
+
+    kind: Literal["Task"] = "Task"
+    chance: float = Field(ge=0, lt=1)  # the score of a blind guess
+    unit: Positive  # FLOPs: the runs' geometric mean
+    E: NotNegative  # nats per byte
+    A: Positive  # nats per byte, above E, at `unit`
+    alpha: Positive
+    middle: float  # nats per byte at which the score is half-way from chance to 1
+    width: Positive  # nats per byte
+
+    @property
+    def fitted(self) -> dict[str, float]:
+        """The constants that runs decide."""
+        return {name: getattr(self, name) for name in TASK_CONSTANTS}
+
+    def loss(self, flops: ArrayLike) -> Array:
+        """Nats per byte of the right answers."""
+        return _array(self.E + self.A * (_array(flops) / self.unit) ** -self.alpha)
+
+    def score(self, flops: ArrayLike) -> Array:
+        """The expected score."""
+        return self.score_of_loss(self.loss(flops))
+
+    def score_of_loss(self, loss: ArrayLike) -> Array:
+        """The expected score of a model whose right answers have `loss`, nats per byte."""
+        at = np.clip((_array(loss) - self.middle) / self.width, -500, 500)
+        return _array(self.chance + (1 - self.chance) / (1 + np.exp(at)))
+
+
+TASK_CONSTANTS = ("E", "A", "alpha", "middle", "width")
+
+
 def tokens_to_reach(form: Parametric | OverTraining, loss: float, parameters: ArrayLike) -> Array:
     """The tokens that bring `parameters` down to `loss`; inf where no number of tokens does.
 

@@ -1,7 +1,7 @@
 """A fitted law with everything needed to judge it: what `law.json` holds."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 from trainrig import config, storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.laws.forms import Array, Form
+from trainrig.scaling.laws.forms import TASK_CONSTANTS, Array, Form, TaskForm
 
 LEAST_DRAWS = 20  # fewer leave no draw beyond either end of a 95% interval
 MOST_FAILED = 0.1  # share of draws without a fit beyond which the others tell too rosy a story
@@ -138,6 +138,31 @@ class Approach(Settings):
     note: str = ""  # what it refused, or assumed
 
 
+class TaskLaw(Settings):
+    """The law of one task's score."""
+
+    task: str
+    form: TaskForm
+    estimates: Mapping[str, IntervalEstimate]  # by constant
+    runs: int  # fitted
+    best_score: float  # of any of the runs
+    draws: tuple[tuple[float, ...], ...] = ()  # bootstrap draws: the form's fitted constants
+    draws_failed: int = 0
+
+    @property
+    def drawn(self) -> TaskForm:
+        """One form whose constants are arrays over the draws."""
+        columns = np.array(self.draws).reshape(-1, len(TASK_CONSTANTS)).T
+        constants = dict(zip(TASK_CONSTANTS, columns[:, :, None], strict=True))
+        return TaskForm.model_construct(chance=self.form.chance, unit=self.form.unit, **constants)
+
+    def interval(self, flops: float, level: float = 0.95) -> Interval | None:
+        """Where the expected score after `flops` lies, by the draws; None where they do not say."""
+        if refuse_draws(len(self.draws), self.draws_failed):
+            return None
+        return percentiles(self.drawn.score([flops])[:, 0], level)
+
+
 class Law(Settings):
     """What `law.json` holds."""
 
@@ -158,6 +183,8 @@ class Law(Settings):
     not_judged: str = ""  # why no runs were kept back, where nobody asked for that
     compared: tuple[Compared, ...] = ()
     approaches: tuple[Approach, ...] = ()
+    tasks: tuple[TaskLaw, ...] = ()  # of the tasks that the runs were asked
+    tasks_refused: Mapping[str, str] = Field({})  # by task that has no law: why
     source: str = ""  # the paper of a published law, the folder or file of a fitted one
     made_by: Mapping[str, str] = Field(
         {}
@@ -207,10 +234,20 @@ def percentiles(values: Array, level: float = 0.95) -> Interval:
 def write_law(path: str, law: Law) -> None:
     """Write `law` to `path`: the same law, the same bytes. A draw is one line."""
     data = law.model_dump(mode="json")
-    draws = ",\n".join(f"    {json.dumps(draw)}" for draw in data.pop("draws"))
+    listed = _lines(data.pop("draws"))
+    of_tasks = {}
+    for number, task in enumerate(data["tasks"]):
+        of_tasks[f'"the draws of task {number}"'] = _lines(task["draws"])
+        task["draws"] = f"the draws of task {number}"
     head = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False).removesuffix("\n}")
-    listed = f"[\n{draws}\n  ]" if draws else "[]"
+    for place, lines in of_tasks.items():
+        head = head.replace(place, lines)
     storage.write(path, f'{head},\n  "draws": {listed}\n}}\n'.encode())
+
+
+def _lines(draws: Sequence[object]) -> str:
+    listed = ",\n".join(f"    {json.dumps(draw)}" for draw in draws)
+    return f"[\n{listed}\n  ]" if draws else "[]"
 
 
 def read_law(path: str) -> Law:

@@ -55,10 +55,17 @@ RUNS_SCHEMA = pa.schema(
         ("reason", pa.string()),  # why it diverged or failed; else empty
         ("tokenizer", pa.string()),  # its fingerprint or name; "" where unknown
         ("losses", pa.map_(pa.string(), pa.float64())),  # by source of the held-out text
+        # By task that the row's model was asked; of rows that were asked none, empty:
+        ("task_scores", pa.map_(pa.string(), pa.float64())),  # headline score
+        ("task_errors", pa.map_(pa.string(), pa.float64())),  # its standard error
+        ("task_losses", pa.map_(pa.string(), pa.float64())),  # nats per byte of the right answer
+        ("task_chances", pa.map_(pa.string(), pa.float64())),  # what blind guessing scores
     ]
 )
 TEXTS = tuple(f.name for f in RUNS_SCHEMA if f.type == pa.string())
 NUMBERS = tuple(f.name for f in RUNS_SCHEMA if f.type == pa.float64())
+TASK_MAPS = ("task_scores", "task_errors", "task_losses", "task_chances")
+MAPS = ("losses", *TASK_MAPS)
 NEEDED = ("parameters", "tokens", "loss")
 _COUNTS_KEY = b"parameters_count"
 
@@ -86,6 +93,10 @@ class RunsTable:
     reason: Texts
     tokenizer: Texts
     losses: Mapping[str, Floats]
+    task_scores: Mapping[str, Floats]
+    task_errors: Mapping[str, Floats]
+    task_losses: Mapping[str, Floats]
+    task_chances: Mapping[str, Floats]
     counts: Counts = "non-embedding"
 
     def __post_init__(self) -> None:
@@ -103,10 +114,13 @@ class RunsTable:
         tokens: ArrayLike,
         loss: ArrayLike,
         losses: Mapping[str, ArrayLike] | None = None,
+        tasks: Mapping[str, Mapping[str, ArrayLike]] | None = None,
         counts: Counts = "non-embedding",
         **more: ArrayLike,
     ) -> "RunsTable":
         """A table from the columns that are known; a single value stands for all rows.
+
+        `losses` are by source; `tasks` by column of TASK_MAPS, and in each by task.
 
         Left out, `name` numbers the rows, each row is a trial of its own, `flops` is 6ND.
         """
@@ -120,9 +134,10 @@ class RunsTable:
         name = _texts(given.get("name", [f"row {i}" for i in range(1, rows + 1)]), rows)
         unsaid = {"name": name, "trial": name, "recipe": "", "state": "end", "unit": NATS}
         texts = {n: _texts(given.get(n, unsaid.get(n, "")), rows) for n in TEXTS}
-        by_source = {source: _numbers(values, rows) for source, values in (losses or {}).items()}
-        columns: dict[str, Any] = {**texts, **numbers}
-        return cls(**columns, losses=by_source, counts=counts)
+        named = {"losses": losses or {}, **(tasks or {})}
+        maps = {n: {k: _numbers(v, rows) for k, v in named.get(n, {}).items()} for n in MAPS}
+        columns: dict[str, Any] = {**texts, **numbers, **maps}
+        return cls(**columns, counts=counts)
 
     def write(self, path: str) -> None:
         """Put the table at `path` (…/runs.parquet): the same rows, the same bytes."""
@@ -135,17 +150,21 @@ class RunsTable:
         for name in NUMBERS:
             column = getattr(self, name)
             arrays[name] = pa.array(column, mask=None if name == "loss" else np.isnan(column))
-        arrays["losses"] = [
-            [(source, values[row]) for source, values in self.losses.items()]
-            for row in range(len(self))
-        ]
+        for name in MAPS:
+            of = getattr(self, name)
+            arrays[name] = [
+                # A source that a row lacks is NaN; of tasks, the row says nothing.
+                [(k, v[row]) for k, v in of.items() if name == "losses" or not np.isnan(v[row])]
+                for row in range(len(self))
+            ]
         schema = RUNS_SCHEMA.with_metadata({_COUNTS_KEY: self.counts.encode()})
         return pa.table({name: arrays[name] for name in RUNS_SCHEMA.names}, schema=schema)
 
     def select(self, rows: NDArray[Any]) -> "RunsTable":
         """The rows of a mask, or those of an array of indices, in its order."""
         columns = {name: getattr(self, name)[rows] for name in (*TEXTS, *NUMBERS)}
-        return replace(self, **columns, losses={s: v[rows] for s, v in self.losses.items()})
+        columns |= {name: {k: v[rows] for k, v in getattr(self, name).items()} for name in MAPS}
+        return replace(self, **columns)
 
     def counted_with_embeddings(self) -> "RunsTable":
         """The same runs with N the total count, and 6ND counted by it.
@@ -169,15 +188,19 @@ def together(tables: Sequence[RunsTable]) -> RunsTable:
     kinds = {table.counts for table in tables}
     if len(kinds) > 1:
         raise DataError(f"one table counts parameters as {', the other as '.join(sorted(kinds))}")
-    joined = {
+    joined: dict[str, Any] = {
         name: np.concatenate([getattr(t, name) for t in tables]) for name in (*TEXTS, *NUMBERS)
     }
-    sources = dict.fromkeys(source for table in tables for source in table.losses)
-    by_source = {
-        source: np.concatenate([t.losses.get(source, np.full(len(t), np.nan)) for t in tables])
-        for source in sources
+    joined |= {name: _joined_maps(tables, name) for name in MAPS}
+    return RunsTable(**joined, counts=tables[0].counts)
+
+
+def _joined_maps(tables: Sequence[RunsTable], name: str) -> dict[str, Floats]:
+    keys = dict.fromkeys(key for table in tables for key in getattr(table, name))
+    return {
+        key: np.concatenate([getattr(t, name).get(key, np.full(len(t), np.nan)) for t in tables])
+        for key in keys
     }
-    return RunsTable(**joined, losses=by_source, counts=tables[0].counts)
 
 
 def read_parquet(path: str) -> RunsTable:
@@ -193,16 +216,23 @@ def read_parquet(path: str) -> RunsTable:
         raise DataError(f"{path}: no column {', '.join(missing)}; a table of runs needs it")
     given = {name: table[name].to_pylist() for name in table.column_names}
     known: dict[str, Any] = {name: given[name] for name in (*TEXTS, *NUMBERS) if name in given}
-    maps = [dict(row or ()) for row in given.get("losses", [()] * table.num_rows)]
-    names = dict.fromkeys(source for row in maps for source in row)
-    sources: dict[str, Any] = {name: [row.get(name) for row in maps] for name in names}
+    maps: dict[str, Any] = {name: _by_key(given.get(name, [])) for name in MAPS}
     counts = (table.schema.metadata or {}).get(_COUNTS_KEY, b"non-embedding").decode()
     if counts not in get_args(Counts):
         raise DataError(f"{path}: counts parameters as {counts!r}; there are: non-embedding, total")
     try:
-        return RunsTable.of(**known, losses=sources, counts=cast(Counts, counts))
+        losses = maps.pop("losses")
+        return RunsTable.of(**known, losses=losses, tasks=maps, counts=cast(Counts, counts))
     except (TypeError, ValueError) as error:
         raise DataError(f"{path}: a column of the wrong type: {error}") from None
+
+
+def _by_key(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """A column of maps as a column for each key."""
+    maps = [dict(row or ()) for row in rows]
+    return {
+        key: [row.get(key) for row in maps] for key in dict.fromkeys(k for m in maps for k in m)
+    }
 
 
 def _numbers(values: Any, rows: int) -> Floats:
@@ -219,4 +249,4 @@ def _known(values: Floats, otherwise: Floats) -> Floats:
     return np.where(np.isnan(values), otherwise, values)
 
 
-assert {*TEXTS, *NUMBERS, "losses", "counts"} == {field.name for field in fields(RunsTable)}
+assert {*TEXTS, *NUMBERS, *MAPS, "counts"} == {field.name for field in fields(RunsTable)}

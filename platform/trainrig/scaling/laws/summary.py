@@ -33,6 +33,31 @@ def lines(law: Law) -> Iterator[str]:
         yield ""
         yield f"held out: none: {law.not_judged}"
     yield from _compared(law)
+    yield from _tasks(law)
+
+
+def _tasks(law: Law) -> Iterator[str]:
+    if law.tasks or law.tasks_refused:
+        yield ""
+        yield (
+            "tasks, by compute C = 6ND: score = chance + (1 - chance) / "
+            "(1 + exp((l - middle) / width))"
+        )
+    for task in law.tasks:
+        form = task.form
+        yield (
+            f"  {task.task}: l = {form.E:.4g} + {form.A:.4g} (C/{form.unit:.3g})^-{form.alpha:.4g} "
+            f"nats per byte of the right answer, middle {form.middle:.4g}, width {form.width:.4g}, "
+            f"chance {form.chance:.3g}; {task.runs} runs, the best {task.best_score:.3g}"
+        )
+        if law.ranges is not None:
+            ask = 10 * law.ranges.flops.greatest
+            yield (
+                f"    at {ask:.3g} FLOPs, 10 times the largest run's: "
+                f"{float(form.score(ask)):.3f} {task.interval(ask) or '(no interval)'}"
+            )
+    for name, why in law.tasks_refused.items():
+        yield f"  {name}: no law: {why}"
 
 
 def _level(law: Law) -> float:

@@ -14,6 +14,16 @@ Positive = Field(gt=0, allow_inf_nan=False)
 MOST_EPOCHS = 100.0  # no published run on which fading was fitted has seen its tokens more often
 
 
+class TaskPrediction(Settings):
+    """What a task is expected to score."""
+
+    task: str
+    score: float
+    interval: Interval | None  # of the law's score, without the noise of one run
+    loss: float  # nats per byte of the right answers
+    chance: float
+
+
 class LossPrediction(Settings):
     """What `trainrig predict --json` prints."""
 
@@ -31,6 +41,7 @@ class LossPrediction(Settings):
     loss_interval: Interval | None  # of the law's loss, without the noise of one run
     no_interval: str  # why there is none
     loss_if_new: float | None  # were no token seen twice
+    tasks: tuple[TaskPrediction, ...]  # of the law's tasks, by 6ND
     warnings: tuple[str, ...]
 
 
@@ -73,6 +84,7 @@ def predict_loss(
         loss_interval=found,
         no_interval=law.no_interval,
         loss_if_new=None if unique_tokens is None else float(form.loss(parameters, tokens)),
+        tasks=tuple(_tasks(law, six_n_d(parameters, tokens))),
         warnings=tuple(_warnings(law, form, parameters, tokens, unique_tokens, expected, found)),
     )
 
@@ -93,9 +105,26 @@ def lines(found: LossPrediction) -> Iterator[str]:
             f"  {found.epochs:.3g} epochs of {count(found.unique_tokens)} tokens; with new ones "
             f"the loss would be {loss(found.loss_if_new)}"
         )
+    for task in found.tasks:
+        sure = "(no interval)" if task.interval is None else f"{task.interval}"
+        yield (
+            f"  {task.task} {task.score:.3f} {sure}, chance {task.chance:.3g}; right answers "
+            f"{task.loss:.4g} nats per byte"
+        )
     yield f"  by {found.law}, {found.form}: {found.law_source or 'no source named'}"
     for warning in found.warnings:
         yield f"! {warning}"
+
+
+def _tasks(law: Law, flops: float) -> Iterator[TaskPrediction]:
+    for task in law.tasks:
+        yield TaskPrediction(
+            task=task.task,
+            score=float(task.form.score(flops)),
+            interval=task.interval(flops),
+            loss=float(task.form.loss(flops)),
+            chance=task.form.chance,
+        )
 
 
 def _check(

@@ -15,6 +15,7 @@ from trainrig.config import (
     RunFile,
     Settings,
 )
+from trainrig.evaluate.run_file import TaskChoice
 from trainrig.models.architecture.width_transfer import MuP
 from trainrig.optim.moments import Momentum
 from trainrig.parallel.compiled import Compile
@@ -133,6 +134,11 @@ class Sweep(RunFile):
     held_out_rows: int | None = Field(default=None, ge=1)
     # Held-out losses to measure on the way of each trial, at its constant rate: for envelopes.
     along: Annotated[int, NOT_IDENTITY] = Field(default=0, ge=0)
+    # Benchmarks to ask each model at the end of its run, for task laws; more may be added later.
+    # Multiple choice and continuations: a law is of the likelihood of right answers.
+    tasks: Annotated[tuple[TaskChoice, ...], EXTENDABLE] = ()
+    # Folder of the tasks' row files; None: task files name them by whole paths.
+    task_rows: Annotated[str | None, NOT_IDENTITY] = None
     trials: Annotated[Trials, NOT_IDENTITY] = Trials()  # how many trials run at a time, and on what
     # Models that one process is too small for; None: there are none.
     large: Annotated[Large | None, NOT_IDENTITY] = None

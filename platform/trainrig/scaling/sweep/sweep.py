@@ -36,6 +36,7 @@ from trainrig.scaling.sweep.search_settings import (
 )
 from trainrig.scaling.sweep.sweep_progress import Show, SweepProgress, shown
 from trainrig.scaling.sweep.sweep_table import stated, summary, table, usd_an_hour
+from trainrig.scaling.sweep.task_scores import at_absolute_paths, check_tasks
 from trainrig.scaling.sweep.trial_failures import FailureRecord
 from trainrig.scaling.sweep.trial_process import Config, SearchedPairs, TrainedTrials, TrialTask
 from trainrig.scaling.sweep.trials import SweepTokens, Trial, look_at, plan, plan_search, points_of
@@ -59,16 +60,15 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     Raises InputError for what cannot work, before anything is trained; ClusterError if trials
     failed more often than they may; Unfinished when asked to stop.
     """
-    run = run.model_copy(
-        update={name: storage.absolute(getattr(run, name)) for name in ("tokens", "output")}
-    )
+    run = at_absolute_paths(run)
     tokens = manifest.read_input(run.tokens, "tokenize")
     data, given = look_at(run), RateBatchPair(run.rate_factor, run.batch_factor)
     points = points_of(run, data)
     plan(run, points, data, given)  # what cannot work is refused here,
     if run.search:
         plan_search(run, run.search, data, pairs(run.search))
-    usd_an_hour(run)  # before anything is trained
+    usd_an_hour(run)
+    check_tasks(run)  # before anything is trained
     inputs = {"tokens": tokens.content}
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:

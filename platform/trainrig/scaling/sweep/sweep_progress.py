@@ -4,12 +4,13 @@ It reads run folders and is told which trials have started and ended; it knows n
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.trial import is_over
-from trainrig.scaling.sweep.trials import Trial, TrialLength, folder_of
+from trainrig.scaling.sweep.trial import is_complete, is_over
+from trainrig.scaling.sweep.trials import SEARCH, Trial, TrialLength, folder_of
 from trainrig.train.run.progress import ProgressFollower
 
 Show = Callable[[int, int, Sequence[Mapping[str, str]]], None]
@@ -51,7 +52,8 @@ class SweepProgress:
             folder = folder_of(self._sweep, trial, length)
             if folder in self._over:
                 continue
-            if not is_over(folder):
+            over = is_over if trial.place == SEARCH else functools.partial(is_complete, self._sweep)
+            if not over(folder):
                 return length
             self._over.add(folder)
             self._followed.pop(folder, None)

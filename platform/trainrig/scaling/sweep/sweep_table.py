@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from trainrig import hardware, storage
-from trainrig.manifest import MANIFEST
+from trainrig import hardware
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.trial import read_diverged
+from trainrig.scaling.sweep.task_scores import TaskPoint, read_points
+from trainrig.scaling.sweep.trial import is_complete, read_diverged
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
@@ -49,6 +49,13 @@ def table(
     def column(name: str) -> list[Any]:
         return [row[name] for row in rows]
 
+    tasks = sorted({task for row in rows for task in row.get("tasks", {})})
+
+    def of_tasks(field: str) -> dict[str, list[Any]]:
+        nothing = TaskPoint(math.nan, None, math.nan, math.nan)
+        points = {task: [row.get("tasks", {}).get(task, nothing) for row in rows] for task in tasks}
+        return {task: [getattr(p, field) for p in each] for task, each in points.items()}
+
     tokens = np.array(column("tokens"), dtype=np.float64)
     seconds = np.array(column("seconds"), dtype=np.float64)
     per_token = np.array([flops_per_token(sweep, trial.ladder_model) for trial in each])
@@ -64,6 +71,12 @@ def table(
         flops=per_token * tokens,
         loss=column("loss"),
         losses={source: [row["losses"].get(source) for row in rows] for source in sources},
+        tasks={
+            "task_scores": of_tasks("score"),
+            "task_errors": of_tasks("error"),
+            "task_losses": of_tasks("loss"),
+            "task_chances": of_tasks("chance"),
+        },
         budget=column("budget"),
         seed=[float(trial.seed) for trial in each],
         seconds=seconds,
@@ -87,7 +100,7 @@ def _rows(
             | {"loss": math.nan, "losses": {}, "seconds": _seconds(trunk, gone["step"])}
             | {"reason": gone["reason"]}
         ]
-    if not storage.exists(storage.join(folder, MANIFEST)):
+    if not is_complete(sweep, folder):
         return [] if failed is None else [common | _failed_row(name, length, failed)]
     stable = stable_steps(sweep, trial, length)
     updates = {line["step"]: line for line in trunk if line["step"] <= stable}
@@ -103,7 +116,7 @@ def _rows(
             | {"state": "end" if ends else "along", "loss": line["eval/loss"]}
             | {"tokens": updates[line["step"]]["train/tokens"], "losses": _by_source(line)}
             | {"seconds": _seconds(list(updates.values()), line["step"])}
-            | ({} if ends else {"budget": None})
+            | ({"tasks": read_points(sweep, folder)} if ends else {"budget": None})
         )
     return rows
 

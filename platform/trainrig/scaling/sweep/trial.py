@@ -26,6 +26,7 @@ from trainrig.parallel.mesh import join_group
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY
 from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.task_scores import ask_tasks, were_asked
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
@@ -50,32 +51,45 @@ Train = Callable[[Stage, TrainingJob], None]
 
 
 def train_trial(sweep: Sweep, trial: Trial, data: SweepTokens, train_run: Train) -> None:
-    """Make all runs of `trial` that are not finished: the trunk, then the branches from it.
+    """Make all runs of `trial` that are not finished, the trunk, then the branches from it, and
+    ask each model its tasks.
 
     Raises Unfinished when asked to stop, InputError for what no trial can work with. A run that
     diverges is put on record as such, and is no error.
     """
     for length in reversed(trial.lengths):
         folder = folder_of(sweep, trial, length)
-        if is_over(folder):
-            continue
-        at = None if length == trial.trunk else _branching(sweep, trial, length)
-        gone = _diverged_before(sweep, trial, length)
-        run = run_file(sweep, trial, length, data)
-        stage, job = claim_output(run, at)
-        if stage.finished:
-            continue
-        try:
-            if gone:
-                raise Diverged(gone)
-            train_run(stage, job)
-        except Diverged as error:
-            write_diverged(folder, str(error))
+        if not is_over(folder):
+            _train_length(sweep, trial, length, data, train_run)
+        if not is_complete(sweep, folder):
+            ask_tasks(sweep, folder)
+
+
+def _train_length(
+    sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens, train_run: Train
+) -> None:
+    """Make one run of `trial`, or put on record that it diverged."""
+    at = None if length == trial.trunk else _branching(sweep, trial, length)
+    gone = _diverged_before(sweep, trial, length)
+    stage, job = claim_output(run_file(sweep, trial, length, data), at)
+    if stage.finished:
+        return
+    try:
+        if gone:
+            raise Diverged(gone)
+        train_run(stage, job)
+    except Diverged as error:
+        write_diverged(folder_of(sweep, trial, length), str(error))
 
 
 def is_over(folder: str) -> bool:
     """Whether the run in `folder` is finished, or was given up."""
     return any(storage.exists(storage.join(folder, name)) for name in (manifest.MANIFEST, DIVERGED))
+
+
+def is_complete(sweep: Sweep, folder: str) -> bool:
+    """Whether the run in `folder` is over, and its model, if it has one, was asked its tasks."""
+    return is_over(folder) and (read_diverged(folder) is not None or were_asked(sweep, folder))
 
 
 def write_diverged(folder: str, reason: str) -> None:

@@ -22,6 +22,7 @@ from trainrig.scaling.laws.pages.fit_charts import (
 )
 from trainrig.scaling.laws.pages.fit_warnings import grave, warnings
 from trainrig.scaling.laws.pages.law_views import ends, formula, power
+from trainrig.scaling.laws.pages.task_charts import task_blocks
 from trainrig.scaling.laws.runs_table import RunsTable
 
 F = TypeVar("F")
@@ -47,6 +48,7 @@ def fit_page(fitted: Fitted, folder: str) -> str:
         curves.append(isoflop_chart(runs, isoflop))
     if len(set(fitted.along.trial.tolist())) < len(fitted.along):
         curves.append(envelope_chart(fitted.along, envelope))
+    asked = law.tasks or law.tasks_refused
     sections = [
         Section(
             "fit", "How well it fits", (agreement_chart(law, runs), *residual_charts(law, runs))
@@ -54,6 +56,7 @@ def fit_page(fitted: Fitted, folder: str) -> str:
         Section("constants", "How sure its constants are", _constants(fitted)),
         Section("frontier", "What it says of compute", _frontier(law, runs, isoflop, envelope)),
         Section("approaches", "By other ways", (*curves, *_approaches(law))),
+        *([Section("tasks", "What tasks will score", task_blocks(fitted))] if asked else []),
         Section("rows", "What was fitted", _rows(law)),
     ]
     page = report.ReportPage(

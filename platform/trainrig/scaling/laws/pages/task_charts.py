@@ -1,0 +1,61 @@
+"""Task laws on the page of a fit: scores against compute, with what the draws leave open."""
+
+from functools import partial
+
+import numpy as np
+
+from trainrig import figures
+from trainrig.report import Chart, ReportTable, Text
+from trainrig.scaling.laws.figure_format import interval
+from trainrig.scaling.laws.fit import Fitted
+from trainrig.scaling.laws.law import TaskLaw, refuse_draws
+from trainrig.scaling.laws.pages.law_views import BEYOND, COMPUTES, LEVEL, power
+from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.plots.frontier import Band
+from trainrig.scaling.plots.task_scores import ScoredRuns, plot_task_scores
+
+
+def task_blocks(fitted: Fitted) -> tuple[Text | Chart, ...]:
+    """A chart for each task law, and why other tasks have none."""
+    charts = (_chart(task, fitted.runs) for task in fitted.law.tasks)
+    refused = (Text(f"{name}: no law: {why}.") for name, why in fitted.law.tasks_refused.items())
+    return (*charts, *refused)
+
+
+def _chart(task: TaskLaw, runs: RunsTable) -> Chart:
+    asked = runs.select(~np.isnan(runs.task_scores[task.task]))
+    flops, scores = asked.flops_6nd, asked.task_scores[task.task]
+    losses, form = asked.task_losses[task.task], task.form
+    line = np.geomspace(flops.min(), flops.max() * BEYOND, COMPUTES)
+    band = Band(line, form.score(line))
+    if not refuse_draws(len(task.draws), task.draws_failed):
+        tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+        band = Band(line, band.value, *np.quantile(task.drawn.score(line), tails, axis=0))
+    ask = 10 * float(flops.max())
+    rows = zip(
+        asked.name.tolist(), map(power, flops), losses.tolist(), scores.tolist(),
+        form.score(flops).tolist(), strict=True,
+    )  # fmt: skip
+    return Chart(
+        f"{task.task}: {float(form.score(ask)):.3f} {interval(task.interval(ask))} is expected at "
+        f"{power(ask)} FLOPs, 10 times the largest run's",
+        figures.draw(
+            partial(
+                plot_task_scores,
+                law=band,
+                runs=ScoredRuns(flops, scores, asked.task_errors[task.task]),
+                chance=form.chance,
+            ),
+            300,
+        ),
+        label=f"Score of {task.task} against compute, with the law and its band.",
+        caption=f"n = {task.runs} runs, with standard errors of their scores. Right answers lose "
+        f"{form.E:.3g} + {form.A:.3g} (C/{power(form.unit)})^-{form.alpha:.3g} nats per byte; the "
+        f"score is half-way to 1 at {form.middle:.3g}. The band holds {LEVEL:.0%} of "
+        f"{len(task.draws):,} bootstrap draws of the expected score.",
+        table=ReportTable(
+            "Runs",
+            ("run", "FLOPs", "nats per byte, right answers", "score", "by the law"),
+            tuple(rows),
+        ),
+    )

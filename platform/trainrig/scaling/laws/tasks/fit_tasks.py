@@ -1,0 +1,159 @@
+"""Task laws: what a task's score will be at a compute, in two steps, from runs that were asked it.
+
+The loss of right answers, in nats per byte, is fitted as a power law of compute; the score as a
+sigmoid of that loss, between chance and 1 (Llama 3, arXiv:2407.21783, section 3.2.1; with an
+irreducible loss, as Bhagia et al., arXiv:2412.04403, have it). A loss moves long before a score
+leaves chance, so small runs tell of the first step and larger ones of the second.
+
+Shapes: R rows (runs), K draws, P coordinates.
+"""
+
+import numpy as np
+
+from trainrig.errors import DataError
+from trainrig.scaling.laws.forms import Array, TaskForm
+from trainrig.scaling.laws.law import IntervalEstimate, TaskLaw, percentiles, refuse_draws
+from trainrig.scaling.laws.regression.bootstrap import Bootstrap, counts_of
+from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.laws.tasks.least_squares import minimise
+
+CONSTANTS = 5
+LEAST_COMPUTES = 4  # one more than the power law has constants
+OFF_CHANCE = 3.0  # standard errors: from there a score is not chance's
+EXPONENTS = (0.03, 0.1, 0.2, 0.4)  # of starts
+FLOORS = (0.01, 0.5, 0.9)  # E of starts, as shares of the least loss
+WIDTHS = (0.03, 0.1, 0.3, 1.0)  # of starts, as shares of the median loss
+MIDDLES = (0.5, 0.8, 1.0, 1.2)  # of starts, likewise
+
+
+def fit_tasks(runs: RunsTable, settings: Bootstrap) -> tuple[tuple[TaskLaw, ...], dict[str, str]]:
+    """The law of each task that `runs` were asked, and of the others why they have none."""
+    laws, refused = [], {}
+    for task in sorted(runs.task_scores):
+        asked = ~np.isnan(runs.task_scores[task])
+        try:
+            laws.append(fit_task(runs.select(asked), task, settings))
+        except DataError as why:
+            refused[task] = str(why)
+    return tuple(laws), refused
+
+
+def fit_task(runs: RunsTable, task: str, settings: Bootstrap) -> TaskLaw:
+    """The law of `task`, which all of `runs` were asked. Raises DataError where there is none."""
+    _check(runs, task)
+    chance = float(runs.task_chances[task].mean())
+    unit = float(np.exp(np.log(runs.flops_6nd).mean()))
+    whole = np.ones((1, len(runs)))
+    best = _fitted(runs, task, chance, unit, whole, None)
+    form = _form(best[0], chance, unit)
+    counts = counts_of(runs, settings).astype(np.float64)
+    drawn = _fitted(runs, task, chance, unit, counts, best[0])
+    enough = np.array([len(set(runs.flops_6nd[row > 0])) >= LEAST_COMPUTES for row in counts])
+    good = drawn[enough & np.isfinite(drawn).all(1)]
+    forms = tuple(_form(each, chance, unit) for each in good)
+    failed = len(drawn) - len(good)
+    estimates = {}
+    for name, value in form.fitted.items():
+        values = np.array([each.fitted[name] for each in forms])
+        interval = None
+        if not refuse_draws(len(good), failed):
+            interval = percentiles(values, settings.level)
+        estimates[name] = IntervalEstimate(value=value, bootstrap=interval)
+    return TaskLaw(
+        task=task,
+        form=form,
+        estimates=estimates,
+        runs=len(runs),
+        best_score=float(runs.task_scores[task].max()),
+        draws=tuple(tuple(each.fitted.values()) for each in forms),
+        draws_failed=failed,
+    )
+
+
+def _check(runs: RunsTable, task: str) -> None:
+    """Raise DataError for runs that cannot tell the constants of a task law."""
+    computes = len(set(runs.flops_6nd))
+    if len(runs) <= CONSTANTS or computes < LEAST_COMPUTES:
+        raise DataError(
+            f"{len(runs)} runs of {computes} computes were asked it, and a task law has "
+            f"{CONSTANTS} constants: it needs {CONSTANTS + 1} runs, of {LEAST_COMPUTES} computes"
+        )
+    scores, losses = runs.task_scores[task], runs.task_losses[task]
+    if not (losses > 0).all():
+        raise DataError("of some runs the loss of the right answers is not known or not above 0")
+    above = scores - runs.task_chances[task]
+    off = above > OFF_CHANCE * np.nan_to_num(runs.task_errors[task], nan=np.inf)
+    if off.sum() < 2:
+        first = int(np.argmax(above))
+        raise DataError(
+            f"scores at chance: the best of {len(runs)}, {scores[first]:.3g} +- "
+            f"{runs.task_errors[task][first]:.2g} where guessing has "
+            f"{runs.task_chances[task][first]:.3g}, and two have to be {OFF_CHANCE:g} standard "
+            "errors above; ask larger models, or more rows"
+        )
+    if np.corrcoef(np.log(runs.flops_6nd), np.log(losses))[0, 1] >= 0:
+        raise DataError("the loss of the right answers does not fall with compute")
+
+
+def _fitted(
+    runs: RunsTable, task: str, chance: float, unit: float, counts_KR: Array, from_P: Array | None
+) -> Array:
+    """Both steps for each row of counts, from `from_P` or from a grid of starts: [K, P]."""
+    x_R, loss_R = np.log(runs.flops_6nd / unit), runs.task_losses[task]
+    score_R, errors_R = runs.task_scores[task], _known_errors(runs.task_errors[task])
+
+    def losses(theta: Array) -> tuple[Array, Array]:
+        e, a = np.exp(theta[:, :1]), np.exp(theta[:, 1:2])
+        alpha = np.exp(theta[:, 2:3])
+        falling = a * np.exp(np.clip(-alpha * x_R, -500, 500))
+        said = e + falling
+        by = np.stack([np.broadcast_to(e, said.shape), falling, -falling * alpha * x_R], axis=2)
+        return np.log(said / loss_R), by / said[:, :, None]
+
+    def scores(theta: Array) -> tuple[Array, Array]:
+        width = np.exp(theta[:, 1:2])
+        at = np.clip((theta[:, :1] - loss_R) / width, -500, 500)
+        share = 1 / (1 + np.exp(-at))
+        rise = (1 - chance) * share * (1 - share)
+        by = np.stack([rise / width, -rise * at], axis=2) / errors_R[:, None]
+        return (chance + (1 - chance) * share - score_R) / errors_R, by
+
+    steps = []
+    grids = _starts(loss_R) if from_P is None else (from_P[None, :3], from_P[None, 3:])
+    for residuals, starts in zip((losses, scores), grids, strict=True):
+        if from_P is None:
+            theta, sums = minimise(residuals, starts, np.repeat(counts_KR, len(starts), axis=0))
+            steps.append(theta[np.argmin(sums)][None])
+        else:
+            steps.append(minimise(residuals, np.repeat(starts, len(counts_KR), 0), counts_KR)[0])
+    return np.concatenate(steps, axis=1)
+
+
+def _starts(loss_R: Array) -> tuple[Array, Array]:
+    least, middle = float(loss_R.min()), float(np.median(loss_R))
+    first = [
+        (np.log(share * least), np.log(max(middle - share * least, 1e-3)), np.log(exponent))
+        for share in FLOORS
+        for exponent in EXPONENTS
+    ]
+    second = [(m * middle, np.log(w * middle)) for m in MIDDLES for w in WIDTHS]
+    return np.array(first), np.array(second)
+
+
+def _known_errors(errors_R: Array) -> Array:
+    """Standard errors; rows that have none, or 0 of no spread, are given the largest there is."""
+    known = errors_R[np.isfinite(errors_R) & (errors_R > 0)]
+    largest = float(known.max()) if len(known) else 1.0
+    return np.where(np.isfinite(errors_R) & (errors_R > 0), errors_R, largest)
+
+
+def _form(theta_P: Array, chance: float, unit: float) -> TaskForm:
+    return TaskForm(
+        chance=chance,
+        unit=unit,
+        E=float(np.exp(theta_P[0])),
+        A=float(np.exp(theta_P[1])),
+        alpha=float(np.exp(theta_P[2])),
+        middle=float(theta_P[3]),
+        width=float(np.exp(theta_P[4])),
+    )
