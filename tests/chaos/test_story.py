@@ -94,7 +94,7 @@ def run_of(tokens: str, output: Path, workers: int) -> Pretraining:
         "held_out": {"every": 20, "rows": 8},
         "metrics": {"every": 5, "layers_every": 10},
         "spikes": {"window": 32},
-        "averaging": {"horizons": [20]},
+        "averaging": {"horizons": (20,)},
     }
     sizes = {"layers": 4, "channels": 128, "heads": 4, "positions": LENGTH}
     return Pretraining(
