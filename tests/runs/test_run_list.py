@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trainrig import hardware
 from trainrig.cli import app
 from trainrig.config import to_toml
-from trainrig.errors import DataError
+from trainrig.errors import ConfigError, DataError
 from trainrig.processes.lease import hold_lease
 from trainrig.runs.run_list import list_runs, state_of
+from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.scores.records import write_scores
 from trainrig.train.run_file import Pretraining
 
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
@@ -41,6 +44,64 @@ def test_each_run_says_how_far_it_is_and_what_it_made(home: Path) -> None:
     assert (on.best_held_out, on.best_step, on.worker_hours) == (2.75, 1, 1.0)
     assert (begun.step, begun.loss, begun.best_held_out, begun.worker_hours) == (0, None, None, 0)
     assert left.state == "left" and left.verb == "pretrain"
+
+
+def test_cost_counts_all_the_time_that_attempts_held_workers(home: Path) -> None:
+    """Two attempts of 2 and 4 workers, of an hour and of half of one, some of it without a step."""
+    events = [
+        {"event": "attempt_started", "time": 1000.0, "attempt": 1, "step": 0, "workers": 2},
+        {"event": "attempt_failed", "time": 4600.0, "attempt": 1, "step": 1, "problem": "died"},
+        {"event": "attempt_started", "time": 5000.0, "attempt": 2, "step": 1, "workers": 4},
+    ]
+    line = {"step": 2, "attempt": 2, "time": 6800.0, "train/loss": 2.0, "train/tokens": 512}
+    line |= {"cluster/workers": 4, "speed/step_seconds": 10.0}
+    for name, entries in (("events.jsonl", events), ("metrics.jsonl", [line])):
+        text = "".join(f"{json.dumps(each)}\n" for each in entries)
+        (home / "left" / name).write_text(text)
+    of = next(each for each in list_runs(str(home)) if each.folder.endswith("left"))
+    assert of.paid_hours == pytest.approx(2 * 1 + 4 * 0.5) and of.usd is None
+    offers = hardware.load()
+    gpus = next(name for name in offers.instances if offers.accelerators(name) > 1)
+    cpus = next(name for name in offers.instances if not offers.accelerators(name))
+    for name, share in (
+        (gpus, 1 / offers.accelerators(gpus)),
+        (cpus, 1 / offers.instance(cpus).vcpus),
+    ):
+        of = next(e for e in list_runs(str(home), name) if e.folder.endswith("left"))
+        assert of.usd == pytest.approx(4 * share * offers.instance(name).usd)
+    printed = CliRunner().invoke(app, ["runs", str(home), "--instance", cpus]).output.splitlines()
+    assert printed[-1].endswith(f"4.00          {of.usd:.2f}")
+    with pytest.raises(ConfigError, match=r"no instance 'p9\.huge' in the table of hardware"):
+        list_runs(str(home), "p9.huge")
+
+
+def test_the_best_score_of_each_task_is_of_those_that_count(home: Path) -> None:
+    folder = RunFolder(str(home / "left"))
+    run = (home / "left" / "run.toml").read_text()
+    asked = '[{ name = "quick", tasks = ["piqa"], every = 1 }]'
+    assert "evaluations = []" in run
+    run = run.replace("evaluations = []", f"evaluations = {asked}")
+    (home / "left" / "run.toml").write_text(run)
+    folder.record("attempt_started", attempt=2, step=2, workers=1, why="spike")
+    for step, attempt, acc, text in (
+        (1, 1, 0.5, 9.0),
+        (2, 1, 0.6, 8.0),
+        (3, 1, 0.9, 1.0),
+        (3, 2, 0.55, 8.5),
+    ):
+        scores = {
+            "piqa": CheckpointScore(acc, 0.01, True),
+            "text": CheckpointScore(text, None, False),
+        }
+        scores["piqa/acc_norm"] = CheckpointScore(1.0, None, True)
+        write_scores(folder, ScoredCheckpoint("quick", step, attempt, scores))
+    of = next(each for each in list_runs(str(home)) if each.folder.endswith("left"))
+    assert [(s.task, s.value, s.step) for s in of.best_scores] == [
+        ("piqa", 0.6, 2),
+        ("text", 8.0, 2),
+    ]
+    printed = CliRunner().invoke(app, ["runs", str(home)]).output.splitlines()
+    assert "piqa 0.600 +- 0.010 at 2, and 1 more" in printed[-1]
 
 
 def test_the_state_is_that_of_the_last_event_unless_somebody_drives_it(home: Path) -> None:

@@ -1,19 +1,32 @@
 """`trainrig runs`: the training runs below a folder, each with how far it is and what it made."""
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainrig import manifest, storage
+from trainrig import hardware, manifest, storage
 from trainrig.errors import DataError
 from trainrig.processes import lease
+from trainrig.train.evaluations.decisions import CheckpointScore
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import EVENTS, RunFolder
+from trainrig.train.run.scores.records import usable_scores
 
 RUN_FILE = "run.toml"
 WAYS_TO_END = {"run_stopped": "stopped", "attempt_failed": "failed", "finished": "finished"}
+
+
+@dataclass(frozen=True)
+class BestScore:
+    """The best that a run's checkpoints scored on one task."""
+
+    evaluation: str
+    task: str
+    value: float
+    error: float | None  # standard error
+    step: int
 
 
 @dataclass(frozen=True)
@@ -29,12 +42,22 @@ class ListedRun:
     best_held_out: float | None  # the lowest that was measured
     best_step: int | None  # after which it was
     tokens: int  # trained on
-    worker_hours: float  # workers times hours, of all attempts
+    best_scores: tuple[BestScore, ...]  # of each task of its evaluations
+    worker_hours: float  # workers times hours of updates, of all attempts
+    # Workers times hours that attempts lasted, from the start of each to its last sign of life:
+    # with starting up, and with what faults and restarts lost.
+    paid_hours: float
+    usd: float | None  # of those; None: on no machine that was named
 
 
-def list_runs(folder: str) -> list[ListedRun]:
-    """The runs in `folder` and below it, by path. Raises DataError if there is none."""
-    found = [listed_run(path) for path in sorted(_run_folders(folder.rstrip("/")))]
+def list_runs(folder: str, instance: str | None = None) -> list[ListedRun]:
+    """The runs in `folder` and below it, by path; their cost is that of `instance`, on demand.
+
+    Raises DataError if there is none, ConfigError for an instance that the table of hardware lacks.
+    """
+    if instance is not None:
+        hardware.load().instance(instance)
+    found = [listed_run(path, instance) for path in sorted(_run_folders(folder.rstrip("/")))]
     if not found:
         raise DataError(f"{folder}: no training run in it or below it")
     return found
@@ -50,8 +73,8 @@ def _run_folders(folder: str) -> Iterator[str]:
             yield run
 
 
-def listed_run(folder: str) -> ListedRun:
-    """What the files of the run in `folder` say of it."""
+def listed_run(folder: str, instance: str | None = None) -> ListedRun:
+    """What the files of the run in `folder` say of it; its cost is that of `instance`."""
     run = tomllib.loads(storage.read(storage.join(folder, RUN_FILE)).decode())
     lines = list(metrics.read_lines(folder))
     updates = metrics.series(folder)
@@ -62,6 +85,7 @@ def listed_run(folder: str) -> ListedRun:
     ]
     last: dict[str, Any] = updates[-1] if updates else {}
     seconds = sum(metrics.wall_seconds(line) * line["cluster/workers"] for line in lines)
+    paid = _paid_hours(folder, lines)
     best = min(measured, default=(None, None))
     return ListedRun(
         folder=folder,
@@ -73,8 +97,45 @@ def listed_run(folder: str) -> ListedRun:
         best_held_out=best[0],
         best_step=best[1],
         tokens=last.get("train/tokens", 0),
+        best_scores=tuple(_best_scores(folder, run["training"].get("evaluations", ()))),
         worker_hours=seconds / 3600,
+        paid_hours=paid,
+        usd=None if instance is None else paid * _worker_usd(instance, run["training"]),
     )
+
+
+def _paid_hours(folder: str, lines: Sequence[Mapping[str, Any]]) -> float:
+    """Workers times hours, from the start of each attempt to the last that was heard of it."""
+    events = list(RunFolder(folder).events())
+    last: dict[int, float] = {}
+    for entry in (*events, *lines):
+        if "attempt" in entry and "time" in entry:
+            last[entry["attempt"]] = max(entry["time"], last.get(entry["attempt"], 0.0))
+    started = [event for event in events if event["event"] == "attempt_started"]
+    held = ((last[e["attempt"]] - e["time"]) * e["workers"] for e in started)
+    return float(sum(held)) / 3600
+
+
+def _worker_usd(instance: str, training: Mapping[str, Any]) -> float:
+    """What a worker costs an hour: a device of `instance`, or, where it has none, its threads."""
+    offers = hardware.load()
+    machine = offers.instance(instance)
+    if devices := offers.accelerators(instance):
+        return machine.usd / devices
+    return machine.usd * int(training.get("threads", 1)) / machine.vcpus
+
+
+def _best_scores(folder: str, evaluations: Sequence[Mapping[str, Any]]) -> Iterator[BestScore]:
+    """The best headline score of each task of each evaluation, of those that count."""
+    for evaluation in evaluations:
+        best: dict[str, tuple[CheckpointScore, int]] = {}
+        for scored in usable_scores(RunFolder(folder), evaluation["name"]):
+            for task, score in scored.scores.items():
+                # A task's headline goes by the task's name, its other scores by TASK/METRIC.
+                if "/" not in task and (task not in best or score.is_better_than(best[task][0])):
+                    best[task] = score, scored.step
+        for task, (score, step) in best.items():
+            yield BestScore(evaluation["name"], task, score.value, score.error, step)
 
 
 def state_of(folder: str) -> str:

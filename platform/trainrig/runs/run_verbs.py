@@ -1,8 +1,9 @@
 """The verbs that look at training runs: trace, watch, runs, average."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,9 @@ from trainrig.command_line import completion
 from trainrig.command_line.options import Borders, Json
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import short
+
+if TYPE_CHECKING:
+    from trainrig.runs.run_list import BestScore
 
 Folder = Annotated[
     str,
@@ -135,17 +139,31 @@ def watch(
 
 def runs(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with training runs below.")],
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Machine of the table of hardware that workers ran on, to count their cost by its "
+            "price on demand.  [default: no cost]",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the training runs below a folder: state, progress, losses and worker hours."""
+    """List the training runs below a folder: state, progress, losses, best scores, hours and cost.
+
+    Hours are workers times the time that attempts lasted, with starting up and what restarts lost.
+    """
     from trainrig.runs.run_list import list_runs, shown_name
 
-    found = list_runs(folder)
+    found = list_runs(folder, instance)
     if as_json:
         print(json.dumps([asdict(each) for each in found]))
         return
-    header = ("run", "state", "step", "loss", "best held-out", "tokens", "worker hours")
-    rows = [header]
+    header = (
+        *("run", "state", "step", "loss", "best held-out", "best score", "tokens"),
+        *("worker hours", "cost (USD)"),
+    )
+    rows: list[tuple[str, ...]] = [header]
     for each in found:
         best = "-"
         if each.best_held_out is not None:
@@ -157,8 +175,10 @@ def runs(
                 f"{each.step:,}/{each.steps:,}",
                 "-" if each.loss is None else f"{each.loss:.4f}",
                 best,
+                _first_score(each.best_scores),
                 short(each.tokens).replace("\u00a0", " "),
-                f"{each.worker_hours:.2f}",
+                f"{each.paid_hours:.2f}",
+                "-" if each.usd is None else f"{each.usd:,.2f}",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
@@ -166,6 +186,16 @@ def runs(
         print(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
+
+
+def _first_score(scores: "Sequence[BestScore]") -> str:
+    """The best score of the first task, and how many other tasks there are."""
+    if not scores:
+        return "-"
+    first, *others = scores
+    error = "" if first.error is None else f" +- {first.error:.3f}"
+    more = f", and {len(others)} more" if others else ""
+    return f"{first.task} {first.value:.3f}{error} at {first.step:,}{more}"
 
 
 def average(
